@@ -17,6 +17,9 @@ from forebay.requests.foreign import PASSED, why_absent
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 256
+MAX_ALLOWED_TOKEN_IDS = 1 << 16
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_TOKENS = 256
 MAX_SCORED_TOKEN_IDS = 256
 MAX_SEED = 2**63 - 1
 RANDOM_SEED = -1  # as in the field: another one each time
@@ -115,6 +118,9 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
     seed: int = RANDOM_SEED
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
     logprobs: int = -1
     prompt_logprobs: int = -1
     grammar: Grammar | None = None
@@ -154,16 +160,33 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
 
     @property
     def adjusts(self) -> bool:
-        """Whether a request's own tokens and wishes change its logits: penalties and logit bias."""
+        """Whether a request's own tokens and wishes change its logits."""
+        return self.penalizes or self.restricts
+
+    @property
+    def restricts(self) -> bool:
+        """Whether some tokens may not come, whatever their logits."""
+        return bool(self.min_tokens or self.allowed_token_ids or self.bad_words)
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether there are penalties or a logit bias."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         return penalties != (1.0, 0.0, 0.0) or bool(self.logit_bias)
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest for the first value that is out of range; every id is checked against the vocabulary."""
         self.check_values()
-        for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
-            for token in ids:
+        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            for token in getattr(self, name):
                 check_token_id(name, token, vocab_size)
+        for word in self.bad_words:
+            if isinstance(word, str):
+                raise InvalidRequest(
+                    f"bad_words has the text {brief(word)}: only token ids are known here", param="bad_words"
+                )
+            for token in word:
+                check_token_id("bad_words", token, vocab_size)
         for token in self.pooling.token_ids if self.pooling else ():
             check_token_id("token_ids", token, vocab_size)
 
@@ -179,8 +202,7 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
         _within("prompt_logprobs", self.prompt_logprobs, -1, MAX_TOP_LOGPROBS)
         _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
         _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
-        if self.grammar and self.ignore_eos:
-            raise InvalidRequest("ignore_eos goes with no grammar: its end is the output's end", param="ignore_eos")
+        self._check_restrictions()
         if self.top_p == 0.0:
             raise InvalidRequest(
                 "top_p is 0.0; it must be above 0 (use temperature 0 for greedy decoding)", param="top_p"
@@ -189,6 +211,18 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
             _within("logit_bias", value, *BOUNDS["logit_bias"])
         if self.pooling:
             self._check_pooling(self.pooling)
+
+    def _check_restrictions(self) -> None:
+        _within("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _at_most("allowed_token_ids", len(self.allowed_token_ids), MAX_ALLOWED_TOKEN_IDS)
+        _at_most("bad_words", len(self.bad_words), MAX_BAD_WORDS)
+        for word in self.bad_words:
+            if not 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
+                what = f"bad_words has one of length {len(word)}; it must be between 1 and {MAX_BAD_WORD_TOKENS}"
+                raise InvalidRequest(what, param="bad_words")
+        for name in ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"):
+            if self.grammar and getattr(self, name):
+                raise InvalidRequest(f"{name} goes with no grammar: that says what may come, and its end", param=name)
 
     def _check_pooling(self, pooling: Pooling) -> None:
         if self != SamplingParams.of_pooling(pooling):

@@ -22,7 +22,8 @@ class Admission(Part, frozen=True, kw_only=True):
     """A row handed out for this step, and what the sampler has to know about its tenant.
 
     `token_ids` are the prompt and whatever was generated before a retraction (`num_prompt` of them are prompt): the
-    penalties count them. With `prebuilt` the row begins as one that decodes: every token but the last has KV, and what
+    penalties count them. `stop_ids` end the request, and may not come before its least length; () where it has none, or
+    it is reached. With `prebuilt` the row begins as one that decodes: every token but the last has KV, and what
     else layers keep of it, from elsewhere.
     """
 
@@ -31,6 +32,7 @@ class Admission(Part, frozen=True, kw_only=True):
     params: SamplingParams
     token_ids: Annotated[I32, Column("K", "tokens")]
     num_prompt: int
+    stop_ids: tuple[int, ...] = ()
     prebuilt: bool = False
 
     @property

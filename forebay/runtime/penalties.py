@@ -1,4 +1,5 @@
-"""Penalties and logit bias: what a request's own tokens and wishes do to its logits. V is the vocabulary."""
+"""What a request's own tokens and wishes do to its logits: penalties and logit bias, and then restrictions. V is the
+vocabulary."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from forebay.memory.slots import Ids
 from forebay.requests.step_plan import Admission
+from forebay.runtime.restrictions import Restrictions
 
 
 class _RowState:
@@ -72,32 +74,38 @@ def spans_of(rows: Ids, q_lens: Ids | None = None) -> list[Span]:
 
 
 class Penalties:
-    """The states of the rows that have penalties or a logit bias: a Python loop over these rows only."""
+    """The states of the rows that have penalties, a logit bias or restrictions: a Python loop over these rows only."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._states: dict[int, _RowState] = {}
+        self._restrictions: dict[int, Restrictions] = {}
 
     def admit(self, admission: Admission) -> None:
         """The row has a new tenant: count what it brings along, after a retraction its output too."""
         self._states.pop(admission.row, None)
-        if admission.params.adjusts:
+        self._restrictions.pop(admission.row, None)
+        if admission.params.penalizes:
             self._states[admission.row] = _RowState(admission, self._vocab_size, self._device)
+        if admission.params.restricts:
+            self._restrictions[admission.row] = Restrictions(admission, self._vocab_size, self._device)
 
     def apply(self, logits: Tensor, spans: Sequence[Span], input_ids: Tensor | None = None) -> Tensor:
         """logits [N, V] of the spans, adjusted, as a copy: log-probabilities are those of the model's own. A span's
         entries behind its first are those of draft tokens, input_ids [N]."""
         logits = logits.clone()
         for row, first, stop in spans:
-            if row in self._states:
-                draft_tokens = logits.new_empty(0) if input_ids is None else input_ids[first + 1 : stop]
-                self._states[row].apply(logits[first:stop], draft_tokens)
+            for by_row in (self._states, self._restrictions):
+                if row in by_row:
+                    drafts = torch.empty(0, dtype=torch.int64, device=logits.device)
+                    by_row[row].apply(logits[first:stop], drafts if input_ids is None else input_ids[first + 1 : stop])
         return logits
 
     def record(self, token_ids: Tensor, spans: Sequence[Span], num_new: Tensor | None = None) -> None:
         """token_ids [N], just sampled for the spans, belong to their outputs from now on; of each span the first
         num_new [spans], where not all do."""
         for i, (row, first, stop) in enumerate(spans):
-            if row in self._states:
-                self._states[row].record(token_ids[first:stop], None if num_new is None else num_new[i])
+            for by_row in (self._states, self._restrictions):
+                if row in by_row:
+                    by_row[row].record(token_ids[first:stop], None if num_new is None else num_new[i])

@@ -52,6 +52,25 @@ def check_fits(req: Request, config: SchedulerConfig, num_pages: int) -> None:
         )
 
 
+def nothing_may_follow(req: Request) -> InvalidRequest | None:
+    """Where whatever a request allows is held back behind its tokens."""
+    params, output = req.params, req.tokens[req.num_prompt :].tolist()
+    held = set(req.stop_ids) if len(output) < params.min_tokens else set()
+    for word in params.bad_words:
+        assert isinstance(word, tuple), "a text was let in"
+        start = len(output) - len(word) + 1
+        if start >= 0 and output[start:] == list(word[:-1]):
+            held.add(word[-1])
+    if not params.allowed_token_ids or not held.issuperset(params.allowed_token_ids):
+        return None
+    return InvalidRequest(
+        f"none of the {len(params.allowed_token_ids)} allowed_token_ids may follow the {len(output)} tokens of this "
+        "output: min_tokens and bad_words hold them all back, allow more",
+        code="nothing_allowed",
+        param="allowed_token_ids",
+    )
+
+
 def most_requests(config: SchedulerConfig) -> int:
     """How many may be in the engine, running or queued."""
     return config.max_running_requests + config.max_queued_requests

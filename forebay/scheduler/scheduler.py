@@ -20,7 +20,7 @@ from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
 from forebay.scheduler.audit import audit
 from forebay.scheduler.grammars import Grammars
 from forebay.scheduler.handoff import Handoff
-from forebay.scheduler.limits import check_fits, check_room, overdue
+from forebay.scheduler.limits import check_fits, check_room, nothing_may_follow, overdue
 from forebay.scheduler.proposer import Proposer, draft_tokens
 from forebay.scheduler.queues import Flight
 from forebay.scheduler.recovery import quarantine_leaks, set_back_who_is_not_on_trial, start_over, who_is_stuck
@@ -300,7 +300,10 @@ class Scheduler(Telling):
         self._take_tokens(before, now)
         for req in failed:
             if req.status is not Status.FINISHED:
-                self.finish(req, FinishReason.ERROR, Failure.of(self.constraints.error(req) or _not_finite(req)))
+                self.finish(req, FinishReason.ERROR, Failure.of(self._why_it_failed(req)))
+
+    def _why_it_failed(self, req: Request) -> ForebayError:
+        return self.constraints.error(req) or nothing_may_follow(req) or _not_finite(req)
 
     # -- looking after itself -------------------------------------------------------------------------------------
 

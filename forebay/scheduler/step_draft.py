@@ -57,6 +57,7 @@ class StepDraft(Draft):
                     params=req.params,
                     token_ids=np.array(req.tokens, dtype=np.int32),
                     num_prompt=req.num_prompt,
+                    stop_ids=tuple(req.stop_ids) if req.num_output < req.params.min_tokens else (),
                     prebuilt=i >= len(admitted),
                 )
                 for i, req in enumerate((*admitted, *self.prebuilt))

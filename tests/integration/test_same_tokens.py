@@ -35,6 +35,10 @@ def sampled(seed: int, max_tokens: int = NEW_TOKENS) -> SamplingParams:
         min_p=0.01 if seed % 5 == 0 else 0.0,
         repetition_penalty=1.2 if seed % 4 == 1 else 1.0,
         frequency_penalty=0.4 if seed % 4 == 2 else 0.0,
+        bad_words=((9,), (10, 11), (12, 13, 14)) if seed % 4 == 3 else (),
+        allowed_token_ids=tuple(range(3, 60)) if seed % 6 == 1 else (),
+        # Most of what it would say ends it, and does not before all has been said.
+        **({"min_tokens": max_tokens, "stop_token_ids": tuple(range(3, 90))} if seed % 7 == 2 else {}),
         seed=1000 + seed,
         ignore_eos=True,
     )

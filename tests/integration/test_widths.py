@@ -25,7 +25,15 @@ from tests.models.tiny import VOCAB, shared_tiny
 MODELS = ("llama", "falcon_h1", "qwen3_5_text", "deepseek_v3", "lfm3", "gpt_oss")
 WIDTH = 5
 TIGHT = {"num_tokens": 168, "schedule_conservativeness": 0.0}
-EVERYTHING = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "logit_bias": {9: 1.5}, "logprobs": 1}
+RESTRICTIONS = {"min_tokens": 12, "stop_token_ids": (60, 61), "bad_words": ((7,), (8, 9), (3, 4, 5))}
+EVERYTHING = {
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.3,
+    "logit_bias": {9: 1.5},
+    "logprobs": 1,
+    "allowed_token_ids": tuple(range(2, 80)),
+    **RESTRICTIONS,
+}
 SHAPES = (
     {"overlap_depth": 0, "page_size": 4, "chunked_prefill_size": 16},
     {"overlap_depth": 1, "page_size": 1, "chunked_prefill_size": 7, "strategy": StateStrategy.NO_BUFFER, **TIGHT},

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -11,18 +13,25 @@ from forebay.runtime.penalties import Penalties, Span, spans_of
 from tests.runtime.plans import known
 
 V = 23
-TOKENS = st.lists(st.integers(0, V - 1), max_size=12)
+TOKENS = st.lists(st.integers(0, V - 1) | st.integers(7, 9), max_size=12)
 PARAMS = st.builds(
     SamplingParams,
     repetition_penalty=st.sampled_from([1.0, 0.5, 1.3, 100.0]),
     presence_penalty=st.sampled_from([0.0, -2.0, 0.7]),
     frequency_penalty=st.sampled_from([0.0, -0.4, 2.0]),
     logit_bias=st.dictionaries(st.integers(0, V - 1), st.sampled_from([-100.0, -0.5, 3.0]), max_size=4),
+    min_tokens=st.sampled_from([0, 0, 3, 9]),
+    stop_token_ids=st.sampled_from([(), (4,), (4, 5)]),
+    allowed_token_ids=st.sampled_from([(), tuple(range(3, V))]),
+    # Of so few tokens that outputs have the beginnings of words.
+    bad_words=st.lists(st.lists(st.integers(7, 9), min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
 )
 
 
 def admission(row: int, params: SamplingParams, prompt: list[int], output: list[int]) -> Admission:
-    return Admission(row=row, request_id=0, params=params, token_ids=known(prompt + output), num_prompt=len(prompt))
+    held = params.stop_token_ids if len(output) < params.min_tokens else ()
+    own = {"row": row, "request_id": 0, "params": params, "num_prompt": len(prompt), "stop_ids": held}
+    return Admission(token_ids=known(prompt + output), **own)
 
 
 def oracle(logits: torch.Tensor, params: SamplingParams, prompt: list[int], output: list[int]) -> list[float]:
@@ -32,8 +41,17 @@ def oracle(logits: torch.Tensor, params: SamplingParams, prompt: list[int], outp
             value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
         value -= params.frequency_penalty * output.count(token)
         value -= params.presence_penalty * (token in output)
-        result.append(value + params.logit_bias.get(token, 0.0))
+        value += params.logit_bias.get(token, 0.0)
+        result.append(value if may_come(token, params, output) else -math.inf)
     return result
+
+
+def may_come(token: int, params: SamplingParams, output: list[int]) -> bool:
+    if params.allowed_token_ids and token not in params.allowed_token_ids:
+        return False
+    if len(output) < params.min_tokens and token in params.stop_token_ids:
+        return False
+    return not any((*output, token)[-len(word) :] == word for word in params.bad_words)
 
 
 def one(row: int) -> list[Span]:

@@ -21,9 +21,10 @@ pytestmark = pytest.mark.usefixtures("native_ops")
         (SamplingParams(temperature=0.0), 1),
         (SamplingParams(temperature=0.7, top_k=9, top_p=0.9, min_p=0.01), 1),
         (SamplingParams(temperature=0.7, repetition_penalty=1.2, presence_penalty=0.5, logit_bias={3: 1.0}), 1),
+        (SamplingParams(temperature=0.0, min_tokens=9, allowed_token_ids=(3, 4, 5), bad_words=((3,), (4, 5))), 1),
         (SamplingParams(temperature=0.0, logprobs=3), 2),
     ],
-    ids=["greedy", "sampled", "penalized", "logprobs"],
+    ids=["greedy", "sampled", "penalized", "restricted", "logprobs"],
 )
 def test_a_decode_step_reads_back_its_sampled_tokens_and_nothing_else(params, expected):
     """C11"""

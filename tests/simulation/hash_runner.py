@@ -38,6 +38,7 @@ from tests.simulation.hashing import (
     vector_of,
 )
 from tests.simulation.host_memory import HostMemory
+from tests.simulation.restricted import Restricted
 from tests.simulation.row_lengths import RowLengths
 from tests.simulation.state_memory import StateMemory
 from tests.simulation.window_memory import WindowMemory
@@ -88,6 +89,7 @@ class HashRunner:
         self.salts = np.zeros(rows, dtype=np.uint64)
         self.counts = np.zeros(rows, dtype=np.uint64)
         self.known: list[list[int]] = [[]] * rows
+        self.restricted: list[Restricted | None] = [None] * rows
         self.wants_logprob = np.zeros(rows, dtype=bool)
         self.pooling: list[Pooling | None] = [None] * rows
         self.pooled = np.zeros(rows, dtype=np.uint64)
@@ -262,6 +264,10 @@ class HashRunner:
             self.salts[row] = self._salt(admission.request_id)
             self.counts[row] = KEY[tokens].sum(dtype=np.uint64)
             self.known[row] = tokens.tolist()
+            wanted, output = admission.params, tokens[admission.num_prompt :].tolist()
+            self.restricted[row] = (
+                Restricted(wanted, self.model.vocab, admission.stop_ids, output) if wanted.restricts else None
+            )
             self.wants_logprob[row] = admission.params.logprobs >= 0
             self.pooling[row], self.pooled[row] = admission.params.pooling, 0
 
@@ -364,6 +370,7 @@ class HashRunner:
         chosen = (values % np.uint64(self.model.vocab)).astype(np.int64)
         if len(plan.masked):
             self._choose_allowed(step, chosen, values)
+        self._choose_restricted(step, tokens, chosen, values)
         accepted = self._accept(step, tokens, chosen)
         failed = tuple(i for i, at in poisoned.items() if at < accepted[i])
         for i in failed:  # nothing is chosen there: a token that is wrong for certain
@@ -375,6 +382,9 @@ class HashRunner:
         rows, chosen, values = plan.rows[which[step.sampled]][kept], chosen[kept], values[kept]
         self.last_tokens[rows] = chosen  # where a row has several the last one stays
         np.add.at(self.counts, rows, KEY[chosen])
+        for row, token in zip(rows.tolist(), chosen.tolist(), strict=True):
+            if self.restricted[row]:
+                self.restricted[row].read(token)
         self._forget(step, step.inside >= accepted[which])
         if self.states:
             self.states.advance(step, accepted)
@@ -397,6 +407,15 @@ class HashRunner:
         for i in step.plan.masked.tolist():
             for at in np.flatnonzero(of == i).tolist():
                 allowed = next(masks)
+                chosen[at] = allowed[int(values[at]) % len(allowed)]
+
+    def _choose_restricted(self, step: HashStep, tokens: I64, chosen: I64, values: U64) -> None:
+        for i, row in enumerate(step.plan.rows.tolist()):
+            mine = self.restricted[row]
+            for at in np.flatnonzero(step.which[step.sampled] == i).tolist() if mine else ():
+                place, first = int(step.sampled[at]), int(step.firsts[i])
+                drafts = tokens[first + 1 : place + 1].tolist() if i >= step.plan.num_extends else []
+                allowed = mine.behind(drafts).allowed
                 chosen[at] = allowed[int(values[at]) % len(allowed)]
 
     def _pool(self, step: HashStep, values: U64, hidden: U64) -> dict[int, bytes] | None:

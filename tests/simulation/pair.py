@@ -354,10 +354,11 @@ def replace_nonce(where: Rendezvous, nonce: bytes) -> Rendezvous:
 # -- configurations -------------------------------------------------------------------------------------------------
 
 
-def random_pair(seed: int, pair: type[Pair] = Pair, half: type[Half] = Half) -> Pair:
+def random_pair(seed: int, pair: type[Pair] = Pair, half: type[Half] = Half, restricted: float = 0.0) -> Pair:
     rng, widths = Random(f"{seed} pair"), Random(f"{seed} widths")
     base = random_config(rng)
     traffic = replace(random_traffic(rng, base), tick_s=0.02, num_requests=rng.randint(8, 24))
+    traffic = replace(traffic, restricted=restricted)
     calm = rng.random() < 0.3
     hurried = not calm and rng.random() < 0.15
     times = (1.0, 0.5, 3.0) if hurried else (20.0, 5.0, 60.0) if not calm else (1e3, 1e3, 1e3)
@@ -426,12 +427,12 @@ def _speculating(rng: Random, config: SchedulerConfig) -> SchedulerConfig:
     return replace(wide, max_running_requests=config.max_running_requests)
 
 
-def run_pair(seed: int) -> PairOutcome:
+def run_pair(seed: int, restricted: float = 0.0) -> PairOutcome:
     """Whatever is wrong is raised, with the line that replays it."""
     pair = None
     try:
         with patch.object(anchors, "MIN_DISTANCE", CLOSE), patch.object(admission, "MAX_OVERTAKES", FEW):
-            pair = random_pair(seed)
+            pair = random_pair(seed, restricted=restricted)
             return pair.run()
     except Exception as error:
         if pair:

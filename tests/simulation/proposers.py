@@ -8,12 +8,15 @@ from random import Random
 from forebay.requests.request import Request, Status
 from forebay.requests.sampling_params import SamplingParams
 from tests.simulation.grammars import Matcher
-from tests.simulation.hashing import Generated, HashModel, seed_of
+from tests.simulation.hashing import Generated, HashModel, Matches, seed_of
 from tests.simulation.liveness import require
+from tests.simulation.restricted import Restricted
 
 
 def reference(model: HashModel, prompt: Sequence[int], params: SamplingParams, *, salt: int) -> Iterator[Generated]:
-    matcher = Matcher(params, model.vocab) if params.grammar else None
+    matcher: Matches | None = Matcher(params, model.vocab) if params.grammar else None
+    if params.restricts:
+        matcher = Restricted(params, model.vocab, params.stop_token_ids)
     return model.generate(prompt, salt=salt, seed=seed_of(params), matcher=matcher)
 
 

@@ -386,9 +386,9 @@ class Simulation:
         )
 
 
-def run_seed(seed: int, grammars: float = 0.0) -> Outcome:
-    """One random configuration under random traffic. Whatever is wrong is raised, with the line that replays it. With
-    `grammars` so many of the requests have one."""
+def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0) -> Outcome:
+    """One random configuration under random traffic. Whatever is wrong is raised, with the line that replays it. So
+    many of the requests have a grammar, or may not have some tokens, as `grammars` and `restricted` say."""
     rng, widths = Random(seed), Random(f"{seed} widths")
     config = with_speculation(widths, random_config(rng))
     make_scheduler = partial(RetractingScheduler, every=rng.choice([0, 0, 0, 3, 10]), skips=rng.random() < 0.5)
@@ -398,7 +398,7 @@ def run_seed(seed: int, grammars: float = 0.0) -> Outcome:
             patch.object(admission, "MAX_OVERTAKES", FEW),
             patch.object(admission, "SHARE_WORTH_WAITING", rng.choice([SHARED, admission.SHARE_WORTH_WAITING])),
         ):
-            load = replace(random_traffic(rng, config), grammars=grammars)
+            load = replace(random_traffic(rng, config), grammars=grammars, restricted=restricted)
             load = replace(load, pooled=Random(f"{seed} pooled").choice([0.0, 0.0, 0.0, 0.4]))
             return Simulation(config, load, rng, make_scheduler=make_scheduler, widths=widths).run()
     except Exception as error:

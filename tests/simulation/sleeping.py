@@ -217,7 +217,7 @@ class SleepingSimulation(Sleeping, Simulation):
             times.progress = self.now
 
 
-def run_seed(seed: int, grammars: float = 0.0) -> SleepingSimulation:
+def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0) -> SleepingSimulation:
     """As the simulator's. Time-outs are tested elsewhere: what was asleep has all the time."""
     rng, widths = Random(f"{seed} asleep"), Random(f"{seed} widths")
     config = with_speculation(widths, random_config(rng))
@@ -233,7 +233,8 @@ def run_seed(seed: int, grammars: float = 0.0) -> SleepingSimulation:
             patch.object(admission, "SHARE_WORTH_WAITING", rng.choice([SHARED, admission.SHARE_WORTH_WAITING])),
         ):
             load = random_traffic(rng, config)
-            load = replace(load, grammars=grammars, faults=replace(load.faults, expire=0.0))
+            load = replace(load, grammars=grammars, restricted=restricted)
+            load = replace(load, faults=replace(load.faults, expire=0.0))
             chance = rng.choice([0.02, 0.1, 0.3])
             made = SleepingSimulation(
                 config,

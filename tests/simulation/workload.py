@@ -22,6 +22,7 @@ from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per
 from forebay.requests.sampling_params import SamplingParams
 from tests.simulation.grammars import grammar_of
 from tests.simulation.hashing import HashModel
+from tests.simulation.restricted import restricted
 
 MOST_WIDTH: Final = 8
 PROPOSED_ON: Final = (SpeculativeAlgorithm.NGRAM, SpeculativeAlgorithm.EAGLE)  # the host, the device
@@ -55,6 +56,7 @@ class Traffic:
     tick_s: float = 0.01
     resume_points: float = 0.0  # chance that a request names lengths at which others will go on
     grammars: float = 0.0  # chance of one
+    restricted: float = 0.0  # chance that some tokens may not come
     pooled: float = 0.0  # chance that nothing is generated behind a prompt, which becomes a vector
     faults: Faults = field(default_factory=Faults)
 
@@ -258,7 +260,7 @@ class Conversations:
     def params(self) -> SamplingParams:
         rng, traffic = self._rng, self._traffic
         stops = tuple(rng.randrange(traffic.vocab) for _ in range(2)) if rng.random() < traffic.stopping else ()
-        return SamplingParams(
+        params = SamplingParams(
             max_tokens=rng.randint(1, traffic.longest_output),
             seed=rng.choice([0, rng.getrandbits(62)]),
             stop_token_ids=stops,
@@ -266,3 +268,6 @@ class Conversations:
             prompt_logprobs=rng.choice([-1, -1, -1, -1, -1, 0]),
             grammar=grammar_of(rng.randrange(5)) if traffic.grammars and rng.random() < traffic.grammars else None,
         )
+        if traffic.restricted and rng.random() < traffic.restricted:
+            return restricted(rng, params, traffic.vocab)
+        return params
