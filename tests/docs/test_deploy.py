@@ -1,0 +1,120 @@
+"""The files in `deploy/` agree with the program: its flags, settings, routes and series."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+
+from forebay.cli.arguments import Parser
+from forebay.config.sources import from_file
+from forebay.server.app import ROUTES
+from scripts.site import metrics
+from scripts.site.pages import ROOT
+
+DEPLOY = ROOT / "deploy"
+PATHS = {path for _, path, _, _ in ROUTES}
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / name).read_text()))
+
+
+def served(words: list[str]) -> dict[str, object]:
+    """What `forebay serve` reads of its words."""
+    assert words[0] == "serve"
+    parser = Parser("serve", "", "")
+    parser.engine_flags(server=True, model_is_positional=True)
+    return parser.parse(words[1:]).flags
+
+
+def kind(name: str) -> dict[str, Any]:
+    return next(found for found in documents("kubernetes.yaml") if found["kind"] == name)
+
+
+def test_the_settings_are_settings(tmp_path: Path) -> None:
+    inside = tmp_path / "inside.toml"
+    inside.write_text(kind("ConfigMap")["data"]["forebay.toml"])
+    for path in (DEPLOY / "forebay.toml", inside):
+        assert from_file(path).keys() == tomllib.loads(path.read_text()).keys()
+
+
+def test_the_commands_are_commands() -> None:
+    unit = re.search(r"^ExecStart=\S+/forebay (.*)$", (DEPLOY / "forebay.service").read_text(), re.MULTILINE)
+    assert unit is not None
+    docker = re.findall(r"^(?:ENTRYPOINT|CMD) (\[.*\])$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    assert json.loads(docker[0]) == ["forebay"]
+    compose = documents("compose.yaml")[0]["services"]["forebay"]["command"]
+    container = kind("Deployment")["spec"]["template"]["spec"]["containers"][0]
+    for words in (unit[1].split(), json.loads(docker[1]), compose, container["args"]):
+        served(words)
+
+
+def test_probes_and_ports_are_those_of_the_server() -> None:
+    pod = kind("Deployment")["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    port = tomllib.loads((DEPLOY / "forebay.toml").read_text())["port"]
+    assert container["ports"] == [{"name": "http", "containerPort": port}]
+    assert kind("Service")["spec"]["ports"] == [{"name": "http", "port": port, "targetPort": "http"}]
+    for name in ("startupProbe", "livenessProbe"):
+        assert container[name]["httpGet"] == {"path": "/health", "port": "http"}
+    for text in (json.dumps(container["readinessProbe"]), (DEPLOY / "Dockerfile").read_text()):
+        asked = re.search(rf"http://127\.0\.0\.1:{port}(/\w+)", text)
+        assert asked is not None
+        assert asked[1] in PATHS
+    assert kind("Deployment")["spec"]["selector"]["matchLabels"] == kind("Service")["spec"]["selector"]
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+def test_what_is_stopped_has_time_to_drain() -> None:
+    drain = 30  # the default of --drain-timeout
+    unit = (DEPLOY / "forebay.service").read_text()
+    grace = documents("compose.yaml")[0]["services"]["forebay"]["stop_grace_period"]
+    pod = kind("Deployment")["spec"]["template"]["spec"]
+    assert int(re.findall(r"TimeoutStopSec=(\d+)", unit)[0]) > drain
+    assert int(grace.removesuffix("s")) > drain
+    assert pod["terminationGracePeriodSeconds"] > drain
+
+
+def test_prometheus_asks_with_a_key_where_the_server_listens() -> None:
+    job = documents("prometheus.yml")[0]["scrape_configs"][0]
+    assert job["authorization"]["type"] == "Bearer"
+    services = documents("compose.yaml")[0]["services"]
+    assert job["authorization"]["credentials_file"] == f"/run/secrets/{services['prometheus']['secrets'][0]}"
+    host, _, port = job["static_configs"][0]["targets"][0].partition(":")
+    settings = tomllib.loads((DEPLOY / "forebay.toml").read_text())
+    assert host in services
+    assert host in settings["allowed_hosts"]
+    assert int(port) == settings["port"]
+
+
+def queries() -> list[str]:
+    dashboard = json.loads((DEPLOY / "grafana.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    page = (ROOT / "docs/guide/deploying.md").read_text()
+    alarms = re.findall(r"^\| `(.*forebay.*)` \|", page, re.MULTILINE)
+    assert len(alarms) == 4
+    return asked + alarms
+
+
+@pytest.mark.parametrize("query", queries())
+def test_every_query_is_one_and_asks_for_series_that_there_are(query: str) -> None:
+    """PromQL, with the durations that Grafana puts in."""
+    promql_parser.parse(query.replace("$__rate_interval", "1m"))
+    asked = set(re.findall(r"forebay:\w+", query))
+    page = metrics.page()
+    assert {name for name in asked if f"`{re.sub('_bucket$', '', name)}`" not in page} == set()
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not on this machine")
+def test_the_dockerfile_has_no_fault_that_hadolint_knows() -> None:
+    subprocess.run(["hadolint", DEPLOY / "Dockerfile"], check=True)
