@@ -1,7 +1,7 @@
 """Make this checkout runnable: `python3 scripts/bootstrap.py [--dev]`, with nothing but Python 3.11 or later.
 
 Creates .venv, installs torch in its CPU build, the pinned requirements, this package (editable), the default model and
-the native kernels. A second call finds its stamp and returns at once.
+the native kernels, and shows how far each is. A second call finds its stamp and returns at once.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
 import time
 import venv
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,6 +29,8 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TRITON = "triton==3.7.1"
 CUDA_PACKAGES = ("nvidia-", "cuda-", "triton")
 REQUIREMENTS = {"run": "requirements.txt", "dev": "requirements-dev.txt"}
+STEPS = ("virtual environment", "torch", "packages", "model", "native kernels")
+LINE_S = 20.0  # between lines about one step where nobody looks at a screen
 
 
 def main() -> int:
@@ -44,7 +48,7 @@ def main() -> int:
         print(f"\nbootstrap: `{command}` failed with code {error.returncode}; its message is above", file=sys.stderr)
         return 1
     if worked:
-        say(f"ready after {time.monotonic() - started:.0f} s")
+        print(f"bootstrap: all installed after {time.monotonic() - started:.0f} s", flush=True)
     return 0
 
 
@@ -55,17 +59,93 @@ def install(kinds: list[str]) -> bool:
         make_venv()
         if "run" in missing:
             install_torch()
-        files = [word for kind in missing for word in ("-r", REQUIREMENTS[kind])]
-        say("installing " + " and ".join(REQUIREMENTS[kind] for kind in missing))
-        pip("install", "--quiet", *files)
-        pip("install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", ".")
-        if "dev" in missing:
-            install_triton()
-    with build_kernels() if "run" in missing else nullcontext():
-        model_came = fetch_model()
+        install_packages(missing)
+    kernels = Watched(PYTHON, "-m", "forebay.ops.build") if "run" in missing else None
+    model_came = fetch_model()
+    if kernels is not None:
+        kernels.show(STEPS[4], of_compiler, must=False)  # without a compiler torch's are used, which it says
     for kind in missing:
         stamp(kind).write_text(fingerprint(kind))
     return bool(missing) or model_came
+
+
+class Watched:
+    """A command whose output becomes one line of progress, and is printed whole where it fails."""
+
+    def __init__(self, *command: str | Path) -> None:
+        self._lines: list[str] = []
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self._lines += self._process.stdout
+
+    def show(self, step: str, news: Callable[[Sequence[str]], str], *, must: bool = True) -> None:
+        """Until it ends, what `news` makes of its lines. Raises CalledProcessError if it fails and `must` not."""
+        line = Line(step)
+        while self._process.poll() is None:
+            line.show(news(self._lines))
+            self._reader.join(0.5)
+        self._reader.join()
+        if self._process.returncode and must:
+            line.end("failed")
+            print("".join(self._lines), end="")
+            raise subprocess.CalledProcessError(self._process.returncode, self._process.args)
+        line.end(news(self._lines))
+
+
+class Line:
+    """Of one step: written anew on a screen, elsewhere now and then."""
+
+    def __init__(self, step: str) -> None:
+        self._head = f"[{STEPS.index(step) + 1}/{len(STEPS)}] {step}"
+        self._began = self._told = time.monotonic()
+
+    def show(self, text: str) -> None:
+        now = time.monotonic()
+        if sys.stdout.isatty():
+            columns = os.get_terminal_size().columns - 1
+            print(f"\r\033[K{self._text(text)[:columns]}", end="", flush=True)
+        elif now - self._told >= LINE_S:
+            self._told = now
+            print(self._text(text), flush=True)
+
+    def end(self, text: str) -> None:
+        print(("\r\033[K" if sys.stdout.isatty() else "") + self._text(text), flush=True)
+
+    def _text(self, text: str) -> str:
+        return f"{self._head}: {text} ({time.monotonic() - self._began:.0f} s)"
+
+
+def of_pip(total: int) -> Callable[[Sequence[str]], str]:
+    """How many of `total` packages pip has looked at, and what it does now."""
+
+    def news(lines: Sequence[str]) -> str:
+        seen = sum(
+            line.startswith(("Collecting ", "Requirement already ", "Processing ", "Obtaining ")) for line in lines
+        )
+        told = [line.split() for line in lines if line.startswith(("Downloading", "Installing", "Successfully"))]
+        if told and told[-1][0] == "Downloading":
+            return f"{min(seen, total)} of {total}, fetching {Path(told[-1][1]).name} {' '.join(told[-1][2:])}"
+        if told and told[-1][0] == "Installing":
+            return f"writing {len(told[-1]) - 3} packages"
+        return f"{len(told[-1]) - 2} packages" if told else f"{min(seen, total)} of {total} looked up"
+
+    return news
+
+
+def of_compiler(lines: Sequence[str]) -> str:
+    """`12 of 34 files`, as the build logs them."""
+    done = [found[1] for line in lines if (found := re.search(r'done="?(\d+ of \d+)', line))]
+    ready = lines and ("ready" in lines[-1] or "cannot" in lines[-1])
+    return (
+        lines[-1].strip() if ready else f"compiled {done[-1]} files" if done else "looking for what is compiled already"
+    )
 
 
 def stamp(kind: str) -> Path:
@@ -88,15 +168,18 @@ def is_current(kind: str) -> bool:
 
 
 def make_venv() -> None:
+    line = Line(STEPS[0])
     if works(PYTHON):
+        line.end("there already")
         return
-    say(f"creating .venv with Python {sys.version.split()[0]}")
+    line.show(f"creating .venv with Python {sys.version.split()[0]}")
     try:
         venv.create(VENV, with_pip=True, clear=True)
     except (subprocess.CalledProcessError, OSError) as error:
         raise SystemExit(
             f"bootstrap: .venv cannot be created ({error}). On Debian and Ubuntu: apt-get install python3-venv"
         ) from None
+    line.end(f".venv with Python {sys.version.split()[0]}")
 
 
 def works(python: Path) -> bool:
@@ -107,22 +190,32 @@ def works(python: Path) -> bool:
 
 def install_torch() -> None:
     """The CPU build. Most platforms' usual index has it; for Linux it has the CUDA build, gigabytes of libraries."""
+    line = Line(STEPS[1])
     if subprocess.run([PYTHON, "-c", "import torch"], capture_output=True, cwd=ROOT, check=False).returncode == 0:
         found = capture("-c", "import torch; print(torch.__version__)")
         if found.split("+")[0] == TORCH.partition("==")[2]:
+            line.end(f"{found.strip()} there already")
             return
+    line.show(f"asking the index about {TORCH}")
     planned = planned_packages(TORCH)
-    if not any(name.startswith(CUDA_PACKAGES) for name in planned):
-        say(f"installing {TORCH}")
-        pip("install", "--quiet", TORCH)
-        return
-    say(f"installing {TORCH} from PyTorch's CPU builds")
-    cpu = [PYTHON, "-m", "pip", "install", "--quiet", "--retries", "0", "--timeout", "10", "--no-deps"]
-    if subprocess.run([*cpu, "--index-url", TORCH_CPU_INDEX, TORCH], cwd=ROOT, check=False).returncode == 0:
-        pip("install", "--quiet", TORCH)  # its dependencies, now without those of CUDA
-        return
-    say("PyTorch's CPU builds cannot be reached: taking the CUDA build, several GB; it runs on the CPU as well")
-    pip("install", TORCH)
+    if any(name.startswith(CUDA_PACKAGES) for name in planned):
+        cpu = ["--retries", "0", "--timeout", "10", "--no-deps", "--index-url", TORCH_CPU_INDEX]
+        try:
+            pip(STEPS[1], 1, *cpu, TORCH)
+        except subprocess.CalledProcessError:
+            line.end(
+                "PyTorch's CPU builds cannot be reached: the CUDA build comes, several GB; it runs on CPUs as well"
+            )
+    pip(STEPS[1], len(planned), TORCH)  # where the CPU build is there: its dependencies, without those of CUDA
+
+
+def install_packages(kinds: list[str]) -> None:
+    files = [REQUIREMENTS[kind] for kind in kinds]
+    total = sum(line[:1] not in "#\n" for name in files for line in (ROOT / name).open())
+    pip(STEPS[2], total, *(word for name in files for word in ("-r", name)))
+    pip(STEPS[2], 1, "--no-deps", "--no-build-isolation", "--editable", ".")
+    if "dev" in kinds:
+        install_triton()
 
 
 def install_triton() -> None:
@@ -130,22 +223,16 @@ def install_triton() -> None:
     there = subprocess.run([PYTHON, "-c", "import triton"], capture_output=True, cwd=ROOT, check=False).returncode == 0
     if there or not sys.platform.startswith("linux"):
         return
-    say(f"installing {TRITON}")
-    command = [PYTHON, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", TRITON]
-    if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
-        say("there is no Triton for this machine: the tests of the GPU's kernels will be skipped")
+    try:
+        pip(STEPS[2], 1, "--no-deps", "--only-binary", ":all:", TRITON)
+    except subprocess.CalledProcessError:
+        print("there is no Triton for this machine: the tests of the GPU's kernels will be skipped", flush=True)
 
 
 def planned_packages(requirement: str) -> list[str]:
     """What pip would install for a requirement, by name."""
     report = capture("-m", "pip", "install", "--quiet", "--dry-run", "--report", "-", requirement)
     return [item["metadata"]["name"].lower() for item in json.loads(report)["install"]]
-
-
-def build_kernels() -> subprocess.Popen[bytes]:
-    """Beside the model's download. Without a compiler it says so and the torch kernels are used: that is no failure."""
-    say("building the native kernels")
-    return subprocess.Popen([PYTHON, "-m", "forebay.ops.build"], cwd=ROOT)
 
 
 def fetch_model() -> bool:
@@ -155,20 +242,20 @@ def fetch_model() -> bool:
 
     if (models_folder() / DEFAULT_MODEL.file).is_file():
         return False
-    subprocess.run([PYTHON, "-m", "forebay.cli.main", "models", "pull"], cwd=ROOT, check=True)
+    line = Line(STEPS[3])
+    subprocess.run(
+        [PYTHON, "-m", "forebay.cli.main", "models", "pull"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+    )
+    line.end(DEFAULT_MODEL.name)
     return True
 
 
-def pip(*arguments: str) -> None:
-    subprocess.run([PYTHON, "-m", "pip", *arguments, "--disable-pip-version-check"], cwd=ROOT, check=True)
+def pip(step: str, total: int, *arguments: str) -> None:
+    Watched(PYTHON, "-m", "pip", "install", "--disable-pip-version-check", *arguments).show(step, of_pip(total))
 
 
 def capture(*arguments: str) -> str:
     return subprocess.run([PYTHON, *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def say(text: str) -> None:
-    print(f"bootstrap: {text}", flush=True)
 
 
 if __name__ == "__main__":
