@@ -213,7 +213,8 @@ def install_packages(kinds: list[str]) -> None:
     files = [REQUIREMENTS[kind] for kind in kinds]
     total = sum(line[:1] not in "#\n" for name in files for line in (ROOT / name).open())
     pip(STEPS[2], total, *(word for name in files for word in ("-r", name)))
-    pip(STEPS[2], 1, "--no-deps", "--no-build-isolation", "--editable", ".")
+    ours = ("install", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--editable", ".")
+    Watched(PYTHON, "-m", "pip", *ours).show(STEPS[2], lambda lines: "this checkout")
     if "dev" in kinds:
         install_triton()
 

@@ -165,9 +165,18 @@ def error_text(status: int, body: bytes) -> str:
 
 async def get_json(origin: Origin, path: str) -> dict[str, Any]:
     """One GET on a connection of its own. Raises EngineError for any status but 200."""
+    return await _exchange(origin, "GET", path)
+
+
+async def post_json(origin: Origin, path: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """The same of a POST."""
+    return await _exchange(origin, "POST", path, payload)
+
+
+async def _exchange(origin: Origin, method: str, path: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
     connection = await Connection.connect(origin)
     try:
-        body = await connection.request("GET", path)
+        body = await connection.request(method, path, payload)
     finally:
         connection.close()
     if connection.status != 200:

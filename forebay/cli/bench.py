@@ -19,10 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from forebay.base.errors import ConfigError, EngineError
-from forebay.base.http_client import Origin, get_json
+from forebay.base.http_client import Origin, get_json, post_json
+from forebay.cli import bench_field
 from forebay.cli.arguments import Parser, number, whole
 from forebay.cli.bench_metrics import Rows, summarize
-from forebay.cli.bench_serve import Load, Run, Target, run_load
+from forebay.cli.bench_serve import Load, Prompt, Run, Target, run_load
 from forebay.cli.local import LocalModel, local_model
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason
@@ -62,6 +63,38 @@ def random_prompts(
 
 
 def _serve(words: Sequence[str]) -> int:
+    own = _serve_parser().parse(words).own
+    route, limits = bench_field.route(own), bench_field.limits(own)
+    url = f"http://{own.host or '127.0.0.1'}:{own.port or 30000}" if own.host or own.port else own.base_url
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        origin = Origin(url, own.api_key or os.environ.get("FOREBAY_API_KEY", ""))
+        done, model = runner.run(_drive(own, origin, route))
+    figures = {"limits_ms": limits, "percentiles": own.metric_percentiles}
+    result = summarize(done.samples, done.seconds, done.cpu_seconds, **figures)
+    settings = {
+        "date": time.strftime("%Y%m%d-%H%M%S"),
+        "backend": own.backend,
+        "endpoint": route,
+        "dataset_name": own.dataset_name,
+        "model_id": model,
+        "num_prompts": own.num_prompts,
+        "request_rate": "inf" if own.request_rate == float("inf") else own.request_rate,
+        "burstiness": own.burstiness,
+        "max_concurrency": own.max_concurrency,
+        "random_input_len": own.random_input_len,
+        "random_input_max": own.random_input_max or own.random_input_len,
+        "random_prefix_len": own.random_prefix_len,
+        "random_output_len": own.random_output_len,
+        "seed": own.seed,
+    }
+    _report("Serving Benchmark Result", result.rows(own.percentile_metrics))
+    _save(own, settings | result.as_dict(), f"forebay-serve-{settings['date']}.json")
+    for error in result.errors[:3]:
+        print(f"failed request: {error}", file=sys.stderr)
+    return 0 if result.completed else 1
+
+
+def _serve_parser() -> Parser:
     parser = Parser("bench serve", "Send requests to a running server and measure what a client sees.", "[options]")
     parser.option("--base-url", metavar="URL", help="the server", default="http://127.0.0.1:30000")
     parser.option("--host", metavar="HOST", help="its host, instead of --base-url")
@@ -72,54 +105,56 @@ def _serve(words: Sequence[str]) -> int:
         "--vocab-size", type=whole(2), metavar="N", help="token ids to draw from", default_text="what /server_info says"
     )
     _workload(parser, num_prompts=64)
-    parser.option(
-        "--request-rate", type=number(0.001), default=float("inf"), metavar="X", help="arrivals a second (Poisson)"
-    )
+    bench_field.add_options(parser)
+    parser.option("--request-rate", type=number(0.001), default=float("inf"), metavar="X", help="arrivals a second")
     parser.option(
         "--max-concurrency", type=whole(1), metavar="N", help="most requests at once", default_text="no limit"
     )
     parser.option("--ignore-eos", action="store_true", help="always generate the whole output length")
-    parser.option("--num-warmups", type=whole(0), default=1, metavar="N", help="requests before the measured ones")
+    parser.option(
+        "--num-warmups",
+        "--warmup-requests",
+        type=whole(0),
+        default=1,
+        metavar="N",
+        help="requests before the measured ones",
+    )
     parser.option("--disable-tqdm", action="store_true", help="no progress bar")
     _saving(parser)
-    own = parser.parse(words).own
-    url = f"http://{own.host or '127.0.0.1'}:{own.port or 30000}" if own.host or own.port else own.base_url
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        origin = Origin(url, own.api_key or os.environ.get("FOREBAY_API_KEY", ""))
-        done, model = runner.run(_drive(own, origin))
-    result = summarize(done.samples, done.seconds, done.cpu_seconds)
-    settings = {
-        "date": time.strftime("%Y%m%d-%H%M%S"),
-        "backend": "forebay",
-        "model_id": model,
-        "num_prompts": own.num_prompts,
-        "request_rate": "inf" if own.request_rate == float("inf") else own.request_rate,
-        "max_concurrency": own.max_concurrency,
-        "random_input_len": own.random_input_len,
-        "random_input_max": own.random_input_max or own.random_input_len,
-        "random_prefix_len": own.random_prefix_len,
-        "random_output_len": own.random_output_len,
-        "seed": own.seed,
-    }
-    _report("Serving Benchmark Result", result.rows())
-    _save(own, settings | result.as_dict(), f"forebay-serve-{settings['date']}.json")
-    for error in result.errors[:3]:
-        print(f"failed request: {error}", file=sys.stderr)
-    return 0 if result.completed else 1
+    return parser
 
 
-async def _drive(own: Any, origin: Origin) -> tuple[Run, str]:
+async def _drive(own: Any, origin: Origin, route: str) -> tuple[Run, str]:
     model = own.model or (await get_json(origin, "/v1/models"))["data"][0]["id"]
-    prompts = _prompts(own, own.num_prompts + own.num_warmups, own.vocab_size or await _vocab_size(origin))
-    target = Target(origin, model, own.random_output_len, own.ignore_eos)
+    prompts: Sequence[Prompt] = (
+        _prompts(own, own.num_prompts + own.num_warmups, own.vocab_size or await _vocab_size(origin))
+        if own.dataset_name == "random"
+        else await _texts(own, origin, model)
+    )
+    target = Target(origin, model, own.random_output_len, own.ignore_eos, route)
     warm, measured = prompts[: own.num_warmups], prompts[own.num_warmups :]
     if warm:
         warmed = await run_load(target, Load(warm, float("inf"), 1, own.seed), lambda: None)
         if warmed.samples[0].error:
             raise EngineError(f"the first request failed: {warmed.samples[0].error}")
-    load = Load(measured, own.request_rate, own.max_concurrency or len(measured), own.seed)
+    load = Load(measured, own.request_rate, own.max_concurrency or len(measured), own.seed, own.burstiness)
     with _bar(len(measured), hidden=own.disable_tqdm) as bar:
         return await run_load(target, load, _advance(bar)), model
+
+
+async def _texts(own: Any, origin: Origin, model: str) -> list[bench_field.Text]:
+    """Questions of the dataset, each with as many tokens to answer as the answer there has by the server's count."""
+    turns = bench_field.conversations(Path(own.dataset_path), own.num_prompts + own.num_warmups, own.seed)
+    if own.sharegpt_output_len is not None:
+        return [bench_field.Text(turn.question, own.sharegpt_output_len) for turn in turns]
+    texts = []
+    for turn in turns:
+        try:
+            counted = await post_json(origin, "/tokenize", {"model": model, "prompt": turn.answer})
+        except EngineError as error:
+            raise EngineError(f"{error.message}; give --sharegpt-output-len, and answers need not be counted") from None
+        texts.append(bench_field.Text(turn.question, max(1, int(counted["count"]))))
+    return texts
 
 
 async def _vocab_size(origin: Origin) -> int:
@@ -231,7 +266,7 @@ async def _complete(model: LocalModel, prompt: list[int], max_tokens: int) -> No
 
 
 def _workload(parser: Parser, *, num_prompts: int) -> None:
-    parser.option("--num-prompts", type=whole(1), default=num_prompts, metavar="N", help="requests")
+    parser.option("--num-prompts", "--num-prompt", type=whole(1), default=num_prompts, metavar="N", help="requests")
     _lengths(parser, "random-", "", prompt=128)
     parser.option(
         "--random-input-max", type=whole(1), metavar="N", help="longest prompt: lengths are drawn evenly up to it",

@@ -2,16 +2,17 @@
 
 TTFT: from sending the request to the first event with a token. TPOT: the time from there to the last such event, per
 token after the first. ITL: between two such events of one stream. E2EL: from sending the request to the end of its
-answer. All as the client's clock has them, which reads an event's time when the read that completes it returns; a read
-may bring several events. Throughput is over the time from the first request to the end of the last answer.
+answer. A request is good where each of these is within its limit. All as the client's clock has them, which reads an
+event's time when the read that completes it returns; a read may bring several events. Throughput is over the time from
+the first request to the end of the last answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, Final
 
 import numpy as np
 
@@ -40,8 +41,11 @@ class Figures:
     completed: int
     total_input_tokens: int
     total_output_tokens: int
-    latencies_ms: dict[str, Sequence[float]]
+    latencies_ms: Mapping[str, Sequence[float]]
     errors: list[str]
+    num_good: int | None  # within all limits; None where none are set
+    peak_requests: int  # at once
+    percentiles: Sequence[float]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, with vLLM's keys."""
@@ -55,12 +59,16 @@ class Figures:
             "request_throughput": self.completed / self.seconds,
             "output_throughput": self.total_output_tokens / self.seconds,
             "total_token_throughput": (self.total_input_tokens + self.total_output_tokens) / self.seconds,
+            "max_concurrent_requests": self.peak_requests,
         }
+        if self.num_good is not None:
+            result["request_goodput"] = self.num_good / self.seconds
         for name, values in self.latencies_ms.items():
-            result |= {f"{kind}_{name}_ms": value for kind, value in _centre(values).items()}
+            result |= {f"{kind}_{name}_ms": value for kind, value in _centre(values, self.percentiles).items()}
         return result
 
-    def rows(self) -> Rows:
+    def rows(self, metrics: Sequence[str]) -> Rows:
+        """`metrics` are the latencies to show."""
         figures = self.as_dict()
         rows: Rows = [
             ("Successful requests:", self.completed),
@@ -71,53 +79,70 @@ class Figures:
             ("Request throughput (req/s):", figures["request_throughput"]),
             ("Output token throughput (tok/s):", figures["output_throughput"]),
             ("Total token throughput (tok/s):", figures["total_token_throughput"]),
+            ("Peak concurrent requests:", self.peak_requests),
             ("Client's share of a core (%):", 100 * figures["client_cpu_share"]),
         ]
-        for name, title in _TITLES.items():
-            rows.append((title, None))
+        if "request_goodput" in figures:
+            rows.insert(6, ("Request goodput (req/s):", figures["request_goodput"]))
+        kinds = _centre((), self.percentiles)
+        for name in metrics:
+            rows.append((LATENCIES[name], None))
             short = name.upper()
-            rows += [(f"{kind.capitalize()} {short} (ms):", figures[f"{kind}_{name}_ms"]) for kind in _KINDS]
+            rows += [(f"{kind.capitalize()} {short} (ms):", figures[f"{kind}_{name}_ms"]) for kind in kinds]
         return rows
 
 
-_TITLES = {
+LATENCIES: Final = {
     "ttft": "Time to First Token",
     "tpot": "Time per Output Token (excl. 1st token)",
     "itl": "Inter-token Latency",
     "e2el": "End-to-end Latency",
 }
-_KINDS = ("mean", "median", "p99")
 
 
-def summarize(samples: Sequence[Sample], seconds: float, client_cpu_seconds: float = 0.0) -> Figures:
-    """Failed requests count as failed and in no other figure."""
+def summarize(
+    samples: Sequence[Sample],
+    seconds: float,
+    client_cpu_seconds: float = 0.0,
+    *,
+    limits_ms: Mapping[str, float] = {},
+    percentiles: Sequence[float] = (99.0,),
+) -> Figures:
+    """Failed requests count as failed and in no other figure but the peak. `limits_ms` are of TTFT, TPOT and E2EL."""
     good = [sample for sample in samples if not sample.error and sample.arrivals]
-    latencies = {
-        "ttft": [sample.arrivals[0] - sample.sent for sample in good],
-        "tpot": [
-            (sample.arrivals[-1] - sample.arrivals[0]) / (sample.num_output_tokens - 1)
-            for sample in good
-            if sample.num_output_tokens > 1
-        ],
-        "itl": [after - before for sample in good for before, after in pairwise(sample.arrivals)],
-        "e2el": [sample.ended - sample.sent for sample in good],
-    }
+    each = [_latencies(sample) for sample in good]
+    latencies = {name: [one[name] for one in each if name in one] for name in ("ttft", "tpot")}
+    latencies["itl"] = [1e3 * (after - before) for sample in good for before, after in pairwise(sample.arrivals)]
+    latencies["e2el"] = [one["e2el"] for one in each]
+    within = sum(all(one.get(name, 0.0) <= limit for name, limit in limits_ms.items()) for one in each)
     return Figures(
         seconds=seconds,
         client_cpu_seconds=client_cpu_seconds,
         completed=len(good),
         total_input_tokens=sum(sample.num_prompt_tokens for sample in good),
         total_output_tokens=sum(sample.num_output_tokens for sample in good),
-        latencies_ms={name: [1e3 * float(value) for value in values] for name, values in latencies.items()},
+        latencies_ms=latencies,
+        num_good=within if limits_ms else None,
+        peak_requests=_peak(samples),
+        percentiles=percentiles,
         errors=[sample.error or "no token came" for sample in samples if sample.error or not sample.arrivals],
     )
 
 
-def _centre(values: Sequence[float]) -> dict[str, float]:
-    if not values:
-        return dict.fromkeys(_KINDS, 0.0)
-    return {
-        "mean": float(np.mean(values)),
-        "median": float(np.median(values)),
-        "p99": float(np.percentile(values, 99)),
-    }
+def _latencies(sample: Sample) -> dict[str, float]:
+    """Of one request, in milliseconds; one token has no TPOT."""
+    first, last, more = sample.arrivals[0], sample.arrivals[-1], sample.num_output_tokens - 1
+    found = {"ttft": 1e3 * (first - sample.sent), "e2el": 1e3 * (sample.ended - sample.sent)}
+    return found | ({"tpot": 1e3 * (last - first) / more} if more > 0 else {})
+
+
+def _peak(samples: Sequence[Sample]) -> int:
+    """The most that were under way at once: who ends as another begins is not beside it."""
+    moments = sorted([(sample.sent, 1) for sample in samples] + [(sample.ended, -1) for sample in samples])
+    return max(accumulate(step for _, step in moments), default=0)
+
+
+def _centre(values: Sequence[float], percentiles: Sequence[float]) -> dict[str, float]:
+    there = values or (0.0,)
+    shares = {f"p{share:g}": float(np.percentile(there, share)) for share in percentiles}
+    return {"mean": float(np.mean(there)), "median": float(np.median(there)), **shares}

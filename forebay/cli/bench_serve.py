@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,8 +13,11 @@ import httptools
 import numpy as np
 
 from forebay.base.http_client import DONE, Origin, encode_request, error_text
+from forebay.cli.bench_field import CHAT, COMPLETIONS, Text
 from forebay.cli.bench_metrics import Sample
 from forebay.cli.load_connection import Answer, LoadConnection, read_answer
+
+Prompt = list[int] | Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,28 +26,33 @@ class Target:
     model: str
     output_length: int
     ignore_eos: bool
+    route: str = COMPLETIONS
 
-    def request(self, prompt: list[int]) -> bytes:
+    def request(self, prompt: Prompt) -> bytes:
+        given, length = prompt if isinstance(prompt, Text) else (prompt, self.output_length)
+        asked = {"messages": [{"role": "user", "content": given}]} if self.route == CHAT else {"prompt": given}
         payload: dict[str, Any] = {
             "model": self.model,
-            "prompt": prompt,
-            "max_tokens": self.output_length,
+            **asked,
+            "max_tokens": length,
             "temperature": 0.0,
             "stream": True,
             "stream_options": {"include_usage": True},
             **({"ignore_eos": True} if self.ignore_eos else {}),
         }
-        return encode_request(self.origin, "POST", "/v1/completions", payload)
+        return encode_request(self.origin, "POST", self.route, payload)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`request_rate` is arrivals a second (Poisson), infinite for all at once; at most `concurrency` at a time."""
+    """`request_rate` is arrivals a second, infinite for all at once; at most `concurrency` at a time. Gaps between them
+    are of a gamma distribution with `burstiness` as its shape: 1 is Poisson."""
 
-    prompts: list[list[int]]
+    prompts: Sequence[Prompt]
     request_rate: float
     concurrency: int
     seed: int
+    burstiness: float = 1.0
 
 
 class Run(NamedTuple):
@@ -94,7 +102,8 @@ def _arrivals(load: Load) -> list[float]:
     """Seconds after the start at which each request is sent."""
     if load.request_rate == float("inf"):
         return [0.0] * len(load.prompts)
-    gaps = np.random.default_rng(load.seed).exponential(1 / load.request_rate, len(load.prompts))
+    shape = load.burstiness
+    gaps = np.random.default_rng(load.seed).gamma(shape, 1 / (load.request_rate * shape), len(load.prompts))
     times: list[float] = np.cumsum(gaps).tolist()
     return times
 
@@ -135,6 +144,9 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 def _has_token(event: dict[str, Any]) -> bool:
     """Whether it brings one. Some servers end with an event that has only a reason, or only the usage; a token that is
-    a part of a character has no text yet, and counts."""
+    a part of a character has no text yet, and counts. A chat begins with whose turn it is."""
     choice = (event.get("choices") or [{"finish_reason": "none is here"}])[0]
-    return bool(choice.get("text")) or choice.get("finish_reason") is None
+    delta = choice.get("delta") or {}
+    if choice.get("text") or any(value for name, value in delta.items() if name != "role"):
+        return True
+    return choice.get("finish_reason") is None and "role" not in delta

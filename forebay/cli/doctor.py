@@ -153,7 +153,7 @@ def kernels_finding(folder: Path, flags: frozenset[str], prebuilt: Path) -> Find
             subject,
             Verdict.NOTE,
             f"none for {variant} in {folder}",
-            f"{build}, or the next start: two to seven minutes on two cores",
+            f"{build}, or the next start compiles them: minutes on two cores",
         )
     if len(built) > MANY_LIBRARIES:
         every = list(folder.glob("*.so"))

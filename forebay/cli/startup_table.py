@@ -54,6 +54,8 @@ def print_ready(url: str, seconds: float, rows: Rows, sections: Sequence[tuple[s
     lines += [line for row in answer for line in _row(*row, width, 10)]
     for title, found in sections:
         lines += ["", f"{bold}{title}{plain}", *(line for row in found for line in _row(*row, width, _ITEM))]
+    if screen:  # which may show no more than the end
+        lines += ["", f"{bold}{url}/{plain} is the page; Ctrl-C ends"]
     print("\n".join(lines), flush=True)
 
 

@@ -58,6 +58,9 @@ ABSENT: Final = _by_name(
         "tools are taken by every model whose calls can be read: set --tool-call-parser where that is not found": (
             "enable_auto_tool_choice tool_server"
         ),
+        "a ratio means two things elsewhere: lengths are drawn evenly from --random-input-len to --random-input-max": (
+            "random_range_ratio"
+        ),
         "adapters (LoRA) are not in this version": "enable_lora lora_* lora",
         "use --retraction-host-bytes with a size such as 4GiB": "swap_space",
         "weights stay where the model computes": "cpu_offload_gb",

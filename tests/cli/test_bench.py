@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forebay.base.errors import ConfigError, EngineError
 from forebay.base.http_client import Connection, Origin, stream_json
+from forebay.cli import bench_field
 from forebay.cli.bench import random_prompts
 from forebay.cli.bench_metrics import Sample, summarize
 from forebay.cli.bench_serve import Load, Target, run_load, to_sample
@@ -42,6 +45,24 @@ def test_figures_are_the_fields_own_definitions() -> None:
     assert figures["p99_e2el_ms"] == pytest.approx(300 + 0.99 * 200)
 
 
+def test_percentiles_goodput_and_the_peak_are_of_what_was_asked_for() -> None:
+    samples = [
+        Sample(sent=0.0, arrivals=[0.1, 0.2], ended=1.0, num_output_tokens=2),
+        Sample(sent=0.5, arrivals=[1.0, 1.1], ended=1.5, num_output_tokens=2),
+        Sample(sent=1.0, arrivals=[1.1], ended=2.0, num_output_tokens=1),
+        Sample(sent=1.2, ended=1.3, error="500"),
+    ]
+    figures = summarize(samples, 2.0, limits_ms={"ttft": 200, "tpot": 150}, percentiles=(0.0, 50.0))
+    assert figures.as_dict()["request_goodput"] == 1.0  # the first and the third, in two seconds
+    assert figures.as_dict()["p0_ttft_ms"] == pytest.approx(100)
+    assert figures.as_dict()["max_concurrent_requests"] == 3
+    titles = [title for title, _ in figures.rows(("tpot",))]
+    assert [title for title in titles if title.endswith("(ms):")] == [
+        "Mean TPOT (ms):", "Median TPOT (ms):", "P0 TPOT (ms):", "P50 TPOT (ms):",
+    ]  # fmt: skip
+    assert "request_goodput" not in summarize(samples, 2.0).as_dict()
+
+
 def test_figures_of_nothing_are_zero() -> None:
     assert summarize([], seconds=1.0).as_dict()["p99_ttft_ms"] == 0.0
 
@@ -66,6 +87,20 @@ def test_lengths_may_be_drawn_between_two_bounds() -> None:
 def test_a_prefix_longer_than_the_prompt_is_refused() -> None:
     with pytest.raises(ConfigError, match="prefix of 30"):
         random_prompts(count=1, length=20, prefix_length=30, vocab_size=1000, seed=0)
+
+
+def test_conversations_are_questions_and_the_answers_they_had(tmp_path: Path) -> None:
+    def said(*values: str) -> dict[str, object]:
+        return {"conversations": [{"from": "x", "value": value} for value in values]}
+
+    path = tmp_path / "sharegpt.json"
+    path.write_text(json.dumps([said("a", "b", "c"), said("alone"), said(" ", "b"), said("d", " e ")]))
+    assert sorted(bench_field.conversations(path, 2, seed=0)) == [("a", "b"), ("d", "e")]
+    with pytest.raises(ConfigError, match="2 conversations with an answer, and 3 are asked for"):
+        bench_field.conversations(path, 3, seed=0)
+    path.write_text('{"a": 1}')
+    with pytest.raises(ConfigError, match="no list of conversations"):
+        bench_field.conversations(path, 1, seed=0)
 
 
 def chunked(*events: bytes, pieces: int = 1) -> bytes:
@@ -140,8 +175,21 @@ def test_a_stream_is_counted_however_it_is_cut(pieces: int) -> None:
     assert all(s.sent < s.arrivals[0] <= s.arrivals[-1] <= s.ended for s in samples)
 
 
+def test_texts_are_chats_on_a_chat_route_and_prompts_elsewhere() -> None:
+    def sent(route: str) -> dict[str, Any]:
+        target = Target(Origin("http://x:1"), "m", 3, True, route)
+        sent: dict[str, Any] = json.loads(target.request(bench_field.Text("hi", 7)).partition(b"\r\n\r\n")[2])
+        return sent
+
+    assert sent(bench_field.CHAT)["messages"] == [{"role": "user", "content": "hi"}]
+    assert (sent(bench_field.COMPLETIONS)["prompt"], sent(bench_field.CHAT)["max_tokens"]) == ("hi", 7)
+
+
 # Other servers end a stream with a choice that has a reason and no text, with usage beside it, or without any usage.
 REASON = b'{"choices":[{"text":"","finish_reason":"stop"}],"usage":{"prompt_tokens":4,"completion_tokens":3}}'
+WHOSE_TURN = b'{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}'
+SAID = b'{"choices":[{"delta":{"content":"x"},"finish_reason":null}]}'
+CHAT_REASON = b'{"choices":[{"delta":{},"finish_reason":"stop"}]}'
 HALF_A_CHARACTER = b'{"choices":[{"text":"","finish_reason":null}]}'
 
 
@@ -151,6 +199,7 @@ HALF_A_CHARACTER = b'{"choices":[{"text":"","finish_reason":null}]}'
         ((TOKEN, TOKEN, TOKEN, REASON, b"[DONE]"), 3, 3),
         ((TOKEN, HALF_A_CHARACTER, TOKEN, b"[DONE]"), 3, 3),
         ((TOKEN, USAGE), 1, 3),
+        ((WHOSE_TURN, SAID, SAID, CHAT_REASON, b"[DONE]"), 2, 2),
         ((TOKEN, b"\r\n\r\n: a comment", TOKEN), 2, 2),
     ],
 )
