@@ -17,7 +17,7 @@ from forebay.base.errors import ConfigError, ForebayError
 from forebay.base.log import setup_logging
 from forebay.config.flag import AUTO, Flag, Value
 from forebay.config.server_args import BY_NAME, LIMITS, LOGGING, SERVER_GROUPS
-from forebay.config.sources import Once, add_flags, from_flags, refuse_unknown
+from forebay.config.sources import Once, add_flags, refuse_unknown
 
 if TYPE_CHECKING:  # words are read at once, and what they come to is another matter
     from forebay.config.engine_config import Config, ServerConfig
@@ -149,7 +149,9 @@ class Parser:
         refuse_unknown(rest, self._parser.known_options())
         flags = {flag.name: getattr(namespace, flag.name) for flag in self._flags if hasattr(namespace, flag.name)}
         self._take_positional(namespace, flags)
-        from_flags(flags)  # which are read again where it is known what the environment and a file say
+        spelled = getattr(namespace, "spelled", {})
+        for name, raw in flags.items():  # now, to refuse them at once and by the words that were used
+            BY_NAME[name].read(raw, spelled.get(name, BY_NAME[name].option))
         file = getattr(namespace, "config_file", None)
         return Parsed(namespace, flags, Path(file) if file else None)
 

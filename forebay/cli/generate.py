@@ -22,6 +22,7 @@ MAX_PROMPT_BYTES = 64 << 20
 def run(words: Sequence[str]) -> int:
     parser = Parser("generate", "Complete a prompt, from standard input without one.", "[PROMPT|-] [options]")
     parser.option("prompt", nargs="?", help="the text to continue; - is standard input, as is none in a pipe")
+    parser.option("--prompt", "-p", metavar="TEXT", dest="prompt_text", help="the same, as an option")
     parser.option("--file", metavar="FILE", help="read the prompt from a file instead")
     parser.option("--chat", action="store_true", help="take it as a user's message and apply the chat template")
     add_sampling(parser, max_tokens=128)
@@ -63,11 +64,12 @@ def sampling(own: argparse.Namespace, defaults: SamplingParams, max_tokens: int)
 
 def _prompt(own: argparse.Namespace) -> str:
     """The text to continue. A last newline is the editor's or the shell's, not the text's."""
-    if own.prompt is not None and own.file is not None:
-        raise ConfigError("PROMPT and --file both say what the prompt is: give one")
-    if own.prompt not in (None, "-"):
-        return str(own.prompt)
-    piped = own.prompt == "-" or (sys.stdin is not None and not sys.stdin.isatty())
+    if sum(given is not None for given in (own.prompt, own.prompt_text, own.file)) > 1:
+        raise ConfigError("PROMPT, --prompt and --file all say what the prompt is: give one")
+    named = own.prompt if own.prompt_text is None else own.prompt_text
+    if named not in (None, "-"):
+        return str(named)
+    piped = named == "-" or (sys.stdin is not None and not sys.stdin.isatty())
     if own.file is None and not piped:
         raise ConfigError(
             "there is no prompt: give a text, --file FILE, or standard input (echo text | forebay generate)"

@@ -32,13 +32,14 @@ from forebay.formats.hub_names import HubModel, find_in_cache, hub_folder, hub_m
 from forebay.formats.store import cached, find_model, find_named, models_folder, short_name, users_of
 from forebay.pools.cache_spec import cache_sizes
 
+_ALSO: Final = {"ls": "list", "remove": "rm", "delete": "rm", "download": "pull", "info": "inspect", "create": "make"}
 CONTEXTS = (1024, 8192, 32768, 131072)
 PIPED_WIDTH = 500
 _SHOWN_SIZE, _SHOWN_LAYERS = 512, 8
 
 
 def run(words: Sequence[str]) -> int:
-    action = words[0] if words else "list"
+    action = _ALSO.get(words[0], words[0]) if words else "list"
     if action in ("-h", "--help"):
         lines = [f"  {name:<8} {summary}" for name, (summary, _) in ACTIONS.items()]
         print("\n".join(["usage: forebay models ACTION [options]", "", *lines]))

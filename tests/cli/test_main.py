@@ -77,6 +77,8 @@ def test_every_command_has_help_and_does_nothing_else(command: str, capsys: pyte
             "--max-tokens 3 and --max-new-tokens 4 contradict",
         ),
         (["generate", "--file", "/nowhere", "text"], "give one"),
+        (["serve", "--max-num-seqs", "0"], "--max-num-seqs: 0 is too small: at least 1"),
+        (["generate", "-p", "a", "b"], "PROMPT, --prompt and --file all say"),
         (["serve", "-n", "5"], "there is no flag -n"),
         (["serve", "-u", "5"], "there is no flag -u"),
         (["serve", "-np5"], "there is no flag -np5"),
@@ -99,6 +101,13 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert len(lines) == 1
     assert message in lines[0]
     assert captured.out == ""
+
+
+def test_a_mistake_in_the_words_of_serve_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.cli.serve.spawn", lambda: pytest.fail("a process was started"))
+    assert [main(["serve", *words]) for words in (["--prot", "1"], ["--port", "many"], ["a", "b"], ["-tp", "2"])] == [
+        2
+    ] * 4
 
 
 def test_no_command_is_a_mistake_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,5 +271,5 @@ def test_an_unknown_variable_is_a_note_for_whoever_runs_the_command(
 
 
 def test_a_path_is_not_broken_over_lines_for_a_script(capsys: pytest.CaptureFixture[str], embedded_model: Path) -> None:
-    assert main(["models", "list"]) == 0
+    assert main(["models", "ls"]) == 0
     assert str(embedded_model) in capsys.readouterr().out
