@@ -69,7 +69,7 @@ def document(routes: list[tuple[str, str, str, type[Strict] | None]]) -> dict[st
     for method, path, name, body in routes:
         operation: dict[str, Any] = {
             "operationId": name,
-            "summary": ROUTES[path.replace(":path}", "}")],
+            "summary": ROUTES.get(path.replace(":path}", "}"), name),
             "responses": _responses(path, schema_of),
         }
         if body is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from forebay.cli import main, serve
+from forebay.cli import main
 from forebay.cli.arguments import Parsed, Parser
 from forebay.text.tokenizer import Tokenizer
 from scripts.site.pages import DOCS, ROOT
@@ -82,7 +82,6 @@ def only_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise Understood
 
     monkeypatch.setattr(Parser, "parse", read)
-    monkeypatch.setattr(serve, "_has_no_engine", lambda words: True)
     monkeypatch.chdir(tmp_path)
 
 
