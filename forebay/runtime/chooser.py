@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from forebay.base.units import ceil_div
-from forebay.memory.slots import Ids, inside
+from forebay.memory.slots import inside
 from forebay.ops import Ops
 from forebay.pools.request_rows import RequestRows
 from forebay.requests.parts import I32
@@ -32,18 +32,21 @@ from forebay.runtime.to_host import ToHost
 class Masked(NamedTuple):
     """Positions [M] of those that are sampled from, and who has their words [M, V / 32, rounded up]."""
 
-    at: Ids
+    at: Tensor
     take: Callable[[], I32]
 
     @classmethod
     def of(cls, plan: StepPlan, take: Callable[[int], I32]) -> Masked | None:
-        """None where no sequence is under a grammar."""
+        """None where no sequence is under a grammar. For before the model runs: behind it caches hold its weights, and
+        the interpreter takes a multiple of the time."""
         if not len(plan.masked):
             return None
+        if plan.num_seqs == plan.num_tokens and not plan.num_extends:
+            return cls(torch.from_numpy(plan.masked.copy()), partial(take, plan.step))
         counts = plan.sample_mask.astype(np.int64)
         counts[plan.num_extends :] *= plan.q_lens[plan.num_extends :]
         firsts, counts = (np.cumsum(counts) - counts)[plan.masked], counts[plan.masked]
-        return cls(np.repeat(firsts, counts) + inside(counts), partial(take, plan.step))
+        return cls(torch.from_numpy(np.repeat(firsts, counts) + inside(counts)), partial(take, plan.step))
 
 
 class Chooser:
@@ -90,7 +93,7 @@ class Chooser:
 
     def _mask(self, logits: Tensor, masked: Masked) -> None:
         """Behind penalties and bias, so that nothing lifts what may not come; waits for the words."""
-        at, words = (torch.from_numpy(array) for array in (masked.at, masked.take()))
+        at, words = masked.at, torch.from_numpy(masked.take())
         if words.shape != (expected := (len(at), ceil_div(logits.shape[1], 32))):
             raise IndexOutOfPool(f"masks are {list(words.shape)}, and the step's are {list(expected)}")
         if logits.is_cuda:

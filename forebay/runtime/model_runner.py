@@ -122,10 +122,11 @@ class ModelRunner:
 
     def _decode(self, plan: StepPlan) -> LaunchedStep:
         sampling = self._options.sampling(plan.rows)
+        masked = Masked.of(plan, self._take_masks)
         inputs = self._stage(plan, Shape.DECODES, sampling)
         decoded = self.decode.run(inputs.of(DecodeInputs.declared), plan.num_seqs)
         chosen = decoded.greedy
-        if (masked := Masked.of(plan, self._take_masks)) or sampling.otherwise:
+        if masked or sampling.otherwise:
             chosen = self._choose_one(chosen, inputs, sampling, decoded.positions + 1, masked)
         logprobs = self._chooser.logprobs(decoded.logits, chosen, inputs, sampling)
         launched = LaunchedStep(self._vocab_size, ToHost(chosen.or_failed()), None, sampling, logprobs)
@@ -136,12 +137,13 @@ class ModelRunner:
     def _verify(self, plan: StepPlan) -> LaunchedStep:
         """Something is chosen behind each token of each sequence, and what is accepted is known on the device alone."""
         sampling = self._options.sampling(np.repeat(plan.rows, plan.q_lens))
+        masked = Masked.of(plan, self._take_masks)
         inputs = self._stage(plan, Shape.DRAFTS, sampling)
         assert self.verify is not None, "its bounds let no drafts pass"
         decoded = self.verify.run(self.inputs.verify_columns(inputs), plan.num_tokens)
         chosen, num_new = decoded.greedy, decoded.num_new[: plan.num_seqs]
         batch = Batch(inputs["req_pool_indices"], inputs["q_start"])
-        if (masked := Masked.of(plan, self._take_masks)) or sampling.otherwise:
+        if masked or sampling.otherwise:
             chosen, settled = self._chooser.choose(
                 chosen,
                 inputs,
@@ -168,6 +170,7 @@ class ModelRunner:
         sampling = self._options.sampling(sample_rows)
         wanted = [(i, *self._options.prompt_chunk(plan, i)) for i in plan.prompt_logprobs]
         targets = np.concatenate([chunk[1] for chunk in wanted]) if wanted else NO_IDS
+        masked = Masked.of(plan, self._take_masks)
         inputs = self._stage(plan, Shape.TOKENS, sampling, targets)
         input_ids = self.inputs.input_ids(plan, inputs)
         hidden, finite, seen = self._hidden(plan, inputs, input_ids)
@@ -175,7 +178,7 @@ class ModelRunner:
         vectors = self._pooler.pool(plan, hidden) if plan.pooled else None
         every = len(sample_rows) == plan.num_tokens
         chosen = raw = self._forward.greedy(hidden if every else hidden.index_select(0, inputs["sample_tokens"]))
-        if (masked := Masked.of(plan, self._take_masks)) or sampling.otherwise:
+        if masked or sampling.otherwise:
             lens = self._ops.gather(self.rows.kv_lens, inputs["sample_rows"])
             chosen = self._choose_one(raw, inputs, sampling, lens, masked)
         else:

@@ -121,7 +121,7 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
-class CalledFunction(TypedDict):
+class FunctionCall(TypedDict):
     name: str
     arguments: str
 
@@ -129,7 +129,7 @@ class CalledFunction(TypedDict):
 class Call(TypedDict):
     id: str
     type: Literal["function"]
-    function: CalledFunction
+    function: FunctionCall
 
 
 class Message(TypedDict):

@@ -76,7 +76,7 @@ def rig(tiny_checkpoint: Path) -> Rig:
 
 def grammars() -> Grammars:
     tokens = Vocabulary.of(TABLE, [EOS], VOCAB)
-    return Grammars(lambda: tokens.tokenizer(lambda text: [3 + LETTERS.index(c) for c in text]), VOCAB)
+    return Grammars(lambda: tokens.tokenizer(lambda text: [3 + LETTERS.index(c) for c in text]), VOCAB, num_threads=2)
 
 
 def engine(rig: Rig, **shape: Any) -> Engine:
@@ -114,6 +114,16 @@ def test_the_same_tokens_come_however_steps_are_made(rig: Rig, plain: list[list[
     assert made.tokens(PROMPTS, ASKED) == plain
     assert not shape.get("num_tokens") or made.count("retractions")
     assert shape.get("width", 1) == 1 or made.count("accepted_tokens") > 20  # whatever a grammar forces
+
+
+def test_requests_that_take_turns_in_steps_have_masks_of_their_own(rig: Rig, plain: list[list[int]]) -> None:
+    """One step's masks are made on the thread of the steps while the next step is planned."""
+    made = engine(rig, overlap_depth=1)
+    known: Any = made.core.scheduler.constraints.grammars
+    for grammar in (JSON, WORDS):
+        known._prototype(grammar).result()
+    results = made.run(PROMPTS[:3], ASKED[:3], apart=1)
+    assert [result.token_ids for result in results] == plain[:3]
 
 
 def test_log_probabilities_are_the_model_s_own(rig: Rig) -> None:

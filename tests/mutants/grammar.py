@@ -21,6 +21,13 @@ GRAMMAR = (
         _SAME,
     ),
     Mutant(
+        "C16 no penalty and no bias lets in what may not come",
+        "runtime/chooser.py",
+        "        if masked is not None:\n            if logits is raw",
+        "        if masked is not None and not wants & Wants.ADJUST:\n            if logits is raw",
+        _TESTS + "test_finished_outputs_are_what_their_grammars_say",
+    ),
+    Mutant(
         "C30 where nothing may come nothing is sampled",
         "grammar/matching.py",
         "                words[job.at : job.at + 1 + len(job.drafts)] = 0",
