@@ -11,8 +11,8 @@ from typing import Final
 PASSED: Final = frozenset(
     {
         *("prompt_cache_options", "prompt_cache_retention", "service_tier", "store", "prediction"),  # OpenAI's
-        *("request_id", "mm_processor_kwargs", "spaces_between_special_tokens"),  # vLLM's
-        *("rid", "custom_params", "bootstrap_info", "routed_dp_rank"),  # SGLang's
+        *("mm_processor_kwargs", "spaces_between_special_tokens", "guided_decoding_backend"),  # vLLM's
+        *("rid", "custom_params", "bootstrap_info", "routed_dp_rank", "data_parallel_rank", "log_metrics"),  # SGLang's
         *("cache_prompt", "id_slot", "slot_id", "n_keep", "n_discard", "n_cache_reuse"),  # llama.cpp's
         *("timings_per_token", "return_progress", "keep_alive"),
     }
@@ -31,26 +31,53 @@ ABSENT: Final = _by_name(
         ),
         "penalties are repetition_penalty, presence_penalty and frequency_penalty, over all tokens": (
             "penalty_last_n repeat_last_n dry_multiplier dry_base dry_allowed_length dry_penalty_last_n "
-            "dry_sequence_breakers no_repeat_ngram_size"
+            "dry_sequence_breakers no_repeat_ngram_size repetition_detection"
         ),
         "call it repetition_penalty": "repeat_penalty penalty_repeat",
         "outputs are sampled, not searched for: leave it out": (
             "use_beam_search beam_width num_beams length_penalty early_stopping"
         ),
-        "prompts are never cut: send what fits into the context": "truncate_prompt_tokens truncation_side",
+        "prompts are never cut: send what fits into the context": "truncate_prompt_tokens truncation_side truncate",
         "call it max_tokens": "max_new_tokens num_predict max_length",
-        "no least length can be asked for: ignore_eos goes on to max_tokens, logit_bias holds single tokens back": (
-            "min_tokens min_new_tokens min_length"
+        "call it seed": "sampling_seed",
+        "call it stop": "stop_str stop_sequences",
+        "call it cache_salt": "extra_key",
+        "call it include_stop_str_in_output": "no_stop_trim",
+        "call it logprobs": "n_probs return_logprob top_logprobs_num top_n_tokens",
+        "call it prompt_logprobs": "decoder_input_details logprob_start_len",
+        "call it reasoning_effort or enable_thinking": "think reasoning_budget thinking_forced_open",
+        "call it structured_outputs, or response_format": (
+            "regex ebnf json_schema grammar format structural_tag guided_whitespace_pattern grammar_lazy "
+            "grammar_triggers preserved_tokens"
         ),
-        "which tokens may come is said by a grammar (response_format, structured_outputs) or by logit_bias": (
-            "allowed_token_ids bad_words bad_words_ids"
+        "the tokens of a text are told by /tokenize, and those of an answer with their logprobs": (
+            "return_tokens return_token_ids return_tokens_as_token_ids return_text_in_logprobs details detokenize"
         ),
-        "a message is not gone on with: send its text as the prompt of a completion": "continue_final_message",
-        "log-probabilities of prompts come with /v1/completions": "prompt_logprobs",
+        "log-probabilities are of the likeliest tokens: ask for up to 20 of them (logprobs, top_logprobs)": (
+            "token_ids_logprob logprob_token_ids post_sampling_probs min_keep"
+        ),
+        "call it n": "n_cmpl",
+        "call it echo, of a completion": "return_full_text",
+        "temperature 0 is greedy, any other is not": "do_sample",
+        "the whole answer is sent": "response_fields",
+        "time is limited for all, by --request-timeout": "t_max_predict_ms n_indent",
+        "calls and thinking are read as the model's chat template spells them": "reasoning_format parse_tool_calls",
+        "the context's length is the operator's choice: --context-length": "num_ctx",
+        "fields stand in the body itself": "options sampling_params vllm_xargs",
+        "the chat template is the operator's choice: --chat-template": "template raw",
+        "send the whole conversation: what was computed of it before is found again": (
+            "context session_params session_id"
+        ),
+        "send a message of the role system": "system",
+        "a prompt is text or token ids": "prompt_embeds input_embeds prompt_data",
+        "the halves of a request meet by bootstrap_host, bootstrap_port and bootstrap_room": "kv_transfer_params",
+        "an answer is not marked": "watermark",
+        "call it min_tokens": "min_new_tokens min_length",
+        "call it bad_words, and write texts": "bad_words_ids",
         "call it stop_token_ids": "stop_token",
         "adapters (LoRA) are not in this version": "lora lora_path lora_request adapter adapter_id",
         "only text is served by this version": "images image_data video_data audio_data",
-        "hidden states are not handed out": "return_hidden_states hidden_states",
+        "hidden states are not handed out": "return_hidden_states hidden_states return_routed_experts",
         "a logits processor is code, and a client's is not run: use logit_bias": (
             "logits_processors custom_logit_processor"
         ),

@@ -13,10 +13,15 @@ import msgspec
 
 from forebay.base.errors import InvalidRequest, ModelError, brief
 from forebay.requests.foreign import PASSED, why_absent
+from forebay.text.stop_patterns import BadPattern, machine_of
 
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 256
+MAX_STOP = 16
+MAX_STOP_BYTES = 256
+MAX_STOP_PATTERNS = 4
+MAX_COUNT = 1 << 20  # of outputs of one prompt
 MAX_ALLOWED_TOKEN_IDS = 1 << 16
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_TOKENS = 256
@@ -83,6 +88,8 @@ class _CheckedAtConstruction(msgspec.StructMeta):
             raise _unknown(unknown[0], cls.__struct_fields__)
         if named.get("top_k") == -1:
             named["top_k"] = 0
+        texts = [name for name in ("stop", "stop_regex", "bad_words") if isinstance(named.get(name), str)]
+        named |= {name: (named[name],) for name in texts}
         try:
             params = msgspec.convert(named, cls, str_keys=True)  # JSON has no others
         except msgspec.ValidationError as error:
@@ -104,9 +111,23 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
     the request's random draws whatever the batch around it; without one, or with -1, equal prompts are continued
     differently. A `grammar` leaves only tokens that it can go on with. With `pooling` nothing is sampled
     (`of_pooling`).
+
+    An output ends with `max_tokens`, with an end token of the model's unless `ignore_eos`, with one of
+    `stop_token_ids`, or where its text has one of `stop` or matches one of `stop_regex`, which are left out of it
+    unless `include_stop_str_in_output`. Before `min_tokens` no end token can come, and no stop string counts that
+    ends there. Only `allowed_token_ids` can come where there are any, and never what completes one of `bad_words`:
+    texts, as the tokenizer spells them with and without a space before, or tuples of token ids.
+
+    What is about texts is for whoever makes texts of tokens: the engine itself is told what `of_tokens` leaves.
     """
 
     max_tokens: int = 128
+    min_tokens: int = 0
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -118,7 +139,6 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
     seed: int = RANDOM_SEED
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    min_tokens: int = 0
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str | tuple[int, ...], ...] = ()
     logprobs: int = -1
@@ -130,6 +150,14 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
     def of_pooling(cls, pooling: Pooling) -> SamplingParams:
         """Of a prompt that is pooled. Its KV is that of a prompt with one token behind it."""
         return msgspec.structs.replace(_POOLED, pooling=pooling)
+
+    def of_tokens(self) -> SamplingParams:
+        """These without what is about texts and their number, which an engine does not know."""
+        return self if self._is_of_tokens else msgspec.structs.replace(self, **_TEXTLESS)
+
+    @property
+    def _is_of_tokens(self) -> bool:
+        return all(getattr(self, name) == value for name, value in _TEXTLESS.items())
 
     @property
     def num_generated(self) -> int:
@@ -175,8 +203,12 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
         return penalties != (1.0, 0.0, 0.0) or bool(self.logit_bias)
 
     def check(self, vocab_size: int) -> None:
-        """Raise InvalidRequest for the first value that is out of range; every id is checked against the vocabulary."""
+        """Raise InvalidRequest for the first value that is out of range; every id is checked against the vocabulary,
+        and what is about texts is refused."""
         self.check_values()
+        if not self._is_of_tokens:
+            name = next(name for name, value in _TEXTLESS.items() if getattr(self, name) != value)
+            raise InvalidRequest(f"{name} is about texts, and only token ids are known here: use generate", param=name)
         for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
             for token in getattr(self, name):
                 check_token_id(name, token, vocab_size)
@@ -202,6 +234,7 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
         _within("prompt_logprobs", self.prompt_logprobs, -1, MAX_TOP_LOGPROBS)
         _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
         _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
+        self._check_texts()
         self._check_restrictions()
         if self.top_p == 0.0:
             raise InvalidRequest(
@@ -211,6 +244,21 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
             _within("logit_bias", value, *BOUNDS["logit_bias"])
         if self.pooling:
             self._check_pooling(self.pooling)
+
+    def _check_texts(self) -> None:
+        _within("n", self.n, 1, MAX_COUNT)
+        _at_most("stop", len(self.stop), MAX_STOP)
+        _at_most("stop_regex", len(self.stop_regex), MAX_STOP_PATTERNS)
+        for name in ("stop", "stop_regex"):
+            for text in getattr(self, name):
+                if not 1 <= (size := len(text.encode("utf-8", "replace"))) <= MAX_STOP_BYTES:
+                    what = f"{name} has one of {size} bytes; it must have between 1 and {MAX_STOP_BYTES}"
+                    raise InvalidRequest(what, param=name)
+        for pattern in self.stop_regex:
+            try:
+                machine_of(pattern)
+            except BadPattern as error:
+                raise InvalidRequest(f"stop_regex cannot be used: {error}", param="stop_regex") from error
 
     def _check_restrictions(self) -> None:
         _within("min_tokens", self.min_tokens, 0, self.max_tokens)
@@ -259,4 +307,11 @@ def _at_most(param: str, count: int, limit: int) -> None:
         raise InvalidRequest(f"{param} has {count} entries; at most {limit} are allowed", param=param)
 
 
+_TEXTLESS: Final = {
+    "n": 1,
+    "stop": (),
+    "stop_regex": (),
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+}
 _POOLED: Final = SamplingParams(max_tokens=1, temperature=0.0)

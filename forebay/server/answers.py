@@ -156,6 +156,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: NotRequired[list[dict[str, RankedLogprob] | None]]
 
 
 class ThinkingDetails(TypedDict):

@@ -81,6 +81,7 @@ class ServerContext:
             for_template([message.for_template() for message in messages], variables, self.model.answers),
             size=1 << 20,
             add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
             max_tokens=self.engine.info.context_length,
             **options,
             **variables,

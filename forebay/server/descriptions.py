@@ -45,6 +45,8 @@ ROUTES: Final[Mapping[str, str]] = {
 FIELDS: Final[Mapping[str, str]] = {
     "abort_all": "End all requests of this key.",
     "aborted": "How many requests were ended.",
+    "continuous_usage_stats": "Whether every event has the usage so far.",
+    "min_new_tokens": "The fewest tokens of the answer: no end before them.",
     "add_generation_prompt": "Whether the template opens the model's answer behind the messages.",
     "add_special_tokens": "Whether the tokenizer's own tokens (such as a beginning of text) are put around the text.",
     "allowed_token_ids": "Only these tokens may come.",
@@ -235,6 +237,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "released": "Tags whose memory is given back.",
     "relevance_score": "How well the document meets the query.",
     "repetition_penalty": "Logits of tokens that are there already are divided by it, or multiplied where negative.",
+    "request_id": "The client's own id of the request, by which it can be aborted.",
     "response_format": "What the answer must look like.",
     "results": "The documents, the best first.",
     "retractions": "How often the request gave its memory up and waited again.",

@@ -14,9 +14,8 @@ from starlette.responses import Response
 
 from forebay.base.errors import ForebayError, InvalidRequest, RequestError
 from forebay.base.log import event, get_logger
-from forebay.engine.frames import Ready
 from forebay.requests.sampling_params import RANDOM_SEED, SamplingParams
-from forebay.scheduler.limits import check_context, check_token_ids
+from forebay.scheduler.limits import check_token_ids
 from forebay.server.bodies import ClientGone
 from forebay.server.calling import check_answerable, reading_of
 from forebay.server.context import RequestContext, ServerContext, read_body
@@ -43,6 +42,7 @@ from forebay.server.protocol import ChatRequest, CompletionRequest, PlainText, S
 from forebay.server.rendezvous import rendezvous_of
 from forebay.server.validation import INVALID_COMBINATION, UNSUPPORTED_FIELD
 from forebay.server.watch import Watch
+from forebay.server.wishes import params_of, with_room, with_words
 
 log = get_logger("server")
 
@@ -52,8 +52,14 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
     body = await read_body(request, server, ChatRequest)
     server.check_model(body.model)
     _check_counts(server, body.choices, 1)
-    fields, table, usage = _fields(server, f"chatcmpl-{context.request_id}"), server.tokenizer.table, body.wants_usage
-    dialect = ChatDialect(fields, table, logprobs=bool(body.logprobs), include_usage=usage)
+    dialect = ChatDialect(
+        _fields(server, f"chatcmpl-{context.request_id}"),
+        server.tokenizer.table,
+        logprobs=bool(body.logprobs),
+        include_usage=body.wants_usage,
+        usage_of_each=body.wants_usage_of_each,
+        num_prompt_top=body.prompt_logprobs,
+    )
     num_top = (body.top_logprobs or 0) if body.logprobs else -1
     return await _serve_chat(server, context, body, dialect, num_top=num_top)
 
@@ -141,7 +147,8 @@ async def _serve_chat(
             raise InvalidRequest(what, code=INVALID_COMBINATION, param="skip_special_tokens")
         return [replace(prompt, reading=reading, grammar=await enforced_grammar(server, body, prompt.token_ids))]
 
-    params = _params(server, body, num_top=num_top)
+    of_prompt = -1 if body.prompt_logprobs is None else body.prompt_logprobs
+    params = params_of(server, body, num_top=num_top, prompt_logprobs=of_prompt)
     return await _serve(server, context, body, dialect, prompts, params, body.wanted, cut_to_room=cut_to_room)
 
 
@@ -156,6 +163,7 @@ async def completions(request: Request, server: ServerContext) -> Response:
         num_top=body.logprobs,
         echo=bool(body.echo),
         include_usage=body.wants_usage,
+        usage_of_each=body.wants_usage_of_each,
         num_prompt_top=body.prompt_logprobs,
     )
     return await _serve_completion(server, context, body, dialect)
@@ -186,7 +194,7 @@ async def _serve_completion(
     known_as: str | None = None,
 ) -> Response:
     num_top, of_prompt = (-1 if asked is None else asked for asked in (body.logprobs, body.prompt_logprobs))
-    params = _params(server, body, num_top=num_top, prompt_logprobs=max(num_top if body.echo else -1, of_prompt))
+    params = params_of(server, body, num_top=num_top, prompt_logprobs=max(num_top if body.echo else -1, of_prompt))
 
     async def prompts() -> list[Prompt]:
         return [
@@ -210,29 +218,6 @@ async def prompt_ids(server: ServerContext, body: PlainText, prompt: str | list[
     return prompt
 
 
-def _params(server: ServerContext, body: Sampling, *, num_top: int, prompt_logprobs: int = -1) -> SamplingParams:
-    """All but `max_tokens` and the seed; the model's own where the client says nothing."""
-    values: dict[str, Any] = {
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "min_p": body.min_p,
-        "repetition_penalty": body.repetition_penalty,
-        "presence_penalty": body.presence_penalty,
-        "frequency_penalty": body.frequency_penalty,
-        "top_k": None if body.top_k is None else max(0, body.top_k),
-        "stop_token_ids": None if body.stop_token_ids is None else tuple(body.stop_token_ids),
-        "logit_bias": None if body.logit_bias is None else {int(key): bias for key, bias in body.logit_bias.items()},
-    }
-    return msgspec.structs.replace(
-        server.sampling,
-        ignore_eos=body.ignore_eos,
-        logprobs=num_top,
-        prompt_logprobs=prompt_logprobs,
-        grammar=next((asked.grammar for asked in body.grammars), None),
-        **{name: value for name, value in values.items() if value is not None},
-    )
-
-
 def _fields(server: ServerContext, answer_id: str) -> dict[str, Any]:
     """`object`, which is second, is for the dialect to say."""
     return {"id": answer_id, "object": "", "created": int(time.time()), "model": server.model.name}
@@ -252,7 +237,7 @@ def _order(
     server: ServerContext, context: RequestContext, body: Sampling, params: SamplingParams, num_prompts: int
 ) -> Order:
     """Checked against the vocabulary, and against what the engine looks at."""
-    params.check(server.engine.info.vocab_size)
+    params.of_tokens().check(server.engine.info.vocab_size)
     halves = rendezvous_of(server.model.mode, body, num_prompts * body.choices)
     if body.priority and not server.model.uses_priority:
         raise InvalidRequest(
@@ -262,31 +247,12 @@ def _order(
         )
     return Order(
         params=params,
-        stop=body.stop_strings,
-        stop_patterns=body.stop_patterns,
-        include_stop=body.include_stop_str_in_output,
         priority=body.priority,
         namespace=server.isolation.namespace(context.tenant, body.session),
         author=server.isolation.author(context.tenant, body.session),
-        count=body.choices,
         halves=halves,
         seed=None if body.seed == RANDOM_SEED else body.seed,
     )
-
-
-def _with_room(
-    params: SamplingParams, prompts: list[Prompt], wanted: int | None, info: Ready, *, cut: bool
-) -> SamplingParams:
-    """`params` with `max_tokens`: what was asked for, or what the context has left. Raises InvalidRequest and
-    RequestTooLarge; with `cut` not for an answer that may be asked to be longer than there is room."""
-    lengths = [len(prompt.token_ids) for prompt in prompts]
-    asked = None if wanted is None else max(1, wanted)
-    for length in (min(lengths), max(lengths)):
-        check_context(length, None if cut else asked, info.context_length)
-    room = info.context_length - max(lengths)
-    if cut and asked is not None:
-        asked = min(asked, room, max(1, info.max_total_tokens - max(lengths)))
-    return msgspec.structs.replace(params, max_tokens=room if asked is None else asked)
 
 
 async def _serve(
@@ -314,14 +280,17 @@ async def _serve(
             made = await prompts()
         if watch.gone:
             raise ClientGone
+        with naming("bad_words"):
+            params = await with_words(server, params, body.bad_words or [])
         with naming(source):
-            params = _with_room(params, made, wanted, info, cut=cut_to_room)
+            params = with_room(params, made, wanted, info, cut=cut_to_room)
         order = replace(order, params=params, discard_output=wanted == 0)
         generation = Generation.submit(server.engine, server.table(body), made, order)
         generation.started_at = context.arrived_at
         undo.callback(_count, server, context, generation)
         undo.callback(generation.abort)
-        undo.enter_context(server.under_way.known(context.tenant, (context.request_id, known_as), generation.abort))
+        names = (context.request_id, known_as or body.request_id)
+        undo.enter_context(server.under_way.known(context.tenant, names, generation.abort))
         watch.on_gone(generation.disconnect)
         if not body.stream:
             return Response(await collect(server, dialect, generation), media_type="application/json")

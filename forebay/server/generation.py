@@ -67,7 +67,7 @@ class Choice:
         self._one_call = prompt.reading is not None and prompt.reading.one_call
         self._tells_thinking = prompt.reading is None or prompt.reading.tells_thinking
         # A token is its text and no more: nothing is to be looked for, scored or dropped.
-        self.is_plain = not (order.stop or order.stop_patterns or self._wants_scores or self._discard)
+        self.is_plain = not (order.params.stop or order.params.stop_regex or self._wants_scores or self._discard)
         self.restart()
 
     def restart(self) -> None:
@@ -77,8 +77,14 @@ class Choice:
         reading = self.prompt.reading
         self._reader = None if reading is None else reading.make()
         table = self._table if reading is None else reading.table
-        stop, patterns = self._order.stop, self._order.stop_patterns
-        self._detokenizer = Detokenizer(table, stop, patterns=patterns, include_stop=self._order.include_stop)
+        how = self._order.params
+        self._detokenizer = Detokenizer(
+            table,
+            how.stop,
+            patterns=how.stop_regex,
+            include_stop=how.include_stop_str_in_output,
+            min_tokens=how.min_tokens,
+        )
         self._waiting = WaitingScores(self._detokenizer, self._reader, tells_thinking=self._tells_thinking)
 
     def feed_tokens(self, token_ids: list[int]) -> str | Piece:
@@ -195,7 +201,7 @@ class Choice:
 
 
 class Generation:
-    """All choices of one HTTP request; prompts x `order.count` of them, in this order."""
+    """All choices of one HTTP request; prompts x `order.params.n` of them, in this order."""
 
     def __init__(self, choices: list[Choice], num_prompt_tokens: int, table: TokenBytes) -> None:
         self.choices = choices
@@ -219,7 +225,7 @@ class Generation:
         generation = cls(choices, sum(len(prompt.token_ids) for prompt in prompts), table)
         try:
             for prompt in prompts:
-                for number in range(order.count):
+                for number in range(order.params.n):
                     stream = engine.submit(
                         prompt_token_ids=prompt.token_ids,
                         params=order.params_of(number, prompt.grammar),

@@ -142,6 +142,7 @@ class Templated(Strict):
     """What goes through the chat template; `chat_template_kwargs` are the variables that a client may hand to it."""
 
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     chat_template_kwargs: Thinking | None = None
 
     @classmethod
@@ -177,6 +178,13 @@ class Templated(Strict):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
+        if (
+            self.continue_final_message
+            and self.add_generation_prompt
+            and "add_generation_prompt" in self.model_fields_set
+        ):
+            what = "continue_final_message opens no new answer: set add_generation_prompt=false, or leave it out"
+            raise refusal(INVALID_COMBINATION, "continue_final_message", what)
         said = [item for wish in self.wishes for item in wish.said.items()]
         levels = {wish.reasoning_effort for wish in self.wishes if wish.reasoning_effort is not None}
         if len({value for _, value in said}) > 1 or len(levels) > 1:

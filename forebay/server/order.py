@@ -40,16 +40,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """How every choice of a request is made."""
+    """How every choice of a request is made: `params.n` of each prompt, with seeds of their own."""
 
     params: SamplingParams
     namespace: str
     author: str  # whose prompts the answer may tell of
-    stop: tuple[str, ...] = ()
-    stop_patterns: tuple[str, ...] = ()
-    include_stop: bool = False
     priority: int = 0
-    count: int = 1  # choices per prompt
     halves: Sequence[Rendezvous | None] = ()  # in a role: where the other half of each prompt's choices is
     seed: int | None = None
     discard_output: bool = False  # only the prompt's log-probabilities are wanted
@@ -58,7 +54,7 @@ class Order:
         """Choice `number` of a prompt: the user's seed, or one derived from it, so that choices differ and repeat. A
         prompt's own grammar comes before that of all."""
         grammar = grammar or self.params.grammar
-        return msgspec.structs.replace(self.params, seed=_seed(self.seed, number), grammar=grammar)
+        return msgspec.structs.replace(self.params.of_tokens(), seed=_seed(self.seed, number), grammar=grammar)
 
 
 def _seed(seed: int | None, number: int) -> int:

@@ -12,7 +12,18 @@ from pydantic import Field, StringConstraints, Tag, model_validator
 
 from forebay.config.server_args import MAX_COUNT
 from forebay.requests.foreign import PASSED
-from forebay.requests.sampling_params import BOUNDS, MAX_LOGIT_BIAS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
+from forebay.requests.sampling_params import (
+    BOUNDS,
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_SEED,
+    MAX_STOP,
+    MAX_STOP_BYTES,
+    MAX_STOP_PATTERNS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOP_LOGPROBS,
+)
 from forebay.server.ignored import IGNORED, one_of
 from forebay.server.messages import Messages, Templated, Thinking, text_or_list
 from forebay.server.sender import Sender
@@ -31,9 +42,6 @@ from forebay.server.validation import (
 from forebay.text.resumption import Breakpoint
 from forebay.text.stop_patterns import BadPattern, machine_of
 
-MAX_STOP: Final = 16
-MAX_STOP_PATTERNS: Final = 4
-MAX_STOP_BYTES: Final = 256
 TOOL_FIELDS: Final = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")  # chats have them
 MAX_IDS: Final = 1 << 22
 I32: Final = 2**31 - 1
@@ -111,9 +119,9 @@ _MOST_TOKENS: Final = ("n_predict", "max_tokens", "max_completion_tokens")
 
 
 class StreamOptions(Strict):
-    passed = frozenset({"continuous_usage_stats"})
     ignored = {"include_obfuscation": one_of(None, False)}
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class Sampling(Sender, Structured, Bootstrap):
@@ -140,6 +148,13 @@ class Sampling(Sender, Structured, Bootstrap):
     skip_special_tokens: bool = True
     n_predict: Annotated[int, Field(ge=-1, le=I32)] | None = None
     logit_bias: Annotated[dict[DecimalId, Bias], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=I32)] = 0
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)] | None
+    ) = None
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    request_id: Label | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=I32)] = 0
 
     @property
@@ -156,6 +171,11 @@ class Sampling(Sender, Structured, Bootstrap):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
+    def wants_usage_of_each(self) -> bool:
+        """Event of a stream."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
     def choices(self) -> int:
         return self.n or 1
 
@@ -165,6 +185,9 @@ class Sampling(Sender, Structured, Bootstrap):
             raise refusal(
                 INVALID_COMBINATION, "stream_options", "stream_options is only allowed with stream=true: set it"
             )
+        if self.stream and self.prompt_logprobs is not None:
+            what = "prompt_logprobs cannot be streamed: set stream=false"
+            raise refusal(INVALID_COMBINATION, "prompt_logprobs", what)
         for pattern in self.stop_patterns:
             try:
                 machine_of(pattern)
@@ -191,7 +214,6 @@ class PlainText(Strict):
 class CompletionRequest(PlainText, Sampling):
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0, le=I32)] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
@@ -204,9 +226,6 @@ class CompletionRequest(PlainText, Sampling):
         if self.max_tokens == 0 and not self.echo:
             what = "max_tokens is 0 without echo=true: nothing would be returned, ask for at least 1"
             raise refusal(INVALID_COMBINATION, "max_tokens", what)
-        if self.stream and self.prompt_logprobs is not None:
-            what = "prompt_logprobs cannot be streamed: set stream=false"
-            raise refusal(INVALID_COMBINATION, "prompt_logprobs", what)
         if self.stream and self.echo and self.logprobs is not None:
             raise refusal(INVALID_COMBINATION, "echo", "echo with logprobs cannot be streamed: set stream=false")
         return self

@@ -30,6 +30,7 @@ class Detokenizer:
         "_include_stop",
         "_is_open",
         "_longest",
+        "_min_tokens",
         "_patterns",
         "_stop",
         "_table",
@@ -44,12 +45,16 @@ class Detokenizer:
         *,
         patterns: tuple[str, ...] = (),
         include_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
-        """`include_stop` leaves the stop string itself at the end of the text. `patterns` as in `stop_patterns`."""
+        """`include_stop` leaves the stop string itself at the end of the text. `patterns` as in `stop_patterns`. No
+        stop string counts that ends in the text of the first `min_tokens` tokens; patterns are looked for behind it.
+        """
         self._table = table
         self._stop = stop
         self._patterns = {pattern: PatternSearch(pattern) for pattern in patterns}
         self._include_stop = include_stop
+        self._min_tokens = min_tokens
         self._longest = max(map(len, stop), default=0)
         self._decoder = _UTF8("replace")
         self._is_open = False  # the decoder holds a part of a character
@@ -101,6 +106,8 @@ class Detokenizer:
     def _search(self, new: str) -> tuple[str, str | None]:
         """Add `new` to what is held; what of it may be shown, and the stop string that begins first in it."""
         text = self._held + new
+        if len(self.offsets) <= self._min_tokens:
+            return self._show(text, self._held_back(text))
         at, end, found = len(text), 0, None
         for stop in self._stop:
             place = text.find(stop, 0, at + len(stop) - 1)
@@ -114,7 +121,10 @@ class Detokenizer:
         if found is not None:
             self._held = ""
             return text[:end] if self._include_stop else text[:at], found
-        keep = max((self._held_back(text), *(search.held for search in self._patterns.values())))
+        return self._show(text, max((self._held_back(text), *(search.held for search in self._patterns.values()))))
+
+    def _show(self, text: str, keep: int) -> tuple[str, None]:
+        """All but the last `keep` characters, which are held."""
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
 

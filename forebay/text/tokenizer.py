@@ -89,17 +89,29 @@ class Tokenizer:
         ids = self._encode(text, add_special_tokens, plain=not parse_special).ids
         return self._with_bos(ids) if add_special_tokens else ids
 
+    def spellings(self, words: Iterable[str | tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each word, as it is and with a space before it. Tokens stay."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            texts = (word, " " + word.lstrip()) if isinstance(word, str) else ()
+            found |= dict.fromkeys(tuple(self.encode(text, add_special_tokens=False)) for text in texts)
+            found |= {word: None} if isinstance(word, tuple) else {}
+        return tuple(word for word in found if word)
+
     def encode_chat(
         self,
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         max_tokens: int | None = None,
         **variables: Any,
     ) -> list[int]:
-        """Render and encode a conversation. Raises InvalidRequest where there is no template, or it refuses."""
+        """Render and encode a conversation; with `continue_final_message` up to the end of what the last message says,
+        which is the assistant's. Raises InvalidRequest where there is no template, or it refuses."""
         mark, guarded, variables = self._guard(messages, variables, max_tokens)
-        text = self._render_guarded(guarded, add_generation_prompt, max_tokens, variables)
+        end = mark if continue_final_message else None
+        text = self._render_guarded(guarded, add_generation_prompt, max_tokens, variables, end)
         return self._encode_rendered(text, mark, with_ends=False).ids
 
     def encode_chat_prompt(
@@ -108,13 +120,15 @@ class Tokenizer:
         *,
         breakpoints: Sequence[Breakpoint] = (),
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         max_tokens: int | None = None,
         **variables: Any,
     ) -> ChatPrompt:
         """As `encode_chat`, with the lengths from which others are likely to go on. `breakpoints` are the client's own;
         see `text.resumption`. Takes about twice the time."""
         mark, guarded, variables = self._guard(messages, variables, max_tokens)
-        text = self._render_guarded(guarded, add_generation_prompt, max_tokens, variables)
+        end = mark if continue_final_message else None
+        text = self._render_guarded(guarded, add_generation_prompt, max_tokens, variables, end)
         marked = [
             point._replace(num_chars=_with_marks(guarded[point.message]["content"] or "", mark, point.num_chars))
             for point in breakpoints
@@ -131,9 +145,25 @@ class Tokenizer:
         return ChatPrompt(ids, token_counts(ends, [place - text.count(mark, 0, place) for place in found]))
 
     def _render_guarded(
-        self, guarded: list[Message], add_generation_prompt: bool, max_tokens: int | None, variables: dict[str, Any]
+        self,
+        guarded: list[Message],
+        add_generation_prompt: bool,
+        max_tokens: int | None,
+        variables: dict[str, Any],
+        end: str | None,
     ) -> str:
-        text = self.render(guarded, add_generation_prompt=add_generation_prompt, **variables)
+        """`end` is there where the last message is gone on with; twice it occurs nowhere."""
+        if end is None:
+            text = self.render(guarded, add_generation_prompt=add_generation_prompt, **variables)
+        else:
+            guarded = [*guarded[:-1], _opened(guarded[-1], 2 * end)]
+            text, found, _ = self.render(guarded, add_generation_prompt=False, **variables).rpartition(2 * end)
+            if not found:
+                raise InvalidRequest(
+                    "the chat template does not show the last message's words: it cannot be gone on with",
+                    code="chat_template_error",
+                    param="continue_final_message",
+                )
         _check_text(text, None if max_tokens is None else max_tokens + len(text) // MAX_BYTES_PER_TOKEN)
         return text
 
@@ -216,6 +246,14 @@ class Tokenizer:
     def _guard_message(self, message: Message, mark: str) -> Message:
         spellings = self._hidden if message.get("role") == "assistant" else self._control
         return {key: value if key == "role" else _marked(value, spellings, mark) for key, value in message.items()}
+
+
+def _opened(message: Message, end: str) -> Message:
+    """With an `end` behind its words."""
+    if message.get("role") != "assistant" or not isinstance(message.get("content"), str):
+        what = f"the last message is the {message.get('role')}'s, or has no words: only the assistant's is gone on with"
+        raise InvalidRequest(what, code="invalid_combination", param="continue_final_message")
+    return {**message, "content": message["content"] + end}
 
 
 def _texts(value: Any) -> Iterable[str]:

@@ -37,6 +37,7 @@ OPTIONS: dict[str, list[Any]] = {
     "filter": [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.2}, {"top_k": -1, "top_p": 1}],
     "penalty": [{}, {"repetition_penalty": 1.5}, {"frequency_penalty": 1.2, "presence_penalty": -0.7}],
     "logit_bias": [None, {"5": 100}, {"7": -100, "20": 3.5}],
+    "restriction": [{}, {"bad_words": ["a", "the"]}, {"allowed_token_ids": list(range(30, 130)), "min_tokens": 1}],
     "logprobs": [None, 0, 3],
     "stop": [None, "e", ["a", "zz", "é"], []],
     "stop_token_ids": [None, list(range(100, 140))],
@@ -81,7 +82,7 @@ def body_of(row: Row) -> tuple[str, dict[str, Any]]:
     """A path and a body; features that one of the two routes does not have are left out there."""
     taken = {"max_tokens", "n", "seed", "temperature", "logit_bias", "stop", "stop_token_ids"}
     taken |= {"include_stop_str_in_output", "ignore_eos", "cache_salt", "priority"}
-    body = {name: row[name] for name in taken} | row["filter"] | row["penalty"] | row["label"]
+    body = {name: row[name] for name in taken} | row["filter"] | row["penalty"] | row["restriction"] | row["label"]
     if row["chat"]:
         text = row["prompt"] if row["prompt"] in ("ids", "two") else PROMPTS[row["prompt"]]
         body["messages"] = [{"role": "system", "content": "be"}, {"role": "user", "content": text}]
@@ -163,6 +164,76 @@ async def test_d2_c28_any_two_features_go_together(server: Running, seed: int) -
         if usage and more:
             assert more["completion_tokens"] == usage["completion_tokens"]
     server.until(lambda: server.engine.num_requests == 0)
+
+
+HI = {"role": "user", "content": "hi"}
+
+
+def ask(server: Running, path: str, **body: Any) -> dict[str, Any]:
+    with server.client() as client:
+        response = client.post(path, json=body)
+        assert response.status_code == 200, response.text
+        found: dict[str, Any] = response.json()
+        return found
+
+
+def test_no_end_comes_before_the_least_length(server: Running) -> None:
+    body = {"prompt": "ab", "max_tokens": 9, "temperature": 0, "stop_token_ids": list(range(1, 250)), "stop": ["q"]}
+    lengths = [
+        ask(server, "/v1/completions", **body, min_tokens=least)["usage"]["completion_tokens"] for least in (0, 4, 9)
+    ]
+    assert lengths == [1, 5, 9]
+
+
+def test_a_bad_word_is_not_said_and_what_is_allowed_alone_is(server: Running) -> None:
+    body = {"prompt": "ab", "max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 0}
+    (said,) = ask(server, "/v1/completions", **body)["choices"]
+    bad = [word for token in said["logprobs"]["tokens"] if (word := token).isascii() and "\\" not in token]
+    (other,) = ask(server, "/v1/completions", **body, bad_words=bad)["choices"]
+    assert not set(bad) & set(other["logprobs"]["tokens"])
+    (allowed,) = ask(server, "/v1/completions", **body, allowed_token_ids=[70, 71])["choices"]
+    spelled = ask(server, "/detokenize", tokens=[70, 71])["prompt"]
+    assert set(allowed["logprobs"]["tokens"]) <= set(spelled)
+
+
+def test_what_the_assistant_said_last_is_gone_on_with_where_it_ends(server: Running) -> None:
+    talk = [HI, {"role": "assistant", "content": "Sure: "}]
+    whole = ask(server, "/tokenize", messages=talk, add_generation_prompt=False)["tokens"]
+    begun = ask(server, "/tokenize", messages=talk, continue_final_message=True)["tokens"]
+    assert begun == whole[: len(begun)]
+    assert ask(server, "/detokenize", tokens=begun)["prompt"].endswith("Sure: ")
+    chat = {"max_tokens": 5, "temperature": 0, "ignore_eos": True}
+    answer = ask(server, "/v1/chat/completions", messages=talk, continue_final_message=True, **chat)
+    right = ask(server, "/v1/completions", prompt=begun, **chat)
+    assert answer["choices"][0]["message"]["content"] == right["choices"][0]["text"]
+    with server.client() as client:
+        body = {"messages": [HI], "continue_final_message": True}
+        refused = client.post("/v1/chat/completions", json=body).json()["error"]
+    assert refused["param"] == "continue_final_message"
+
+
+def test_a_chats_prompt_has_the_log_probabilities_of_its_tokens_though_they_are_cached(server: Running) -> None:
+    wishes = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": 2}
+    ids = ask(server, "/tokenize", messages=[HI])["tokens"]
+    (right,) = ask(server, "/v1/completions", prompt=ids, **wishes)["choices"]
+    for _ in range(2):
+        answer = ask(server, "/v1/chat/completions", messages=[HI], **wishes)
+        assert answer["prompt_logprobs"] == right["prompt_logprobs"]
+        assert len(answer["prompt_logprobs"]) == len(ids)
+        assert answer["usage"]["cache"]["miss_reason"] == "prompt_logprobs"
+
+
+@pytest.mark.parametrize(
+    ("path", "source"), [("completions", {"prompt": "a"}), ("chat/completions", {"messages": [HI]})]
+)
+def test_each_event_has_the_usage_so_far_where_that_is_wanted(server: Running, path: str, source: Any) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**source, "max_tokens": 4, "ignore_eos": True, "stream": True, "stream_options": options}
+    with server.client() as client:
+        lines = client.post(f"/v1/{path}", json=body).text.split("\n\n")
+    counts = [json.loads(line[6:])["usage"]["completion_tokens"] for line in lines if line.startswith("data: {")]
+    assert counts == sorted(counts)
+    assert counts[-1] == 4
 
 
 def test_all_pairs_are_there() -> None:

@@ -120,6 +120,16 @@ BODIES: dict[str, dict[str, Any]] = {
     "penalties": {"prompt": LONG, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5},
     "logprobs": {"prompt": "One, two, three,", "logprobs": 3, "echo": True},
     "stop": {"prompt": "1 2 3 4 5", "stop": ["9"], "max_tokens": 32},
+    "restrictions": {
+        "prompt": "The capital of France is",
+        "max_tokens": 24,
+        "stop": [".", ","],
+        "temperature": 0.9,
+        "seed": 5,
+        "min_tokens": 9,
+        "bad_words": ["Paris", "the", "France"],
+        "stop_token_ids": [28, 30],
+    },
     "one token": {"prompt": "The capital of France is", "max_tokens": 1},
     "ids": {"prompt": [[1, 2, 3], list(range(100, 170))], "n": 2, "temperature": 0.8, "seed": 3},
 }

@@ -157,6 +157,7 @@ def test_no_field_takes_an_id_outside_the_vocabulary(shared: Running, raw: str) 
         ("/v1/completions", "prompt", f"[{raw}]"),
         ("/v1/completions", "prompt", f"[[5, {raw}]]"),
         ("/v1/completions", "stop_token_ids", f"[{raw}]"),
+        ("/v1/completions", "allowed_token_ids", f"[{raw}]"),
         ("/v1/completions", "logit_bias", json.dumps({raw.strip('"'): 1})),
         ("/v1/chat/completions", "stop_token_ids", f"[{raw}]"),
         ("/v1/chat/completions", "logit_bias", json.dumps({raw.strip('"'): 1})),
@@ -174,7 +175,7 @@ def test_the_id_carrying_fields_are_all_tried_above() -> None:
     carrying = {
         name for body in VALID for name in body.model_fields if "ids" in name or name in ("logit_bias", "tokens")
     }
-    assert carrying == {"stop_token_ids", "logit_bias", "tokens", "input_ids"}
+    assert carrying == {"stop_token_ids", "allowed_token_ids", "logit_bias", "tokens", "input_ids"}
 
 
 @pytest.mark.parametrize("path", BODIES)

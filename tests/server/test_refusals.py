@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import InvalidRequest
+from forebay.requests.foreign import ABSENT
 from forebay.server.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 from forebay.server.strict import Strict
 
@@ -39,7 +40,9 @@ COMPLETION: list[tuple[dict[str, Any], str, str, str]] = [
     ({"stream_options": {"usage": True}}, "unknown_field", "stream_options.usage", "unknown field"),
     ({"stream_options": {"stream": True}}, "unknown_field", "stream_options.stream", "unknown field"),
     ({"temprature": 1}, "unknown_field", "temprature", "did you mean temperature?"),
-    ({"min_tokens": 2}, "unknown_field", "min_tokens", "ignore_eos goes on to max_tokens"),
+    ({"min_new_tokens": 2}, "unknown_field", "min_new_tokens", "call it min_tokens"),
+    ({"allowed_token_ids": []}, "invalid_value", "allowed_token_ids", "is empty"),
+    ({"bad_words": ["x"] * 65}, "invalid_value", "bad_words", "65 entries: at most 64"),
     ({"max_tokens": 3, "n_predict": 4}, "invalid_combination", "n_predict", "n_predict and max_tokens: give one"),
     ({"n_predict": 0}, "invalid_combination", "n_predict", "at least 1"),
     ({"prompt_logprobs": 1, "stream": True}, "invalid_combination", "prompt_logprobs", "stream=false"),
@@ -94,6 +97,13 @@ CHAT: list[tuple[dict[str, Any], str, str, str]] = [
         "reasoning_effort",
         "must say the same",
     ),
+    ({"prompt_logprobs": 1, "stream": True}, "invalid_combination", "prompt_logprobs", "stream=false"),
+    (
+        {"continue_final_message": True, "add_generation_prompt": True},
+        "invalid_combination",
+        "continue_final_message",
+        "add_generation_prompt=false",
+    ),
     ({"stream_reasoning": False}, "unsupported_field", "stream_reasoning", "leave it out"),
     ({"messages": [{**HI, "content": ["x"]}]}, "invalid_value", "messages.0.content.0", "must be an object"),
     ({"messages": [{**HI, "refusal": "no"}]}, "unsupported_field", "messages.0.refusal", "messages.0.refusal is not"),
@@ -122,8 +132,6 @@ def test_what_cannot_change_an_answer_passes_and_is_told() -> None:
     mark = {"type": "ephemeral", "ttl": "1h"}
     data = {"messages": [{**HI, "cache_control": mark}], "cache_prompt": True, "store": None, "service_tier": "flex"}
     assert ChatRequest.parse(data).passed_over == ("cache_prompt", "service_tier", "ttl")
-    streamed = {**data, "stream": True, "stream_options": {"continuous_usage_stats": True}}
-    assert "continuous_usage_stats" in ChatRequest.parse(streamed).passed_over
 
 
 @pytest.mark.parametrize(("asked", "wanted"), [({}, 16), ({"n_predict": 5}, 5), ({"n_predict": -1}, None)])
@@ -156,3 +164,60 @@ def test_a_text_to_tokenize_has_one_source() -> None:
 @pytest.mark.parametrize("metadata", [None, {}, {"a": "b"}, {"k" * 64: "v" * 512}])
 def test_metadata_is_taken_and_changes_nothing(metadata: Any) -> None:
     assert ChatRequest.parse({"messages": [HI], "metadata": metadata}) == ChatRequest.parse({"messages": [HI]})
+
+
+THEIRS = {  # fields of requests to other engines, by whose they are
+    "vllm": (
+        "use_beam_search top_k min_p repetition_penalty length_penalty stop_token_ids "
+        "include_stop_str_in_output ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens "
+        "truncate_prompt_tokens prompt_logprobs allowed_token_ids bad_words add_generation_prompt "
+        "continue_final_message documents chat_template_kwargs mm_processor_kwargs guided_json guided_regex "
+        "guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern structural_tag "
+        "structured_outputs priority request_id logits_processors return_tokens_as_token_ids return_token_ids "
+        "cache_salt kv_transfer_params vllm_xargs include_reasoning prompt_embeds logprob_token_ids "
+        "repetition_detection"
+    ),
+    "sglang": (
+        "regex ebnf json_schema min_new_tokens no_stop_trim stop_regex lora_path session_params "
+        "separate_reasoning stream_reasoning return_hidden_states return_routed_experts rid extra_key "
+        "bootstrap_host bootstrap_room data_parallel_rank custom_params custom_logit_processor input_embeds "
+        "image_data return_logprob logprob_start_len top_logprobs_num token_ids_logprob "
+        "return_text_in_logprobs log_metrics sampling_seed max_new_tokens"
+    ),
+    "llama.cpp": (
+        "n_predict n_indent n_keep t_max_predict_ms dynatemp_range typical_p repeat_penalty repeat_last_n "
+        "dry_multiplier xtc_probability mirostat mirostat_tau grammar grammar_lazy json_schema n_probs "
+        "min_keep id_slot cache_prompt return_tokens samplers timings_per_token return_progress "
+        "post_sampling_probs response_fields lora n_cmpl reasoning_format reasoning_budget "
+        "thinking_forced_open parse_tool_calls"
+    ),
+    "others": (
+        "options format keep_alive think raw template context num_predict num_ctx images system do_sample "
+        "details return_full_text top_n_tokens truncate watermark max_length num_beams no_repeat_ngram_size "
+        "top_a"
+    ),
+}
+
+
+@pytest.mark.parametrize("whose", THEIRS)
+def test_each_field_of_another_engine_is_served_or_passed_or_answered_with_what_there_is(whose: str) -> None:
+    """Never by a guess at its spelling."""
+    for name in THEIRS[whose].split():
+        if name in ChatRequest.names() or name in ChatRequest.ignored:
+            continue
+        lenient = {"messages": [HI], name: 1}
+        if name in ChatRequest.passed:
+            assert ChatRequest.parse(lenient).passed_over == (name,)
+            continue
+        with pytest.raises(InvalidRequest) as refused:
+            ChatRequest.parse(lenient, lenient=True)
+        said = refused.value.message
+        assert refused.value.code == "unknown_field"
+        assert said.startswith(f"unknown field '{name}': "), said
+        assert "did you mean" not in said, said
+        ours = said.partition(": call it ")[2].partition(",")[0].partition(" or ")[0]
+        assert not ours or ours in {**ChatRequest.names(), **CompletionRequest.names()}, said
+
+
+def test_no_line_is_about_a_field_that_is_served() -> None:
+    assert not set(ABSENT) & {*ChatRequest.names(), *CompletionRequest.names()}

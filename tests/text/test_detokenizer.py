@@ -77,6 +77,27 @@ def test_which_of_two_stop_strings_ends_the_text(pieces, stop, shown, stopped) -
     assert (delta.text, delta.stopped) == (shown, stopped)
 
 
+@pytest.mark.parametrize("how", ["stop", "patterns"])
+@pytest.mark.parametrize(
+    ("pieces", "min_tokens", "shown"),
+    [
+        (["ab", "ab", "c"], 0, ""),
+        (["ab", "ab", "c"], 1, "ab"),
+        (["ab", "a", "b", "c"], 1, "ab"),
+        (["aba", "b", "ab"], 2, "abab"),
+        (["ab", "ab", "ab"], 3, None),
+    ],
+)
+def test_no_stop_counts_that_ends_before_the_least_length(how, pieces, min_tokens, shown) -> None:
+    detokenizer = Detokenizer(OneTokenEach(*pieces), **{how: ("ab",)}, min_tokens=min_tokens)
+    delta = detokenizer.push(list(range(len(pieces))))
+    assert (delta.text, delta.stopped) == (("".join(pieces), None) if shown is None else (shown, "ab"))
+
+
+def test_of_a_stop_string_the_beginning_may_be_before_the_least_length() -> None:
+    assert Detokenizer(OneTokenEach("xa", "b"), ("ab",), min_tokens=1).push([0, 1]).stopped == "ab"
+
+
 def test_stop_string_is_kept_when_asked_for() -> None:
     detokenizer = Detokenizer(TOKENIZER.table, ("STOP",), include_stop=True)
     assert detokenizer.push(TOKENIZER.encode("aSTOPb")).text == "aSTOP"

@@ -16,8 +16,8 @@ from forebay.text.token_bytes import TokenBytes
 class ChatDialect(ChunkDialect):
     addition = b"delta"
 
-    def __init__(self, fields: dict[str, Any], table: TokenBytes, *, logprobs: bool, include_usage: bool) -> None:
-        super().__init__({**fields, "object": "chat.completion.chunk"}, table, include_usage=include_usage)
+    def __init__(self, fields: dict[str, Any], table: TokenBytes, *, logprobs: bool, **around: Any) -> None:
+        super().__init__({**fields, "object": "chat.completion.chunk"}, table, **around)
         self._logprobs = logprobs
         self._whole = {**fields, "object": "chat.completion"}
 
@@ -35,9 +35,11 @@ class ChatDialect(ChunkDialect):
             }
             for choice, text, tokens in zip(generation.choices, texts, scores, strict=True)
         ]
-        return encode({**self._whole, "choices": choices, "usage": generation.usage()})
+        of_prompt = self.of_prompt(generation.choices[0])
+        return encode({**self._whole, "choices": choices, "usage": generation.usage(), **of_prompt})
 
     def opening(self, generation: Generation) -> bytes:
+        super().opening(generation)
         return b"".join(self._event(choice, b'{"role":"assistant","content":""}') for choice in generation.choices)
 
     def text(self, choice: Choice, text: str) -> bytes:

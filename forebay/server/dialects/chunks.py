@@ -13,6 +13,7 @@ from forebay.base.errors import ForebayError
 from forebay.server.dialects.dialect import Dialect
 from forebay.server.errors import DONE, error_ending
 from forebay.server.generation import Choice, Generation
+from forebay.server.logprobs import prompt_logprobs
 from forebay.text.token_bytes import TokenBytes
 
 encode: Final = msgspec.json.Encoder().encode
@@ -24,14 +25,36 @@ class ChunkDialect(Dialect):
 
     addition: ClassVar[bytes]
 
-    def __init__(self, fields: dict[str, Any], table: TokenBytes, *, include_usage: bool) -> None:
-        """`fields` are those before `choices`."""
+    def __init__(
+        self,
+        fields: dict[str, Any],
+        table: TokenBytes,
+        *,
+        include_usage: bool,
+        usage_of_each: bool = False,
+        num_prompt_top: int | None = None,
+    ) -> None:
+        """`fields` are those before `choices`. With `usage_of_each` every event says what came so far; `num_prompt_top`
+        is None where no log-probabilities of the prompt are wanted."""
         self._table = table
         self._include_usage = include_usage
         start = b"data: " + encode(fields)[:-1] + b',"choices":['
         self._before = start + b'{"index":'
         self._after = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
         self._usage_start = start + b'],"usage":'
+        self._usage_of_each = usage_of_each
+        self._running: Generation | None = None  # where each event tells its usage
+        self._num_prompt_top = num_prompt_top
+
+    def opening(self, generation: Generation) -> bytes:
+        if self._usage_of_each:
+            self._running = generation
+        return b""
+
+    def of_prompt(self, choice: Choice) -> dict[str, Any]:
+        if self._num_prompt_top is None:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(self._table, choice.prompt_scores(), self._num_prompt_top)}
 
     def closing(self, generation: Generation) -> bytes:
         if not self._include_usage:
@@ -42,7 +65,8 @@ class ChunkDialect(Dialect):
         return error_ending(error, "")
 
     def _event(self, choice: Choice, added: bytes, logprobs: bytes = b"null", finish: bytes = b"null") -> bytes:
+        after = self._after if self._running is None else b'}],"usage":%b}\n\n' % encode(self._running.usage())
         return (
             b'%b%d,"%b":%b,"logprobs":%b,"finish_reason":%b%b'
-            % (self._before, choice.index, self.addition, added, logprobs, finish, self._after)
+            % (self._before, choice.index, self.addition, added, logprobs, finish, after)
         )  # fmt: skip

@@ -6,14 +6,13 @@ from typing import Any
 
 from forebay.server.dialects.chunks import ChunkDialect, encode
 from forebay.server.generation import Choice, Generation, Piece
-from forebay.server.logprobs import Scored, completion_logprobs, prompt_logprobs
+from forebay.server.logprobs import Scored, completion_logprobs
 from forebay.text.answers.parts import Part
 from forebay.text.token_bytes import TokenBytes
 
 
 class CompletionDialect(ChunkDialect):
-    """`num_top` is None where no log-probabilities are wanted, `num_prompt_top` where none of the prompt are; `echo`
-    puts the prompt in front."""
+    """`num_top` is None where no log-probabilities are wanted; `echo` puts the prompt in front."""
 
     addition = b"text"
 
@@ -24,14 +23,12 @@ class CompletionDialect(ChunkDialect):
         *,
         num_top: int | None,
         echo: bool,
-        include_usage: bool,
-        num_prompt_top: int | None = None,
+        **around: Any,
     ) -> None:
         self._fields = {**fields, "object": "text_completion"}
-        super().__init__(self._fields, table, include_usage=include_usage)
+        super().__init__(self._fields, table, **around)
         self._num_top = num_top
         self._echo = echo
-        self._num_prompt_top = num_prompt_top
 
     def whole(
         self, generation: Generation, texts: list[str], parts: list[list[Part]], scores: list[list[Scored]]
@@ -45,12 +42,13 @@ class CompletionDialect(ChunkDialect):
                     "text": before + text,
                     "logprobs": self._scores(choice, tokens, len(before)),
                     "finish_reason": choice.finish,
-                    **self._of_prompt(choice),
+                    **self.of_prompt(choice),
                 }
             )
         return encode({**self._fields, "choices": choices, "usage": generation.usage()})
 
     def opening(self, generation: Generation) -> bytes:
+        super().opening(generation)
         texts = ((choice, self._prompt_text(choice)) for choice in generation.choices)
         return b"".join(self.text(choice, text) for choice, text in texts if text)
 
@@ -72,11 +70,6 @@ class CompletionDialect(ChunkDialect):
         # As its tokens spell it, so that text_offset points into it.
         raw = b"".join(map(self._table.in_text, choice.prompt.token_ids))
         return raw.decode("utf-8", "replace")
-
-    def _of_prompt(self, choice: Choice) -> dict[str, Any]:
-        if self._num_prompt_top is None:
-            return {}
-        return {"prompt_logprobs": prompt_logprobs(self._table, choice.prompt_scores(), self._num_prompt_top)}
 
     def _scores(self, choice: Choice, tokens: list[Scored], shift: int) -> dict[str, Any] | None:
         if self._num_top is None:

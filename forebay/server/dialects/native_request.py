@@ -31,6 +31,8 @@ _SAMPLING: Final = {  # by what completions call it
     "guided_regex": "regex",
     "guided_grammar": "ebnf",
     "include_stop_str_in_output": "no_stop_trim",
+    "min_tokens": "min_new_tokens",
+    "skip_special_tokens": "skip_special_tokens",
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "stop_regex")},
     **{name: name for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos")},
 }
@@ -38,11 +40,10 @@ _SAMPLING: Final = {  # by what completions call it
 
 class NativeSampling(Strict):
     ignored: ClassVar[dict[str, Harmless]] = {
-        "skip_special_tokens": one_of(None, True),
         "spaces_between_special_tokens": one_of(None, True),
-        "min_new_tokens": one_of(None, 0),
     }
     max_new_tokens: Annotated[int, Field(ge=1, le=I32)] = _DEFAULT_TOKENS
+    min_new_tokens: Annotated[int, Field(ge=0, le=I32)] = 0
     n: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
     temperature: Annotated[float, WITHIN["temperature"]] | None = None
     top_p: Annotated[float, Field(gt=BOUNDS["top_p"][0], le=BOUNDS["top_p"][1])] | None = None
@@ -57,6 +58,7 @@ class NativeSampling(Strict):
     stop_regex: StopPatterns | None = None
     no_stop_trim: bool = False
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     json_schema: Text | None = None
     regex: Text | None = None
     ebnf: Text | None = None
