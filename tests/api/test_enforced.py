@@ -54,7 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
 
-    grammars = Grammars(lambda: Vocabulary.of(tokenizer.table, [END], VOCAB).tokenizer(encode), VOCAB)
+    grammars = Grammars(lambda: Vocabulary.of(tokenizer.table, [END], VOCAB).tokenizer(encode), VOCAB, num_threads=1)
     core = rig.engine(num_tokens=4096, radix_cache=True, overlap_depth=1, grammars=grammars).core
     engine = ThreadedEngine(
         core, max_running_requests=16, context_length=CONTEXT, vocab_size=VOCAB, eos_token_ids=[END]
