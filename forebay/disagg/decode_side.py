@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -14,7 +13,7 @@ from forebay.disagg.desk import Desk
 from forebay.disagg.dial import Address, Session
 from forebay.disagg.pages import Landing, OfferError
 from forebay.disagg.writer import Reach
-from forebay.requests.transfers import Arrived, Broken, Closed, Offer, Renewed, Tail, Ticket, Withdraw
+from forebay.requests.transfers import Arrived, Broken, Closed, Decline, Offer, Renewed, Tail, Ticket, Withdraw
 from forebay.requests.updates import Failure
 
 RETRIES_PER_BEAT: Final = 4
@@ -39,8 +38,7 @@ class Receipt:
     offer: Offer
     since: float
     stage: Stage = Stage.WAITING
-    is_complete: bool = False
-    landed: list[tuple[float, int]] = field(default_factory=list)  # when so many bytes came
+    landed: mover.Landed | None = None
     tail: Tail | None = None
     instance: str = ""
     reach: Reach | None = None
@@ -59,8 +57,9 @@ class Peer:
     rests: bool = False  # it has said so
     retry_at: float = 0.0
     receipts: dict[bytes, Receipt] = field(default_factory=dict)
+    unsaid: list[tuple[float, frames.Declined]] = field(default_factory=list)  # since when they wait for a session
 
-    def send(self, frame: frames.Offering | frames.Withdrawn | frames.Settled) -> None:
+    def send(self, frame: frames.Offering | frames.Declined | frames.Withdrawn | frames.Settled) -> None:
         if self.session is not None:
             self.session.send(frame)
 
@@ -90,7 +89,7 @@ class DecodeSide:
         assert nonce not in self._receipts, f"the ticket of room {offer.ticket.room} has been offered before"
         self._receipts[nonce] = peer, receipt
         peer.receipts[nonce] = receipt
-        if not self._desk.options.cluster_key and not is_loopback(offer.host):
+        if not self._may_ask(offer.host):
             self._break(peer, receipt, failures.key_required(offer.host))
             return
         if peer.rests:
@@ -106,6 +105,20 @@ class DecodeSide:
             self._make(peer, receipt, peer.session)
         else:
             self._connect(peer)
+
+    def decline(self, order: Decline) -> None:
+        if not self._may_ask(order.host):
+            return
+        peer = self._peers.setdefault((order.host, order.port), Peer((order.host, order.port)))
+        frame = frames.Declined(order.ticket.nonce, order.ticket.room, order.num_tokens, order.digest, order.failure)
+        if peer.session is not None and peer.session.is_joined:
+            peer.send(frame)
+        else:
+            peer.unsaid.append((self._desk.clock(), frame))
+            self._connect(peer)
+
+    def _may_ask(self, host: str) -> bool:
+        return bool(self._desk.options.cluster_key) or is_loopback(host)
 
     def withdraw(self, order: Withdraw) -> None:
         found = self._receipts.get(order.ticket.nonce)
@@ -151,18 +164,16 @@ class DecodeSide:
 
     def _settle(self, peer: Peer, receipt: Receipt) -> None:
         """Where all has come, and the sender has said that this was all: with that it writes no more."""
-        if receipt.stage is Stage.OFFERED and receipt.is_complete and receipt.tail is not None:
+        if receipt.stage is Stage.OFFERED and receipt.landed is not None and receipt.tail is not None:
             receipt.stage = Stage.ARRIVED
-            self._desk.emit(Arrived(receipt.ticket, receipt.tail, _speed(receipt.landed)))
+            self._desk.emit(Arrived(receipt.ticket, receipt.tail, receipt.landed.bytes_per_s))
             peer.send(frames.Settled(receipt.ticket.nonce))
             self._close(receipt)
 
     def on_landed(self, report: mover.Landed) -> None:
         found = self._receipts.get(report.nonce)
-        if found is not None and report.num_bytes:
-            found[1].landed.append((self._desk.clock(), report.num_bytes))
-        if found is not None and report.is_complete:
-            found[1].is_complete = True
+        if found is not None:
+            found[1].landed = report
             self._settle(*found)
 
     def on_failed(self, report: mover.Failed) -> None:
@@ -224,6 +235,9 @@ class DecodeSide:
     def on_joined(self, session: Session) -> None:
         peer = self._peers[session.address]
         log.info(event("prefill_joined", where=session.where, shared=session.reach is not None))
+        unsaid, peer.unsaid = peer.unsaid, []
+        for _, frame in unsaid:
+            peer.send(frame)
         for receipt in [*peer.receipts.values()]:
             if receipt.stage is Stage.WAITING:
                 self._make(peer, receipt, session)
@@ -241,7 +255,7 @@ class DecodeSide:
         self._forget(peer)
 
     def _forget(self, peer: Peer) -> None:
-        if not peer.receipts and peer.session is None:
+        if not (peer.receipts or peer.unsaid) and peer.session is None:
             self._peers.pop(peer.address, None)
 
     def end_sessions(self, why: str) -> None:
@@ -255,14 +269,16 @@ class DecodeSide:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        now = self._desk.clock()
+        now, limit_s = self._desk.clock(), self._desk.options.bootstrap_timeout_s
         for peer in [*self._peers.values()]:
             if peer.session is not None:
                 peer.session.tick(now)
             for receipt in [*peer.receipts.values()]:
                 self._tick_receipt(peer, receipt, now)
-            if any(receipt.stage in (Stage.WAITING, Stage.BROKEN) for receipt in peer.receipts.values()):
+            peer.unsaid = [(since, frame) for since, frame in peer.unsaid if now - since <= limit_s]
+            if peer.unsaid or any(receipt.stage in (Stage.WAITING, Stage.BROKEN) for receipt in peer.receipts.values()):
                 self._connect(peer)
+            self._forget(peer)
 
     def _tick_receipt(self, peer: Peer, receipt: Receipt, now: float) -> None:
         limit_s = self._desk.options.bootstrap_timeout_s
@@ -270,12 +286,6 @@ class DecodeSide:
             self._break(peer, receipt, failures.bootstrap_timeout(f"{peer.address[0]}:{peer.address[1]}", limit_s))
         elif receipt.stage is Stage.BROKEN and receipt.reach is not None and receipt.reach.writer_is_dead():
             self._close(receipt)
-
-
-def _speed(landed: Sequence[tuple[float, int]]) -> float:
-    """Bytes a second of all chunks behind the first, whose begin nobody knows."""
-    seconds = landed[-1][0] - landed[0][0] if landed else 0.0
-    return sum(num_bytes for _, num_bytes in landed[1:]) / seconds if seconds > 0 else 0.0
 
 
 def is_loopback(host: str) -> bool:

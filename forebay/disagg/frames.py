@@ -91,6 +91,16 @@ class Offering(msgspec.Struct, frozen=True, tag="offering", kw_only=True):
     weight_version: int = 0
 
 
+class Declined(msgspec.Struct, frozen=True, tag="declined"):
+    """Decode: there will be no offer for this prompt."""
+
+    nonce: bytes
+    room: int
+    num_tokens: int
+    digest: bytes
+    failure: Failure
+
+
 class Chunk(msgspec.Struct, frozen=True, tag="chunk", kw_only=True):
     """Positions [first, end) of regions [region, region + num_regions) of a kind, one region after the other: so many
     bytes with this checksum (XXH3, 64 bits)."""
@@ -137,5 +147,5 @@ class Resting(msgspec.Struct, frozen=True, tag="resting"):
     asleep: bool
 
 
-ToPrefill = Hello | Attach | Introduce | Invite | Offering | Settled | Withdrawn | Beat
+ToPrefill = Hello | Attach | Introduce | Invite | Offering | Declined | Settled | Withdrawn | Beat
 ToDecode = Challenge | Welcome | Refused | Joined | Resting | Chunk | Completed | Withdrawn | Fenced | Beat

@@ -15,7 +15,7 @@ from forebay.config.engine_config import EngineConfig
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import Per
 
-PROTOCOL: Final = 2  # of frames and chunks; another number is another language
+PROTOCOL: Final = 3  # of frames and chunks; another number is another language
 _HEAD_BYTES: Final = 64 << 10
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4 << 10

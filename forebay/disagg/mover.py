@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import selectors
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -81,11 +82,10 @@ class Wrote(NamedTuple):
 
 
 class Landed(NamedTuple):
-    """A chunk of so many bytes has arrived, and perhaps with it all that was due."""
+    """All that was due has arrived; how fast, of all chunks behind the first, whose begin nobody knows."""
 
     nonce: bytes
-    is_complete: bool
-    num_bytes: int = 0
+    bytes_per_s: float
 
 
 class Failed(NamedTuple):
@@ -114,6 +114,25 @@ class _Outbox:
     current: bytes | None = None  # the ticket of the chunk that is on its way
 
 
+@dataclass(slots=True)
+class _Arrival:
+    """What has come of a ticket: since the end of its first chunk so many bytes."""
+
+    landing: Landing
+    since: float = 0.0
+    num_bytes: int = 0
+
+    def add(self, num_bytes: int) -> None:
+        if self.since:
+            self.num_bytes += num_bytes
+        else:
+            self.since = time.monotonic()
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.num_bytes / (time.monotonic() - self.since) if self.num_bytes else 0.0
+
+
 class Mover:
     """`submit` from any thread; `report` is called by the mover's own."""
 
@@ -126,7 +145,7 @@ class Mover:
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._outboxes: dict[int, _Outbox] = {}
         self._readers: dict[int, TcpReader] = {}
-        self._landings: dict[bytes, Landing] = {}
+        self._arrivals: dict[bytes, _Arrival] = {}
         self._ending_boxes: list[_Outbox] = []
         self._dropping: set[bytes] = set()  # whose chunk is on its way from or to places
         self._lost: set[bytes] = set()  # whose places may be touched, for ever
@@ -181,8 +200,9 @@ class Mover:
             case EndSession(session):
                 self._end(session)
             case Expect(nonce, landing):
-                self._landings[nonce] = landing
-                self._report(Landed(nonce, landing.is_complete))
+                self._arrivals[nonce] = _Arrival(landing)
+                if landing.is_complete:
+                    self._report(Landed(nonce, 0.0))
             case Check(chunk):
                 self._check(chunk)
             case Write(session, nonce, pieces, places):
@@ -251,7 +271,7 @@ class Mover:
             self._selector.unregister(fd)
 
     def _drop(self, nonce: bytes) -> None:
-        self._landings.pop(nonce, None)
+        self._arrivals.pop(nonce, None)
         for reader in self._readers.values():
             reader.divert(nonce)
         for box in self._outboxes.values():
@@ -277,34 +297,34 @@ class Mover:
 
     def _target(self, chunk: Chunk) -> list[memoryview]:
         """Where a chunk that begins to come lies at its end; nowhere where that is not certain, or in short runs."""
-        landing = self._landings.get(chunk.nonce)
-        piece = None if landing is None else self._piece(landing, chunk)
+        arrival = self._arrivals.get(chunk.nonce)
+        piece = None if arrival is None else self._piece(arrival, chunk)
         if piece is None or self._memory.num_bytes(piece) != chunk.num_bytes:
             return []
         return self._memory.parts(piece)
 
     def _land(self, chunk: Chunk, checksum: int, data: U8 | None) -> None:
         """What came with a chunk goes where its ticket says, if it is not there."""
-        landing = self._landings.get(chunk.nonce)
-        if landing is None:
+        arrival = self._arrivals.get(chunk.nonce)
+        if arrival is None:
             return
-        piece = self._piece(landing, chunk)
+        piece = self._piece(arrival, chunk)
         if piece is not None and self._is_whole(chunk, piece, chunk.num_bytes, checksum):
             if data is not None:
                 self._memory.scatter(piece, data)
-            self._landed(chunk, landing, piece)
+            self._landed(chunk, arrival, piece)
 
     def _check(self, chunk: Chunk) -> None:
-        landing = self._landings.get(chunk.nonce)
-        if landing is None:
+        arrival = self._arrivals.get(chunk.nonce)
+        if arrival is None:
             return
-        piece = self._piece(landing, chunk)
+        piece = self._piece(arrival, chunk)
         if piece is not None and self._is_whole(chunk, piece, chunk.num_bytes, self._memory.sum(piece, self._staging)):
-            self._landed(chunk, landing, piece)
+            self._landed(chunk, arrival, piece)
 
-    def _piece(self, landing: Landing, chunk: Chunk) -> Piece | None:
+    def _piece(self, arrival: _Arrival, chunk: Chunk) -> Piece | None:
         try:
-            return landing.piece(chunk.kind, chunk.region, chunk.num_regions, chunk.first, chunk.end)
+            return arrival.landing.piece(chunk.kind, chunk.region, chunk.num_regions, chunk.first, chunk.end)
         except OfferError as error:
             self._fail(chunk.nonce, Failure.of(error))
             return None
@@ -315,12 +335,14 @@ class Mover:
         self._fail(chunk.nonce, failures.altered(chunk.kind, chunk.first, chunk.end))
         return False
 
-    def _landed(self, chunk: Chunk, landing: Landing, piece: Piece) -> None:
-        landing.landed(piece)
-        self._report(Landed(chunk.nonce, landing.is_complete, chunk.num_bytes))
+    def _landed(self, chunk: Chunk, arrival: _Arrival, piece: Piece) -> None:
+        arrival.landing.landed(piece)
+        arrival.add(chunk.num_bytes)
+        if arrival.landing.is_complete:
+            self._report(Landed(chunk.nonce, arrival.bytes_per_s))
 
     def _fail(self, nonce: bytes, failure: Failure) -> None:
-        self._landings.pop(nonce, None)
+        self._arrivals.pop(nonce, None)
         self._report(Failed(nonce, failure))
 
     # -- ends ------------------------------------------------------------------------------------------------------

@@ -131,13 +131,11 @@ class PrefillSide:
         desk = self._desk
         if hello.epoch <= self._epochs.get(hello.instance, 0):
             raise WireError(f"epoch {hello.epoch} of {hello.instance[:8]} is over")
-        difference = mismatch(desk.layout, frame.layout)
+        differs = mismatch(desk.layout, frame.layout)
         mine = [name for name in desk.transports if name != "shm" or frame.machine == desk.machine]
         transport = next((name for name in frame.transports if name in mine), "")
-        if difference or not transport:
-            failure = (
-                failures.layout_mismatch(difference) if difference else failures.no_transport(mine, frame.transports)
-            )
+        if differs or not transport:
+            failure = failures.layout_mismatch(differs) if differs else failures.no_transport(mine, frame.transports)
             log.warning(event("decode_refused", where=link.where, why=failure.message))
             link.send(frames.Refused(failure))
             return
@@ -202,6 +200,8 @@ class PrefillSide:
                 self._invited(session, address)
             case frames.Offering() if session.is_joined:
                 self._offered(session, frame)
+            case frames.Declined(nonce, room, length, digest, why) if session.is_joined:
+                self._desk.emit(Offered(Ticket(session.hello.instance, room, nonce), length, digest, 0, declined=why))
             case frames.Settled(nonce):
                 shipment = self._of(session, nonce)
                 if shipment is not None and shipment.stage is Stage.COMPLETED:

@@ -34,7 +34,7 @@ from forebay.disagg.prefill_side import PrefillSide
 from forebay.disagg.seal import WireError
 from forebay.disagg.wake import Wake
 from forebay.disagg.writer import OneSided
-from forebay.requests.transfers import Event, Offer, Order, Rest, Send, Span, Withdraw
+from forebay.requests.transfers import Decline, Event, Offer, Order, Rest, Send, Span, Withdraw
 
 TICKS_PER_BEAT: Final = 4
 BACKLOG: Final = 64
@@ -261,6 +261,8 @@ class Worker:
         match what:
             case Offer() if isinstance(side, DecodeSide):
                 side.offer(what)
+            case Decline() if isinstance(side, DecodeSide):
+                side.decline(what)
             case Send() if isinstance(side, PrefillSide):
                 side.send(what)
             case Rest() if isinstance(side, PrefillSide):

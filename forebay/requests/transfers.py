@@ -106,13 +106,24 @@ class Send(Part, frozen=True, kw_only=True):
     tail: Tail | None = None
 
 
+class Decline(msgspec.Struct, frozen=True):
+    """Decode: its half of the request of this prompt has ended before there was an offer, so none will come."""
+
+    ticket: Ticket
+    host: str
+    port: int
+    num_tokens: int
+    digest: bytes
+    failure: Failure
+
+
 class Rest(msgspec.Struct, frozen=True):
     """Prefill: whether offers are refused from now on, because the engine is asleep or on its way there."""
 
     asleep: bool
 
 
-Order = Offer | Withdraw | Send | Rest
+Order = Offer | Decline | Withdraw | Send | Rest
 
 
 # -- what it learns ----------------------------------------------------------------------------------------------------
@@ -120,13 +131,14 @@ Order = Offer | Withdraw | Send | Rest
 
 class Offered(msgspec.Struct, frozen=True):
     """Prefill: decode has places for a prompt of so many tokens with this digest, from token `start` on, and computes
-    with weights of this version."""
+    with weights of this version; or why it never will have any."""
 
     ticket: Ticket
     num_tokens: int
     digest: bytes
     start: int
     weight_version: int = 0
+    declined: Failure | None = None
 
 
 class Renewed(msgspec.Struct, frozen=True):

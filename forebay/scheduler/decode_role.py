@@ -14,16 +14,27 @@ from typing import cast
 
 import numpy as np
 
-from forebay.base.errors import EngineError, ForebayError, RequestTimeout
+from forebay.base.errors import EngineError, ForebayError, RequestTimeout, Unavailable
 from forebay.config.engine_config import DisaggregationOptions
 from forebay.memory.holding import footprint, footprint_ahead
 from forebay.memory.req_to_token_pool import DecodeReqToTokenPool
 from forebay.memory.slots import NOBODY, Ids
 from forebay.requests.request import Request, Status, blamed_on
 from forebay.requests.schedule_batch import ScheduleBatch
-from forebay.requests.transfers import Arrived, Broken, Event, Offer, Rendezvous, Renewed, Tail, Ticket, digest_of
-from forebay.requests.updates import Failure
-from forebay.scheduler.handoff import LOST, OpenTicket, Role
+from forebay.requests.transfers import (
+    Arrived,
+    Broken,
+    Decline,
+    Event,
+    Offer,
+    Rendezvous,
+    Renewed,
+    Tail,
+    Ticket,
+    digest_of,
+)
+from forebay.requests.updates import Failure, FinishReason
+from forebay.scheduler.handoff import ABORTED, ASLEEP, LOST, OpenTicket, Role
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +54,12 @@ class DecodeRole(Role):
     def _room(self, rendezvous: Rendezvous) -> object:
         return rendezvous.host, rendezvous.port, rendezvous.room
 
+    def admit(self, req: Request) -> None:
+        if self._rests and req.rendezvous:
+            self._decline(req, ASLEEP)
+            raise Unavailable(ASLEEP.message, code=ASLEEP.code)
+        super().admit(req)
+
     def enqueue(self, req: Request, now: float) -> None:
         """One without another half is computed here."""
         if req.rendezvous is None:
@@ -52,10 +69,27 @@ class DecodeRole(Role):
         self._rooms[self._room(req.rendezvous)] = req
 
     def ended(self, req: Request, failure: Failure | None) -> None:
+        if req in self.scheduler.pending:
+            self._decline(req, failure or ABORTED)
         super().ended(req, failure)
         self._fresh.discard(req)
         if req in self._arrived:
             self._arrived.remove(req)
+
+    def rest(self) -> None:
+        super().rest()
+        for req in [*self.scheduler.pending] if self._rests else ():
+            self.scheduler.finish(req, FinishReason.ERROR, ASLEEP)
+
+    def _decline(self, req: Request, failure: Failure) -> None:
+        """Prefill would wait for an offer until it took too long."""
+        ticket, where = self._ticket(req)
+        self._orders.append(Decline(ticket, where.host, where.port, req.num_prompt, digest_of(req.tokens), failure))
+
+    def _ticket(self, req: Request) -> tuple[Ticket, Rendezvous]:
+        where = req.rendezvous
+        assert where is not None, f"{req} has no room"
+        return Ticket(self._instance, where.room, where.nonce), where
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -139,10 +173,8 @@ class DecodeRole(Role):
         return in_transit + max(needs) <= held.usable_pages
 
     def _order(self, req: Request, now: float) -> None:
-        where, residency = req.rendezvous, req.residency
-        assert where is not None, f"{req} has no room"
+        (ticket, where), residency = self._ticket(req), req.residency
         start = residency.pin.num_pages * self.scheduler.config.page_size
-        ticket = Ticket(self._instance, where.room, where.nonce)
         offer = Offer(
             ticket=ticket,
             host=where.host,

@@ -271,6 +271,11 @@ class Role(Handoff, ABC):
         for req in [req for req in self.scheduler.waiting if req.id in self._of]:
             self.scheduler.finish(req, FinishReason.ERROR, ASLEEP)
 
+    @property
+    def _rests(self) -> bool:
+        """Whether who comes with another half must go elsewhere."""
+        return not (self.scheduler.admits or self.wakes)
+
     def _begin(self, open_ticket: OpenTicket, req: Request) -> None:
         self._tickets[open_ticket.ticket] = self._of[req.id] = open_ticket
 

@@ -88,7 +88,10 @@ class PrefillRole(Role):
                 return
 
     def _match(self, offered: Offered, req: Request) -> None:
-        """The request may run, unless decode's tokens would be of other weights."""
+        """The request may run, unless decode's half has ended, or its tokens would be of other weights."""
+        if offered.declined:
+            self.scheduler.finish(req, FinishReason.ERROR, offered.declined)
+            return
         if offered.weight_version != self.scheduler.weight_version:
             self._refuse(offered, req, _other_weights(self.scheduler.weight_version, offered.weight_version))
             return
@@ -163,7 +166,7 @@ class PrefillRole(Role):
         if self._rests:
             self._refuse(offered, req, ASLEEP)
             return
-        if req and self.scheduler.admits:
+        if req and (self.scheduler.admits or offered.declined):
             self._match(offered, req)
             return
         if len(self._early) >= most_requests(self.scheduler.config):
@@ -212,11 +215,6 @@ class PrefillRole(Role):
             self._turn_down(ticket)
 
     # -- asleep ------------------------------------------------------------------------------------------------------
-
-    @property
-    def _rests(self) -> bool:
-        """Whether who comes must go elsewhere."""
-        return not (self.scheduler.admits or self.wakes)
 
     def rest(self) -> None:
         super().rest()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from forebay.config.engine_config import DisaggregationMode
-from forebay.requests.transfers import Broken, Closed, Offered, Rest
+from forebay.requests.transfers import Broken, Closed, Decline, Offered, Rest
+from forebay.scheduler.handoff import ASLEEP
 from tests.deadlines import wait_until
 from tests.disagg.pair import Half, half, offer, pair, spans_of, transfer
 
@@ -37,6 +38,16 @@ def test_decode_refuses_by_itself_what_a_sleeping_prefill_would_and_hears_that_i
         prefill.transfers.submit(Rest(asleep=False))
         wait_until(lambda: not where.rests)
         transfer(prefill, decode, N)
+
+
+def test_prefill_hears_of_who_will_not_come_in_the_first_session_and_in_later_ones() -> None:
+    with pair() as (prefill, decode):
+        for _ in range(2):
+            made = offer(prefill, decode, spans_of(decode, N), N)  # which is not given
+            decode.transfers.submit(Decline(made.ticket, made.host, made.port, N, made.digest, ASLEEP))
+            heard = prefill.wait(Offered, made.ticket)
+            assert heard == Offered(made.ticket, N, made.digest, 0, declined=ASLEEP)
+            transfer(prefill, decode, N)
 
 
 def test_c31_weights_that_change_on_one_side_end_what_the_two_have_in_common_until_they_do_on_the_other() -> None:

@@ -84,6 +84,13 @@ async def test_c22_who_asks_a_sleeping_prefill_server_hears_so_at_once_and_all_i
     assert again[1].json()["choices"] == right
 
 
+async def test_c22_the_other_half_of_what_a_sleeping_decode_server_refuses_ends_at_once(two: Two) -> None:
+    assert post(two.decode, "/release_memory_occupation")["phase"] == "asleep"
+    assert codes(await two.ask(50)) == ["peer_asleep", "peer_asleep"]
+    assert post(two.decode, "/resume_memory_occupation")["phase"] == "serving"
+    assert (await two.ask(51))[1].status_code == 200
+
+
 async def test_c22_requests_of_a_decode_server_that_sleeps_go_on_with_the_same_tokens_or_end_typed(two: Two) -> None:
     right = (await two.ask(100, 200))[1].json()["choices"]
     tasks = [asyncio.create_task(two.ask(101 + i, 200)) for i in range(8)]

@@ -34,7 +34,7 @@ DISAGG = (
     Mutant(
         "C22 what comes for a ticket that was closed is not written",
         "disagg/mover.py",
-        "        self._landings.pop(nonce, None)\n        for reader",
+        "        self._arrivals.pop(nonce, None)\n        for reader",
         "        for reader",
         "disagg/test_faults.py::test_what_comes_for_a_closed_ticket_is_not_written",
     ),
@@ -62,7 +62,7 @@ DISAGG = (
     Mutant(
         "C22 the tail alone is not the end",
         "disagg/decode_side.py",
-        "receipt.is_complete and receipt.tail is not None",
+        "receipt.landed is not None and receipt.tail is not None",
         "receipt.tail is not None",
         "disagg/test_faults.py::test_a_tail_that_comes_before_the_last_chunk_is_not_the_end",
     ),

@@ -13,6 +13,7 @@ from forebay.requests.transfers import (
     Arrived,
     Broken,
     Closed,
+    Decline,
     Offer,
     Offered,
     Rendezvous,
@@ -28,7 +29,7 @@ from forebay.requests.transfers import (
 from forebay.requests.updates import CacheReport, Failure, FinishReason
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.halt import Halt, Mode, go_on, weights_changed
-from forebay.scheduler.handoff import LOST
+from forebay.scheduler.handoff import ASLEEP, LOST
 from forebay.scheduler.prefill_role import PrefillRole
 from forebay.scheduler.residency import Residencies
 from tests.scheduler.rig import Rig, config
@@ -248,6 +249,40 @@ def test_a_prefill_engine_that_rests_says_so_and_refuses_offers_and_requests_at_
     go_on(half.scheduler, half.now)
     assert [order.asleep for order in half.take_orders() if isinstance(order, Rest)] == [False]
     half.hear(offered(half.meet(3, room=4)))
+
+
+def test_prefill_ends_who_waits_for_an_offer_that_will_not_come_and_who_comes_later():
+    half = prefill()
+    first, other = half.meet(3, room=1), half.meet(4, room=2)
+    half.hear(msgspec.structs.replace(offered(first), declined=ASLEEP))
+    assert (half.failure_of(first), half.failure_of(other)) == ("peer_asleep", None)
+    half.hear(msgspec.structs.replace(offered(first), declined=ASLEEP))
+    half.abort(other.id)
+    half.hear(msgspec.structs.replace(offered(other), declined=ASLEEP))
+    late = half.meet([*other.tokens], room=2)
+    half.updates += half.scheduler.take_news()
+    assert half.failure_of(late) == "peer_asleep"
+
+
+def test_a_decode_engine_tells_prefill_of_halves_that_end_before_their_offer():
+    half = decode(max_running_requests=1, extra=0)
+    runs, aborted, waits = half.meet(3, room=1), half.meet(4, room=2), half.meet(5, room=3)
+    half.step()
+    half.abort(aborted.id)
+    halt = Halt(half.scheduler, Mode.WAIT)
+    half.updates += half.scheduler.take_news()
+    assert (half.failure_of(waits), half.failure_of(runs)) == ("peer_asleep", None)
+    with pytest.raises(Unavailable) as refused:
+        half.meet(6, room=4)
+    assert (refused.value.code, halt.done) == ("peer_asleep", False)
+    half.take_orders()
+    declined = [order for order in half.orders if isinstance(order, Decline)]
+    assert [(order.ticket.room, order.failure.code) for order in declined] == [
+        (2, "aborted"),
+        (3, "peer_asleep"),
+        (4, "peer_asleep"),
+    ]
+    assert [order.digest for order in declined[:2]] == [digest_of(req.tokens) for req in (aborted, waits)]
 
 
 def test_what_wakes_an_engine_may_be_an_offer():

@@ -22,6 +22,7 @@ from forebay.requests.transfers import (
     Arrived,
     Broken,
     Closed,
+    Decline,
     Event,
     Offer,
     Offered,
@@ -108,12 +109,18 @@ class Wire:
         self.links: dict[Ticket, Link] = {}
         self.num_arrived = self.num_late = 0
         self.rests = False  # prefill says so
+        self.declined: deque[Offered] = deque()  # on their way to prefill
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
     def submit(self, half: Half, order: Order) -> None:
         if isinstance(order, Offer):
             self._offer(order)
+            return
+        if isinstance(order, Decline):
+            self.hurt(order.ticket.room)
+            if not self._chance(self.faults.lost):
+                self.declined.append(Offered(order.ticket, order.num_tokens, order.digest, 0, declined=order.failure))
             return
         if isinstance(order, Rest):
             self.rests = order.asleep
@@ -185,6 +192,8 @@ class Wire:
         if self._chance(self.faults.death):
             for link in self.links.values():
                 self.damage_all(link, "the connection is closed")
+        if self.declined and not self._chance(self.faults.late):
+            self.prefill.take(self.declined.popleft())
         links = list(self.links.values())
         self.rng.shuffle(links)
         for link in links:
