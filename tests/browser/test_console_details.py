@@ -1,61 +1,13 @@
-"""Settings, keys, the strip, and other things a user touches."""
+"""Settings, keys, and other things a user touches."""
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from playwright.sync_api import Page, expect
 
-from forebay.engine.frames import State
-from tests.browser.conftest import ENDING, Open, Watch
+from tests.browser.conftest import Open, Watch
 from tests.browser.test_chat_page import ask
 from tests.server.fake_engine import FakeEngine
-
-
-def test_strip_shows_the_pools_by_holder(open_console: Open, page: Page) -> None:
-    open_console("word " * 400)
-    ask(page)
-    expect(page.locator("#running")).to_have_text("1")
-    expect(page.get_by_role("img", name="KV pages: 1 running, 96 cached, 0 quarantined, 3,999 free")).to_be_visible()
-    expect(page.get_by_role("img", name="request rows: 1 running")).to_be_visible()
-    expect(page.get_by_role("img", name="Sampled pages: 1 free, 1 running, 1 cached")).to_be_visible()
-    page.keyboard.press("Escape")
-    expect(page.locator("#running")).to_have_text("0")
-
-
-class CountingEngine(FakeEngine):
-    """Counts its tokens as the scheduler does."""
-
-    async def state(self) -> State:
-        state = await super().state()
-        sent = float(sum(stream.sent for stream in self.submitted))
-        return msgspec.structs.replace(state, counters={**state.counters, "generated_tokens": sent})
-
-
-def test_strip_shows_the_rate_of_generated_tokens(open_console: Open, page: Page) -> None:
-    open_console(make_engine=lambda: CountingEngine(interval_s=0.01))
-    expect(page.locator("#rate")).to_have_text("0.0")
-    ask(page)
-    expect(page.locator("#rate")).not_to_have_text("0.0")
-    page.keyboard.press("Escape")
-    expect(page.locator("#rate")).to_have_text("0.0")
-
-
-def test_polling_pauses_while_the_page_is_hidden(open_console: Open, page: Page) -> None:
-    open_console()
-    expect(page.locator("#running")).to_have_text("0")
-    hide = """hidden => {
-        Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
-        document.dispatchEvent(new Event("visibilitychange"));
-    }"""
-    page.evaluate(hide, True)
-    page.wait_for_load_state("networkidle")
-    polls: list[str] = []
-    page.on("request", lambda request: polls.append(request.url))
-    page.wait_for_timeout(1300)  # longer than a polling interval: the absence of a poll is the point
-    assert polls == []
-    with page.expect_request("**/debug/state"):
-        page.evaluate(hide, False)
 
 
 def test_settings_reach_the_request(open_console: Open, page: Page) -> None:
@@ -116,14 +68,6 @@ def test_key_is_asked_for_used_and_kept_for_the_tab_only(open_console: Open, pag
     expect(page.locator(".answer .body")).to_have_text("hello there")
     assert page.evaluate("JSON.stringify(localStorage)").count("correct horse") == 0
     assert page.evaluate("sessionStorage.length") == 1
-
-
-def test_server_that_went_away_is_shown_as_offline(open_console: Open, page: Page, watch: Watch) -> None:
-    watch.expected = ENDING
-    server = open_console()
-    expect(page.locator("#ready")).to_have_text("ready")
-    server.close()
-    expect(page.locator("#ready")).to_have_text("offline")
 
 
 @pytest.mark.parametrize("width", [360, 768, 1200])

@@ -2,6 +2,7 @@
 // Paths are relative, so that the page also works under a prefix of a reverse proxy.
 
 const KEY = "forebay.key";
+const SESSION = "forebay.session";
 
 export class ApiError extends Error {
   constructor(message, { status = 0, code = "" } = {}) {
@@ -49,6 +50,20 @@ export async function getJson(path) {
   return (await request(path, { signal: AbortSignal.timeout(POLL_TIMEOUT_MS) })).json();
 }
 
+export const post = (path, body = {}) =>
+  request(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+
+export async function postJson(path, body) {
+  return (await post(path, body)).json();
+}
+
+// What requests of this browser have in common: the server tells of cached text to whom it belongs.
+export function session() {
+  const name = localStorage.getItem(SESSION) ?? crypto.getRandomValues(new Uint32Array(4)).join("-");
+  localStorage.setItem(SESSION, name);
+  return name;
+}
+
 // Throws ApiError (status 503) with the server's reason while it is not ready.
 export async function checkReady() {
   await request("ready", { signal: AbortSignal.timeout(POLL_TIMEOUT_MS) });
@@ -60,7 +75,7 @@ export async function* streamChat(body, signal) {
   const response = await request("v1/chat/completions", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+    body: JSON.stringify({ prompt_cache_key: session(), ...body, stream: true, stream_options: { include_usage: true } }),
     signal,
   });
   for await (const data of sseData(response.body)) {

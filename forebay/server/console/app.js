@@ -3,7 +3,7 @@
 import { getJson, setKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { whole } from "./format.js";
-import { Strip } from "./pools.js";
+import { Strip } from "./strip.js";
 import { Settings } from "./settings.js";
 
 const $ = (id) => document.getElementById(id);

@@ -101,6 +101,7 @@ export class Chat {
   constructor({ list, scroller, settings, model, onBusy, onLocked, say }) {
     Object.assign(this, { list, scroller, settings, model, onBusy, onLocked, say });
     this.messages = [];
+    this.usages = [];
     this.answer = null;
     this.abort = null;
     list.addEventListener("click", (event) => {
@@ -145,6 +146,7 @@ export class Chat {
   async regenerate() {
     if (this.busy || !this.messages.length) return;
     this.answer?.view.parentElement.remove();
+    this.usages.pop();
     await this.generate();
   }
 
@@ -163,9 +165,16 @@ export class Chat {
     await answer.run(body, abort.signal, () => this.follow(false));
     if (this.abort !== abort) return; // the conversation was cleared meanwhile
     this.abort = null;
+    this.told([...this.usages, answer.usage]);
     this.onBusy(false);
     if (answer.error?.status === 401) this.onLocked();
     else if (!answer.error) this.say(answer.text || (answer.calls.list.length ? "The model calls tools." : "The answer is empty."));
+  }
+
+  // The strip draws what each answer of the conversation took.
+  told(usages) {
+    this.usages = usages;
+    document.dispatchEvent(new CustomEvent("forebay:conversation", { detail: usages }));
   }
 
   stop() {
@@ -178,6 +187,7 @@ export class Chat {
     this.answer = null;
     this.messages = [];
     this.list.replaceChildren();
+    this.told([]);
     this.onBusy(false);
   }
 

@@ -4,7 +4,21 @@ const WHOLE = new Intl.NumberFormat("en");
 
 export const whole = (n) => WHOLE.format(n);
 
-export const plural = (n, one) => `${whole(n)} ${one}${n === 1 ? "" : "s"}`;
+export const plural = (n, one, many = `${one}s`) => `${whole(n)} ${n === 1 ? one : many}`;
+
+// "22.5 KiB", "1.2 GiB"
+export function size(bytes) {
+  let unit = 0;
+  while (bytes >= 1023.5 && unit < 4) [bytes, unit] = [bytes / 1024, unit + 1];
+  return `${unit && bytes < 99.95 ? Number(bytes.toFixed(1)) : whole(Math.round(bytes))} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
+}
+
+// "just now", "40 s ago", "3 min ago"
+export function ago(s) {
+  if (s < 5) return "just now";
+  if (s < 90) return `${Math.round(s)} s ago`;
+  return s < 5400 ? `${Math.round(s / 60)} min ago` : `${Math.round(s / 3600)} h ago`;
+}
 
 export function seconds(ms) {
   if (ms < 995) return `${Math.round(ms)} ms`;

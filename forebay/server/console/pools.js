@@ -1,152 +1,81 @@
-// The live strip: where the engine's memory is, about once a second while the page is visible.
+// The pools as bars: who holds what of the engine's memory, magnified where it is little of a large pool.
 
-import { checkReady, getJson } from "./api.js";
-import { plural, rate, whole } from "./format.js";
+import { plural, size, whole } from "./format.js";
+import { make } from "./nodes.js";
+import { draw, picture, share } from "./svg.js";
 
-const POLL_MS = 1000;
-const RETRY_MS = 4000;
-const HOLDERS = ["running", "cached", "quarantined", "free"];
-const NAMES = { kv: "KV pages", window: "window pages", state: "state slots", rows: "request rows" };
-const CELL_CLASSES = ["free", "running", "cached", "quarantined"]; // frames.State.map's owner classes, in its order
-const SPARK_POINTS = 60;
+const HOLDERS = ["running", "cached", "quarantined"];
+const LITTLE = 0.15; // of a pool: less is drawn once more, over the whole width
+const KINDS = {
+  kv: { name: "KV pages", one: "page", of: (n) => `pages of ${plural(n, "token")}` },
+  window: { name: "window pages", one: "page", of: (n) => `pages of ${plural(n, "token")} of a sliding window` },
+  state: { name: "state slots", one: "slot", of: () => "slots, each the state of all recurrent layers after some token" },
+  rows: { name: "request rows", one: "row", of: () => "rows, one for each request that runs" },
+};
 
-const $ = (id) => document.getElementById(id);
-
-export class Strip {
-  // `onServer(state, message)` hears "ready", "not-ready" or "offline"; `onLocked()` that a key is wanted.
-  constructor({ onServer, onLocked }) {
-    this.onServer = onServer;
-    this.onLocked = onLocked;
-    this.rates = new Array(SPARK_POINTS).fill(0);
-    this.previous = null;
-    this.timer = 0;
-    this.polling = false;
-    document.addEventListener("visibilitychange", () => this.restart());
-    $("toggle-map").addEventListener("click", (event) => {
-      const open = $("strip").classList.toggle("open");
-      event.currentTarget.setAttribute("aria-expanded", String(open));
-      event.currentTarget.textContent = open ? "Hide pages" : "Show pages";
-    });
-    this.restart();
-  }
-
-  restart() {
-    clearTimeout(this.timer);
-    this.previous = null; // a rate over the time the tab was hidden would be no rate of now
-    if (!document.hidden && !this.polling) this.poll();
-  }
-
-  async poll() {
-    this.polling = true;
-    let wait = POLL_MS;
-    try {
-      await checkReady();
-      this.onServer("ready", "ready");
-      const state = await getJson("debug/state");
-      this.show(state);
-      $("strip-note").textContent = restNote(state.memory);
-    } catch (error) {
-      wait = RETRY_MS;
-      this.fail(error);
-    } finally {
-      this.polling = false;
-    }
-    if (!document.hidden) this.timer = setTimeout(() => this.poll(), wait);
-  }
-
-  fail(error) {
-    if (error.status === 401) this.onLocked();
-    else if (error.status === 503) this.onServer("not-ready", error.message);
-    else if (!error.status) this.onServer("offline", error.message || "The server did not answer.");
-    $("strip-note").textContent = error.status === 401 ? "Enter the key to see the pools." : error.message;
-  }
-
-  show(state) {
-    $("running").textContent = whole(state.num_running);
-    $("waiting").textContent = whole(state.num_waiting);
-    this.showRate(state.counters.generated_tokens ?? 0);
-    $("pools").replaceChildren(...state.pools.map(poolView));
-    $("members").replaceChildren(...(state.members ?? []).map(memberView));
-    showMap(state.map ?? []);
-  }
-
-  showRate(total) {
-    const now = { at: performance.now(), total };
-    // A smaller count is a restarted engine.
-    const perSecond = this.previous && total >= this.previous.total
-      ? ((total - this.previous.total) * 1000) / (now.at - this.previous.at)
-      : 0;
-    this.previous = now;
-    this.rates = [...this.rates.slice(1), perSecond];
-    const top = Math.max(...this.rates, 1);
-    $("rate").textContent = rate(perSecond);
-    const line = this.rates.map((value, i) => `${i + 0.5},${(19 - (value / top) * 18).toFixed(2)}`).join(" ");
-    $("spark").querySelector("polyline").setAttribute("points", line);
-    $("spark").setAttribute("aria-label", `Tokens per second over the last minute: now ${rate(perSecond)}, most ${rate(top)}`);
-  }
+// `engine` is what /server_info says of it: tokens of a page, bytes of a slot of each pool; {} where that is not known.
+export function poolView(pool, engine) {
+  const [kind, server] = kindOf(pool.name);
+  const { name = pool.name.replaceAll("_", " "), of = () => "slots" } = KINDS[kind] ?? {};
+  const used = pool.total - pool.free;
+  const bytes = engine.slot_bytes?.[kind] ?? 0;
+  const title = make("h3", "", server + name, make("span", "", bytes && kind !== "rows" ? `${size(used * bytes)} of ${size(pool.total * bytes)}` : `${whole(used)} of ${whole(pool.total)}`));
+  const view = make("section", "pool", title, bars(pool, used, server + name));
+  const words = make("p", "words", inWords(pool, kind, of, bytes, engine.page_size));
+  words.id = `pool-${pool.name.replaceAll(/\W/g, "-")}`;
+  view.append(words);
+  view.tabIndex = 0;
+  view.setAttribute("role", "group");
+  view.setAttribute("aria-label", server + name);
+  view.setAttribute("aria-describedby", words.id);
+  return view;
 }
 
-// Asleep, requests wake it: else it would not be ready.
-function restNote(memory) {
-  if (!memory || memory.phase === "serving") return "";
-  const released = memory.released.join(", ");
-  return released ? `The engine is ${memory.phase}: ${released} released.` : `The engine is ${memory.phase}.`;
+// Behind a router a pool's name begins with its server's.
+function kindOf(name) {
+  const kind = name.split(" ").at(-1);
+  return [kind, name.slice(0, name.length - kind.length)];
+}
+
+// "5,824 pages of 16 tokens, 22.5 KiB a token; 8 in use by running requests, 240 by the cache, 5,576 free."
+function inWords(pool, kind, of, bytes, pageSize) {
+  const isPages = kind === "kv" || kind === "window";
+  const each = bytes ? `, ${isPages && pageSize ? `${size(bytes / pageSize)} a token` : `${size(bytes)} each`}` : "";
+  const parts = [`${whole(pool.running)} in use by running requests`];
+  if (kind !== "rows") parts.push(`${whole(pool.cached)} by the cache`);
+  if (pool.quarantined) parts.push(`${whole(pool.quarantined)} set aside because nobody knows who holds them`);
+  parts.push(`${whole(pool.free)} free`);
+  return `${whole(pool.total)} ${of(pageSize || 0)}${each}; ${parts.join(", ")}.`;
+}
+
+function bars(pool, used, name) {
+  const isLittle = used > 0 && used < LITTLE * pool.total;
+  const words = `${name}: ${[...HOLDERS, "free"].map((holder) => `${whole(pool[holder] ?? 0)} ${holder}`).join(", ")}`;
+  const first = draw("rect", { class: "free", x: 0, y: 0, width: "100%", height: 9, rx: 2 });
+  const parts = [first, ...partsOf(pool, pool.total, 0, 9)];
+  if (isLittle) {
+    const cone = draw("svg", { y: 9, width: "100%", height: 9, viewBox: "0 0 100 9", preserveAspectRatio: "none" });
+    cone.append(draw("path", { class: "cone", d: `M0 0H${Math.max(1, (100 * used) / pool.total)}L100 9H0z` }));
+    parts.push(cone, ...partsOf(pool, used, 18, 13));
+  }
+  return picture("pool-bars", words, { width: "100%", height: isLittle ? 31 : 9 }, ...parts);
+}
+
+function partsOf(pool, total, y, height) {
+  let start = 0;
+  return HOLDERS.filter((holder) => pool[holder]).map((holder) => {
+    const part = draw("rect", { x: share(start, total), y, width: share(pool[holder], total), height, "data-holder": holder });
+    start += pool[holder];
+    return part;
+  });
 }
 
 // A server behind a router: whether it takes requests, and how many it has.
-function memberView(member) {
-  const view = document.createElement("li");
-  const name = document.createElement("span");
-  name.textContent = member.name;
-  const status = document.createElement("span");
-  status.className = "ready";
+export function memberView(member) {
+  const view = make("li", "", make("span", "", member.name));
+  const status = make("span", "ready", member.up ? plural(member.in_flight, "request") : "down");
   status.dataset.state = member.up ? "ready" : "not-ready";
-  status.textContent = member.up ? plural(member.in_flight, "request") : "down";
   view.title = member.up ? member.url : `${member.url}: ${member.why}`;
-  view.append(name, status);
+  view.append(status);
   return view;
-}
-
-function poolView(pool) {
-  const view = document.createElement("section");
-  const title = document.createElement("h3");
-  const count = document.createElement("span");
-  const name = NAMES[pool.name] ?? pool.name.replaceAll("_", " ");
-  count.textContent = `${whole(pool.total - pool.free)} of ${whole(pool.total)}`;
-  title.append(name, count);
-
-  const bar = document.createElement("div");
-  bar.className = "bar";
-  bar.setAttribute("role", "img");
-  bar.setAttribute("aria-label", `${name}: ${HOLDERS.map((holder) => `${whole(pool[holder] ?? 0)} ${holder}`).join(", ")}`);
-  for (const holder of HOLDERS) {
-    const part = document.createElement("span");
-    part.dataset.holder = holder;
-    part.style.flexGrow = String(pool[holder] ?? 0);
-    part.hidden = !pool[holder];
-    bar.append(part);
-  }
-
-  const numbers = document.createElement("p");
-  numbers.className = "caption";
-  numbers.textContent = HOLDERS.filter((holder) => pool[holder] || holder === "free")
-    .map((holder) => `${whole(pool[holder])} ${holder}`)
-    .join(" · ");
-  view.append(title, bar, numbers);
-  return view;
-}
-
-function showMap(owners) {
-  const map = $("map");
-  while (map.childElementCount > owners.length) map.lastElementChild.remove();
-  while (map.childElementCount < owners.length) map.append(document.createElement("i"));
-  const counts = {};
-  owners.forEach((owner, i) => {
-    const holder = CELL_CLASSES[owner] ?? "quarantined";
-    counts[holder] = (counts[holder] ?? 0) + 1;
-    if (map.children[i].dataset.holder !== holder) map.children[i].dataset.holder = holder;
-  });
-  const said = Object.entries(counts).map(([holder, n]) => `${whole(n)} ${holder}`);
-  map.setAttribute("aria-label", said.length ? `Sampled pages: ${said.join(", ")}` : "No pages known yet");
-  $("map-caption").textContent = owners.length ? `A sample of ${plural(owners.length, "page")}` : "No pages known yet";
 }
