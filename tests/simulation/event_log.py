@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -37,9 +37,9 @@ class Outcome:
     evicted_states: int = 0
     digest: str = "0" * 64
 
-    def __add__(self, other: Outcome) -> Outcome:
+    def __add__(self, other: Self) -> Self:
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "digest"}
-        return Outcome(**sums, digest=f"{int(self.digest, 16) ^ int(other.digest, 16):064x}")
+        return type(self)(**sums, digest=f"{int(self.digest, 16) ^ int(other.digest, 16):064x}")
 
 
 def log_plan(log: Any, plan: StepPlan, held: Residencies, config: SchedulerConfig) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Self
 from unittest.mock import patch
 
 import numpy as np
@@ -73,9 +73,9 @@ class PairOutcome:
     steps: int = 0
     digest: str = "0" * 64
 
-    def __add__(self, other: PairOutcome) -> PairOutcome:
+    def __add__(self, other: Self) -> Self:
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "digest"}
-        return PairOutcome(**sums, digest=f"{int(self.digest, 16) ^ int(other.digest, 16):064x}")
+        return type(self)(**sums, digest=f"{int(self.digest, 16) ^ int(other.digest, 16):064x}")
 
 
 class Silent:

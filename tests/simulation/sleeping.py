@@ -2,12 +2,13 @@
 
 What the device's caches hold is poison while they are released; the tokens of each version of the weights are others.
 
-python -m tests.simulation.sleeping --seeds 0:3000
+python -m tests.simulation.sleeping --seeds 0:3000 --jobs 2
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from unittest.mock import patch
@@ -26,7 +27,7 @@ from tests.simulation.hash_runner import NO_TOKEN, HashRunner, StepFailed
 from tests.simulation.hashing import U64, salt_of
 from tests.simulation.liveness import require
 from tests.simulation.retracting import RetractingScheduler
-from tests.simulation.simulator import CLOSE, FEW, SHARED, Simulation
+from tests.simulation.simulator import CLOSE, FEW, SHARED, Simulation, command_line
 from tests.simulation.workload import random_config, random_traffic, with_speculation
 
 MODES = (*Mode, Mode.RETRACT)  # which has most to go wrong
@@ -68,6 +69,15 @@ class Kept:
     windows: U64 | None
     states: U64 | None
     lens: I64 | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SleepOutcome(Outcome):
+    sleeps: int = 0
+    updates: int = 0
+    restarts: int = 0
+    kept: int = 0
+    dropped: int = 0
 
 
 class Sleeping:
@@ -216,8 +226,18 @@ class SleepingSimulation(Sleeping, Simulation):
         for times in self.oracles.liveness._times.values():
             times.progress = self.now
 
+    def outcome(self) -> SleepOutcome:
+        return SleepOutcome(
+            **vars(super().outcome()),
+            sleeps=self.num_sleeps,
+            updates=self.num_updates,
+            restarts=self.num_restarts,
+            kept=self.num_kept,
+            dropped=self.num_dropped,
+        )
 
-def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0) -> SleepingSimulation:
+
+def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0) -> SleepOutcome:
     """As the simulator's. Time-outs are tested elsewhere: what was asleep has all the time."""
     rng, widths = Random(f"{seed} asleep"), Random(f"{seed} widths")
     config = with_speculation(widths, random_config(rng))
@@ -236,7 +256,7 @@ def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0) -> Sleep
             load = replace(load, grammars=grammars, restricted=restricted)
             load = replace(load, faults=replace(load.faults, expire=0.0))
             chance = rng.choice([0.02, 0.1, 0.3])
-            made = SleepingSimulation(
+            return SleepingSimulation(
                 config,
                 load,
                 rng,
@@ -244,23 +264,15 @@ def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0) -> Sleep
                 widths=widths,
                 chance=chance,
                 keeps=widths.random() < 0.5,
-            )
-            made.run()
-            return made
+            ).run()
     except Exception as error:
-        error.add_note(f"{config}\nreplay: python -m tests.simulation.sleeping --seeds {seed}:{seed + 1}")
+        error.add_note(f"{config}\nreplay: python -m tests.simulation.sleeping --seed {seed}")
         raise
 
 
-def main(words: list[str]) -> int:
-    first, _, last = words[1].partition(":")
-    runs = [run_seed(seed) for seed in range(int(first), int(last))]
-    total = sum((run.outcome() for run in runs), Outcome(seeds=0))
-    names = ("num_sleeps", "num_updates", "num_restarts", "num_kept", "num_dropped")
-    told = {name: sum(getattr(run, name) for run in runs) for name in names}
-    print(f"{total}\n{told}")
-    return 0
+def main(argv: Sequence[str] | None = None) -> int:
+    return command_line("tests.simulation.sleeping", __doc__ or "", run_seed, SleepOutcome(seeds=0), argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,11 +1,13 @@
 """Two schedulers with a wire between them, of which either sleeps, and takes other weights, at random moments.
 
-python -m tests.simulation.sleeping_pair --seeds 0:3000
+python -m tests.simulation.sleeping_pair --seeds 0:3000 --jobs 2
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 from unittest.mock import patch
 
@@ -13,8 +15,15 @@ from forebay.memory import anchors
 from forebay.requests.updates import Update
 from forebay.scheduler import admission
 from tests.simulation.pair import Half, Pair, PairOutcome, random_pair
-from tests.simulation.simulator import CLOSE, FEW
+from tests.simulation.simulator import CLOSE, FEW, command_line
 from tests.simulation.sleeping import Sleeping
+
+
+@dataclass(frozen=True, kw_only=True)
+class SleepingPairOutcome(PairOutcome):
+    sleeps: int = 0
+    updates: int = 0
+    kept: int = 0
 
 
 class SleepingHalf(Sleeping, Half):
@@ -60,27 +69,31 @@ class SleepingPair(Pair):
             half.chance = 0.0
         super().drain()
 
+    def run(self) -> SleepingPairOutcome:
+        done, halves = super().run(), (self.prefill, self.decode)
+        return SleepingPairOutcome(
+            **vars(done),
+            sleeps=sum(half.num_sleeps for half in halves),
+            updates=sum(half.num_updates for half in halves),
+            kept=sum(half.num_kept for half in halves),
+        )
 
-def run_seed(seed: int) -> tuple[SleepingPair, PairOutcome]:
+
+def run_seed(seed: int) -> SleepingPairOutcome:
     """Whatever is wrong is raised, with the line that replays it."""
     try:
         with patch.object(anchors, "MIN_DISTANCE", CLOSE), patch.object(admission, "MAX_OVERTAKES", FEW):
             pair = random_pair(seed, SleepingPair, SleepingHalf)
             pair.sleeps(Random(f"{seed} sleeps"))
-            return pair, pair.run()
+            return pair.run()
     except Exception as error:
-        error.add_note(f"replay: python -m tests.simulation.sleeping_pair --seeds {seed}:{seed + 1}")
+        error.add_note(f"replay: python -m tests.simulation.sleeping_pair --seed {seed}")
         raise
 
 
-def main(words: list[str]) -> int:
-    first, _, last = words[1].partition(":")
-    runs = [run_seed(seed) for seed in range(int(first), int(last))]
-    halves = [half for pair, _ in runs for half in (pair.prefill, pair.decode)]
-    told = {name: sum(getattr(half, name) for half in halves) for name in ("num_sleeps", "num_updates", "num_kept")}
-    print(f"{sum((outcome for _, outcome in runs), PairOutcome(seeds=0))}\n{told}")
-    return 0
+def main(argv: Sequence[str] | None = None) -> int:
+    return command_line("tests.simulation.sleeping_pair", __doc__ or "", run_seed, SleepingPairOutcome(seeds=0), argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

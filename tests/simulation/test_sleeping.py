@@ -16,9 +16,8 @@ from forebay.scheduler.offload import Offloaded
 from forebay.scheduler.prefill_role import PrefillRole
 from forebay.scheduler.releases import Releases
 from tests.simulation.bugs import Mutations, Patch
-from tests.simulation.pair import PairOutcome
-from tests.simulation.sleeping import SleepingSimulation, run_seed
-from tests.simulation.sleeping_pair import SleepingHalf
+from tests.simulation.sleeping import SleepingSimulation, SleepOutcome, run_seed
+from tests.simulation.sleeping_pair import SleepingHalf, SleepingPairOutcome
 from tests.simulation.sleeping_pair import run_seed as run_pair
 
 PER_CHUNK, PAIRS_PER_CHUNK = 25, 15
@@ -31,25 +30,19 @@ mutation, of_a_pair = MUTATIONS.add, OF_PAIRS.add
 
 @pytest.mark.parametrize("chunk", [0, *SLOW])
 def test_c25_c26_requests_end_once_with_their_versions_tokens_whenever_the_engine_sleeps(chunk: int) -> None:
-    runs = [run_seed(seed) for seed in range(chunk * PER_CHUNK, (chunk + 1) * PER_CHUNK)]
-
-    def total(count: str) -> int:
-        return sum(getattr(run, count) for run in runs)
-
-    assert total("num_sleeps") > 2 * PER_CHUNK
-    assert total("num_updates") > PER_CHUNK
-    assert total("num_restarts") > 3
-    assert total("num_kept") > 3
-    assert sum(run.outcome().offloaded for run in runs) > 3
+    seeds = range(chunk * PER_CHUNK, (chunk + 1) * PER_CHUNK)
+    outcome = sum(map(run_seed, seeds), SleepOutcome(seeds=0))
+    assert outcome.sleeps > 2 * PER_CHUNK
+    assert outcome.updates > PER_CHUNK
+    assert min(outcome.restarts, outcome.kept, outcome.offloaded) > 3
 
 
 @pytest.mark.parametrize("chunk", [0, *SLOW])
 def test_c22_c31_of_two_engines_either_may_sleep_and_take_other_weights(chunk: int) -> None:
-    runs = [run_pair(seed) for seed in range(chunk * PAIRS_PER_CHUNK, (chunk + 1) * PAIRS_PER_CHUNK)]
-    outcome = sum((outcome for _, outcome in runs), PairOutcome(seeds=0))
-    halves = [half for pair, _ in runs for half in (pair.prefill, pair.decode)]
-    assert sum(half.num_sleeps for half in halves) > 2 * PAIRS_PER_CHUNK
-    assert sum(half.num_updates for half in halves) > PAIRS_PER_CHUNK // 4
+    seeds = range(chunk * PAIRS_PER_CHUNK, (chunk + 1) * PAIRS_PER_CHUNK)
+    outcome = sum(map(run_pair, seeds), SleepingPairOutcome(seeds=0))
+    assert outcome.sleeps > 2 * PAIRS_PER_CHUNK
+    assert outcome.updates > PAIRS_PER_CHUNK // 4
     assert min(outcome.arrived, outcome.whole) >= outcome.pairs // 5
 
 
