@@ -14,10 +14,10 @@ NEVER_S = 3600.0  # for what must be cut short, or must not be what cuts somethi
 POLL_S = 0.005
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Return when it is true; fails where it never becomes so."""
+def wait_until(condition: Callable[[], bool], told: Callable[[], str] = str) -> None:
+    """Return when it is true; fails where it never becomes so, with what is `told` then."""
     end = time.monotonic() + HANGS_S
     while not condition():
         if time.monotonic() > end:
-            raise AssertionError(f"still not so after {HANGS_S:.0f} s")
+            raise AssertionError(f"still not so after {HANGS_S:.0f} s {told()}")
         time.sleep(POLL_S)

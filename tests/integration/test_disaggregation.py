@@ -13,11 +13,12 @@ import re
 import signal
 import socket
 import subprocess
-import sys
+import tempfile
 import threading
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,9 +31,9 @@ from forebay.cli.make_model import make
 from forebay.engine.llm import LLM
 from forebay.requests.sampling_params import SamplingParams
 from tests.deadlines import HANGS_S, wait_until
-from tests.integration.tree import child, children, command
+from tests.integration.tree import child, children, command, serving
 
-SMALL = ("--kv-cache-bytes=192MiB", "--max-running-requests=4", "--ledger=raise", "--port=0", "--log-level=warning")
+SMALL = ("--kv-cache-bytes=192MiB", "--max-running-requests=4", "--ledger=raise", "--log-level=warning")
 # Faults are found sooner than in production, and not so soon that a busy machine is taken for one.
 SOON = ("--disaggregation-heartbeat=1", "--disaggregation-lease=8", "--disaggregation-bootstrap-timeout=6")
 ROLES = ("prefill", "decode")
@@ -40,22 +41,24 @@ LONG = "The river went on and on, past hills and towns and fields. " * 40
 
 
 class Servers(NamedTuple):
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     url: str
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, timeout=HANGS_S, trust_env=False)
+        return httpx.post(f"{self.url}{path}", json=body, timeout=HANGS_S, trust_env=False, verify=False)
 
     def complete(self, **body: Any) -> httpx.Response:
         return self.post("/v1/completions", {"max_tokens": 8, "temperature": 0, **body})
 
     def state(self) -> dict[str, Any]:
-        answer: dict[str, Any] = httpx.get(f"{self.url}/debug/state", timeout=HANGS_S, trust_env=False).json()
+        answer: dict[str, Any] = httpx.get(
+            f"{self.url}/debug/state", timeout=HANGS_S, trust_env=False, verify=False
+        ).json()
         return answer
 
     @property
     def is_ready(self) -> bool:
-        return httpx.get(f"{self.url}/ready", timeout=HANGS_S, trust_env=False).is_success
+        return httpx.get(f"{self.url}/ready", timeout=HANGS_S, trust_env=False, verify=False).is_success
 
     def at_rest(self) -> bool:
         """All members are up, and nobody holds anything but caches do."""
@@ -76,24 +79,14 @@ class Servers(NamedTuple):
 
 
 @contextmanager
-def started(*flags: str) -> Iterator[Servers]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "forebay.cli.main", "serve", *SMALL, *flags],
-        env={**os.environ, "PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    with process.stdout:
-        found = next((match for line in process.stdout if (match := re.search(r"ready at (\S+)", line))), None)
-        assert found is not None
-        below = children(process.pid)
-        try:
-            yield Servers(process, found[1])
-            process.terminate()
-            assert process.wait(HANGS_S) == 0
-        finally:
-            process.kill()  # which ends those below, too
-            process.wait()
-    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+def started(*words: str) -> Iterator[Servers]:
+    with tempfile.TemporaryDirectory() as folder:
+        with serving(Path(folder), *SMALL, *words) as tree:
+            below = children(tree.server.pid)
+            yield Servers(tree.server, tree.url)
+            tree.server.terminate()
+            assert tree.server.wait(HANGS_S) == 0, tree.output
+        assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +163,7 @@ def test_c21_other_dialects_say_what_one_engine_says(alone: Servers, pair: Serve
     body, name = DIALECTS[dialect]
     texts = []
     for servers in (alone, pair):
-        (model,) = httpx.get(f"{servers.url}/v1/models", timeout=HANGS_S, trust_env=False).json()["data"]
+        (model,) = httpx.get(f"{servers.url}/v1/models", timeout=HANGS_S, trust_env=False, verify=False).json()["data"]
         answer = servers.post(f"/v1/{dialect}", {"model": model["id"], "temperature": 0, **body}).json()
         (item,) = answer[name]
         texts.append(item["text"] if dialect == "messages" else item["content"][0]["text"])
@@ -218,7 +211,7 @@ def test_c22_whoever_waits_for_one_that_is_gone_is_told_and_the_pair_serves_agai
     request = {"prompt": LONG, "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
     ended = ""
     url = f"{pair.url}/v1/completions"
-    with httpx.stream("POST", url, json=request, timeout=HANGS_S, trust_env=False) as answer:
+    with httpx.stream("POST", url, json=request, timeout=HANGS_S, trust_env=False, verify=False) as answer:
         assert answer.is_success
         lines = answer.iter_lines()
         next(lines)
@@ -253,7 +246,7 @@ def url_of(servers: Servers, role: str) -> str:
 
 def transfers_of(servers: Servers, role: str, state: str) -> int:
     """Requests of the first server of a role that are in this state."""
-    found = httpx.get(f"{url_of(servers, role)}/debug/state", timeout=HANGS_S, trust_env=False).json()
+    found = httpx.get(f"{url_of(servers, role)}/debug/state", timeout=HANGS_S, trust_env=False, verify=False).json()
     return int(found["transfers"][state])
 
 
@@ -294,17 +287,20 @@ def test_two_servers_that_run_are_checked_and_nothing_stays_in_use(
     prefill = url_of(pair, "prefill")
     assert main(["pd", "check", prefill, prefill]) == 2
     wanted = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 1}
-    assert httpx.post(f"{prefill}/check_transfers", json=wanted, trust_env=False).status_code == 409
+    assert httpx.post(f"{prefill}/check_transfers", json=wanted, trust_env=False, verify=False).status_code == 409
 
 
 def test_c22_an_unknown_room_times_out_and_one_in_use_is_refused(pair: Servers) -> None:
     at = {role: url_of(pair, role) for role in ROLES}
-    info = httpx.get(f"{at['prefill']}/server_info", trust_env=False).json()
+    info = httpx.get(f"{at['prefill']}/server_info", trust_env=False, verify=False).json()
     where = {"bootstrap_host": "127.0.0.1", "bootstrap_port": info["disaggregation_bootstrap_port"]}
     body = {"prompt": "a", "max_tokens": 2, "bootstrap_room": 5, **where}
-    with httpx.Client(timeout=HANGS_S, trust_env=False) as http:
-        for url in at.values():
-            answer = http.post(f"{url}/v1/completions", json=body)
+    with httpx.Client(timeout=HANGS_S, trust_env=False, verify=False) as http, ThreadPoolExecutor() as threads:
+
+        def ask(url: str, room: int) -> httpx.Response:
+            return http.post(f"{url}/v1/completions", json={**body, "bootstrap_room": room})
+
+        for answer in threads.map(ask, at.values(), (5, 6)):
             assert answer.status_code == 504
             assert answer.json()["error"]["code"] in ("bootstrap_timeout", "lease_timeout"), answer.text
         assert http.post(f"{at['prefill']}/v1/completions", json={**body, "bootstrap_room": None}).status_code == 400

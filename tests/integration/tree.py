@@ -54,9 +54,10 @@ def child(pid: int, word: str) -> int:
 
 
 class Tree:
-    """The server process, in a process group of its own, and through it the engine. Output goes to `folder`."""
+    """The server process, in a process group of its own, and through it the engine. `words` follow `serve`: a model,
+    flags. Output goes to `folder`."""
 
-    def __init__(self, folder: Path, model: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *words: str | Path) -> None:
         self.folder = folder
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True)
@@ -66,7 +67,7 @@ class Tree:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with self._log.open("wb") as log:
             self.server = subprocess.Popen(
-                [sys.executable, "-m", "forebay.cli.main", "serve", str(model), "--port", "0", *flags],
+                [sys.executable, "-m", "forebay.cli.main", "serve", "--port", "0", *map(str, words)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -86,7 +87,7 @@ class Tree:
         return child(self.server.pid, "forebay.engine.process")
 
     def wait_ready(self) -> Tree:
-        wait_until(lambda: bool(_READY.search(self.output)) or self.server.poll() is not None)
+        wait_until(lambda: bool(_READY.search(self.output)) or self.server.poll() is not None, lambda: self.output)
         match = _READY.search(self.output)
         assert match is not None, self.output
         self.url, self.port = match[1], int(match[2])
@@ -130,9 +131,9 @@ class Tree:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, model: Path, *flags: str) -> Iterator[Tree]:
+def serving(folder: Path, *words: str | Path) -> Iterator[Tree]:
     """A tree that is ready; killed at the end if it still runs."""
-    tree = Tree(folder, model, *flags)
+    tree = Tree(folder, *words)
     try:
         yield tree.wait_ready()
     finally:
