@@ -315,6 +315,18 @@ def test_c31_engines_whose_weights_are_of_different_versions_exchange_nothing_an
     assert other.failure_of(theirs) == "layout_mismatch"
 
 
+def test_c31_an_offer_of_other_weights_that_came_first_ends_its_request_on_arrival():
+    half = prefill()
+    tokens = list(range(12))
+    half.hear(Offered(Ticket("d", 5, b"n"), 12, digest_of(array("i", tokens)), 0, weight_version=1))
+    req = half.meet(tokens)
+    (told,) = half.scheduler.take_news()
+    assert (told.request_id, told.failure.code) == (req.id, "layout_mismatch")
+    assert half.scheduler.idle
+    (withdrawn,) = half.take_orders()
+    assert withdrawn.failure == told.failure
+
+
 # -- decode ------------------------------------------------------------------------------------------------------------
 
 

@@ -198,7 +198,9 @@ class Half(Simulation):
         require(not taken, f"{req} was let into a room that is in use")
         self.rooms[room] = number
         self._send_orders()
-        return self.oracles.added(req, self.now)
+        tracked = self.oracles.added(req, self.now)
+        self._heard(self.scheduler.take_news())  # an offer that came before it may be of other weights
+        return tracked
 
     def _of(self, request_id: int, may: str) -> None:
         super()._of(request_id, may)
