@@ -6,21 +6,23 @@ BIN := .venv/bin
 ARGS ?=
 PEERS ?= llamacpp llamacpp-q4_0 openvino openvino-int4 transformers
 ISA ?= native
+# One more than two cores: where a test waits for servers, another computes.
+WORKERS ?= 3
 
-.PHONY: serve test test-all install dev check coverage bench bench-limits bench-peers wheel docs
+.PHONY: serve test test-all install dev lint check coverage bench bench-limits bench-peers wheel docs
 
 # make serve ARGS="--port 30001"
 serve: install
 	@exec $(BIN)/forebay serve $(ARGS)
 
 # make test ARGS="-k scheduler"
-test: check
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+test: lint
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(ARGS)
 
 # The long tier too, over an hour: 10,000 seeds, the pools at full size, fuzzers, the API's matrix, a soak.
 # make test-all ARGS="-m slow"
-test-all: check
-	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+test-all: lint
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 install:
 	@$(PYTHON) scripts/bootstrap.py
@@ -28,10 +30,13 @@ install:
 dev:
 	@$(PYTHON) scripts/bootstrap.py --dev
 
-check: dev
+lint: dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+
+# What a change needs before it goes anywhere: the gates among the tests too
+check: lint
 	@$(BIN)/python -m pytest -q -n 0 -m "not slow" $(wildcard tests/test_*.py)
 
 # Which lines and branches of memory, requests and scheduler their tests leave out; a minute

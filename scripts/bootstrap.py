@@ -59,8 +59,11 @@ def install(kinds: list[str]) -> bool:
         make_venv()
         if "run" in missing:
             install_torch()
-        install_packages(missing)
+            install_packages("run")
     kernels = Watched(PYTHON, "-m", "forebay.ops.build") if "run" in missing else None
+    if "dev" in missing:
+        install_packages("dev")
+        install_triton()
     model_came = fetch_model()
     if kernels is not None:
         kernels.show(STEPS[4], of_compiler, must=False)  # without a compiler torch's are used, which it says
@@ -209,14 +212,14 @@ def install_torch() -> None:
     pip(STEPS[1], len(planned), TORCH)  # where the CPU build is there: its dependencies, without those of CUDA
 
 
-def install_packages(kinds: list[str]) -> None:
-    files = [REQUIREMENTS[kind] for kind in kinds]
-    total = sum(line[:1] not in "#\n" for name in files for line in (ROOT / name).open())
-    pip(STEPS[2], total, *(word for name in files for word in ("-r", name)))
-    ours = ("install", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--editable", ".")
-    Watched(PYTHON, "-m", "pip", *ours).show(STEPS[2], lambda lines: "this checkout")
-    if "dev" in kinds:
-        install_triton()
+def install_packages(kind: str) -> None:
+    name = REQUIREMENTS[kind]
+    with (ROOT / name).open() as lines:
+        total = sum(line[:1] not in "#\n" for line in lines)
+    pip(STEPS[2], total, "-r", name)
+    if kind == "run":
+        ours = ("install", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--editable", ".")
+        Watched(PYTHON, "-m", "pip", *ours).show(STEPS[2], lambda lines: "this checkout")
 
 
 def install_triton() -> None:
