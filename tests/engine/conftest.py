@@ -34,6 +34,11 @@ def make_chat_model(folder: Path, *, context_length: int) -> Tiny:
     return Tiny(folder, oracle)
 
 
+def is_greedy(tiny: Tiny, prompt: list[int], tokens: list[int]) -> bool:
+    """Whether each of these is what transformers says behind those before it: as `greedy`, with one forward for all."""
+    return tiny.logits([*prompt, *tokens[:-1]])[len(prompt) - 1 :].argmax(-1).tolist() == tokens
+
+
 def greedy(tiny: Tiny, prompt: list[int], num_tokens: int) -> list[int]:
     """What transformers generates greedily, end of sequence or not."""
     tokens = list(prompt)

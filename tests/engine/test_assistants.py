@@ -13,8 +13,7 @@ from forebay.config.machine import Amount
 from forebay.config.resolve import Survey, resolve
 from forebay.engine.build import build_engine
 from forebay.families.checkpoint import open_checkpoint
-from tests.engine.conftest import greedy
-from tests.engine.test_every_model_type import NEW_TOKENS, PROMPTS, tokens_of
+from tests.engine.test_every_model_type import check_twice
 from tests.kernels import NATIVE
 from tests.models.assistants import CENTROIDS, make_assistant
 from tests.models.tiny import shared_tiny
@@ -54,7 +53,7 @@ def flags(draft: Path, algorithm: str, target: str = TARGET, **options: Any) -> 
 def test_c16_an_assistant_changes_no_token(algorithm: str, options: dict[str, Any], path: Path) -> None:
     core, _ = build_engine(resolve(flags(path, algorithm, **options)).engine)
     tiny = shared_tiny(TARGET)
-    assert tokens_of(core, [*PROMPTS, *PROMPTS]) == [greedy(tiny, prompt, NEW_TOKENS) for prompt in PROMPTS] * 2
+    check_twice(core, tiny)
     assert core.scheduler.state(0.0).counters["draft_tokens"] > 0
 
 

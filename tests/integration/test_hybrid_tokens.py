@@ -4,7 +4,9 @@ kernels, whose tokens must be the same, and log-probabilities equal to the bit, 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -73,6 +75,25 @@ def rig(request: pytest.FixtureRequest) -> Rig:
 
 
 @pytest.fixture(scope="module")
+def alone(rig: Rig) -> Callable[..., list[Any]]:
+    """What a prompt, its tokens in a row, gives in an engine of its own."""
+
+    @cache
+    def run(*prompt: int, count: int) -> list[Any]:
+        return scores(rig.engine().run([list(prompt)], greedy(count)))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def growing(rig: Rig) -> Known:
+    """Short prompts, long outputs: admitted together, they cannot stay together."""
+    rng = random.Random(1)
+    prompts = [[rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 8))] for _ in range(8)]
+    return Known.of(rig, prompts, [greedy(40)] * 8)
+
+
+@pytest.fixture(scope="module")
 def known(rig: Rig) -> Known:
     """Prompts that share parts of a trunk, and prompts of their own."""
     rng = random.Random(0)
@@ -109,9 +130,11 @@ def test_c28_no_shape_of_the_engine_changes_a_bit(known: Known, shape: dict[str,
 
 @pytest.mark.parametrize("overlap_depth", [0, 1])
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_c19_a_conversation_resumes_from_its_states(rig: Rig, page_size: int, overlap_depth: int) -> None:
+def test_c19_a_conversation_resumes_from_its_states(
+    rig: Rig, alone: Callable[..., list[Any]], page_size: int, overlap_depth: int
+) -> None:
     """Turn after turn, each from what the one before left, and the last two branching off an earlier one."""
-    rng = random.Random(page_size)
+    rng = random.Random(1)
     engine = rig.engine(page_size=page_size, radix_cache=True, overlap_depth=overlap_depth)
     history = [rng.randrange(3, VOCAB) for _ in range(40)]
     turns = []
@@ -124,13 +147,13 @@ def test_c19_a_conversation_resumes_from_its_states(rig: Rig, page_size: int, ov
         (result,) = engine.run([prompt], greedy(20))
         turns.append((prompt, result))
     for prompt, result in turns:
-        assert scores([result]) == scores(rig.engine().run([prompt], greedy(20)))
+        assert scores([result]) == alone(*prompt, count=20)
     for (before, said), (prompt, result) in pairwise(turns[:4]):
         assert result.cached_tokens >= len(before) + len(said.token_ids) - 1 - 2 * 16, prompt
     assert turns[-1][1].cached_tokens >= (len(branch) - 1) // page_size * page_size
 
 
-def test_c19_hits_of_every_length_around_pages(rig: Rig) -> None:
+def test_c19_hits_of_every_length_around_pages(rig: Rig, alone: Callable[..., list[Any]]) -> None:
     """C-3: a trunk whose states were kept everywhere, left at every length, in a warm and in a partly evicted cache."""
     rng = random.Random(3)
     trunk = [rng.randrange(3, VOCAB) for _ in range(35)]
@@ -139,7 +162,7 @@ def test_c19_hits_of_every_length_around_pages(rig: Rig) -> None:
         prompt = [*trunk[:shared], 3, 4, 5]
         for _ in range(2):
             (result,) = engine.run([prompt], greedy(3))
-            assert scores([result]) == scores(rig.engine().run([prompt], greedy(3))), shared
+            assert scores([result]) == alone(*prompt, count=3), shared
         assert result.cached_tokens == (len(prompt) - 1) // 4 * 4
         if shared % 2:
             engine.core.scheduler.held.cache.evict(3)
@@ -148,12 +171,9 @@ def test_c19_hits_of_every_length_around_pages(rig: Rig) -> None:
 @pytest.mark.parametrize("retraction_host_bytes", [0, 1 << 30])
 @pytest.mark.parametrize("overlap_depth", [0, 1])
 def test_c26_retracted_requests_lose_no_token_kept_or_computed_again(
-    rig: Rig, overlap_depth: int, retraction_host_bytes: int
+    growing: Known, overlap_depth: int, retraction_host_bytes: int
 ) -> None:
-    rng = random.Random(1)
-    prompts = [[rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 8))] for _ in range(8)]
-    known = Known.of(rig, prompts, [greedy(40)] * 8)
-    engine = rig.engine(
+    engine = growing.rig.engine(
         page_size=4,
         num_tokens=100,
         chunked_prefill_size=16,
@@ -162,7 +182,7 @@ def test_c26_retracted_requests_lose_no_token_kept_or_computed_again(
         schedule_conservativeness=0.0,
         retraction_host_bytes=retraction_host_bytes,
     )
-    known.check(engine)
+    growing.check(engine)
     assert engine.count("retractions") >= 3
     assert (engine.count("retractions_kept") > 0) == (retraction_host_bytes > 0)
     assert engine.bytes_on_host() == 0

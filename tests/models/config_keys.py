@@ -18,12 +18,9 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.ops import Ops
 from tests.models.drive import Driver
-from tests.models.tiny import CASES, make_oracle, random_ids
+from tests.models.tiny import CASE_OF, make_oracle, random_ids
 
 NUM_TOKENS = 24
-
-# The first case of each type.
-CASE_OF = {model_type: case for case, (model_type, _) in reversed(CASES.items())}
 
 _YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e3, "original_max_position_embeddings": 16}
 _DEEPSEEK_YARN = {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.8}

@@ -15,7 +15,8 @@ from forebay.base.errors import ModelError
 from forebay.families import TYPES
 from forebay.families.model_config import config_from_folder
 from forebay.ops import Ops, make_ops
-from tests.models.config_keys import CASE_OF, COMMON, ROPES, ChangedKeys
+from tests.models.config_keys import COMMON, ROPES, ChangedKeys
+from tests.models.tiny import CASE_OF
 
 TOLERANCE = {"rtol": 0, "atol": 1.5e-4}
 

@@ -11,6 +11,8 @@ from tests.models.drive import NUM_ROWS, Driver
 from tests.models.tiny import CASES, make_tiny, random_ids
 
 PROMPT = 20
+SOME = (1, 2, 5, 7, 19)  # chunks: less than a convolution, a page and a window, and more than each
+ALL = pytest.param(range(1, PROMPT + 1), marks=pytest.mark.slow)
 TOLERANCE = {"rtol": 0, "atol": 1e-4}
 
 
@@ -21,17 +23,18 @@ def test_prefill_gives_the_logits_of_transformers(case, tiny, load):
     torch.testing.assert_close(logits, oracle.logits(ids), **TOLERANCE)
 
 
+@pytest.mark.parametrize("chunks", [SOME, ALL], ids=["some", "all"])
 @pytest.mark.parametrize("case", CASES)
-def test_every_chunk_size_gives_the_logits_of_transformers(case, tiny, load):
+def test_every_chunk_size_gives_the_logits_of_transformers(case, chunks, tiny, load):
     oracle, ids = tiny(case), random_ids(PROMPT, seed=2)
     model, expected = load(oracle.path), oracle.logits(ids)
-    for chunk in range(1, PROMPT + 1):
+    for chunk in chunks:
         driver = Driver(model)
         parts = [driver.step([(1, ids[first : first + chunk])])[0] for first in range(0, PROMPT, chunk)]
         torch.testing.assert_close(torch.cat(parts), expected, **TOLERANCE, msg=lambda m, c=chunk: f"chunk {c}: {m}")
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("page_size", [1, pytest.param(4, marks=pytest.mark.slow), 16])  # the other tests' is 4
 @pytest.mark.parametrize("case", CASES)
 def test_mixed_batches_give_each_sequence_its_own_logits(case, page_size, tiny, load):
     oracle, rng = tiny(case), random.Random(page_size)

@@ -104,6 +104,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **cases_window.CASES,
 }
 
+# The first case of each type.
+CASE_OF = {model_type: case for case, (model_type, _) in reversed(CASES.items())}
+
 
 @dataclass(frozen=True)
 class Tiny:

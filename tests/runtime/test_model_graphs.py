@@ -15,12 +15,21 @@ from forebay.memory.slots import PAD
 from forebay.pools.regions import Regions
 from forebay.requests.step_plan import StepResult
 from forebay.runtime.graph_backends import CpuGraphs, Eager
-from tests.models.tiny import CASES, VOCAB, random_ids, shared_tiny
+from tests.models.tiny import CASE_OF, CASES, VOCAB, random_ids, shared_tiny
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 from tests.runtime.fake_model import NUM_ROWS
 from tests.runtime.graph_steps import poison
 
 ROUNDS, STEPS = 3, 5
+
+# The long tier has every case in both.
+IN_FLOAT32 = [pytest.param(case, torch.float32, id=f"{case}-float32") for case in CASES]
+IN_BFLOAT16 = [pytest.param(case, torch.bfloat16, id=f"{case}-bfloat16") for case in CASE_OF.values()]
+IN_BFLOAT16 += [
+    pytest.param(case, torch.bfloat16, id=f"{case}-bfloat16", marks=pytest.mark.slow)
+    for case in CASES
+    if case not in CASE_OF.values()
+]
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +56,7 @@ def entries(plans: HybridPlanner, seed: int) -> list[object]:
     return [(result.token_ids, result.logprobs) for result in sampled]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "dtype"), [*IN_FLOAT32, *IN_BFLOAT16])
 def test_padded_replays_give_the_bits_of_the_bare_step(case, dtype, native_ops, paths):
     model = models.load(open_checkpoint(paths(case)), ops=native_ops, dtype=dtype)
 

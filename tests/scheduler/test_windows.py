@@ -57,7 +57,7 @@ def test_a_long_decode_holds_no_more_than_its_window():
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("rows", [3, 8])
+@pytest.mark.parametrize("rows", [3, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("chunk", [5, 16, 64])
 def test_the_least_number_of_window_pages_is_enough(depth, chunk, rows, page_size):

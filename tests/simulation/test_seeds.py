@@ -13,8 +13,8 @@ import pytest
 from tests.simulation.event_log import Outcome
 from tests.simulation.simulator import main, run_seed
 
-SEEDS_PER_CHUNK, REPLAYED = 100, 14
-QUICK, ALL = 15, 100  # chunks: what every run of the suite does, and what the long tier does (B-1)
+SEEDS_PER_CHUNK, REPLAYED = 100, 5
+QUICK, ALL = 10, 100  # chunks: what every run of the suite does, and what the long tier does (B-1)
 SLOW = [pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(QUICK, ALL)]
 
 
@@ -30,8 +30,7 @@ def test_b1_b3_b7_c19_c27_every_request_ends_once_with_the_references_tokens(chu
     assert min(outcome.state_hits, outcome.window_hits, outcome.offloaded, outcome.evicted_states) >= 10
     assert outcome.states_taken >= 200
     assert outcome.drafted - 200 > outcome.accepted > 200
-    # B-7: a seed replays to the same event log, and no two whose engines did something have the same. 14 of each chunk
-    # are 200 of every run.
+    # B-7: a seed replays to the same event log, and no two whose engines did something have the same.
     digests = [outcome.digest for outcome in outcomes]
     busy = [outcome.digest for outcome in outcomes if outcome.steps]
     assert len(set(busy)) == len(busy) > 0.9 * SEEDS_PER_CHUNK
