@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from forebay.base.errors import ConfigError, ForebayError
 from forebay.base.log import setup_logging
 from forebay.config.flag import AUTO, Flag, Value
-from forebay.config.server_args import BY_NAME, LIMITS, LOGGING, SERVER_GROUPS
+from forebay.config.server_args import BY_NAME, LIMITS, LOGGING, MODEL, SERVER_GROUPS
 from forebay.config.sources import Once, add_flags, refuse_unknown
 
 if TYPE_CHECKING:  # words are read at once, and what they come to is another matter
@@ -105,7 +105,7 @@ class Parser:
         self._lines: list[tuple[str, str, str]] = []
         self._aliases: dict[str, str] = {}
         self._flags: tuple[Flag, ...] = ()
-        self._takes_model = False
+        self._folded: Callable[[Flag], bool] = lambda flag: flag.group in _FOLDED
 
     def option(self, *names: str, help: str, default_text: str = "", **settings: Any) -> None:
         """As argparse's `add_argument`; a name without dashes is positional, and names after the first are other
@@ -122,7 +122,8 @@ class Parser:
     def engine_flags(self, *, server: bool, model_is_positional: bool) -> None:
         """Add the declared flags: all with `server`, otherwise without those of HTTP."""
         self._add_flags(flag for flag in BY_NAME.values() if server or flag.group not in SERVER_GROUPS)
-        self._takes_model = model_is_positional
+        if not server:  # a command that is about something else
+            self._folded = lambda flag: flag.group != MODEL
         if model_is_positional:
             self._parser.add_argument("model_positional", nargs="?")
 
@@ -181,7 +182,7 @@ class Parser:
         ]
         if self._flags:
             rows.append(("options", "--config FILE", "a TOML file with settings, keys as the flags with underscores"))
-        shown = [flag for flag in self._flags if word or flag.group not in _FOLDED]
+        shown = [flag for flag in self._flags if word or not self._folded(flag)]
         rows += [(f.group, f"{f.option} {f.metavar}".rstrip(), _describe(f, full=bool(word))) for f in shown]
         if word and word != "all":
             rows = [row for row in rows if word.lower() in " ".join(row).lower()]
@@ -190,7 +191,7 @@ class Parser:
         if word:
             return f"{self._head}\n{_table(rows)}"
         tail = (
-            "Also: --help=all, and --help=WORD to search.\n"
+            "Also: --help=all for every setting, and --help=WORD to search.\n"
             "Settings of the engine and the server (all but `options`) are environment\n"
             "variables too, such as FOREBAY_CONTEXT_LENGTH=4k, and keys of --config FILE."
         )

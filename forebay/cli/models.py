@@ -24,11 +24,13 @@ from forebay.config.engine_config import CacheTypes
 from forebay.config.machine import available_memory
 from forebay.config.rules import ITEM_BYTES
 from forebay.engine.bring import bring
+from forebay.engine.model_shape import read_shape
 from forebay.families import TYPES
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import config_of, family_title
 from forebay.families.small import small_config
 from forebay.formats.hub_names import HubModel, find_in_cache, hub_folder, hub_model, repository_of, revisions
+from forebay.formats.quantization import Quantization
 from forebay.formats.store import cached, find_model, find_named, models_folder, short_name, users_of
 from forebay.pools.cache_spec import cache_sizes
 
@@ -74,7 +76,7 @@ def _list(words: Sequence[str]) -> None:
     for model in found:
         pids = ", ".join(map(str, model["used_by"]))
         table.add_row(model["name"], human_bytes(model["num_bytes"]), model["revision"], pids, model["path"])
-    _console().print(table)
+    _print(table)
 
 
 def _here() -> Iterator[tuple[str, str, Path]]:
@@ -162,7 +164,7 @@ def inspect(name: str | None) -> None:
     table.add_column(overflow="fold")
     for item, value in [*_shape(checkpoint), *_memory(checkpoint)]:
         table.add_row(item, value)
-    _console().print(table)
+    _print(table)
 
 
 def show(name: str | None) -> None:
@@ -209,6 +211,9 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
     contexts = sorted({c for c in CONTEXTS if c < model.max_position_embeddings} | {model.max_position_embeddings})
     rows = []
+    held = read_shape(checkpoint.path, False).weights.held_bytes(Quantization.FILE, ITEM_BYTES["bfloat16"])
+    if held != parameters * ITEM_BYTES["bfloat16"]:
+        rows.append(("memory, as stored", f"weights {human_bytes(held)}, which is how they are served"))
     for dtype, item_bytes in ITEM_BYTES.items():
         sizes = cache_sizes(specs, CacheTypes(dtype=dtype, kv_cache_dtype=dtype))
         kv = ", ".join(f"{human_bytes(sizes.kv_bytes_per_token * context)} for {context:,}" for context in contexts)
@@ -219,9 +224,12 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     return [*rows, ("this machine", f"{human_bytes(memory.value)} {memory.why}")]
 
 
-def _console() -> Console:
-    """Paths are not broken where nobody looks at a screen: a script reads them."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+def _print(table: Table) -> None:
+    """Paths are not broken, and lines not padded, where nobody looks at a screen: a script reads them."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    with console.capture() as printed:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in printed.get().splitlines()))
 
 
 ACTIONS: Final[dict[str, tuple[str, Callable[[Sequence[str]], None]]]] = {
