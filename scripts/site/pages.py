@@ -32,11 +32,13 @@ _MARK: Final = re.compile(r"^<!-- made: (\w+) -->$", re.MULTILINE)
 
 
 def written() -> dict[Path, str]:
-    """Every page, by its path in `docs/`."""
+    """Every page, by its path in `docs/`. A notebook `x.ipynb` is the page `x-notebook.md`, which stands in no list."""
     found = {path.relative_to(DOCS): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
-    notebooks = {path.relative_to(DOCS): path for path in sorted(DOCS.rglob("*.ipynb"))}
-    return found | {name.with_suffix(".md"): from_notebook(json.loads(path.read_text()))
-                    for name, path in notebooks.items()}  # fmt: skip
+    for path in sorted(DOCS.rglob("*.ipynb")):
+        page = path.relative_to(DOCS).with_name(f"{path.stem}-notebook.md")
+        found = {name: text.replace(f"({path.name})", f"({page.name})") for name, text in found.items()}
+        found[page] = "---\norphan: true\n---\n\n" + from_notebook(json.loads(path.read_text()))
+    return found
 
 
 def complete(text: str) -> str:

@@ -11,6 +11,7 @@ from forebay.server.app import ROUTES, described
 from scripts.site import api, errors, flags, metrics
 from scripts.site.drawings import DRAWINGS, FIGURES
 from scripts.site.errors import Told
+from scripts.site.pages import written
 from tests.server.conftest import Running
 
 # Told to no client: between our own processes, and by the client's side of a connection.
@@ -68,6 +69,13 @@ def test_every_series_of_a_server_stands_in_the_list(shared: Running) -> None:
     page = metrics.page()
     assert names
     assert {name for name in names if f"`{re.sub('_(bucket|count|sum)$', '', name)}`" not in page} == set()
+
+
+def test_every_series_that_a_page_names_is_one() -> None:
+    known = set(re.findall(r"`(forebay:\w+)`", metrics.page()))
+    named = {name for text in written().values() for name in re.findall(r"forebay:\w+", text)}
+    assert named
+    assert named - known == set()
 
 
 def test_the_drawings_are_those_of_the_script() -> None:

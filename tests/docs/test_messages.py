@@ -1,0 +1,49 @@
+"""The messages that the troubleshooting page quotes are the program's, and so are its codes."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from scripts.site import errors
+from scripts.site.pages import DOCS, ROOT
+
+PAGE = (DOCS / "guide" / "troubleshooting.md").read_text()
+
+
+def texts() -> str:
+    """Every string of the package, with a gap for what is put in."""
+    found = []
+    for path in sorted((ROOT / "forebay").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Constant(value=str(text)):
+                    found.append(text)
+                case ast.JoinedStr(values=values):
+                    parts = (value.value if isinstance(value, ast.Constant) else "\0" for value in values)
+                    found.append("".join(map(str, parts)))
+    return "\n".join(found)
+
+
+def quoted() -> list[str]:
+    """The parts between the gaps of every message of the first table."""
+    table = PAGE.partition("## It does not start")[2].partition("\n## ")[0]
+    messages = [
+        message for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for message in row.split("`")[1::2]
+    ]
+    assert len(messages) >= 8
+    return [part.strip() for message in messages for part in re.split(r"\.\.\.|'X'|\bX\b|\bN\b|\bM\b|'x'", message)]
+
+
+def test_quoted_messages_are_the_programs() -> None:
+    known = texts()
+    assert [part for part in quoted() if len(part) > 2 and part not in known] == []
+
+
+def test_quoted_codes_are_codes() -> None:
+    table = PAGE.partition("## A request is refused")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d{3}) ((?:`\w+`(?:, )?)+)", table, re.MULTILINE)
+    told = {(error.status, error.code) for error in errors.every()}
+    quoted_codes = {(int(status), code) for status, codes in rows for code in re.findall(r"\w+", codes)}
+    assert len(quoted_codes) >= 15
+    assert quoted_codes - told == set()
