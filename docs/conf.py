@@ -9,6 +9,7 @@ release = version = __version__
 
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
+smartquotes = False  # it makes one dash of the two before a flag
 exclude_patterns = ["figures/*.md"]  # tables that stand in benchmarks.md
 html_theme = "furo"
 html_title = f"Forebay {__version__}"

@@ -38,10 +38,10 @@ def page() -> str:
         if any(map(str.isalpha, told.message)) or not told_of:  # others are put together elsewhere
             told_of.append(told.message)
     rows = [
-        (code(name), str(status), "<br>".join(_shown(text) for text in texts))
+        (code(name), "<br>".join(_shown(text) for text in texts), str(status))
         for (status, name), texts in sorted(messages.items())
     ]
-    return table(("code", "status", "messages"), rows)
+    return table(("code", "messages", "status"), rows)
 
 
 def _shown(text: str) -> str:

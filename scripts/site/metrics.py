@@ -49,8 +49,8 @@ def page() -> str:
         labels[re.sub("_(bucket|count|sum)$", "", name)] |= set(re.findall(r'(\w+)="', labelled)) - {"le"}
     for name, about, kind in re.findall(r"^# HELP (\S+) (.*)\n# TYPE \S+ (\w+)$", told, re.MULTILINE):
         if not name.endswith("_created"):
-            rows.append((code(name), kind, codes(sorted(labels[name])), f"{about}."))
-    return table(("name", "kind", "labels", "what it says"), sorted(rows))
+            rows.append((code(name), f"{about}.", kind, codes(sorted(labels[name]))))
+    return table(("name", "what it says", "kind", "labels"), sorted(rows))
 
 
 def _counts(kept: object) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
+from forebay.memory.miss_reason import MissReason
 from scripts.site import errors
 from scripts.site.pages import DOCS, ROOT
 
@@ -47,3 +48,8 @@ def test_quoted_codes_are_codes() -> None:
     quoted_codes = {(int(status), code) for status, codes in rows for code in re.findall(r"\w+", codes)}
     assert len(quoted_codes) >= 15
     assert quoted_codes - told == set()
+
+
+def test_every_reason_of_a_miss_is_explained() -> None:
+    table = (DOCS / "guide" / "cache.md").read_text().partition("| reason |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(MissReason)
