@@ -53,16 +53,20 @@ def every() -> frozenset[Told]:
     return frozenset(_read())
 
 
+@cache
+def sources() -> dict[Path, ast.Module]:
+    """The package, by its paths."""
+    return {path.relative_to(_PACKAGE): ast.parse(path.read_text()) for path in sorted(_PACKAGE.rglob("*.py"))}
+
+
 def _read() -> Iterator[Told]:
-    for place in _PLACES:
-        for path in sorted((_PACKAGE / place).rglob("*.py")):
-            tree = ast.parse(path.read_text())
-            constants = _assigned(tree)
-            for function in ast.walk(tree):
-                if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                    known = constants | _assigned(function)
-                    calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
-                    yield from (told for call in calls if (told := _told(call, known)) is not None)
+    for tree in (tree for path, tree in sources().items() if path.parts[0] in _PLACES):
+        constants = _assigned(tree)
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                known = constants | _assigned(function)
+                calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+                yield from (told for call in calls if (told := _told(call, known)) is not None)
 
 
 def _assigned(tree: ast.AST) -> dict[str, ast.expr]:

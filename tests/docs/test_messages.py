@@ -7,7 +7,7 @@ import re
 
 from forebay.memory.miss_reason import MissReason
 from scripts.site import errors
-from scripts.site.pages import DOCS, ROOT
+from scripts.site.pages import DOCS
 
 PAGE = (DOCS / "guide" / "troubleshooting.md").read_text()
 
@@ -15,14 +15,13 @@ PAGE = (DOCS / "guide" / "troubleshooting.md").read_text()
 def texts() -> str:
     """Every string of the package, with a gap for what is put in."""
     found = []
-    for path in sorted((ROOT / "forebay").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            match node:
-                case ast.Constant(value=str(text)):
-                    found.append(text)
-                case ast.JoinedStr(values=values):
-                    parts = (value.value if isinstance(value, ast.Constant) else "\0" for value in values)
-                    found.append("".join(map(str, parts)))
+    for node in (node for tree in errors.sources().values() for node in ast.walk(tree)):
+        match node:
+            case ast.Constant(value=str(text)):
+                found.append(text)
+            case ast.JoinedStr(values=values):
+                parts = (value.value if isinstance(value, ast.Constant) else "\0" for value in values)
+                found.append("".join(map(str, parts)))
     return "\n".join(found)
 
 
