@@ -328,7 +328,6 @@ OF: Final[Mapping[str, Mapping[str, str]]] = {
     "Tokens": {"tokens": "The token ids."},
     "BranchRow": {"text": "That of its first tokens; null where they are another's."},
     "UpdateWeightsRequest": {"model_path": "The checkpoint's folder or file, below `--weights-root`."},
-    "ServerInfo": {"reasoning": "How the model marks its thinking."},
 }  # fmt: skip
 
 

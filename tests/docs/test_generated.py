@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.config.server_args import FLAGS
 from forebay.server.app import ROUTES, described
+from forebay.server.descriptions import FIELDS, OF
 from scripts.site import api, errors, flags, metrics
 from scripts.site.drawings import DRAWINGS, FIGURES
 from scripts.site.errors import Told
@@ -31,6 +32,14 @@ def test_every_field_and_every_route_says_what_it_is() -> None:
     assert len(operations) == len(ROUTES)
     assert all(operation["summary"].endswith(".") for operation in operations)
     assert all(operation["responses"]["200"]["content"] for operation in operations)
+
+
+def test_nothing_is_described_that_there_is_not() -> None:
+    schemas = described()["components"]["schemas"]
+    fields = {field for schema in schemas.values() for field in schema.get("properties", {})}
+    assert FIELDS.keys() - fields == set()
+    own = {(name, field) for name, texts in OF.items() for field in texts}
+    assert {(name, field) for name, field in own if field not in schemas.get(name, {}).get("properties", {})} == set()
 
 
 def test_every_field_stands_in_the_reference() -> None:
