@@ -150,10 +150,12 @@ async def _texts(own: Any, origin: Origin, model: str) -> list[bench_field.Text]
     texts = []
     for turn in turns:
         try:
-            counted = await post_json(origin, "/tokenize", {"model": model, "prompt": turn.answer})
+            count = (await post_json(origin, "/tokenize", {"model": model, "prompt": turn.answer})).get("count")
         except EngineError as error:
             raise EngineError(f"{error.message}; give --sharegpt-output-len, and answers need not be counted") from None
-        texts.append(bench_field.Text(turn.question, max(1, int(counted["count"]))))
+        if not isinstance(count, int):
+            raise EngineError(f"{origin}/tokenize counts no tokens: give --sharegpt-output-len")
+        texts.append(bench_field.Text(turn.question, max(1, count)))
     return texts
 
 

@@ -124,7 +124,7 @@ def bandwidth(read: Callable[[], float] | None = None) -> Finding:
 
 def read_gb_s(threads: int) -> float:
     """The best of five readings of half a GiB, or less where that is not there."""
-    size = min(READ_BYTES, machine.available_memory().value // 8) // threads // 8 * 8
+    size = max(1 << 20, min(READ_BYTES, machine.available_memory().value // 8) // threads // 8 * 8)
     parts = [np.ones(size // 8, np.int64) for _ in range(threads)]
     seconds = []
     for _ in range(5):

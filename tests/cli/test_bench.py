@@ -7,13 +7,14 @@ import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from forebay.base.errors import ConfigError, EngineError
 from forebay.base.http_client import Connection, Origin, stream_json
-from forebay.cli import bench_field
+from forebay.cli import bench, bench_field
 from forebay.cli.bench import random_prompts
 from forebay.cli.bench_metrics import Sample, summarize
 from forebay.cli.bench_serve import Load, Target, run_load, to_sample
@@ -183,6 +184,23 @@ def test_texts_are_chats_on_a_chat_route_and_prompts_elsewhere() -> None:
 
     assert sent(bench_field.CHAT)["messages"] == [{"role": "user", "content": "hi"}]
     assert (sent(bench_field.COMPLETIONS)["prompt"], sent(bench_field.CHAT)["max_tokens"]) == ("hi", 7)
+
+
+def test_the_answers_of_a_dataset_are_counted_by_the_server(tmp_path: Path) -> None:
+    said = {"conversations": [{"value": "a"}, {"value": "b"}]}
+    (tmp_path / "dataset").write_text(json.dumps([said, said]))
+    own = SimpleNamespace(
+        dataset_path=tmp_path / "dataset", num_prompts=1, num_warmups=1, seed=0, sharegpt_output_len=None
+    )
+
+    def texts(reply: bytes) -> Any:
+        return against(answer(reply), lambda origin: bench._texts(own, origin, "m"))
+
+    assert texts(b'HTTP/1.1 200 x\r\ncontent-length: 11\r\n\r\n{"count":3}') == [("a", 3), ("a", 3)]
+    with pytest.raises(EngineError, match="counts no tokens: give --sharegpt-output-len"):
+        texts(b"HTTP/1.1 200 x\r\ncontent-length: 2\r\n\r\n{}")
+    with pytest.raises(EngineError, match="again later; give --sharegpt-output-len"):
+        texts(REFUSED)
 
 
 # Other servers end a stream with a choice that has a reason and no text, with usage beside it, or without any usage.
