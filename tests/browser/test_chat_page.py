@@ -6,12 +6,12 @@ import re
 from dataclasses import replace
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from forebay.text.answers.probes import Findings
 from forebay.text.answers.reading import AnswerFormats
 from tests.browser.conftest import ENDING, Open, Watch
-from tests.server.conftest import MODEL
+from tests.server.conftest import MODEL, Running
 from tests.server.fake_engine import FakeEngine
 
 HOSTILE = """Before <img src=x onerror="window.hacked=1"> and <script>window.hacked=1</script>
@@ -28,6 +28,18 @@ HOSTILE = """Before <img src=x onerror="window.hacked=1"> and <script>window.hac
 |---|---|
 | <style>body{display:none}</style> | <form action=//example.invalid><input></form> |
 """
+
+
+def begin(open_console: Open, page: Page) -> tuple[Running, Locator]:
+    """An answer of which two tokens have come and no more will: (server, the answer's article)."""
+    server = open_console(make_engine=lambda: FakeEngine(lambda *_: [1000] * 400, manual=True))
+    ask(page)
+    server.until(lambda: bool(server.engine.running))
+    for _ in range(2):
+        server.call(server.engine.step)
+    answer = page.get_by_role("article", name="Answer")
+    expect(answer.locator(".body")).not_to_be_empty()
+    return server, answer
 
 
 def ask(page: Page, text: str = "Hello") -> None:
@@ -84,16 +96,15 @@ def test_text_shows_while_it_is_still_being_written(open_console: Open, page: Pa
 
 @pytest.mark.parametrize("how", ["button", "escape"])
 def test_stop_ends_the_request_and_keeps_the_text(open_console: Open, page: Page, how: str) -> None:
-    server = open_console("word " * 400)
-    ask(page)
-    answer = page.get_by_role("article", name="Answer")
-    expect(answer.locator(".body")).to_contain_text("word")
+    server, answer = begin(open_console, page)
     if how == "button":
         page.get_by_role("button", name="Stop").click()
     else:
         page.keyboard.press("Escape")
-    expect(answer.locator(".stats")).to_contain_text("stopped")
-    expect(answer.locator(".body")).to_contain_text("word")
+    expect(answer.locator(".stats")).to_have_text(
+        re.compile(r"^\d+ tokens? · 1 of \d+ prompt tokens cached.+tok/s · stopped")
+    )
+    expect(answer.locator(".body")).not_to_be_empty()
     server.until(lambda: server.engine.aborted == [1])
     expect(page.get_by_label("Your message")).to_be_focused()
 
@@ -105,7 +116,12 @@ def test_hostile_output_is_inert(open_console: Open, page: Page) -> None:
     expect(answer.locator(".stats")).to_contain_text("stop")
     expect(answer.locator(".body")).to_contain_text('<img src=x onerror="window.hacked=1">')
     assert page.evaluate("window.hacked") is None
-    assert answer.locator("img, script, svg, iframe, style, form, input, [onerror], [onmouseover]").count() == 0
+    assert (
+        answer.locator(".body")
+        .locator("img, script, svg, iframe, style, form, input, [onerror], [onmouseover]")
+        .count()
+        == 0
+    )
     links = answer.locator("a").evaluate_all("links => links.map((link) => link.getAttribute('href'))")
     assert [link for link in links if not link.startswith("https://")] == []
 
@@ -120,13 +136,10 @@ def test_server_error_is_shown_in_its_own_words(open_console: Open, page: Page, 
 
 def test_error_in_the_middle_of_an_answer_keeps_what_was_said(open_console: Open, page: Page, watch: Watch) -> None:
     watch.expected = ENDING  # the page asks for /ready
-    server = open_console("word " * 400)
-    ask(page)
-    answer = page.get_by_role("article", name="Answer")
-    expect(answer.locator(".body")).to_contain_text("word")
+    server, answer = begin(open_console, page)
     server.call(server.engine.die)
     expect(page.get_by_role("alert")).to_contain_text("the engine died")
-    expect(answer.locator(".body")).to_contain_text("word")
+    expect(answer.locator(".body")).not_to_be_empty()
 
 
 def test_thinking_is_folded_and_calls_wait_for_results(open_console: Open, page: Page) -> None:
@@ -136,12 +149,13 @@ def test_thinking_is_folded_and_calls_wait_for_results(open_console: Open, page:
         f"<think>Let me *look*.</think>A moment.{call}", model=replace(MODEL, answers=Findings(formats=formats))
     )
     page.get_by_role("button", name="Settings").click()
+    page.get_by_text("Tools and structured answers").click()
     page.get_by_label("Tools").fill('[{"type": "function", "function": {"name": "look"}}]')
     page.get_by_role("button", name="Done").click()
     ask(page)
     answer = page.get_by_role("article", name="Answer").first
     expect(answer.locator(".stats")).to_contain_text("tool_calls")
-    expect(answer.locator("summary")).to_have_text("Thought")
+    expect(answer.locator("summary")).to_have_text(re.compile(r"Thought for \d+ m?s"))
     expect(answer.get_by_text("Let me *look*.")).to_be_hidden()
     answer.locator("summary").click()
     expect(answer.get_by_text("Let me *look*.")).to_be_visible()

@@ -31,14 +31,16 @@ def test_settings_reach_the_request(open_console: Open, page: Page) -> None:
     expect(page.locator("#temperature")).to_have_value("")
 
 
-def test_conversation_is_sent_and_a_regenerated_answer_replaces_the_old_one(open_console: Open, page: Page) -> None:
+def test_conversation_is_sent_and_a_regenerated_answer_stands_where_the_old_one_did(
+    open_console: Open, page: Page
+) -> None:
     server = open_console("marvellous")
     for prompt in ("first question", "second question"):
         ask(page, prompt)
         expect(page.locator(".stats").last).to_contain_text("stop")
     second = server.tokenizer.decode(server.engine.submitted[1].prompt)
     assert all(part in second for part in ("first question", "marvellous", "second question"))
-    page.get_by_role("button", name="Regenerate").click()
+    page.get_by_role("button", name="Regenerate").last.click()
     server.until(lambda: len(server.engine.submitted) == 3)
     assert server.engine.submitted[2].prompt == server.engine.submitted[1].prompt
     expect(page.get_by_role("article", name="Answer")).to_have_count(2)
@@ -51,7 +53,7 @@ def test_copy_takes_the_answer_as_it_was_written(open_console: Open, page: Page)
     server = open_console("some **bold** words")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
     ask(page)
-    page.get_by_role("button", name="Copy").click()
+    page.get_by_role("button", name="Copy answer").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == "some **bold** words"
 

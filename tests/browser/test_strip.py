@@ -53,8 +53,12 @@ def branch(number: int, parent: int, num_pages: int, **more: object) -> Branch:
 
 
 def test_pools_say_who_holds_what_and_in_plain_words_what_that_is(open_console: Open, page: Page) -> None:
-    server = open_console(make_engine=lambda: FakeEngine(manual=True))
-    server.engine.info = msgspec.structs.replace(server.engine.info, slot_bytes={"kv": 16 * 23040})
+    def with_bytes() -> FakeEngine:
+        engine = FakeEngine(manual=True)
+        engine.info = msgspec.structs.replace(engine.info, slot_bytes={"kv": 16 * 23040})
+        return engine
+
+    open_console(make_engine=with_bytes)
     ask(page)
     expect(page.locator("#running")).to_have_text("1")
     expect(page.get_by_role("img", name="KV pages: 1 running, 96 cached, 0 quarantined, 3,999 free")).to_be_visible()

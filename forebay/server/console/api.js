@@ -3,6 +3,7 @@
 
 const KEY = "forebay.key";
 const SESSION = "forebay.session";
+const USAGE = { include_usage: true, continuous_usage_stats: true }; // with each event: an answer may be stopped at any
 
 export class ApiError extends Error {
   constructor(message, { status = 0, code = "" } = {}) {
@@ -75,7 +76,7 @@ export async function* streamChat(body, signal) {
   const response = await request("v1/chat/completions", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ prompt_cache_key: session(), ...body, stream: true, stream_options: { include_usage: true } }),
+    body: JSON.stringify({ prompt_cache_key: session(), ...body, stream: true, stream_options: USAGE }),
     signal,
   });
   for await (const data of sseData(response.body)) {

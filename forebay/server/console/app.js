@@ -1,39 +1,130 @@
-// Wires the page: composer, settings, the key, the model's name, and the strip.
+// Wires the page: conversations, composer, settings, the key, the model's name, and the strip.
 
 import { getJson, setKey } from "./api.js";
 import { Chat } from "./chat.js";
+import { Composer } from "./composer.js";
+import { Toast } from "./controls.js";
 import { whole } from "./format.js";
+import { Options } from "./options.js";
+import { Panel } from "./panel.js";
+import { listen } from "./shortcuts.js";
+import { Store } from "./store.js";
 import { Strip } from "./strip.js";
-import { Settings } from "./settings.js";
 
 const $ = (id) => document.getElementById(id);
+const narrow = matchMedia("(max-width: 60rem)");
 
-const settings = new Settings($("settings"), $("settings-form"));
 let model = "";
 
+const say = (text) => ($("announcer").textContent = text);
+const toast = new Toast($("toast"));
+const options = new Options($("settings"), $("settings-form"), { onChange: (values) => chat.set({ options: values }) });
+const store = new Store({
+  onTrouble: (text) => {
+    $("trouble").textContent = text;
+    $("trouble").hidden = false;
+  },
+  onChange: (id) => {
+    panel.draw();
+    if (id === chat.conversation?.id) chat.refresh();
+  },
+});
+const panel = new Panel({
+  store,
+  toast,
+  onGone: (id) => id === chat.conversation.id && begin(),
+  onNamed: ({ id, title }) => id === chat.conversation.id && chat.set({ title }),
+});
 const chat = new Chat({
   list: $("turns"),
   scroller: $("conversation"),
-  settings,
+  store,
+  settings: options,
   model: async () => {
     if (!model) await showModel(); // whoever types at once may be quicker than the first poll
     return model;
   },
   onBusy: showBusy,
   onLocked: askForKey,
-  say: (text) => ($("announcer").textContent = text),
+  onOpen: showConversation,
+  say,
+  toast,
 });
+const composer = new Composer({
+  form: $("composer"),
+  box: $("prompt"),
+  files: $("files"),
+  waiting: $("waiting-message"),
+  picker: $("picker"),
+  onSend: (text, files) => {
+    toast.end();
+    chat.send(text, files);
+  },
+  say: (text) => toast.show(text),
+});
+composer.takeDrops($("chat"));
 
-const strip = new Strip({ onServer: showServer, onLocked: askForKey });
-
-function showBusy(busy) {
+function showBusy(busy, { completed = false } = {}) {
   $("send").hidden = busy;
   $("stop").hidden = !busy;
-  $("welcome").hidden = busy || chat.messages.length > 0;
-  if (busy) $("announcer").textContent = "The model is answering.";
+  $("welcome").hidden = busy || !chat.isEmpty;
+  if (busy) say("The model is answering.");
+  composer.setBusy(busy, completed);
   // The button that had the focus may just have vanished.
-  if (document.activeElement === document.body) $("prompt").focus();
+  if (document.activeElement === document.body && !narrow.matches) $("prompt").focus();
 }
+
+function showConversation(conversation) {
+  document.title = chat.isEmpty ? "Forebay" : `${conversation.title} – Forebay`;
+  options.show(conversation.options);
+  if (!chat.isEmpty && location.hash !== `#c=${conversation.id}`) history.replaceState(null, "", `#c=${conversation.id}`);
+  panel.show(conversation);
+}
+
+// The conversation that the address names, or a new one.
+async function route() {
+  const id = /^#c=(\w+)$/.exec(location.hash)?.[1];
+  if (id && id === chat.conversation?.id) return;
+  showPanel(narrow.matches ? false : isPanelOpen());
+  if (id && (await chat.open(id))) return;
+  if (id) history.replaceState(null, "", location.pathname);
+  if (id || !chat.isEmpty) chat.fresh();
+}
+
+function begin() {
+  if (!chat.isEmpty) history.pushState(null, "", location.pathname);
+  chat.fresh();
+  showPanel(narrow.matches ? false : isPanelOpen());
+  say("New chat.");
+  $("prompt").focus();
+}
+
+addEventListener("popstate", route);
+
+const isPanelOpen = () => !$("panel").hidden;
+
+// On a narrow page the panel lies over the rest, which cannot be reached meanwhile.
+function showPanel(open) {
+  $("panel").hidden = !open;
+  $("toggle-panel").setAttribute("aria-expanded", String(open));
+  const over = open && narrow.matches;
+  $("strip").inert = over;
+  $("chat").inert = narrow.matches && (open || !$("strip").hidden);
+  document.body.classList.toggle("drawer", over);
+  if (over) $("search").focus();
+}
+
+function togglePanel() {
+  showPanel(!isPanelOpen());
+  if (!isPanelOpen()) $("toggle-panel").focus();
+}
+
+narrow.addEventListener("change", () => showPanel(!narrow.matches));
+$("toggle-panel").addEventListener("click", togglePanel);
+$("columns").addEventListener("click", (event) => event.target === event.currentTarget && narrow.matches && showPanel(false));
+showPanel(!narrow.matches);
+
+const strip = new Strip({ onServer: showServer, onLocked: askForKey });
 
 async function showServer(state, message) {
   const ready = $("ready");
@@ -52,6 +143,8 @@ async function showModel() {
     const context = data[0].max_model_len;
     $("model").textContent = model;
     $("model").title = context ? `context of ${whole(context)} tokens` : "";
+    const { sampling } = await getJson("server_info").catch(() => ({})); // a router has none
+    options.showServer({ sampling, models: data.map(({ id }) => id) });
   } catch (error) {
     if (error.status === 401) askForKey();
   }
@@ -73,51 +166,39 @@ $("key-form").addEventListener("submit", (event) => {
   $("key-form").hidden = true;
   $("prompt").focus();
   strip.restart();
-  if (chat.answer?.error) chat.regenerate();
-});
-
-$("composer").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const text = $("prompt").value.trim();
-  if (!text || chat.busy) return;
-  $("prompt").value = "";
-  grow();
-  chat.send(text);
-});
-
-$("prompt").addEventListener("keydown", (event) => {
-  // An input method's Enter takes a candidate; it does not send.
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  $("composer").requestSubmit();
-});
-
-$("prompt").addEventListener("input", grow);
-
-function grow() {
-  const prompt = $("prompt");
-  prompt.style.height = "auto";
-  prompt.style.height = `${prompt.scrollHeight + 2}px`;
-}
-
-document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !$("settings").open) chat.stop();
+  const last = chat.path.at(-1);
+  if (last?.error) chat.regenerate(last);
 });
 
 $("stop").addEventListener("click", () => {
   chat.stop();
   $("prompt").focus();
 });
-
-$("new-chat").addEventListener("click", () => {
-  chat.clear();
-  $("announcer").textContent = "New chat.";
-  $("prompt").focus();
-});
-
+$("new-chat").addEventListener("click", begin);
 $("examples").addEventListener("click", (event) => {
   const example = event.target.closest("button");
   if (example) chat.send(example.textContent);
 });
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address says which conversation is open
+  $("prompt").focus();
+});
+
+listen({
+  stop: () => (isPanelOpen() && narrow.matches ? togglePanel() : chat.stop()),
+  begin,
+  search: () => {
+    showPanel(true);
+    $("search").focus();
+  },
+  togglePanel,
+  settings: () => $("settings").showModal(),
+  edit: () => chat.editLast(),
+  regenerate: () => chat.path.at(-1) && chat.regenerate(chat.path.at(-1)),
+});
 
 $("prompt").focus();
+chat.fresh(); // whoever types at once has something to type into
+$("welcome").hidden = location.hash.startsWith("#c=");
+await route();
+await store.tidy();

@@ -1,206 +1,332 @@
-// The conversation: what was said, and the nodes that show it.
+// The conversation that is open: its messages, the answer that is being written, and what is kept of both.
 
 import { streamChat } from "./api.js";
-import { statsLine } from "./format.js";
-import { render } from "./markdown.js";
-import { button, copyFrom, make } from "./nodes.js";
-import { Calls, Thinking } from "./parts.js";
+import { copyFrom } from "./nodes.js";
+import { Tree, newId } from "./tree.js";
+import { TURNS } from "./turns.js";
 
 const NEAR_END_PX = 80;
-
-// One answer being written: its text, its timing, and its article.
-class Answer {
-  constructor({ onRegenerate, onResults }) {
-    this.text = "";
-    this.thinking = new Thinking();
-    this.calls = new Calls();
-    this.onResults = onResults;
-    this.error = null;
-    this.usage = null;
-    this.finish = "";
-    this.firstAt = null;
-    this.frame = 0;
-    this.view = articleOf("answer", "Answer");
-    this.body = make("div", "body");
-    this.body.setAttribute("aria-busy", "true");
-    this.note = make("p", "error");
-    this.note.setAttribute("role", "alert");
-    this.note.hidden = true;
-    this.stats = make("p", "stats");
-    this.tools = make("p", "tools", button("Copy", (self) => copyFrom(self, this.text)), button("Regenerate", onRegenerate));
-    this.tools.hidden = true;
-    this.view.append(this.thinking.view, this.body, this.calls.view, this.note, make("div", "foot", this.stats, this.tools));
-  }
-
-  async run(body, signal, onText) {
-    const start = performance.now();
-    let lastAt = start;
-    try {
-      for await (const chunk of streamChat(body, signal)) {
-        this.usage = chunk.usage ?? this.usage;
-        const choice = chunk.choices?.[0];
-        if (!choice) continue;
-        this.finish = choice.finish_reason ?? this.finish;
-        if (this.take(choice.delta ?? {})) {
-          lastAt = performance.now();
-          this.firstAt ??= lastAt;
-          this.draw(onText);
-        }
-      }
-    } catch (error) {
-      if (signal.aborted) this.finish = "stopped";
-      else this.error = error;
-    }
-    this.end(start, lastAt);
-    onText();
-  }
-
-  // Whether there was anything in it.
-  take({ content, reasoning_content: thought, tool_calls: calls }) {
-    if (content) this.text += content;
-    if (thought) this.thinking.add(thought);
-    if (calls) this.calls.add(calls);
-    return Boolean(content || thought || calls);
-  }
-
-  // At most once per frame, however fast the tokens come.
-  draw(after) {
-    this.frame ||= requestAnimationFrame(() => {
-      this.frame = 0;
-      this.show();
-      after();
-    });
-  }
-
-  show() {
-    render(this.body, this.text);
-    this.thinking.draw();
-    this.calls.draw();
-  }
-
-  end(start, lastAt) {
-    cancelAnimationFrame(this.frame);
-    this.show();
-    this.thinking.end();
-    if (this.finish === "tool_calls") this.calls.ask(this.onResults);
-    this.body.setAttribute("aria-busy", "false");
-    this.note.hidden = !this.error;
-    this.note.textContent = this.error?.message ?? "";
-    this.stats.textContent = statsLine({
-      usage: this.usage,
-      firstTokenMs: this.firstAt === null ? null : this.firstAt - start,
-      generationMs: this.firstAt === null ? 0 : lastAt - this.firstAt,
-      finish: this.error ? "" : this.finish,
-    });
-    this.tools.hidden = false;
-  }
-}
+const KEEP_MS = 700; // between two writes of an answer that grows
+const TITLE_LENGTH = 60;
 
 export class Chat {
-  // `settings` has `values.system` and `request()`; `onBusy(bool)`, `onLocked()` and `say(text)` are the page's.
-  constructor({ list, scroller, settings, model, onBusy, onLocked, say }) {
-    Object.assign(this, { list, scroller, settings, model, onBusy, onLocked, say });
-    this.messages = [];
-    this.usages = [];
-    this.answer = null;
+  // `settings` has `request(options)` and `defaults()`; `model()` is a promise of the served model's name.
+  // `onBusy(bool)`, `onLocked()`, `onOpen(chat)`, `say(text)` and `toast` are the page's.
+  constructor({ list, scroller, store, settings, model, onBusy, onLocked, onOpen, say, toast }) {
+    Object.assign(this, { list, scroller, store, settings, model, onBusy, onLocked, onOpen, say, toast });
+    this.turns = new Map();
     this.abort = null;
+    this.isStale = false;
+    this.isAtEnd = true;
+    scroller.addEventListener("scroll", () => {
+      this.isAtEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_END_PX;
+    });
+    // Scrolls along while the reader is at the end, and leaves a reader alone who has scrolled back.
+    new ResizeObserver(() => this.isAtEnd && this.toEnd()).observe(list);
     list.addEventListener("click", (event) => {
       const copier = event.target.closest(".copy-code");
       if (copier) copyFrom(copier, copier.closest("figure").querySelector("code").textContent);
     });
+    addEventListener("pagehide", () => this.abort && this.keep(this.answer));
   }
 
   get busy() {
     return this.abort !== null;
   }
 
-  async send(text) {
-    // An answer that failed before its first token was never a turn, and calls without their results are none.
-    if (this.answer?.text) this.messages.push({ role: "assistant", content: this.answer.text });
-    this.leave();
-    this.messages.push({ role: "user", content: text });
-    const view = articleOf("prompt", "You");
-    const body = make("div", "body", text);
-    body.dir = "auto";
-    view.append(body);
-    this.list.append(make("li", "", view));
-    await this.generate();
+  get isEmpty() {
+    return this.tree.byId.size === 0;
   }
 
-  // Goes on from the calls of the last answer, with what the user says that they returned.
-  async returned() {
-    const { text, thinking, calls } = this.answer;
-    const thought = thinking.text ? { reasoning_content: thinking.text } : {};
-    this.messages.push({ role: "assistant", content: text || null, tool_calls: calls.asked, ...thought }, ...calls.results);
-    this.leave();
-    await this.generate();
+  get path() {
+    return this.tree.path(this.conversation.head);
   }
 
-  // The last answer stays as it is: only the last one can be written anew, or gets results.
-  leave() {
-    this.answer?.tools.lastElementChild.remove();
-    this.answer?.calls.close();
-    this.answer = null;
+  // A conversation that is kept once something is said in it or set for it.
+  fresh() {
+    const now = Date.now();
+    const options = this.settings.defaults();
+    this.show({ id: newId(), title: "New chat", created: now, updated: now, head: null, deleted: 0, options }, []);
+    this.saved = false;
   }
 
-  async regenerate() {
-    if (this.busy || !this.messages.length) return;
-    this.answer?.view.parentElement.remove();
-    this.usages.pop();
-    await this.generate();
+  async open(id) {
+    const conversation = await this.store.conversation(id);
+    if (!conversation || conversation.deleted) return false;
+    this.show(conversation, await this.store.messages(id));
+    this.saved = true;
+    return true;
   }
 
-  async generate() {
-    const abort = (this.abort = new AbortController());
-    const answer = (this.answer = new Answer({
-      onRegenerate: () => this.regenerate(),
-      onResults: () => this.returned(),
-    }));
-    this.list.append(make("li", "", answer.view));
-    this.follow(true);
-    this.onBusy(true);
-    const system = this.settings.values.system.trim();
-    const messages = [...(system ? [{ role: "system", content: system }] : []), ...this.messages];
-    const body = { model: await this.model(), messages, ...this.settings.request() };
-    await answer.run(body, abort.signal, () => this.follow(false));
-    if (this.abort !== abort) return; // the conversation was cleared meanwhile
+  show(conversation, messages) {
+    this.stop();
     this.abort = null;
-    this.told([...this.usages, answer.usage]);
+    this.conversation = conversation;
+    this.tree = new Tree(messages);
+    if (!this.tree.get(conversation.head)) conversation.head = this.tree.leaf(null);
+    this.turns.clear();
+    this.list.replaceChildren();
+    this.draw();
+    this.toEnd();
     this.onBusy(false);
-    if (answer.error?.status === 401) this.onLocked();
-    else if (!answer.error) this.say(answer.text || (answer.calls.list.length ? "The model calls tools." : "The answer is empty."));
+    this.onOpen(conversation);
   }
 
-  // The strip draws what each answer of the conversation took.
-  told(usages) {
-    this.usages = usages;
+  // Another tab wrote to it: its messages join ours, and the version that we look at stays.
+  async refresh() {
+    const { id } = this.conversation;
+    const conversation = await this.store.conversation(id);
+    const messages = await this.store.messages(id);
+    this.isStale = this.conversation.id === id && this.busy;
+    if (this.conversation.id !== id || this.busy || !conversation) return;
+    const { head } = this.conversation;
+    Object.assign(this.conversation, conversation);
+    this.tree = new Tree(messages.map((message) => this.known(message)));
+    this.conversation.head = this.tree.leaf(this.tree.get(head) ? head : null);
+    this.draw();
+    this.onOpen(this.conversation);
+  }
+
+  // The message that a turn shows already, as it is now.
+  known(message) {
+    const turn = this.turns.get(message.id);
+    if (!turn) return message;
+    const changed = turn.message.content !== message.content || turn.message.finish !== message.finish;
+    Object.assign(turn.message, message);
+    if (changed) turn.draw?.();
+    return turn.message;
+  }
+
+  async set(fields) {
+    this.saved = true;
+    await this.store.patch(this.conversation, fields);
+  }
+
+  // Puts the turns of the path on the page; those that stand there already stay.
+  draw() {
+    const path = this.path;
+    const items = path.map((message) => {
+      if (!this.turns.has(message.id)) this.turns.set(message.id, this.turnOf(message));
+      const turn = this.turns.get(message.id);
+      turn.versions(this.tree.versions(message));
+      turn.ask?.(message === path.at(-1));
+      return turn.item;
+    });
+    let same = 0;
+    while (same < items.length && this.list.children[same] === items[same]) same++;
+    while (this.list.children.length > same) this.list.lastElementChild.remove();
+    this.list.append(...items.slice(same));
+    this.tell();
+  }
+
+  // The strip draws what each answer of the conversation took; null where that is not known.
+  tell() {
+    const answers = this.path.filter(({ role }) => role === "assistant");
+    const usages = answers.map(({ usage }) => (usage?.cache?.matched_tokens ? usage : null));
     document.dispatchEvent(new CustomEvent("forebay:conversation", { detail: usages }));
+  }
+
+  turnOf(message) {
+    const turn = new TURNS[message.role](message, {
+      edit: (of, text) => this.edit(of, text),
+      regenerate: (of) => this.regenerate(of),
+      remove: (of) => this.remove(of),
+      show: (of) => this.choose(this.tree.leaf(of.id)),
+      returned: (of, results) => this.post({ parent: of.id, role: "tool", content: "", results }),
+    });
+    turn.draw?.();
+    return turn;
+  }
+
+  async choose(head) {
+    if (this.busy) return;
+    this.conversation.head = head;
+    this.draw();
+    await this.set({ head });
+  }
+
+  async send(text, files = []) {
+    await this.post({ parent: this.conversation.head, role: "user", content: text, ...(files.length ? { files } : {}) });
+  }
+
+  async edit(message, text) {
+    const { parent, files } = message;
+    await this.post({ parent, role: "user", content: text, ...(files ? { files } : {}) });
+  }
+
+  // Opens the last message of the user's for editing.
+  editLast() {
+    if (this.busy) return;
+    const last = this.path.findLast(({ role }) => role === "user");
+    if (last) this.turns.get(last.id).edit();
+  }
+
+  async regenerate(message) {
+    if (!this.busy) await this.generate(message.role === "assistant" ? message.parent : message.id);
+  }
+
+  // Something of the user's, and the answer to it.
+  async post(fields) {
+    if (this.busy) return;
+    const message = { id: newId(), conversation: this.conversation.id, ...fields };
+    if (this.isEmpty && this.conversation.title === "New chat") this.conversation.title = titleOf(message);
+    this.tree.add(message);
+    this.conversation.head = message.id;
+    const kept = this.store.write([message]);
+    const { title, head } = this.conversation;
+    this.set({ title, head, updated: Date.now() });
+    this.onOpen(this.conversation);
+    await Promise.all([this.generate(message.id), kept]);
+  }
+
+  async generate(parent) {
+    const abort = (this.abort = new AbortController());
+    const { conversation } = this;
+    const asked = this.tree.path(parent);
+    const answer = { id: newId(), conversation: conversation.id, parent, role: "assistant", content: "", finish: "" };
+    this.answer = answer;
+    this.tree.add(answer);
+    conversation.head = answer.id;
+    this.draw();
+    const turn = this.turns.get(answer.id);
+    turn.draw(true);
+    this.toEnd();
+    this.onBusy(true);
+    await this.write(answer, asked, abort.signal, () => turn.drawSoon());
+    turn.draw();
+    await Promise.all([this.keep(answer), this.store.patch(conversation, { head: answer.id, updated: Date.now() })]);
+    if (this.abort !== abort) return; // another conversation is open
+    this.abort = null;
+    if (this.isStale) this.refresh();
+    turn.ask(true);
+    this.tell();
+    this.onBusy(false, { completed: !answer.error && answer.finish !== "stopped" });
+    if (answer.locked) this.onLocked();
+    else if (!answer.error) this.say(answer.content || (answer.calls ? "The model calls tools." : "The answer is empty."));
+  }
+
+  // Fills `answer` with what the server sends.
+  async write(answer, asked, signal, onNews) {
+    const clock = new Clock(answer);
+    let kept = -Infinity;
+    try {
+      const body = { model: await this.model(), ...this.settings.request(this.conversation.options) };
+      body.model = this.conversation.options.model || body.model;
+      body.messages = messagesOf(asked, this.conversation.options.system);
+      for await (const chunk of streamChat(body, signal)) {
+        answer.usage = chunk.usage ?? answer.usage;
+        const choice = chunk.choices?.[0];
+        if (!choice) continue;
+        answer.finish = choice.finish_reason ?? answer.finish;
+        if (!take(answer, choice.delta ?? {})) continue;
+        clock.tick();
+        onNews();
+        if (performance.now() - kept < KEEP_MS) continue;
+        kept = performance.now();
+        this.keep(answer);
+      }
+    } catch (error) {
+      if (signal.aborted) answer.finish = "stopped";
+      else Object.assign(answer, { error: error.message, finish: "", locked: error.status === 401 });
+    }
+  }
+
+  // What is kept of an answer that is being written is that it was stopped: should the page go, it was.
+  keep(answer) {
+    const { locked, ...kept } = answer;
+    return this.store.write([kept.finish || kept.error ? kept : { ...kept, finish: "stopped" }]);
   }
 
   stop() {
     this.abort?.abort();
   }
 
-  clear() {
-    this.stop();
-    this.abort = null;
-    this.answer = null;
-    this.messages = [];
-    this.list.replaceChildren();
-    this.told([]);
-    this.onBusy(false);
+  // Removes a message and what follows it, which can be undone.
+  async remove(message) {
+    if (this.busy) return;
+    const { conversation, tree } = this;
+    const gone = tree.below(message);
+    const head = conversation.head;
+    const put = async (next, records, removed) => {
+      conversation.head = next;
+      if (this.tree === tree) this.draw();
+      this.onBusy(this.busy);
+      await Promise.all([this.store.write(records, removed), this.store.patch(conversation, { head: next })]);
+    };
+    const others = tree.versions(message).filter(({ id }) => id !== message.id);
+    tree.remove(gone);
+    const next = tree.leaf(others.at(-1)?.id ?? message.parent);
+    this.toast.show(gone.length > 1 ? `Deleted, with the ${gone.length - 1} below.` : "Deleted.", () => {
+      for (const each of gone) tree.add(each);
+      put(head, gone, []);
+    });
+    await put(next, [], gone);
   }
 
-  // Scrolls along while the reader is at the end, and leaves a reader alone who has scrolled back.
-  follow(always) {
-    const box = this.scroller;
-    const gap = box.scrollHeight - box.scrollTop - box.clientHeight;
-    if (always || gap < NEAR_END_PX) box.scrollTop = box.scrollHeight;
+  toEnd() {
+    this.isAtEnd = true;
+    this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 }
 
-function articleOf(className, who) {
-  const made = make("article", className, make("h2", "who", who));
-  made.setAttribute("aria-label", who);
-  return made;
+// Writes the times of an answer into it.
+class Clock {
+  constructor(answer) {
+    this.answer = answer;
+    this.start = performance.now();
+    this.first = null;
+  }
+
+  tick() {
+    const now = performance.now();
+    this.first ??= now;
+    this.answer.first_ms = this.first - this.start;
+    this.answer.generation_ms = now - this.first;
+    if (this.answer.thought && !this.answer.content) this.answer.thought_ms = now - this.first;
+  }
+}
+
+// Whether there was anything in a chunk's delta.
+function take(answer, { content, reasoning_content: thought, tool_calls: calls }) {
+  if (content) answer.content += content;
+  if (thought) answer.thought = (answer.thought ?? "") + thought;
+  for (const { index, id, function: said } of calls ?? []) {
+    answer.calls ??= [];
+    answer.calls[index] ??= { id, name: said.name, arguments: "" };
+    answer.calls[index].arguments += said.arguments ?? "";
+  }
+  return Boolean(content || thought || calls);
+}
+
+// What was said, as the API wants it. An answer that failed before its first token was never a turn, and calls without
+// their results are none.
+function messagesOf(path, system) {
+  const messages = system.trim() ? [{ role: "system", content: system.trim() }] : [];
+  path.forEach((message, place) => {
+    const { role, content, thought, calls, results } = message;
+    if (role === "user") messages.push({ role, content: withFiles(message) });
+    else if (role === "tool")
+      messages.push(...results.map((result) => ({ role, tool_call_id: result.id, content: result.content })));
+    else if (path[place + 1]?.role === "tool") {
+      const asked = calls.map(({ id, name, arguments: text }) => ({ id, type: "function", function: { name, arguments: text } }));
+      messages.push({ role, content: content || null, tool_calls: asked, ...(thought ? { reasoning_content: thought } : {}) });
+    } else if (content) messages.push({ role, content });
+  });
+  return messages;
+}
+
+export function withFiles({ content, files = [] }) {
+  return [...files.map(fenced), content].filter(Boolean).join("\n\n");
+}
+
+// A fence is longer than any in the text.
+function fenced({ name, text }) {
+  let ticks = "```";
+  for (const [run] of text.matchAll(/`{3,}/g)) if (run.length >= ticks.length) ticks = `${run}\``;
+  return `${name}:\n${ticks}\n${text.replace(/\n$/, "")}\n${ticks}`;
+}
+
+function titleOf({ content, files }) {
+  const line = (content || files?.[0]?.name || "New chat").trim().split("\n", 1)[0];
+  return line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH - 1).trimEnd()}…` : line;
 }

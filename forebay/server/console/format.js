@@ -44,7 +44,7 @@ const MISS = {
 };
 
 // "12 tokens · 96 of 112 prompt tokens cached, the rest is new · first token 210 ms · 31.0 tok/s · stop"
-export function statsLine({ usage, firstTokenMs, generationMs, finish }) {
+export function statsLine({ usage, first_ms: firstMs, generation_ms: generationMs, finish, error }) {
   const parts = [];
   if (usage) {
     parts.push(plural(usage.completion_tokens, "token"));
@@ -53,9 +53,9 @@ export function statsLine({ usage, firstTokenMs, generationMs, finish }) {
     const why = MISS[reason] ?? (reason && reason !== "none" ? reason : "");
     parts.push(`${whole(cached)} of ${plural(usage.prompt_tokens, "prompt token")} cached${why ? `, ${why}` : ""}`);
   }
-  if (firstTokenMs !== null) parts.push(`first token ${seconds(firstTokenMs)}`);
+  if (firstMs !== undefined) parts.push(`first token ${seconds(firstMs)}`);
   if (usage && usage.completion_tokens > 1 && generationMs > 0)
     parts.push(`${rate(((usage.completion_tokens - 1) * 1000) / generationMs)} tok/s`);
-  if (finish) parts.push(finish);
+  if (finish && !error) parts.push(finish);
   return parts.join(" · ");
 }

@@ -1,278 +1,250 @@
-// Markdown to DOM nodes, for text that a model wrote and nobody checked.
+// Markdown to DOM nodes, for text that a model wrote and nobody checked. Loaded when the first answer is drawn.
 //
-// Safe by construction: text only ever becomes text nodes, elements come from the fixed set below, and the one
-// attribute taken from the text is an http(s) or mailto href. Raw HTML stays text; images become links, so that looking
-// at an answer fetches nothing.
+// Two walls. Tags in the text become text, but for a few that carry no attributes; what marked makes of the rest goes
+// through DOMPurify, whose list has only what is meant to come out. Images become links, so that looking at an answer
+// fetches nothing.
 
-const MAX_INLINE = 20000; // characters of one block; longer ones stay plain, which bounds the time of the scanner
-const MAX_DEPTH = 6; // nested quotes, lists and emphasis
+import { Marked } from "./vendor/marked/marked.esm.js";
+import "./vendor/dompurify/purify.min.js"; // sets globalThis.DOMPurify
+import { button, make } from "./nodes.js";
 
-// Shows `text` in `root`, keeping the nodes of blocks that did not change: a selection survives while text streams in.
-export function render(root, text) {
-  const blocks = split(text);
-  const old = root.markdownSources ?? [];
-  let same = 0;
-  while (same < old.length && same < blocks.length && old[same] === blocks[same].source) same++;
-  while (root.childNodes.length > same) root.lastChild.remove();
-  for (const block of blocks.slice(same)) root.append(node(block, 0));
-  root.markdownSources = blocks.map((block) => block.source);
-}
+const purify = globalThis.DOMPurify;
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
-const RULE = /^ {0,3}(?:-[ -]*-[ -]*-|\*[ *]*\*[ *]*\*|_[ _]*_[ _]*_)[ -]*$/;
-const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(\s+)(.*)$/;
-const QUOTE = /^ {0,3}> ?/;
-const TABLE_RULE = /^ {0,3}\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
-const OPENERS = [FENCE, HEADING, RULE, ITEM, QUOTE];
+const MAX_BLOCK = 20000; // characters of one block that is read; longer ones stay plain, which bounds the time
+const MAX_DEPTH = 30; // quotes or lists in each other
+const MAX_HIGHLIGHTED = 50000; // characters of code
+const PLAIN_TAGS = /&lt;(\/?)(br|sub|sup|kbd|u|mark)\s*\/?&gt;/gi;
+const SAFE_URL = /^(?:https?:\/\/|mailto:)/i;
+const DEFINITION = /^ {0,3}\[[^\]\n]+\]:/m;
 
-function split(text) {
-  const lines = text.split(/\r?\n/);
-  const blocks = [];
-  for (let at = 0; at < lines.length; ) {
-    if (!lines[at].trim()) {
-      at++;
-      continue;
+const ALLOWED = {
+  ALLOWED_TAGS: (
+    "p br h3 h4 h5 h6 hr ul ol li blockquote pre code strong em del table thead tbody tr th td a span div sub sup kbd u mark"
+  ).split(" "),
+  ALLOWED_ATTR: ["href", "class", "start", "align"],
+  ADD_URI_SAFE_ATTR: ["start", "align"],
+  ALLOWED_URI_REGEXP: SAFE_URL,
+  ALLOW_DATA_ATTR: false,
+  ALLOW_ARIA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
+
+const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
+const escape = (text) => text.replace(/[&<>"']/g, (char) => ESCAPES[char]);
+
+// $ opens maths where no space follows it and closes it where none stands before and no digit after: prices are none.
+const INLINE_MATH =
+  /^(?:\\\(([^]{1,2000}?)\\\)|\\\[([^]{1,4000}?)\\\]|\$\$([^$]{1,4000}?)\$\$|\$(?![\s$])((?:\\.|[^$\\\n]){0,500}?[^\s$\\])\$(?![\d$]))/;
+const BLOCK_MATH = /^ {0,3}(?:\$\$([^]{1,8000}?)\$\$|\\\[([^]{1,8000}?)\\\])[ \t]*(?:\n|$)/;
+
+const marked = new Marked({
+  gfm: true,
+  breaks: true,
+  renderer: {
+    // The page's own headings are h1 and h2: an answer's begin below them.
+    heading({ tokens, depth }) {
+      const level = Math.min(6, depth + 2);
+      return `<h${level}>${this.parser.parseInline(tokens)}</h${level}>`;
+    },
+    html({ text, block }) {
+      const shown = escape(text).replace(PLAIN_TAGS, "<$1$2>");
+      return block ? `<p class="plain">${shown.trim()}</p>` : shown;
+    },
+    image: ({ href, text, raw }) => (SAFE_URL.test(href) ? `<a href="${escape(href)}">image: ${escape(text || href)}</a>` : escape(raw)),
+    link({ href, tokens, raw }) {
+      return SAFE_URL.test(href) ? `<a href="${escape(href)}">${this.parser.parseInline(tokens)}</a>` : escape(raw);
+    },
+    checkbox: ({ checked }) => `<span class="task">${checked ? "☑" : "☐"}</span> `,
+  },
+  extensions: [
+    {
+      name: "mathBlock",
+      level: "block",
+      start: (source) => {
+        const at = source.search(/\n {0,3}(?:\$\$|\\\[)/);
+        return at < 0 ? undefined : at + 1;
+      },
+      tokenizer(source) {
+        const found = BLOCK_MATH.exec(source);
+        return found ? { type: "mathBlock", raw: found[0], tex: found[1] ?? found[2] } : undefined;
+      },
+      renderer: ({ tex }) => `<div class="math display">${escape(tex.trim())}</div>`,
+    },
+    {
+      name: "mathInline",
+      level: "inline",
+      start: (source) => {
+        const at = source.search(/\$|\\[([]/);
+        return at < 0 ? undefined : at;
+      },
+      tokenizer(source) {
+        const found = INLINE_MATH.exec(source);
+        if (!found) return undefined;
+        const display = found[2] ?? found[3];
+        return { type: "mathInline", raw: found[0], tex: display ?? found[1] ?? found[4], display: display !== undefined };
+      },
+      renderer: ({ tex, display }) => `<span class="math${display ? " display" : ""}">${escape(tex.trim())}</span>`,
+    },
+  ],
+});
+
+// The text of an answer in `root`. While it grows, only its last block is read again: nodes of the others stay, and
+// with them a selection.
+export class Markdown {
+  constructor(root) {
+    this.root = root;
+    this.begin();
+  }
+
+  begin() {
+    this.root.replaceChildren();
+    this.length = 0; // of the text as of the last look
+    this.read = 0; // characters that are blocks for good
+    this.kept = 0; // nodes of them
+    this.code = null; // the last block, if it is code
+    this.done = false;
+  }
+
+  // `text` begins with what it was the last time. `done`: no more will come.
+  update(text, done) {
+    const whole = text.includes("\r") ? text.replace(/\r\n?/g, "\n") : text;
+    if (whole.length === this.length && done && this.done) return;
+    if (whole.length < this.length || this.done || (done && DEFINITION.test(whole))) this.begin();
+    this.length = whole.length;
+    this.done = done;
+    const tokens = lex(whole.slice(this.read));
+    let open = done ? tokens.length : tokens.findLastIndex((token) => token.type !== "space");
+    if (open < 0) open = tokens.length;
+    if (open === 0 && this.code && this.grow(tokens[0])) return;
+    this.code = null;
+    while (this.root.childNodes.length > this.kept) this.root.lastChild.remove();
+    for (const token of tokens.slice(0, open)) {
+      this.root.append(nodesOf(token, tokens.links));
+      this.read += token.raw.length;
     }
-    const [kind, end] = extent(lines, at);
-    const body = lines.slice(at, end);
-    blocks.push({ kind, lines: body, source: body.join("\n") });
-    at = end;
+    this.kept = this.root.childNodes.length;
+    for (const figure of this.fresh("figure")) highlight(figure.querySelector("code"));
+    for (const math of this.fresh(".math")) typeset(math);
+    for (const token of tokens.slice(open)) this.root.append(nodesOf(token, tokens.links));
+    const last = this.root.lastChild;
+    if (open < tokens.length && last?.tagName === "FIGURE") this.code = last.querySelector("code");
+    else if (open < tokens.length) for (const math of last?.querySelectorAll?.(".math") ?? []) typeset(math);
   }
-  return blocks;
-}
 
-// The kind of the block that starts at `at`, and the line after its last.
-function extent(lines, at) {
-  const line = lines[at];
-  if (FENCE.test(line)) return ["code", fenceEnd(lines, at)];
-  if (HEADING.test(line)) return ["heading", at + 1];
-  if (RULE.test(line)) return ["rule", at + 1];
-  if (QUOTE.test(line)) return ["quote", runEnd(lines, at, (next) => QUOTE.test(next))];
-  if (ITEM.test(line)) return ["list", listEnd(lines, at)];
-  if (line.includes("|") && TABLE_RULE.test(lines[at + 1] ?? "") && lines[at + 1].includes("|"))
-    return ["table", runEnd(lines, at, (next) => next.includes("|"))];
-  return ["text", runEnd(lines, at, (next) => next.trim() && !OPENERS.some((opener) => opener.test(next)))];
-}
-
-function runEnd(lines, at, belongs) {
-  let end = at + 1;
-  while (end < lines.length && belongs(lines[end])) end++;
-  return end;
-}
-
-function fenceEnd(lines, at) {
-  const fence = FENCE.exec(lines[at])[1];
-  for (let end = at + 1; end < lines.length; end++) {
-    const line = lines[end].trim();
-    if (line.length >= fence.length && line === fence[0].repeat(line.length)) return end + 1;
+  // Those that nobody has looked at yet.
+  fresh(selector) {
+    return this.root.querySelectorAll(`${selector}:not([data-seen])`);
   }
-  return lines.length; // still streaming
+
+  // Whether the open code block only became longer: then its text does, and nothing else is touched.
+  grow(token) {
+    if (token.type !== "code" || !token.text.startsWith(this.code.textContent)) return false;
+    const text = this.code.firstChild ?? this.code.appendChild(document.createTextNode(""));
+    text.appendData(token.text.slice(text.length));
+    return true;
+  }
 }
 
-function listEnd(lines, at) {
-  const ordered = isOrdered(lines[at]);
-  let end = at + 1;
-  for (; end < lines.length; end++) {
-    const line = lines[end];
-    if (!line.trim()) {
-      const next = lines[end + 1] ?? "";
-      if (!(/^\s{2,}\S/.test(next) || (ITEM.test(next) && isOrdered(next) === ordered))) break;
-    } else if (!/^\s{2,}/.test(line)) {
-      if (ITEM.test(line) ? isOrdered(line) !== ordered : OPENERS.some((opener) => opener.test(line))) break;
-      if (RULE.test(line)) break;
+const NESTED = new RegExp(`^(?:[ \\t]*(?:>|[-*+]|\\d{1,9}[.)])){${MAX_DEPTH}}`, "m");
+
+// The blocks of `source`; what cannot be read is one plain block.
+function lex(source) {
+  if (!NESTED.test(source)) {
+    try {
+      const tokens = marked.lexer(source);
+      if (tokens.map((token) => token.raw).join("") === source) return tokens;
+    } catch {
+      // Too deep, or a text that the parser is not made for.
     }
   }
-  return end;
+  return Object.assign([{ type: "plain", raw: source }], { links: {} });
 }
 
-const isOrdered = (line) => /\d/.test(ITEM.exec(line)?.[2] ?? "");
-
-function element(tag, className, ...children) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  made.append(...children);
-  return made;
-}
-
-function node({ kind, lines, source }, depth) {
-  if (depth > MAX_DEPTH) return text("p", source, depth);
-  switch (kind) {
-    case "code":
-      return code(lines);
-    case "heading": {
-      const [, marks, title] = HEADING.exec(lines[0]);
-      // The page's own headings are h1 and h2: an answer's begin below them.
-      return text(`h${Math.min(6, marks.length + 2)}`, title.replace(/\s+#+\s*$/, ""), depth);
-    }
-    case "rule":
-      return document.createElement("hr");
-    case "quote":
-      return nested("blockquote", lines.map((line) => line.replace(QUOTE, "")), depth);
-    case "list":
-      return list(lines, depth);
-    case "table":
-      return table(lines, depth);
-    default:
-      return text("p", source, depth);
+function nodesOf(token, links) {
+  if (token.type === "plain" || (token.raw.length > MAX_BLOCK && token.type !== "code")) {
+    const plain = make("p", "plain", token.raw);
+    plain.dir = "auto";
+    return plain;
   }
+  if (token.type === "space") return document.createDocumentFragment();
+  return polished(purify.sanitize(marked.parser(Object.assign([token], { links })), ALLOWED));
 }
 
-function text(tag, source, depth) {
-  const made = element(tag, "", ...inline(source, depth));
-  made.dir = "auto";
-  return made;
+function polished(fragment) {
+  for (const block of fragment.querySelectorAll("p, h3, h4, h5, h6, li, th, td")) block.dir = "auto";
+  for (const link of fragment.querySelectorAll("a")) openElsewhere(link);
+  for (const table of fragment.querySelectorAll("table")) {
+    const box = make("div", "table");
+    box.tabIndex = 0; // it scrolls sideways, also from the keyboard
+    box.setAttribute("role", "group");
+    box.setAttribute("aria-label", "Table");
+    table.replaceWith(box);
+    box.append(table);
+  }
+  for (const pre of fragment.querySelectorAll("pre")) frame(pre);
+  for (const node of [...fragment.childNodes]) if (node.nodeType === Node.TEXT_NODE && !node.data.trim()) node.remove();
+  return fragment;
 }
 
-function nested(tag, lines, depth) {
-  const made = element(tag, "");
-  for (const block of split(lines.join("\n"))) made.append(node(block, depth + 1));
-  return made;
+// In a tab of its own that knows nothing of this one, and with the host in sight where the label hides it.
+function openElsewhere(link) {
+  link.target = "_blank";
+  link.rel = "noopener noreferrer nofollow";
+  link.title = link.href;
+  const host = link.protocol === "mailto:" ? link.pathname : link.host;
+  if (!link.textContent.includes(host)) link.dataset.host = host;
 }
 
-function code(lines) {
-  const [, fence, language] = FENCE.exec(lines[0]);
-  const last = lines.at(-1).trim();
-  const closed = lines.length > 1 && last.length >= fence.length && last === fence[0].repeat(last.length);
-  const body = lines.slice(1, closed ? -1 : undefined).join("\n");
-  const copy = element("button", "quiet copy-code", "Copy");
-  copy.type = "button";
-  const pre = element("pre", "", element("code", "", body));
-  pre.tabIndex = 0; // it scrolls sideways, also from the keyboard
+function frame(pre) {
+  const code = pre.querySelector("code");
+  code.textContent = code.textContent.replace(/\n$/, "");
+  const language = /language-(\S+)/.exec(code.className)?.[1] ?? "";
+  const copy = button("Copy", () => {});
+  copy.classList.add("copy-code");
+  pre.tabIndex = 0;
   pre.setAttribute("aria-label", language ? `${language} code` : "code");
-  return element("figure", "code", element("figcaption", "", element("span", "", language || "text"), copy), pre);
+  const figure = make("figure", "code", make("figcaption", "", make("span", "", language || "text"), copy));
+  pre.replaceWith(figure);
+  figure.append(pre);
 }
 
-function list(lines, depth) {
-  const items = [];
-  for (const line of lines) {
-    const match = ITEM.exec(line);
-    const sibling = match && match[1].length < Math.max(2, items.at(-1)?.indent ?? 4);
-    if (sibling) items.push({ indent: match[1].length + match[2].length + match[3].length, lines: [match[4]] });
-    else {
-      const item = items.at(-1);
-      item.lines.push(line.replace(new RegExp(`^\\s{0,${Math.max(2, item.indent)}}`), ""));
-    }
+let highlighter;
+
+async function highlight(code) {
+  code.closest("figure").dataset.seen = "";
+  const language = /language-(\S+)/.exec(code.className)?.[1];
+  if (!language || code.textContent.length > MAX_HIGHLIGHTED) return;
+  highlighter ??= import("./vendor/highlight/highlight.min.js");
+  const { default: hljs } = await highlighter;
+  if (!hljs.getLanguage(language)) return;
+  const { value } = hljs.highlight(code.textContent, { language, ignoreIllegals: true });
+  const only = { ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"], RETURN_DOM_FRAGMENT: true };
+  code.replaceChildren(purify.sanitize(value, only));
+}
+
+let maths;
+
+// What KaTeX does not know stays as it was written.
+async function typeset(node) {
+  node.dataset.seen = "";
+  const tex = node.textContent;
+  maths ??= loadMaths();
+  try {
+    const katex = await maths;
+    const displayMode = node.classList.contains("display");
+    katex.render(tex, node, { displayMode, throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 200 });
+    if (displayMode) node.tabIndex = 0; // a long one scrolls sideways
+  } catch {
+    node.classList.add("unread");
+    node.textContent = tex;
   }
-  const made = element(isOrdered(lines[0]) ? "ol" : "ul", "");
-  const first = parseInt(ITEM.exec(lines[0])[2], 10);
-  if (made.tagName === "OL" && first !== 1) made.start = first;
-  for (const item of items) {
-    const entry = nested("li", item.lines, depth);
-    // A tight item is a line, not a paragraph.
-    if (entry.firstChild?.tagName === "P") entry.firstChild.replaceWith(...entry.firstChild.childNodes);
-    made.append(entry);
-  }
-  return made;
 }
 
-function table(lines, depth) {
-  const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|");
-  const row = (line, tag) => element("tr", "", ...cells(line).map((cell) => text(tag, cell.trim(), depth)));
-  const head = element("thead", "", row(lines[0], "th"));
-  const body = element("tbody", "", ...lines.slice(2).map((line) => row(line, "td")));
-  return element("div", "table", element("table", "", head, body));
-}
-
-const MARKS = [
-  ["**", "strong"],
-  ["__", "strong"],
-  ["~~", "del"],
-  ["*", "em"],
-  ["_", "em"],
-];
-const SPECIAL = /[\\`*_~[!<]|https?:\/\//g;
-const PUNCTUATION = /[!-/:-@[-`{-~]/;
-
-// The nodes of one block's text. One pass from left to right; what cannot be closed stays as it was written.
-function inline(source, depth) {
-  if (source.length > MAX_INLINE || depth > MAX_DEPTH) return [source];
-  const out = [];
-  let plain = 0;
-  let at = 0;
-  SPECIAL.lastIndex = 0;
-  for (;;) {
-    SPECIAL.lastIndex = at;
-    const hit = SPECIAL.exec(source);
-    if (!hit) break;
-    const span = spanAt(source, hit.index, depth);
-    if (!span) {
-      at = hit.index + hit[0].length;
-      continue;
-    }
-    if (hit.index > plain) out.push(source.slice(plain, hit.index));
-    out.push(span.node);
-    plain = at = span.end;
-  }
-  if (plain < source.length) out.push(source.slice(plain));
-  return out;
-}
-
-function spanAt(source, at, depth) {
-  const char = source[at];
-  if (char === "\\") return PUNCTUATION.test(source[at + 1] ?? "") ? { node: source[at + 1], end: at + 2 } : null;
-  if (char === "`") return codeSpan(source, at);
-  if (char === "h") return bareUrl(source, at);
-  if (char === "[") return linkAt(source, at, depth, "");
-  if (char === "!") return source[at + 1] === "[" ? linkAt(source, at + 1, depth, "image: ") : null;
-  if (char === "<") return angleUrl(source, at);
-  for (const [mark, tag] of MARKS) {
-    if (source.startsWith(mark, at)) return emphasis(source, at, mark, tag, depth);
-  }
-  return null;
-}
-
-function codeSpan(source, at) {
-  const ticks = /^`+/.exec(source.slice(at, at + 16))[0];
-  const close = source.indexOf(ticks, at + ticks.length);
-  if (close < 0) return null;
-  return { node: element("code", "", source.slice(at + ticks.length, close)), end: close + ticks.length };
-}
-
-function emphasis(source, at, mark, tag, depth) {
-  const start = at + mark.length;
-  const inWord = mark[0] === "_" && /\w/.test(source[at - 1] ?? "");
-  if (inWord || !/\S/.test(source[start] ?? "")) return null;
-  let close = source.indexOf(mark, start + 1);
-  // A single mark is not closed by half of a double one.
-  while (close > 0 && mark.length === 1 && source[close + 1] === mark) close = source.indexOf(mark, close + 2);
-  if (close < 0 || /\s/.test(source[close - 1])) return null;
-  return { node: element(tag, "", ...inline(source.slice(start, close), depth + 1)), end: close + mark.length };
-}
-
-function linkAt(source, at, depth, prefix) {
-  const middle = source.indexOf("](", at);
-  const close = middle < 0 ? -1 : source.indexOf(")", middle);
-  if (close < 0 || source.slice(at + 1, middle).includes("[")) return null;
-  const href = safeHref(source.slice(middle + 2, close).trim().split(/\s/)[0]);
-  if (!href) return null;
-  const label = source.slice(at + 1, middle) || href;
-  return { node: anchor(href, [prefix, ...inline(label, MAX_DEPTH)]), end: close + 1 };
-}
-
-function bareUrl(source, at) {
-  const url = /^https?:\/\/[^\s<>"`]{1,2000}/.exec(source.slice(at, at + 2048))?.[0].replace(/[.,;:!?)'*_]+$/, "");
-  const href = url && safeHref(url);
-  return href ? { node: anchor(href, [url]), end: at + url.length } : null;
-}
-
-function angleUrl(source, at) {
-  const close = source.indexOf(">", at);
-  const url = source.slice(at + 1, close);
-  const href = close > 0 && /^(?:https?:|mailto:)\S+$/.test(url) && safeHref(url);
-  return href ? { node: anchor(href, [url]), end: close + 1 } : null;
-}
-
-function safeHref(url) {
-  if (!/^(?:https?:\/\/|mailto:)/i.test(url) || !URL.canParse(url)) return null;
-  return new URL(url).href;
-}
-
-function anchor(href, children) {
-  const made = element("a", "", ...children);
-  made.href = href;
-  made.title = href;
-  made.target = "_blank";
-  made.rel = "noopener noreferrer nofollow";
-  return made;
+async function loadMaths() {
+  const sheet = make("link", "");
+  sheet.rel = "stylesheet";
+  sheet.href = new URL("./vendor/katex/katex.min.css", import.meta.url).href;
+  document.head.append(sheet);
+  await import("./vendor/katex/katex.min.js"); // sets globalThis.katex
+  return globalThis.katex;
 }

@@ -19,7 +19,7 @@ export async function copyFrom(copier, text) {
   setTimeout(() => (copier.textContent = "Copy"), 1500);
 }
 
-async function copyText(text) {
+export async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
     return true;

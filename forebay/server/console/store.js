@@ -1,0 +1,153 @@
+// Conversations, kept in this browser. One record for each and one for each message, so that tabs that write to the
+// same conversation never write over each other; who changes a conversation's record changes fields of it, in one
+// transaction. What the browser will not keep is held in memory, as long as the page is open.
+
+const NAME = "forebay";
+const VERSION = 1;
+const STORES = ["conversations", "messages"];
+const BATCH = 500; // messages looked at together in a search
+const UNDO_MS = 3600000; // what was deleted and not brought back is gone after that
+
+export class Store {
+  // `onTrouble(text)`: what is said is not kept, and why. `onChange(id)`: another tab changed a conversation.
+  constructor({ onTrouble, onChange }) {
+    this.onTrouble = onTrouble;
+    this.db = null;
+    this.opening = null;
+    this.held = { conversations: new Map(), messages: new Map() };
+    this.channel = new BroadcastChannel(NAME);
+    this.channel.onmessage = ({ data }) => onChange(data);
+  }
+
+  // Who reads or writes waits for it.
+  open() {
+    return (this.opening ??= this.connect());
+  }
+
+  async connect() {
+    try {
+      this.db = await opened();
+      this.db.onversionchange = () => this.db.close(); // a newer page waits for it
+    } catch {
+      this.onTrouble("This browser keeps nothing for this page (a private window?): chats are gone when it closes.");
+    }
+  }
+
+  // Removes what was deleted and will not be brought back.
+  async tidy() {
+    const cutoff = Date.now() - UNDO_MS;
+    for (const { id, deleted } of await this.all()) if (deleted && deleted < cutoff) await this.purge(id);
+  }
+
+  // Every conversation, deleted ones too.
+  async all() {
+    const kept = await this.read("conversations", (store) => store.getAll());
+    return merged(kept, this.held.conversations.values());
+  }
+
+  async messages(id) {
+    const kept = await this.read("messages", (store) => store.index("conversation").getAll(id));
+    return merged(kept, [...this.held.messages.values()].filter((message) => message.conversation === id));
+  }
+
+  async conversation(id) {
+    return (await this.all()).find((each) => each.id === id);
+  }
+
+  async read(name, ask) {
+    await this.open();
+    return this.db ? result(ask(this.db.transaction(name).objectStore(name))) : [];
+  }
+
+  // Puts messages and takes messages away, all or none.
+  async write(messages, gone = []) {
+    await this.change(messages[0]?.conversation ?? gone[0]?.conversation, messages, gone, (tx) => {
+      for (const message of messages) tx.objectStore("messages").put(message);
+      for (const { id } of gone) tx.objectStore("messages").delete(id);
+    });
+  }
+
+  // Writes these fields of a conversation. Where another tab has removed it, it is there again, whole.
+  async patch(conversation, fields) {
+    Object.assign(conversation, fields);
+    await this.change(conversation.id, [], [], (tx) => {
+      const store = tx.objectStore("conversations");
+      const asked = store.get(conversation.id);
+      asked.onsuccess = () => store.put({ ...(asked.result ?? conversation), ...fields });
+    }, conversation);
+  }
+
+  // Removes a conversation and its messages for good.
+  async purge(id) {
+    this.held.conversations.delete(id);
+    const messages = await this.messages(id);
+    await this.change(id, [], messages, (tx) => {
+      tx.objectStore("conversations").delete(id);
+      for (const message of messages) tx.objectStore("messages").delete(message.id);
+    });
+  }
+
+  async change(id, messages, gone, work, conversation = null) {
+    for (const message of gone) this.held.messages.delete(message.id);
+    await this.open();
+    try {
+      if (!this.db) throw new DOMException("", "NotAllowedError");
+      await committed(this.db, work);
+      if (conversation) this.held.conversations.delete(conversation.id);
+      for (const message of messages) this.held.messages.delete(message.id);
+    } catch (error) {
+      if (conversation) this.held.conversations.set(conversation.id, { ...conversation });
+      for (const message of messages) this.held.messages.set(message.id, structuredClone(message));
+      if (error.name === "QuotaExceededError")
+        this.onTrouble("The browser's storage is full: what is new is not kept. Export or delete chats.");
+      else if (this.db) this.onTrouble(`The browser does not keep this chat (${error.name}).`);
+    }
+    this.channel.postMessage(id);
+  }
+
+  // Yields the ids of the conversations a message of which has `text` in it, each once.
+  async *search(text) {
+    const wanted = text.toLowerCase();
+    const found = new Set();
+    for (let last = ""; ; ) {
+      const batch = await this.read("messages", (store) => store.getAll(IDBKeyRange.lowerBound(last, true), BATCH));
+      for (const message of last ? batch : merged(batch, this.held.messages.values())) {
+        if (found.has(message.conversation) || !message.content?.toLowerCase().includes(wanted)) continue;
+        found.add(message.conversation);
+        yield message.conversation;
+      }
+      if (batch.length < BATCH) return;
+      last = batch.at(-1).id;
+    }
+  }
+}
+
+function opened() {
+  const asked = indexedDB.open(NAME, VERSION);
+  asked.onupgradeneeded = () => {
+    const [conversations, messages] = STORES;
+    asked.result.createObjectStore(conversations, { keyPath: "id" });
+    asked.result.createObjectStore(messages, { keyPath: "id" }).createIndex("conversation", "conversation");
+  };
+  return result(asked);
+}
+
+function result(asked) {
+  return new Promise((resolve, reject) => {
+    asked.onsuccess = () => resolve(asked.result);
+    asked.onerror = () => reject(asked.error);
+  });
+}
+
+function committed(db, work) {
+  return new Promise((resolve, reject) => {
+    const tx = db.transaction(STORES, "readwrite");
+    tx.oncomplete = () => resolve();
+    tx.onabort = () => reject(tx.error ?? new DOMException("", "AbortError"));
+    work(tx);
+  });
+}
+
+function merged(kept, held) {
+  return [...new Map([...kept, ...held].map((record) => [record.id, record])).values()];
+}
