@@ -36,7 +36,18 @@ HOST_PACKAGES = (
     "route",
     "cli",
 )
-HOST_ENGINE_FILES = ("frames", "channel", "launch", "async_engine", "stream", "sizing", "embedding")
+HOST_ENGINE_FILES = (
+    "frames",
+    "channel",
+    "launch",
+    "async_engine",
+    "stream",
+    "sizing",
+    "embedding",
+    "choice",
+    "scores",
+    "texts",
+)
 DEVICE_LIBRARIES = ("torch", "transformers", "triton")
 HELP_LIBRARIES: dict[tuple[str, ...], set[str]] = {
     ("--help",): set(),

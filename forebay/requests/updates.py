@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from forebay.base.errors import ForebayError
+from forebay.base.errors import ForebayError, from_code
 from forebay.memory.miss_reason import MissReason
 from forebay.requests.step_plan import TokenLogprob
 
@@ -57,6 +57,10 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @classmethod
     def of(cls, error: ForebayError) -> Failure:
         return cls(type(error).__name__, error.code, error.message)
+
+    @property
+    def error(self) -> ForebayError:
+        return from_code(self.kind, self.message, self.code)
 
 
 class SpeculationReport(msgspec.Struct, frozen=True, array_like=True, gc=False):

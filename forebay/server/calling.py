@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 from forebay.base.errors import InvalidRequest
-from forebay.server.order import Reading
+from forebay.engine.choice import Reading
 from forebay.server.protocol import ChatRequest
 from forebay.server.validation import UNSUPPORTED_FIELD
 from forebay.text.answers.formats import call_id_of

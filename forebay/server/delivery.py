@@ -10,13 +10,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from forebay.base.errors import ForebayError, Unavailable
+from forebay.engine.choice import Choice, Piece
+from forebay.engine.scores import Scored
 from forebay.server.bodies import ClientGone
 from forebay.server.context import ServerContext
 from forebay.server.dialects.dialect import Dialect
 from forebay.server.errors import internal
-from forebay.server.generation import Choice, Generation, Piece
+from forebay.server.generation import Generation
 from forebay.server.http_protocol import Connection
-from forebay.server.logprobs import Scored
 from forebay.text.answers.parts import Part, Said
 
 _SSE_HEADERS: Final = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}

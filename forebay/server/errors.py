@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from starlette.responses import Response
 
-from forebay.base.errors import EngineError, ForebayError, RequestError, from_code
+from forebay.base.errors import EngineError, ForebayError, RequestError
 from forebay.base.log import event, get_logger
 from forebay.requests.updates import Failure
 
@@ -97,7 +97,7 @@ def from_failure(failure: Failure | None) -> ForebayError:
     """The engine's typed failure of one request."""
     if failure is None:
         return EngineError("the engine ended this request without saying why")
-    return from_code(failure.kind, failure.message, failure.code)
+    return failure.error
 
 
 def internal(error: BaseException, where: str) -> ForebayError:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from forebay.base.errors import ForebayError, InvalidRequest, RequestError
 from forebay.base.log import event, get_logger
+from forebay.engine.choice import Prompt
 from forebay.requests.sampling_params import RANDOM_SEED, SamplingParams
 from forebay.scheduler.limits import check_token_ids
 from forebay.server.bodies import ClientGone
@@ -37,7 +38,7 @@ from forebay.server.dialects.responses import ResponsesDialect
 from forebay.server.dialects.responses_request import ResponsesRequest
 from forebay.server.enforcing import enforced_grammar
 from forebay.server.generation import Generation
-from forebay.server.order import Order, Prompt
+from forebay.server.order import Order
 from forebay.server.protocol import ChatRequest, CompletionRequest, PlainText, Sampling
 from forebay.server.rendezvous import rendezvous_of
 from forebay.server.validation import INVALID_COMBINATION, UNSUPPORTED_FIELD

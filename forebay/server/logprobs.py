@@ -2,76 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from forebay.requests.step_plan import TokenLogprob
-from forebay.text.answers.parts import CallArguments, Kind, Reader, Said, Thought
-from forebay.text.detokenizer import Detokenizer
+from forebay.engine.scores import Scored, ranked, token_name
+from forebay.text.answers.parts import CallArguments, Kind, Said, Thought
 from forebay.text.token_bytes import TokenBytes
 
 _FIELDS: Final[dict[Kind, str]] = {Said: "content", Thought: "reasoning_content", CallArguments: "tool_calls"}
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """A token of the text and where it begins there (characters). `score` is None for a prompt's first token. `kind`
-    is what of an answer that is read it belongs to."""
-
-    token_id: int
-    offset: int
-    score: TokenLogprob | None
-    kind: Kind = Said
-
-
-class WaitingScores:
-    """Scores of a choice's tokens go out with the text they belong to, so that those behind a stop string never do.
-    Where the answer is read they wait until it is known to what of it they belong."""
-
-    def __init__(self, detokenizer: Detokenizer, reader: Reader | None, *, tells_thinking: bool) -> None:
-        self._detokenizer = detokenizer
-        self._reader = reader
-        self._tells_thinking = tells_thinking
-        self._tokens: list[Scored] = []
-
-    def add(self, token_ids: Sequence[int], scores: Sequence[TokenLogprob]) -> None:
-        """Of the tokens that were pushed last."""
-        self._tokens += map(Scored, token_ids, self._detokenizer.offsets[-len(token_ids) :], scores)
-
-    def released(self, *, everything: bool, ended: bool) -> list[Scored]:
-        """`everything`: no text is held back any more. `ended`: none comes."""
-        count = 0
-        while count < len(self._tokens) and (everything or self._is_told(count, ended)):
-            count += 1
-        if not count:
-            return []
-        released = [self._placed(i) for i in range(count)]
-        del self._tokens[:count]
-        return [token for token in released if token.kind is not Thought or self._tells_thinking]
-
-    def _is_told(self, i: int, ended: bool) -> bool:
-        if self._reader is None or ended:
-            return self._tokens[i].offset < self._detokenizer.num_chars
-        return self._end(i) <= self._reader.settled
-
-    def _placed(self, i: int) -> Scored:
-        token = self._tokens[i]
-        return token if self._reader is None else replace(token, kind=self._reader.kind(token.offset, self._end(i)))
-
-    def _end(self, i: int) -> int:
-        """Where a token's characters end, of which each has one at least: that which it is a part of."""
-        behind = self._tokens[i + 1].offset if i + 1 < len(self._tokens) else self._detokenizer.num_decoded
-        return max(self._tokens[i].offset + 1, behind)
-
-
-def token_name(table: TokenBytes, token: int) -> str:
-    """The token as text, or `bytes:\\xe2\\x80` where it is a part of a character: names stay distinct."""
-    raw = table.spelled(token)
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def chat_logprobs(table: TokenBytes, tokens: list[Scored], *, read: bool) -> dict[str, Any]:
@@ -111,20 +48,10 @@ def _top(table: TokenBytes, token: Scored, num_top: int) -> dict[str, float] | N
 
 
 def prompt_logprobs(table: TokenBytes, tokens: list[Scored], num_top: int) -> list[dict[str, dict[str, Any]] | None]:
-    """In vLLM's shape: of each token, by id, itself and the `num_top` likeliest; None for the first. The rank of one
-    that is not among the likeliest is not known."""
-    return [None if token.score is None else _ranked(table, token.token_id, token.score, num_top) for token in tokens]
-
-
-def _ranked(table: TokenBytes, token: int, score: TokenLogprob, num_top: int) -> dict[str, dict[str, Any]]:
-    values = dict(zip(score.top_ids, score.top_logprobs, strict=True))
-    ranks = {other: rank for rank, other in enumerate(values, 1)}
-    shown = [token, *(other for other in list(values)[:num_top] if other != token)]
-    return {
-        str(other): {
-            "logprob": values.get(other, score.logprob),
-            "rank": ranks.get(other),
-            "decoded_token": token_name(table, other),
-        }
-        for other in shown
-    }
+    """In vLLM's shape: of each token, by id, itself and the `num_top` likeliest; None for the first."""
+    return [
+        None
+        if token.score is None
+        else {str(i): known._asdict() for i, known in ranked(table, token.token_id, token.score, num_top).items()}
+        for token in tokens
+    ]

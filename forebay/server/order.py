@@ -1,41 +1,16 @@
-"""What is to be generated: prompts, how every choice is made, and how its answer is read."""
+"""How every choice of a request is made."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 
 from forebay.requests.sampling_params import MAX_SEED, Grammar, SamplingParams
 from forebay.requests.transfers import Rendezvous
-from forebay.text.answers.reading import AnswerReader
-from forebay.text.token_bytes import TokenBytes
-
-
-class Reading(NamedTuple):
-    """How answers to a prompt are read: by a reader each, from the bytes in `table`, to the end of the first call where
-    there may be one alone. Thinking is told apart in any case, and told where that is wanted."""
-
-    make: Callable[[], AnswerReader]
-    table: TokenBytes
-    one_call: bool
-    tells_thinking: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """`text` is None where the client sent ids. Others are likely to go on from the first `resume_points` tokens. The
-    answers are what `grammar` says, or what those to all prompts of the request must be."""
-
-    token_ids: list[int]
-    text: str | None = None
-    resume_points: tuple[int, ...] = ()
-    reading: Reading | None = None
-    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

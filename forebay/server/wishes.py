@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
+from forebay.engine.choice import Prompt
 from forebay.engine.frames import Ready
 from forebay.requests.sampling_params import SamplingParams
 from forebay.scheduler.limits import check_context
 from forebay.server.context import ServerContext
-from forebay.server.order import Prompt
 from forebay.server.protocol import I32, ChatRequest, CompletionRequest
 
 

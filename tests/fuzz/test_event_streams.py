@@ -15,11 +15,12 @@ from forebay.base import http_client
 from forebay.base.errors import ForebayError
 from forebay.base.http_client import Connection, Origin, stream_json
 from forebay.cli.load_connection import Answer, read_answer
+from forebay.engine.choice import Choice, Piece, Prompt
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.dialects.chat import ChatDialect
 from forebay.server.dialects.completion import CompletionDialect
-from forebay.server.generation import Choice, Generation, Piece
-from forebay.server.order import Order, Prompt
+from forebay.server.generation import Generation
+from forebay.server.order import Order
 from tests.fuzz.mutants import fuzz, mutated, outcome, pieces, seeds
 from tests.text.tiny_tokenizer import tiny_tokenizer
 
@@ -171,7 +172,7 @@ def written(kind: type[Any], parts: list[str]) -> list[bytes]:
     fields = {"id": "id-1", "object": "", "created": 7, "model": 'mo"del\n'}
     dialect = kind(fields, TABLE, include_usage=True, **options)
     order = Order(params=SamplingParams(), namespace="", author="")
-    choice = Choice(0, Prompt(token_ids=[5]), None, order, TABLE)  # type: ignore[arg-type]
+    choice = Choice(0, Prompt(token_ids=[5]), None, order.params, TABLE)  # type: ignore[arg-type]
     first, *middle = parts
     generation = Generation([choice], 1, TABLE)
     chunks = [dialect.opening(generation), dialect.chunk(choice, Piece(first, [], None))]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from forebay.base.errors import Overloaded
+from forebay.engine.choice import Prompt
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import Update
 from forebay.server.generation import Generation
-from forebay.server.order import Order, Prompt
+from forebay.server.order import Order
 from tests.server.fake_engine import FakeEngine
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+from forebay.engine.choice import Choice, Piece
+from forebay.engine.scores import Scored
 from forebay.server.dialects.chunks import ChunkDialect, encode
 from forebay.server.dialects.items import Call, items_of
-from forebay.server.generation import Choice, Generation, Piece
-from forebay.server.logprobs import Scored, chat_logprobs
+from forebay.server.generation import Generation
+from forebay.server.logprobs import chat_logprobs
 from forebay.text.answers.parts import CallArguments, CallBegun, Part, Said, Thought
 from forebay.text.token_bytes import TokenBytes
 

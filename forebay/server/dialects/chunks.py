@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from forebay.base.errors import ForebayError
+from forebay.engine.choice import Choice
 from forebay.server.dialects.dialect import Dialect
 from forebay.server.errors import DONE, error_ending
-from forebay.server.generation import Choice, Generation
+from forebay.server.generation import Generation
 from forebay.server.logprobs import prompt_logprobs
 from forebay.text.token_bytes import TokenBytes
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from forebay.engine.choice import Choice, Piece
+from forebay.engine.scores import Scored
 from forebay.server.dialects.chunks import ChunkDialect, encode
-from forebay.server.generation import Choice, Generation, Piece
-from forebay.server.logprobs import Scored, completion_logprobs
+from forebay.server.generation import Generation
+from forebay.server.logprobs import completion_logprobs
 from forebay.text.answers.parts import Part
 from forebay.text.token_bytes import TokenBytes
 

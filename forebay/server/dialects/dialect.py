@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from forebay.base.errors import ForebayError
-from forebay.server.generation import Choice, Generation, Piece
-from forebay.server.logprobs import Scored
+from forebay.engine.choice import Choice, Piece
+from forebay.engine.scores import Scored
+from forebay.server.generation import Generation
 from forebay.text.answers.parts import Part
 
 

@@ -8,8 +8,9 @@ from itertools import groupby
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from forebay.base.errors import Unavailable
+from forebay.engine.choice import Choice, Piece
 from forebay.server.dialects.dialect import Dialect
-from forebay.server.generation import Choice, Generation, Piece
+from forebay.server.generation import Generation
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
 
 

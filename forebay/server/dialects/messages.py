@@ -11,11 +11,12 @@ import msgspec
 from pydantic_core import from_json
 
 from forebay.base.errors import ForebayError
+from forebay.engine.choice import Choice
+from forebay.engine.scores import Scored
 from forebay.memory.miss_reason import MissReason
 from forebay.server.dialects.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
 from forebay.server.errors import MESSAGES, error_ending
-from forebay.server.generation import Choice, Generation
-from forebay.server.logprobs import Scored
+from forebay.server.generation import Generation
 from forebay.text.answers.parts import Part, Said, Thought
 
 UNSIGNED: Final = "unsigned"  # clients drop thinking that has no signature; this one is never looked at

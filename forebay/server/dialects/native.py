@@ -8,11 +8,12 @@ from typing import Any, Final
 import msgspec
 
 from forebay.base.errors import ForebayError
+from forebay.engine.choice import Choice, Piece
+from forebay.engine.scores import Scored, token_name
 from forebay.requests.step_plan import TokenLogprob
 from forebay.server.dialects.dialect import Dialect
 from forebay.server.errors import DONE, error_ending
-from forebay.server.generation import Choice, Generation, Piece
-from forebay.server.logprobs import Scored, token_name
+from forebay.server.generation import Generation
 from forebay.text.answers.parts import Part
 from forebay.text.token_bytes import TokenBytes
 

@@ -10,11 +10,12 @@ from typing import Any, Final
 import msgspec
 
 from forebay.base.errors import ForebayError
+from forebay.engine.choice import Choice
+from forebay.engine.scores import Scored
 from forebay.server.dialects.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
 from forebay.server.dialects.responses_request import sealed
 from forebay.server.errors import shown
-from forebay.server.generation import Choice, Generation
-from forebay.server.logprobs import Scored
+from forebay.server.generation import Generation
 from forebay.text.answers.parts import Part, Said, Thought
 
 _PREFIXES: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc"}

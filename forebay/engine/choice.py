@@ -1,0 +1,223 @@
+"""One output on its way from tokens to text: detokenized, read, stopped, scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from forebay.engine.scores import Scored, WaitingScores
+from forebay.requests.sampling_params import Grammar, SamplingParams
+from forebay.requests.step_plan import TokenLogprob
+from forebay.requests.updates import CacheReport, FinishReason, MemoryReport, SpeculationReport, Update
+from forebay.text.answers.parts import CallEnded, Part, Said, Thought
+from forebay.text.answers.reading import AnswerReader
+from forebay.text.detokenizer import Delta, Detokenizer
+from forebay.text.token_bytes import TokenBytes
+
+
+class Reading(NamedTuple):
+    """How answers to a prompt are read: by a reader each, from the bytes in `table`, to the end of the first call where
+    there may be one alone. Thinking is told apart in any case, and told where that is wanted."""
+
+    make: Callable[[], AnswerReader]
+    table: TokenBytes
+    one_call: bool
+    tells_thinking: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """`text` is None where the client sent ids. Others are likely to go on from the first `resume_points` tokens. The
+    answers are what `grammar` says, or what those to all prompts of the request must be."""
+
+    token_ids: list[int]
+    text: str | None = None
+    resume_points: tuple[int, ...] = ()
+    reading: Reading | None = None
+    grammar: Grammar | None = None
+
+
+class Piece(NamedTuple):
+    """What one update adds to a choice; `finish` comes with the last. Where answers are read, `parts` are what `text`
+    would be."""
+
+    text: str
+    tokens: list[Scored]
+    finish: str | None
+    parts: Sequence[Part] = ()
+
+
+class Abortable(Protocol):
+    """What brings a choice its updates."""
+
+    @property
+    def request_id(self) -> int: ...
+
+    def abort(self) -> None: ...
+
+
+class Choice:
+    """One stream on its way to text."""
+
+    def __init__(
+        self,
+        index: int,
+        prompt: Prompt,
+        stream: Abortable,
+        params: SamplingParams,
+        table: TokenBytes,
+        *,
+        discard: bool = False,
+    ) -> None:
+        """`discard`: only the log-probabilities of the prompt are wanted."""
+        self.index = index
+        self.prompt = prompt
+        self.stream = stream
+        self.finish: str | None = None
+        self.stopped: str | None = None  # the stop string that ended it
+        self.cache = CacheReport()
+        self.speculation: SpeculationReport | None = None
+        self.memory = MemoryReport()
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None
+        self.weight_version = 0
+        self._table = table
+        self._params = params
+        self._discard = discard
+        self._wants_scores = params.logprobs >= 0
+        self._scores_per_token = 1 + max(0, params.logprobs)
+        self._one_call = prompt.reading is not None and prompt.reading.one_call
+        self._tells_thinking = prompt.reading is None or prompt.reading.tells_thinking
+        # A token is its text and no more: nothing is to be looked for, scored or dropped.
+        self.is_plain = not (params.stop or params.stop_regex or self._wants_scores or self._discard)
+        self.restart()
+
+    def restart(self) -> None:
+        """What came so far counts for nothing."""
+        self.num_tokens = 0
+        self.num_calls = self.num_reasoning_tokens = 0
+        reading = self.prompt.reading
+        self._reader = None if reading is None else reading.make()
+        table = self._table if reading is None else reading.table
+        how = self._params
+        self._detokenizer = Detokenizer(
+            table,
+            how.stop,
+            patterns=how.stop_regex,
+            include_stop=how.include_stop_str_in_output,
+            min_tokens=how.min_tokens,
+        )
+        self._waiting = WaitingScores(self._detokenizer, self._reader, tells_thinking=self._tells_thinking)
+
+    def feed_tokens(self, token_ids: list[int]) -> str | Piece:
+        """What more tokens add to a plain choice; most often text and nothing else."""
+        if self._reader is None:
+            self.num_tokens += len(token_ids)
+            return "".join(map(self._detokenizer.push_token, token_ids))
+        if self.finish is not None:
+            return ""
+        parts: list[Part] = []
+        for token in token_ids:
+            self.num_tokens += 1
+            self._take(self._reader, self._detokenizer.push_token(token), parts)
+            if self._is_enough(parts):
+                break
+        said = [part.text for part in parts if type(part) is Said]
+        if len(said) == len(parts):
+            return "".join(said)
+        told = self._told(parts)
+        return Piece("", [], self.finish, told)
+
+    def feed(self, update: Update) -> Piece:
+        """Raises the typed error of a failed request."""
+        if update.cache is not None:
+            self.cache, self.weight_version = update.cache, update.weight_version
+        if update.prompt_logprobs is not None:
+            self.prompt_logprobs = update.prompt_logprobs
+        self.speculation = update.speculation
+        self.memory = update.memory or self.memory
+        if update.finish is FinishReason.ERROR:
+            self.finish = "error"
+            assert update.failure is not None, "who fails says why"
+            raise update.failure.error
+        if self._discard:
+            self.finish = None if update.finish is None else "length"
+            return Piece("", [], self.finish)
+        return self._advance(update)
+
+    def _advance(self, update: Update) -> Piece:
+        tokens = update.token_ids
+        # The token that ended it counts, but is no text.
+        ending = update.matched_stop is not None and tokens[-1:] == [update.matched_stop]
+        parts: list[Part] = []
+        text, stopped, used = self._push(tokens[:-1] if ending else tokens, parts)
+        self.num_tokens += used
+        if used and self._wants_scores and update.logprobs is not None:
+            self._waiting.add(tokens[:used], update.logprobs[:used])
+        if stopped is None:
+            self.num_tokens += ending
+            if update.finish is not None:
+                tail = self._detokenizer.finish()
+                text, stopped = text + tail.text, tail.stopped
+                self.finish = str(update.finish.value)
+        if stopped is not None:
+            self.finish, self.stopped = "stop", stopped
+            self.stream.abort()
+        if self._reader is not None:
+            parts += self._reader.push(text) if text else []
+            parts += self._reader.finish() if self.finish is not None else []
+            text, parts = "", self._told(parts)
+        everything = self.finish is not None and stopped is None
+        scores = self._waiting.released(everything=everything, ended=self.finish is not None)
+        return Piece(text, scores, self.finish, parts)
+
+    def _push(self, token_ids: list[int], parts: list[Part]) -> Delta:
+        """Where the answer is read, one token after the other: each is of the thinking or is not, and none is looked at
+        behind the one call that may be."""
+        if self._reader is None:
+            return self._detokenizer.push(token_ids)
+        for used, token in enumerate(token_ids, 1):
+            text, stopped, _ = self._detokenizer.push([token])
+            self._take(self._reader, text, parts)
+            if stopped is not None or self._is_enough(parts):
+                return Delta("", stopped, used)
+        return Delta("", None, len(token_ids))
+
+    def _take(self, reader: AnswerReader, text: str, parts: list[Part]) -> None:
+        """The text of one more token."""
+        part = reader.pass_by(text)
+        if part is not None:
+            parts.append(part)
+            self.num_reasoning_tokens += reader.thinking
+            return
+        thinks = reader.thinking
+        parts += reader.push(text)
+        self.num_reasoning_tokens += thinks or reader.thinking
+
+    def _is_enough(self, parts: list[Part]) -> bool:
+        return self._one_call and any(isinstance(part, CallEnded) for part in parts)
+
+    def _told(self, parts: list[Part]) -> list[Part]:
+        """`parts` as far as they go: where one call is allowed, to the end of the first."""
+        if self._is_enough(parts):
+            parts = parts[: next(i for i, part in enumerate(parts, 1) if isinstance(part, CallEnded))]
+            self.finish = "stop"
+            self.stream.abort()
+        self.num_calls += sum(isinstance(part, CallEnded) for part in parts)
+        if self.finish == "stop" and self.num_calls:
+            self.finish = "tool_calls"
+        return parts if self._tells_thinking else [part for part in parts if not isinstance(part, Thought)]
+
+    @property
+    def num_scores(self) -> int:
+        """How many log-probabilities the whole answer has."""
+        num_tokens = len(self.prompt_logprobs or ()) + (self.num_tokens if self._wants_scores else 0)
+        return num_tokens * self._scores_per_token
+
+    def prompt_scores(self) -> list[Scored]:
+        """Takes time by the prompt's length."""
+        if self.prompt_logprobs is None:
+            return []
+        decoder = Detokenizer(self._table)
+        decoder.push(self.prompt.token_ids)
+        return list(map(Scored, self.prompt.token_ids, decoder.offsets, self.prompt_logprobs))
