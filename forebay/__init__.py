@@ -15,13 +15,28 @@ if TYPE_CHECKING:
     from forebay.base.errors import GenerationError
     from forebay.engine.async_engine import AsyncEngine
     from forebay.engine.llm import LLM
+    from forebay.engine.writing import CompletionOutput, RequestOutput, TextDelta
     from forebay.requests.sampling_params import Grammar, GrammarKind, SamplingParams
 
-__all__ = ["LLM", "AsyncEngine", "GenerationError", "Grammar", "GrammarKind", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "CompletionOutput",
+    "GenerationError",
+    "Grammar",
+    "GrammarKind",
+    "RequestOutput",
+    "SamplingParams",
+    "TextDelta",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "forebay.engine.llm",
     "AsyncEngine": "forebay.engine.async_engine",
+    "CompletionOutput": "forebay.engine.writing",
+    "RequestOutput": "forebay.engine.writing",
+    "TextDelta": "forebay.engine.writing",
     "GenerationError": "forebay.base.errors",
     "Grammar": "forebay.requests.sampling_params",
     "GrammarKind": "forebay.requests.sampling_params",

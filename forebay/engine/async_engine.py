@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from forebay.base.errors import Conflict, EngineError, PayloadTooLarge, Unavailable, from_code
@@ -35,8 +35,9 @@ from forebay.engine.frames import (
     Updates,
     UpdateWeights,
 )
-from forebay.engine.launch import EngineProcess, describe_exit, launch
+from forebay.engine.launch import EngineProcess, describe_exit
 from forebay.engine.stream import Mailbox, Stream, failed
+from forebay.engine.texts import TextEngine
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
@@ -51,7 +52,7 @@ Question = GetState | GetTree | FlushCache | Release | Resume | UpdateWeights | 
 log = get_logger("engine.client")
 
 
-class AsyncEngine:
+class AsyncEngine(TextEngine):
     """The client of one engine process; belongs to the event loop that it was made in.
 
         process = launch(config)                  # at once: the engine loads while we do other things
@@ -61,7 +62,8 @@ class AsyncEngine:
             async for update in stream: ...
         await engine.close(drain_s=30)
 
-    As a library, `async with AsyncEngine.start(model=...) as engine` does the first and the last lines.
+    As a library, `async with AsyncEngine.start(model=...) as engine` does the first and the last lines, and `generate`
+    and `chat` take and tell texts.
     """
 
     def __init__(self, process: EngineProcess, clock: LoopClock) -> None:
@@ -94,25 +96,6 @@ class AsyncEngine:
         transport.set_write_buffer_limits(high=MAX_FRAME_BYTES)
         engine._watch()
         return engine
-
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def start(cls, model: str | None = None, **flags: Any) -> AsyncIterator[AsyncEngine]:
-        """An engine for the length of an `async with`, ready when the body begins. `flags` are those of the command
-        line, with underscores: `AsyncEngine.start(model="...", context_length=4096)`."""
-        from forebay.config.disaggregation import refuse_without_server
-        from forebay.config.resolve import resolve
-        from forebay.config.sources import refuse_server_settings
-
-        refuse_server_settings(flags)
-        config = resolve({"model": model, **flags})
-        refuse_without_server("AsyncEngine.start", config)
-        engine = await cls.connect(launch(config.engine))
-        try:
-            await engine.ready()
-            yield engine
-        finally:
-            await engine.close(drain_s=0.0)
 
     @property
     def info(self) -> Ready:

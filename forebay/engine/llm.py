@@ -10,17 +10,18 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeAlias
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import Any, Self
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
-from forebay.base.errors import Conflict, ForebayError, GenerationError, InvalidRequest, from_code
+from forebay.base.errors import Conflict, GenerationError, InvalidRequest
 from forebay.base.log import event, get_logger
 from forebay.config.disaggregation import refuse_without_server
 from forebay.config.resolve import resolve
@@ -42,42 +43,14 @@ from forebay.engine.frames import TAGS, AddRequest
 from forebay.engine.loop import STUCK_WAIT_S
 from forebay.engine.stream import merge
 from forebay.engine.weights import GivenTensor
+from forebay.engine.writing import Prompt, RequestOutput, Writing, chat_prompt, output_of
 from forebay.formats.store import absent_model
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.step_plan import TokenLogprob
-from forebay.requests.updates import CacheReport, FinishReason, Update
-from forebay.text.resumption import ChatPrompt, Message
+from forebay.requests.updates import CacheReport, Update
+from forebay.text.resumption import Message
 from forebay.text.tokenizer import Tokenizer
 
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-
 log = get_logger("llm")
-
-
-@dataclass(kw_only=True, slots=True)
-class RequestOutput:
-    """What came of one prompt. `error` is set where `finish_reason` is `ERROR`; what was generated before it is kept.
-
-    `logprobs` has an entry per token and `prompt_logprobs` one per prompt token (None for the first), where asked for.
-    """
-
-    prompt: str | None
-    prompt_token_ids: list[int]
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    error: ForebayError | None = None
-    cache: CacheReport = field(default_factory=CacheReport)
-    logprobs: list[TokenLogprob] | None = None
-    prompt_logprobs: list[TokenLogprob | None] | None = None
-
-    def take(self, update: Update) -> None:
-        """All that the request was told, merged."""
-        self.token_ids, self.finish_reason = update.token_ids, update.finish
-        self.cache = update.cache or self.cache
-        self.logprobs, self.prompt_logprobs = update.logprobs, update.prompt_logprobs
-        if update.failure is not None:
-            self.error = from_code(update.failure.kind, update.failure.message, update.failure.code)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -154,33 +127,58 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
+        raise_on_error: bool = True,
     ) -> list[RequestOutput]:
-        """Generate for each prompt: text, token ids, or `{"prompt": ..}` or `{"prompt_token_ids": ..}` with these;
-        outputs in their order.
+        """Generate for each prompt, of a list or whatever else can be iterated: text, token ids, or `{"prompt": ..}` or
+        `{"prompt_token_ids": ..}` with these; outputs in their order.
 
         `sampling_params` is for all prompts or one for each; without it, the model's own (`default_sampling_params`).
-        `use_tqdm` (the field's name for it) shows a progress bar on standard error.
+        `use_tqdm` (the field's name for it) shows on standard error how many are done, and tokens per second.
 
         Raises GenerationError when all have ended and some of them failed: by themselves, the outputs of the others
-        are in the error.
+        are in the error. With `raise_on_error=False` whoever failed has its `error`, and nothing is raised.
         """
-        outputs = [self._output(prompt) for prompt in _as_prompts(prompts)]
-        self._generate(outputs, sampling_params, use_tqdm)
-        return outputs
+        listed = _as_prompts(prompts)
+        params = self._params(sampling_params, listed)
+        outputs = (output_of(prompt, self.tokenizer) for prompt in listed)
+        return self._write(((output, []) for output in outputs), params, listed, use_tqdm, raise_on_error)
+
+    def chat(
+        self,
+        messages: str | Sequence[Message] | Iterable[str | Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        raise_on_error: bool = True,
+        **variables: Any,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or each of several; a text is what a user says. `variables` go to the chat template
+        (`tools`, `enable_thinking`); `continue_final_message=True` goes on with what the assistant said last. All else
+        as in `generate`."""
+        talks = _as_talks(messages)
+        params = self._params(sampling_params, talks)
+        places = self.info.wants_resume_points
+        prompts = (chat_prompt(talk, self.tokenizer, variables, with_places=places) for talk in talks)
+        outputs = ((output_of(prompt.token_ids, self.tokenizer), prompt.resume_points) for prompt in prompts)
+        return self._write(outputs, params, talks, use_tqdm, raise_on_error)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """What turns texts into tokens and back here: `encode`, `decode`, `encode_chat`."""
+        return self.tokenizer
 
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, use_tqdm: bool = False
+        self, prompts: Prompt | Iterable[Prompt], *, dimensions: int | None = None, use_tqdm: bool = False
     ) -> list[EmbeddingOutput]:
         """The vector of each prompt (text, or token ids), in their order: what `--pooling` makes of the hidden states
         behind the last norm, cut to `dimensions`, and of length 1 where the checkpoint says so. Raises as `generate`.
         """
         check_dimensions(dimensions, self.info.hidden_size)
-        outputs = [self._output(prompt) for prompt in _as_prompts(prompts)]
-        told = self._generate(outputs, self.texts.vectors(), use_tqdm)
+        outputs = [output_of(prompt, self.tokenizer) for prompt in _as_prompts(prompts)]
+        told = self._pool(outputs, self.texts.vectors(), use_tqdm)
         return [
             EmbeddingOutput(
                 prompt=output.prompt,
@@ -209,8 +207,9 @@ class LLM:
             return [nearness(of[query], of[document]) for query, document in pairs]
         params = self.texts.verdicts(self.tokenizer, self.info.vocab_size)
         asked = [question(query, document, instruction) for query, document in pairs]
-        outputs = [self._output(self.tokenizer.encode_chat(talk, enable_thinking=False)) for talk in asked]
-        return [verdict(update.vector) for update in self._generate(outputs, params, use_tqdm)]
+        chats = (self.tokenizer.encode_chat(talk, enable_thinking=False) for talk in asked)
+        outputs = [output_of(chat, self.tokenizer) for chat in chats]
+        return [verdict(update.vector) for update in self._pool(outputs, params, use_tqdm)]
 
     def sleep(self, tags: Sequence[str] = TAGS) -> None:
         """Give the memory of these tags back until `wake_up`: `kv_cache`, and what it had cached with it, `weights`,
@@ -237,116 +236,162 @@ class LLM:
         """How often the weights have been updated."""
         return self._core.scheduler.weight_version
 
-    def chat(
+    def _params(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, prompts: Iterable[object]
+    ) -> Iterator[SamplingParams]:
+        """For one prompt after the other."""
+        if given is None or isinstance(given, msgspec.Struct):
+            return repeat(self.default_sampling_params if given is None else given)
+        if not isinstance(prompts, Sequence) or len(prompts) != len(given):
+            there = f"there are {len(prompts)}" if isinstance(prompts, Sequence) else "nobody knows how many there are"
+            raise InvalidRequest(f"{there} prompts and {len(given)} sampling_params: give one, or one for each")
+        return iter(given)
+
+    def _write(
         self,
-        messages: str | Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool = False,
-        **variables: Any,
+        outputs: Iterable[tuple[RequestOutput, list[int]]],
+        params: Iterator[SamplingParams],
+        prompts: Iterable[object],
+        shown: bool,
+        raise_on_error: bool,
     ) -> list[RequestOutput]:
-        """Continue one conversation, or each of several; a text is what a user says. `variables` go to the chat
-        template. Raises as `generate`."""
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
-        prompts = [self._chat_prompt(list(talk), variables) for talk in conversations]  # type: ignore[arg-type]
-        outputs = [self._output(prompt.token_ids) for prompt in prompts]
-        self._generate(outputs, sampling_params, use_tqdm, [prompt.resume_points for prompt in prompts])
-        return outputs
+        """Let `outputs`, each with the lengths from which its prompt will be gone on from, become what they become."""
+        written: list[Writing] = []
 
-    def _chat_prompt(self, messages: list[Message], variables: dict[str, Any]) -> ChatPrompt:
-        if self.info.wants_resume_points:
-            return self.tokenizer.encode_chat_prompt(messages, **variables)
-        return ChatPrompt(self.tokenizer.encode_chat(messages, **variables), [])
+        def requests() -> Iterator[_Asked]:
+            for output, places in outputs:
+                writing = Writing(output, next(params), self.tokenizer)
+                written.append(writing)
+                asked = [_Asked(self._request(output, how, places), writing, i) for i, how in enumerate(writing.asked)]
+                writing.begin([_Source(self._core, one.request.request_id) for one in asked])
+                yield from asked
 
-    def _generate(
-        self,
-        outputs: list[RequestOutput],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
-        resume_points: Sequence[list[int]] | None = None,
-    ) -> list[Update]:
-        """Run the prompts of `outputs`, which take what each was told. Raises GenerationError as `generate` does."""
-        params = _as_params(self.default_sampling_params if sampling_params is None else sampling_params, len(outputs))
-        resume_points = resume_points or [[]] * len(outputs)
-        wanted = [
-            AddRequest(
-                request_id=request_id, prompt_token_ids=output.prompt_token_ids, params=how, resume_points=points
-            )
-            for output, how, points, request_id in zip(outputs, params, resume_points, self._ids, strict=False)
-        ]
-        with _bar(len(outputs), shown=use_tqdm) as bar:
-            task = bar.add_task("generating", total=len(outputs))
-            told = self._run(wanted, lambda: bar.advance(task))
-        for request, output in zip(wanted, outputs, strict=True):
-            output.take(told[request.request_id])
-            output.text = self.tokenizer.decode(output.token_ids)
-        failures = {place: output.error for place, output in enumerate(outputs) if output.error is not None}
-        if failures:
-            raise GenerationError(failures, outputs) from next(iter(failures.values()))
-        return [told[request.request_id] for request in wanted]
+        total = len(prompts) if isinstance(prompts, Sequence) else None
+        with _Bar("generating", total, shown=shown) as bar, closing(self._run(requests())) as told:
+            for one, update in told:
+                writing = one.writing
+                if writing is not None and writing.output.outputs[one.index].finish_reason is None:
+                    writing.take(one.index, update)
+                    bar.show(len(update.token_ids), done=writing.finished)
+        found = [writing.output for writing in written]
+        _raise_failures(found, raise_on_error)
+        return found
 
-    def _output(self, prompt: Prompt) -> RequestOutput:
-        if isinstance(prompt, Mapping):
-            prompt = _named(prompt)
-        if isinstance(prompt, str):
-            return RequestOutput(prompt=prompt, prompt_token_ids=self.tokenizer.encode(prompt))
-        return RequestOutput(prompt=None, prompt_token_ids=list(prompt))
+    def _pool(self, outputs: list[RequestOutput], params: SamplingParams, shown: bool) -> list[Update]:
+        """What prompts that are pooled have become; their `outputs` are told of the cache. Raises as `generate`."""
+        asked = [_Asked(self._request(output, params, []), None, place) for place, output in enumerate(outputs)]
+        told: dict[int, Update] = {}
+        with _Bar("reading", len(outputs), shown=shown) as bar, closing(self._run(iter(asked))) as news:
+            for one, update in news:
+                told[one.index], output = update, outputs[one.index]
+                output.cache = update.cache or output.cache
+                output.error = update.failure.error if update.failure else None
+                bar.show(len(output.prompt_token_ids), done=True)
+        _raise_failures(outputs, True)
+        return [told[place] for place in range(len(outputs))]
 
-    def _run(self, wanted: list[AddRequest], on_end: Callable[[], None]) -> dict[int, Update]:
-        """All that each request was told, by id. The engine is fed as rows come free, so that its queue, made for
-        servers, never overflows."""
+    def _request(self, output: RequestOutput, params: SamplingParams, places: list[int]) -> AddRequest:
+        return AddRequest(
+            request_id=next(self._ids), prompt_token_ids=output.prompt_token_ids, params=params, resume_points=places
+        )
+
+    def _run(self, wanted: Iterator[_Asked]) -> Generator[tuple[_Asked, Update], None, None]:
+        """What each request is told: all at once when it ends, or as it comes where somebody wants to see it. The
+        engine is fed as rows come free, so that its queue, made for servers, never overflows."""
         if self._core.sleeper.resting:
             raise Conflict("the engine is asleep: call wake_up", code="asleep")
-        told: dict[int, Update] = {}
-        waiting, live = deque(wanted), set[int]()
+        live: dict[int, _Asked] = {}
+        kept: dict[int, Update] = {}
+        more = True
         try:
-            while waiting or live:
+            while more or live:
                 updates: list[Update] = []
-                while waiting and len(live) < self.info.max_running_requests:
-                    request = waiting.popleft()
-                    live.add(request.request_id)
-                    updates += self._core.add(request)
+                while more and len(live) < self.info.max_running_requests:
+                    if (one := next(wanted, None)) is None:
+                        more = False
+                        break
+                    live[one.request.request_id] = one
+                    updates += self._core.add(one.request)
                 updates += self._core.step()
                 if self._core.stuck:
                     self._core.scheduler.constraints.wait(STUCK_WAIT_S)
                 for update in updates:
                     if (request_id := update.request_id) not in live:
                         continue  # of a call that was interrupted
-                    told[request_id] = merge(told[request_id], update) if request_id in told else update
+                    one = live[request_id]
                     if update.finish is not None:
-                        live.remove(request_id)
-                        on_end()
+                        del live[request_id]
+                    elif not one.wants_each:
+                        kept[request_id] = merge(kept[request_id], update) if request_id in kept else update
+                        continue
+                    yield one, merge(kept.pop(request_id), update) if request_id in kept else update
         finally:
             # Interrupted: whoever still runs would go on in the next call.
             for request_id in live:
                 self._core.abort(request_id)
-        return told
 
 
-def _named(prompt: Mapping[str, Any]) -> str | Sequence[int]:
-    found = [prompt[name] for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
-    if len(found) != 1 or len(prompt) > 2:
-        raise InvalidRequest(f"a prompt has the fields {', '.join(prompt)}: give prompt or prompt_token_ids")
-    text_or_ids: str | Sequence[int] = found[0]
-    return text_or_ids
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request, and whose output it is, or whose place."""
+
+    request: AddRequest
+    writing: Writing | None
+    index: int
+
+    @property
+    def wants_each(self) -> bool:
+        return self.writing is not None and self.writing.wants_each
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+@dataclass(frozen=True, slots=True)
+class _Source:
+    core: EngineCore
+    request_id: int
+
+    def abort(self) -> None:
+        """The end of what was aborted is told with the next step's news."""
+        self.core.scheduler.abort(self.request_id)
 
 
-def _as_params(params: SamplingParams | Sequence[SamplingParams], n: int) -> list[SamplingParams]:
-    if isinstance(params, msgspec.Struct):
-        return [params] * n
-    if len(params) != n:
-        raise InvalidRequest(f"there are {n} prompts and {len(params)} sampling_params: give one, or one for each")
-    return list(params)
+def _as_prompts(prompts: Prompt | Iterable[Prompt]) -> Iterable[Prompt]:
+    ids = isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)
+    return [prompts] if ids or isinstance(prompts, str | Mapping) else prompts  # type: ignore[list-item,return-value]
 
 
-def _bar(total: int, *, shown: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), disable=not shown or total == 0)
+def _as_talks(messages: Any) -> Iterable[str | Sequence[Message]]:
+    one = isinstance(messages, Sequence) and len(messages) > 0 and isinstance(messages[0], Mapping)
+    return [messages] if one or isinstance(messages, str) else messages
+
+
+def _raise_failures(outputs: list[RequestOutput], wanted: bool) -> None:
+    failures = {place: output.error for place, output in enumerate(outputs) if output.error is not None}
+    if failures and wanted:
+        raise GenerationError(failures, outputs) from next(iter(failures.values()))
+
+
+class _Bar:
+    """On standard error: how many prompts are done, of how many if that is known, and tokens per second."""
+
+    def __init__(self, what: str, total: int | None, *, shown: bool) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        rate = TextColumn("{task.fields[rate]}")
+        self._progress = Progress(*columns, rate, console=Console(stderr=True), disable=not shown or total == 0)
+        self._task = self._progress.add_task(what, total=total, rate="")
+        self._num_tokens = 0
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def show(self, num_tokens: int, *, done: bool) -> None:
+        """So many tokens more; `done`: and with them a prompt's last."""
+        if self._progress.disable:
+            return
+        self._num_tokens += num_tokens
+        elapsed = self._progress.tasks[0].elapsed
+        rate = f"{self._num_tokens / elapsed:.0f} tok/s" if elapsed else ""
+        self._progress.update(self._task, advance=int(done), rate=rate)

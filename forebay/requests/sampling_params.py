@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 from collections.abc import Mapping
@@ -282,6 +283,17 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
                 f"tokens are scored behind the last one, and pooling is {pooling.kind}: take last", param="pooling"
             )
         _at_most("token_ids", len(pooling.token_ids), MAX_SCORED_TOKEN_IDS)
+
+
+def seed_of_choice(seed: int, number: int) -> int:
+    """Of output `number` of a prompt: a user's `seed` or one derived from it, so that outputs differ and repeat; or a
+    fresh one each."""
+    if seed == RANDOM_SEED:
+        return secrets.randbits(63)
+    seed &= MAX_SEED
+    if number == 0:
+        return seed
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest(), "big") & MAX_SEED
 
 
 def check_token_id(param: str, token: int, vocab_size: int) -> None:

@@ -252,7 +252,7 @@ def _order(
         namespace=server.isolation.namespace(context.tenant, body.session),
         author=server.isolation.author(context.tenant, body.session),
         halves=halves,
-        seed=None if body.seed == RANDOM_SEED else body.seed,
+        seed=RANDOM_SEED if body.seed is None else body.seed,
     )
 
 

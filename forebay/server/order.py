@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from forebay.requests.sampling_params import MAX_SEED, Grammar, SamplingParams
+from forebay.requests.sampling_params import RANDOM_SEED, Grammar, SamplingParams, seed_of_choice
 from forebay.requests.transfers import Rendezvous
 
 
@@ -22,20 +20,11 @@ class Order:
     author: str  # whose prompts the answer may tell of
     priority: int = 0
     halves: Sequence[Rendezvous | None] = ()  # in a role: where the other half of each prompt's choices is
-    seed: int | None = None
+    seed: int = RANDOM_SEED
     discard_output: bool = False  # only the prompt's log-probabilities are wanted
 
     def params_of(self, number: int, grammar: Grammar | None = None) -> SamplingParams:
         """Choice `number` of a prompt: the user's seed, or one derived from it, so that choices differ and repeat. A
         prompt's own grammar comes before that of all."""
         grammar = grammar or self.params.grammar
-        return msgspec.structs.replace(self.params.of_tokens(), seed=_seed(self.seed, number), grammar=grammar)
-
-
-def _seed(seed: int | None, number: int) -> int:
-    if seed is None:
-        return secrets.randbits(63)
-    seed &= MAX_SEED
-    if number == 0:
-        return seed
-    return int.from_bytes(hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest(), "big") & MAX_SEED
+        return msgspec.structs.replace(self.params.of_tokens(), seed=seed_of_choice(self.seed, number), grammar=grammar)

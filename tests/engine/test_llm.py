@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
+import re
 import signal
+from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from forebay.base.errors import ConfigError, Conflict, GenerationError, InvalidRequest, ModelError, RequestTooLarge
 from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.llm import LLM
+from forebay.engine.scores import token_name
+from forebay.engine.writing import TextDelta
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason
 from tests.deadlines import HANGS_S
@@ -85,6 +91,66 @@ def test_prompts_and_chats_may_be_written_as_in_other_engines(llm: LLM) -> None:
         llm.generate({"text": "x"}, GREEDY)
     said = [llm.chat(talk, GREEDY)[0].token_ids for talk in ("hello", [{"role": "user", "content": "hello"}])]
     assert said[0] == said[1]
+
+
+def test_several_outputs_of_a_prompt_differ_and_the_first_has_the_seed_itself(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, ignore_eos=True, seed=4, n=3)
+    (output,) = llm.generate([[5, 6, 7]], params)
+    assert len({tuple(one.token_ids) for one in output.outputs}) == 3
+    assert [one.index for one in output.outputs] == [0, 1, 2]
+    (alone,) = llm.generate([[5, 6, 7]], msgspec.structs.replace(params, n=1))
+    assert output.token_ids == alone.token_ids
+    assert output.text == output.outputs[0].text == alone.text
+
+
+def test_a_stop_string_ends_an_output_and_is_left_out_of_its_text(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.0)
+    (whole,) = llm.generate("hello", params)
+    stop = next(char for char in whole.text[2:] if char not in whole.text[:2])
+    for how in ({"stop": stop}, {"stop_regex": re.escape(stop)}):
+        (output,) = llm.generate("hello", SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.0, **how))
+        assert output.text == whole.text[: whole.text.index(stop)]
+        assert output.finish_reason == "stop"
+        assert output.outputs[0].stop_reason in (stop, re.escape(stop))
+        assert output.token_ids == whole.token_ids[: len(output.token_ids)] != whole.token_ids
+    (word,) = llm.generate("hello", SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True, bad_words=[stop]))
+    assert stop not in word.text
+    (ended,) = llm.generate("hello", msgspec.structs.replace(params, stop_token_ids=(whole.token_ids[0],)))
+    assert (ended.text, ended.outputs[0].stop_reason) == ("", whole.token_ids[0])
+
+
+def test_log_probabilities_have_the_texts_of_their_tokens(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, logprobs=2, prompt_logprobs=0)
+    (output,) = llm.generate("hello", params)
+    assert output.logprobs is not None
+    assert [next(iter(each)) for each in output.logprobs] == output.token_ids
+    assert all(len(each) == 2 for each in output.logprobs)
+    first = output.logprobs[0][output.token_ids[0]]
+    assert first.rank == 1
+    assert first.decoded_token == token_name(llm.get_tokenizer().table, output.token_ids[0])
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    assert [list(each) for each in output.prompt_logprobs[1:]] == [[token] for token in output.prompt_token_ids[1:]]
+
+
+def test_prompts_may_come_one_after_the_other_and_a_bar_says_how_fast(
+    llm: LLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = prompts(3, 9)
+    outputs = llm.generate((prompt for prompt in asked), GREEDY, use_tqdm=True)
+    assert [output.prompt_token_ids for output in outputs] == asked
+    shown = capsys.readouterr().err
+    assert "9/" in shown
+    assert "tok/s" in shown
+    with pytest.raises(InvalidRequest, match="nobody knows how many"):
+        llm.generate((prompt for prompt in asked), [GREEDY] * 9)
+
+
+def test_who_failed_is_told_and_not_raised_where_that_is_asked(llm: LLM) -> None:
+    fine, long = llm.generate([[5, 6], [5] * 5000], GREEDY, raise_on_error=False)
+    assert fine.error is None
+    assert isinstance(long.error, RequestTooLarge)
+    assert long.finish_reason is FinishReason.ERROR
 
 
 def test_an_llm_is_closed_at_the_end_of_a_with_and_says_what_it_is(checkpoint: Tiny) -> None:
@@ -160,18 +226,45 @@ def test_the_report_shows_the_sum_and_what_became_of_it(llm: LLM) -> None:
     assert llm.info.max_running_requests == 4
 
 
-def test_an_engine_in_its_own_process_gives_the_same_tokens(checkpoint: Tiny) -> None:
+def test_an_engine_in_its_own_process_gives_the_same_tokens_and_texts_piece_by_piece(checkpoint: Tiny) -> None:
     asked = prompts(1, 6)
+    endless, two = SamplingParams(max_tokens=400, ignore_eos=True), msgspec.structs.replace(GREEDY, n=2)
 
     async def generate(engine: AsyncEngine, prompt: list[int]) -> list[int]:
         stream = engine.submit(prompt_token_ids=prompt, params=GREEDY)
         return [token async for update in stream for token in update.token_ids]
 
-    async def scene() -> list[list[int]]:
-        async with AsyncEngine.start(str(checkpoint.path), **FLAGS) as engine:
-            return list(await asyncio.gather(*(generate(engine, prompt) for prompt in asked)))
+    async def heard(deltas: AsyncIterator[TextDelta]) -> list[str]:
+        texts = ["", ""]
+        async for delta in deltas:
+            texts[delta.index] += delta.text
+        return texts
 
-    assert asyncio.run(scene()) == [greedy(checkpoint, prompt, 8) for prompt in asked]
+    async def scene() -> None:
+        async with AsyncEngine.start(str(checkpoint.path), **FLAGS) as engine:
+            found = await asyncio.gather(*(generate(engine, prompt) for prompt in asked))
+            assert found == [greedy(checkpoint, prompt, 8) for prompt in asked]
+            tokenizer = engine.tokenizer
+            talk = tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+            ways = (engine.generate("hello", two), engine.generate(talk, GREEDY), engine.chat("hi", two))
+            hello, given, chat = await asyncio.gather(*map(heard, ways))
+            assert hello == [tokenizer.decode(greedy(checkpoint, tokenizer.encode("hello"), 8))] * 2
+            assert chat == given[:1] * 2 == [tokenizer.decode(greedy(checkpoint, talk, 8))] * 2
+            async with contextlib.aclosing(engine.generate("hello", endless)) as deltas:
+                await anext(deltas)
+            cancelled = engine.generate("hello", endless)
+            await anext(cancelled)
+            waiting = asyncio.ensure_future(heard(cancelled))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            with pytest.raises(RequestTooLarge):
+                await heard(engine.generate([5] * 5000))
+            async with asyncio.timeout(HANGS_S):
+                while engine.num_requests:  # the engine has heard of both
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(scene())
 
 
 def test_out_of_memory_in_a_forward_costs_only_that_steps_requests(

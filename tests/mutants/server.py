@@ -71,7 +71,7 @@ SERVER = (
     ),
     Mutant(
         "C28 choices of one seed differ and repeat",
-        "server/order.py",
+        "requests/sampling_params.py",
         "    if number == 0:\n        return seed\n",
         "    return seed\n",
         "server/test_generation.py::test_c28_choices_of_one_seed_differ_and_repeat",

@@ -1,0 +1,141 @@
+"""Texts for asyncio programs: what `AsyncEngine` does beyond token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any, Self
+
+from forebay.base.errors import Conflict
+from forebay.engine.frames import Ready
+from forebay.engine.launch import EngineProcess, launch
+from forebay.engine.stream import Stream
+from forebay.engine.writing import Prompt, RequestOutput, TextDelta, Writing, chat_prompt, output_of
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.updates import Update
+from forebay.text.resumption import Message
+from forebay.text.tokenizer import Tokenizer
+
+
+class TextEngine(ABC):
+    """Over an engine that takes token ids; there where it was made by `start`."""
+
+    _tokenizer: Tokenizer | None = None
+    default_sampling_params = SamplingParams()  # the model's own, where it was made by `start`
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def start(cls, model: str | None = None, **flags: Any) -> AsyncIterator[Self]:
+        """An engine for the length of an `async with`, ready when the body begins. `flags` are those of the command
+        line, with underscores: `AsyncEngine.start(model="...", context_length=4096)`."""
+        from forebay.config.disaggregation import refuse_without_server
+        from forebay.config.resolve import resolve
+        from forebay.config.sources import refuse_server_settings
+
+        refuse_server_settings(flags)
+        config = resolve({"model": model, **flags})
+        refuse_without_server("AsyncEngine.start", config)
+        engine = await cls.connect(launch(config.engine))
+        try:
+            path, sampling = config.engine.model_path, config.server.sampling
+            engine._tokenizer = await asyncio.to_thread(Tokenizer.from_path, path, config.server.chat_template)
+            engine.default_sampling_params = SamplingParams.defaults(sampling.values, sampling.source)
+            await engine.ready()
+            yield engine
+        finally:
+            await engine.close(drain_s=0.0)
+
+    @classmethod
+    @abstractmethod
+    async def connect(cls, process: EngineProcess) -> Self: ...
+
+    @abstractmethod
+    async def ready(self) -> Ready: ...
+
+    @abstractmethod
+    async def close(self, drain_s: float) -> None: ...
+
+    @property
+    @abstractmethod
+    def info(self) -> Ready: ...
+
+    @abstractmethod
+    def submit(
+        self, *, prompt_token_ids: list[int], params: SamplingParams, resume_points: Sequence[int] = ()
+    ) -> Stream: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What turns texts into tokens and back here: `encode`, `decode`, `encode_chat`."""
+        if self._tokenizer is None:
+            raise Conflict("this engine knows token ids alone: make it with AsyncEngine.start", code="no_tokenizer")
+        return self._tokenizer
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> AsyncGenerator[TextDelta, None]:
+        """Go on with a prompt: text, token ids, or `{"prompt": ..}` or `{"prompt_token_ids": ..}` with these. What
+        comes is told as it comes, of `n` outputs whichever is first.
+
+            async for delta in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
+                print(delta.text, end="", flush=True)
+
+        Leaving the iteration or cancelling it ends the request. Raises InvalidRequest for what cannot be asked, and the
+        typed error of a request that fails.
+        """
+        output = await asyncio.to_thread(output_of, prompt, self.tokenizer)
+        async with contextlib.aclosing(self._write(output, sampling_params, ())) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def chat(
+        self, messages: str | Sequence[Message], sampling_params: SamplingParams | None = None, **variables: Any
+    ) -> AsyncGenerator[TextDelta, None]:
+        """Answer a conversation; a text is what a user says. `variables` go to the chat template (`tools`,
+        `enable_thinking`); `continue_final_message=True` goes on with what the assistant said last. All else as in
+        `generate`."""
+        places = self.info.wants_resume_points
+        found = await asyncio.to_thread(chat_prompt, messages, self.tokenizer, variables, with_places=places)
+        output = output_of(found.token_ids, self.tokenizer)
+        async with contextlib.aclosing(self._write(output, sampling_params, found.resume_points)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def _write(
+        self, output: RequestOutput, params: SamplingParams | None, places: Sequence[int]
+    ) -> AsyncGenerator[TextDelta, None]:
+        writing = Writing(output, params or self.default_sampling_params, self.tokenizer)
+        async with contextlib.AsyncExitStack() as undo:
+            streams: list[Stream] = []
+            for asked in writing.asked:
+                stream = self.submit(prompt_token_ids=output.prompt_token_ids, params=asked, resume_points=places)
+                streams.append(await undo.enter_async_context(stream))
+            writing.begin(streams)
+            async with contextlib.aclosing(_first_come(streams)) as updates:
+                async for index, update in updates:
+                    if output.outputs[index].finish_reason is None:
+                        delta = writing.take(index, update)
+                        if output.error is not None:
+                            raise output.error
+                        yield delta
+                    if writing.finished:
+                        return
+
+
+async def _first_come(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Update], None]:
+    """The updates of all streams as they come, with the stream's place."""
+    coming = {asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(streams)}
+    try:
+        while coming:
+            done, _ = await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=coming.__getitem__):
+                index, update = coming.pop(task), task.result()
+                if update.finish is None:
+                    coming[asyncio.ensure_future(anext(streams[index]))] = index
+                yield index, update
+    finally:
+        for task in coming:
+            task.cancel()
+        await asyncio.gather(*coming, return_exceptions=True)
