@@ -21,15 +21,15 @@ log = get_logger("config")
 def api_keys(written: Settled, name: str) -> tuple[str, ...]:
     """Those that a setting names, by itself or as the lines of a file; none where nobody wrote either."""
     path = written.get(f"{name}_file")
-    option = BY_NAME[f"{name}_file"].option
     if name in written:
-        keys = [str(written[name])]
+        keys, where = [str(written[name])], BY_NAME[name].option
     elif path is not None:
-        keys = _read_keys(Path(str(path)), option)
+        option = BY_NAME[f"{name}_file"].option
+        keys, where = _read_keys(Path(str(path)), option), f"{option} {path}"
     else:
         return ()
     if any(len(key) < MIN_KEY_CHARS or not key.isascii() or not key.isprintable() for key in keys):
-        raise ConfigError(f"{BY_NAME[name].option}: a key is at least {MIN_KEY_CHARS} printable ASCII characters long")
+        raise ConfigError(f"{where}: a key is at least {MIN_KEY_CHARS} printable ASCII characters long")
     return tuple(keys)
 
 

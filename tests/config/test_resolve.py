@@ -366,6 +366,9 @@ def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
     file.write_text("# nothing\n")
     with pytest.raises(ConfigError, match="no key"):
         resolve({"api_key_file": file})
+    file.write_text("short\n")
+    with pytest.raises(ConfigError, match=f"--api-key-file {file}: a key is at least 8"):
+        resolve({"api_key_file": file})
 
 
 def test_what_was_written_is_told_from_what_was_not(tmp_path: Path) -> None:
