@@ -86,7 +86,8 @@ class Watched:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        self._lines += self._process.stdout
+        with self._process.stdout as lines:
+            self._lines += lines
 
     def show(self, step: str, news: Callable[[Sequence[str]], str], *, must: bool = True) -> None:
         """Until it ends, what `news` makes of its lines. Raises CalledProcessError if it fails and `must` not."""
@@ -129,10 +130,9 @@ def of_pip(total: int) -> Callable[[Sequence[str]], str]:
     """How many of `total` packages pip has looked at, and what it does now."""
 
     def news(lines: Sequence[str]) -> str:
-        seen = sum(
-            line.startswith(("Collecting ", "Requirement already ", "Processing ", "Obtaining ")) for line in lines
-        )
-        told = [line.split() for line in lines if line.startswith(("Downloading", "Installing", "Successfully"))]
+        words = [line.split() for line in lines if line.strip()]
+        seen = sum(first in ("Collecting", "Requirement", "Processing", "Obtaining") for first, *_ in words)
+        told = [said for said in words if said[0] in ("Downloading", "Installing", "Successfully")]
         if told and told[-1][0] == "Downloading":
             return f"{min(seen, total)} of {total}, fetching {Path(told[-1][1]).name} {' '.join(told[-1][2:])}"
         if told and told[-1][0] == "Installing":
