@@ -19,7 +19,8 @@ GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 @pytest.fixture(scope="module", params=["falcon_h1", "gemma3_text", "mamba2"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, embedded_model: Path) -> Path:
     folder = tmp_path_factory.mktemp("made") / "model"
-    assert main(["models", "make", "--like", request.param, "--out", str(folder), "--dtype", "float32"]) == 0
+    small = ["--hidden-size", "64", "--num-layers", "4", "--dtype", "float32"]
+    assert main(["models", "make", "--like", request.param, "--out", str(folder), *small]) == 0
     return folder
 
 

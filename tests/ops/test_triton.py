@@ -260,7 +260,10 @@ def test_recurrences_equal_the_reference(
     assert ours[0].isnan().all()
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "wide" not in name])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if "-" in name else name for name in CASES if "wide" not in name],
+)
 def test_c16_after_a_verify_every_slot_is_as_plain_decode_steps_leave_it(ops: Ops, name: str) -> None:
     case = CASES[name]
     inputs = [case.inputs(seq.num_tokens, torch.float32, seed=i) for i, seq in enumerate(RAGGED)]
