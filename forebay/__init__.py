@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.base.package import __version__
 
 if TYPE_CHECKING:
-    from forebay.base.errors import GenerationError
+    from forebay.base.errors import GenerationError, InvalidRequest
     from forebay.engine.async_engine import AsyncEngine
     from forebay.engine.llm import LLM
     from forebay.engine.writing import CompletionOutput, RequestOutput, TextDelta
@@ -25,6 +25,7 @@ __all__ = [
     "GenerationError",
     "Grammar",
     "GrammarKind",
+    "InvalidRequest",
     "RequestOutput",
     "SamplingParams",
     "TextDelta",
@@ -38,6 +39,7 @@ _HOMES = {
     "RequestOutput": "forebay.engine.writing",
     "TextDelta": "forebay.engine.writing",
     "GenerationError": "forebay.base.errors",
+    "InvalidRequest": "forebay.base.errors",
     "Grammar": "forebay.requests.sampling_params",
     "GrammarKind": "forebay.requests.sampling_params",
     "SamplingParams": "forebay.requests.sampling_params",
