@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from forebay.base.errors import ConfigError
+from forebay.base.errors import ConfigError, ModelError
 from forebay.base.units import ceil_div, human_bytes, parse_bytes
 from forebay.cli.arguments import Parsed, Parser, whole
 from forebay.cli.startup_table import who_fits
@@ -145,7 +145,7 @@ def ways_out(parsed: Parsed, planned: Callable[[Parsed], Plan]) -> list[str]:
     for way in WAYS:
         if way.keys() & parsed.values.keys():
             continue
-        with contextlib.suppress(ConfigError), contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.suppress(ConfigError, ModelError), contextlib.redirect_stderr(io.StringIO()):
             fits = planned(replace(parsed, flags={**parsed.flags, **way})).fits
             words = " ".join(f"{BY_NAME[name].option} {value}" for name, value in way.items())
             lines.append(f"with {words}: {fits}")
