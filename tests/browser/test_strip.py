@@ -76,9 +76,7 @@ def test_pools_say_who_holds_what_and_in_plain_words_what_that_is(open_console: 
     expect(page.locator("#running")).to_have_text("0")
 
 
-def test_figures_go_with_the_server_and_come_back_with_it(
-    open_console: Open, launch: Open, page: Page, watch: Watch
-) -> None:
+def test_figures_go_with_the_server_and_come_back_with_it(open_console: Open, page: Page, watch: Watch) -> None:
     server = open_console(make_engine=lambda: LivelyEngine(interval_s=0.01))
     server.engine.counters = {
         "prompt_tokens": 400.0,
@@ -91,13 +89,18 @@ def test_figures_go_with_the_server_and_come_back_with_it(
     expect(page.locator("#misses li")).to_have_text(["all reused5", "differs from what was cached2"])
     ask(page)
     expect(page.locator(".chart.speed path")).to_have_attribute("d", re.compile("M"))
-    watch.expected = ENDING
-    server.close()
-    expect(page.locator("#ready")).to_have_text("offline")
-    for figure in ("#running", "#waiting", "#rate"):
-        expect(page.locator(figure)).to_have_text("–")
-    expect(page.locator("#strip")).to_have_class(re.compile("stale"))
-    launch(LivelyEngine, port=server.port)
+    watch.expected = (*ENDING, "ERR_INTERNET_DISCONNECTED")
+    page.context.set_offline(True)
+    try:
+        expect(page.locator("#ready")).to_have_text("offline")
+        for figure in ("#running", "#waiting", "#rate"):
+            expect(page.locator(figure)).to_have_text("–")
+        expect(page.locator("#strip")).to_have_class(re.compile("stale"))
+    finally:
+        page.context.set_offline(False)
+    for stream in server.engine.submitted:
+        server.call(stream.abort)
+    server.engine.counters, server.engine.submitted = {}, []  # another has begun
     page.evaluate(HIDE, False)  # rather than wait for the next try
     expect(page.locator("#ready")).to_have_text("ready")
     expect(page.locator("#running")).to_have_text("0")
@@ -153,6 +156,23 @@ def test_the_band_draws_each_answer_and_says_where_its_prompt_left_the_cache(ope
     expect(rows).to_have_count(0)
 
 
+def test_each_reason_is_said_in_words(open_console: Open, page: Page) -> None:
+    open_console()
+    said = page.evaluate(
+        """async (reasons) => {
+            const { leaving } = await import("/console/band.js");
+            const { missList } = await import("/console/charts.js");
+            const cache = (miss_reason) => ({ cached_tokens: 16, miss_reason });
+            const said = (reason) => leaving({ prompt_tokens: 90, completion_tokens: 1, cache: cache(reason) });
+            const counters = Object.fromEntries(reasons.map((reason) => [`misses.${reason}`, 1]));
+            return [...reasons.map(said), ...missList(counters).map((row) => row.textContent)];
+        }""",
+        list(MissReason),
+    )
+    assert len(said) == 2 * len(MissReason)
+    assert [words for words in said if "_" in words or not words] == []
+
+
 def test_ten_thousand_branches_are_shown_largest_first_and_a_few_at_a_time(open_console: Open, page: Page) -> None:
     server = open_console("fine")
     engine = server.engine
@@ -206,6 +226,8 @@ def test_who_may_puts_the_engine_to_sleep_and_wakes_it(open_console: Open, page:
     watch.expected = ("503",)
     open_console(make_engine=LivelyEngine)
     page.get_by_role("button", name="Put the engine to sleep").click()
+    expect(page.locator("#strip-note")).to_have_text("The engine is asleep: KV cache released, 3 MiB.")
+    page.reload()
     expect(page.locator("#strip-note")).to_have_text("The engine is asleep: KV cache released, 3 MiB.")
     page.get_by_role("button", name="Wake the engine").click()
     expect(page.get_by_role("button", name="Put the engine to sleep")).to_be_visible()

@@ -51,6 +51,8 @@ export class History {
       computed: per("computed_prompt_tokens"),
       reused: per("cached_tokens"),
       retracted: per("retractions") * seconds,
+      whole: per("misses.none"),
+      partly: reasonsOf(counters).reduce((sum, reason) => sum + (reason === "none" ? 0 : per(`misses.${reason}`)), 0),
       running: state.num_running,
       waiting: state.num_waiting,
     });
@@ -66,6 +68,7 @@ export class History {
   }
 }
 
+const reasonsOf = (counters) => Object.keys(counters).flatMap((name) => (name.startsWith("misses.") ? [name.slice("misses.".length)] : []));
 const names = ["generated_tokens", "prompt_tokens", "cached_tokens"];
 
 // Layers of areas, one on top of the other: [[class, value of a point], ...].
@@ -121,11 +124,18 @@ export function queueChart({ points, last }, counters) {
   return chart("Requests", retractions ? plural(retractions, "retraction") : "", areas(points, layers, "queue", words));
 }
 
-// Why prompts were not reused whole, the most frequent first.
+export function missChart({ points }, counters) {
+  const all = reasonsOf(counters).reduce((sum, reason) => sum + counters[`misses.${reason}`], 0);
+  const words = `Prompts over the last minutes, those reused whole and the others; ${whole(all)} since the start`;
+  const layers = [["reused", (p) => p.whole], ["computed", (p) => p.partly]];
+  return chart("What was reused of prompts", all ? `${whole(all)} so far` : "", areas(points, layers, "misses-chart", words));
+}
+
+// Why prompts were not reused whole, since the start, the most frequent reason first.
 export function missList(counters) {
-  const found = Object.entries(counters)
-    .filter(([name, count]) => name.startsWith("misses.") && count)
-    .map(([name, count]) => [name.slice("misses.".length), count])
+  const found = reasonsOf(counters)
+    .map((reason) => [reason, counters[`misses.${reason}`]])
+    .filter(([, count]) => count)
     .sort(([, a], [, b]) => b - a);
   const most = Math.max(1, ...found.map(([, count]) => count));
   return found.map(([reason, count]) => {

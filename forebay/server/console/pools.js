@@ -5,7 +5,7 @@ import { make } from "./nodes.js";
 import { draw, picture, share } from "./svg.js";
 
 const HOLDERS = ["running", "cached", "quarantined"];
-const LITTLE = 0.15; // of a pool: less is drawn once more, over the whole width
+const LITTLE = 0.15; // of a pool: less, and of several holders, is drawn once more over the whole width
 const KINDS = {
   kv: { name: "KV pages", one: "page", of: (n) => `pages of ${plural(n, "token")}` },
   window: { name: "window pages", one: "page", of: (n) => `pages of ${plural(n, "token")} of a sliding window` },
@@ -49,7 +49,7 @@ function inWords(pool, kind, of, bytes, pageSize) {
 }
 
 function bars(pool, used, name) {
-  const isLittle = used > 0 && used < LITTLE * pool.total;
+  const isLittle = HOLDERS.filter((holder) => pool[holder]).length > 1 && used < LITTLE * pool.total;
   const words = `${name}: ${[...HOLDERS, "free"].map((holder) => `${whole(pool[holder] ?? 0)} ${holder}`).join(", ")}`;
   const first = draw("rect", { class: "free", x: 0, y: 0, width: "100%", height: 9, rx: 2 });
   const parts = [first, ...partsOf(pool, pool.total, 0, 9)];

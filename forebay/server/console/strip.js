@@ -2,7 +2,7 @@
 
 import { checkReady, getJson, post } from "./api.js";
 import { Band } from "./band.js";
-import { History, missList, promptChart, queueChart, speedChart } from "./charts.js";
+import { History, missChart, missList, promptChart, queueChart, speedChart } from "./charts.js";
 import { rate, size, whole } from "./format.js";
 import { memberView, poolView } from "./pools.js";
 
@@ -56,26 +56,30 @@ export class Strip {
   restart() {
     clearTimeout(this.timer);
     this.history.gap(); // a rate over the time in which nobody looked would be no rate of now
-    if (!document.hidden && !this.isLooking) this.look();
+    if (this.mayLook && !this.isLooking) this.look();
     this.branches?.look();
   }
 
   // Closed, it looks until the server is ready and no longer.
+  get mayLook() {
+    return !document.hidden && (this.isOpen || !this.isReady);
+  }
+
   async look() {
     this.isLooking = true;
     let wait = LOOK_MS;
     try {
-      await checkReady();
-      this.isReady = true;
-      this.onServer("ready", "ready");
-      if (this.isOpen) await this.refresh();
+      const rests = await checkReady().catch(whyItRests);
+      this.isReady = !rests;
+      this.onServer(rests ? "not-ready" : "ready", rests?.message ?? "ready");
+      if (this.isOpen && !document.hidden) await this.refresh();
     } catch (error) {
       wait = RETRY_MS;
       this.fail(error);
     } finally {
       this.isLooking = false;
     }
-    if (!document.hidden && (this.isOpen || !this.isReady)) this.timer = setTimeout(() => this.look(), wait);
+    if (this.mayLook) this.timer = setTimeout(() => this.look(), wait);
   }
 
   async refresh() {
@@ -117,10 +121,8 @@ export class Strip {
     if (told !== this.told) keepFocus($("pools"), () => $("pools").replaceChildren(...state.pools.map((pool) => poolView(pool, this.engine))));
     this.told = told;
     $("members").replaceChildren(...(state.members ?? []).map(memberView));
-    $("charts").replaceChildren(speedChart(this.history), promptChart(this.history, state.counters), queueChart(this.history, state.counters));
-    const misses = missList(state.counters);
-    $("misses").replaceChildren(...misses);
-    $("misses-title").hidden = !misses.length;
+    $("charts").replaceChildren(...[speedChart, promptChart, queueChart, missChart].map((chart) => chart(this.history, state.counters)));
+    $("misses").replaceChildren(...missList(state.counters));
     this.showRest(state.memory);
   }
 
@@ -160,6 +162,12 @@ export class Strip {
     const { Effective } = await import("./effective.js");
     this.effective = new Effective($("effective-search"), $("effective-rows"), $("effective-note"));
   }
+}
+
+// What takes no requests, but lives and tells.
+function whyItRests(error) {
+  if (error.status === 503 && ["asleep", "waking", "draining", "queue_full"].includes(error.code)) return error;
+  throw error;
 }
 
 function restNote(phase, memory) {
