@@ -108,8 +108,7 @@ function showPanel(open) {
   $("panel").hidden = !open;
   $("toggle-panel").setAttribute("aria-expanded", String(open));
   const over = open && narrow.matches;
-  $("strip").inert = over;
-  $("chat").inert = narrow.matches && (open || !$("strip").hidden);
+  for (const part of [...$("chat").children, $("strip")]) part.inert = over; // a landmark stays one
   document.body.classList.toggle("drawer", over);
   if (over) $("search").focus();
 }

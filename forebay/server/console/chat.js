@@ -63,7 +63,7 @@ export class Chat {
     this.abort = null;
     this.conversation = conversation;
     this.tree = new Tree(messages);
-    if (!this.tree.get(conversation.head)) conversation.head = this.tree.leaf(null);
+    conversation.head = this.tree.tip(conversation.head);
     this.turns.clear();
     this.list.replaceChildren();
     this.draw();
@@ -82,7 +82,7 @@ export class Chat {
     const { head } = this.conversation;
     Object.assign(this.conversation, conversation);
     this.tree = new Tree(messages.map((message) => this.known(message)));
-    this.conversation.head = this.tree.leaf(this.tree.get(head) ? head : null);
+    this.conversation.head = this.tree.tip(head);
     this.draw();
     this.onOpen(this.conversation);
   }

@@ -89,8 +89,10 @@ export class Panel {
     const field = make("input", "");
     field.value = conversation.title;
     field.setAttribute("aria-label", "Name of the chat");
+    let left = false; // removing a field that has the focus blurs it
     const leave = async (title) => {
-      if (!field.isConnected) return;
+      if (left) return;
+      left = true;
       field.remove();
       if (title && title !== conversation.title) {
         await this.store.patch(conversation, { title });
@@ -126,7 +128,8 @@ export class Panel {
 
   async export(only = null, asMarkdown = false) {
     const transfer = await import("./transfer.js");
-    const conversations = only ? [only] : (await this.store.all()).filter(({ deleted }) => !deleted);
+    const all = (await this.store.all()).filter(({ deleted }) => !deleted);
+    const conversations = only ? all.filter(({ id }) => id === only.id) : all;
     const whole = await Promise.all(conversations.map(async (each) => ({ ...each, messages: await this.store.messages(each.id) })));
     const name = only ? transfer.fileName(only.title) : "forebay-chats";
     if (asMarkdown) download(`${name}.md`, "text/markdown", transfer.toMarkdown(whole[0]));

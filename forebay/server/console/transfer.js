@@ -16,7 +16,8 @@ export const fileName = (title) => title.replace(/[^\p{L}\p{N}]+/gu, "-").replac
 export function toMarkdown({ title, head, options, messages }) {
   const parts = [`# ${title}`];
   if (options?.system) parts.push(`> **System:** ${options.system.replaceAll("\n", "\n> ")}`);
-  for (const message of new Tree(messages).path(head)) {
+  const tree = new Tree(messages);
+  for (const message of tree.path(tree.tip(head))) {
     const { role, content, calls = [], results = [] } = message;
     if (role === "user") parts.push("## You", withFiles(message));
     else if (role === "assistant") parts.push("## Answer", content, ...calls.map((call) => fence(`${call.name}(${call.arguments})`)));

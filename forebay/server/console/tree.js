@@ -44,6 +44,11 @@ export class Tree {
     }
   }
 
+  // Where a conversation whose shown version ended with `head` goes on.
+  tip(head) {
+    return this.leaf(this.byId.has(head) ? head : null);
+  }
+
   // A message and all below it, parents first.
   below(message) {
     const found = [message];
