@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from forebay.base.errors import ForebayError, Unavailable
+from forebay.base.errors import ForebayError, InvalidRequest, Unavailable
 from forebay.base.package import __version__
 from forebay.config.engine_config import DisaggregationMode
 from forebay.route.halves import AnyBody, Halves, RoutedBody, begin_half, first_answer
@@ -110,6 +110,14 @@ class _Relayed(Response):
     def _write(self, piece: bytes) -> None:
         if not self._connection.write_chunk(piece):
             self._halves.abort()
+
+
+async def abort_request(request: Request, router: Router) -> Response:
+    """Ids are known to servers, each of which has a half, and here not whose they are."""
+    raise InvalidRequest(
+        "/abort_request is not answered by a router: close the request's connection, which ends it at both servers",
+        code="unsupported_route",
+    )
 
 
 async def forward(request: Request, router: Router) -> Response:
@@ -262,6 +270,8 @@ def _unfit(reason: str, message: str) -> Response:
 ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("POST", "/v1/chat/completions", generate),
     ("POST", "/v1/completions", generate),
+    ("POST", "/generate", generate),
+    ("POST", "/abort_request", abort_request),
     ("POST", MESSAGES, generate),
     ("POST", f"{MESSAGES}/count_tokens", forward),
     ("POST", RESPONSES, generate),

@@ -16,7 +16,7 @@ BLOCK_BYTES: Final = 256  # some 60 tokens: a shorter beginning in common saves 
 MOST_BLOCKS: Final = 512  # of one prompt; what is behind them has been cached with them or not at all
 MOST_KNOWN: Final = 1 << 16  # blocks of all prompts together, 10 MB
 _DIGEST_BYTES: Final = 16
-_PROMPT: Final = ("system", "instructions", "messages", "input", "prompt")  # fields, in the order of their texts
+_PROMPT: Final = ("system", "instructions", "messages", "input", "prompt", "text", "input_ids")  # in their texts' order
 _VOLATILE: Final = re.compile(BILLING_HEADER.encode() + rb'[^"\\]*')  # no two requests have the same
 
 _encode: Final = msgspec.json.Encoder().encode

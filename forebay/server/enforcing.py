@@ -19,9 +19,7 @@ async def enforced_grammar(server: ServerContext, body: ChatRequest, prompt: lis
     `grammar_invalid` that names the client's field."""
     found, rules = server.model.answers, rules_of(body)
     for call in rules.calls:
-        if call.enforced:
-            schema = json.dumps({"type": "object", **call.parameters}, ensure_ascii=False)
-            await server.grammars.check(Grammar(GrammarKind.JSON_SCHEMA, schema), call.field)
+        await server.grammars.check(Grammar(GrammarKind.JSON_SCHEMA, _schema_of(call)), call.field)
     if found.formats.thinking is not None:
         tail = server.tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
         rules = replace(rules, opened=found.opens_thinking(tail))
@@ -29,6 +27,15 @@ async def enforced_grammar(server: ServerContext, body: ChatRequest, prompt: lis
     if grammar is None or grammar is rules.content:
         return grammar
     return await server.grammars.check(grammar, "tools" if rules.calls else "messages")
+
+
+def _schema_of(call: CallRule) -> str:
+    """What nobody enforces may say more than can be enforced."""
+    schema = {"type": "object", **call.parameters}
+    if not call.enforced:
+        own = schema.get("x-guidance")
+        schema["x-guidance"] = {**(own if isinstance(own, dict) else {}), "lenient": True}
+    return json.dumps(schema, ensure_ascii=False)
 
 
 def rules_of(body: ChatRequest) -> AnswerRules:

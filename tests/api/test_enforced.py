@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import anthropic
+import httpx
 import jsonschema_rs
 import openai
 import pytest
 import torch
+from llguidance import LLTokenizer
 
 from forebay.grammar.matching import Grammars
 from forebay.grammar.vocabulary import Vocabulary
@@ -44,20 +49,22 @@ TOOLS: Any = [
 ASK: Any = [{"role": "user", "content": "go"}]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+@contextmanager
+def serving(folder: Path, num_columns: int) -> Iterator[Running]:
     threads = torch.get_num_threads()
-    folder = make_chat_model(tmp_path_factory.mktemp("model"), context_length=CONTEXT).path
     rig = Rig(folder, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=CONTEXT)
     tokenizer = Tokenizer.from_path(folder)
 
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
 
-    grammars = Grammars(lambda: Vocabulary.of(tokenizer.table, [END], VOCAB).tokenizer(encode), VOCAB, num_threads=1)
+    def llguidance_tokenizer() -> LLTokenizer:
+        return Vocabulary.of(tokenizer.table, [END], num_columns).tokenizer(encode)
+
+    grammars = Grammars(llguidance_tokenizer, num_columns, num_threads=1)
     core = rig.engine(num_tokens=4096, radix_cache=True, overlap_depth=1, grammars=grammars).core
     engine = ThreadedEngine(
-        core, max_running_requests=16, context_length=CONTEXT, vocab_size=VOCAB, eos_token_ids=[END]
+        core, max_running_requests=16, context_length=CONTEXT, vocab_size=num_columns, eos_token_ids=[END]
     )
     running = start(tokenizer, engine.connect, model=replace(MODEL, answers=find_formats(tokenizer)))
     try:
@@ -67,6 +74,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         torch.set_num_threads(threads)
     assert engine.failure is None
     core.scheduler.audit()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = make_chat_model(tmp_path_factory.mktemp("model"), context_length=CONTEXT).path
+    with serving(folder, VOCAB) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +128,44 @@ def test_calls_that_must_be_made_are_made(api: openai.OpenAI, wishes: dict[str, 
         assert call.function.name in names
         jsonschema_rs.validate(SCHEMA, json.loads(call.function.arguments))
     assert choice.message.content is None
+
+
+THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+
+
+def test_thinking_ends_at_its_budget_and_the_answer_follows(tmp_path: Path) -> None:
+    """In both dialects, streamed and not, of a model that would not end it."""
+    folder = make_chat_model(tmp_path, context_length=CONTEXT, template=THINKS, marks=["<think>", "</think>"]).path
+    most: Any = {"model": "tiny", "messages": ASK, "max_tokens": 40, "temperature": 0}
+    with serving(folder, VOCAB + 2) as running, httpx.Client(base_url=running.url, timeout=HANGS_S) as http:
+        free = http.post("/v1/chat/completions", json=most).json()["choices"][0]["message"]
+        assert not free["content"]
+        for budget in (0, 9):
+            asked = {**most, "max_thinking_tokens": budget}
+            whole = http.post("/v1/chat/completions", json=asked).json()
+            told = whole["choices"][0]["message"]
+            # The end tag is one of the thinking's tokens.
+            assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == budget + 1
+            assert told["content"]
+            assert len(told.get("reasoning_content") or "") <= budget
+            assert bool(told.get("reasoning_content")) == (budget > 0)
+            streamed = http.post("/v1/chat/completions", json={**asked, "stream": True}).text
+            events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+            deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+            for field in ("reasoning_content", "content"):
+                assert "".join(delta.get(field) or "" for delta in deltas) == (told.get(field) or "")
+        with anthropic.Anthropic(base_url=running.url, api_key="x", max_retries=0, timeout=HANGS_S) as api:
+            thinking, coolest = {"type": "enabled", "budget_tokens": 9}, {"temperature": most.pop("temperature")}
+            wished = {**most, "thinking": thinking, "extra_body": coolest}
+            with api.messages.stream(**wished) as stream:
+                message = stream.get_final_message()
+            for one in (message, api.messages.create(**wished)):
+                thought, said = one.content
+                assert (thought.type, said.type) == ("thinking", "text")
+                assert (thought.thinking, said.text) == (told["reasoning_content"], told["content"])
 
 
 CHUNKS = [pytest.param(i, marks=[] if i == 0 else [pytest.mark.slow]) for i in range(10)]
@@ -179,6 +231,7 @@ def test_what_cannot_be_enforced_is_refused_by_its_field(api: openai.OpenAI) -> 
     strict = {**tool, "function": {"name": "f", "parameters": bad, "strict": True}}
     for wishes, param in (
         ({"tools": [tool, strict]}, "tools.1.function.parameters"),
+        ({"tools": [tool, {**tool, "function": {"name": "f", "parameters": bad}}]}, "tools.1.function.parameters"),
         (
             {"response_format": {**FORM, "json_schema": {"name": "n", "schema": bad}}},
             "response_format.json_schema.schema",
@@ -188,5 +241,6 @@ def test_what_cannot_be_enforced_is_refused_by_its_field(api: openai.OpenAI) -> 
         with pytest.raises(openai.BadRequestError) as refused:
             ask(api, **wishes)
         assert (refused.value.code, refused.value.param) == ("grammar_invalid", param)
-    free = {**tool, "function": {"name": "f", "parameters": bad}}
+    more_than_can_be_enforced = {"not": {"required": ["b"]}, "if": {"minProperties": 1}}
+    free = {**tool, "function": {"name": "f", "parameters": more_than_can_be_enforced}}
     assert ask(api, tools=[free]).choices[0].finish_reason in ("stop", "length", "tool_calls")

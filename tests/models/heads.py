@@ -94,10 +94,10 @@ class Headed:
         return drafted, self.oracle.lm_head(drafted)
 
 
-def make_headed(case: str, folder: Path, *, seed: int = 0) -> Headed:
+def make_headed(case: str, folder: Path, *, seed: int = 0, **overrides: Any) -> Headed:
     of_layers, names, of_model = HEADS[case]
-    oracle = make_oracle(case, seed=seed, **of_model)
-    layers = make_oracle(case, seed=seed + 100, **of_layers)
+    oracle = make_oracle(case, seed=seed, **of_model, **overrides)
+    layers = make_oracle(case, seed=seed + 100, **of_layers, **overrides)
     oracle.save_pretrained(folder)
     layers.save_pretrained(folder / "head")
     size, norm = BASE["hidden_size"], layers.base_model.norm_f if "nemotron" in case else layers.base_model.norm

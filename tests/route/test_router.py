@@ -99,6 +99,22 @@ def test_every_dialect_goes_to_both_halves(route: Route, path: str, body: dict[s
     assert counted["input_tokens"] > 1
 
 
+def test_what_sglang_s_clients_ask_goes_to_both_halves_and_whom_to_abort_is_not_known_here(route: Route) -> None:
+    routed = route()
+    asked = {"text": "a" * 600, "sampling_params": {"max_new_tokens": 3}}
+    with routed.client() as http:
+        for stream in (False, True):
+            answer = http.post("/generate", json={**asked, "stream": stream})
+            assert ("[DONE]" in answer.text) == stream
+            assert '"completion_tokens":3' in answer.text
+        wrong = http.post("/generate", json={**asked, "sampling_params": {"top_p": 7}}).json()
+        refused = http.post("/abort_request", json={"rid": "a"})
+    at_rest(routed)
+    assert num_submitted(routed) == ([2], [2])
+    assert wrong["error"]["param"] == "sampling_params.top_p"
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_route")
+
+
 def test_several_choices_have_a_room_each(route: Route) -> None:
     routed = route()
     assert ask(routed, ["a", "b"], n=2).is_success
