@@ -95,7 +95,7 @@ class _CheckedAtConstruction(msgspec.StructMeta):
             params = msgspec.convert(named, cls, str_keys=True)  # JSON has no others
         except msgspec.ValidationError as error:
             what, _, where = str(error).partition(" - at ")
-            field = next(name for name in named if name in where)
+            field = where.partition("$.")[2].partition("`")[0].partition("[")[0]
             raise InvalidRequest(f"{field} is {brief(named[field])}: {what.lower()}", param=field) from error
         params.check_values()
         return params

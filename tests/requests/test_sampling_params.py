@@ -63,7 +63,8 @@ def test_other_values_out_of_range_are_refused_at_construction_and_wherever_they
         ({"mirostat": 2}, "mirostat", "this sampler is not in this version"),
         ({"cache_prompt": True}, "cache_prompt", "it changes no token: leave it out"),
         ({"temperature": "hot"}, "temperature", "temperature is .hot.: expected `float`, got `str`"),
-        ({"stop_token_ids": [1, "x"]}, "stop_token_ids", "expected `int`, got `str`"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "expected `int`, got `str`"),
+        ({"stop": "a", "stop_token_ids": [1, "x"]}, "stop_token_ids", "expected `int`, got `str`"),
         ({"max_new_tokens": 1, "max_tokens": 2}, "max_tokens", "by two names"),
     ],
 )
