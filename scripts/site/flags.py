@@ -36,8 +36,6 @@ _EXAMPLE: Final = {
     "eos_token_id": 128001,
     "hidden_act": "silu",
 }
-
-
 _LARGE: Final = 1 << 26  # bounds above it are only there so that there are some
 
 

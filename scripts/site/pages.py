@@ -1,7 +1,7 @@
 """The pages of the site: those of `docs/` as they are written, and what is made of declarations put into them.
 
-A page says `<!-- made: flags -->` where a part of it is made. Nothing made is kept in the tree, so nothing
-can be stale.
+A page says `<!-- made: flags -->` where a part of it is made. Nothing made is kept in the tree,
+so nothing can be stale.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _ALSO = (RequestOutput, EmbeddingOutput)  # what calls return
 
 def page() -> str:
     offered = [getattr(forebay, name) for name in forebay.__all__ if not name.startswith("__")]
-    return "\n\n".join(part for kind in (*offered, *_ALSO) for part in _type(kind))
+    return "\n\n".join(part for kind in dict.fromkeys((*offered, *_ALSO)) for part in _type(kind))
 
 
 def _type(kind: type) -> Iterator[str]:
