@@ -21,7 +21,7 @@ PORT = 31999
 URL = f"http://127.0.0.1:{PORT}"
 SYSTEM = "You are a helpful assistant who answers in full sentences and gives one example for each thing that you say. "
 TOPICS = ("rivers", "turbines", "bridges", "lakes", "rain", "mills", "canals", "dams")
-TALK = ("Why is the sky blue?", "Write a short story about a miller and a river.")
+TALK = ("Why is the sky blue?", "And why is it red in the evening?", "Write a short story about a miller and a river.")
 
 
 @contextmanager
@@ -66,9 +66,10 @@ def main() -> None:
         page.goto(URL)
         for text in TALK:
             page.wait_for_function("document.querySelector('#ready').dataset.state === 'ready'")
+            page.wait_for_selector("#stop", state="hidden", timeout=120_000)
             page.fill("#prompt", text)
             page.press("#prompt", "Enter")
-            page.wait_for_timeout(12_000)
+            page.wait_for_timeout(8_000)
         page.screenshot(path=FIGURES / "page.png")
         chromium.close()
         stop.set()
