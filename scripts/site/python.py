@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 import forebay
-from forebay.engine.llm import EmbeddingOutput, RequestOutput
+from forebay.base.errors import ForebayError
+from forebay.engine.llm import EmbeddingOutput
 
-_ALSO = (RequestOutput, EmbeddingOutput)  # what calls return
+_ALSO = (EmbeddingOutput,)  # what calls return
 
 
 def page() -> str:
@@ -30,7 +31,13 @@ def _type(kind: type) -> Iterator[str]:
         return
     yield _code(f"class {kind.__name__}", kind)
     yield _text(kind)
-    for name, member in vars(kind).items():
+    members = {
+        name: member
+        for base in reversed(kind.__mro__)
+        if base.__module__.startswith("forebay.") and not issubclass(ForebayError, base)
+        for name, member in vars(base).items()
+    }
+    for name, member in members.items():
         if name.startswith("_") or not (callable(member) or isinstance(member, classmethod | property)):
             continue
         function = member.fget if isinstance(member, property) else getattr(kind, name)
