@@ -168,12 +168,7 @@ class AdmissionPass:
     def _admit(self, req: Request, match: Match) -> CacheReport | None:
         """Admit the request if there is room; what of it was cached, or None for no room."""
         held = self._held
-        pin = held.pin(req, match)
-        if match.num_tokens and (scarce := held.scarce):
-            # What it would go on from takes the slot that it needs for its own: better to start than to wait.
-            held.unpin(pin, match)
-            match = match.given_up(scarce.missing)
-            pin = held.pin(req, match)
+        match, pin = held.pin(req, match)
         need, growth = footprint(len(req.tokens), self._config.page_size, pin.num_pages), self._growth(req)
         reserve = 0 if self._alone else self._promised + growth
         if (

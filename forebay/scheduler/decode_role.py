@@ -145,8 +145,7 @@ class DecodeRole(Role):
     def _pre_allocate(self, req: Request) -> bool:
         """Give the request its places; False where there is no room."""
         held, page_size = self.scheduler.held, self.scheduler.config.page_size
-        match = held.match(req)
-        pin = held.pin(req, match)
+        match, pin = held.pin(req, held.match(req))
         if held.scarce or not self._has_room(req, pin.num_pages):
             held.unpin(pin, match)
             return False

@@ -296,8 +296,8 @@ class Role(Handoff, ABC):
                 f"there is no room for {num_tokens} tokens beside what runs, at most {self.most_tokens}", code="no_room"
             )
         req = Request(_ASIDE, [0] * num_tokens, SamplingParams(max_tokens=1))
-        match = no_match(MissReason.DISABLED)
-        held.pre_allocate(req, match, held.pin(req, match), footprint(num_tokens, held.page_size))
+        match, pin = held.pin(req, no_match(MissReason.DISABLED))
+        held.pre_allocate(req, match, pin, footprint(num_tokens, held.page_size))
         spans = held.places(req.residency, 0, 0)
         aside = OpenTicket(ticket, None, settled=True, named=[spans], whole=True)
         self._tickets[ticket] = req.residency.ticket = aside

@@ -38,13 +38,17 @@ class Residencies(Releases):
             return no_match(MissReason.POOLING)
         return self.cache.match(req.key(len(req.tokens) - 1), req.cache_namespace)
 
-    def pin(self, req: Request, match: Match) -> Pin:
-        """Keep all that `match` found, until `unpin` or for as long as the request needs it."""
+    def pin(self, req: Request, match: Match) -> tuple[Match, Pin]:
+        """Keep all that `match` found, until `unpin` or for as long as the request needs it; or a miss, where what
+        it would go on from takes the slot that the request needs for its own: better to start than to wait."""
         pin = self.cache.pin(match, req.cache_namespace, req.priority, req.author)
         if pin.num_pages:
             for kind in self.kinds:
                 kind.lock(pin.node, match.pages)
-        return pin
+        if match.num_tokens and (scarce := self.scarce):
+            self.unpin(pin, match)
+            return self.pin(req, match.given_up(scarce.missing))
+        return match, pin
 
     def unpin(self, pin: Pin, match: Match) -> None:
         if pin.num_pages:

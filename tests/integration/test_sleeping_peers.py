@@ -1,10 +1,13 @@
-"""A prefill and a decode server that sleep, wake and take other weights, each by itself (C21, C22, C25, C31)."""
+"""A prefill and a decode server that sleep, wake, take other weights or stand still (C21, C22, C25, C31)."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +22,8 @@ from tests.integration.test_processes import PATIENT, ask, asyncly, model
 from tests.integration.tree import Tree, serving
 
 __all__ = ["model"]  # a fixture
+ROLES = ("prefill", "decode")
+ROOMS = count(1000)
 
 
 class Two(NamedTuple):
@@ -100,6 +105,66 @@ async def test_c22_requests_of_a_decode_server_that_sleeps_go_on_with_the_same_t
         said = answer.json()
         assert said["choices"] == right if answer.status_code == 200 else said["error"]["code"] == "peer_asleep"
     await asyncio.to_thread(wait_until, lambda: two.prefill.is_clean() and two.decode.is_clean())
+
+
+def no_transfers(tree: Tree) -> bool:
+    return tree.is_clean() and not any(tree.state()["transfers"].values())
+
+
+@pytest.mark.parametrize("held", ["briefly", pytest.param("for_long", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("state", ["pending", "offered", "in_flight", "running"])
+async def test_c22_an_engine_that_stands_still_costs_its_requests_an_error_at_most_and_nobody_else(
+    two: Two, state: str, role: str, held: str
+) -> None:
+    """Held for long: until the other side has given up, if it waits."""
+    right = (await two.ask(next(ROOMS), 100))[1].json()["choices"]
+    trees, body, halves = two._asdict(), two.body(next(ROOMS), 100), dict[str, asyncio.Task[httpx.Response]]()
+    engines = {name: trees[name].engine_pid for name in ROLES}
+    async with asyncly(two.prefill) as prefill, asyncly(two.decode) as decode:
+
+        def send(name: str) -> None:
+            client = prefill if name == "prefill" else decode
+            halves[name] = asyncio.create_task(client.post("/v1/completions", json=body))
+
+        async def until(tree: Tree, state: str) -> None:
+            """Or until it has passed, on a machine that is slower than the other side's patience."""
+
+            def reached() -> bool:
+                return tree.state()["transfers"][state] == 1 or any(half.done() for half in halves.values())
+
+            await asyncio.to_thread(wait_until, reached)
+
+        other = two.body(next(ROOMS), 100)
+        bystander = asyncio.create_task(decode.post("/v1/completions", json=other))
+        await prefill.post("/v1/completions", json=other)  # from here on it is decode's alone
+        try:
+            send("prefill" if state == "pending" else "decode")
+            await until(*((two.prefill, "pending") if state == "pending" else (two.decode, "transferring")))
+            if state == "in_flight":
+                os.kill(engines["decode"], signal.SIGSTOP)
+                send("prefill")
+                await until(two.prefill, "transferring")
+            if state == "running":
+                send("prefill")
+                await halves["prefill"]
+            os.kill(engines[role], signal.SIGSTOP)
+            os.kill(engines["prefill" if role == "decode" else "decode"], signal.SIGCONT)
+            for name in ROLES:
+                if name not in halves:
+                    send(name)
+            if held == "for_long":
+                await halves["prefill" if role == "decode" else "decode"]
+        finally:
+            for pid in engines.values():
+                os.kill(pid, signal.SIGCONT)
+        assert (await bystander).json()["choices"] == right
+        answers = [await halves[name] for name in ROLES]
+    for answer in answers:
+        assert answer.is_success or (answer.status_code in (500, 503, 504) and answer.json()["error"]["code"])
+    assert not answers[1].is_success or answers[1].json()["choices"] == right
+    await asyncio.to_thread(wait_until, lambda: no_transfers(two.prefill) and no_transfers(two.decode))
+    assert (await two.ask(next(ROOMS), 100))[1].json()["choices"] == right
 
 
 async def test_c31_prefill_and_decode_of_different_weights_exchange_nothing_and_say_so(two: Two) -> None:

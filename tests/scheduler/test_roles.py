@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from forebay.base.errors import EngineError, InvalidRequest, Unavailable
-from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions, KindConfig
+from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions, KindConfig, StateStrategy
 from forebay.requests.request import Status
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.transfers import (
@@ -262,6 +262,17 @@ def test_prefill_ends_who_waits_for_an_offer_that_will_not_come_and_who_comes_la
     late = half.meet([*other.tokens], room=2)
     half.updates += half.scheduler.take_news()
     assert half.failure_of(late) == "peer_asleep"
+
+
+def test_decode_gives_up_a_hit_whose_state_is_the_only_slot_that_could_be_had():
+    states = KindConfig(num_slots=2, strategy=StateStrategy.EXTRA_BUFFER, track_interval=4, anchor_interval=1000)
+    half = decode(kinds=states, radix_cache=True, page_size=4, max_running_requests=1, extra=0)
+    half.add(list(range(20)), 1)
+    half.run()
+    half.meet([*range(20), 50], room=1)
+    half.step()
+    [offer] = [order for order in half.orders if isinstance(order, Offer)]
+    assert offer.start == 0
 
 
 def test_a_decode_engine_tells_prefill_of_halves_that_end_before_their_offer():

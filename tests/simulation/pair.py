@@ -30,8 +30,8 @@ from forebay.memory.kinds.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
 from forebay.memory.slots import Slots
 from forebay.requests.request import Request
-from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.transfers import Event, Rendezvous, Tail
+from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
+from forebay.requests.transfers import Closed, Event, Rendezvous, Tail, Ticket
 from forebay.requests.updates import Failure, Update
 from forebay.scheduler import admission
 from forebay.scheduler.decode_role import DecodeRole
@@ -68,6 +68,8 @@ class PairOutcome:
     arrived: int = 0
     late: int = 0  # writes behind a request's end
     hurt: int = 0
+    pooled: int = 0
+    checks: int = 0
     retractions: int = 0
     accepted: int = 0
     steps: int = 0
@@ -142,6 +144,15 @@ class Half(Simulation):
         self.wire: Wire | None = None
         self.rooms: dict[int, int] = {}  # the latest request of each
         self.hurt: Callable[[int], None] = lambda room: None
+        self.asides: list[Ticket] = []  # of checks of the transfers: places that are nobody's meanwhile
+
+    def set_aside(self, ticket: Ticket, num_tokens: int) -> bool:
+        try:
+            self.scheduler.handoff.set_aside(ticket, num_tokens)
+        except Unavailable:
+            return False
+        self.asides.append(ticket)
+        return True
 
     # -- what the wire asks ----------------------------------------------------------------------------------------
 
@@ -199,7 +210,7 @@ class Half(Simulation):
         self.rooms[room] = number
         self._send_orders()
         tracked = self.oracles.added(req, self.now)
-        self._heard(self.scheduler.take_news())  # an offer that came before it may be of other weights
+        self._heard(self.scheduler.take_news())  # what came before it may have ended it
         return tracked
 
     def _of(self, request_id: int, may: str) -> None:
@@ -244,7 +255,8 @@ class Pair:
             half.conversations = self.conversations
         self.coming: list[Callable[[], object]] = []
         self.prompts: dict[int, list[list[int]]] = {}  # of each room
-        self.num_pairs = self.num_whole = 0
+        self.num_pairs = self.num_whole = self.num_pooled = self.num_checks = 0
+        self.others, self.pooled, self.checks = Random(0), 0.0, 0.0  # what has no other half, and how likely it is
         self.now = 0.0
 
     def arrive(self) -> None:
@@ -259,6 +271,11 @@ class Pair:
             partial(self._meet, self.prefill, prompt, params, namespace, priority, where),
             partial(self._meet, self.decode, prompt, params, namespace, priority, replace_nonce(where, nonce)),
         ]
+        if self.others.random() < self.pooled:
+            half = self.others.choice([self.prefill, self.decode])
+            vector = SamplingParams.of_pooling(Pooling(self.others.choice(list(PoolingKind))))
+            self.coming.append(partial(half.meet, prompt, vector, namespace, priority, None))
+            self.num_pooled += 1
         if rng.random() < 0.05:
             self.coming.append(partial(self.decode.meet, prompt, params, namespace, priority, None))
             return
@@ -302,6 +319,15 @@ class Pair:
             if rng.random() < 0.9:
                 half.tick()
             self.wire.tick()
+            self._check(half)
+
+    def _check(self, half: Half) -> None:
+        rng = self.others
+        if rng.random() < self.checks:
+            ticket = Ticket("check", 0, rng.getrandbits(128).to_bytes(16, "little"))
+            self.num_checks += half.set_aside(ticket, rng.randint(1, 40))
+        if half.asides and rng.random() < 0.2:
+            half.take(Closed(half.asides.pop(rng.randrange(len(half.asides)))))
 
     def run(self) -> PairOutcome:
         rng, traffic = self.rng, self.traffic
@@ -315,6 +341,8 @@ class Pair:
             pairs=self.num_pairs,
             whole=self.num_pairs - len(self.hurt),
             hurt=len(self.hurt),
+            pooled=self.num_pooled,
+            checks=self.num_checks,
             arrived=self.wire.num_arrived,
             late=self.wire.num_late,
             retractions=int(counters["retractions"]),
@@ -325,7 +353,7 @@ class Pair:
 
     def drain(self) -> None:
         """Faults and arrivals have stopped: both sides must come to rest, with nothing left anywhere."""
-        self.wire.faults = WireFaults()
+        self.wire.faults, self.checks = WireFaults(), 0.0
         for half in (self.prefill, self.decode):
             half.faults, half.scheduler.every = Faults(expire=1.0), 0
         limit = self._limit()
@@ -374,13 +402,16 @@ def random_pair(seed: int, pair: type[Pair] = Pair, half: type[Half] = Half, res
     decode = _speculating(widths, sized(rng, base, DisaggregationMode.DECODE, patient=calm))
     every, skips = rng.choice([0, 0, 0, 4, 10]), rng.random() < 0.5
     role = DecodeRole(decode.disaggregation, "decode")
-    return pair(
+    made = pair(
         half(prefill, traffic, rng, PrefillRole(prefill.disaggregation)),
         half(decode, traffic, rng, role, every=every, skips=skips, widths=widths),
         rng,
         traffic,
         wire,
     )
+    made.others = Random(f"{seed} others")
+    made.pooled, made.checks = made.others.choice([0.0, 0.0, 0.4]), made.others.choice([0.0, 0.0, 0.05])
+    return made
 
 
 def sized(rng: Random, base: SchedulerConfig, mode: DisaggregationMode, *, patient: bool) -> SchedulerConfig:

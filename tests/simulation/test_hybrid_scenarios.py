@@ -47,7 +47,7 @@ def not_admitted(sim: Simulation) -> None:
     waiting = sim.add(fresh(sim, 20), greedy(6))
     req = sim.scheduler.requests[waiting.id]
     match = held.match(req)
-    pin = held.pin(req, match)
+    match, pin = held.pin(req, match)
     with patch.object(held.rows, "alloc", broken), pytest.raises(RuntimeError, match="no rows"):
         held.admit(req, match, pin, footprint(len(req.tokens), held.page_size, pin.num_pages))
     sim.scheduler.audit()
