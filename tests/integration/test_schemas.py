@@ -128,7 +128,8 @@ def same_in(known: Known, asked: list[Schema], shapes: dict[str, dict[str, Any]]
         found = known.run(made, asked)
         known.check(asked, found)
         assert [result.token_ids for result in found] == [result.token_ids for result in expected], name
-        assert "num_tokens" not in shape or made.count("retractions"), name
+        few = len(asked) < len(KINDS)  # whose outputs may all fit
+        assert few or "num_tokens" not in shape or made.count("retractions"), name
         assert "width" not in shape or made.count("draft_tokens" if known.headed else "accepted_tokens"), name
 
 
