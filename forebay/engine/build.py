@@ -157,7 +157,7 @@ def _grammars(config: EngineConfig, model: ModelConfig) -> Grammars:
         vocabulary = Vocabulary.of(tokenizer.table, model.eos_token_ids, model.vocab_size)
         return vocabulary.tokenizer(partial(tokenizer.encode, add_special_tokens=False))
 
-    return Grammars(make_tokenizer, model.vocab_size, config.num_threads)
+    return Grammars(make_tokenizer, model.vocab_size)
 
 
 def _name_what_is_not_used(checkpoint: Checkpoint, draft_head: bool) -> None:

@@ -1,9 +1,8 @@
 """Where each request stands in its grammar, and which tokens may come next.
 
-Grammars are compiled on a thread of their own; matchers are read by whoever decides steps and asked by whoever samples,
-perhaps on another thread: a request whose step is in flight is in no later one. Both leave the interpreter's lock for
-most of the time. A matcher follows the tokens of its request, so it outlives a retraction, and whatever was appended
-since it was asked last is read first.
+Grammars are compiled on one thread, and matchers are read and asked on another: each in the order in which it was told,
+both without the interpreter's lock for most of the time. A matcher follows the tokens of its request, so it outlives a
+retraction, and whatever was appended since it was asked last is read first.
 
 Shape letters: N positions, C words of 32 columns each.
 """
@@ -32,19 +31,18 @@ from forebay.requests.request import Request
 from forebay.requests.sampling_params import Grammar
 
 MAX_COMPILED: Final = 256
-MAX_ALONE: Final = 3  # rows that one thread fills: 80 us each on average, which is what it takes to wake others
+MAX_ALONE: Final = 16  # rows that one thread fills: 45 us each, less than to wake others takes where cores are few
 _KEPT_STEPS: Final = 8  # whose masks somebody may still take: those of a step that failed nobody does
 
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """Of one request."""
+    """Of one request. Whatever is behind `matcher` belongs to the thread that fills masks."""
 
     prototype: Future[LLMatcher]
     rewinds: bool
     matcher: LLMatcher | None = None  # once it is compiled
-    num_read: int = 0  # tokens of the output that the matcher was told
-    masked: bool = False  # whether it made a mask behind them
+    num_read: int = 0  # tokens of the output that the matcher was or will be told
     error: str = ""
 
     @property
@@ -55,24 +53,25 @@ class _Place:
 
 class _Job(NamedTuple):
     place: _Place
+    tokens: list[int]  # to read first
     drafts: list[int]
     at: int  # the first of its positions
 
 
 class Grammars:
-    """See `scheduler.grammars.Grammars`; `take` is for whoever samples. `make_tokenizer` is called when the first
-    grammar comes, on the thread that compiles. Of many rows masks are made by `num_threads`."""
+    """See `scheduler.grammars.Grammars`; `take` is for whoever samples, on whatever thread. `make_tokenizer` is called
+    when the first grammar comes, on the thread that compiles."""
 
-    def __init__(self, make_tokenizer: Callable[[], LLTokenizer], vocab_size: int, num_threads: int) -> None:
+    def __init__(self, make_tokenizer: Callable[[], LLTokenizer], vocab_size: int) -> None:
         self._make_tokenizer = make_tokenizer
         self._num_words = ceil_div(vocab_size, 32)
-        self._num_threads = num_threads
         self._tokenizer: LLTokenizer | None = None
         self._executor: LLExecutor | None = None
         self._compiling = ThreadPoolExecutor(1, "grammars")
+        self._filling = ThreadPoolExecutor(1, "masks")
         self._prototypes: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()  # the latest used last
         self._places: dict[int, _Place] = {}  # by request
-        self._jobs: dict[int, list[_Job]] = {}  # by step
+        self._masks: dict[int, Future[I32]] = {}  # by step
 
     def begin(self, req: Request) -> None:
         assert req.params.grammar is not None, f"{req} has no grammar"
@@ -90,23 +89,23 @@ class Grammars:
         wait(compiling, timeout_s, FIRST_COMPLETED)
 
     def drafts(self, req: Request, guesses: Sequence[int], most: int) -> list[int]:
-        return _allowed(self._up_to_date(req), list(guesses), most, req.stop_ids)
+        place, tokens = self._places[req.id], self._unread(req)
+        return self._filling.submit(_allowed, place, tokens, list(guesses), most, req.stop_ids).result()
 
     def fill(self, step: int, wanted: Sequence[tuple[Request, Sequence[int]]]) -> None:
         jobs, n = [], 0
         for req, drafts in wanted:
-            jobs.append(_Job(self._up_to_date(req), list(drafts), n))
+            jobs.append(_Job(self._places[req.id], self._unread(req), list(drafts), n))
             n += 1 + len(drafts)
-        self._jobs[step] = jobs
-        for old in list(self._jobs):  # the other thread takes some meanwhile
+        for old in list(self._masks):  # another thread takes some meanwhile
             if old <= step - _KEPT_STEPS:
-                self._jobs.pop(old, None)
+                self._masks.pop(old, None)
+        self._masks[step] = self._filling.submit(self._fill, jobs, n)
 
     def take(self, step: int) -> I32:
         """[N, C] of the positions that `fill` was asked for, in their order: bit j % 32 of word j // 32 is set where
-        column j may come. They are made here, when the model is on its way or has run: a thread beside it would take
-        the time of the model's own, and the interpreter's from whoever launches it."""
-        return self._fill(self._jobs.pop(step))
+        column j may come. Waits for it."""
+        return self._masks.pop(step).result()
 
     def error(self, req: Request) -> EngineError | None:
         error = self._places[req.id].error
@@ -125,13 +124,11 @@ class Grammars:
         if prototype.cancel():
             self._forget(prototype)
 
-    def _up_to_date(self, req: Request) -> _Place:
-        """Where it stands behind the last of its tokens."""
+    def _unread(self, req: Request) -> list[int]:
         place = self._places[req.id]
         tokens = req.tokens[req.num_prompt + place.num_read :].tolist()
         place.num_read += len(tokens)
-        _read(place, tokens)
-        return place
+        return tokens
 
     def _prototype(self, grammar: Grammar) -> Future[LLMatcher]:
         found = self._prototypes.get(grammar)
@@ -151,9 +148,11 @@ class Grammars:
             self._tokenizer = self._make_tokenizer()
         return compiled(grammar, self._tokenizer)
 
-    def _fill(self, jobs: list[_Job]) -> I32:
-        words = np.zeros((sum(1 + len(job.drafts) for job in jobs), self._num_words), dtype=np.int32)
-        self._executor = self._executor or LLExecutor(self._num_threads)
+    def _fill(self, jobs: list[_Job], num_positions: int) -> I32:
+        words = np.zeros((num_positions, self._num_words), dtype=np.int32)
+        for job in jobs:
+            _read(job.place, job.tokens)
+        self._executor = self._executor or LLExecutor()
         sound = [job for job in jobs if not job.place.error]
         plain = [(job.place.known, job.at) for job in sound if not job.drafts]
         if len(plain) > MAX_ALONE:
@@ -161,8 +160,6 @@ class Grammars:
         else:
             for matcher, at in plain:
                 fill_next_token_bitmask(matcher, words, at)
-        for job in sound:
-            job.place.masked = not job.drafts
         drafted = [job for job in sound if job.drafts]
         if ahead := [(job.place.known, job.at, job.drafts) for job in drafted if job.place.rewinds]:
             fill_next_token_bitmask_par_with_draft_tokens(self._executor, ahead, words)
@@ -193,10 +190,8 @@ def _read(place: _Place, tokens: list[int]) -> None:
         place.known.consume_tokens(tokens)
     else:
         for token in tokens:
-            if not place.masked:
-                place.known.compute_bitmask()  # tokens are counted by the masks before them
+            place.known.compute_bitmask()  # tokens are counted by the masks before them
             place.known.consume_token(token)
-            place.masked = False
     _broken(place)
 
 
@@ -206,8 +201,9 @@ def _broken(place: _Place) -> bool:
     return bool(place.error)
 
 
-def _allowed(place: _Place, guesses: list[int], most: int, stop_ids: frozenset[int]) -> list[int]:
+def _allowed(place: _Place, tokens: list[int], guesses: list[int], most: int, stop_ids: frozenset[int]) -> list[int]:
     """What the grammar forces, else the guesses that it allows; no end, and nothing behind one."""
+    _read(place, tokens)
     if place.error:
         return []
     found = place.known.compute_ff_tokens()[:most] or guesses[: place.known.validate_tokens(guesses)]

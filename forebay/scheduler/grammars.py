@@ -35,8 +35,8 @@ class Grammars(Protocol):
         ...
 
     def fill(self, step: int, wanted: Sequence[tuple[Request, Sequence[int]]]) -> None:
-        """Whoever samples in this step will ask what may follow the tokens of each request, as they are now, and each
-        of the draft tokens behind them."""
+        """Begin to find out, for whoever samples in this step, what may follow the tokens of each request, and each of
+        the draft tokens behind them."""
         ...
 
     def error(self, req: Request) -> EngineError | None:
@@ -96,7 +96,7 @@ class Constraints:
         return self.grammars.error(req) if req.id in self.living else None
 
     def fill(self, draft: StepDraft, decoding: Sequence[Request]) -> Ids:
-        """Say what will be asked about: each position of the step that is sampled from under a grammar; which
+        """Begin to find out what may come at each position of the step that is sampled from under a grammar; which
         sequences those are in."""
         chunks, counts = draft.chunks, [0] * len(decoding) if draft.num_drafts is None else draft.num_drafts.tolist()
         wanted: list[tuple[Request, Sequence[int]]] = []

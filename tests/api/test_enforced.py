@@ -61,7 +61,7 @@ def serving(folder: Path, num_columns: int) -> Iterator[Running]:
     def llguidance_tokenizer() -> LLTokenizer:
         return Vocabulary.of(tokenizer.table, [END], num_columns).tokenizer(encode)
 
-    grammars = Grammars(llguidance_tokenizer, num_columns, num_threads=1)
+    grammars = Grammars(llguidance_tokenizer, num_columns)
     core = rig.engine(num_tokens=4096, radix_cache=True, overlap_depth=1, grammars=grammars).core
     engine = ThreadedEngine(
         core, max_running_requests=16, context_length=CONTEXT, vocab_size=num_columns, eos_token_ids=[END]

@@ -76,7 +76,7 @@ def rig(tiny_checkpoint: Path) -> Rig:
 
 def grammars() -> Grammars:
     tokens = Vocabulary.of(TABLE, [EOS], VOCAB)
-    return Grammars(lambda: tokens.tokenizer(lambda text: [3 + LETTERS.index(c) for c in text]), VOCAB, num_threads=2)
+    return Grammars(lambda: tokens.tokenizer(lambda text: [3 + LETTERS.index(c) for c in text]), VOCAB)
 
 
 def engine(rig: Rig, **shape: Any) -> Engine:

@@ -56,7 +56,7 @@ class Known:
 
     def engine(self, *, width: int = 1, **shape: Any) -> Engine:
         vocabulary = Vocabulary.of(self.tokenizer.table, self.ends, self.vocab_size)
-        grammars = Grammars(lambda: vocabulary.tokenizer(self.encode), self.vocab_size, num_threads=2)
+        grammars = Grammars(lambda: vocabulary.tokenizer(self.encode), self.vocab_size)
         proposer = Ngram(SpeculationOptions()) if width > 1 and not self.headed else None
         made = self.rig.engine(width=width, proposer=proposer, grammars=grammars, **shape)
         plan = made.core.scheduler.plan
