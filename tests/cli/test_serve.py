@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from forebay.base.http_client import Origin, get_json, stream_json
-from tests.deadlines import HANGS_S
+from tests.deadlines import HANGS_S, wait_until
+from tests.integration.tree import Tree, serving
 
 FOREBAY = (sys.executable, "-m", "forebay.cli.main")
 KEY = "sk-canary-0123456789abcdef"
@@ -23,28 +24,27 @@ SMALL = ("--kv-cache-bytes", "64MiB", "--max-running-requests", "4")
 
 
 @pytest.fixture(scope="module")
-def server(embedded_model: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+def server(
+    embedded_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
     """A running server with a key, its URL, and what it printed up to the last of its settings."""
-    environment = {**os.environ, "FOREBAY_API_KEY": KEY, "PYTHONUNBUFFERED": "1"}
-    command = [*FOREBAY, "serve", "--port", "0", *SMALL]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    printed = ""
-    assert process.stdout is not None
-    for line in process.stdout:
-        printed += line
-        if line.startswith("  cache_isolation "):
-            found = re.search(r"ready at (\S+)", printed)
-            assert found is not None
-            yield process, found[1], printed
-            break
-    else:
-        pytest.fail(f"the server did not start:\n{printed}")
-    process.terminate()
-    process.wait(HANGS_S)
-    process.stdout.close()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("FOREBAY_API_KEY", KEY)
+        tree = Tree(tmp_path_factory.mktemp("server"), *SMALL)
+    last = re.compile(r".*?^  cache_isolation .*?\n", re.DOTALL | re.MULTILINE)
+    try:
+        tree.wait_ready()
+        wait_until(lambda: last.match(tree.output) is not None, lambda: tree.output)
+        printed = last.match(tree.output)
+        assert printed is not None
+        yield tree.server, tree.url, printed[0]
+        tree.server.terminate()
+        assert tree.server.wait(HANGS_S) == 0, tree.output
+    finally:
+        tree.end()
 
 
-def test_the_answer_then_memory_then_settings_with_reasons(server: tuple[subprocess.Popen[str], str, str]) -> None:
+def test_the_answer_then_memory_then_settings_with_reasons(server: tuple[subprocess.Popen[bytes], str, str]) -> None:
     _, url, printed = server
     answer, memory, _, settings = printed.split("\n\n")
     assert f"\nready at {url} after" in f"\n{answer}"
@@ -55,7 +55,7 @@ def test_the_answer_then_memory_then_settings_with_reasons(server: tuple[subproc
     assert re.search(r"cache_isolation +none +all who hold the one key", printed)
 
 
-def test_the_key_is_shown_nowhere(server: tuple[subprocess.Popen[str], str, str]) -> None:
+def test_the_key_is_shown_nowhere(server: tuple[subprocess.Popen[bytes], str, str]) -> None:
     """J-7: not in what is printed, the arguments, the engine's environment, or /server_info."""
     process, url, printed = server
     info = asyncio.run(get_json(Origin(url, KEY), "/server_info"))
@@ -67,7 +67,7 @@ def test_the_key_is_shown_nowhere(server: tuple[subprocess.Popen[str], str, str]
     assert {s["name"]: s["value"] for s in info["settings"]}["api_key"] == "set"
 
 
-def test_a_chat_streams(server: tuple[subprocess.Popen[str], str, str]) -> None:
+def test_a_chat_streams(server: tuple[subprocess.Popen[bytes], str, str]) -> None:
     async def chat() -> str:
         payload = {
             "model": "SmolLM2-135M-Instruct",
@@ -82,7 +82,7 @@ def test_a_chat_streams(server: tuple[subprocess.Popen[str], str, str]) -> None:
     assert "Paris" in asyncio.run(chat())
 
 
-def test_the_terminal_chat_and_the_benchmark_work_against_it(server: tuple[subprocess.Popen[str], str, str]) -> None:
+def test_the_terminal_chat_and_the_benchmark_work_against_it(server: tuple[subprocess.Popen[bytes], str, str]) -> None:
     environment = {**os.environ, "FOREBAY_API_KEY": KEY}
     chat = [*FOREBAY, "chat", "--url", server[1], "--temperature", "0", "--max-tokens", "12"]
     told = subprocess.run(
@@ -97,7 +97,7 @@ def test_the_terminal_chat_and_the_benchmark_work_against_it(server: tuple[subpr
     assert re.search(r"Total generated tokens:\s+12", measured)
 
 
-def test_a_priority_that_nobody_looks_at_is_refused(server: tuple[subprocess.Popen[str], str, str]) -> None:
+def test_a_priority_that_nobody_looks_at_is_refused(server: tuple[subprocess.Popen[bytes], str, str]) -> None:
     body = {"prompt": "x", "max_tokens": 1, "priority": 5}
     headers = {"authorization": f"Bearer {KEY}"}
     answer = httpx.post(
@@ -107,7 +107,7 @@ def test_a_priority_that_nobody_looks_at_is_refused(server: tuple[subprocess.Pop
     assert "--schedule-policy priority" in answer.json()["error"]["message"]
 
 
-def test_a_second_server_on_its_port_fails_in_one_line(server: tuple[subprocess.Popen[str], str, str]) -> None:
+def test_a_second_server_on_its_port_fails_in_one_line(server: tuple[subprocess.Popen[bytes], str, str]) -> None:
     """F-4: without leaving an engine behind."""
     port = server[1].rpartition(":")[2]
     failed = subprocess.run(
@@ -122,14 +122,10 @@ def test_a_second_server_on_its_port_fails_in_one_line(server: tuple[subprocess.
 
 
 @pytest.mark.slow  # under streams, every time: tests/integration/test_processes.py
-def test_sigterm_ends_it_with_code_0(embedded_model: Path) -> None:
-    command = [*FOREBAY, "serve", "--port", "0", *SMALL]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
-    assert any("ready at" in line for line in process.stdout)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(HANGS_S) == 0
-    process.stdout.close()
+def test_sigterm_ends_it_with_code_0(embedded_model: Path, tmp_path: Path) -> None:
+    with serving(tmp_path, *SMALL) as tree:
+        tree.server.send_signal(signal.SIGTERM)
+        assert tree.server.wait(HANGS_S) == 0, tree.output
 
 
 @pytest.mark.parametrize(
