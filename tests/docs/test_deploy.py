@@ -15,8 +15,10 @@ import pytest
 import yaml
 
 from forebay.cli.arguments import Parser
+from forebay.config.server_args import BY_NAME
 from forebay.config.sources import from_file
 from forebay.server.app import ROUTES
+from scripts.bootstrap import TORCH
 from scripts.site import metrics
 from scripts.site.pages import ROOT
 
@@ -58,6 +60,18 @@ def test_the_commands_are_commands() -> None:
         served(words)
 
 
+def test_the_torch_that_is_told_to_be_taken_first_is_one_that_the_wheel_keeps() -> None:
+    """Of another pip would replace the CPU build by that for CUDA."""
+    wanted = next(text for text in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+                  if text.startswith("torch"))  # fmt: skip
+    pages = [ROOT / "README.md", *(ROOT / "docs" / "guide").glob("*.md")]
+    told = [found for page in pages for found in re.findall(r"pip install '?(torch[^' ]*)", page.read_text())]
+    assert len(told) == 3
+    assert {text.removeprefix("torch") for text in told} == {wanted.rpartition(",")[2]}
+    pinned = re.findall(r"^ARG TORCH=(.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    assert pinned == [TORCH.removeprefix("torch==")]
+
+
 def test_probes_and_ports_are_those_of_the_server() -> None:
     pod = kind("Deployment")["spec"]["template"]["spec"]
     container = pod["containers"][0]
@@ -76,7 +90,8 @@ def test_probes_and_ports_are_those_of_the_server() -> None:
 
 
 def test_what_is_stopped_has_time_to_drain() -> None:
-    drain = 30  # the default of --drain-timeout
+    drain = BY_NAME["drain_timeout"].default
+    assert isinstance(drain, float)
     unit = (DEPLOY / "forebay.service").read_text()
     grace = documents("compose.yaml")[0]["services"]["forebay"]["stop_grace_period"]
     pod = kind("Deployment")["spec"]["template"]["spec"]
