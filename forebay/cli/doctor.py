@@ -62,19 +62,13 @@ def _print(findings: Sequence[Finding]) -> None:
 
 
 def examine(port: int) -> Iterator[Finding]:
-    checks: tuple[Callable[[], Finding], ...] = (_python, _torch, _packages, _compiler, kernels)
+    checks: tuple[Callable[[], Finding], ...] = (_python, torch, _packages, _compiler, kernels)
     for check in checks:
         yield check()
     yield from examine_machine()
     for check in (_model, _caches, _leftovers, _disk):
         yield check()
     yield _port(port)
-
-
-def _install() -> str:
-    """How this install is mended: that of a checkout by itself."""
-    again = f"{sys.executable} -m pip install --force-reinstall forebay"
-    return "make install" if (ROOT / "Makefile").is_file() else again
 
 
 def _python() -> Finding:
@@ -84,15 +78,25 @@ def _python() -> Finding:
     return Finding("Python", Verdict.OK, found)
 
 
-def _torch() -> Finding:
+def torch(driver: Path = Path("/dev/nvidiactl")) -> Finding:
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return Finding("torch", Verdict.PROBLEM, "not installed", _install())
-    if has_cuda() and not Path("/dev/nvidiactl").exists():
-        fix = f"to save 5 GB: {sys.executable} -m pip install --force-reinstall torch --index-url {TORCH_CPU_INDEX}"
+        fix = "make install" if (ROOT / "Makefile").is_file() else _cpu_torch(_wanted_torch())
+        return Finding("torch", Verdict.PROBLEM, "not installed", fix)
+    if has_cuda() and not driver.exists():
+        fix = f"to save 5 GB: {_cpu_torch('torch==' + version.partition('+')[0])}"
         return Finding("torch", Verdict.NOTE, f"{version} for CUDA, and no NVIDIA GPU", fix)
     return Finding("torch", Verdict.OK, version)
+
+
+def _wanted_torch() -> str:
+    """As this package asks for it: another release would bring the next `pip install` to replace it."""
+    return next(line for line in importlib.metadata.requires("forebay") or () if re.match(r"torch\b(?!-)", line))
+
+
+def _cpu_torch(requirement: str) -> str:
+    return f"{sys.executable} -m pip install --force-reinstall '{requirement}' --index-url {TORCH_CPU_INDEX}"
 
 
 def _packages() -> Finding:
@@ -102,7 +106,7 @@ def _packages() -> Finding:
         return Finding("packages", Verdict.OK, "installed without a checkout: no pins to compare with")
     wrong = [problem for line in pins.read_text().splitlines() if (problem := _pin_problem(line))]
     if wrong:
-        return Finding("packages", Verdict.PROBLEM, ", ".join(wrong[:4]), _install())
+        return Finding("packages", Verdict.PROBLEM, ", ".join(wrong[:4]), "make install")
     return Finding("packages", Verdict.OK, "as pinned in requirements.txt")
 
 

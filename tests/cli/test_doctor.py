@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from pathlib import Path
 
@@ -86,6 +87,27 @@ def test_a_setting_that_leaves_instructions_unused_is_noted(monkeypatch: pytest.
     monkeypatch.setattr(doctor, "cpu_flags", lambda: VARIANTS[0].needs)
     monkeypatch.setenv("FOREBAY_KERNELS", "avx2")
     assert doctor.kernels().what == "FOREBAY_KERNELS=avx2, where this CPU runs amx"
+
+
+@pytest.mark.parametrize(("version", "wanted"), [(None, "torch<9,>=2"), ("2.12.1+cu128", "torch==2.12.1")])
+def test_torch_is_mended_by_the_cpu_build_of_a_release_that_is_taken(
+    version: str | None, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For who has a wheel: what the package index has under our own name is not ours."""
+
+    def found(name: str) -> str:
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", found)
+    monkeypatch.setattr(
+        importlib.metadata, "requires", lambda name: ["torch-memory-saver>=0; extra == 'cuda'", "torch<9,>=2"]
+    )
+    monkeypatch.setattr(doctor, "has_cuda", lambda: True)
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    fix = doctor.torch(tmp_path / "no driver").fix.partition(" -m pip install ")[2]
+    assert fix == f"--force-reinstall '{wanted}' --index-url {doctor.TORCH_CPU_INDEX}"
 
 
 def test_programs_get_json(
