@@ -14,7 +14,7 @@ ROW = 3
 
 
 def admit(pooler: Pooler, num_tokens: int, kind: PoolingKind | None) -> None:
-    params = SamplingParams(pooling=kind and Pooling(kind))
+    params = SamplingParams.of_pooling(Pooling(kind)) if kind else SamplingParams()
     tokens = np.arange(num_tokens, dtype=np.int32)
     pooler.admit(Admission(row=ROW, request_id=1, params=params, token_ids=tokens, num_prompt=num_tokens))
 

@@ -144,8 +144,8 @@ export class Panel {
     try {
       const conversations = transfer.fromJson(await file.text());
       for (const { messages, ...conversation } of conversations) {
+        await this.store.patch(conversation, { deleted: 0 }); // first: what is there is not purged
         await this.store.write(messages);
-        await this.store.patch(conversation, { deleted: 0 });
       }
       this.toast.show(`Imported ${conversations.length} ${conversations.length === 1 ? "chat" : "chats"}.`);
     } catch (error) {

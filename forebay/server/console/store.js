@@ -77,13 +77,20 @@ export class Store {
     }, conversation);
   }
 
-  // Removes a conversation and its messages for good.
+  // Removes a deleted conversation and its messages for good, unless it has come back meanwhile.
   async purge(id) {
-    this.held.conversations.delete(id);
     const messages = await this.messages(id);
+    const held = this.held.conversations.get(id);
+    if (held && !held.deleted) return;
+    this.held.conversations.delete(id);
     await this.change(id, [], messages, (tx) => {
-      tx.objectStore("conversations").delete(id);
-      for (const message of messages) tx.objectStore("messages").delete(message.id);
+      const conversations = tx.objectStore("conversations");
+      const asked = conversations.get(id);
+      asked.onsuccess = () => {
+        if (asked.result && !asked.result.deleted) return;
+        conversations.delete(id);
+        for (const message of messages) tx.objectStore("messages").delete(message.id);
+      };
     });
   }
 
