@@ -57,7 +57,7 @@ class Known:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Of all its engines, one behind the other: who is compiled already waits for nobody, and steps are the same."""
+        """Of all its engines, one behind the other: what is compiled once is there at once, and steps are the same."""
         vocabulary = Vocabulary.of(self.tokenizer.table, self.ends, self.vocab_size)
         return Grammars(lambda: vocabulary.tokenizer(self.encode), self.vocab_size)
 
