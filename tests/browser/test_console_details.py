@@ -81,6 +81,14 @@ def test_nothing_overflows_sideways(open_console: Open, page: Page, width: int) 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize("width", [390, 1200, 1700])
+def test_box_is_as_wide_as_the_text_above_it(open_console: Open, page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 700})
+    open_console()
+    sides = "box => [box.getBoundingClientRect().left, box.getBoundingClientRect().right]"
+    assert page.locator("#composer").evaluate(sides) == page.locator("#welcome").evaluate(sides)
+
+
 def test_answer_that_never_ends_can_be_left_by_a_new_chat(open_console: Open, page: Page) -> None:
     server = open_console(make_engine=lambda: FakeEngine(manual=True))
     ask(page)
