@@ -156,6 +156,19 @@ def test_the_band_draws_each_answer_and_says_where_its_prompt_left_the_cache(ope
     expect(rows).to_have_count(0)
 
 
+def test_the_band_grows_with_the_answer_and_leaves_alone_what_is_looked_at(open_console: Open, page: Page) -> None:
+    open_console(make_engine=lambda: FakeEngine(lambda *_: [1000] * 400, interval_s=0.05))
+    ask(page)
+    note, row = page.locator("#band-note"), page.locator("#band button")
+    expect(note).to_contain_text(re.compile(r"Answer 1: .* computed, \d+ generated"))
+    row.evaluate("row => { row.isTheSame = true; row.focus(); }")
+    expect(note).to_contain_text(re.compile(r" \d\d generated"))
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    expect(row).to_be_focused()
+    assert row.evaluate("row => row.isTheSame")
+    page.keyboard.press("Escape")
+
+
 def test_each_reason_is_said_in_words(open_console: Open, page: Page) -> None:
     open_console()
     said = page.evaluate(

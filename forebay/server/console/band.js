@@ -74,30 +74,35 @@ export class Band {
 
   // The usage of each answer of the conversation, the first first; null for one of which nothing is known.
   show(usages) {
+    const before = this.answers.length;
     this.answers = usages.map((usage, i) => ({ usage, number: i + 1 })).filter(({ usage }) => usage?.prompt_tokens);
-    this.chosen = this.answers.length - 1;
+    // While an answer grows, one that is being looked at stays chosen.
+    const isLookedAt = this.list.matches(":hover, :focus-within");
+    if (!isLookedAt || this.answers.length !== before) this.chosen = this.answers.length - 1;
     this.draw();
   }
 
   draw() {
     const shown = this.answers.slice(-MAX_ROWS);
     const most = Math.max(MIN_SCALE, ...shown.map(({ usage }) => partsOf(usage).total));
-    this.list.replaceChildren(...shown.map((answer) => this.row(answer, most)));
+    while (this.list.children.length > shown.length) this.list.lastElementChild.remove();
+    shown.forEach(({ usage, number }, i) => {
+      const button = this.list.children[i]?.firstElementChild ?? this.addRow();
+      button.dataset.number = number;
+      button.replaceChildren(bandOf(usage, inWords(usage, number), most));
+    });
     this.legend.hidden = !shown.length;
     for (const item of this.legend.children)
       item.hidden = !shown.some(({ usage }) => [].concat(partsOf(usage)[item.dataset.part]).some(Boolean));
     this.say();
   }
 
-  row({ usage, number }, most) {
+  addRow() {
     const button = make("button", "turn");
     button.type = "button";
-    button.append(bandOf(usage, inWords(usage, number), most));
-    button.addEventListener("click", () => this.choose(number));
-    button.addEventListener("focus", () => this.choose(number));
-    button.addEventListener("pointerenter", () => this.choose(number));
-    button.dataset.number = number;
-    return make("li", "", button);
+    for (const look of ["click", "focus", "pointerenter"]) button.addEventListener(look, () => this.choose(Number(button.dataset.number)));
+    this.list.append(make("li", "", button));
+    return button;
   }
 
   choose(number) {

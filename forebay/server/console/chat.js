@@ -224,6 +224,7 @@ export class Chat {
         if (performance.now() - kept < KEEP_MS) continue;
         kept = performance.now();
         this.keep(answer);
+        this.tell();
       }
     } catch (error) {
       if (signal.aborted) answer.finish = "stopped";
