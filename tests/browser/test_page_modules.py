@@ -167,6 +167,24 @@ def test_imported_chats_are_checked_field_by_field(modules: Page) -> None:
     ]
 
 
+def test_engine_that_began_anew_between_two_looks_generated_no_negative_tokens(modules: Page) -> None:
+    assert modules.evaluate(
+        """async () => {
+            const { History } = await import("/console/charts.js");
+            const history = new History();
+            let now = 0;
+            const clock = performance.now;
+            performance.now = () => (now += 1000);
+            try {
+                for (const generated_tokens of [0, 100, 40, 60]) history.take({ counters: { generated_tokens } });
+            } finally {
+                performance.now = clock;
+            }
+            return history.points.map((point) => point && point.generated);
+        }"""
+    ) == [None, 100, None, 20]
+
+
 @pytest.mark.parametrize("cut", [1, 2, 3, 7])
 def test_event_stream_may_be_cut_anywhere(modules: Page, cut: int) -> None:
     got = modules.evaluate(

@@ -27,7 +27,6 @@ const REASONS = {
 export class History {
   constructor() {
     this.points = [];
-    this.first = null;
     this.previous = null;
   }
 
@@ -41,8 +40,7 @@ export class History {
     const now = { at: performance.now(), counters };
     const before = this.previous;
     this.previous = now;
-    const isNew = !this.first || names.some((name) => (counters[name] ?? 0) < (this.first.counters[name] ?? 0));
-    if (isNew) this.first = now;
+    const isNew = before && names.some((name) => (counters[name] ?? 0) < (before.counters[name] ?? 0));
     const seconds = before && (now.at - before.at) / 1000;
     if (!seconds || isNew) return this.add(null);
     const per = (name) => ((counters[name] ?? 0) - (before.counters[name] ?? 0)) / seconds;
