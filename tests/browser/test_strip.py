@@ -258,14 +258,18 @@ def test_who_may_not_administer_is_offered_nothing(open_console: Open, page: Pag
 
 def test_on_a_phone_the_strip_is_a_drawer_of_its_own(open_console: Open, page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 700})
-    open_console()
+    open_console(make_engine=lambda: FakeEngine(manual=True))
     expect(page.locator("#ready")).to_have_text("ready")
     expect(page.locator("#strip")).to_be_hidden()
+    ask(page)
     page.get_by_role("button", name="Engine", exact=True).click()
-    expect(page.locator("#running")).to_have_text("0")
+    expect(page.locator("#running")).to_have_text("1")
     expect(page.get_by_role("button", name="Close the engine’s strip")).to_be_focused()
     expect(page.locator("main")).to_have_attribute("inert", "")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.keyboard.press("Escape")
     expect(page.locator("#strip")).to_be_hidden()
     expect(page.get_by_role("button", name="Engine", exact=True)).to_be_focused()
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()  # it closes one thing at a time
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()

@@ -184,7 +184,11 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 
 listen({
-  stop: () => (isPanelOpen() && narrow.matches ? togglePanel() : chat.stop()),
+  stop: () => {
+    if (narrow.matches && isPanelOpen()) togglePanel();
+    else if (narrow.matches && strip.isOpen) strip.open(false);
+    else chat.stop();
+  },
   begin,
   search: () => {
     showPanel(true);

@@ -22,7 +22,6 @@ export class Strip {
     document.addEventListener("visibilitychange", () => this.restart());
     $("toggle-strip").addEventListener("click", () => this.open(!this.isOpen));
     $("close-strip").addEventListener("click", () => this.open(false));
-    document.addEventListener("keydown", (event) => event.key === "Escape" && narrow.matches && this.isOpen && this.open(false));
     narrow.addEventListener("change", () => this.place());
     $("branches").addEventListener("toggle", () => this.showBranches());
     $("effective").addEventListener("toggle", () => this.showSettings());
