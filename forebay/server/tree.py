@@ -70,7 +70,7 @@ async def debug_tree(request: Request, server: ServerContext) -> Response:
     author = server.isolation.author(tenant, body.session)
     tree = await server.trees.now(server.engine)
     roots = [root for root in tree.roots if tenant.is_admin or _is_of(root, namespace)]
-    found = [child for root in roots for child in root.children] if len(roots) == 1 else roots
+    found = roots[0].children if len(roots) == 1 else roots
     if body.node:
         node = tree.nodes.get(bytes.fromhex(body.node))
         if node is None or node.root not in roots:

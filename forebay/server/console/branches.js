@@ -12,7 +12,7 @@ export class Branches {
   // `isSeen()`: whether anybody could be looking.
   constructor(box, note, isSeen) {
     Object.assign(this, { box, note, isSeen, timer: 0 });
-    this.top = new Level(this, "", 0);
+    this.top = new Level(this, "");
     box.replaceChildren(this.top.view);
     this.look();
   }
@@ -34,11 +34,12 @@ export class Branches {
 
 // The branches of one node: those that are shown, and a button for more of them.
 class Level {
-  constructor(tree, node, depth) {
-    Object.assign(this, { tree, node, depth, limit: STEP, rows: new Map() });
+  constructor(tree, node) {
+    Object.assign(this, { tree, node, limit: STEP, rows: new Map() });
     this.list = make("ol", "branches");
     this.more = make("button", "quiet");
     this.more.type = "button";
+    this.more.hidden = true;
     this.more.addEventListener("click", () => {
       this.limit += this.limit < 4 * STEP ? STEP : 4 * STEP;
       this.tree.look();
@@ -117,7 +118,7 @@ class Row {
     this.details.hidden = false;
     this.button.setAttribute("aria-expanded", "true");
     if (!this.row.num_branches) return;
-    this.below = new Level(this.level.tree, this.node, this.level.depth + 1);
+    this.below = new Level(this.level.tree, this.node);
     this.details.append(this.below.view);
     await this.below.load().catch((error) => (this.facts.textContent = error.message));
   }

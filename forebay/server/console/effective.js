@@ -1,4 +1,4 @@
-// What the server runs with and why, to be searched; and its sleep, for whoever may. Loaded when it is first opened.
+// What the server runs with and why, to be searched. Loaded when it is first opened.
 
 import { getJson } from "./api.js";
 import { make } from "./nodes.js";

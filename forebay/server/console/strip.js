@@ -159,7 +159,8 @@ export class Strip {
   async showSettings() {
     if (!$("effective").open) return;
     const { Effective } = await import("./effective.js");
-    this.effective = new Effective($("effective-search"), $("effective-rows"), $("effective-note"));
+    if (this.effective) this.effective.load();
+    else this.effective = new Effective($("effective-search"), $("effective-rows"), $("effective-note"));
   }
 }
 
