@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 
 from forebay.base.errors import ConfigError
@@ -44,6 +43,4 @@ async def _route(config: ServerConfig, prefill: list[Origin], decode: list[Origi
     router = Router(config, Members(prefill, decode))
     router.spawn(router.members.watch())
     app = create_app(router)
-    await listen(
-        config, app, router.lifecycle, router, on_ready=lambda url: print(f"routing at {url}", file=sys.stdout)
-    )
+    await listen(config, app, router.lifecycle, router, on_ready=lambda url: print(f"routing at {url}", flush=True))

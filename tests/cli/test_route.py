@@ -1,0 +1,24 @@
+"""`forebay route` as a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.deadlines import HANGS_S, wait_until
+
+
+def test_the_address_is_told_at_once_where_nobody_looks_at_a_screen(tmp_path: Path) -> None:
+    words = ["route", "--port", "0", "--prefill", "http://127.0.0.1:9", "--decode", "http://127.0.0.1:9"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with (tmp_path / "output").open("wb") as output:
+        router = subprocess.Popen([sys.executable, "-m", "forebay", *words], stdout=output, env=environment)
+    try:
+        wait_until(lambda: "routing at http://127.0.0.1:" in (tmp_path / "output").read_text())
+        router.terminate()
+        assert router.wait(HANGS_S) == 0
+    finally:
+        router.kill()
+        router.wait()
