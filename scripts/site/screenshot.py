@@ -21,6 +21,9 @@ PORT = 31999
 URL = f"http://127.0.0.1:{PORT}"
 SYSTEM = "You are a helpful assistant who answers in full sentences and gives one example for each thing that you say. "
 TOPICS = ("rivers", "turbines", "bridges", "lakes", "rain", "mills", "canals", "dams")
+# An answer without a limit is promised most of so small a cache: it would wait for all the others to end.
+LIMIT = 160
+SETTINGS = json.dumps({"options": {"max_tokens": LIMIT}})
 TALK = ("Why is the sky blue?", "And why is it red in the evening?", "Write a short story about a miller and a river.")
 
 
@@ -49,7 +52,7 @@ def talk(topic: str, stop: threading.Event) -> None:
     messages = [{"role": "system", "content": SYSTEM * 6}]
     while not stop.is_set():
         messages.append({"role": "user", "content": f"Tell me about {topic}."})
-        body = json.dumps({"messages": messages, "max_tokens": 160}).encode()
+        body = json.dumps({"messages": messages, "max_tokens": LIMIT}).encode()
         asked = urllib.request.Request(f"{URL}/v1/chat/completions", body, headers={"content-type": "application/json"})
         said = json.load(urllib.request.urlopen(asked, timeout=600))["choices"][0]["message"]["content"]
         messages = [*messages, {"role": "assistant", "content": said}][:9]
@@ -63,6 +66,7 @@ def main() -> None:
             thread.start()
         chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": 1280, "height": 800})
+        page.add_init_script(f"localStorage.setItem('forebay.settings', {json.dumps(SETTINGS)})")
         page.goto(URL)
         for text in TALK:
             page.wait_for_function("document.querySelector('#ready').dataset.state === 'ready'")
