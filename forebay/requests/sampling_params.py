@@ -25,6 +25,7 @@ MAX_STOP_PATTERNS = 4
 MAX_COUNT = 1 << 20  # of outputs of one prompt
 MAX_ALLOWED_TOKEN_IDS = 1 << 16
 MAX_BAD_WORDS = 64
+MAX_BAD_SPELLINGS = 2 * MAX_BAD_WORDS  # in tokens: a text has one with a space before it, and one without
 MAX_BAD_WORD_TOKENS = 256
 MAX_SCORED_TOKEN_IDS = 256
 MAX_SEED = 2**63 - 1
@@ -264,7 +265,9 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
     def _check_restrictions(self) -> None:
         _within("min_tokens", self.min_tokens, 0, self.max_tokens)
         _at_most("allowed_token_ids", len(self.allowed_token_ids), MAX_ALLOWED_TOKEN_IDS)
-        _at_most("bad_words", len(self.bad_words), MAX_BAD_WORDS)
+        texts = sum(isinstance(word, str) for word in self.bad_words)
+        _at_most("bad_words", texts, MAX_BAD_WORDS)
+        _at_most("bad_words", len(self.bad_words) + texts, MAX_BAD_SPELLINGS)
         for word in self.bad_words:
             if not 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
                 what = f"bad_words has one of length {len(word)}; it must be between 1 and {MAX_BAD_WORD_TOKENS}"

@@ -79,6 +79,17 @@ def test_what_other_engines_users_write_means_what_it_means_there():
     assert theirs == SamplingParams(max_tokens=3, stop_token_ids=(1, 2), logit_bias={5: 1.0})
 
 
+def test_as_many_bad_words_may_be_spelled_as_may_be_named():
+    named = SamplingParams(bad_words=[f"word {i}" for i in range(64)])
+    spelled = tuple((place, i) for i in range(64) for place in (0, 1))
+    msgspec.structs.replace(named, bad_words=spelled).check(vocab_size=64)
+    with pytest.raises(InvalidRequest, match="65 entries; at most 64"):
+        SamplingParams(bad_words=["x"] * 65)
+    for words in ([*spelled, (5,)], ["x", *spelled[:-1]]):
+        with pytest.raises(InvalidRequest, match="129 entries; at most 128"):
+            SamplingParams(bad_words=words)
+
+
 def test_penalties_are_noticed():
     assert SamplingParams(frequency_penalty=0.1).adjusts
     assert SamplingParams(temperature=0.0).greedy
