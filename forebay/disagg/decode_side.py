@@ -93,7 +93,9 @@ class DecodeSide:
             self._break(peer, receipt, failures.key_required(offer.host))
             return
         if peer.rests:
-            self._break(peer, receipt, failures.peer_asleep(f"{offer.host}:{offer.port}"))
+            failure = failures.peer_asleep(f"{offer.host}:{offer.port}")
+            peer.send(_declined(offer, failure))  # it may have woken since it said so, and would wait
+            self._break(peer, receipt, failure)
             return
         try:
             landing = Landing(self._desk.shapes, offer.spans, offer.num_tokens)
@@ -110,7 +112,7 @@ class DecodeSide:
         if not self._may_ask(order.host):
             return
         peer = self._peers.setdefault((order.host, order.port), Peer((order.host, order.port)))
-        frame = frames.Declined(order.ticket.nonce, order.ticket.room, order.num_tokens, order.digest, order.failure)
+        frame = _declined(order, order.failure)
         if peer.session is not None and peer.session.is_joined:
             peer.send(frame)
         else:
@@ -286,6 +288,10 @@ class DecodeSide:
             self._break(peer, receipt, failures.bootstrap_timeout(f"{peer.address[0]}:{peer.address[1]}", limit_s))
         elif receipt.stage is Stage.BROKEN and receipt.reach is not None and receipt.reach.writer_is_dead():
             self._close(receipt)
+
+
+def _declined(what: Offer | Decline, why: Failure) -> frames.Declined:
+    return frames.Declined(what.ticket.nonce, what.ticket.room, what.num_tokens, what.digest, why)
 
 
 def is_loopback(host: str) -> bool:

@@ -40,6 +40,21 @@ def test_decode_refuses_by_itself_what_a_sleeping_prefill_would_and_hears_that_i
         transfer(prefill, decode, N)
 
 
+def test_prefill_hears_of_whom_decode_refuses_by_itself_since_it_may_have_woken_meanwhile() -> None:
+    with pair() as (prefill, decode):
+        transfer(prefill, decode, N)
+        prefill.transfers.submit(Rest(asleep=True))
+        where = (decode.transfers._side._peers)["127.0.0.1", prefill.transfers.port]
+        wait_until(lambda: where.rests)
+        made = offer(prefill, decode, spans_of(decode, N), N)
+        decode.transfers.submit(made)
+        heard = prefill.wait(Offered, made.ticket)
+        assert isinstance(heard, Offered)
+        assert heard.declined is not None
+        assert heard.declined.code == "peer_asleep"
+        decode.wait(Closed, made.ticket)
+
+
 def test_prefill_hears_of_who_will_not_come_in_the_first_session_and_in_later_ones() -> None:
     with pair() as (prefill, decode):
         for _ in range(2):
