@@ -18,9 +18,9 @@ from forebay.engine.sleep import Memory, NoMemory, Sleeper
 from forebay.engine.stats import Stats
 from forebay.engine.stream import failed
 from forebay.requests.request import Request, RequestFault
+from forebay.requests.sampling_params import check_token_ids
 from forebay.requests.step_plan import Launched, Runner, StepPlan
 from forebay.requests.updates import Update
-from forebay.scheduler.limits import check_token_ids
 from forebay.scheduler.scheduler import Scheduler
 from forebay.speculation.adaptive import Mark, Widths
 

@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from forebay.base.errors import InvalidRequest
 from forebay.families.embedding import Embedding, embedding_of
-from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
-from forebay.scheduler.limits import check_token_ids
+from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams, check_token_ids
 from forebay.text.resumption import Message
 from forebay.text.tokenizer import Tokenizer
 

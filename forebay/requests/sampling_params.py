@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -212,17 +212,14 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
             name = next(name for name, value in _TEXTLESS.items() if getattr(self, name) != value)
             raise InvalidRequest(f"{name} is about texts, and only token ids are known here: use generate", param=name)
         for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
-            for token in getattr(self, name):
-                check_token_id(name, token, vocab_size)
+            check_token_ids(name, getattr(self, name), vocab_size)
         for word in self.bad_words:
             if isinstance(word, str):
                 raise InvalidRequest(
                     f"bad_words has the text {brief(word)}: only token ids are known here", param="bad_words"
                 )
-            for token in word:
-                check_token_id("bad_words", token, vocab_size)
-        for token in self.pooling.token_ids if self.pooling else ():
-            check_token_id("token_ids", token, vocab_size)
+            check_token_ids("bad_words", word, vocab_size)
+        check_token_ids("token_ids", self.pooling.token_ids if self.pooling else (), vocab_size)
 
     def check_values(self) -> None:
         """As far as that can be done without a model."""
@@ -299,10 +296,12 @@ def seed_of_choice(seed: int, number: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest(), "big") & MAX_SEED
 
 
-def check_token_id(param: str, token: int, vocab_size: int) -> None:
-    """The one check of every id a client can send: a negative id would silently index from the end."""
-    if not 0 <= token < vocab_size:
-        raise InvalidRequest(f"{param}: token id {token} is not in 0..{vocab_size - 1}", param=param)
+def check_token_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:
+    """The one check of every id a client can send: a negative id would silently index from the end. Raises
+    InvalidRequest."""
+    for token in (min(token_ids), max(token_ids)) if token_ids else ():
+        if not 0 <= token < vocab_size:
+            raise InvalidRequest(f"{param}: token id {token} is not in 0..{vocab_size - 1}", param=param)
 
 
 def _unknown(name: str, known: tuple[str, ...]) -> InvalidRequest:

@@ -1,22 +1,12 @@
-"""All that a request is refused for, with the numbers: ids that do not exist, too many tokens, too many requests; and
-who has to leave. The server asks here first what it can know before the engine does."""
+"""What a request is refused for, with the numbers: too many tokens, too many requests; and who has to leave. The server
+asks here first what it can know before the engine does."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from forebay.base.errors import EngineError, InvalidRequest, Overloaded, RequestTimeout, RequestTooLarge, Unavailable
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.holding import footprint
 from forebay.requests.request import Request, Status
-from forebay.requests.sampling_params import check_token_id
-
-
-def check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    """Raise InvalidRequest for an id that is none."""
-    if token_ids:
-        for token in (min(token_ids), max(token_ids)):
-            check_token_id(param, token, vocab_size)
 
 
 def check_context(num_prompt: int, max_tokens: int | None, context_length: int) -> None:

@@ -15,8 +15,7 @@ from starlette.responses import Response
 from forebay.base.errors import ForebayError, InvalidRequest, RequestError
 from forebay.base.log import event, get_logger
 from forebay.engine.choice import Prompt
-from forebay.requests.sampling_params import RANDOM_SEED, SamplingParams
-from forebay.scheduler.limits import check_token_ids
+from forebay.requests.sampling_params import RANDOM_SEED, SamplingParams, check_token_ids
 from forebay.server.bodies import ClientGone
 from forebay.server.calling import check_answerable, reading_of
 from forebay.server.context import RequestContext, ServerContext, read_body

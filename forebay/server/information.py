@@ -13,7 +13,7 @@ from forebay.base.errors import ForebayError
 from forebay.base.log import event, get_logger
 from forebay.base.package import __version__
 from forebay.engine.frames import Ready, State
-from forebay.scheduler.limits import check_token_ids
+from forebay.requests.sampling_params import check_token_ids
 from forebay.server import answers
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol import CheckTransfersRequest, DetokenizeRequest, TokenizeRequest

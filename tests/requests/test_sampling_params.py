@@ -31,7 +31,13 @@ def test_every_numeric_field_refuses_what_is_out_of_range(field, value):
 @pytest.mark.parametrize("token", [-1, 10, 2**31, 2**63])
 def test_every_token_id_is_checked_against_the_vocabulary(token):
     scored = SamplingParams.of_pooling(Pooling(PoolingKind.LAST, (token,)))
-    for params in (SamplingParams(logit_bias={token: 1.0}), SamplingParams(stop_token_ids=(token,)), scored):
+    asked = (
+        {"logit_bias": {5: 1.0, token: 1.0}},
+        {"stop_token_ids": (5, token, 5)},
+        {"allowed_token_ids": (5, token, 5)},
+        {"bad_words": ((5,), (5, token, 5))},
+    )
+    for params in (scored, *(SamplingParams(**wishes) for wishes in asked)):
         with pytest.raises(InvalidRequest, match=r"not in 0\.\.9"):
             params.check(vocab_size=10)
 
