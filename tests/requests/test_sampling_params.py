@@ -68,6 +68,8 @@ def test_other_values_out_of_range_are_refused_at_construction_and_wherever_they
         ({"max_token": 5}, "max_token", "did you mean max_tokens?"),
         ({"mirostat": 2}, "mirostat", "this sampler is not in this version"),
         ({"cache_prompt": True}, "cache_prompt", "it changes no token: leave it out"),
+        ({"json_schema": "{}"}, "json_schema", r"give grammar=Grammar\(kind, text\)"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs", r"give grammar=Grammar\(kind, text\)"),
         ({"temperature": "hot"}, "temperature", "temperature is .hot.: expected `float`, got `str`"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "expected `int`, got `str`"),
         ({"stop": "a", "stop_token_ids": [1, "x"]}, "stop_token_ids", "expected `int`, got `str`"),
