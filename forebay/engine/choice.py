@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from forebay.base.errors import Unavailable
 from forebay.engine.scores import Scored, WaitingScores
 from forebay.requests.sampling_params import Grammar, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
@@ -55,6 +56,14 @@ class Abortable(Protocol):
     def request_id(self) -> int: ...
 
     def abort(self) -> None: ...
+
+
+def weights_changed(num_tokens: int) -> Unavailable:
+    """For whoever has been told so many tokens of an answer that begins again."""
+    return Unavailable(
+        f"the weights were updated behind the first {num_tokens} tokens of this answer: send it again",
+        code="weights_changed",
+    )
 
 
 class Choice:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Self
 
 from forebay.base.errors import Conflict
+from forebay.engine.choice import weights_changed
 from forebay.engine.frames import Ready
 from forebay.engine.launch import EngineProcess, launch
 from forebay.engine.stream import Stream
@@ -82,8 +83,9 @@ class TextEngine(ABC):
             async for delta in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
                 print(delta.text, end="", flush=True)
 
-        Leaving the iteration or cancelling it ends the request. Raises InvalidRequest for what cannot be asked, and the
-        typed error of a request that fails.
+        Leaving the iteration or cancelling it ends the request. Raises InvalidRequest for what cannot be asked, the
+        typed error of a request that fails, and Unavailable (code `weights_changed`) where an update of the weights
+        makes it begin again behind tokens that have been told.
         """
         output = await asyncio.to_thread(output_of, prompt, self.tokenizer)
         async with contextlib.aclosing(self._write(output, sampling_params, ())) as deltas:
@@ -115,7 +117,10 @@ class TextEngine(ABC):
             writing.begin(streams)
             async with contextlib.aclosing(_first_come(streams)) as updates:
                 async for index, update in updates:
-                    if output.outputs[index].finish_reason is None:
+                    told = output.outputs[index]
+                    if told.finish_reason is None:
+                        if update.restarted and told.token_ids:
+                            raise weights_changed(len(told.token_ids))
                         delta = writing.take(index, update)
                         if output.error is not None:
                             raise output.error

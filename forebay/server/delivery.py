@@ -9,8 +9,8 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from forebay.base.errors import ForebayError, Unavailable
-from forebay.engine.choice import Choice, Piece
+from forebay.base.errors import ForebayError
+from forebay.engine.choice import Choice, Piece, weights_changed
 from forebay.engine.scores import Scored
 from forebay.server.bodies import ClientGone
 from forebay.server.context import ServerContext
@@ -80,10 +80,7 @@ class EventWriter:
         self._write(self._dialect.chunk(choice, piece))
 
     def restart(self, choice: Choice) -> None:
-        raise Unavailable(
-            f"the weights were updated behind the first {choice.num_tokens} tokens of this answer: send it again",
-            code="weights_changed",
-        )
+        raise weights_changed(choice.num_tokens)
 
     def open(self) -> None:
         """Call when the head of the answer has been sent."""

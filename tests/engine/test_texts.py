@@ -1,0 +1,65 @@
+"""Texts over streams of token ids (`AsyncEngine.generate`), with streams that say what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from forebay.base.errors import Unavailable
+from forebay.engine.texts import TextEngine
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.updates import FinishReason, Update
+from forebay.text.tokenizer import Tokenizer
+from tests.models.tiny import Tiny
+
+
+class Said:
+    """A stream of these updates."""
+
+    request_id = 1
+
+    def __init__(self, updates: list[Update]) -> None:
+        self._updates = iter(updates)
+
+    def abort(self) -> None: ...
+
+    async def __aenter__(self) -> Said:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def __anext__(self) -> Update:
+        return next(self._updates)
+
+
+class Saying(TextEngine):
+    """An engine that says the same, whatever it is asked."""
+
+    connect = ready = close = info = None  # type: ignore[assignment]
+
+    def __init__(self, tokenizer: Tokenizer, updates: list[Update]) -> None:
+        self._tokenizer, self._updates = tokenizer, updates
+
+    def submit(self, **_: Any) -> Any:
+        return Said(self._updates)
+
+
+@pytest.mark.parametrize("told", [[], [5, 6]])
+def test_no_output_that_is_told_as_it_comes_mixes_the_tokens_of_two_weights(checkpoint: Tiny, told: list[int]) -> None:
+    begun = [Update(1, told)] if told else []
+    anew = [Update(1, [7], restarted=True), Update(1, [8], finish=FinishReason.LENGTH)]
+    engine, heard = Saying(Tokenizer.from_path(checkpoint.path), [*begun, *anew]), list[int]()
+
+    async def hear() -> None:
+        async for delta in engine.generate("hello", SamplingParams()):
+            heard.extend(delta.token_ids)
+
+    if told:
+        with pytest.raises(Unavailable, match="behind the first 2 tokens") as raised:
+            asyncio.run(hear())
+        assert raised.value.code == "weights_changed"
+    else:
+        asyncio.run(hear())
+    assert heard == (told or [7, 8])
