@@ -12,6 +12,8 @@ from scripts.site.pages import DOCS, ROOT, complete, written
 
 def main() -> int:
     out = Path(sys.argv[1]).resolve()
+    if out == ROOT:
+        sys.exit(f"{out} is where the site is made of: name a folder of its own, as `make docs` does")
     source = out / "source"
     for folder, copy in ((DOCS, source), (ROOT / "deploy", out / "deploy")):  # pages link to files of the latter
         shutil.rmtree(copy, ignore_errors=True)
