@@ -133,7 +133,7 @@ def patience() -> Iterator[None]:
     """What the server gives up by the clock, however slow the machine is: it waits as long as the tests do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("forebay.server.text_workers.TIMEOUT_S", HANGS_S)
-        patch.setattr("forebay.server.information.STATE_TIMEOUT_S", HANGS_S)
+        patch.setattr("forebay.server.operations.information.STATE_TIMEOUT_S", HANGS_S)
         patch.setattr("forebay.text.tokenizer.MAX_PLACES_S", HANGS_S)
         yield
 

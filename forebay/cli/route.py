@@ -37,7 +37,7 @@ async def _route(config: ServerConfig, prefill: list[Origin], decode: list[Origi
     from forebay.route.app import create_app
     from forebay.route.members import Members
     from forebay.route.router import Router
-    from forebay.server.listen import fit_file_limit, listen
+    from forebay.server.http.listen import fit_file_limit, listen
 
     config = fit_file_limit(config)
     router = Router(config, Members(prefill, decode))

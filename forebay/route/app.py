@@ -21,16 +21,16 @@ from forebay.route.halves import AnyBody, Halves, RoutedBody, begin_half, first_
 from forebay.route.members import Member, as_object
 from forebay.route.router import Router
 from forebay.route.upstream import MEMBER_LOST, Head
-from forebay.server.answers import LIMITS
 from forebay.server.assets import file_endpoint, pass_on, with_cors
-from forebay.server.bodies import ClientGone
 from forebay.server.console import load_assets
 from forebay.server.context import RequestContext
-from forebay.server.errors import MESSAGES, RESPONSES, error_ending
 from forebay.server.gateway import Gateway
-from forebay.server.http_protocol import Connection
-from forebay.server.security import Security
-from forebay.server.watch import Watch
+from forebay.server.http.bodies import ClientGone
+from forebay.server.http.errors import MESSAGES, RESPONSES, error_ending
+from forebay.server.http.protocol import Connection
+from forebay.server.http.security import Security
+from forebay.server.http.watch import Watch
+from forebay.server.openapi.answers import LIMITS
 
 MOST_IDS: Final = 1 << 22  # token ids in a body: members have limits of their own
 ASK_TIMEOUT_S: Final = 30.0
@@ -293,7 +293,7 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
 
 
 def create_app(router: Router) -> ASGIApp:
-    """The ASGI application; run it with `server.listen`."""
+    """The ASGI application; run it with `server.http.listen`."""
     assets = load_assets()
     routes = [Route(path, _endpoint(handler, router), methods=[method]) for method, path, handler in ROUTES]
     routes += [Route(path, file_endpoint(asset), methods=["GET"]) for path, asset in assets.items()]

@@ -14,9 +14,9 @@ from forebay.base.log import event, get_logger
 from forebay.route.members import Member, Members, as_object
 from forebay.route.prefixes import blocks_of
 from forebay.route.upstream import MEMBER_LOST, Head, Upstream
-from forebay.server.rendezvous import FIELDS
-from forebay.server.validation import UNSUPPORTED_FIELD
-from forebay.server.watch import Watch
+from forebay.server.answering.rendezvous import FIELDS
+from forebay.server.http.watch import Watch
+from forebay.server.protocol.validation import UNSUPPORTED_FIELD
 
 ROOM_BITS: Final = 62  # a request with several choices counts on from its room
 MOST_ATTEMPTS: Final = 3

@@ -11,15 +11,15 @@ from forebay.requests.updates import Failure
 from forebay.route.halves import Halves
 from forebay.route.members import Members
 from forebay.route.metrics import RouteMetrics
-from forebay.server.bodies import Bodies
-from forebay.server.lifecycle import Lifecycle
-from forebay.server.workers import Workers
+from forebay.server.http.bodies import Bodies
+from forebay.server.http.lifecycle import Lifecycle
+from forebay.server.http.workers import Workers
 
 MOST_REQUESTS: Final = 1 << 12  # at once; members refuse what they have no room for
 
 
 class Router:
-    """Everything behind the door: `server.listen` serves it, and closes it in the end. Belongs to one event loop."""
+    """Everything behind the door: `server.http.listen` serves it and at last closes it. Belongs to one event loop."""
 
     def __init__(self, config: ServerConfig, members: Members) -> None:
         self.config, self.members = config, members

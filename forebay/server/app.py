@@ -20,24 +20,29 @@ from forebay.config.engine_config import ServerConfig
 from forebay.engine.async_engine import AsyncEngine
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server import embeddings, generate, information, occupation, tree
-from forebay.server.aborting import AbortRequest, abort_request
+from forebay.server.answering import generate
 from forebay.server.assets import file_endpoint, pass_on, with_cors
-from forebay.server.bodies import Bodies
 from forebay.server.console import HEADERS, Asset, load_assets
 from forebay.server.context import ServerContext
 from forebay.server.dialects.messages_request import CountTokensRequest, MessagesRequest
 from forebay.server.dialects.native_request import NativeRequest
 from forebay.server.dialects.responses_request import ResponsesRequest
-from forebay.server.embedding_protocol import EmbeddingRequest, RerankRequest, ScoreRequest
-from forebay.server.errors import MESSAGES, RESPONSES
 from forebay.server.gateway import Gateway
 from forebay.server.grammars import GrammarWorkers
-from forebay.server.isolation import Isolation
-from forebay.server.lifecycle import Lifecycle
-from forebay.server.metrics import Metrics
-from forebay.server.openapi import document
-from forebay.server.protocol import (
+from forebay.server.http.bodies import Bodies
+from forebay.server.http.errors import MESSAGES, RESPONSES
+from forebay.server.http.isolation import Isolation
+from forebay.server.http.lifecycle import Lifecycle
+from forebay.server.http.security import Security
+from forebay.server.http.workers import Workers
+from forebay.server.openapi.document import document
+from forebay.server.openapi.page import html
+from forebay.server.operations import information, occupation, tree
+from forebay.server.operations.aborting import AbortRequest, abort_request
+from forebay.server.operations.metrics import Metrics
+from forebay.server.pooling import routes as embeddings
+from forebay.server.pooling.requests import EmbeddingRequest, RerankRequest, ScoreRequest
+from forebay.server.protocol.requests import (
     ChatRequest,
     CheckTransfersRequest,
     CompletionRequest,
@@ -48,12 +53,9 @@ from forebay.server.protocol import (
     TokenizeRequest,
     UpdateWeightsRequest,
 )
-from forebay.server.reference import html
-from forebay.server.security import Security
+from forebay.server.protocol.strict import Strict
 from forebay.server.served_model import ServedModel
-from forebay.server.strict import Strict
 from forebay.server.text_workers import TextWorkers
-from forebay.server.workers import Workers
 from forebay.text.tokenizer import Tokenizer
 
 Handler = Callable[[Request, ServerContext], Awaitable[Response]]
@@ -122,7 +124,7 @@ def create_context(
 
 
 def create_app(server: ServerContext) -> ASGIApp:
-    """The ASGI application; run it with `http_protocol.protocol_class`, which holds the limits below ASGI."""
+    """The ASGI application; run it with `http.protocol.protocol_class`, which holds the limits below ASGI."""
     assets = load_assets()
     routes, paths = create_routes(server, assets), [path for _, path, _, _ in ROUTES]
     public = (*assets, DOCS)  # which hold nothing of the operator's

@@ -14,22 +14,22 @@ from forebay.base.errors import NotFound
 from forebay.config.engine_config import ServerConfig
 from forebay.engine.async_engine import AsyncEngine
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server.bodies import Bodies
-from forebay.server.calling import for_template
+from forebay.server.answering.calling import for_template
+from forebay.server.answering.under_way import UnderWay
 from forebay.server.grammars import GrammarWorkers
-from forebay.server.http_protocol import CONNECTION, Connection
-from forebay.server.isolation import Isolation, Tenant
-from forebay.server.lifecycle import Lifecycle
-from forebay.server.messages import ChatMessage, Templated
-from forebay.server.metrics import Metrics
-from forebay.server.prefix_tree import Trees
-from forebay.server.protocol import PlainText, Sampling
-from forebay.server.security import Security
+from forebay.server.http.bodies import Bodies
+from forebay.server.http.isolation import Isolation, Tenant
+from forebay.server.http.lifecycle import Lifecycle
+from forebay.server.http.protocol import CONNECTION, Connection
+from forebay.server.http.security import Security
+from forebay.server.http.workers import Workers
+from forebay.server.operations.metrics import Metrics
+from forebay.server.operations.prefix_tree import Trees
+from forebay.server.protocol.messages import ChatMessage, Templated
+from forebay.server.protocol.requests import PlainText, Sampling
+from forebay.server.protocol.strict import Strict
 from forebay.server.served_model import ServedModel
-from forebay.server.strict import Strict
 from forebay.server.text_workers import TextWorkers
-from forebay.server.under_way import UnderWay
-from forebay.server.workers import Workers
 from forebay.text.token_bytes import TokenBytes
 from forebay.text.tokenizer import Tokenizer
 

@@ -11,11 +11,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.base.errors import ForebayError, NotFound
-from forebay.server.bodies import ClientGone
 from forebay.server.context import REQUEST, new_request_context
-from forebay.server.errors import HttpError, error_response, internal
-from forebay.server.isolation import Tenant
-from forebay.server.security import Security
+from forebay.server.http.bodies import ClientGone
+from forebay.server.http.errors import HttpError, error_response, internal
+from forebay.server.http.isolation import Tenant
+from forebay.server.http.security import Security
 
 _PROBES: Final = {"/livez": "/health", "/ping": "/health", "/readyz": "/ready"}
 _SAFE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")

@@ -10,7 +10,7 @@ from forebay.base.errors import InvalidRequest
 from forebay.grammar.checking import GrammarChecks
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import Grammar
-from forebay.server.workers import Workers
+from forebay.server.http.workers import Workers
 
 NUM_THREADS: Final = 2  # a grammar that takes all the time it may does not hold up everybody else's
 

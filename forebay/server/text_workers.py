@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from forebay.base.errors import ForebayError, InvalidRequest, Overloaded
 from forebay.base.log import event, get_logger
-from forebay.server.workers import Workers
+from forebay.server.http.workers import Workers
 
 T = TypeVar("T")
 INLINE_CHARS: Final = 2048  # tokenizing that much takes less than a millisecond, a hop to a thread and back 0.1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forebay.server.app import described
-from forebay.server.reference import markdown
+from forebay.server.openapi.page import markdown
 
 
 def page() -> str:

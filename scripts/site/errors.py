@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from forebay.base import errors
 from forebay.base.errors import ConfigError, ForebayError, GenerationError, InvalidRequest, ModelError
-from forebay.server import validation
+from forebay.server.protocol import validation
 from scripts.site.tables import code, table
 
 _PACKAGE: Final = Path(errors.__file__).parents[1]

@@ -10,7 +10,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from forebay.engine.frames import Occupied, Ready, Speculating, State, Transferring
 from forebay.requests.updates import SpeculationReport
 from forebay.scheduler.state import PoolState
-from forebay.server.metrics import _ENGINE_COUNTERS, Metrics
+from forebay.server.operations.metrics import _ENGINE_COUNTERS, Metrics
 from scripts.site.tables import code, codes, table
 
 _STATE = State(

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.config.server_args import FLAGS
 from forebay.server.app import ROUTES, described
-from forebay.server.descriptions import FIELDS, OF
+from forebay.server.openapi.descriptions import FIELDS, OF
 from scripts.site import api, errors, flags, metrics
 from scripts.site.drawings import DRAWINGS, FIGURES
 from scripts.site.errors import Told

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from markdown_it import MarkdownIt
 
-from forebay.server.reference import anchor
+from forebay.server.openapi.page import anchor
 from scripts.site.pages import DOCS, MADE, ROOT, complete, written
 
 READER = MarkdownIt("commonmark").enable("table")

@@ -12,7 +12,7 @@ import jinja2.debug
 import pytest
 
 from forebay.base.errors import ForebayError, InvalidRequest
-from forebay.server.protocol import ChatRequest
+from forebay.server.protocol.requests import ChatRequest
 from forebay.text.tokenizer import Tokenizer
 from tests.fuzz.mutants import fuzz, mutated, outcome, seeds
 from tests.text.in_process import templates_in_this_process

@@ -9,7 +9,7 @@ import pytest
 
 from forebay.base.errors import InvalidRequest
 from forebay.server.app import ROUTES
-from forebay.server.json_body import MAX_DEPTH, parse_json_object
+from forebay.server.http.json_body import MAX_DEPTH, parse_json_object
 from tests.fuzz.mutants import fuzz, mutated, outcome, seeds
 
 BODIES = [

@@ -144,7 +144,7 @@ CONTRACTS: Final = {
         "What layers keep of a prompt goes from one to the other, and the tokens are those of one. Decode keeps no "
         "prefix cache unless asked; an extra buffer that was asked for becomes `no_buffer`, with a warning.",
         "scheduler/handoff.py, scheduler/prefill_role.py, scheduler/decode_role.py, disagg/, engine/exchange.py, "
-        "config/disaggregation.py, server/rendezvous.py, route/",
+        "config/disaggregation.py, server/answering/rendezvous.py, route/",
     ),
     "C22": Contract(
         "A peer's failure",
@@ -184,7 +184,7 @@ CONTRACTS: Final = {
     "C29": Contract(
         "Nothing of another client's",
         "No text, no token, and no count beyond what the configured isolation says.",
-        "server/isolation.py, server/security.py, memory/radix_index.py, scheduler/admission.py",
+        "server/http/isolation.py, server/http/security.py, memory/radix_index.py, scheduler/admission.py",
     ),
     "C30": Contract(
         "Nothing of a failed computation",

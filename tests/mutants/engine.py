@@ -75,7 +75,7 @@ ENGINE = (
     ),
     Mutant(
         "C27 a signal that ends processes ends streams typed",
-        "server/listen.py",
+        "server/http/listen.py",
         "    handled = set(ENDING) - ignored | {signal.SIGTERM, signal.SIGINT}\n",
         "    handled = {signal.SIGTERM, signal.SIGINT}\n",
         "server/test_signals.py::test_other_signals_that_end_processes_end_it_at_once_and_whoever_is_served_is_told",

@@ -19,14 +19,14 @@ ROUTE = (
     ),
     Mutant(
         "C21 each choice has a room of its own",
-        "server/rendezvous.py",
+        "server/answering/rendezvous.py",
         "        rooms = [(room + i) & MAX_ROOM for i, room in enumerate(rooms)]\n",
         "        pass\n",
         "server/test_rendezvous.py::test_a_gateways_words_reach_the_engine_once_for_each_choice",
     ),
     Mutant(
         "C21 a server that computes whole requests takes no half of one",
-        "server/rendezvous.py",
+        "server/answering/rendezvous.py",
         "        _refuse_all(body)\n",
         "",
         "server/test_rendezvous.py::test_what_makes_no_sense_of_a_half_is_a_400_that_names_the_field",

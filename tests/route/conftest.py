@@ -15,7 +15,7 @@ from forebay.config.engine_config import DisaggregationMode
 from forebay.route.app import create_app
 from forebay.route.members import Members
 from forebay.route.router import Router
-from forebay.server.listen import bind, listen
+from forebay.server.http.listen import bind, listen
 from forebay.text.tokenizer import Tokenizer
 from tests.deadlines import HANGS_S, POLL_S
 from tests.server.conftest import CONFIG, MODEL, Running, start

@@ -12,14 +12,15 @@ import httpx
 import pytest
 
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server.aborting import AbortRequest
 from forebay.server.app import ROUTES
 from forebay.server.dialects.messages_request import CountTokensRequest, MessagesRequest
 from forebay.server.dialects.native_request import NativeRequest
 from forebay.server.dialects.responses_request import ResponsesRequest
-from forebay.server.embedding_protocol import EmbeddingRequest, RerankRequest, ScoreRequest
-from forebay.server.errors import MESSAGES, RESPONSES
-from forebay.server.protocol import (
+from forebay.server.http.errors import MESSAGES, RESPONSES
+from forebay.server.operations.aborting import AbortRequest
+from forebay.server.operations.tree import TreeRequest
+from forebay.server.pooling.requests import EmbeddingRequest, RerankRequest, ScoreRequest
+from forebay.server.protocol.requests import (
     ChatRequest,
     CheckTransfersRequest,
     CompletionRequest,
@@ -30,8 +31,7 @@ from forebay.server.protocol import (
     TokenizeRequest,
     UpdateWeightsRequest,
 )
-from forebay.server.strict import Strict, body_types
-from forebay.server.tree import TreeRequest
+from forebay.server.protocol.strict import Strict, body_types
 from tests.deadlines import HANGS_S
 from tests.server.conftest import CONFIG, Running
 from tests.server.fake_engine import count_up

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from starlette.types import Receive
 
 from forebay.base.errors import InvalidRequest, Overloaded, RequestError
-from forebay.server import bodies, strict
-from forebay.server.bodies import INLINE_BYTES, ROOM_BYTES, Bodies
 from forebay.server.dialects.completion import CompletionDialect
-from forebay.server.json_body import _check_size, parse_json_object
-from forebay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
-from forebay.server.strict import Strict, body_types
-from forebay.server.workers import Workers
+from forebay.server.http import bodies
+from forebay.server.http.bodies import INLINE_BYTES, ROOM_BYTES, Bodies
+from forebay.server.http.json_body import _check_size, parse_json_object
+from forebay.server.http.workers import Workers
+from forebay.server.protocol import strict
+from forebay.server.protocol.requests import ChatRequest, CompletionRequest, DetokenizeRequest
+from forebay.server.protocol.strict import Strict, body_types
 from tests.deadlines import HANGS_S
 from tests.server.conftest import CONFIG, Running
 from tests.server.process_status import MIB

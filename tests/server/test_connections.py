@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.server.connections import SPARE, ConnectionRoom
-from forebay.server.http_protocol import MAX_PIPELINED
+from forebay.server.http.connections import SPARE, ConnectionRoom
+from forebay.server.http.protocol import MAX_PIPELINED
 from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine
 

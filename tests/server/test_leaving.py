@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forebay.server import generate
+from forebay.server.answering import generate
 from forebay.server.text_workers import TextWorkers
 from tests.deadlines import HANGS_S
 

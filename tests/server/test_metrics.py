@@ -7,7 +7,7 @@ import pytest
 from forebay.config.engine_config import KindConfig, SchedulerConfig
 from forebay.engine.stats import Stats
 from forebay.scheduler.scheduler import Scheduler
-from forebay.server.metrics import _ENGINE_COUNTERS
+from forebay.server.operations.metrics import _ENGINE_COUNTERS
 from tests.engine.engine_fakes import fake_core
 
 

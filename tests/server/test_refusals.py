@@ -8,8 +8,8 @@ import pytest
 
 from forebay.base.errors import InvalidRequest
 from forebay.requests.foreign import ABSENT
-from forebay.server.protocol import ChatRequest, CompletionRequest, TokenizeRequest
-from forebay.server.strict import Strict
+from forebay.server.protocol.requests import ChatRequest, CompletionRequest, TokenizeRequest
+from forebay.server.protocol.strict import Strict
 
 HI = {"role": "user", "content": "hello"}
 OTHER = {"type": "function", "function": {"name": "g"}}

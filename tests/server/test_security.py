@@ -16,8 +16,8 @@ from starlette.routing import Route
 from forebay.base.errors import ConfigError
 from forebay.server.app import ROUTES
 from forebay.server.console import HEADERS
-from forebay.server.listen import bind
-from forebay.server.security import Security, host_name
+from forebay.server.http.listen import bind
+from forebay.server.http.security import Security, host_name
 from tests.deadlines import HANGS_S
 from tests.server.conftest import CONFIG, Running
 from tests.server.fake_engine import FakeEngine

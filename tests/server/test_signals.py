@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from forebay.server.listen import SAME_SIGNAL_S
+from forebay.server.http.listen import SAME_SIGNAL_S
 from tests.deadlines import HANGS_S, wait_until
 
 PROGRAM = """

@@ -11,7 +11,7 @@ import pytest
 
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update
-from forebay.server.http_protocol import _BoundedHttpProtocol
+from forebay.server.http.protocol import _BoundedHttpProtocol
 from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine
 

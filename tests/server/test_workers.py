@@ -15,9 +15,10 @@ from functools import partial
 import pytest
 
 from forebay.base.errors import Overloaded
-from forebay.server import text_workers, workers
+from forebay.server import text_workers
+from forebay.server.http import workers
+from forebay.server.http.workers import Workers
 from forebay.server.text_workers import TextWorkers
-from forebay.server.workers import Workers
 from tests.deadlines import HANGS_S
 
 
@@ -143,7 +144,7 @@ def test_nothing_of_a_call_stays_with_its_thread() -> None:
 def test_a_call_that_never_ends_does_not_keep_the_process_from_ending() -> None:
     code = (
         "import asyncio, contextlib, threading\n"
-        "from forebay.server.workers import Workers\n"
+        "from forebay.server.http.workers import Workers\n"
         "async def main():\n"
         "    with contextlib.suppress(TimeoutError):\n"
         "        await Workers('test', 1).run(threading.Event().wait, 0.01)\n"

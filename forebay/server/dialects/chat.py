@@ -7,10 +7,10 @@ from typing import Any
 
 from forebay.engine.choice import Choice, Piece
 from forebay.engine.scores import Scored
+from forebay.server.answering.generation import Generation
+from forebay.server.answering.logprobs import chat_logprobs
 from forebay.server.dialects.chunks import ChunkDialect, encode
 from forebay.server.dialects.items import Call, items_of
-from forebay.server.generation import Generation
-from forebay.server.logprobs import chat_logprobs
 from forebay.text.answers.parts import CallArguments, CallBegun, Part, Said, Thought
 from forebay.text.token_bytes import TokenBytes
 

@@ -11,10 +11,10 @@ import msgspec
 
 from forebay.base.errors import ForebayError
 from forebay.engine.choice import Choice
+from forebay.server.answering.generation import Generation
+from forebay.server.answering.logprobs import prompt_logprobs
 from forebay.server.dialects.dialect import Dialect
-from forebay.server.errors import DONE, error_ending
-from forebay.server.generation import Generation
-from forebay.server.logprobs import prompt_logprobs
+from forebay.server.http.errors import DONE, error_ending
 from forebay.text.token_bytes import TokenBytes
 
 encode: Final = msgspec.json.Encoder().encode

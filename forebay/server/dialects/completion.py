@@ -6,9 +6,9 @@ from typing import Any
 
 from forebay.engine.choice import Choice, Piece
 from forebay.engine.scores import Scored
+from forebay.server.answering.generation import Generation
+from forebay.server.answering.logprobs import completion_logprobs
 from forebay.server.dialects.chunks import ChunkDialect, encode
-from forebay.server.generation import Generation
-from forebay.server.logprobs import completion_logprobs
 from forebay.text.answers.parts import Part
 from forebay.text.token_bytes import TokenBytes
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from forebay.base.errors import ForebayError
 from forebay.engine.choice import Choice, Piece
 from forebay.engine.scores import Scored
-from forebay.server.generation import Generation
+from forebay.server.answering.generation import Generation
 from forebay.text.answers.parts import Part
 
 

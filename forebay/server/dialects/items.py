@@ -9,8 +9,8 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 from forebay.base.errors import Unavailable
 from forebay.engine.choice import Choice, Piece
+from forebay.server.answering.generation import Generation
 from forebay.server.dialects.dialect import Dialect
-from forebay.server.generation import Generation
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
 
 

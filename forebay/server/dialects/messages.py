@@ -14,9 +14,9 @@ from forebay.base.errors import ForebayError
 from forebay.engine.choice import Choice
 from forebay.engine.scores import Scored
 from forebay.memory.miss_reason import MissReason
+from forebay.server.answering.generation import Generation
 from forebay.server.dialects.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
-from forebay.server.errors import MESSAGES, error_ending
-from forebay.server.generation import Generation
+from forebay.server.http.errors import MESSAGES, error_ending
 from forebay.text.answers.parts import Part, Said, Thought
 
 UNSIGNED: Final = "unsigned"  # clients drop thinking that has no signature; this one is never looked at

@@ -12,12 +12,12 @@ from pydantic import Field, PrivateAttr, StringConstraints, Tag, model_validator
 
 from forebay.requests.sampling_params import BOUNDS, MAX_STOP
 from forebay.server.dialects.renaming import by_type, only, renamed
-from forebay.server.ignored import one_of
-from forebay.server.messages import MAX_MESSAGES, MAX_PARTS, CacheControl, TextPart, text_or_list
-from forebay.server.protocol import I32, Bootstrap, ChatRequest, StopString
-from forebay.server.strict import Label, Strict, Text
-from forebay.server.tools import MAX_TOOLS, ToolName
-from forebay.server.validation import (
+from forebay.server.protocol.ignored import one_of
+from forebay.server.protocol.messages import MAX_MESSAGES, MAX_PARTS, CacheControl, TextPart, text_or_list
+from forebay.server.protocol.requests import I32, Bootstrap, ChatRequest, StopString
+from forebay.server.protocol.strict import Label, Strict, Text
+from forebay.server.protocol.tools import MAX_TOOLS, ToolName
+from forebay.server.protocol.validation import (
     INVALID_COMBINATION,
     INVALID_VALUE,
     MISSING_FIELD,

@@ -11,9 +11,9 @@ from forebay.base.errors import ForebayError
 from forebay.engine.choice import Choice, Piece
 from forebay.engine.scores import Scored, token_name
 from forebay.requests.step_plan import TokenLogprob
+from forebay.server.answering.generation import Generation
 from forebay.server.dialects.dialect import Dialect
-from forebay.server.errors import DONE, error_ending
-from forebay.server.generation import Generation
+from forebay.server.http.errors import DONE, error_ending
 from forebay.text.answers.parts import Part
 from forebay.text.token_bytes import TokenBytes
 

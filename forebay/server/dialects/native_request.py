@@ -9,8 +9,8 @@ from pydantic import Field, PrivateAttr, model_validator
 from forebay.config.server_args import MAX_COUNT
 from forebay.requests.sampling_params import BOUNDS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 from forebay.server.dialects.renaming import renamed
-from forebay.server.ignored import Harmless, one_of
-from forebay.server.protocol import (
+from forebay.server.protocol.ignored import Harmless, one_of
+from forebay.server.protocol.requests import (
     I32,
     WITHIN,
     Bootstrap,
@@ -20,8 +20,8 @@ from forebay.server.protocol import (
     StopPatterns,
     TokenId,
 )
-from forebay.server.strict import Label, Strict, Text
-from forebay.server.validation import INVALID_COMBINATION, MISSING_FIELD, refusal
+from forebay.server.protocol.strict import Label, Strict, Text
+from forebay.server.protocol.validation import INVALID_COMBINATION, MISSING_FIELD, refusal
 
 _DEFAULT_TOKENS: Final = 128
 _SAMPLING: Final = {  # by what completions call it

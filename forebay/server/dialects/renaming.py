@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BeforeValidator, Discriminator
 
 from forebay.base.errors import RequestError
-from forebay.server.validation import UNSUPPORTED_FIELD, branch, by_shape, refusal
+from forebay.server.protocol.validation import UNSUPPORTED_FIELD, branch, by_shape, refusal
 
 
 @contextmanager

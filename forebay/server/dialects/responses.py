@@ -12,10 +12,10 @@ import msgspec
 from forebay.base.errors import ForebayError
 from forebay.engine.choice import Choice
 from forebay.engine.scores import Scored
+from forebay.server.answering.generation import Generation
 from forebay.server.dialects.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
 from forebay.server.dialects.responses_request import sealed
-from forebay.server.errors import shown
-from forebay.server.generation import Generation
+from forebay.server.http.errors import shown
 from forebay.text.answers.parts import Part, Said, Thought
 
 _PREFIXES: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc"}

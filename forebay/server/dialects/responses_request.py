@@ -10,12 +10,12 @@ from pydantic import Field, PrivateAttr, StringConstraints, Tag, WithJsonSchema,
 
 from forebay.requests.sampling_params import BOUNDS
 from forebay.server.dialects.renaming import by_type, only, renamed
-from forebay.server.ignored import IGNORED, MAX_METADATA, MAX_METADATA_KEY, Harmless, one_of
-from forebay.server.messages import MAX_MESSAGES, MAX_PARTS, text_or_list
-from forebay.server.protocol import I32, WITHIN, Bootstrap, ChatRequest
-from forebay.server.strict import Label, Strict, Text
-from forebay.server.tools import MAX_TOOLS, CalledFunction, ToolFunction, ToolName
-from forebay.server.validation import (
+from forebay.server.protocol.ignored import IGNORED, MAX_METADATA, MAX_METADATA_KEY, Harmless, one_of
+from forebay.server.protocol.messages import MAX_MESSAGES, MAX_PARTS, text_or_list
+from forebay.server.protocol.requests import I32, WITHIN, Bootstrap, ChatRequest
+from forebay.server.protocol.strict import Label, Strict, Text
+from forebay.server.protocol.tools import MAX_TOOLS, CalledFunction, ToolFunction, ToolName
+from forebay.server.protocol.validation import (
     INVALID_VALUE,
     UNSUPPORTED_FIELD,
     branch,

@@ -1,0 +1,65 @@
+"""What a chat enforces of its answer: the form of it, calls that must be made, an end of the thinking."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from forebay.grammar.answers import AnswerRules, answer_grammar
+from forebay.grammar.spelled_calls import CallRule
+from forebay.requests.sampling_params import Grammar, GrammarKind
+from forebay.server.answering.calling import TAIL_TOKENS
+from forebay.server.context import ServerContext
+from forebay.server.protocol.requests import ChatRequest
+from forebay.server.protocol.tools import NamedTool, Tool
+
+
+async def enforced_grammar(server: ServerContext, body: ChatRequest, prompt: list[int]) -> Grammar | None:
+    """Of answers to `prompt`, in the formats of the model; None where they are free. Raises InvalidRequest
+    `grammar_invalid` that names the client's field."""
+    found, rules = server.model.answers, rules_of(body)
+    for call in rules.calls:
+        await server.grammars.check(Grammar(GrammarKind.JSON_SCHEMA, _schema_of(call)), call.field)
+    if found.formats.thinking is not None:
+        tail = server.tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
+        rules = replace(rules, opened=found.opens_thinking(tail))
+    grammar = answer_grammar(found.formats, server.tokenizer.table, rules)
+    if grammar is None or grammar is rules.content:
+        return grammar
+    return await server.grammars.check(grammar, "tools" if rules.calls else "messages")
+
+
+def _schema_of(call: CallRule) -> str:
+    """What nobody enforces may say more than can be enforced."""
+    schema = {"type": "object", **call.parameters}
+    if not call.enforced:
+        own = schema.get("x-guidance")
+        schema["x-guidance"] = {**(own if isinstance(own, dict) else {}), "lenient": True}
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def rules_of(body: ChatRequest) -> AnswerRules:
+    """But for where the thinking begins."""
+    chosen, tools = body.tool_choice, list(enumerate(body.offered_tools))
+    named = isinstance(chosen, NamedTool)
+    if isinstance(chosen, NamedTool):
+        tools = [(i, tool) for i, tool in tools if tool.function.name == chosen.function.name]
+    must_call = named or chosen == "required"
+    return AnswerRules(
+        calls=[_call_rule(i, tool, enforced=must_call) for i, tool in tools],
+        must_call=must_call,
+        one_call=named or body.parallel_tool_calls is False,
+        content=next((asked.grammar for asked in body.grammars), None),
+        max_thinking_tokens=body.max_thinking_tokens,
+    )
+
+
+def _call_rule(number: int, tool: Tool, *, enforced: bool) -> CallRule:
+    """`enforced`: unless it says otherwise."""
+    function, field = tool.function, f"tools.{number}.function.parameters"
+    return CallRule(
+        function.name,
+        function.parameters or {},
+        enforced if function.strict is None else function.strict,
+        field,
+    )

@@ -1,0 +1,1 @@
+"""Connections, bytes and errors: what every application of ours stands on, whatever it answers."""

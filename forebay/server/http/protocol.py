@@ -1,0 +1,229 @@
+"""uvicorn's HTTP protocol with deadlines, header limits and a cut for slow readers.
+
+These belong below ASGI: an application is only called when the headers are complete, and cannot see the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, Protocol
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from forebay.base.errors import ForebayError, Overloaded
+from forebay.base.log import event, get_logger
+from forebay.base.loop_clock import LoopClock, Timer
+from forebay.config.engine_config import ServerConfig
+from forebay.server.http.connections import ConnectionRoom
+from forebay.server.http.errors import HttpError, error_headers, error_json
+from forebay.server.http.security import PUBLIC
+
+CONNECTION: Final = "forebay.connection"
+MAX_BUFFERED_BYTES: Final = 1 << 20  # of one stream whose reader is slow
+MAX_PIPELINED: Final = 16  # requests of a connection that wait for the answer to the one before
+FULL_HOUSE_S: Final = 2.0  # how long a connection above the cap may take to say its request
+
+_TIMEOUT: Final = "request_timeout"
+
+log = get_logger("server")
+
+
+class Connection(Protocol):
+    """What a response may ask of the connection it is written to."""
+
+    def write_chunk(self, data: bytes) -> bool:
+        """Write a chunk of the body of an answer whose head has been sent, and told no length: ASGI's `send` without
+        its coroutine, for what is sent per token. False when the reader is gone, or was too slow and has been cut off.
+        """
+
+
+def protocol_class(config: ServerConfig, clock: LoopClock) -> type[HttpToolsProtocol]:
+    """The protocol with `config`'s limits, for the connections of one server. What a client sent while nobody ran lies
+    unread when that is over: deadlines are `clock`'s."""
+    room = ConnectionRoom(config.max_connections)
+    return type("BoundedHttpProtocol", (_BoundedHttpProtocol,), {"limits": config, "room": room, "clock": clock})
+
+
+class _BoundedHttpProtocol(HttpToolsProtocol):
+    limits: ServerConfig
+    room: ConnectionRoom
+    clock: LoopClock
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.timeout_keep_alive = self.limits.keep_alive_s  # type: ignore[assignment]  # uvicorn takes whole seconds
+        self._deadline: Timer | None = None
+        self._write_deadline: Timer | None = None
+        self._in_headers = True
+        self._loose_bytes = 0  # fed since the last complete head or piece of a body
+        self._parsed_bytes = 0  # of complete header lines, and trailer lines
+        self._unread_chunks = 0
+        self._refusal: ForebayError | None = None
+        self.over_cap = False
+
+    # Reading
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if not self.room.enter(self):
+            transport.abort()
+            return
+        self._arm(FULL_HOUSE_S if self.over_cap else self.limits.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.room.leave(self)
+        self._disarm()
+        self._unset_write_deadline()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._in_headers and self._deadline is None:
+            self._arm(self.limits.header_timeout_s)
+        self._loose_bytes += len(data)
+        super().data_received(data)
+        if self._loose_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
+            self._refuse(self._headers_too_large())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers = True
+        self._parsed_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count_header(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A trailer field, which comes after the body, is dropped: no proxy and no log saw it where headers are decided
+        on (RFC 9110, 6.5.1)."""
+        if self._in_headers:
+            super().on_header(name, value)
+        self._count_header(len(name) + len(value) + 4)
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._loose_bytes = 0
+        self._arm(self.limits.body_timeout_s)
+        self._take_authority()
+        self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refusal = Overloaded(f"{MAX_PIPELINED} requests wait for the answer to the one before: wait for it")
+            raise httptools.HttpParserError("too many requests at once")
+        if self.over_cap and (self.parser.get_method().decode(), self._path()) not in PUBLIC:
+            limit = self.limits.max_connections
+            self._refusal = Overloaded(f"{limit} connections are open; no more are taken: try again later")
+            raise httptools.HttpParserError("no room")
+        super().on_headers_complete()
+        if self.over_cap:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._loose_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._disarm()
+        self._in_headers = True
+        self._loose_bytes = 0
+        if not self.cycle.response_complete:
+            self.room.work(self)
+
+    def on_response_complete(self) -> None:
+        if not self.pipeline:
+            self.room.wait(self)
+        super().on_response_complete()
+
+    def give_way(self) -> None:
+        if self._in_headers and self._loose_bytes == 0:
+            self.transport.close()
+        else:
+            self._refuse(HttpError(408, "the request came so slowly that others needed its place", code=_TIMEOUT))
+
+    def _take_authority(self) -> None:
+        """A target that names a host is the one that counts, and not the Host field (RFC 9112, 3.2.2)."""
+        _, found, rest = self.url.partition(b"://")
+        if found and not self.url.startswith(b"/") and sum(name == b"host" for name, _ in self.headers) == 1:
+            authority = rest.partition(b"/")[0].partition(b"?")[0]
+            self.headers[:] = [header for header in self.headers if header[0] != b"host"] + [(b"host", authority)]
+
+    def _count_header(self, num_bytes: int) -> None:
+        """Raising in a parser's callback stops the parser; `send_400_response` then says why."""
+        self._parsed_bytes += num_bytes
+        if len(self.headers) > self.limits.max_headers or self._parsed_bytes > self.limits.max_header_bytes:
+            self._refusal = self._headers_too_large()
+            raise httptools.HttpParserError("headers too large")
+
+    def _headers_too_large(self) -> HttpError:
+        limits = self.limits
+        what = f"at most {limits.max_headers} headers and {limits.max_header_bytes} bytes of them are read"
+        return HttpError(431, what, code="headers_too_large")
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._refusal or HttpError(400, "this is not an HTTP/1.1 request", code="invalid_http"))
+
+    def _refuse(self, error: ForebayError) -> None:
+        """Answer without the application and close."""
+        self._disarm()
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            body = error_json(error, self._path())
+            headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+            lines = [f"{name}: {value}\r\n".encode() for name, value in {**headers, **error_headers(error)}.items()]
+            self.transport.write(STATUS_LINE[error.status] + b"".join(lines) + b"\r\n" + body)
+        self.transport.close()
+
+    def _path(self) -> str:
+        """That of the request's target as far as it has been read."""
+        return getattr(self, "url", b"").partition(b"?")[0].decode("latin-1")
+
+    def _arm(self, seconds: float) -> None:
+        self._disarm()
+        self._deadline = self.clock.call_later(seconds, self._on_deadline)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _on_deadline(self) -> None:
+        what = "headers" if self._in_headers else "body"
+        self._refuse(HttpError(408, f"the request's {what} did not arrive in time", code=_TIMEOUT))
+
+    # Writing: a stream never waits for its reader, it is cut when the reader falls too far behind
+
+    def pause_writing(self) -> None:
+        self._unread_chunks = 0
+        if self._write_deadline is None:
+            self._write_deadline = self.clock.call_later(self.limits.write_timeout_s, self._cut)
+
+    def resume_writing(self) -> None:
+        self._unset_write_deadline()
+
+    def _unset_write_deadline(self) -> None:
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
+
+    def write_chunk(self, data: bytes) -> bool:
+        if self.transport.is_closing():
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return self._write_deadline is None or self._reader_keeps_up()
+
+    def _reader_keeps_up(self) -> bool:
+        self._unread_chunks += 1
+        behind = self.transport.get_write_buffer_size()
+        if self._unread_chunks <= self.limits.max_stream_chunks and behind <= MAX_BUFFERED_BYTES:
+            return True
+        self._cut()
+        return False
+
+    def _cut(self) -> None:
+        log.warning(event("slow_reader_cut", buffered_bytes=self.transport.get_write_buffer_size()))
+        self.transport.abort()

@@ -1,0 +1,166 @@
+"""Who may ask what: API keys, host and origin rules, and the exposure rule at start-up.
+
+Deny by default: with keys configured every request needs one, whatever its path looks like, except `PUBLIC`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from forebay.base.errors import ConfigError, NotFound, Unauthorized
+from forebay.base.exposure import check_exposure
+from forebay.config.engine_config import CacheIsolation, ServerConfig
+from forebay.server.http.errors import HttpError
+from forebay.server.http.isolation import ANYBODY, Tenant
+
+PUBLIC: Final = frozenset({("GET", "/health")})
+ADMIN_PATHS: Final = frozenset(
+    {
+        *("/flush_cache", "/release_memory_occupation", "/resume_memory_occupation", "/sleep", "/wake_up"),
+        *("/pause_generation", "/continue_generation", "/update_weights_from_disk", "/check_transfers"),
+    }
+)
+TOTALS: Final = frozenset({"/metrics", "/debug/state", "/debug/tree"})  # what they count is everybody's together
+_LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # an address to bind to, never a default
+_HOST: Final = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::(?P<port>[0-9]{0,5}))?")
+_MAX_PORT: Final = 65535
+_HOW: Final = "send one header `Authorization: Bearer <key>` or `x-api-key: <key>`"
+_OWN_SITES: Final = frozenset({b"same-origin", b"none"})  # `none`: the user asked, and no page
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+class Security:
+    """Decisions about a request from its scope alone. Keys are kept as SHA-256 digests."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        check_exposure(config.host, config.api_keys)
+        self._keys = [_digest(key.encode()) for key in config.api_keys]
+        self._admin_keys = [_digest(key.encode()) for key in config.admin_api_keys]
+        self._hosts = _LOOPBACK_NAMES | {_configured_name(host) for host in (config.host, *config.allowed_hosts)}
+        self._hosts -= _WILDCARDS
+        self._any_address = config.host in _WILDCARDS
+        self._origins = frozenset(config.cors_origins)
+        isolated = config.cache_isolation
+        many = isolated is CacheIsolation.USER or (isolated is CacheIsolation.KEY and len(self._keys) > 1)
+        self._hides_totals = many and bool(self._keys)
+
+    @property
+    def open(self) -> bool:
+        """No key is configured (only possible on loopback)."""
+        return not self._keys and not self._admin_keys
+
+    def may_administer(self, tenant: Tenant) -> bool:
+        """Whether admin routes would be this one's to use."""
+        return tenant.is_admin or self.open
+
+    def check_host(self, headers: Headers, *, public: bool = False) -> None:
+        """A page of another site must not reach this server through a name that resolves here (DNS rebinding), nor post
+        to it from a form. It may link to what is `public`."""
+        hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
+        if len(hosts) != 1:
+            raise HttpError(400, f"the request has {len(hosts)} Host headers; it must have one", code="invalid_host")
+        name = host_name(hosts[0])
+        if name is None:
+            raise HttpError(400, f"Host is {hosts[0][:100]!a}: it must be a name and a port", code="invalid_host")
+        if name not in self._hosts and not (self._any_address and _is_address(name)):
+            raise _forbidden("this Host is not served here: add it with --allowed-host", "host_not_allowed")
+        if not public:
+            self._check_site(headers, hosts[0])
+
+    def _check_site(self, headers: Headers, host: str) -> None:
+        """A browser names the page's origin, or, where the page only embeds or links to this, how near the page is."""
+        origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
+        sites = {value for name, value in headers if name == b"sec-fetch-site"}
+        ours = {f"http://{host}", f"https://{host}", *self._origins}
+        if not ours.issuperset(origins) or not (origins or sites <= _OWN_SITES):
+            raise _forbidden(
+                "pages of other origins may not use this server: add theirs with --cors-origin", "origin_not_allowed"
+            )
+
+    def may_see_totals(self, tenant: Tenant) -> bool:
+        """Whether what is counted over all clients may be told: not to one of several that are kept apart (C29)."""
+        return tenant.is_admin or not self._hides_totals
+
+    def authorize(self, method: str, path: str, headers: Headers, *, public: bool = False) -> Tenant:
+        """Who asks. Raises Unauthorized, a 403, or NotFound for an admin route of a server without an admin key.
+        `public` is true for the console's own files, which hold nothing."""
+        if self.open:
+            return ANYBODY
+        if public or (method, path) in PUBLIC or (not self._keys and path not in ADMIN_PATHS):
+            return ANYBODY
+        digest = _digest(_key(headers))
+        admin = _among(digest, self._admin_keys)
+        user = _among(digest, self._keys)
+        if not (admin or user):
+            raise Unauthorized(f"the API key is missing or wrong: {_HOW}")
+        if not admin and (path in ADMIN_PATHS or (path in TOTALS and self._hides_totals)):
+            if not self._admin_keys:
+                raise NotFound(f"{path} does not exist: it needs --admin-api-key-file")
+            raise _forbidden("this needs an admin key", "admin_key_required")
+        return Tenant(digest.hex(), admin)
+
+
+def _among(digest: bytes, known: list[bytes]) -> bool:
+    found = False
+    for other in known:  # all of them: time tells nothing
+        found |= hmac.compare_digest(digest, other)
+    return found
+
+
+def _key(headers: Headers) -> bytes:
+    """The one key that is sent: as OpenAI's clients do, as Anthropic's do, or in both ways."""
+    bearers = [value for name, value in headers if name == b"authorization"]
+    keys = [value for name, value in headers if name == b"x-api-key"]
+    fits = len(bearers) <= 1 and len(keys) <= 1 and all(value.startswith(b"Bearer ") for value in bearers)
+    sent = {value.removeprefix(b"Bearer ") for value in bearers} | {*keys}
+    if not fits or len(sent) != 1:
+        raise Unauthorized(f"the API key is missing: {_HOW}")
+    return sent.pop()
+
+
+def _forbidden(message: str, code: str) -> HttpError:
+    return HttpError(403, message, code=code, type="permission_error")
+
+
+def host_name(host: str) -> str | None:
+    """The name or address in a Host field, in lower case and an address in its shortest spelling; None for what is not
+    a host and perhaps a port (RFC 9110, 7.2). Names have letters, digits, dots, dashes and underscores: others can be
+    written in a URI, but not resolved."""
+    found = _HOST.fullmatch(host.lower())
+    if found is None or int(found["port"] or 0) > _MAX_PORT:
+        return None
+    if found["ipv6"] is None:
+        return found["name"]
+    try:
+        return str(ipaddress.IPv6Address(found["ipv6"]))
+    except ValueError:
+        return None
+
+
+def _configured_name(host: str) -> str:
+    """The same for what the operator wrote, who need not put brackets around an address."""
+    if not host or _is_address(host):
+        return str(ipaddress.ip_address(host)) if host else host
+    name = host_name(host)
+    if name is None:
+        raise ConfigError(f"{host[:100]!a} is not a host: give a name or an address, as in --allowed-host example.org")
+    return name
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

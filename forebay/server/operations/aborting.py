@@ -1,0 +1,42 @@
+"""/abort_request: clients end requests of their own, by the ids that they know."""
+
+from __future__ import annotations
+
+from typing import Literal, Self, TypedDict
+
+import msgspec
+from pydantic import model_validator
+from starlette.requests import Request
+from starlette.responses import Response
+
+from forebay.server.context import RequestContext, ServerContext, read_body
+from forebay.server.protocol.strict import Label, Strict
+from forebay.server.protocol.validation import MISSING_FIELD, refusal
+
+
+class Aborted(TypedDict):
+    """For /openapi.json, as in `server.openapi.answers`."""
+
+    success: Literal[True]
+    aborted: int
+
+
+class AbortRequest(Strict):
+    """`rid` is what a request was sent with, or the id of its answer; `abort_all` means all of the sender's."""
+
+    rid: Label | None = None
+    abort_all: bool = False
+
+    @model_validator(mode="after")
+    def _somebody(self) -> Self:
+        if not (self.abort_all or self.rid):
+            raise refusal(MISSING_FIELD, "rid", "rid is missing: it says which request is to end")
+        return self
+
+
+async def abort_request(request: Request, server: ServerContext) -> Response:
+    """200, and how many there were."""
+    body = await read_body(request, server, AbortRequest)
+    tenant = RequestContext.of(request.scope).tenant
+    num_aborted = server.under_way.abort(tenant, None if body.abort_all else body.rid)
+    return Response(msgspec.json.encode({"success": True, "aborted": num_aborted}), media_type="application/json")

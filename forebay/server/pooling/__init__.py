@@ -1,0 +1,1 @@
+"""Embeddings and scores: requests behind whose prompts nothing is generated."""

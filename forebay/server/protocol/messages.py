@@ -1,0 +1,195 @@
+"""What goes through the chat template: messages, and what a client may say to it."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, StringConstraints, Tag, model_validator
+
+from forebay.base.errors import InvalidRequest
+from forebay.server.protocol.ignored import MESSAGE_IGNORED
+from forebay.server.protocol.strict import Label, Strict, Text
+from forebay.server.protocol.tools import MAX_TOOLS, ToolCall
+from forebay.server.protocol.validation import (
+    INVALID_COMBINATION,
+    MISSING_FIELD,
+    UNSUPPORTED_FIELD,
+    branch,
+    by_shape,
+    refusal,
+)
+
+MAX_MESSAGES: Final = 4096
+MAX_PARTS: Final = 256
+
+
+def text_or_list(value: Any) -> str | None:
+    return branch("text") if isinstance(value, str) else branch("list") if isinstance(value, list) else None
+
+
+class CacheControl(Strict):
+    """A client's mark: others will go on from here."""
+
+    # What is cached stays until its memory is wanted: nobody can be promised an hour, and who asks for it is told so.
+    passed = frozenset({"ttl"})
+    type: Literal["ephemeral"]
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: Text
+    cache_control: CacheControl | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_media(cls, data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise refusal(UNSUPPORTED_FIELD, "type", f"type is {kind[:64]!a}: only text parts are supported")
+        return data
+
+
+Content = Annotated[
+    Annotated[Text, Tag(branch("text"))]
+    | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag(branch("list"))],
+    by_shape(text_or_list, "a string or a list of text parts"),
+]
+
+
+class ChatMessage(Strict):
+    ignored = MESSAGE_IGNORED
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    reasoning_content: Text | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_call_id: Label | None = None
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    cache_control: CacheControl | None = None
+
+    @property
+    def breakpoints(self) -> list[int]:
+        """Behind how many characters of the content the client set its marks."""
+        parts = [] if isinstance(self.content, str) else self.content or []
+        ends = accumulate(len(part.text) for part in parts)
+        marks = [end for end, part in zip(ends, parts, strict=True) if part.cache_control is not None]
+        return [*marks, len(self.for_template()["content"] or "")] if self.cache_control is not None else marks
+
+    @model_validator(mode="after")
+    def _check_role(self) -> Self:
+        own = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}
+        wrong = next((field for field, role in own.items() if getattr(self, field) and self.role != role), None)
+        if wrong is not None:
+            raise refusal(INVALID_COMBINATION, wrong, f"{wrong} is only allowed with role {own[wrong]}")
+        if self.content is None and not self.tool_calls:
+            raise refusal(MISSING_FIELD, "content", "content is missing: only a message with tool_calls may have none")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise refusal(MISSING_FIELD, "tool_call_id", "tool_call_id is missing: it says whose result this is")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """`content` is None in a message of calls alone. Templates know the thinking by one of two names, and those of
+        the second refuse it in a message with both words and calls."""
+        parts = self.content if isinstance(self.content, list) else None
+        content = self.content if parts is None else "".join(part.text for part in parts)
+        thought = self.reasoning_content
+        thinking = None if content and self.tool_calls else thought
+        more = {
+            "name": self.name,
+            "reasoning_content": thought,
+            "thinking": thinking,
+            "tool_call_id": self.tool_call_id,
+        }
+        calls = {"tool_calls": [call.for_template() for call in self.tool_calls]} if self.tool_calls else {}
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": content, **{key: value for key, value in more.items() if value}, **calls}
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+class ThinkingSwitch(Strict):
+    type: Literal["enabled", "disabled"]
+
+
+def _switch_shape(value: Any) -> str | None:
+    return branch("bool") if isinstance(value, bool) else branch("object") if isinstance(value, dict) else None
+
+
+Switch = Annotated[
+    Annotated[bool, Tag(branch("bool"))] | Annotated[ThinkingSwitch, Tag(branch("object"))],
+    by_shape(_switch_shape, 'true, false or {"type": "enabled"} or {"type": "disabled"}'),
+]
+
+
+class Thinking(Strict):
+    """Whether the model is to think, and how long, in the field's three ways of saying so."""
+
+    enable_thinking: bool | None = None
+    thinking: Switch | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+
+    @property
+    def said(self) -> dict[str, bool]:
+        """Whether it is to think, by the field that says so."""
+        switch = self.thinking.type == "enabled" if isinstance(self.thinking, ThinkingSwitch) else self.thinking
+        effort = None if self.reasoning_effort is None else self.reasoning_effort != "none"
+        fields = {"enable_thinking": self.enable_thinking, "thinking": switch, "reasoning_effort": effort}
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+class Templated(Strict):
+    """What goes through the chat template; `chat_template_kwargs` are the variables that a client may hand to it."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: Thinking | None = None
+
+    @classmethod
+    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
+        if "chat_template" in data:
+            raise InvalidRequest(
+                "chat_template is the operator's choice: the server is started with --chat-template",
+                code="chat_template_refused",
+                param="chat_template",
+            )
+        return super().parse(data, lenient=lenient)
+
+    @property
+    def wishes(self) -> list[Thinking]:
+        return [self.chat_template_kwargs] if self.chat_template_kwargs is not None else []
+
+    @property
+    def wants_thinking(self) -> bool | None:
+        return next((value for wish in self.wishes for value in wish.said.values()), None)
+
+    @property
+    def effort(self) -> str | None:
+        """How much the model is to think, where it is."""
+        return next(
+            (wish.reasoning_effort for wish in self.wishes if wish.reasoning_effort not in (None, "none")), None
+        )
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        wants, effort = self.wants_thinking, self.effort
+        switches = {} if wants is None else {"enable_thinking": wants, "thinking": wants}
+        return {**switches, **({} if effort is None else {"reasoning_effort": effort})}
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if (
+            self.continue_final_message
+            and self.add_generation_prompt
+            and "add_generation_prompt" in self.model_fields_set
+        ):
+            what = "continue_final_message opens no new answer: set add_generation_prompt=false, or leave it out"
+            raise refusal(INVALID_COMBINATION, "continue_final_message", what)
+        said = [item for wish in self.wishes for item in wish.said.items()]
+        levels = {wish.reasoning_effort for wish in self.wishes if wish.reasoning_effort is not None}
+        if len({value for _, value in said}) > 1 or len(levels) > 1:
+            what = (
+                "enable_thinking, thinking and reasoning_effort, also those in chat_template_kwargs, must say the same"
+            )
+            raise refusal(INVALID_COMBINATION, said[0][0], f"the request contradicts itself: {what}")
+        return self

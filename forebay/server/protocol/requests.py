@@ -1,0 +1,352 @@
+"""The request types: strict, bounded, closed.
+
+Every number has both bounds, every list and string a limit; the operator says how many choices and prompts there may be
+(`--max-n`, `--max-prompts`). Of `IGNORED` fields of OpenAI's only values pass that change nothing in the answer.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, StringConstraints, Tag, model_validator
+
+from forebay.config.server_args import MAX_COUNT
+from forebay.requests.foreign import PASSED
+from forebay.requests.sampling_params import (
+    BOUNDS,
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_SEED,
+    MAX_STOP,
+    MAX_STOP_BYTES,
+    MAX_STOP_PATTERNS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOP_LOGPROBS,
+)
+from forebay.server.protocol.ignored import IGNORED, one_of
+from forebay.server.protocol.messages import Messages, Templated, Thinking, text_or_list
+from forebay.server.protocol.sender import Sender
+from forebay.server.protocol.strict import Label, Strict, Text
+from forebay.server.protocol.structured import Structured
+from forebay.server.protocol.tools import MAX_TOOLS, NamedTool, Tool, ToolChoice
+from forebay.server.protocol.validation import (
+    INVALID_COMBINATION,
+    INVALID_VALUE,
+    MISSING_FIELD,
+    UNSUPPORTED_FIELD,
+    branch,
+    by_shape,
+    refusal,
+)
+from forebay.text.resumption import Breakpoint
+from forebay.text.stop_patterns import BadPattern, machine_of
+
+TOOL_FIELDS: Final = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")  # chats have them
+MAX_IDS: Final = 1 << 22
+I32: Final = 2**31 - 1
+MAX_ROOM: Final = 2**63 - 1
+WITHIN: Final = {name: Field(ge=low, le=high) for name, (low, high) in BOUNDS.items()}
+TokenId = Annotated[int, Field(ge=0, le=I32)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS, fail_fast=True)]
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_BYTES)]
+Bias = Annotated[float, WITHIN["logit_bias"]]
+DecimalId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+Tags = Annotated[list[Label], Field(min_length=1, max_length=16, fail_fast=True)]
+
+
+def _prompt_shape(value: Any) -> str | None:
+    if isinstance(value, list) and value and isinstance(value[0], int | float):
+        return branch("ids")
+    return text_or_list(value)
+
+
+def _one_prompt_shape(value: Any) -> str | None:
+    return branch("ids") if isinstance(value, list) else branch("text") if isinstance(value, str) else None
+
+
+OnePrompt = Annotated[
+    Annotated[Text, Tag(branch("text"))] | Annotated[TokenIds, Tag(branch("ids"))],
+    by_shape(_one_prompt_shape, "a string or a list of token ids"),
+]
+Prompts = Annotated[
+    Annotated[Text, Tag(branch("text"))]
+    | Annotated[TokenIds, Tag(branch("ids"))]
+    | Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_COUNT, fail_fast=True), Tag(branch("list"))],
+    by_shape(_prompt_shape, "a string, a list of token ids, or a list of these"),
+]
+Stop = Annotated[
+    Annotated[StopString, Tag(branch("text"))]
+    | Annotated[list[StopString], Field(max_length=MAX_STOP, fail_fast=True), Tag(branch("list"))],
+    by_shape(text_or_list, "a string or a list of strings"),
+]
+
+
+StopPatterns = Annotated[
+    Annotated[StopString, Tag(branch("text"))]
+    | Annotated[list[StopString], Field(max_length=MAX_STOP_PATTERNS, fail_fast=True), Tag(branch("list"))],
+    by_shape(text_or_list, "a string or a list of strings"),
+]
+
+
+def _one_or_list(value: Any) -> str | None:
+    return branch("list") if isinstance(value, list) else branch("one") if isinstance(value, str | int) else None
+
+
+def _one_or_list_of(kind: Any, wanted: str) -> Any:
+    many = Annotated[list[kind], Field(min_length=1, max_length=MAX_COUNT, fail_fast=True), Tag(branch("list"))]
+    return Annotated[Annotated[kind, Tag(branch("one"))] | many, by_shape(_one_or_list, wanted)]
+
+
+Host = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+BootstrapHost = _one_or_list_of(Host, "a host or a list")
+BootstrapPort = _one_or_list_of(Port | None, "a port or a list of ports")
+BootstrapRoom = _one_or_list_of(Annotated[int, Field(ge=0, le=MAX_ROOM)], "a number or a list of numbers")
+
+
+class Bootstrap(Strict):
+    """Where the two halves of a request meet, of which a gateway sends the same body to each: see
+    `server.answering.rendezvous`. Lists have an entry for each prompt and choice."""
+
+    bootstrap_host: BootstrapHost | None = None  # type: ignore[valid-type]
+    bootstrap_port: BootstrapPort | None = None  # type: ignore[valid-type]
+    bootstrap_room: BootstrapRoom | None = None  # type: ignore[valid-type]
+
+
+DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's
+_MOST_TOKENS: Final = ("n_predict", "max_tokens", "max_completion_tokens")
+
+
+class StreamOptions(Strict):
+    ignored = {"include_obfuscation": one_of(None, False)}
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Sampling(Sender, Structured, Bootstrap):
+    """What completions and chats have in common. None is "the default"."""
+
+    ignored = IGNORED
+    passed = PASSED
+    n: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, WITHIN["temperature"]] | None = None
+    top_p: Annotated[float, Field(gt=BOUNDS["top_p"][0], le=BOUNDS["top_p"][1])] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=I32)] | None = None
+    min_p: Annotated[float, WITHIN["min_p"]] | None = None
+    repetition_penalty: Annotated[float, WITHIN["repetition_penalty"]] | None = None
+    presence_penalty: Annotated[float, WITHIN["presence_penalty"]] | None = None
+    frequency_penalty: Annotated[float, WITHIN["frequency_penalty"]] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
+    stop: Stop | None = None
+    stop_regex: StopPatterns | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    n_predict: Annotated[int, Field(ge=-1, le=I32)] | None = None
+    logit_bias: Annotated[dict[DecimalId, Bias], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=I32)] = 0
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)] | None
+    ) = None
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    request_id: Label | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=I32)] = 0
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def stop_patterns(self) -> tuple[str, ...]:
+        return (self.stop_regex,) if isinstance(self.stop_regex, str) else tuple(self.stop_regex or ())
+
+    @property
+    def wants_usage(self) -> bool:
+        """In a stream."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def wants_usage_of_each(self) -> bool:
+        """Event of a stream."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise refusal(
+                INVALID_COMBINATION, "stream_options", "stream_options is only allowed with stream=true: set it"
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            what = "prompt_logprobs cannot be streamed: set stream=false"
+            raise refusal(INVALID_COMBINATION, "prompt_logprobs", what)
+        for pattern in self.stop_patterns:
+            try:
+                machine_of(pattern)
+            except BadPattern as error:
+                raise refusal(INVALID_VALUE, "stop_regex", f"stop_regex cannot be used: {error}") from error
+        longest = [name for name in _MOST_TOKENS if getattr(self, name, None) is not None]
+        if self.n_predict is not None and (len(longest) > 1 or self.n_predict == 0):
+            what = f"{' and '.join(longest)}: give one of them, at least 1 (n_predict -1: as many as there is room)"
+            raise refusal(INVALID_COMBINATION, "n_predict", what)
+        for stop in self.stop_strings:
+            if len(stop.encode()) > MAX_STOP_BYTES:
+                what = f"a stop string has {len(stop.encode())} bytes: at most {MAX_STOP_BYTES} are allowed"
+                raise refusal(INVALID_VALUE, "stop", what)
+        return self
+
+
+class PlainText(Strict):
+    """How a text that goes through no template becomes tokens."""
+
+    add_special_tokens: bool = True
+    parse_special: bool = False
+
+
+class CompletionRequest(PlainText, Sampling):
+    prompt: Prompts
+    max_tokens: Annotated[int, Field(ge=0, le=I32)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
+
+    @model_validator(mode="after")
+    def _check_completion(self) -> Self:
+        if self.best_of is not None and self.best_of != self.choices:
+            what = f"best_of is {self.best_of} and n is {self.choices}: only best_of = n is supported, leave it out"
+            raise refusal(UNSUPPORTED_FIELD, "best_of", what)
+        if self.max_tokens == 0 and not self.echo:
+            what = "max_tokens is 0 without echo=true: nothing would be returned, ask for at least 1"
+            raise refusal(INVALID_COMBINATION, "max_tokens", what)
+        if self.stream and self.echo and self.logprobs is not None:
+            raise refusal(INVALID_COMBINATION, "echo", "echo with logprobs cannot be streamed: set stream=false")
+        return self
+
+    @property
+    def wanted(self) -> int | None:
+        """Most tokens to generate; None for as many as there is room."""
+        asked = self.max_tokens if self.n_predict is None else self.n_predict
+        return DEFAULT_COMPLETION_TOKENS if asked is None else None if asked < 0 else asked
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt
+
+
+class ChatRequest(Thinking, Templated, Sampling):
+    """`include_reasoning` false leaves the thinking out of the answer, `separate_reasoning` false in the text."""
+
+    ignored = {
+        **{name: harmless for name, harmless in IGNORED.items() if name not in TOOL_FIELDS},
+        "stream_reasoning": one_of(None, True),
+    }
+    messages: Messages
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    max_thinking_tokens: Annotated[int, Field(ge=0, le=I32)] | None = None
+    include_reasoning: bool = True
+    separate_reasoning: bool = True
+    max_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @property
+    def wanted(self) -> int | None:
+        """As for completions."""
+        asked = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return asked if self.n_predict is None else None if self.n_predict < 0 else self.n_predict
+
+    @property
+    def wishes(self) -> list[Thinking]:
+        return [self, *super().wishes]
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """Those that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.offered_tools]
+        return {**super().template_variables, **({"tools": tools} if tools else {})}
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        names = [tool.function.name for tool in self.tools or ()]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise refusal(INVALID_VALUE, "tools", f"there are two tools with the name {twice}: give each one its own")
+        if self.tool_choice == "required" and not names:
+            raise refusal(INVALID_COMBINATION, "tool_choice", "tool_choice is required, and there are no tools")
+        if isinstance(self.tool_choice, NamedTool) and (name := self.tool_choice.function.name) not in names:
+            raise refusal(INVALID_VALUE, "tool_choice.function.name", f"there is no tool with the name {name}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refusal(
+                INVALID_COMBINATION, "top_logprobs", "top_logprobs is only allowed with logprobs=true: set it"
+            )
+        return self
+
+    @property
+    def breakpoints(self) -> list[Breakpoint]:
+        return [Breakpoint(i, end) for i, message in enumerate(self.messages) for end in message.breakpoints]
+
+
+class TokenizeRequest(PlainText, Templated):
+    """Either `prompt` or `messages`."""
+
+    model: Annotated[str, StringConstraints(max_length=512)] | None = None
+    prompt: Text | None = None
+    messages: Messages | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.prompt is None and self.messages is None:
+            raise refusal(MISSING_FIELD, "prompt", "there is neither prompt nor messages: send one of them")
+        if self.prompt is not None and self.messages is not None:
+            raise refusal(INVALID_COMBINATION, "messages", "there are both prompt and messages: send one of them")
+        return self
+
+
+class DetokenizeRequest(Strict):
+    model: Annotated[str, StringConstraints(max_length=512)] | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_IDS, fail_fast=True)]
+    skip_special_tokens: bool = False
+
+
+class ResumeRequest(Strict):
+    tags: Tags | None = None
+
+
+class PauseRequest(Strict):
+    mode: Literal["wait", "retract", "abort"] = "wait"
+    timeout: Annotated[float, Field(ge=0, le=86400)] = 300.0
+
+
+class ReleaseRequest(ResumeRequest, PauseRequest): ...
+
+
+class UpdateWeightsRequest(PauseRequest):
+    model_path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+
+
+class CheckTransfersRequest(Strict):
+    bootstrap_host: Host
+    bootstrap_port: Port

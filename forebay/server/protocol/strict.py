@@ -1,0 +1,108 @@
+"""What every request type and everything inside it is: closed, bounded, and refused by the name of the field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Annotated, Any, ClassVar, Final, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    PrivateAttr,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from forebay.requests.foreign import why_absent
+from forebay.server.protocol.ignored import MAX_LABEL, Harmless
+from forebay.server.protocol.validation import UNKNOWN_FIELD, refusal, validation_error
+
+MAX_TEXT: Final = 64 << 20  # characters; the body's limit comes first
+Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
+Label = Annotated[str, StringConstraints(max_length=MAX_LABEL)]
+
+
+@dataclass(slots=True)
+class _Passing:
+    """Of one body."""
+
+    lenient: bool
+    over: list[str] = field(default_factory=list)
+
+
+class Strict(BaseModel):
+    """`ignored` are fields that pass with values that ask for nothing, `passed` those that cannot change an answer,
+    whatever they say. The latter are in `passed_over` where they say anything."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+    ignored: ClassVar[dict[str, Harmless]] = {}
+    passed: ClassVar[frozenset[str]] = frozenset()
+    _passed_over: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        """The names of fields, wherever they stood, that nothing was done about."""
+        return self._passed_over
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_asks_for_nothing(cls, data: Any, info: ValidationInfo) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name, harmless in cls.ignored.items():
+            if name in data:
+                harmless.check(name, data[name])
+        kept = {key: value for key, value in data.items() if key not in cls.ignored}
+        unknown = [key for key in kept if key not in cls.names()]
+        if not unknown:
+            return kept
+        passing = info.context or _Passing(lenient=False)
+        for key in unknown:
+            why = why_absent(key)
+            if key not in cls.passed and (why or not passing.lenient):
+                raise refusal(UNKNOWN_FIELD, key[:MAX_LABEL].encode("utf-8", "backslashreplace").decode(), why)
+        passing.over += [key for key in unknown if kept[key] is not None]
+        return {key: value for key, value in kept.items() if key in cls.names()}
+
+    @classmethod
+    @cache
+    def names(cls) -> dict[str, None]:
+        """Of its fields, as clients write them."""
+        return {field.alias or name: None for name, field in cls.model_fields.items()}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """With the fields that may be there and do nothing."""
+        found = handler(core_schema)
+        properties = handler.resolve_ref_schema(found).setdefault("properties", {})
+        for name in sorted(cls.passed):
+            properties.setdefault(name, {"description": "Taken, and named in x-forebay-ignored."})
+        for name, harmless in cls.ignored.items():
+            properties.setdefault(name, {**harmless.schema, "description": "Taken where it asks for nothing."})
+        return found
+
+    @classmethod
+    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
+        """`lenient`: fields that nobody here knows are passed over. Raises InvalidRequest that names the field."""
+        passing = _Passing(lenient)
+        try:
+            body = cls.model_validate(data, context=passing)
+            body._passed_over = tuple(dict.fromkeys(passing.over))
+            return body
+        except ValidationError as error:
+            details = [dict(item) for item in error.errors(include_url=False)]
+            raise validation_error(
+                details, frozenset(name for kind in body_types() for name in kind.names()), list(cls.names())
+            ) from error
+
+
+def body_types(kind: type[Strict] = Strict) -> Iterator[type[Strict]]:
+    """All that may be a body, or stand in one."""
+    for inside in kind.__subclasses__():
+        yield inside
+        yield from body_types(inside)
