@@ -29,8 +29,11 @@ from forebay.requests.transfers import (
     digest_of,
 )
 from forebay.requests.updates import Failure, FinishReason, Update
-from forebay.scheduler.handoff import ASLEEP, LOST, OpenTicket, Role
+from forebay.scheduler.handoff import ABORTED, ASLEEP, LOST, OpenTicket, Role
 from forebay.scheduler.limits import most_requests
+
+_Half = tuple[int, int, bytes]
+"""The number of a room, a prompt's length and its digest."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +51,8 @@ class PrefillRole(Role):
     def __init__(self, options: DisaggregationOptions) -> None:
         super().__init__(options)
         self._early: dict[Ticket, tuple[Offered, float]] = {}  # and until when they wait for their requests
+        self._unheard: set[Request] = set()  # of whose other half nothing has come
+        self._over: dict[_Half, tuple[Failure, float]] = {}  # why such ended, and until when that is remembered
         self._refuses = False  # and decode knows it
 
     def _room(self, rendezvous: Rendezvous) -> object:
@@ -76,19 +81,24 @@ class PrefillRole(Role):
             return
         self.scheduler.wait_for_the_other_half(req)
         self._rooms[_rendezvous(req).room] = req
+        self._unheard.add(req)
         if self.scheduler.admits:
             self._find_offer(req)
 
     def _find_offer(self, req: Request) -> None:
-        """Among those that came before their requests."""
-        for offered, _ in self._early.values():
-            if _is_of(offered, req):
-                del self._early[offered.ticket]
-                self._match(offered, req)
-                return
+        if offered := self._take_early(req):
+            self._match(offered, req)
+
+    def _take_early(self, req: Request) -> Offered | None:
+        """What came of its other half before it."""
+        found = next((offered for offered, _ in self._early.values() if _is_of(offered, req)), None)
+        if found:
+            del self._early[found.ticket]
+        return found
 
     def _match(self, offered: Offered, req: Request) -> None:
         """The request may run, unless decode's half has ended, or its tokens would be of other weights."""
+        self._unheard.discard(req)
         if offered.declined:
             self.scheduler.finish(req, FinishReason.ERROR, offered.declined)
             return
@@ -101,6 +111,22 @@ class PrefillRole(Role):
         self.scheduler.remove(req)
         req.move(Status.WAITING)
         self.scheduler.enqueue(req)
+
+    def ended(self, req: Request, failure: Failure | None) -> None:
+        """What comes of its other half only now is of nobody: kept, it would be taken for the next request's in that
+        room."""
+        super().ended(req, failure)
+        if req not in self._unheard:
+            return
+        self._unheard.remove(req)
+        why = failure or ABORTED
+        if offered := self._take_early(req):
+            self._answer(offered, why)
+            return
+        if len(self._over) >= most_requests(self.scheduler.config):
+            del self._over[next(iter(self._over))]
+        half = _rendezvous(req).room, req.num_prompt, digest_of(req.tokens)
+        self._over[half] = why, req.arrival + 2 * self._options.bootstrap_timeout_s
 
     def computed(self, req: Request) -> None:
         if sending := self._sending(req):
@@ -162,7 +188,14 @@ class PrefillRole(Role):
                 pass
 
     def _offered(self, offered: Offered, now: float) -> None:
-        req = next((req for req in self.scheduler.pending if _is_of(offered, req)), None)
+        req = self._rooms.get(offered.ticket.room)
+        if req not in self._unheard or not _is_of(offered, req):
+            req = None
+        # Of two requests of one prompt in one room, the half of the first is declined first.
+        over = self._over.pop(_half_of(offered), None) if offered.declined or not req else None
+        if over:
+            self._answer(offered, over[0])
+            return
         if self._rests:
             self._refuse(offered, req, ASLEEP)
             return
@@ -174,14 +207,20 @@ class PrefillRole(Role):
         self._early[offered.ticket] = offered, now + self._options.bootstrap_timeout_s
 
     def _refuse(self, offered: Offered, req: Request | None, why: Failure) -> None:
-        self._withdraw(offered.ticket, why)
+        self._answer(offered, why)
         if req:
+            self._unheard.discard(req)
             self.scheduler.finish(req, FinishReason.ERROR, why)
 
     def _turn_down(self, ticket: Ticket) -> None:
-        del self._early[ticket]
+        offered, _ = self._early.pop(ticket)
         message = f"no request of that prompt has come to bootstrap_room {ticket.room} of the prefill server"
-        self._withdraw(ticket, Failure.of(RequestTimeout(message, code="bootstrap_timeout")))
+        self._answer(offered, Failure.of(RequestTimeout(message, code="bootstrap_timeout")))
+
+    def _answer(self, offered: Offered, why: Failure) -> None:
+        """Nothing will come of it, which decode knows of a half that it declines."""
+        if not offered.declined:
+            self._withdraw(offered.ticket, why)
 
     def _sent(self, sending: _Sending, req: Request) -> None:
         if sending.update is None:
@@ -213,6 +252,7 @@ class PrefillRole(Role):
     def expire(self, now: float) -> None:
         for ticket in [ticket for ticket, (_, until) in self._early.items() if now > until]:
             self._turn_down(ticket)
+        self._over = {half: (why, until) for half, (why, until) in self._over.items() if now <= until}
 
     # -- asleep ------------------------------------------------------------------------------------------------------
 
@@ -241,6 +281,10 @@ def _rendezvous(req: Request) -> Rendezvous:
 def _other_weights(ours: int, theirs: int) -> Failure:
     what = f"weight_version: prefill has {ours}, decode {theirs}"
     return Failure.of(Unavailable(f"prefill and decode do not fit together: {what}", code="layout_mismatch"))
+
+
+def _half_of(offered: Offered) -> _Half:
+    return offered.ticket.room, offered.num_tokens, offered.digest
 
 
 def _is_of(offered: Offered, req: Request) -> bool:

@@ -602,6 +602,14 @@ SCHEDULER = (
         "scheduler/test_roles.py::test_an_offer_that_is_not_of_this_prompt_waits_and_is_turned_down[change0]",
     ),
     Mutant(
+        "C22 what is said of a half that has ended is not kept for another's",
+        "scheduler/prefill_role.py",
+        "        self._over[half] = why, req.arrival + 2 * self._options.bootstrap_timeout_s\n",
+        "",
+        "scheduler/test_roles.py::"
+        "test_prefill_keeps_nothing_that_is_said_of_a_half_that_has_ended_and_refuses_its_offer_at_once",
+    ),
+    Mutant(
         "C22 prefill tells a request's end when all has arrived",
         "scheduler/prefill_role.py",
         "        told = self.scheduler.news.pop()",

@@ -81,8 +81,8 @@ def decode(**changes) -> Half:
     return Half(DisaggregationMode.DECODE, **changes)
 
 
-def offered(req, *, start: int = 0) -> Offered:
-    room = req.rendezvous.room
+def offered(req, *, start: int = 0, room: int = 0) -> Offered:
+    room = room or req.rendezvous.room
     return Offered(Ticket("d", room, b"n"), req.num_prompt, digest_of(req.tokens), start)
 
 
@@ -256,12 +256,60 @@ def test_prefill_ends_who_waits_for_an_offer_that_will_not_come_and_who_comes_la
     first, other = half.meet(3, room=1), half.meet(4, room=2)
     half.hear(msgspec.structs.replace(offered(first), declined=ASLEEP))
     assert (half.failure_of(first), half.failure_of(other)) == ("peer_asleep", None)
-    half.hear(msgspec.structs.replace(offered(first), declined=ASLEEP))
-    half.abort(other.id)
-    half.hear(msgspec.structs.replace(offered(other), declined=ASLEEP))
-    late = half.meet([*other.tokens], room=2)
+    half.hear(msgspec.structs.replace(offered(first, room=3), declined=ASLEEP))
+    late = half.meet([*first.tokens], room=3)
     half.updates += half.scheduler.take_news()
     assert half.failure_of(late) == "peer_asleep"
+    assert half.orders == []
+
+
+def test_prefill_keeps_nothing_that_is_said_of_a_half_that_has_ended_and_refuses_its_offer_at_once():
+    half = prefill(max_running_requests=1, max_queued_requests=1)
+    for num_ended in range(4):  # more than are kept
+        gone = half.meet(3, room=1 + num_ended)
+        half.abort(gone.id)
+        half.updates += half.scheduler.take_news()
+        declined = msgspec.structs.replace(offered(gone), declined=ASLEEP)
+        half.hear(declined)
+        again = half.meet([*gone.tokens], room=1 + num_ended)
+        assert again.status is Status.PENDING
+        half.abort(again.id)
+    half.hear(offered(again))
+    assert [(type(order), order.failure.code) for order in half.orders] == [(Withdraw, "aborted")]
+
+
+def test_what_is_declined_late_is_not_meant_for_the_next_request_of_that_prompt_in_that_room_and_its_own_word_is():
+    half = prefill()
+    gone = half.meet(3)
+    half.abort(gone.id)
+    req = half.meet([*gone.tokens])
+    declined = msgspec.structs.replace(offered(gone), declined=ASLEEP)
+    half.hear(declined)
+    assert req.status is Status.PENDING
+    half.hear(declined)
+    assert half.failure_of(req) == "peer_asleep"
+
+
+def test_prefill_forgets_a_half_that_nobody_has_said_anything_of():
+    half = prefill()
+    gone = half.meet(3)
+    late(half, 16.0)
+    assert half.failure_of(gone) == "bootstrap_timeout"
+    late(half, 31.0)
+    half.hear(offered(gone))
+    assert half.orders == []
+    half.meet([*gone.tokens])
+    half.step()
+    assert len(half.orders) == 1
+
+
+def test_an_offer_that_came_to_an_engine_asleep_is_refused_when_its_request_ends():
+    half = prefill()
+    half.scheduler.handoff.wakes, half.scheduler.admits = True, False
+    req = half.meet(3)
+    half.hear(offered(req))
+    half.abort(req.id)
+    assert [(type(order), order.failure.code) for order in half.take_orders()] == [(Withdraw, "aborted")]
 
 
 def test_decode_gives_up_a_hit_whose_state_is_the_only_slot_that_could_be_had():

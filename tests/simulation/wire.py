@@ -37,6 +37,7 @@ from forebay.requests.transfers import (
     Withdraw,
 )
 from forebay.requests.updates import Failure
+from forebay.scheduler.handoff import ASLEEP
 from tests.simulation.device_memory import POISON
 from tests.simulation.hashing import I64
 from tests.simulation.liveness import require
@@ -119,8 +120,7 @@ class Wire:
             return
         if isinstance(order, Decline):
             self.hurt(order.ticket.room)
-            if not self._chance(self.faults.lost):
-                self.declined.append(Offered(order.ticket, order.num_tokens, order.digest, 0, declined=order.failure))
+            self._decline(order, order.failure)
             return
         if isinstance(order, Rest):
             self.rests = order.asleep
@@ -143,11 +143,16 @@ class Wire:
             return
         if self.rests and self._chance(0.5):  # decode knows it already
             self.damage_all(link, "prefill is asleep")
+            self._decline(offer, ASLEEP)
             return
         offered = Offered(offer.ticket, offer.num_tokens, offer.digest, offer.start, offer.weight_version)
         link.to_prefill.append(offered)
         if self._chance(self.faults.doubled):
             link.to_prefill.append(offered)
+
+    def _decline(self, what: Decline | Offer, why: Failure) -> None:
+        if not self._chance(self.faults.lost):
+            self.declined.append(Offered(what.ticket, what.num_tokens, what.digest, 0, declined=why))
 
     def _send(self, link: Link, send: Send) -> None:
         if not link.alive:
@@ -167,6 +172,7 @@ class Wire:
                 other.append(Broken(link.ticket, order.failure))
             else:
                 other.clear()
+                self._decline(link.offer, order.failure)
         link.alive = False
 
     def _damage(self, link: Link) -> None:
