@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -104,14 +104,14 @@ def _specs_of_model(config: EngineConfig, path: str, draft: ModelConfig, target:
 def _check_same_tokens(draft: str, target: str) -> None:
     """Wherever both have a spelling."""
     for token, (piece, other) in enumerate(zip(_spellings(draft), _spellings(target), strict=False)):
-        if None not in (piece, other) and piece != other:
+        if piece and other and piece != other:
             raise ConfigError(
                 f"token {token} is {brief(piece)} in {draft} and {brief(other)} in {target}: a draft model has the "
                 "tokens of the model: take one of the same family"
             )
 
 
-def _spellings(path: str) -> list[str | None]:
+def _spellings(path: str) -> Sequence[str]:
     """By token; nothing where there is no tokenizer, or none that is known: who has to do with text says so."""
     from forebay.text import tokenizer_files  # brings the tokenizers, which the engine does without otherwise
 

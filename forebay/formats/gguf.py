@@ -21,6 +21,7 @@ from forebay.base.errors import ModelError, brief
 from forebay.formats.files import map_file
 from forebay.formats.gguf_types import GGML_TYPES, BlockType
 from forebay.formats.quantized import U8
+from forebay.formats.strings import Strings
 
 MAGIC: Final = b"GGUF"
 MAX_KEY_BYTES: Final = 1 << 16  # the format's own limit
@@ -67,8 +68,8 @@ class GgufTensor:
 class GgufFile:
     """An open GGUF file: `metadata`, `tensors` by name, and their bytes through a private mapping of the file.
 
-    Metadata values are int, float, bool, str, lists of str (`tokenizer.ggml.tokens`, `.merges`), and numpy arrays for
-    lists of numbers (`tokenizer.ggml.token_type`, `.scores`).
+    Metadata values are int, float, bool, str, and for lists `Strings` (`tokenizer.ggml.tokens`, `.merges`) and numpy
+    arrays (`tokenizer.ggml.token_type`, `.scores`).
     """
 
     def __init__(self, path: Path) -> None:
@@ -123,7 +124,7 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise self.fail(f"{what} is not UTF-8") from error
 
-    def strings(self, count: int, what: str) -> list[str]:
+    def strings(self, count: int, what: str) -> Strings:
         """`count` strings. One tight loop: a tokenizer has a hundred thousand of them."""
         self.need(count, 8, what)
         self._strings_left -= count
@@ -141,7 +142,7 @@ class _Cursor:
             values.append(buffer[start:offset])
         self.offset = offset
         try:
-            return [value.decode() for value in values]
+            return Strings(values)
         except UnicodeDecodeError as error:
             raise self.fail(f"{what}: an entry is not UTF-8") from error
 

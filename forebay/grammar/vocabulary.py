@@ -25,7 +25,8 @@ class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
         """Raises InvalidRequest where there are no ends."""
         if not ends:
             raise InvalidRequest("a grammar ends with an end token, and this checkpoint names none", param="grammar")
-        return cls([table.spelled(token) for token in range(num_columns)], sorted(table.skipped), list(ends))
+        tokens = table.spellings()[:num_columns]
+        return cls([*tokens, *[b""] * (num_columns - len(tokens))], sorted(table.skipped), list(ends))
 
     def tokenizer(self, encode: Callable[[str], list[int]]) -> LLTokenizer:
         """`encode` says of which tokens the model would make a text."""

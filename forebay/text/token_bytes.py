@@ -7,7 +7,7 @@ exact by construction: no context, no re-decoding of a window.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -46,13 +46,14 @@ def sentencepiece(piece: str) -> bytes:
 class TokenBytes:
     """id -> bytes, filled as ids are met. `skipped` ids (control tokens) have no bytes in a text."""
 
-    def __init__(self, pieces: list[str | None], reader: PieceReader, literal: set[int], skipped: set[int]) -> None:
-        """`literal` ids are spelled as they are: added tokens are no pieces of the vocabulary's alphabet."""
+    def __init__(self, pieces: Sequence[str], reader: PieceReader, literal: set[int], skipped: set[int]) -> None:
+        """`pieces` by id, "" for one without. `literal` ids are spelled as they are: added tokens are no pieces of the
+        vocabulary's alphabet."""
         self._pieces = pieces
         self._reader = reader
         self._literal = literal
         self.skipped = skipped
-        self._known: list[bytes | None] = [None] * len(pieces)
+        self._known: dict[int, bytes] = {}
         self._texts: dict[int, str | None] = {}
         self._added: dict[str, int] | None = None
 
@@ -62,26 +63,25 @@ class TokenBytes:
     def spelled(self, token: int) -> bytes:
         """The bytes of any token, a control token's spelling included. An id that the checkpoint pads its vocabulary
         with has none."""
-        if token >= len(self._pieces):
-            return b""
-        known = self._known[token]
+        known = self._known.get(token)
         if known is None:
-            piece = self._pieces[token]
-            if piece is None:
-                known = b""
-            elif token in self._literal:
-                known = piece.encode()
-            else:
-                known = self._reader(piece)
-            self._known[token] = known
+            if token >= len(self._pieces):
+                return b""
+            known = self._known[token] = self._read(token, self._pieces[token])
         return known
+
+    def spellings(self) -> list[bytes]:
+        """The bytes of all tokens: of a vocabulary to be kept elsewhere, which need not be kept here as well."""
+        return [self._read(token, piece) for token, piece in enumerate(self._pieces)]
+
+    def _read(self, token: int, piece: str) -> bytes:
+        return piece.encode() if token in self._literal else self._reader(piece)
 
     def added(self, spelling: str) -> int | None:
         """The token that has been added to the vocabulary as this word."""
         if self._added is None:
-            self._added = {
-                self._pieces[token] or "": token for token in sorted(self._literal | self.skipped, reverse=True)
-            }
+            tokens = sorted(self._literal | self.skipped, reverse=True)
+            self._added = {self._pieces[token]: token for token in tokens}
         return self._added.get(spelling)
 
     def showing(self, spellings: Collection[str]) -> TokenBytes:

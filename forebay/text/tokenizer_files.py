@@ -16,6 +16,7 @@ from forebay.base.errors import ModelError, brief
 from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.files import is_there, read_json, read_large_json, read_text
 from forebay.formats.gguf import GgufFile
+from forebay.formats.strings import Strings
 from forebay.text.pre_tokenizers import ignores_merges, normalizer, pre_tokenizer
 from forebay.text.token_bytes import PieceReader, byte_level, sentencepiece
 
@@ -35,7 +36,7 @@ class TokenizerParts:
     template."""
 
     backend: tokenizers.Tokenizer
-    pieces: list[str | None]
+    pieces: Sequence[str]  # by id; "" for an id without one
     reader: PieceReader
     added: dict[str, int]
     control: frozenset[int]
@@ -63,7 +64,7 @@ def from_path(path: Path) -> TokenizerParts:
 def _check_fits(parts: TokenizerParts, vocab_size: int, path: Path) -> None:
     """Some published models have added tokens without an embedding: there only the request that has one is refused."""
     added = set(parts.added.values())
-    beyond = [i for i in range(vocab_size, len(parts.pieces)) if parts.pieces[i] is not None and i not in added]
+    beyond = [i for i in range(vocab_size, len(parts.pieces)) if parts.pieces[i] and i not in added]
     if beyond:
         raise ModelError(
             f"{path}: its tokenizer has {len(beyond)} tokens beyond the model's vocabulary of {vocab_size}, such as "
@@ -75,7 +76,7 @@ def from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     """From `tokenizer.ggml.*`, of model `gpt2` (byte-level BPE) or `llama` (SentencePiece with byte fallback)."""
     model = metadata.get("tokenizer.ggml.model")
     tokens = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not 0 < len(tokens) <= MAX_TOKENS:
+    if not isinstance(tokens, Strings) or not 0 < len(tokens) <= MAX_TOKENS:
         raise ModelError("the GGUF file has no tokenizer.ggml.tokens: convert the model again, with its tokenizer")
     if not isinstance(model, str) or model not in ("gpt2", "llama"):
         raise ModelError(f"tokenizer.ggml.model is {brief(model)}; known are gpt2 and llama")
@@ -87,7 +88,7 @@ def from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     _add(backend, tokens, control, user_defined)
     return TokenizerParts(
         backend=backend,
-        pieces=list(tokens),
+        pieces=tokens,
         reader=byte_level if model == "gpt2" else sentencepiece,
         added={tokens[i]: i for i in (*sorted(control), *user_defined)},
         control=control,
@@ -123,7 +124,7 @@ def _gguf_template(metadata: Mapping[str, Any]) -> str | None:
     raise ModelError(f"tokenizer.chat_template is a {type(template).__name__}: it must be text")
 
 
-def _names_by_id(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, str]:
+def _names_by_id(metadata: Mapping[str, Any], tokens: Strings) -> dict[str, str]:
     names = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token = metadata.get(f"tokenizer.ggml.{key}_token_id")
@@ -132,11 +133,11 @@ def _names_by_id(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, st
     return names
 
 
-def _byte_level_bpe(metadata: Mapping[str, Any], tokens: list[str]) -> tokenizers.Tokenizer:
+def _byte_level_bpe(metadata: Mapping[str, Any], tokens: Strings) -> tokenizers.Tokenizer:
     pre = str(metadata.get("tokenizer.ggml.pre", "default"))
     vocab = {piece: i for i, piece in enumerate(tokens)}
-    merges, lines = [], metadata.get("tokenizer.ggml.merges", [])
-    if not isinstance(lines, list):
+    merges, lines = [], metadata.get("tokenizer.ggml.merges", Strings([]))
+    if not isinstance(lines, Strings):
         raise ModelError(f"tokenizer.ggml.merges is {brief(lines)}, not a list of texts")
     for line in lines:
         left, _, right = line[1:].partition(" ")  # a piece is never empty, but it may be a space
@@ -152,7 +153,7 @@ def _byte_level_bpe(metadata: Mapping[str, Any], tokens: list[str]) -> tokenizer
     return backend
 
 
-def _sentencepiece_bpe(metadata: Mapping[str, Any], tokens: list[str], names: dict[str, str]) -> tokenizers.Tokenizer:
+def _sentencepiece_bpe(metadata: Mapping[str, Any], tokens: Strings, names: dict[str, str]) -> tokenizers.Tokenizer:
     vocab = {piece: i for i, piece in enumerate(tokens)}
     merges = _merges_by_score(vocab, _numbers(metadata, "scores", len(tokens)))
     backend = tokenizers.Tokenizer(
@@ -179,9 +180,7 @@ def _merges_by_score(vocab: dict[str, int], scores: list[float]) -> list[tuple[s
     return [pair for _, pair in merges]
 
 
-def _add(
-    backend: tokenizers.Tokenizer, tokens: list[str], control: frozenset[int], user_defined: Sequence[int]
-) -> None:
+def _add(backend: tokenizers.Tokenizer, tokens: Strings, control: frozenset[int], user_defined: Sequence[int]) -> None:
     backend.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False) for i in sorted(control)])
     backend.add_tokens([AddedToken(tokens[i], special=False, normalized=False) for i in user_defined])
 
@@ -222,15 +221,14 @@ def _read_optional(path: Path) -> dict[str, Any]:
     return read_json(path) if is_there(path) else {}
 
 
-def _pieces(vocab: Mapping[str, int], path: Path) -> list[str | None]:
-    """By id; None for an id without one."""
+def _pieces(vocab: Mapping[str, int], path: Path) -> Strings:
     count = max(vocab.values(), default=-1) + 1
     if count > MAX_TOKENS:
         raise ModelError(f"{path}: it has the token id {count - 1}; at most {MAX_TOKENS} ids are possible")
-    pieces: list[str | None] = [None] * count
+    pieces = [""] * count
     for piece, token in vocab.items():
         pieces[token] = piece
-    return pieces
+    return Strings.of(pieces)
 
 
 def _names(config: Mapping[str, Any]) -> dict[str, str]:

@@ -16,13 +16,15 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.families.gguf_names import architectures
 from forebay.families.model_config import config_from_gguf
 from forebay.formats.gguf import MAX_STRINGS, MAX_TENSORS, GgufFile
+from forebay.formats.strings import Strings
 from forebay.text.tokenizer import Tokenizer
 from tests.formats.gguf_files import llama_metadata, llama_tensors, write_gguf
 from tests.formats.hostile import NOT_FILES
 from tests.text.tiny_tokenizer import tiny_metadata
 
 # As the reader hands values on: whole numbers, floats, flags, texts, lists of texts, arrays of numbers.
-WRONG: list[Any] = [-1, 0, 3, 2**63, 2.5, float("nan"), True, False, "", "x", [], ["x"], [""] * 300]
+WRONG: list[Any] = [-1, 0, 3, 2**63, 2.5, float("nan"), True, False, "", "x"]
+WRONG += [Strings.of(texts) for texts in ([], ["x"], [""] * 300)]
 WRONG += [np.zeros(n, dtype) for n in (0, 1, 300) for dtype in (np.float32, np.uint8, np.bool_)]
 
 
@@ -30,7 +32,7 @@ def sentencepiece_metadata() -> dict[str, Any]:
     tokens = ["<unk>", "<s>", "</s>", "▁", "a", "▁a", *(f"<0x{byte:02X}>" for byte in range(256))]
     return {
         "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.tokens": Strings.of(tokens),
         "tokenizer.ggml.scores": np.linspace(0, -1, len(tokens)),
         "tokenizer.ggml.token_type": np.array([2, 3, 3, 1, 1, 1, *[6] * 256]),
         "tokenizer.ggml.bos_token_id": 1,

@@ -12,6 +12,7 @@ from tokenizers import normalizers
 
 from forebay.base.errors import InvalidRequest, ModelError, RequestTooLarge
 from forebay.formats.gguf import GgufFile
+from forebay.formats.strings import Strings
 from forebay.server.text_workers import INLINE_CHARS
 from forebay.text import tokenizer_files
 from forebay.text.tokenizer import Tokenizer
@@ -178,7 +179,7 @@ def test_sentencepiece_falls_back_to_bytes() -> None:
     words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi"]
     metadata = {
         "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.tokens": Strings.of(words),
         "tokenizer.ggml.scores": [0.0] * 259 + [-9.0, -8.0, -7.0, -1.0, -2.0],
         "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 5,
         "tokenizer.ggml.bos_token_id": 1,

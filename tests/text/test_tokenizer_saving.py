@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 
 from forebay.base.errors import ModelError
+from forebay.formats.strings import Strings
 from forebay.text.tokenizer import Tokenizer
 from forebay.text.tokenizer_saving import save_tokenizer
 from tests.text.tiny_tokenizer import tiny_metadata
@@ -47,7 +48,7 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
     words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     metadata = {
         "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.tokens": Strings.of(words),
         "tokenizer.ggml.scores": [0.0] * len(words),
     }
     with pytest.raises(ModelError, match="byte-level"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from forebay.formats.strings import Strings
 from forebay.text.token_bytes import _ALPHABET
 from forebay.text.tokenizer import Tokenizer
 
@@ -23,9 +24,9 @@ def tiny_metadata(vocab_size: int = 49152, template: str | None = TEMPLATE) -> d
     metadata: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.tokens": Strings.of(tokens),
         "tokenizer.ggml.token_type": [3] * len(CONTROL) + [1] * (len(tokens) - len(CONTROL)),
-        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.merges": Strings.of(merges),
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
