@@ -8,13 +8,14 @@ import faulthandler
 import gc
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -91,6 +92,32 @@ def pytest_runtest_setup() -> None:
         torch.set_num_threads(1)
 
 
+def _hangs(*_: object) -> NoReturn:
+    raise SystemExit("this never comes")  # which event loops pass on, of uvloop nothing else
+
+
+signal.signal(signal.SIGALRM, _hangs)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A hang prints its stacks and then fails, wherever this thread waits: for a child's line, a socket, a thread, an
+    event. Where its fixtures hang, too, they fail in turn."""
+    limit_s = HANGS_S * (20 if item.get_closest_marker("slow") else 1)
+    faulthandler.dump_traceback_later(limit_s)
+    signal.setitimer(signal.ITIMER_REAL, 2 * limit_s, HANGS_S)  # a wait with a deadline of its own says more
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_unconfigure() -> None:
+    """Nor does a thread that never ends keep the process."""
+    faulthandler.dump_traceback_later(HANGS_S, exit=True)
+
+
 @pytest.fixture(autouse=True)
 def no_network() -> Iterator[None]:
     """J-7: whatever a test starts in this process connects to loopback only."""
@@ -98,13 +125,6 @@ def no_network() -> Iterator[None]:
     _guarding = True
     yield
     _guarding = False
-
-
-@pytest.fixture(autouse=True)
-def stacks_of_a_hang(request: pytest.FixtureRequest) -> Iterator[None]:
-    faulthandler.dump_traceback_later(HANGS_S * (20 if request.node.get_closest_marker("slow") else 1))
-    yield
-    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session", autouse=True)

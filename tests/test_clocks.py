@@ -7,10 +7,16 @@ something waits for `deadlines.HANGS_S`, which means that it never comes.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import asyncio
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tests.deadlines import HANGS_S
 
@@ -19,6 +25,7 @@ TESTS = Path(__file__).parent
 CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "process_time_ns"}
 CLOCKS |= {"thread_time", "thread_time_ns", "getrusage"}
 WAITS = {"wait", "join", "result", "wait_for", "timeout", "settimeout", "until"}
+IMPATIENT = {"get", "post", "stream", "request", "Client", "AsyncClient"}  # of httpx: each gives up after five seconds
 
 # Each line reviewed: (file, what is found in it).
 ALLOWED = {
@@ -56,6 +63,8 @@ def findings(source: str) -> Iterator[str]:
                     yield from (f"{called}({ast.unparse(arg)})" for arg in args if is_too_short(arg, named))
                 limits = (keyword.value for keyword in keywords if keyword.arg == "timeout")
                 yield from (f"timeout={ast.unparse(limit)}" for limit in limits if is_too_short(limit, named))
+                if called in IMPATIENT and ast.unparse(function) == f"httpx.{called}":
+                    yield f"httpx.{called}, not loopback.py's"
 
 
 def is_too_short(node: ast.expr, named: dict[str, ast.expr]) -> bool:
@@ -80,6 +89,7 @@ def is_too_short(node: ast.expr, named: dict[str, ast.expr]) -> bool:
         "async with asyncio.timeout(5.0):\n    pass",
         "await asyncio.wait_for(engine.died(), 3)",
         "LIMIT_S = 10.0\nthread.join(LIMIT_S)",
+        "with httpx.Client(base_url=url) as http:\n    pass",
     ],
 )
 def test_each_way_to_be_late_is_found(source: str) -> None:
@@ -101,3 +111,24 @@ def test_no_test_reads_a_clock_or_gives_up_early() -> None:
         for what in findings(path.read_text())
     }
     assert found == ALLOWED
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+WAITING: dict[str, Callable[[], object]] = {
+    "a pipe": lambda: os.read(os.pipe()[0], 1),
+    "a child": lambda: subprocess.run(["sleep", "infinity"]),
+    "a thread": threading.Event().wait,
+    "an event loop": lambda: asyncio.run(never()),
+    "uvloop": lambda: uvloop.run(never()),
+}
+
+
+@pytest.mark.parametrize("wait", WAITING.values(), ids=WAITING)
+def test_who_waits_for_what_never_comes_fails_in_the_end(wait: Callable[[], object]) -> None:
+    assert signal.getitimer(signal.ITIMER_REAL)[0] > HANGS_S
+    with pytest.raises(SystemExit, match="never comes"):  # noqa: PT012
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        wait()

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx
 import jsonschema_rs
 import openai
 import pytest
@@ -23,6 +22,7 @@ from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import Grammar, GrammarKind
 from forebay.text.answers.probes import find_formats
 from forebay.text.tokenizer import Tokenizer
+from tests import loopback
 from tests.deadlines import HANGS_S
 from tests.engine.conftest import make_chat_model
 from tests.grammar.bombs import bombs
@@ -140,7 +140,7 @@ def test_thinking_ends_at_its_budget_and_the_answer_follows(tmp_path: Path) -> N
     """In both dialects, streamed and not, of a model that would not end it."""
     folder = make_chat_model(tmp_path, context_length=CONTEXT, template=THINKS, marks=["<think>", "</think>"]).path
     most: Any = {"model": "tiny", "messages": ASK, "max_tokens": 40, "temperature": 0}
-    with serving(folder, VOCAB + 2) as running, httpx.Client(base_url=running.url, timeout=HANGS_S) as http:
+    with serving(folder, VOCAB + 2) as running, loopback.client(base_url=running.url) as http:
         free = http.post("/v1/chat/completions", json=most).json()["choices"][0]["message"]
         assert not free["content"]
         for budget in (0, 9):

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from forebay.text.tokenizer import Tokenizer
+from tests import loopback
 from tests.api.pairwise import Row, all_pairs
-from tests.deadlines import HANGS_S
 from tests.engine.conftest import make_chat_model
 from tests.fuzz.mutants import seeds
 from tests.integration.rig import Rig
@@ -149,9 +149,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 async def test_d2_c28_any_two_features_go_together(server: Running, seed: int) -> None:
     rows = all_pairs(OPTIONS, seed)
     limits = httpx.Limits(max_connections=12)
-    async with httpx.AsyncClient(
-        base_url=server.url, timeout=HANGS_S, trust_env=False, verify=False, limits=limits
-    ) as client:
+    async with loopback.async_client(base_url=server.url, limits=limits) as client:
         alone = [await heard(client, row, streamed=False) for row in rows]
         for row, (choices, usage) in zip(rows, alone, strict=True):
             check(row, choices, usage)

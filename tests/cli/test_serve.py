@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from forebay.base.http_client import Origin, get_json, stream_json
+from tests import loopback
 from tests.deadlines import HANGS_S, wait_until
 from tests.integration.tree import Tree, serving
 
@@ -100,9 +100,7 @@ def test_the_terminal_chat_and_the_benchmark_work_against_it(server: tuple[subpr
 def test_a_priority_that_nobody_looks_at_is_refused(server: tuple[subprocess.Popen[bytes], str, str]) -> None:
     body = {"prompt": "x", "max_tokens": 1, "priority": 5}
     headers = {"authorization": f"Bearer {KEY}"}
-    answer = httpx.post(
-        f"{server[1]}/v1/completions", json=body, headers=headers, timeout=HANGS_S, trust_env=False, verify=False
-    )
+    answer = loopback.post(f"{server[1]}/v1/completions", json=body, headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "priority")
     assert "--schedule-policy priority" in answer.json()["error"]["message"]
 

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from tests.deadlines import HANGS_S, wait_until
+from tests import loopback
+from tests.deadlines import wait_until
 from tests.integration.tree import Tree
 
 ENDLESS = 8000  # tokens of who is to be under way until the test ends it
@@ -20,7 +21,7 @@ def ask(prompt: list[int] | str = "hello", max_tokens: int = 8, **fields: Any) -
 
 
 def asyncly(tree: Tree) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=tree.url, timeout=HANGS_S, trust_env=False, verify=False)
+    return loopback.async_client(base_url=tree.url)
 
 
 async def read(client: httpx.AsyncClient, body: dict[str, Any], started: asyncio.Event | None = None) -> str:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.text.tokenizer import Tokenizer
+from tests import loopback
 from tests.deadlines import HANGS_S
 from tests.integration.tree import Tree, serving
 
@@ -42,7 +42,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory, embedded_model: Path) -> Iter
 @pytest.fixture(scope="module")
 def api(tree: Tree) -> Iterator[openai.OpenAI]:
     with (
-        httpx.Client(trust_env=False, verify=False) as http,
+        loopback.client() as http,
         openai.OpenAI(
             base_url=f"{tree.url}/v1", api_key="none", max_retries=0, timeout=HANGS_S, http_client=http
         ) as client,

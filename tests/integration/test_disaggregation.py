@@ -30,6 +30,7 @@ from forebay.cli.main import main
 from forebay.cli.make_model import make
 from forebay.engine.llm import LLM
 from forebay.requests.sampling_params import SamplingParams
+from tests import loopback
 from tests.deadlines import HANGS_S, wait_until
 from tests.integration.tree import child, children, command, serving
 
@@ -45,20 +46,18 @@ class Servers(NamedTuple):
     url: str
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, timeout=HANGS_S, trust_env=False, verify=False)
+        return loopback.post(f"{self.url}{path}", json=body)
 
     def complete(self, **body: Any) -> httpx.Response:
         return self.post("/v1/completions", {"max_tokens": 8, "temperature": 0, **body})
 
     def state(self) -> dict[str, Any]:
-        answer: dict[str, Any] = httpx.get(
-            f"{self.url}/debug/state", timeout=HANGS_S, trust_env=False, verify=False
-        ).json()
+        answer: dict[str, Any] = loopback.get(f"{self.url}/debug/state").json()
         return answer
 
     @property
     def is_ready(self) -> bool:
-        return httpx.get(f"{self.url}/ready", timeout=HANGS_S, trust_env=False, verify=False).is_success
+        return loopback.get(f"{self.url}/ready").is_success
 
     def at_rest(self) -> bool:
         """All members are up, and nobody holds anything but caches do."""
@@ -163,7 +162,7 @@ def test_c21_other_dialects_say_what_one_engine_says(alone: Servers, pair: Serve
     body, name = DIALECTS[dialect]
     texts = []
     for servers in (alone, pair):
-        (model,) = httpx.get(f"{servers.url}/v1/models", timeout=HANGS_S, trust_env=False, verify=False).json()["data"]
+        (model,) = loopback.get(f"{servers.url}/v1/models").json()["data"]
         answer = servers.post(f"/v1/{dialect}", {"model": model["id"], "temperature": 0, **body}).json()
         (item,) = answer[name]
         texts.append(item["text"] if dialect == "messages" else item["content"][0]["text"])
@@ -211,7 +210,7 @@ def test_c22_whoever_waits_for_one_that_is_gone_is_told_and_the_pair_serves_agai
     request = {"prompt": LONG, "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
     ended = ""
     url = f"{pair.url}/v1/completions"
-    with httpx.stream("POST", url, json=request, timeout=HANGS_S, trust_env=False, verify=False) as answer:
+    with loopback.stream("POST", url, json=request) as answer:
         assert answer.is_success
         lines = answer.iter_lines()
         next(lines)
@@ -246,7 +245,7 @@ def url_of(servers: Servers, role: str) -> str:
 
 def transfers_of(servers: Servers, role: str, state: str) -> int:
     """Requests of the first server of a role that are in this state."""
-    found = httpx.get(f"{url_of(servers, role)}/debug/state", timeout=HANGS_S, trust_env=False, verify=False).json()
+    found = loopback.get(f"{url_of(servers, role)}/debug/state").json()
     return int(found["transfers"][state])
 
 
@@ -287,15 +286,15 @@ def test_two_servers_that_run_are_checked_and_nothing_stays_in_use(
     prefill = url_of(pair, "prefill")
     assert main(["pd", "check", prefill, prefill]) == 2
     wanted = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 1}
-    assert httpx.post(f"{prefill}/check_transfers", json=wanted, trust_env=False, verify=False).status_code == 409
+    assert loopback.post(f"{prefill}/check_transfers", json=wanted).status_code == 409
 
 
 def test_c22_an_unknown_room_times_out_and_one_in_use_is_refused(pair: Servers) -> None:
     at = {role: url_of(pair, role) for role in ROLES}
-    info = httpx.get(f"{at['prefill']}/server_info", trust_env=False, verify=False).json()
+    info = loopback.get(f"{at['prefill']}/server_info").json()
     where = {"bootstrap_host": "127.0.0.1", "bootstrap_port": info["disaggregation_bootstrap_port"]}
     body = {"prompt": "a", "max_tokens": 2, "bootstrap_room": 5, **where}
-    with httpx.Client(timeout=HANGS_S, trust_env=False, verify=False) as http, ThreadPoolExecutor() as threads:
+    with loopback.client() as http, ThreadPoolExecutor() as threads:
 
         def ask(url: str, room: int) -> httpx.Response:
             return http.post(f"{url}/v1/completions", json={**body, "bootstrap_room": room})

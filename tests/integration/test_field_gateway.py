@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import loopback
 from tests.deadlines import HANGS_S, wait_until
 from tests.integration.test_disaggregation import SOON, Servers, started
 
@@ -29,7 +30,7 @@ def servers(embedded_model: Path) -> Iterator[Servers]:
 @pytest.mark.skipif(SMG is None, reason="there is no smg: python -m venv V; V/bin/pip install smg==1.13; SMG=V/bin/smg")
 def test_a_gateway_of_the_field_takes_a_pair_of_ours_for_its_own(servers: Servers, tmp_path: Path) -> None:
     at = {member["role"]: member["url"] for member in servers.state()["members"]}
-    info = httpx.get(f"{at['prefill']}/server_info", trust_env=False, verify=False).json()
+    info = loopback.get(f"{at['prefill']}/server_info").json()
     port, metrics = free_port(), free_port()
     words = [
         "launch",
@@ -47,7 +48,7 @@ def test_a_gateway_of_the_field_takes_a_pair_of_ours_for_its_own(servers: Server
         gateway = subprocess.Popen([str(SMG), *words], stdout=log, stderr=log, cwd=tmp_path)
     try:
         wait_until(lambda: answers(port, "/v1/models"))
-        workers = httpx.get(f"http://127.0.0.1:{port}/workers", trust_env=False, verify=False).json()["workers"]
+        workers = loopback.get(f"http://127.0.0.1:{port}/workers").json()["workers"]
         assert {worker["labels"].get("max_running_requests") for worker in workers} == {"4"}
         body = {"model": info["served_model_name"], "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6}
         found = [chat(url, {**body, "temperature": 0}) for url in (f"http://127.0.0.1:{port}", servers.url)]
@@ -66,18 +67,18 @@ def free_port() -> int:
 
 def answers(port: int, path: str) -> bool:
     try:
-        return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=HANGS_S, trust_env=False, verify=False).is_success
+        return loopback.get(f"http://127.0.0.1:{port}{path}").is_success
     except httpx.TransportError:
         return False
 
 
 def chat_text(url: str, body: dict[str, Any]) -> str:
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=HANGS_S, trust_env=False, verify=False)
+    answer = loopback.post(f"{url}/v1/chat/completions", json=body)
     assert answer.is_success, answer.text
     return answer.text
 
 
 def chat(url: str, body: dict[str, Any]) -> Any:
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=HANGS_S, trust_env=False, verify=False)
+    answer = loopback.post(f"{url}/v1/chat/completions", json=body)
     assert answer.is_success, answer.text
     return answer.json()["choices"]

@@ -10,7 +10,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.deadlines import HANGS_S, wait_until
+from tests import loopback
+from tests.deadlines import wait_until
 from tests.integration.tree import Tree, serving
 
 QUOTED = "the quick brown fox jumps over the lazy dog and runs into the dark wood"
@@ -37,7 +38,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory, embedded_model: Path) -> Ite
 
 def ask(tree: Tree, **fields: Any) -> httpx.Response:
     body = {"messages": MESSAGES, "max_tokens": 48, **fields}
-    return httpx.post(f"{tree.url}/v1/chat/completions", json=body, timeout=HANGS_S, trust_env=False, verify=False)
+    return loopback.post(f"{tree.url}/v1/chat/completions", json=body)
 
 
 def streamed(answer: httpx.Response) -> dict[int, str]:
@@ -61,14 +62,12 @@ def test_c16_answers_are_those_of_a_server_that_does_not_guess(trees: dict[str, 
 def test_a_client_that_leaves_in_the_middle_gives_everything_back(trees: dict[str, Tree]) -> None:
     tree = trees["NGRAM"]
     body = {"messages": MESSAGES, "max_tokens": 400, "stream": True, "ignore_eos": True, "n": 2}
-    with httpx.stream(
-        "POST", f"{tree.url}/v1/chat/completions", json=body, timeout=HANGS_S, trust_env=False, verify=False
-    ) as answer:
+    with loopback.stream("POST", f"{tree.url}/v1/chat/completions", json=body) as answer:
         next(answer.iter_lines())
     assert ask(tree, temperature=0).json()["choices"]
 
     def nothing_is_held() -> bool:
-        pools = httpx.get(f"{tree.url}/debug/state", trust_env=False, verify=False).json()["pools"]
+        pools = loopback.get(f"{tree.url}/debug/state").json()["pools"]
         return all(pool["running"] == 0 for pool in pools)
 
     wait_until(nothing_is_held)
@@ -77,11 +76,11 @@ def test_a_client_that_leaves_in_the_middle_gives_everything_back(trees: dict[st
 def test_what_was_gained_is_told(trees: dict[str, Tree]) -> None:
     tree = trees["NGRAM"]
     ask(tree, temperature=0)
-    text = httpx.get(f"{tree.url}/metrics", trust_env=False, verify=False).text
+    text = loopback.get(f"{tree.url}/metrics").text
     values = {family.name: family.samples[0].value for family in text_string_to_metric_families(text) if family.samples}
     assert values["forebay:engine_accepted_tokens"] > 0
     assert values["forebay:spec_accept_length"] > 1
     assert values["forebay:spec_net_speedup"] > 0
     assert values["forebay:spec_width"] in (1, 8)
-    off = httpx.get(f"{trees['off'].url}/metrics", trust_env=False, verify=False).text
+    off = loopback.get(f"{trees['off'].url}/metrics").text
     assert "spec_" not in off

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import msgspec
 import pytest
 
@@ -20,6 +19,7 @@ from forebay.engine.frames import AddRequest, Configure, ToEngine
 from forebay.ops import compiler
 from forebay.ops.compiler import BuildError, library
 from forebay.requests.sampling_params import SamplingParams
+from tests import loopback
 from tests.deadlines import HANGS_S
 from tests.engine.conftest import make_chat_model
 from tests.engine.engine_fakes import CONFIG
@@ -95,7 +95,7 @@ async def test_i4_a_rolling_restart_loses_no_request_of_a_client_that_retries_on
         nonlocal done, retries
         while done < ENOUGH or not restarted.is_set():
             # A connection for each request: what is kept alive stays with its replica.
-            async with httpx.AsyncClient(base_url=url, timeout=HANGS_S, trust_env=False, verify=False) as http:
+            async with loopback.async_client(base_url=url) as http:
                 response = await http.post("/v1/completions", json=body)
             if response.status_code == 503:
                 retries += 1

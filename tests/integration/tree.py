@@ -14,7 +14,8 @@ from typing import Any
 
 import httpx
 
-from tests.deadlines import HANGS_S, wait_until
+from tests import loopback
+from tests.deadlines import wait_until
 
 ROOT = Path(__file__).parents[2]
 _READY = re.compile(r"ready at (http://127\.0\.0\.1:(\d+))")
@@ -94,7 +95,7 @@ class Tree:
         return self
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=HANGS_S, trust_env=False, verify=False, **options)
+        return loopback.client(base_url=self.url, **options)
 
     def state(self) -> dict[str, Any]:
         with self.client() as client:

@@ -17,6 +17,7 @@ from forebay.route.members import Members
 from forebay.route.router import Router
 from forebay.server.http.listen import bind, listen
 from forebay.text.tokenizer import Tokenizer
+from tests import loopback
 from tests.deadlines import HANGS_S, POLL_S
 from tests.server.conftest import CONFIG, MODEL, Running, start
 from tests.server.fake_engine import FakeEngine
@@ -39,7 +40,7 @@ class Routed:
     thread: threading.Thread
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=HANGS_S, trust_env=False, verify=False, **options)
+        return loopback.client(base_url=self.url, **options)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something to become true in the router's loop."""

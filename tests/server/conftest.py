@@ -17,6 +17,7 @@ from forebay.server.http.listen import bind
 from forebay.server.serve import serve
 from forebay.server.served_model import ServedModel
 from forebay.text.tokenizer import Tokenizer
+from tests import loopback
 from tests.deadlines import HANGS_S, POLL_S
 from tests.server.fake_engine import FakeEngine
 from tests.text.tiny_tokenizer import tiny_tokenizer
@@ -63,8 +64,7 @@ class Running:
         asyncio.run_coroutine_threadsafe(wait(), self.loop).result(HANGS_S)
 
     def client(self, **options: Any) -> httpx.Client:
-        # To verify, each client would read the certificates of all authorities: longer than most tests take.
-        return httpx.Client(base_url=self.url, timeout=HANGS_S, trust_env=False, verify=False, **options)
+        return loopback.client(base_url=self.url, **options)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=HANGS_S)

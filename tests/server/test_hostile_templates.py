@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.deadlines import HANGS_S
+from tests import loopback
 from tests.server.conftest import Running, start
 from tests.server.fake_engine import FakeEngine
 from tests.text.tiny_tokenizer import tiny_tokenizer
@@ -28,7 +28,7 @@ def server() -> Iterator[Running]:
 
 def chat(server: Running, text: str, path: str = "/v1/chat/completions") -> httpx.Response:
     body = {"messages": [{"role": "user", "content": text}]}
-    with httpx.Client(base_url=server.url, timeout=HANGS_S, trust_env=False, verify=False) as http:
+    with loopback.client(base_url=server.url) as http:
         return http.post(path, json=body if path == "/tokenize" else {**body, "max_tokens": 2})
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
+from tests import loopback
 from tests.deadlines import HANGS_S
 from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine
@@ -31,7 +31,7 @@ CHANGING = ("id", "call_id", "created_at", "completed_at")
 
 
 def connect(server: Running) -> openai.OpenAI:
-    http = httpx.Client(verify=False, trust_env=False)
+    http = loopback.client()
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=HANGS_S, http_client=http)
 
 
@@ -240,7 +240,7 @@ def test_the_async_client_streams_many_at_once(model: Callable[[str], Model]) ->
         return [item.type for item in final.output]
 
     async def many() -> list[list[str]]:
-        http = httpx.AsyncClient(verify=False, trust_env=False)
+        http = loopback.async_client()
         async with openai.AsyncOpenAI(base_url=f"{one.server.url}/v1", api_key="x", http_client=http) as api:
             return await asyncio.gather(*(ask(api) for _ in range(8)))
 

@@ -10,12 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from forebay.server.http.listen import SAME_SIGNAL_S
+from tests import loopback
 from tests.deadlines import HANGS_S, wait_until
 
 PROGRAM = """
@@ -39,16 +42,29 @@ uvloop.run(main())
 ASK = b'{"messages": [{"role": "user", "content": "hello"}]}'
 
 
-@pytest.fixture
-def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    before = signal.signal(signal.SIGHUP, lambda *_: None)  # a suite under nohup ignores it, and so would its child
-    child = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
+Process = tuple[subprocess.Popen[str], str]
+
+
+@contextmanager
+def serving(program: str = PROGRAM, *, on_hang_up: Any = lambda *_: None) -> Iterator[Process]:
+    """A server and its address. A suite under nohup ignores hang-ups, and so would its child."""
+    before = signal.signal(signal.SIGHUP, on_hang_up)
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     signal.signal(signal.SIGHUP, before)
     assert child.stdout is not None
-    yield child, child.stdout.readline().strip()
-    child.kill()
-    child.wait()
-    child.stdout.close()
+    try:
+        url = child.stdout.readline().strip()
+        assert url, "it ended before it was ready"
+        yield child, url
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    with serving() as started:
+        yield started
 
 
 def hold_a_request(url: str) -> socket.socket:
@@ -56,7 +72,7 @@ def hold_a_request(url: str) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0), timeout=HANGS_S)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     sock.sendall(head + b"content-length: %d\r\n\r\n" % len(ASK) + ASK)
-    wait_until(lambda: httpx.get(f"{url}/debug/state", trust_env=False, verify=False).json()["num_running"] == 1)
+    wait_until(lambda: loopback.get(f"{url}/debug/state").json()["num_running"] == 1)
     return sock
 
 
@@ -65,36 +81,38 @@ def answer(sock: socket.socket) -> bytes:
     return b"".join(iter(lambda: sock.recv(4096), b""))
 
 
-def test_a_signal_to_an_idle_server_ends_it_without_a_drain(process) -> None:
+def test_a_signal_to_an_idle_server_ends_it_without_a_drain(process: Process) -> None:
     child, _ = process
     child.send_signal(signal.SIGTERM)
     assert child.wait(HANGS_S) == 0
 
 
-def test_a_second_signal_does_not_wait_for_the_drain(process) -> None:
+def test_a_second_signal_does_not_wait_for_the_drain(process: Process) -> None:
     child, url = process
     with hold_a_request(url) as sock:
         child.send_signal(signal.SIGTERM)
-        wait_until(lambda: httpx.get(f"{url}/ready", trust_env=False, verify=False).status_code == 503)
+        wait_until(lambda: loopback.get(f"{url}/ready").status_code == 503)
         time.sleep(2 * SAME_SIGNAL_S)  # sooner it would be taken for the same signal
         child.send_signal(signal.SIGTERM)
         assert child.wait(HANGS_S) == 0
         assert b"shutting_down" in answer(sock)
 
 
-def test_a_hang_up_drains_as_any_request_to_end_does(process) -> None:
+def test_a_hang_up_drains_as_any_request_to_end_does(process: Process) -> None:
     child, url = process
     with hold_a_request(url) as sock:
         child.send_signal(signal.SIGHUP)
-        wait_until(lambda: httpx.get(f"{url}/ready", trust_env=False, verify=False).json()["reason"] == "draining")
-        assert httpx.get(f"{url}/debug/state", trust_env=False, verify=False).json()["num_running"] == 1
+        wait_until(lambda: loopback.get(f"{url}/ready").json()["reason"] == "draining")
+        assert loopback.get(f"{url}/debug/state").json()["num_running"] == 1
         child.send_signal(signal.SIGQUIT)
         assert b"shutting_down" in answer(sock)
     assert child.wait(HANGS_S) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGUSR1, signal.SIGXCPU])
-def test_other_signals_that_end_processes_end_it_at_once_and_whoever_is_served_is_told(process, number) -> None:
+def test_other_signals_that_end_processes_end_it_at_once_and_whoever_is_served_is_told(
+    process: Process, number: int
+) -> None:
     child, url = process
     with hold_a_request(url) as sock:
         child.send_signal(number)
@@ -103,34 +121,20 @@ def test_other_signals_that_end_processes_end_it_at_once_and_whoever_is_served_i
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        child = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    with child:
-        assert child.stdout is not None
-        assert child.stdout.readline()
+    with serving(on_hang_up=signal.SIG_IGN) as (child, _):
         status = dict(line.split(":", 1) for line in Path(f"/proc/{child.pid}/status").read_text().splitlines())
         assert int(status["SigIgn"], 16) >> (signal.SIGHUP - 1) & 1
-        child.terminate()
 
 
 def test_there_are_no_more_connections_than_files_may_be_open() -> None:
     """One over that could not be accepted: its client would wait for ever."""
-    program = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))\n" + PROGRAM
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        url = child.stdout.readline().strip()
-        try:
-            info = httpx.get(f"{url}/server_info", trust_env=False, verify=False).json()
-            soft = resource.prlimit(child.pid, resource.RLIMIT_NOFILE)[0]
-        finally:
-            child.terminate()
-        assert (info["server"]["max_connections"], soft) == (64, 128)
+    with serving("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))\n" + PROGRAM) as (child, url):
+        info = loopback.get(f"{url}/server_info").json()
+        assert info["server"]["max_connections"] == 64
+        assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE)[0] == 128
 
 
-def test_there_is_one_listener_and_it_is_on_loopback(process) -> None:
+def test_there_is_one_listener_and_it_is_on_loopback(process: Process) -> None:
     child, url = process
     sockets = {os.readlink(f"/proc/{child.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{child.pid}/fd")}
     listening = []
