@@ -17,7 +17,6 @@ from forebay.requests.transfers import Arrived, Broken, Closed, Decline, Offer, 
 from forebay.requests.updates import Failure
 
 RETRIES_PER_BEAT: Final = 4
-FINAL: Final = frozenset({"layout_mismatch", "transfer_backend_mismatch"})  # the next session would meet them again
 
 log = get_logger("disagg")
 
@@ -63,6 +62,11 @@ class Peer:
         if self.session is not None:
             self.session.send(frame)
 
+    def say_what_is_unsaid(self) -> None:
+        for _, frame in self.unsaid:
+            self.send(frame)
+        self.unsaid.clear()
+
 
 class DecodeSide:
     def __init__(self, desk: Desk) -> None:
@@ -84,7 +88,7 @@ class DecodeSide:
     # -- orders ----------------------------------------------------------------------------------------------------
 
     def offer(self, offer: Offer) -> None:
-        peer = self._peers.setdefault((offer.host, offer.port), Peer((offer.host, offer.port)))
+        peer = self._peer_of(offer)
         receipt, nonce = Receipt(offer, self._desk.clock()), offer.ticket.nonce
         assert nonce not in self._receipts, f"the ticket of room {offer.ticket.room} has been offered before"
         self._receipts[nonce] = peer, receipt
@@ -93,9 +97,7 @@ class DecodeSide:
             self._break(peer, receipt, failures.key_required(offer.host))
             return
         if peer.rests:
-            failure = failures.peer_asleep(f"{offer.host}:{offer.port}")
-            peer.send(_declined(offer, failure))  # it may have woken since it said so, and would wait
-            self._break(peer, receipt, failure)
+            self._break(peer, receipt, failures.peer_asleep(f"{offer.host}:{offer.port}"))
             return
         try:
             landing = Landing(self._desk.shapes, offer.spans, offer.num_tokens)
@@ -109,15 +111,13 @@ class DecodeSide:
             self._connect(peer)
 
     def decline(self, order: Decline) -> None:
-        if not self._may_ask(order.host):
-            return
-        peer = self._peers.setdefault((order.host, order.port), Peer((order.host, order.port)))
-        frame = _declined(order, order.failure)
-        if peer.session is not None and peer.session.is_joined:
-            peer.send(frame)
-        else:
-            peer.unsaid.append((self._desk.clock(), frame))
+        peer = self._peer_of(order)
+        self._decline(peer, order, order.failure, self._desk.clock())
+        if peer.unsaid:
             self._connect(peer)
+
+    def _peer_of(self, order: Offer | Decline) -> Peer:
+        return self._peers.setdefault((order.host, order.port), Peer((order.host, order.port)))
 
     def _may_ask(self, host: str) -> bool:
         return bool(self._desk.options.cluster_key) or is_loopback(host)
@@ -131,9 +131,6 @@ class DecodeSide:
         """The offer goes out: from here on it is not ours alone to close."""
         offer = receipt.offer
         receipt.stage, receipt.instance, receipt.reach = Stage.OFFERED, session.instance, session.reach
-        places = {
-            kind: frames.Places(span.start, span.ids.astype("<i8").tobytes()) for kind, span in offer.spans.items()
-        }
         session.send(
             frames.Offering(
                 nonce=offer.ticket.nonce,
@@ -141,7 +138,7 @@ class DecodeSide:
                 num_tokens=offer.num_tokens,
                 digest=offer.digest,
                 start=offer.start,
-                places=places,
+                places={kind: frames.Places.of(span) for kind, span in offer.spans.items()},
                 weight_version=offer.weight_version,
             )
         )
@@ -156,8 +153,20 @@ class DecodeSide:
         self._desk.emit(Broken(receipt.ticket, failure))
         if was is Stage.OFFERED:
             peer.send(frames.Withdrawn(receipt.ticket.nonce, failure))
+        else:
+            self._decline(peer, receipt.offer, failure, receipt.since)
         if receipt.reach is None:
             self._close(receipt)
+
+    def _decline(self, peer: Peer, half: Offer | Decline, failure: Failure, since: float) -> None:
+        """Prefill would wait for it until that took too long. Said in the next session, where there is none."""
+        if not self._may_ask(half.host):
+            return
+        frame = frames.Declined(half.ticket.nonce, half.ticket.room, half.num_tokens, half.digest, failure)
+        if peer.session is not None and peer.session.is_joined:
+            peer.send(frame)
+        else:
+            peer.unsaid.append((since, frame))
 
     def _close(self, receipt: Receipt) -> None:
         if receipt.stage is not Stage.CLOSING:
@@ -237,14 +246,18 @@ class DecodeSide:
     def on_joined(self, session: Session) -> None:
         peer = self._peers[session.address]
         log.info(event("prefill_joined", where=session.where, shared=session.reach is not None))
-        unsaid, peer.unsaid = peer.unsaid, []
-        for _, frame in unsaid:
-            peer.send(frame)
+        peer.say_what_is_unsaid()
         for receipt in [*peer.receipts.values()]:
             if receipt.stage is Stage.WAITING:
                 self._make(peer, receipt, session)
             elif receipt.stage is Stage.BROKEN:  # in an earlier session: is anybody still writing?
                 peer.send(frames.Withdrawn(receipt.ticket.nonce, failures.peer_lost(session.where, "it was anew")))
+
+    def on_session_refused(self, session: Session, failure: Failure) -> None:
+        peer = self._peers[session.address]
+        for receipt in [*peer.receipts.values()]:
+            self._break(peer, receipt, failure)
+        peer.say_what_is_unsaid()
 
     def on_session_lost(self, session: Session, failure: Failure) -> None:
         """What was offered in it breaks; what waits for one may still have the next."""
@@ -252,7 +265,7 @@ class DecodeSide:
         peer.session, peer.rests = None, False
         peer.retry_at = self._desk.clock() + self._desk.options.heartbeat_s / RETRIES_PER_BEAT
         for receipt in [*peer.receipts.values()]:
-            if receipt.stage is Stage.OFFERED or failure.code in FINAL:
+            if receipt.stage is Stage.OFFERED:
                 self._break(peer, receipt, failure)
         self._forget(peer)
 
@@ -288,10 +301,6 @@ class DecodeSide:
             self._break(peer, receipt, failures.bootstrap_timeout(f"{peer.address[0]}:{peer.address[1]}", limit_s))
         elif receipt.stage is Stage.BROKEN and receipt.reach is not None and receipt.reach.writer_is_dead():
             self._close(receipt)
-
-
-def _declined(what: Offer | Decline, why: Failure) -> frames.Declined:
-    return frames.Declined(what.ticket.nonce, what.ticket.room, what.num_tokens, what.digest, why)
 
 
 def is_loopback(host: str) -> bool:

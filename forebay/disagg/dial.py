@@ -31,6 +31,10 @@ class SessionUser(Protocol):
 
     def on_session_frame(self, session: Session, frame: object) -> None: ...
 
+    def on_session_refused(self, session: Session, failure: Failure) -> None:
+        """The two do not fit together, nor would they in the next session. It is lost next; frames still go out."""
+        ...
+
     def on_session_lost(self, session: Session, failure: Failure) -> None: ...
 
 
@@ -86,7 +90,7 @@ class Session:
         match frame:
             case frames.Challenge() if frame.protocol != PROTOCOL:
                 difference = f"protocol: prefill speaks {frame.protocol}, decode {PROTOCOL}"
-                self.lose(failures.layout_mismatch(difference))
+                self._part(failures.layout_mismatch(difference))
             case frames.Challenge() if link is control:
                 self.instance = frame.instance
                 link.enter(self._desk.options.cluster_key, self._hellos[0], frame)
@@ -98,7 +102,7 @@ class Session:
             case frames.Welcome():
                 self._welcome(frame)
             case frames.Refused(failure):
-                self.lose(failure)
+                self._part(failure)
             case frames.Joined():
                 self.is_joined = True
                 link.joined()
@@ -111,7 +115,7 @@ class Session:
         difference = mismatch(frame.layout, desk.layout)
         if difference or frame.transport not in desk.transports:
             why = difference or f"prefill chose transport {frame.transport!r}, decode has {desk.transports}"
-            self.lose(failures.layout_mismatch(why))
+            self._part(failures.layout_mismatch(why))
             return
         self.transport = frame.transport
         if frame.transport == "tcp":
@@ -156,6 +160,10 @@ class Session:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def on_lost(self, link: Link, failure: Failure) -> None:
+        self.lose(failure)
+
+    def _part(self, failure: Failure) -> None:
+        self._user.on_session_refused(self, failure)
         self.lose(failure)
 
     def lose(self, failure: Failure) -> None:

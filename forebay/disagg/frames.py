@@ -8,9 +8,11 @@ are meant is said by position in the sequence: what a receiver writes where, its
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from forebay.disagg.layout import Layout
-from forebay.requests.transfers import Tail
+from forebay.disagg.pages import OfferError
+from forebay.requests.transfers import Span, Tail
 from forebay.requests.updates import Failure
 
 
@@ -80,6 +82,16 @@ class Places(msgspec.Struct, frozen=True, array_like=True):
     start: int
     ids: bytes
 
+    @classmethod
+    def of(cls, span: Span) -> Places:
+        return cls(span.start, span.ids.astype("<i8").tobytes())
+
+    def span(self) -> Span:
+        """OfferError for bytes that are no ids."""
+        if len(self.ids) % 8:
+            raise OfferError(f"{len(self.ids)} bytes are no ids", code="invalid_offer")
+        return Span(start=self.start, ids=np.frombuffer(self.ids, dtype="<i8"))
+
 
 class Offering(msgspec.Struct, frozen=True, tag="offering", kw_only=True):
     nonce: bytes
@@ -92,7 +104,8 @@ class Offering(msgspec.Struct, frozen=True, tag="offering", kw_only=True):
 
 
 class Declined(msgspec.Struct, frozen=True, tag="declined"):
-    """Decode: there will be no offer for this prompt."""
+    """Decode: there will be no offer for this prompt. It needs no transport, so it may come before `Joined`, and behind
+    `Refused`."""
 
     nonce: bytes
     room: int

@@ -11,7 +11,6 @@ from itertools import count
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from forebay.base.log import event, get_logger
 from forebay.disagg import failures, frames, mover
@@ -23,7 +22,6 @@ from forebay.disagg.pages import Departing, KindShape, OfferError, Whereabouts, 
 from forebay.disagg.seal import WireError
 from forebay.disagg.tcp import TcpWriter, tune
 from forebay.disagg.writer import Writer
-from forebay.requests.parts import I64
 from forebay.requests.transfers import Broken, Closed, Offered, Rest, Send, Sent, Span, Tail, Ticket, Withdraw
 from forebay.requests.updates import Failure
 
@@ -124,6 +122,8 @@ class PrefillSide:
                 self._introduce(link, guest.hello, frame)
             case frames.Attach() if guest.hello is not None and guest.hello.data:
                 self._attach(link, guest.hello)
+            case frames.Declined() if guest.hello is not None:  # where it was refused
+                self._declined(guest.hello, frame)
             case _:
                 raise WireError(f"a {type(frame).__name__} frame came where a greeting was due")
 
@@ -200,8 +200,8 @@ class PrefillSide:
                 self._invited(session, address)
             case frames.Offering() if session.is_joined:
                 self._offered(session, frame)
-            case frames.Declined(nonce, room, length, digest, why) if session.is_joined:
-                self._desk.emit(Offered(Ticket(session.hello.instance, room, nonce), length, digest, 0, declined=why))
+            case frames.Declined():
+                self._declined(session.hello, frame)
             case frames.Settled(nonce):
                 shipment = self._of(session, nonce)
                 if shipment is not None and shipment.stage is Stage.COMPLETED:
@@ -226,7 +226,7 @@ class PrefillSide:
         if frame.nonce in self._shipments:
             raise WireError(f"the ticket of room {frame.room} was offered twice")
         try:
-            places = {kind: Span(start=place.start, ids=_ids(place)) for kind, place in frame.places.items()}
+            places = {kind: place.span() for kind, place in frame.places.items()}
             departing = Departing(self._desk.shapes, extents(session.shapes, places, frame.num_tokens))
         except OfferError as error:
             self._send(session, frames.Withdrawn(frame.nonce, Failure.of(error)))
@@ -236,6 +236,10 @@ class PrefillSide:
             ticket, session, frame.num_tokens, places, departing, self._desk.clock()
         )
         self._desk.emit(Offered(ticket, frame.num_tokens, frame.digest, frame.start, frame.weight_version))
+
+    def _declined(self, hello: frames.Hello, frame: frames.Declined) -> None:
+        ticket = Ticket(hello.instance, frame.room, frame.nonce)
+        self._desk.emit(Offered(ticket, frame.num_tokens, frame.digest, 0, declined=frame.failure))
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
@@ -391,9 +395,3 @@ class PrefillSide:
             for shipment in self._of_session(session)
             if shipment.stage in (Stage.OPEN, Stage.COMPLETED)
         ]
-
-
-def _ids(place: frames.Places) -> I64:
-    if len(place.ids) % 8:
-        raise OfferError(f"{len(place.ids)} bytes are no ids", code="invalid_offer")
-    return np.frombuffer(place.ids, dtype="<i8")

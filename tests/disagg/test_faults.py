@@ -30,6 +30,7 @@ from forebay.requests.transfers import (
     Arrived,
     Broken,
     Closed,
+    Decline,
     Event,
     Offer,
     Offered,
@@ -42,7 +43,7 @@ from forebay.requests.transfers import (
     Withdraw,
 )
 from forebay.requests.updates import Failure
-from tests.deadlines import wait_until
+from tests.deadlines import NEVER_S, wait_until
 from tests.disagg.pair import (
     BACKENDS,
     EVERYTHING,
@@ -332,8 +333,11 @@ def scripted_nowhere(decode: Half, port: int, host: str = "127.0.0.1") -> Offer:
 
 def test_another_layout_or_backend_is_refused_with_both_values() -> None:
     """G-6"""
-    prefill = half(DisaggregationMode.PREFILL)
-    decodes = [half(DisaggregationMode.DECODE, weights="other"), half(DisaggregationMode.DECODE, EVERYTHING)]
+    prefill, patient = half(DisaggregationMode.PREFILL), replace(OPTIONS, bootstrap_timeout_s=NEVER_S)
+    decodes = [
+        half(DisaggregationMode.DECODE, options=patient, weights="other"),
+        half(DisaggregationMode.DECODE, EVERYTHING, options=patient),
+    ]
     for decode, words in zip(decodes, (["'w'", "'other'"], ["2 x 8", "2 x 5"]), strict=True):
         made = offer(prefill, decode, spans_of(decode, N), N)
         decode.transfers.submit(made)
@@ -342,8 +346,26 @@ def test_another_layout_or_backend_is_refused_with_both_values() -> None:
         assert (broken.failure.kind, broken.failure.code) == ("Unavailable", "layout_mismatch")
         assert all(word in broken.failure.message for word in words)
         assert_ends(decode, made.ticket)
+        assert prefill.wait(Offered, made.ticket) == declined(made, broken.failure)
+        other = offer(prefill, decode, {}, N)
+        decode.transfers.submit(Decline(other.ticket, other.host, other.port, N, other.digest, GONE))
+        assert prefill.wait(Offered, other.ticket) == declined(other, GONE)
+        wait_until(lambda d=decode: not d.transfers._side._peers)  # nobody is called again
         decode.transfers.close()
     prefill.transfers.close()
+
+
+def test_prefill_hears_of_an_offer_that_was_withdrawn_before_the_two_had_a_session() -> None:
+    with decode_alone() as (peer, decode):
+        made = scripted_offer(peer, decode)
+        decode.transfers.submit(Withdraw(made.ticket, GONE))
+        assert_ends(decode, made.ticket)
+        peer.join(decode, layout_of(decode.cache), "tcp")
+        assert peer.control.wait(frames.Declined) == frames.Declined(made.ticket.nonce, 7, N, made.digest, GONE)
+
+
+def declined(made: Offer, why: Failure) -> Offered:
+    return Offered(made.ticket, N, made.digest, 0, declined=why)
 
 
 @pytest.mark.parametrize("older", [dial, link], ids=["decode", "prefill"])
