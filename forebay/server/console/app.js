@@ -16,6 +16,7 @@ const narrow = matchMedia("(max-width: 60rem)");
 
 let model = "";
 
+const refresh = (id) => id === chat.conversation?.id && chat.refresh();
 const say = (text) => ($("announcer").textContent = text);
 const toast = new Toast($("toast"));
 const options = new Options($("settings"), $("settings-form"), { onChange: (values) => chat.set({ options: values }) });
@@ -26,7 +27,7 @@ const store = new Store({
   },
   onChange: (id) => {
     panel.draw();
-    if (id === chat.conversation?.id) chat.refresh();
+    refresh(id);
   },
 });
 const panel = new Panel({
@@ -34,6 +35,7 @@ const panel = new Panel({
   toast,
   onGone: (id) => id === chat.conversation.id && begin(),
   onNamed: ({ id, title }) => id === chat.conversation.id && chat.set({ title }),
+  onJoined: refresh,
 });
 const chat = new Chat({
   list: $("turns"),

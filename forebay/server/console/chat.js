@@ -142,6 +142,7 @@ export class Chat {
     if (this.busy) return;
     this.conversation.head = head;
     this.draw();
+    this.onBusy(false);
     await this.set({ head });
   }
 
@@ -222,6 +223,7 @@ export class Chat {
         clock.tick();
         onNews();
         if (performance.now() - kept < KEEP_MS) continue;
+        if (kept < 0) this.set({ head: answer.id }); // whoever opens the conversation now sees this version
         kept = performance.now();
         this.keep(answer);
         this.tell();
@@ -247,21 +249,22 @@ export class Chat {
     if (this.busy) return;
     const { conversation, tree } = this;
     const gone = tree.below(message);
-    const head = conversation.head;
-    const put = async (next, records, removed) => {
-      conversation.head = next;
-      if (this.tree === tree) this.draw();
-      this.onBusy(this.busy);
-      await Promise.all([this.store.write(records, removed), this.store.patch(conversation, { head: next })]);
-    };
+    const { head } = conversation;
     const others = tree.versions(message).filter(({ id }) => id !== message.id);
     tree.remove(gone);
-    const next = tree.leaf(others.at(-1)?.id ?? message.parent);
-    this.toast.show(gone.length > 1 ? `Deleted, with the ${gone.length - 1} below.` : "Deleted.", () => {
-      for (const each of gone) tree.add(each);
-      put(head, gone, []);
-    });
-    await put(next, [], gone);
+    this.toast.show(gone.length > 1 ? `Deleted, with the ${gone.length - 1} below.` : "Deleted.", () =>
+      this.restore(conversation, gone, head),
+    );
+    await Promise.all([this.store.write([], gone), this.choose(tree.leaf(others.at(-1)?.id ?? message.parent))]);
+  }
+
+  // Messages that were removed are there again, and shown: not in place of an answer that is being written, though.
+  async restore(conversation, gone, head) {
+    this.store.write(gone);
+    if (this.conversation.id !== conversation.id) return this.store.patch(conversation, { head });
+    this.tree = new Tree([...this.tree.byId.values(), ...gone]);
+    this.draw();
+    return this.choose(head);
   }
 
   toEnd() {

@@ -37,6 +37,10 @@ const INLINE_MATH =
   /^(?:\\\(([^]{1,2000}?)\\\)|\\\[([^]{1,4000}?)\\\]|\$\$([^$]{1,4000}?)\$\$|\$(?![\s$])((?:\\.|[^$\\\n]){0,500}?[^\s$\\])\$(?![\d$]))/;
 const BLOCK_MATH = /^ {0,3}(?:\$\$([^]{1,8000}?)\$\$|\\\[([^]{1,8000}?)\\\])[ \t]*(?:\n|$)/;
 
+// A note's text ends at an empty line or the next note.
+const NOTE = /^ {0,3}\[\^([^\]\s]{1,60})\]:[ \t]*([^]*?)(?=\n[ \t]*(?:\n|\[\^[^\]\s]{1,60}\]:)|\n?$)/;
+const NOTE_MARK = /^\[\^([^\]\s]{1,60})\]/;
+
 const marked = new Marked({
   gfm: true,
   breaks: true,
@@ -85,6 +89,34 @@ const marked = new Marked({
       },
       renderer: ({ tex, display }) => `<span class="math${display ? " display" : ""}">${escape(tex.trim())}</span>`,
     },
+    {
+      name: "note",
+      level: "block",
+      start: (source) => {
+        const at = source.search(/\n {0,3}\[\^[^\]\s]{1,60}\]:/);
+        return at < 0 ? undefined : at + 1;
+      },
+      tokenizer(source) {
+        const found = NOTE.exec(source);
+        if (!found) return undefined;
+        const [raw, label, text] = found;
+        this.lexer.tokens.links[`^${label}`] = { href: "", title: "" }; // lines are read after all blocks: marks know
+        return { type: "note", raw, label, tokens: this.lexer.inline(text) };
+      },
+      renderer({ label, tokens }) {
+        return `<div class="note"><sup>${escape(label)}</sup><span>${this.parser.parseInline(tokens)}</span></div>`;
+      },
+    },
+    {
+      name: "noteMark",
+      level: "inline",
+      tokenizer(source) {
+        const found = NOTE_MARK.exec(source);
+        if (!found || !this.lexer.tokens.links[`^${found[1]}`]) return undefined;
+        return { type: "noteMark", raw: found[0], label: found[1] };
+      },
+      renderer: ({ label }) => `<sup class="mark">${escape(label)}</sup>`,
+    },
   ],
 });
 
@@ -129,6 +161,7 @@ export class Markdown {
     const last = this.root.lastChild;
     if (open < tokens.length && last?.tagName === "FIGURE") this.code = last.querySelector("code");
     else if (open < tokens.length) for (const math of last?.querySelectorAll?.(".math") ?? []) typeset(math);
+    if (done) linkNotes(this.root);
   }
 
   // Those that nobody has looked at yet.
@@ -171,7 +204,7 @@ function nodesOf(token, links) {
 }
 
 function polished(fragment) {
-  for (const block of fragment.querySelectorAll("p, h3, h4, h5, h6, li, th, td")) block.dir = "auto";
+  for (const block of fragment.querySelectorAll("p, h3, h4, h5, h6, li, th, td, .note > span")) block.dir = "auto";
   for (const link of fragment.querySelectorAll("a")) openElsewhere(link);
   for (const table of fragment.querySelectorAll("table")) {
     const box = make("div", "table");
@@ -184,6 +217,27 @@ function polished(fragment) {
   for (const pre of fragment.querySelectorAll("pre")) frame(pre);
   for (const node of [...fragment.childNodes]) if (node.nodeType === Node.TEXT_NODE && !node.data.trim()) node.remove();
   return fragment;
+}
+
+// Marks lead to their notes, and a note back to its first mark. Not by addresses: the page's says which chat is open.
+function linkNotes(root) {
+  const notes = new Map([...root.querySelectorAll(".note")].map((note) => [note.firstChild.textContent, note]));
+  for (const mark of root.querySelectorAll(".mark")) {
+    const label = mark.textContent;
+    const note = notes.get(label);
+    if (!note) continue; // it is in a block that stays plain
+    const there = leading(label, `Note ${label}`, note);
+    mark.replaceChildren(there);
+    if (!note.hasAttribute("tabindex")) note.append(leading("↩", `Back from note ${label}`, there));
+    note.tabIndex = -1;
+  }
+}
+
+function leading(text, label, target) {
+  const made = button(text, () => target.focus());
+  made.setAttribute("aria-label", label);
+  made.setAttribute("role", "link");
+  return made;
 }
 
 // In a tab of its own that knows nothing of this one, and with the host in sight where the label hides it.

@@ -9,9 +9,10 @@ const DAY = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" 
 const DATE = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", year: "numeric" });
 
 export class Panel {
-  // `onGone(id)`: a conversation was deleted; `onNamed(conversation)`: another name for it.
-  constructor({ store, toast, onGone, onNamed }) {
-    Object.assign(this, { store, toast, onGone, onNamed });
+  // `onGone(id)`: a conversation was deleted; `onNamed(conversation)`: another name for it; `onJoined(id)`: messages of a file
+  // are among its own.
+  constructor({ store, toast, onGone, onNamed, onJoined }) {
+    Object.assign(this, { store, toast, onGone, onNamed, onJoined });
     this.current = null;
     this.found = null; // of a search: the ids with the text in them
     this.chosen = null; // whose menu is open
@@ -145,7 +146,8 @@ export class Panel {
       const conversations = transfer.fromJson(await file.text());
       for (const { messages, ...conversation } of conversations) {
         await this.store.patch(conversation, { deleted: 0 }); // first: what is there is not purged
-        await this.store.write(messages);
+        await this.store.add(messages);
+        this.onJoined(conversation.id);
       }
       this.toast.show(`Imported ${conversations.length} ${conversations.length === 1 ? "chat" : "chats"}.`);
     } catch (error) {

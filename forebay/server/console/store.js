@@ -67,6 +67,17 @@ export class Store {
     });
   }
 
+  // Puts those of a file's messages that are not there: what was said is never written over.
+  async add(messages) {
+    await this.change(messages[0]?.conversation, messages, [], (tx) => {
+      const store = tx.objectStore("messages");
+      for (const message of messages) {
+        const asked = store.getKey(message.id);
+        asked.onsuccess = () => asked.result === undefined && store.put(message);
+      }
+    });
+  }
+
   // Writes these fields of a conversation. Where another tab has removed it, it is there again, whole.
   async patch(conversation, fields) {
     Object.assign(conversation, fields);
@@ -77,7 +88,8 @@ export class Store {
     }, conversation);
   }
 
-  // Removes a deleted conversation and its messages for good, unless it has come back meanwhile.
+  // Removes a deleted conversation and its messages for good, unless it has come back meanwhile. Where the storage is full
+  // that it was deleted is only held.
   async purge(id) {
     const messages = await this.messages(id);
     const held = this.held.conversations.get(id);
@@ -87,7 +99,7 @@ export class Store {
       const conversations = tx.objectStore("conversations");
       const asked = conversations.get(id);
       asked.onsuccess = () => {
-        if (asked.result && !asked.result.deleted) return;
+        if (!held && asked.result && !asked.result.deleted) return;
         conversations.delete(id);
         for (const message of messages) tx.objectStore("messages").delete(message.id);
       };
