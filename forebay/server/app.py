@@ -61,6 +61,7 @@ from forebay.text.tokenizer import Tokenizer
 Handler = Callable[[Request, ServerContext], Awaitable[Response]]
 
 DOCS: Final = "/docs"
+OPENAPI: Final = "/openapi.json"
 
 ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
     ("POST", "/v1/chat/completions", generate.chat_completions, ChatRequest),
@@ -127,7 +128,7 @@ def create_app(server: ServerContext) -> ASGIApp:
     """The ASGI application; run it with `http.protocol.protocol_class`, which holds the limits below ASGI."""
     assets = load_assets()
     routes, paths = create_routes(server, assets), [path for _, path, _, _ in ROUTES]
-    public = (*assets, DOCS)  # which hold nothing of the operator's
+    public = (*assets, DOCS, OPENAPI)  # which hold nothing of the operator's
     return with_cors(Gateway(routes, server.security, server.metrics, paths=paths, public_paths=public), server.config)
 
 
@@ -135,7 +136,7 @@ def create_routes(server: ServerContext, assets: dict[str, Asset]) -> Starlette:
     """The routes alone."""
     routes = [Route(path, _endpoint(handler, server), methods=[method]) for method, path, handler, _ in ROUTES]
     routes += [Route(path, file_endpoint(asset)) for path, asset in assets.items()]
-    routes += [Route("/openapi.json", _openapi), Route(DOCS, _docs)]
+    routes += [Route(OPENAPI, _openapi), Route(DOCS, _docs)]
     app = Starlette(routes=routes, exception_handlers=dict.fromkeys((ForebayError, 404, 405, Exception), pass_on))
     app.router.redirect_slashes = False
     return app

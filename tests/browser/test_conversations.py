@@ -21,20 +21,20 @@ from tests.server.fake_engine import FakeEngine
 
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 RICH = "# Title\n\n|a|b|\n|-|-:|\n|1|2|\n\n```python\nx = 1  # one\n```\n\n\\[x^2\\]\n\n"
-RICH += "- [x] [a link](https://e.example/)\n\n> quoted"
+RICH += "- [x] [a link](https://e.example/)\n\n> quoted[^1]\n\n[^1]: A *note*."
 EMPTY = """() => new Promise((done) => {
     localStorage.clear();
     sessionStorage.clear();
     indexedDB.deleteDatabase("forebay").onsuccess = () => done();
 })"""
-KEPT = """async () => {
+KEPT = """async (least) => {
     for (;;) {
         const opening = indexedDB.open("forebay");
         const db = await new Promise((done) => (opening.onsuccess = () => done(opening.result)));
         const asked = db.transaction("messages").objectStore("messages").getAll();
         const all = await new Promise((done) => (asked.onsuccess = () => done(asked.result)));
         db.close();
-        if (all.some(({ role, content }) => role === "assistant" && content)) return;
+        if (all.filter(({ role, content }) => role === "assistant" && content).length >= least) return;
         await new Promise((done) => setTimeout(done, 20));
     }
 }"""
@@ -114,11 +114,38 @@ def test_answer_that_a_reload_cut_is_kept_as_stopped_with_its_figures(chat: Page
         ask(chat, "say one two three four five six")
         server.until(lambda: bool(server.engine.running))
         server.call(server.engine.step)
-        chat.evaluate(KEPT)
+        chat.evaluate(KEPT, 1)
         chat.reload()
         expect(chat.locator(".answer .body")).not_to_be_empty()
         expect(chat.locator(".stats")).to_have_text(re.compile(r"1 token · 1 of \d+ prompt tokens cached.*stopped"))
     answered(chat, "say again")
+    with held(server):
+        chat.get_by_role("button", name="Regenerate").last.click()
+        server.until(lambda: bool(server.engine.running))
+        server.call(server.engine.step)
+        chat.evaluate(KEPT, 3)
+        chat.reload()
+        expect(chat.get_by_label("Version 2 of 2")).to_be_visible()  # the one that was being written
+
+
+def test_undo_leaves_an_answer_that_is_being_written_where_it_is(chat: Page, server: Running) -> None:
+    answered(chat, "say red")
+    answered(chat, "say green")
+    second = chat.get_by_role("article", name="You").last
+    second.hover()
+    second.get_by_role("button", name="Delete message").click()
+    bodies = chat.locator(".answer .body")
+    expect(bodies).to_have_text(["red"])
+    with held(server):
+        chat.get_by_role("button", name="Regenerate").click()
+        server.until(lambda: bool(server.engine.running))
+        chat.get_by_role("button", name="Undo").click()
+        expect(chat.locator("#toast")).to_be_hidden()
+        expect(bodies).to_have_attribute("aria-busy", "true")
+    expect(bodies).to_have_text(["red"])
+    expect(chat.locator(".stats")).to_contain_text("stop")
+    chat.get_by_role("button", name="Earlier version").click()
+    expect(bodies).to_have_text(["red", "green"])
 
 
 def test_chats_are_searched_by_name_and_text_and_renamed(chat: Page) -> None:
@@ -208,6 +235,36 @@ def test_chats_leave_as_files_and_come_back(chat: Page, tmp_path: Path) -> None:
     expect(chat.locator(".stats")).to_contain_text("tok/s · stop")
     chat.locator("#import-file").set_input_files({"name": "b.json", "mimeType": "application/json", "buffer": b"[]"})
     expect(chat.get_by_text("b.json: these are no chats of Forebay.")).to_be_visible()
+
+
+def test_file_joins_the_chat_that_is_open_and_writes_over_nothing(chat: Page) -> None:
+    answered(chat, "say red")
+    answered(chat, "say green")
+    with chat.expect_download() as whole:
+        chat.get_by_role("button", name="Export all").click()
+    file = Path(whole.value.path()).read_bytes().replace(b'"content": "red"', b'"content": "changed"')
+    second = chat.get_by_role("article", name="You").last
+    second.hover()
+    second.get_by_role("button", name="Delete message").click()
+    bodies = chat.locator(".answer .body")
+    expect(bodies).to_have_text(["red"])
+    chat.locator("#import-file").set_input_files({"name": "a.json", "mimeType": "application/json", "buffer": file})
+    expect(bodies).to_have_text(["red", "green"])
+    chat.reload()
+    expect(bodies).to_have_text(["red", "green"])
+
+
+def test_notes_of_an_answer_lead_there_and_back(chat: Page) -> None:
+    answer = answered(chat, "Something rich")
+    address = chat.url
+    mark = answer.get_by_role("link", name="Note 1", exact=True)
+    mark.press("Enter")
+    expect(answer.locator(".note")).to_be_focused()
+    expect(answer.locator(".note")).to_contain_text("A note.")
+    chat.keyboard.press("Tab")
+    chat.keyboard.press("Enter")
+    expect(mark).to_be_focused()
+    assert chat.url == address
 
 
 def test_two_tabs_see_each_other_and_lose_nothing(chat: Page, server: Running) -> None:

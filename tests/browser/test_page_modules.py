@@ -25,6 +25,17 @@ RENDER = """const { Markdown } = await import("/console/markdown.js");
             const root = document.createElement("div");
             new Markdown(root).update(text, true);"""
 
+# A chat of one message that was deleted, in storage or, where there is none, in memory.
+STORE = """const { Store } = await import("/console/store.js");
+            const store = new Store({ onTrouble() {}, onChange() {} });
+            if (!isKept) store.opening = Promise.resolve();
+            const chat = { id: "c0000001", deleted: 1 };
+            await store.patch(chat, { deleted: 1 });
+            await store.write([{ id: "m0000001", conversation: "c0000001", content: "" }]);"""
+MARK = '<button class="quiet" type="button" aria-label="{}" role="link">{}</button>'
+NOTES = f'<p>a[^x] <sup class="mark">{MARK.format("Note 1", "1")}</sup></p><div class="note" tabindex="-1"><sup>1</sup>'
+NOTES += f"<span>one<br>two</span>{MARK.format('Back from note 1', '↩')}</div>"
+NOTES += '<div class="note"><sup>2</sup><span>&lt;b&gt;</span></div><p>b</p>'
 MARKDOWN = [
     ("a *b* **c** `d` ~~e~~", "<p>a <em>b</em> <strong>c</strong> <code>d</code> <del>e</del></p>"),
     ("# One\ntwo\nthree", "<h3>One</h3><p>two<br>three</p>"),
@@ -43,6 +54,7 @@ MARKDOWN = [
     ),
     ("- [x] a", '<ul><li><span class="task">☑</span> a</li></ul>'),
     ("a $5 and $6 b", "<p>a $5 and $6 b</p>"),
+    ("a[^x] [^1]\n[^1]: one\ntwo\n[^2]: <b>\n\nb", NOTES),
     ("see [it][1]\n\nafter\n\n[1]: https://e.example/x", None),
     ("", ""),
 ]
@@ -165,6 +177,44 @@ def test_imported_chats_are_checked_field_by_field(modules: Page) -> None:
     assert chat["messages"] == [
         {"id": "m0000001", "conversation": "c0000001", "parent": None, "role": "user", "content": "hi", "finish": ""}
     ]
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_chat_that_comes_back_while_it_is_removed_for_good_stays(modules: Page, is_kept: bool) -> None:
+    assert modules.evaluate(
+        f"""async (isKept) => {{
+            {STORE}
+            const {{ messages }} = store;
+            store.messages = async (id) => {{
+                const found = await messages.call(store, id);
+                await store.patch(chat, {{ deleted: 0 }}); // behind the look, before anything is removed
+                return found;
+            }};
+            await store.purge("c0000001");
+            const {{ deleted }} = await store.conversation("c0000001");
+            return [deleted, (await messages.call(store, "c0000001")).length];
+        }}""",
+        is_kept,
+    ) == [0, 1]
+
+
+def test_chat_can_be_removed_where_the_storage_is_too_full_to_note_that_it_is_deleted(modules: Page) -> None:
+    assert modules.evaluate(
+        f"""async () => {{
+            const isKept = true;
+            {STORE}
+            await store.patch(chat, {{ deleted: 0 }});
+            const {{ put }} = IDBObjectStore.prototype;
+            IDBObjectStore.prototype.put = () => {{ throw new DOMException("full", "QuotaExceededError"); }};
+            try {{
+                await store.patch(chat, {{ deleted: 1 }});
+                await store.purge("c0000001");
+            }} finally {{
+                IDBObjectStore.prototype.put = put;
+            }}
+            return [(await store.conversation("c0000001")) ?? null, await store.messages("c0000001")];
+        }}"""
+    ) == [None, []]
 
 
 def test_engine_that_began_anew_between_two_looks_generated_no_negative_tokens(modules: Page) -> None:

@@ -65,7 +65,7 @@ REFUSED: list[tuple[tuple[str, bytes], ...]] = [
 ]
 PATHS = [path.replace("{model_id:path}", "tiny") for _, path, _, _ in ROUTES]
 TRICKS = [
-    "/openapi.json",
+    "/openapi.json/x",
     "/Docs",
     "/docs/../v1/models",
     "/docs;/x",
@@ -105,10 +105,11 @@ def test_health_needs_no_key_but_only_by_get(guarded: Running) -> None:
     assert status(guarded, "POST", "/health") == 401
 
 
-def test_the_reference_needs_no_key_and_loads_nothing_from_elsewhere(guarded: Running) -> None:
+def test_the_reference_needs_no_key_and_what_it_links_to_neither(guarded: Running) -> None:
     with guarded.client() as client:
         page = client.get("/docs")
         assert (page.status_code, client.post("/docs").status_code) == (200, 401)
+        assert (client.get("/openapi.json").status_code, client.post("/openapi.json").status_code) == (200, 401)
     assert "<script" not in page.text
     assert page.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
     loaded = re.findall(r'(?:src|href)="([^"#]*)', page.text)
