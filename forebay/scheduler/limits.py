@@ -92,14 +92,26 @@ def overdue(req: Request, config: SchedulerConfig, now: float, admits: bool = Tr
     """Why a request that queued, ran or stood still for too long has to end; None for one that has time. How long
     another engine may take is not known here. Where nobody is admitted, who has begun and waits does not stand still.
     """
-    why, age, still = None, now - req.arrival, now - req.last_progress
+    error, age, still = None, now - req.arrival, now - req.last_progress
     if age > config.request_timeout_s:
-        why = f"the request took {age:.1f} s; the limit is {config.request_timeout_s:g} s (--request-timeout)"
+        error = RequestTimeout(
+            f"the request took {age:.1f} s; the limit is {config.request_timeout_s:g} s (--request-timeout)"
+        )
     elif req.status in (Status.PENDING, Status.WAITING) and req.cache_report is None:  # it has never started
         if age > config.queue_timeout_s:
-            why = f"the request queued for {age:.1f} s; the limit is {config.queue_timeout_s:g} s (--queue-timeout)"
+            error = RequestTimeout(
+                f"the request queued for {age:.1f} s; the limit is {config.queue_timeout_s:g} s (--queue-timeout). "
+                f"{config.max_running_requests} run at once (--max-running-requests), and it may come to "
+                f"{req.max_kv_len} of the {config.num_pages * config.page_size} tokens that fit into the KV cache "
+                "(--max-total-tokens): lower max_tokens, as a chat without it may take all that the context has left, "
+                "or raise a limit"
+            )
     elif still > config.stall_timeout_s and req.status is not Status.TRANSFERRING and (admits or req.held):
-        why = f"no token for {still:.1f} s; the limit is {config.stall_timeout_s:g} s (--stall-timeout)"
-    if why and not admits and not req.held:
-        return Unavailable(f"{why}, and the engine is asleep", code="asleep")
-    return RequestTimeout(why) if why else None
+        error = RequestTimeout(
+            f"no token for {still:.1f} s; the limit is {config.stall_timeout_s:g} s (--stall-timeout)"
+        )
+    if error and not admits and not req.held:
+        return Unavailable(
+            f"the request has waited for {age:.1f} s, and the engine is asleep: try again later", code="asleep"
+        )
+    return error

@@ -345,7 +345,12 @@ def test_abort_is_by_exact_id():
 @pytest.mark.parametrize(
     ("limits", "running", "message"),
     [
-        ({"queue_timeout_s": 5.0}, False, "queued for 10.0 s; the limit is 5 s"),
+        (
+            {"queue_timeout_s": 5.0, "max_running_requests": 7, "page_size": 4, "num_pages": 64},
+            False,
+            "queued for 10.0 s; the limit is 5 s (--queue-timeout). 7 run at once (--max-running-requests), and it may "
+            "come to 6 of the 256 tokens that fit into the KV cache (--max-total-tokens): lower max_tokens",
+        ),
         ({"request_timeout_s": 5.0}, True, "took 10.0 s; the limit is 5 s"),
         ({"stall_timeout_s": 5.0}, True, "no token for 10.0 s; the limit is 5 s"),
     ],
