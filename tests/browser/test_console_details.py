@@ -53,6 +53,8 @@ def test_copy_takes_the_answer_as_it_was_written(open_console: Open, page: Page)
     server = open_console("some **bold** words")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
     ask(page)
+    expect(page.locator(".stats")).to_contain_text("stop")
+    page.evaluate("() => (window.setTimeout = () => 0)")  # what the button says stays
     page.get_by_role("button", name="Copy answer").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == "some **bold** words"
@@ -85,6 +87,7 @@ def test_nothing_overflows_sideways(open_console: Open, page: Page, width: int) 
 def test_box_is_as_wide_as_the_text_above_it(open_console: Open, page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 700})
     open_console()
+    expect(page.locator("#ready")).to_have_text("ready")
     sides = "box => [box.getBoundingClientRect().left, box.getBoundingClientRect().right]"
     assert page.locator("#composer").evaluate(sides) == page.locator("#welcome").evaluate(sides)
 

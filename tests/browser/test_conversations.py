@@ -75,10 +75,11 @@ def held(server: Running) -> Iterator[None]:
 
 
 def answered(page: Page, text: str) -> Locator:
-    """Asks, and returns the answer when it is there."""
+    """Asks, and returns the answer when it is there and kept."""
     ask(page, text)
     answer = page.get_by_role("article", name="Answer").last
     expect(answer.locator(".stats")).to_contain_text("stop")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
     return answer
 
 

@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 import re
-import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -297,15 +296,17 @@ def test_a_checkpoint_that_cannot_be_served_fails_the_start_with_its_reason(chec
         asyncio.run(scene())
 
 
-def test_an_engine_killed_while_it_decodes_a_real_model_tells_its_client(checkpoint: Tiny) -> None:
+def test_an_engine_killed_while_it_decodes_a_real_model_tells_its_client(
+    checkpoint: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_TEST_FAULTS", "1")
+    monkeypatch.setenv("FOREBAY_FAULTS", "engine.launch=kill@4")
+
     async def scene() -> None:
         async with AsyncEngine.start(str(checkpoint.path), **FLAGS) as engine:
-            params = SamplingParams(max_tokens=400, ignore_eos=True)
-            stream = engine.submit(prompt_token_ids=[5, 6], params=params)
-            await anext(stream)
-            os.kill(engine.pid, signal.SIGKILL)
             async with asyncio.timeout(HANGS_S):
-                (*_, last) = [update async for update in stream]
+                (first, *_, last) = [update async for update in engine.submit(prompt_token_ids=[5, 6], params=GREEDY)]
+            assert first.token_ids
             assert last.failure is not None
             assert last.failure.code == "engine_dead"
 

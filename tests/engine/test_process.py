@@ -83,8 +83,8 @@ async def _draining(engine: AsyncEngine) -> list[Stream]:
 PHASES = {
     "idle": (0.0, _idle),
     "in a long prefill": (NEVER_S, _prefilling),
-    "streaming": (0.02, _streaming),
-    "draining": (0.02, _draining),
+    "streaming": (0.1, _streaming),
+    "draining": (0.1, _draining),
 }
 
 
@@ -197,8 +197,8 @@ SERVERS = {
     "while the engine loads": (NEVER_S, 0, 0, 1),
     "idle": (0, 0, 0, 1),
     "in a long step": (0, NEVER_S, 1, 50),
-    "streaming": (0, 0.02, 4, 2, "tokens"),
-    "draining": (0, 0.02, 4, 2, "drain"),
+    "streaming": (0, 0.1, 4, 2, "tokens"),
+    "draining": (0, 0.1, 4, 2, "drain"),
     "in a long step, started by a thread": (0, NEVER_S, 1, 50, "thread"),
 }
 
@@ -339,7 +339,7 @@ def test_a_fault_at_any_point_ends_every_request_typed_and_wedges_nothing(
 
 def test_aborted_requests_give_their_pages_back_before_they_would_have_ended() -> None:
     async def scene() -> None:
-        engine = await started(step=0.05)
+        engine = await started(step=0.2)
         streams = [submit(engine, [i] * 60, 100) for i in range(1, 13)]
         await anext(streams[0])
         for stream in streams:

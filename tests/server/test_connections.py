@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.server.http.connections import SPARE, ConnectionRoom
-from forebay.server.http.protocol import MAX_PIPELINED
+from forebay.server.http.protocol import MAX_PIPELINED, _BoundedHttpProtocol
 from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine
 
@@ -109,11 +109,20 @@ def test_idle_connections_do_not_keep_others_out(launch: Callable[..., Running])
         sock.close()
 
 
-def test_what_is_cut_off_in_the_middle_is_told_why(launch: Callable[..., Running]) -> None:
-    server = launch(max_connections=2)
+def test_what_is_cut_off_in_the_middle_is_told_why(
+    launch: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, heard, receive = launch(max_connections=2), list[bytes](), _BoundedHttpProtocol.data_received
+
+    def hear(self: _BoundedHttpProtocol, data: bytes) -> None:
+        heard.append(data)
+        receive(self, data)
+
+    monkeypatch.setattr(_BoundedHttpProtocol, "data_received", hear)
     with server.connect() as head, server.connect() as body:
-        head.sendall(MODELS[:20])
-        body.sendall(completion()[:-3])
+        for sock, part in ((head, MODELS[:20]), (body, completion()[:-3])):
+            sock.sendall(part)
+            server.until(lambda part=part: part in heard)
         kept = [server.connect() for _ in range(2)]
         for sock in kept:
             assert ask(sock, HEALTH).startswith(b"HTTP/1.1 200")

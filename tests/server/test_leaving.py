@@ -11,7 +11,7 @@ import pytest
 
 from forebay.server.answering import generate
 from forebay.server.text_workers import TextWorkers
-from tests.deadlines import HANGS_S
+from tests.deadlines import HANGS_S, wait_until
 
 BODY = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 4}).encode()
 REQUEST = (
@@ -30,7 +30,7 @@ def test_c27_of_a_client_that_leaves_while_its_text_is_tokenized_the_engine_hear
 
     async def slow(self: TextWorkers, *args: Any, **options: Any) -> Any:
         begun.set()
-        assert await asyncio.to_thread(go_on.wait, 60)
+        assert await asyncio.to_thread(go_on.wait, HANGS_S)
         return await run(self, *args, **options)
 
     class Watch(generate.Watch):
@@ -47,6 +47,5 @@ def test_c27_of_a_client_that_leaves_while_its_text_is_tokenized_the_engine_hear
     server.until(lambda: watches and watches[0].gone)
     go_on.set()
     with server.client() as http:
-        while http.get("/debug/state").json()["server"]["num_inside"]:
-            pass
+        wait_until(lambda: http.get("/debug/state").json()["server"]["num_inside"] == 0)
     assert server.engine.submitted == []
