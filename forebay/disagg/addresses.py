@@ -1,18 +1,20 @@
-"""What one-sided transports share: where a peer's regions lie, and chunks as stretches, neighbours on both sides."""
+"""What transports by addresses share: where a peer's regions lie, and chunks as stretches, neighbours on both sides."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from forebay.disagg.memory import runs
+from forebay.disagg.frames import Chunk
+from forebay.disagg.memory import HostMemory, chunk_bytes, runs
 from forebay.disagg.pages import KindShape, Piece
 from forebay.disagg.seal import WireError
 from forebay.disagg.shm import check_all, has_ended
+from forebay.disagg.tcp import chunk_of
 from forebay.pools.table import Region
 from forebay.requests.parts import I64
 
@@ -27,7 +29,7 @@ def told(regions: Sequence[Region]) -> Told:
     return [(region.kind, region.address, region.num_bytes) for region in regions]
 
 
-def addresses(regions: Told) -> dict[str, list[int]]:
+def _addresses(regions: Told) -> Addresses:
     found: dict[str, list[int]] = {}
     for kind, begin, _ in regions:
         found.setdefault(kind, []).append(begin)
@@ -58,7 +60,7 @@ class Stretches(NamedTuple):
     lengths: I64
 
 
-def stretches(
+def _stretches(
     piece: Piece, places: I64, shapes: Mapping[str, KindShape], ours: Addresses, theirs: Addresses
 ) -> Stretches:
     """Of a piece that goes to `places`."""
@@ -71,6 +73,37 @@ def stretches(
         begins = ours[piece.kind][region], theirs[piece.kind][region]
         found.append((begins[0] + here * size, begins[1] + there * size, counts * size))
     return Stretches(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+
+class WriterByAddress:
+    """Of a library to which decode's end is known as `peer`. What it writes cannot be taken back, so it is closed when
+    nothing is under way."""
+
+    holds_places = True
+    closes_at_once = False
+    is_lost = False
+
+    def __init__(
+        self, library: Any, peer: str, memory: HostMemory, shapes: Mapping[str, KindShape], ours: Told, theirs: Told
+    ) -> None:
+        self._library, self._peer, self._memory, self._shapes = library, peer, memory, shapes
+        self._ours, self._theirs = _addresses(ours), _addresses(theirs)
+        self._staging = memory.staging(chunk_bytes(shapes))
+        self._chunk: Chunk | None = None
+
+    def begin(self, nonce: bytes, piece: Piece, places: I64) -> None:
+        self._chunk = chunk_of(nonce, piece, self._memory.num_bytes(piece), self._memory.sum(piece, self._staging))
+        self._write(_stretches(piece, places, self._shapes, self._ours, self._theirs))
+
+    def _write(self, stretches: Stretches) -> None:
+        """Begin to."""
+        raise NotImplementedError
+
+    def fileno(self) -> int:
+        return -1
+
+    def close(self) -> None:
+        pass
 
 
 class ReachByAddress:

@@ -7,8 +7,7 @@ registered, so it is for networks that are yours alone.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,19 +15,16 @@ import msgspec
 from mooncake.engine import TransferEngine
 
 from forebay.base.log import event, get_logger
-from forebay.disagg.addresses import Addresses, ReachByAddress, Told, addresses, shapes_there, stretches, told
+from forebay.disagg.addresses import ReachByAddress, Stretches, Told, WriterByAddress, shapes_there, told
 from forebay.disagg.frames import Chunk
-from forebay.disagg.memory import HostMemory, chunk_bytes
-from forebay.disagg.pages import KindShape, Piece
-from forebay.disagg.tcp import chunk_of
+from forebay.disagg.memory import HostMemory
+from forebay.disagg.pages import KindShape
 from forebay.pools.table import Region
-from forebay.requests.parts import I64
 
 _METADATA: Final = "P2PHANDSHAKE"  # engines ask each other, no server
 _RDMA_DEVICES: Final = Path("/sys/class/infiniband")
 _REFUSED: Final = (-1, 2**64 - 1)  # as a batch's number
 _DONE, _FAILED = 1, -1  # else it goes on
-_POLL_S: Final = 0.001
 
 log = get_logger("disagg")
 
@@ -59,36 +55,18 @@ class Mooncake:
         invitation = msgspec.msgpack.decode(address, type=_Invitation)
         theirs = shapes_there(invitation.regions, self._shapes, page_size)
         _check(f"reach {invitation.name}", self._engine.send_probe(invitation.name))
-        both = addresses(self._regions), addresses(invitation.regions)
+        both = self._regions, invitation.regions
         return MooncakeWriter(self._engine, invitation.name, self._memory, self._shapes, *both), theirs
 
 
-class MooncakeWriter:
-    holds_places = True
-    closes_at_once = False
+class MooncakeWriter(WriterByAddress):
+    _writes: list[int]  # that go on
 
-    def __init__(
-        self,
-        engine: Any,
-        peer: str,
-        memory: HostMemory,
-        shapes: Mapping[str, KindShape],
-        ours: Addresses,
-        theirs: Addresses,
-    ) -> None:
-        self._engine, self._peer, self._memory, self._shapes = engine, peer, memory, shapes
-        self._ours, self._theirs = ours, theirs
-        self._staging = memory.staging(chunk_bytes(shapes))
-        self._writes: list[int] = []  # that go on
-        self._chunk: Chunk | None = None
-        self.is_lost = False
-
-    def begin(self, nonce: bytes, piece: Piece, places: I64) -> None:
-        """A write for each stretch: of a batch nobody is told when the last of it is over, if one fails."""
-        self._chunk = chunk_of(nonce, piece, self._memory.num_bytes(piece), self._memory.sum(piece, self._staging))
-        found = stretches(piece, places, self._shapes, self._ours, self._theirs)
-        for ours, theirs, length in zip(*(column.tolist() for column in found), strict=True):
-            write = self._engine.transfer_submit_write(self._peer, ours, theirs, length)
+    def _write(self, stretches: Stretches) -> None:
+        """One for each: of a batch nobody is told when the last of it is over, if one fails."""
+        self._writes = []
+        for ours, theirs, length in zip(*(column.tolist() for column in stretches), strict=True):
+            write = self._library.transfer_submit_write(self._peer, ours, theirs, length)
             if write in _REFUSED:
                 self.is_lost = bool(self._writes)
                 raise OSError(f"Mooncake does not reach {self._peer}")
@@ -97,7 +75,7 @@ class MooncakeWriter:
     def advance(self) -> Chunk | None:
         left = []
         for write in self._writes:
-            status = self._engine.transfer_check_status(write)
+            status = self._library.transfer_check_status(write)
             if status == _FAILED:
                 self.is_lost = True
             elif status != _DONE:
@@ -106,14 +84,6 @@ class MooncakeWriter:
         if self.is_lost:
             raise OSError(f"Mooncake failed to write to {self._peer}")
         return None if left else self._chunk
-
-    def fileno(self) -> int:
-        return -1
-
-    def close(self) -> None:
-        """Where a write is under way, waits for it: there is no other way to know that it is over."""
-        while self._writes and not self.is_lost and self.advance() is None:
-            time.sleep(_POLL_S)
 
 
 def _check(what: str, code: int) -> None:

@@ -7,8 +7,7 @@ a ticket whose chunk it is stays open until it has ended.
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -16,17 +15,14 @@ import numpy as np
 from nixl_cu12 import _bindings
 from nixl_cu12._api import nixl_agent, nixl_agent_config
 
-from forebay.disagg.addresses import Addresses, ReachByAddress, Told, addresses, shapes_there, stretches, told
+from forebay.disagg.addresses import ReachByAddress, Stretches, Told, WriterByAddress, shapes_there, told
 from forebay.disagg.frames import Chunk
-from forebay.disagg.memory import HostMemory, chunk_bytes
-from forebay.disagg.pages import KindShape, Piece
-from forebay.disagg.tcp import chunk_of
+from forebay.disagg.memory import HostMemory
+from forebay.disagg.pages import KindShape
 from forebay.pools.table import Region
-from forebay.requests.parts import I64
 
 _KIND_OF_MEMORY: Final = "DRAM"
 _DEVICE: Final = 0
-_POLL_S: Final = 0.001
 
 
 _ERRORS: Final = tuple(vars(_bindings)[name] for name in dir(_bindings) if name.endswith("Error"))  # no common base
@@ -51,14 +47,14 @@ class Nixl:
     def __init__(
         self, instance: str, shapes: dict[str, KindShape], memory: HostMemory, regions: Sequence[Region]
     ) -> None:
-        self._shapes, self._memory, self._regions = shapes, memory, regions
+        self._shapes, self._memory, self._regions = shapes, memory, told(regions)
         self._agent: Any = nixl_agent(instance, nixl_agent_config(backends=["UCX"]))
         self._agent.register_memory(
-            [(region.address, region.num_bytes, _DEVICE, "") for region in regions], _KIND_OF_MEMORY
+            [(begin, num_bytes, _DEVICE, "") for _, begin, num_bytes in self._regions], _KIND_OF_MEMORY
         )
 
     def reach(self, pid: int) -> ReachByAddress:
-        invitation = _Invitation(self._agent.get_agent_metadata(), told(self._regions))
+        invitation = _Invitation(self._agent.get_agent_metadata(), self._regions)
         return ReachByAddress(msgspec.msgpack.encode(invitation), pid)
 
     def join(self, address: bytes, page_size: int) -> tuple[NixlWriter, dict[str, KindShape]]:
@@ -66,66 +62,34 @@ class Nixl:
         theirs = shapes_there(invitation.regions, self._shapes, page_size)
         with _as_os_errors():
             peer = self._agent.add_remote_agent(invitation.agent)
-        both = addresses(told(self._regions)), addresses(invitation.regions)
+        both = self._regions, invitation.regions
         return NixlWriter(self._agent, peer, self._memory, self._shapes, *both), theirs
 
 
-class NixlWriter:
-    holds_places = True
-    closes_at_once = False
-    is_lost = False
+class NixlWriter(WriterByAddress):
+    _handle: Any = None
 
-    def __init__(
-        self,
-        agent: Any,
-        peer: str,
-        memory: HostMemory,
-        shapes: Mapping[str, KindShape],
-        ours: Addresses,
-        theirs: Addresses,
-    ) -> None:
-        self._agent, self._peer, self._memory, self._shapes = agent, peer, memory, shapes
-        self._ours, self._theirs = ours, theirs
-        self._staging = memory.staging(chunk_bytes(shapes))
-        self._handle: Any = None
-        self._chunk: Chunk | None = None
-
-    def begin(self, nonce: bytes, piece: Piece, places: I64) -> None:
-        ours, theirs, lengths = stretches(piece, places, self._shapes, self._ours, self._theirs)
-        devices = np.full_like(lengths, _DEVICE)
-        self._chunk = chunk_of(nonce, piece, self._memory.num_bytes(piece), self._memory.sum(piece, self._staging))
+    def _write(self, stretches: Stretches) -> None:
+        devices = np.full_like(stretches.lengths, _DEVICE)
         with _as_os_errors():
             both = [
-                self._agent.get_xfer_descs(
-                    np.stack([begins, lengths, devices], axis=1).astype(np.uint64), _KIND_OF_MEMORY
+                self._library.get_xfer_descs(
+                    np.stack([begins, stretches.lengths, devices], axis=1).astype(np.uint64), _KIND_OF_MEMORY
                 )
-                for begins in (ours, theirs)
+                for begins in (stretches.ours, stretches.theirs)
             ]
-            self._handle = self._agent.initialize_xfer("WRITE", *both, self._peer)
-            self._agent.transfer(self._handle)  # what comes of it, `advance` asks
+            self._handle = self._library.initialize_xfer("WRITE", *both, self._peer)
+            self._library.transfer(self._handle)  # what comes of it, `advance` asks
 
     def advance(self) -> Chunk | None:
         if self._handle is None:
             raise OSError("NIXL: the write was never begun")
         with _as_os_errors():
-            progress = self._agent.check_xfer_state(self._handle)
+            progress = self._library.check_xfer_state(self._handle)
             if progress == "PROC":
                 return None
-            self._release()
+            handle, self._handle = self._handle, None
+            self._library.release_xfer_handle(handle)
         if progress != "DONE":
             raise OSError(f"NIXL ended a write with {progress}")
         return self._chunk
-
-    def fileno(self) -> int:
-        return -1
-
-    def close(self) -> None:
-        """Where a write is under way, waits for it: there is no other way to know that it is over."""
-        with contextlib.suppress(OSError):
-            while self._handle is not None and self.advance() is None:
-                time.sleep(_POLL_S)
-
-    def _release(self) -> None:
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            self._agent.release_xfer_handle(handle)

@@ -15,7 +15,7 @@ from forebay.requests.parts import I64
 class Writer(Protocol):
     """Prefill's end towards one decode engine. One chunk at a time: `begin`, then `advance` until it has left.
     `holds_places`: between the two it reads this side's places, or writes the other's; `closes_at_once`: `close` ends
-    that without waiting; `is_lost`: nobody will ever know whether what it was at is over."""
+    that, where others are closed behind it alone; `is_lost`: nobody will ever know whether what it was at is over."""
 
     holds_places: bool
     closes_at_once: bool
