@@ -9,8 +9,9 @@ import pytest
 
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.compiler import MAX_BYTES, MAX_DEPTH, compiled
+from forebay.grammar.vocabulary import FORCED_CHARS
 from forebay.requests.sampling_params import Grammar, GrammarKind
-from tests.grammar.vocabularies import EOS, PADDED, TOKENIZER, encode, tokenizer
+from tests.grammar.vocabularies import EOS, PADDED, TOKENIZER, VOCABULARY, encode, tokenizer
 
 TAGS = {
     "structures": [{"begin": "<f>", "schema": {"type": "object", "maxProperties": 0}, "end": "</f>"}],
@@ -78,6 +79,21 @@ def test_a_grammar_that_cannot_be_used_is_refused_with_the_place(kind: GrammarKi
     assert (caught.value.code, caught.value.param) == ("grammar_invalid", "grammar")
     assert place in caught.value.message
     assert len(caught.value.message) < 600
+
+
+def test_of_a_long_text_that_is_forced_only_the_beginning_is_made_tokens_of_and_once() -> None:
+    text, asked = json.dumps([f"word {i} of the text" for i in range(1500)]), list[str]()
+
+    def counted(part: str) -> list[int]:
+        asked.append(part)
+        return encode(part)
+
+    matcher = compiled(Grammar(GrammarKind.CHOICE, json.dumps([text])), VOCABULARY.tokenizer(counted))
+    for token in encode(text)[:40]:
+        assert allowed(matcher.compute_bitmask()) == {token}
+        assert matcher.consume_token(token)
+    assert max(map(len, asked)) == FORCED_CHARS < len(text) / 50
+    assert len(set(asked)) == len(asked)
 
 
 def test_a_schema_at_the_limits_is_taken() -> None:

@@ -42,6 +42,13 @@ GRAMMAR = (
         _SAME,
     ),
     Mutant(
+        "C27 a long text that is forced is not made tokens of for each mask",
+        "grammar/vocabulary.py",
+        "self._encode(text[: self._most_chars])",
+        "self._encode(text)",
+        "grammar/test_compiler.py::test_of_a_long_text_that_is_forced_only_the_beginning_is_made_tokens_of_and_once",
+    ),
+    Mutant(
         "C27 a compile that was called off is not remembered",
         "grammar/matching.py",
         "        if prototype.cancel():\n            self._forget(prototype)",
