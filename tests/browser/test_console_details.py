@@ -83,6 +83,34 @@ def test_nothing_overflows_sideways(open_console: Open, page: Page, width: int) 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+RTL = "- ראשון\n  - שני\n\n> שלישי\n\n|א|ב|\n|-|-|\n|1|2|\n"
+
+
+def test_what_is_written_from_the_right_begins_there(open_console: Open, page: Page) -> None:
+    open_console(RTL)
+    ask(page, "שלום")
+    expect(page.locator(".answer .stats")).to_contain_text("stop")
+    body = page.locator(".answer .body")
+    item, quote, column = body.locator("li").first, body.locator("blockquote"), body.locator("th").first
+    margin = "node => parseFloat(getComputedStyle(node).marginRight)"
+    assert item.evaluate(margin) > 0  # where its mark stands
+    expect(quote).to_have_css("border-right-width", "3px")
+    right = "node => node.getBoundingClientRect().right"
+    assert column.evaluate(right) == body.evaluate(right)
+    for depth, mark in ((0, "disc"), (1, "circle")):
+        expect(body.locator("ul").nth(depth)).to_have_css("list-style-type", mark)
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_what_closes_the_settings_is_in_sight_and_one_line(open_console: Open, page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 600})
+    open_console()
+    page.get_by_role("button", name="Settings", exact=True).click()
+    done = page.get_by_role("button", name="Done")
+    expect(done).to_be_in_viewport(ratio=1)
+    assert done.evaluate("button => button.offsetHeight < 2 * parseFloat(getComputedStyle(button).lineHeight)")
+
+
 @pytest.mark.parametrize("width", [390, 1200, 1700])
 def test_box_is_as_wide_as_the_text_above_it(open_console: Open, page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 700})
@@ -90,6 +118,61 @@ def test_box_is_as_wide_as_the_text_above_it(open_console: Open, page: Page, wid
     expect(page.locator("#ready")).to_have_text("ready")
     sides = "box => [box.getBoundingClientRect().left, box.getBoundingClientRect().right]"
     assert page.locator("#composer").evaluate(sides) == page.locator("#welcome").evaluate(sides)
+
+
+GROW = """async (sizes) => {
+    const scroller = document.querySelector("#conversation");
+    const last = document.querySelector("#turns").lastElementChild;
+    for (const size of sizes) {
+        last.style.paddingBottom = `${size}px`;
+        await new Promise(requestAnimationFrame);
+        await new Promise((done) => setTimeout(done)); // behind the frame, before scrolling in it is told of
+    }
+    for (let i = 0; i < 3; i++) await new Promise(requestAnimationFrame);
+    return scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight;
+}"""
+
+
+def test_who_reads_at_the_end_stays_there_and_who_scrolled_back_is_left_alone(open_console: Open, page: Page) -> None:
+    open_console("fine")
+    ask(page)
+    expect(page.locator(".stats")).to_contain_text("stop")
+    assert page.evaluate(GROW, [2000, 4000]) < 1
+    page.locator("#conversation").hover()
+    page.mouse.wheel(0, -500)
+    expect(page.locator(".answer .stats")).not_to_be_in_viewport()
+    assert page.evaluate(GROW, [6000]) > 2000
+
+
+def test_server_that_comes_back_with_another_model_is_asked_for_that_one(
+    open_console: Open, page: Page, watch: Watch
+) -> None:
+    watch.expected = ("404",)
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "before"}]}), times=1)
+    open_console("Here I am.")
+    expect(page.locator("#model")).to_have_text("before")
+    page.get_by_role("button", name="Engine", exact=True).click()
+    ask(page)
+    expect(page.get_by_role("alert")).to_contain_text("the model 'before' is not served here")
+    expect(page.locator("#model")).to_have_text("tiny")
+    page.get_by_role("button", name="Regenerate").click()
+    expect(page.locator(".answer .body")).to_have_text("Here I am.")
+
+
+def test_server_that_is_gone_is_told_of_where_the_strip_is_closed(open_console: Open, page: Page, watch: Watch) -> None:
+    watch.expected = ("ERR_INTERNET_DISCONNECTED",)
+    open_console("Here I am.")
+    expect(page.locator("#ready")).to_have_text("ready")
+    page.get_by_role("button", name="Engine", exact=True).click()
+    page.wait_for_load_state("networkidle")
+    page.context.set_offline(True)
+    try:
+        ask(page)
+        expect(page.get_by_role("alert")).to_contain_text("cannot be reached")
+        expect(page.locator("#ready")).to_have_text("offline")
+    finally:
+        page.context.set_offline(False)
+    expect(page.locator("#ready")).to_have_text("ready")
 
 
 def test_answer_that_never_ends_can_be_left_by_a_new_chat(open_console: Open, page: Page) -> None:

@@ -258,6 +258,7 @@ def test_file_joins_the_chat_that_is_open_and_writes_over_nothing(chat: Page) ->
 def test_notes_of_an_answer_lead_there_and_back(chat: Page) -> None:
     answer = answered(chat, "Something rich")
     address = chat.url
+    expect(answer.locator(".note-mark")).to_have_css("display", "inline")
     mark = answer.get_by_role("link", name="Note 1", exact=True)
     mark.press("Enter")
     expect(answer.locator(".note")).to_be_focused()
@@ -416,6 +417,44 @@ def test_keyboard_reaches_everything_and_a_sheet_says_how(chat: Page) -> None:
     chat.keyboard.press("Control+Shift+O")
     expect(chat.get_by_role("article")).to_have_count(0)
     expect(box).to_be_focused()
+
+
+def test_what_was_pressed_and_is_gone_leaves_the_focus_near(chat: Page) -> None:
+    for word in ("red", "green"):
+        answered(chat, f"say {word}")
+        chat.get_by_role("button", name="New chat").click()
+    chat.get_by_role("link", name="say green").click()
+    for version in (2, 3):
+        chat.get_by_role("button", name="Regenerate").press("Enter")
+        expect(chat.get_by_label(f"Version {version} of {version}")).to_be_visible()
+    earlier, later = (chat.get_by_role("button", name=f"{which} version") for which in ("Earlier", "Later"))
+    earlier.press("Enter")
+    expect(chat.get_by_label("Version 2 of 3")).to_be_visible()
+    expect(earlier).to_be_focused()
+    chat.keyboard.press("Enter")
+    expect(chat.get_by_label("Version 1 of 3")).to_be_visible()
+    expect(later).to_be_focused()
+    chat.get_by_role("button", name="Delete answer").press("Enter")
+    expect(chat.get_by_label("Version 2 of 2")).to_be_visible()
+    chat.get_by_role("button", name="Undo").press("Enter")
+    expect(chat.get_by_label("Version 1 of 3")).to_be_visible()
+    expect(chat.get_by_role("region", name="Conversation")).to_be_focused()
+    chat.get_by_role("button", name="Actions for say red").press("Enter")
+    chat.get_by_role("button", name="Delete", exact=True).press("Enter")
+    expect(chats(chat)).to_have_text(["say green"])
+    expect(chat.get_by_role("link", name="say green")).to_be_focused()
+
+
+def test_on_a_phone_a_deleted_chat_comes_back_while_the_list_is_open(chat: Page) -> None:
+    answered(chat, "say red")
+    chat.get_by_role("button", name="New chat").click()
+    chat.set_viewport_size({"width": 390, "height": 700})
+    chat.get_by_role("button", name="Chats", exact=True).click()
+    act(chat, "say red", "Delete")
+    expect(chat.locator("#panel")).to_be_visible()
+    chat.get_by_role("button", name="Undo").click()
+    expect(chat.locator(".answer .body")).to_have_text("red")
+    expect(chat.locator("#panel")).to_be_hidden()
 
 
 def violations(page: Page) -> list[Any]:

@@ -33,7 +33,8 @@ STORE = """const { Store } = await import("/console/store.js");
             await store.patch(chat, { deleted: 1 });
             await store.write([{ id: "m0000001", conversation: "c0000001", content: "" }]);"""
 MARK = '<button class="quiet" type="button" aria-label="{}" role="link">{}</button>'
-NOTES = f'<p>a[^x] <sup class="mark">{MARK.format("Note 1", "1")}</sup></p><div class="note" tabindex="-1"><sup>1</sup>'
+NOTES = f'<p>a[^x] <sup class="note-mark">{MARK.format("Note 1", "1")}</sup></p>'
+NOTES += '<div class="note" tabindex="-1"><sup>1</sup>'
 NOTES += f"<span>one<br>two</span>{MARK.format('Back from note 1', '↩')}</div>"
 NOTES += '<div class="note"><sup>2</sup><span>&lt;b&gt;</span></div><p>b</p>'
 MARKDOWN = [

@@ -18,7 +18,7 @@ let model = "";
 
 const refresh = (id) => id === chat.conversation?.id && chat.refresh();
 const say = (text) => ($("announcer").textContent = text);
-const toast = new Toast($("toast"));
+const toast = new Toast($("toast"), () => $(narrow.matches && isPanelOpen() ? "search" : "conversation").focus());
 const options = new Options($("settings"), $("settings-form"), { onChange: (values) => chat.set({ options: values }) });
 const store = new Store({
   onTrouble: (text) => {
@@ -47,7 +47,11 @@ const chat = new Chat({
     return model;
   },
   onBusy: showBusy,
-  onLocked: askForKey,
+  onFailed: ({ locked }) => {
+    if (locked) return askForKey();
+    model = ""; // a server that was started again may have another
+    strip.doubt();
+  },
   onOpen: showConversation,
   say,
   toast,
@@ -112,6 +116,8 @@ function showPanel(open) {
   const over = open && narrow.matches;
   for (const part of [...$("chat").children, $("strip")]) part.inert = over; // a landmark stays one
   document.body.classList.toggle("drawer", over);
+  if (over) $("panel").append($("toast"));
+  else $("composer").before($("toast"));
   if (over) $("search").focus();
 }
 
@@ -134,6 +140,7 @@ async function showServer(state, message) {
     ready.textContent = { ready: "ready", "not-ready": "not ready", offline: "offline" }[state];
     ready.title = message;
   }
+  if (state === "offline") model = "";
   if (state === "ready" && !model) await showModel();
 }
 

@@ -11,17 +11,21 @@ const TITLE_LENGTH = 60;
 
 export class Chat {
   // `settings` has `request(options)` and `defaults()`; `model()` is a promise of the served model's name.
-  // `onBusy(bool)`, `onLocked()`, `onOpen(chat)`, `say(text)` and `toast` are the page's.
-  constructor({ list, scroller, store, settings, model, onBusy, onLocked, onOpen, say, toast }) {
-    Object.assign(this, { list, scroller, store, settings, model, onBusy, onLocked, onOpen, say, toast });
+  // `onBusy(bool)`, `onFailed(answer)`, `onOpen(chat)`, `say(text)` and `toast` are the page's.
+  constructor({ list, scroller, store, settings, model, onBusy, onFailed, onOpen, say, toast }) {
+    Object.assign(this, { list, scroller, store, settings, model, onBusy, onFailed, onOpen, say, toast });
     this.turns = new Map();
     this.abort = null;
     this.isStale = false;
     this.isAtEnd = true;
+    this.top = 0; // what is scrolled away above
+    // Scrolls along while the reader is at the end, and leaves a reader alone who has scrolled back. What has grown since
+    // it last did is no scrolling back.
     scroller.addEventListener("scroll", () => {
-      this.isAtEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_END_PX;
+      const { scrollTop: top, scrollHeight: all, clientHeight: seen } = scroller;
+      this.isAtEnd = all - top - seen < NEAR_END_PX || (this.isAtEnd && top >= this.top);
+      this.top = top;
     });
-    // Scrolls along while the reader is at the end, and leaves a reader alone who has scrolled back.
     new ResizeObserver(() => this.isAtEnd && this.toEnd()).observe(list);
     list.addEventListener("click", (event) => {
       const copier = event.target.closest(".copy-code");
@@ -131,7 +135,10 @@ export class Chat {
       edit: (of, text) => this.edit(of, text),
       regenerate: (of) => this.regenerate(of),
       remove: (of) => this.remove(of),
-      show: (of) => this.choose(this.tree.leaf(of.id)),
+      show: (of, step) => {
+        this.choose(this.tree.leaf(of.id));
+        this.turns.get(of.id)?.focusVersions(step);
+      },
       returned: (of, results) => this.post({ parent: of.id, role: "tool", content: "", results }),
     });
     turn.draw?.();
@@ -202,8 +209,8 @@ export class Chat {
     turn.ask(true);
     this.tell();
     this.onBusy(false, { completed: !answer.error && answer.finish !== "stopped" });
-    if (answer.locked) this.onLocked();
-    else if (!answer.error) this.say(answer.content || (answer.calls ? "The model calls tools." : "The answer is empty."));
+    if (answer.error) this.onFailed(answer);
+    else this.say(answer.content || (answer.calls ? "The model calls tools." : "The answer is empty."));
   }
 
   // Fills `answer` with what the server sends.
@@ -270,6 +277,7 @@ export class Chat {
   toEnd() {
     this.isAtEnd = true;
     this.scroller.scrollTop = this.scroller.scrollHeight;
+    this.top = this.scroller.scrollTop;
   }
 }
 

@@ -39,8 +39,9 @@ export function copyButton(label, text) {
 
 // One at a time; it stays until it is used, dismissed, or something else happens.
 export class Toast {
-  constructor(view) {
-    this.view = view;
+  // `leave()` takes the focus where it was on the note's buttons.
+  constructor(view, leave) {
+    Object.assign(this, { view, leave });
     [this.text, this.undo, this.close] = view.children;
     this.undo.addEventListener("click", () => this.end(this.onUndo));
     this.close.addEventListener("click", () => this.end(this.onEnd));
@@ -57,6 +58,7 @@ export class Toast {
 
   end(act = this.onEnd) {
     this.onUndo = this.onEnd = null;
+    if (this.view.contains(document.activeElement)) this.leave();
     this.view.hidden = true;
     act?.();
   }

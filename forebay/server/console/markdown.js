@@ -115,7 +115,7 @@ const marked = new Marked({
         if (!found || !this.lexer.tokens.links[`^${found[1]}`]) return undefined;
         return { type: "noteMark", raw: found[0], label: found[1] };
       },
-      renderer: ({ label }) => `<sup class="mark">${escape(label)}</sup>`,
+      renderer: ({ label }) => `<sup class="note-mark">${escape(label)}</sup>`,
     },
   ],
 });
@@ -222,7 +222,7 @@ function polished(fragment) {
 // Marks lead to their notes, and a note back to its first mark. Not by addresses: the page's says which chat is open.
 function linkNotes(root) {
   const notes = new Map([...root.querySelectorAll(".note")].map((note) => [note.firstChild.textContent, note]));
-  for (const mark of root.querySelectorAll(".mark")) {
+  for (const mark of root.querySelectorAll(".note-mark")) {
     const label = mark.textContent;
     const note = notes.get(label);
     if (!note) continue; // it is in a block that stays plain

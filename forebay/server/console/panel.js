@@ -49,7 +49,9 @@ export class Panel {
     const { id, title, updated } = conversation;
     const time = make("time", "", when(updated));
     time.dateTime = new Date(updated).toISOString();
-    const link = make("a", "", make("span", "title", title), time);
+    const name = make("span", "title", title);
+    name.dir = "auto";
+    const link = make("a", "", name, time);
     link.href = `#c=${id}`;
     link.title = title;
     if (id === this.current) link.setAttribute("aria-current", "page");
@@ -116,6 +118,7 @@ export class Panel {
 
   async delete(conversation) {
     const { id, title } = conversation;
+    const place = [...this.list.children].findIndex((item) => item.dataset.id === id);
     await this.store.patch(conversation, { deleted: Date.now() });
     const back = async () => {
       await this.store.patch(conversation, { deleted: 0 });
@@ -125,6 +128,8 @@ export class Panel {
     this.onGone(id);
     this.toast.show(`Deleted “${title}”.`, back, () => this.store.purge(id));
     await this.draw();
+    const next = this.list.children[place] ?? this.list.lastElementChild;
+    if (document.activeElement === document.body) (next?.querySelector("a") ?? $("search")).focus();
   }
 
   async export(only = null, asMarkdown = false) {

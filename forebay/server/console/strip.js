@@ -59,6 +59,12 @@ export class Strip {
     this.branches?.look();
   }
 
+  // A request has failed: closed, too, it looks until the server is ready.
+  doubt() {
+    this.isReady = false;
+    if (!this.isOpen) this.restart();
+  }
+
   // Closed, it looks until the server is ready and no longer.
   get mayLook() {
     return !document.hidden && (this.isOpen || !this.isReady);

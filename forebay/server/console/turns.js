@@ -12,7 +12,7 @@ const markdown = () => (loading ??= import("./markdown.js"));
 
 // Each view has `item`, the list's, and `versions(all)`, which says which version of how many it is.
 class Turn {
-  // `actions`: edit(message, text), regenerate(message), remove(message), show(message), returned(message, results).
+  // `actions`: edit(message, text), regenerate(message), remove(message), show(message, step), returned(message, results).
   constructor(message, className, who, actions) {
     Object.assign(this, { message, actions });
     this.view = make("article", className, make("h2", "who", who));
@@ -26,7 +26,7 @@ class Turn {
 
   versions(all) {
     const place = all.findIndex(({ id }) => id === this.message.id);
-    const go = (step) => () => this.actions.show(all[place + step]);
+    const go = (step) => () => this.actions.show(all[place + step], step);
     const back = iconButton("left", "Earlier version", go(-1));
     const on = iconButton("right", "Later version", go(1));
     back.disabled = place === 0;
@@ -36,6 +36,12 @@ class Turn {
     count.setAttribute("role", "img");
     this.switcher.replaceChildren(back, count, on);
     this.switcher.hidden = all.length < 2;
+  }
+
+  // The arrow that goes on in the same direction, or where there is none the one back.
+  focusVersions(step) {
+    const arrows = [...this.switcher.querySelectorAll("button:enabled")];
+    arrows.at(step < 0 ? 0 : -1)?.focus();
   }
 }
 
