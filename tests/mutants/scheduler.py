@@ -208,14 +208,14 @@ SCHEDULER = (
         "scheduler/telling.py",
         "            self.held.release(req, None if failed else held.kv_committed)",
         "            self.held.release(req, held.kv_committed)",
-        "scheduler/test_scheduler.py::test_what_a_request_generated_that_failed_later_is_not_in_the_cache",
+        "scheduler/test_prefix_cache.py::test_what_a_request_generated_that_failed_later_is_not_in_the_cache",
     ),
     Mutant(
         "C30 a chunk that samples nothing is looked at as well",
         "scheduler/scheduler.py",
         "        failed = [flight.reqs[i] for i in result.failed]\n",
         "        failed = [flight.reqs[i] for i in result.failed if plan.sample_mask[i]]\n",
-        "scheduler/test_scheduler.py::"
+        "scheduler/test_prefix_cache.py::"
         "test_a_chunk_that_is_not_finite_is_not_adopted_though_nothing_was_sampled_from_it",
     ),
     Mutant(
@@ -237,7 +237,7 @@ SCHEDULER = (
         "scheduler/scheduler.py",
         "            if req.status is not Status.FINISHED:\n                self.finish(",
         "            if req.status not in (Status.FINISHED, Status.WAITING):\n                self.finish(",
-        "scheduler/test_scheduler.py::"
+        "scheduler/test_prefix_cache.py::"
         "test_a_retracted_request_whose_chunk_turns_out_not_finite_ends_and_its_host_copy_goes",
     ),
     Mutant(
@@ -330,7 +330,7 @@ SCHEDULER = (
         "scheduler/residency.py",
         "        return self.cache.match(req.key(len(req.tokens) - 1), req.cache_namespace)",
         "        return self.cache.match(req.key(len(req.tokens)), req.cache_namespace)",
-        "scheduler/test_scheduler.py::test_the_same_prompt_at_the_same_time_is_computed_once",
+        "scheduler/test_prefix_cache.py::test_the_same_prompt_at_the_same_time_is_computed_once",
     ),
     Mutant(
         "C18 C30 a state is adopted when its step has committed",

@@ -37,11 +37,12 @@ from forebay.scheduler import admission
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.prefill_role import PrefillRole
+from tests.simulation.command_line import command_line
 from tests.simulation.hashing import salt_of
 from tests.simulation.liveness import require
 from tests.simulation.oracles import Oracles, Tracked
 from tests.simulation.retracting import RetractingScheduler
-from tests.simulation.simulator import CLOSE, FEW, Simulation, command_line
+from tests.simulation.simulator import CLOSE, FEW, Simulation
 from tests.simulation.wire import Wire, WireFaults
 from tests.simulation.workload import (
     PROPOSED_ON,

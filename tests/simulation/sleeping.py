@@ -21,13 +21,14 @@ from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.scheduler import admission, halt
 from forebay.scheduler.halt import Halt, Mode
 from tests.kinds_of import states_of
+from tests.simulation.command_line import command_line
 from tests.simulation.device_memory import POISON
 from tests.simulation.event_log import Outcome
 from tests.simulation.hash_runner import NO_TOKEN, HashRunner, StepFailed
 from tests.simulation.hashing import U64, salt_of
 from tests.simulation.liveness import require
 from tests.simulation.retracting import RetractingScheduler
-from tests.simulation.simulator import CLOSE, FEW, SHARED, Simulation, command_line
+from tests.simulation.simulator import CLOSE, FEW, SHARED, Simulation
 from tests.simulation.workload import random_config, random_traffic, with_speculation
 
 MODES = (*Mode, Mode.RETRACT)  # which has most to go wrong

@@ -14,8 +14,9 @@ from unittest.mock import patch
 from forebay.memory import anchors
 from forebay.requests.updates import Update
 from forebay.scheduler import admission
+from tests.simulation.command_line import command_line
 from tests.simulation.pair import Half, Pair, PairOutcome, random_pair
-from tests.simulation.simulator import CLOSE, FEW, command_line
+from tests.simulation.simulator import CLOSE, FEW
 from tests.simulation.sleeping import Sleeping
 
 

@@ -1,0 +1,111 @@
+"""The GPU's linear layers and experts equal the reference; see `test_triton`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from forebay.ops.experts import ExpertActivation
+from forebay.ops.interface import Ops
+from tests.formats.coded import FORMATS, random_codes, stored
+from tests.ops.helpers import normal
+from tests.ops.test_triton import device, ops, reference
+from tests.ops.triton_device import TritonOps, assert_close
+
+__all__ = ["device", "ops", "reference"]  # fixtures
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_linear_in_codes_is_linear_of_the_values(
+    device: str, ops: Ops, dtype: torch.dtype, name: str, tokens: int
+) -> None:
+    width = 96 if FORMATS[name].group == 32 else FORMATS[name].group
+    weight, bias = random_codes(FORMATS[name], 37, width, seed=5), normal((37,), torch.float32, seed=3)
+    values = torch.from_numpy(weight.values())
+    x = normal((tokens, width + 8), dtype, seed=4)[:, :width]
+    packed = TritonOps(device, 1).pack_quantized(stored(weight), bias)
+    expected = x.float() @ values.T + bias
+    assert_close(ops.linear(x, packed), expected.to(dtype), state_dtype=dtype)
+    torch.testing.assert_close(ops.linear_f32(x, packed), expected, rtol=1e-2, atol=1e-1)
+    ids = torch.tensor([0, 36, 5])
+    assert_close(ops.embedding_packed(ids, packed, dtype), values[ids].to(dtype))
+
+
+def test_formats_one_below_the_other_are_each_multiplied(device: str, ops: Ops) -> None:
+    parts = [random_codes(FORMATS[name], rows, 256, seed=rows) for name, rows in (("Q4_K", 32), ("Q6_K", 8))]
+    bias, x = normal((40,), torch.float32, seed=1), normal((3, 256), torch.float32, seed=2)
+    packed = TritonOps(device, 1).pack_quantized(stored(*parts), bias)
+    assert (packed.in_features, packed.out_features) == (256, 40)
+    expected = x @ torch.from_numpy(np.concatenate([part.values() for part in parts])).T + bias
+    assert_close(ops.linear(x, packed), expected)
+    assert_close(ops.linear_f32(x, packed), expected)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_dense_linear_equals_the_reference(ops: Ops, reference: Ops, dtype: torch.dtype, bias: bool) -> None:
+    weight, x = normal((9, 40), dtype, seed=1), normal((3, 40), dtype, seed=2)
+    b = normal((9,), dtype, seed=3) if bias else None
+    ours, theirs = ops.pack_linear(weight, b), reference.pack_linear(weight, b)
+    assert_close(ops.linear(x, ours), reference.linear(x, theirs))
+    assert ops.linear_f32(x, ours).dtype == torch.float32
+
+
+EXPERTS, HIDDEN, INTERMEDIATE = 5, 40, 24
+
+
+def _experts(device: str, tokens: int, choices: int, dtype: torch.dtype, activation: ExpertActivation) -> None:
+    """On the device whole: packed experts are no tensors that could come and go."""
+    wide = INTERMEDIATE if activation is ExpertActivation.RELU2 else 2 * INTERMEDIATE
+    x = normal((tokens, HIDDEN), dtype, seed=1)
+    scores = normal((tokens, EXPERTS), torch.float32, seed=7)
+    weights, ids = scores.softmax(dim=-1).topk(choices, dim=-1)
+    bias = normal((wide,), dtype, seed=9)
+    results = []
+    for made, where in ((TritonOps(device, 1), device), (Ops(1), "cpu")):
+        inner = [
+            made.pack_linear(normal((wide, HIDDEN), dtype, seed=e, scale=0.15).to(where), bias.to(where))
+            for e in range(EXPERTS)
+        ]
+        outer = [
+            made.pack_linear(normal((HIDDEN, INTERMEDIATE), dtype, seed=50 + e, scale=0.2).to(where))
+            for e in range(EXPERTS)
+        ]
+        experts = made.pack_experts(inner, outer, activation, alpha=1.7, limit=2.0)
+        results.append(made.fused_experts(x.to(where), experts, ids.to(where), weights.to(where)).cpu())
+    assert_close(*results)
+
+
+@pytest.mark.parametrize(("tokens", "choices"), [(0, 2), (1, 1), (1, 3), (7, 2), (24, 4)])
+def test_experts_equal_the_reference(device: str, dtype: torch.dtype, tokens: int, choices: int) -> None:
+    _experts(device, tokens, choices, dtype, ExpertActivation.SILU_AND_MUL)
+
+
+@pytest.mark.parametrize("activation", [ExpertActivation.RELU2, ExpertActivation.CLAMPED_SWIGLU])
+def test_experts_may_have_another_activation(device: str, activation: ExpertActivation) -> None:
+    _experts(device, 7, 2, torch.float32, activation)
+
+
+def test_experts_in_codes_are_those_of_their_values(device: str) -> None:
+    ops, dense = TritonOps(device, 1), Ops(1)
+    inner = [random_codes(FORMATS["Q4_1"], 2 * 256, 64, seed=e) for e in range(3)]
+    outer = [random_codes(FORMATS["Q6_K"], 64, 256, seed=9 + e) for e in range(3)]
+    x, ids = normal((5, 64), torch.float32, seed=1), torch.tensor([[0, 2], [2, 1], [1, 0], [2, 0], [0, 1]])
+    weights = torch.full((5, 2), 0.5)
+    ours, theirs = (
+        ops.pack_experts([ops.pack_quantized(stored(w)) for w in inner], [ops.pack_quantized(stored(w)) for w in outer])
+        for ops in (ops, dense)
+    )
+    out = ops.fused_experts(*(t.to(device) for t in (x,)), ours, ids.to(device), weights.to(device))
+    torch.testing.assert_close(out.cpu(), dense.fused_experts(x, theirs, ids, weights), rtol=1e-4, atol=1e-3)
+
+
+def test_linear_heads_equal_the_reference(device: str, dtype: torch.dtype) -> None:
+    weights = [normal((6, 10), dtype, seed=h) for h in range(3)]
+    x = normal((4, 3 * 12), dtype, seed=9).view(4, 3, 12)[..., :10]
+    results = [
+        ops.linear_heads(x.to(where), ops.pack_heads([ops.pack_linear(w.to(where)) for w in weights])).cpu()
+        for ops, where in ((TritonOps(device, 1), device), (Ops(1), "cpu"))
+    ]
+    assert_close(*results)
