@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "generate": ("forebay.cli.generate", "complete one prompt to standard output"),
     "bench": ("forebay.cli.bench", "measure: serve, throughput, latency"),
     "plan": ("forebay.cli.plan", "say what a model would need and how many requests would fit"),
+    "verify": ("forebay.cli.verify", "prove that nothing around a request changes its tokens, here"),
     "models": ("forebay.cli.models", "list, pull and inspect models"),
     "doctor": ("forebay.cli.doctor", "say what is wrong with this machine or install, and the fix"),
     "completion": ("forebay.cli.completion", "print what a shell completes commands with: bash, zsh, fish"),
@@ -50,6 +51,7 @@ examples:
   forebay serve org/name-GGUF:Q4_K_M             one of its GGUF files
   forebay plan org/name --memory 16GiB           would it fit, and how many users?
   forebay chat                                   with the server that runs here
+  forebay verify ./my-model                      the same tokens, whatever happens?
   echo "Once upon" | forebay generate -n 50"""
 
 EXIT_OK: Final = 0

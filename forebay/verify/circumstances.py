@@ -1,0 +1,207 @@
+"""What may be around a request: how the engine is set up, how it is asked, and how to tell that it came about.
+
+That is told by what the engine counts: a circumstance that did not come about proves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from forebay.base.units import ceil_div, human_bytes
+from forebay.config.engine_config import DisaggregationMode, TransferBackend
+from forebay.config.flag import Value
+from forebay.engine.frames import TAGS
+from forebay.verify.asking import Engines
+from forebay.verify.questions import Question
+
+Flags = Mapping[str, Value]
+
+# How the answers are made that all others are compared with: one request at a time, and nothing but the model.
+ALONE: Final[Flags] = {
+    "disable_radix_cache": True,
+    "disable_cuda_graph": True,
+    "overlap_depth": 0,
+    "speculative_algorithm": "off",
+    "retraction_host_bytes": 0,
+    "queue_timeout": 3600.0,
+    "request_timeout": 3600.0,
+    "log_level": "error",
+    "ledger": "raise",
+}
+_SPARE_PAGES: Final = 4
+_HOST_BYTES: Final = 1 << 30
+_CHUNK_PAGES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstance:
+    """`flags` are those of the engine, or `prefill_flags` of a second one before it. `play` asks the questions. `shown`
+    says from what the engines counted how far it came about, in words; "" where it did not."""
+
+    name: str
+    flags: Flags
+    play: Callable[[Engines], Awaitable[None]]
+    shown: Callable[[Engines, Counter[str]], str]
+    prefill_flags: Flags = field(default_factory=dict)
+
+
+class Room:
+    """How much memory the questions need, in tokens: `roomy` for all of them and all that is cached of them, `tight`
+    for all prompts at once and not for what follows them."""
+
+    def __init__(self, questions: Sequence[Question], page_size: int) -> None:
+        prompts = [ceil_div(len(question.prompt) + 1, page_size) for question in questions]
+        whole = [ceil_div(len(question.prompt) + question.params.max_tokens, page_size) for question in questions]
+        self.longest_prompt = max(len(question.prompt) for question in questions)
+        self.page_size = page_size
+        self.roomy = (2 * sum(whole) + _SPARE_PAGES) * page_size
+        self.tight = max(sum(prompts) // 3, max(whole) + _SPARE_PAGES) * page_size
+
+
+def circumstances(room: Room, guess: Flags, num_threads: int) -> list[Circumstance]:
+    """All there are. `guess` says who guesses tokens ahead; `num_threads` is what the engine computes with."""
+    cached: Flags = {"disable_radix_cache": False}
+    replayed: Flags = {"disable_cuda_graph": False}
+    tight: Flags = {"max_total_tokens": room.tight, "schedule_conservativeness": 0.0}
+    chunks: Flags = dict.fromkeys(("chunked_prefill_size", "mixed_chunk_size"), _CHUNK_PAGES * room.page_size)
+    overlapped: Flags = {"overlap_depth": 1}
+    found = [
+        Circumstance("one by one again, backwards", {}, _backwards, lambda engines, count: "each alone"),
+        Circumstance("all at once, from graphs", replayed, _at_once, _company),
+        Circumstance("coming and going", replayed, _coming, _company),
+        Circumstance("prompts in chunks", {**replayed, **chunks}, _coming, _in_chunks),
+        Circumstance("steps planned ahead", {**replayed, **overlapped}, _coming, _company),
+        Circumstance("pages of one token", {"page_size": 1}, _coming, _company),
+        Circumstance("from the prefix cache", {**replayed, **cached}, _twice, _from_cache),
+        Circumstance("evicted and asked again", {**cached, "max_total_tokens": room.tight}, _twice, _evicted),
+        Circumstance("retracted", {**tight, **replayed}, _at_once, _retracted),
+        Circumstance("retracted to the host", {**tight, "retraction_host_bytes": _HOST_BYTES}, _at_once, _kept),
+        Circumstance("guessed ahead", {**replayed, **guess}, _twice, _guessed),
+        Circumstance("others give up", {**cached, **overlapped}, _giving_up, _given_up),
+        Circumstance("asleep in the middle", cached, _asleep, _released),
+        *(_apart(backend) for backend in (TransferBackend.SHM, TransferBackend.TCP)),
+        Circumstance("all of it, planned ahead", {**tight, **cached, **replayed, **chunks, **overlapped}, _all, _much),
+        Circumstance("all of it, guessed ahead", {**tight, **cached, **replayed, **chunks, **guess}, _all, _much),
+    ]
+    if num_threads > 1:
+        found.insert(2, Circumstance("one thread", {"num_threads": 1}, _at_once, _company))
+    return found
+
+
+def _apart(backend: TransferBackend) -> Circumstance:
+    name = f"prefill and decode apart, {backend}"
+    sides = [
+        {"disaggregation_mode": mode, "disaggregation_transfer_backend": backend, "disaggregation_bootstrap_port": 0}
+        for mode in (DisaggregationMode.DECODE, DisaggregationMode.PREFILL)
+    ]
+    return Circumstance(name, sides[0], _coming, _transferred, prefill_flags=sides[1])
+
+
+async def _backwards(engines: Engines) -> None:
+    await engines.ask_one_by_one(backwards=True)
+
+
+async def _at_once(engines: Engines) -> None:
+    await engines.ask_all()
+
+
+async def _coming(engines: Engines) -> None:
+    await engines.ask_as_they_come()
+
+
+async def _twice(engines: Engines) -> None:
+    await engines.ask_as_they_come()
+    await engines.ask_all()
+
+
+async def _giving_up(engines: Engines) -> None:
+    await engines.ask_as_they_come(some_give_up=True)
+    await engines.ask_all()
+
+
+async def _all(engines: Engines) -> None:
+    await _giving_up(engines)
+    await engines.ask_all()
+
+
+async def _asleep(engines: Engines) -> None:
+    """All memory is given back while requests decode; they go on when it is there again, and come once more later."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(engines.ask_all())
+        await engines.some_decode.wait()
+        await engines.engine.release(TAGS, mode="retract")
+        engines.num_interrupted = engines.num_decoding
+        await engines.engine.wake_up()
+    await engines.ask_all()
+
+
+def _company(engines: Engines, count: Counter[str]) -> str:
+    return f"up to {engines.most_at_once} decoded at once" if engines.most_at_once > 1 else ""
+
+
+def _in_chunks(engines: Engines, count: Counter[str]) -> str:
+    longest = max(len(question.prompt) for question in engines.questions)
+    most = engines.config.scheduling.chunked_prefill_size
+    return f"prompts of up to {longest} tokens, {most} a step" if longest > most else ""
+
+
+def _from_cache(engines: Engines, count: Counter[str]) -> str:
+    cached, prompts = count["cached_tokens"], count["prompt_tokens"]
+    return f"{cached:,.0f} of {prompts:,.0f} prompt tokens were cached" if cached else ""
+
+
+def _evicted(engines: Engines, count: Counter[str]) -> str:
+    pages = count["evicted_pages"]
+    return f"{pages:,.0f} pages evicted, {count['cached_tokens']:,.0f} tokens cached" if pages else ""
+
+
+def _retracted(engines: Engines, count: Counter[str]) -> str:
+    tokens = count["recomputed_tokens"]
+    return f"{_times(count['retractions'])} retracted, {tokens:,.0f} tokens again" if count["retractions"] else ""
+
+
+def _kept(engines: Engines, count: Counter[str]) -> str:
+    kept = count["retractions_kept"]
+    return f"{_times(count['retractions'])} retracted, {_times(kept)} kept on the host" if kept else ""
+
+
+def _guessed(engines: Engines, count: Counter[str]) -> str:
+    accepted, guessed = count["accepted_tokens"], count["draft_tokens"]
+    return f"{accepted:,.0f} of {guessed:,.0f} guesses were right" if accepted and accepted < guessed else ""
+
+
+def _given_up(engines: Engines, count: Counter[str]) -> str:
+    given_up = count["finished.abort"]
+    return f"{given_up:,.0f} given up, beside up to {engines.most_at_once - 1}" if given_up else ""
+
+
+def _released(engines: Engines, count: Counter[str]) -> str:
+    state = engines.engine.last_state
+    if state is None or not state.memory.last_wake_s:
+        return ""
+    given = human_bytes(sum(state.memory.num_bytes.values()))
+    return f"{given} given back, {engines.num_interrupted} were decoding" if engines.num_interrupted else ""
+
+
+def _transferred(engines: Engines, count: Counter[str]) -> str:
+    arrived = engines.findings.num_answers
+    return f"{arrived} came over, beside up to {engines.most_at_once - 1}" if arrived else ""
+
+
+def _much(engines: Engines, count: Counter[str]) -> str:
+    parts = {
+        "cached": count["cached_tokens"],
+        "pages evicted": count["evicted_pages"],
+        "retracted": count["retractions"],
+        "given up": count["finished.abort"],
+        "guesses right": count["accepted_tokens"],
+    }
+    return ", ".join(f"{value:,.0f} {what}" for what, value in parts.items() if value)
+
+
+def _times(count: float) -> str:
+    return f"{count:,.0f} time{'s' * (count != 1)}"

@@ -1,0 +1,86 @@
+"""What is asked: texts of many lengths, some of which begin alike, each with its own way of choosing tokens."""
+
+from __future__ import annotations
+
+import random
+from typing import Final, NamedTuple
+
+import msgspec
+
+from forebay.base.errors import ConfigError
+from forebay.requests.sampling_params import Grammar, GrammarKind, SamplingParams
+from forebay.text.tokenizer import Tokenizer
+
+TRUNK_TOKENS: Final = 200  # that half of all prompts share a part of
+LONGEST: Final = 320  # tokens
+TOPS: Final = 4  # alternatives whose log-probabilities are compared as well
+_TEXTS: Final = (
+    "A river begins as rain that nobody owns. It runs off roofs and leaves, finds the lowest place it can, and by the "
+    "time it has a name on a map it has turned mills, watered cattle and carried timber to three different towns. ",
+    "def area(shape):\n    if shape.kind == 'circle':\n        return 3.14159 * shape.radius ** 2\n"
+    "    if shape.kind == 'square':\n        return shape.side * shape.side\n    raise ValueError(shape.kind)\n\n",
+    "Der Zug nach Norden hatte Verspätung. Auf dem Bahnsteig standen Leute mit Fahrrädern, Kinder zählten Waggons. ",
+    "1. Wash the rice until the water is clear.\n2. Bring it to the boil with twice as much water.\n3. Cover it, and "
+    "wait eighteen minutes.\n4. Let it stand before you stir.\n\n",
+    'The record reads {"name": "Ada", "born": 1815, "field": "mathematics", "notes": ["engine", "numbers"]}, and the '
+    'next one {"name": "Alan", "born": 1912, "field": "logic", "notes": ["machine", "codes"]}. ',
+    "昨日は雨が降っていましたが、今日はとても良い天気です。 La mer était calme et le vent venait du sud. ",
+    "Question: why is the sky blue? Answer: because air scatters short waves of light more than long ones. Question: "
+    "and why is the evening red? Answer: ",
+)
+# How tokens are chosen. Seeds are the question's number, so that draws are the same in every company.
+_WAYS: Final[tuple[tuple[str, SamplingParams], ...]] = (
+    ("greedy", SamplingParams(temperature=0.0)),
+    ("temperature 0.8, top_p 0.9", SamplingParams(temperature=0.8, top_p=0.9)),
+    ("greedy, penalties", SamplingParams(temperature=0.0, repetition_penalty=1.2, frequency_penalty=0.4)),
+    ("temperature 1, top_k 40", SamplingParams(top_k=40)),
+    ("greedy", SamplingParams(temperature=0.0)),
+    ("temperature 1.2, min_p 0.02", SamplingParams(temperature=1.2, min_p=0.02)),
+    ("a JSON object", SamplingParams(temperature=0.7, grammar=Grammar(GrammarKind.JSON_OBJECT))),
+    ("presence penalty, temperature 0.9", SamplingParams(temperature=0.9, presence_penalty=0.6)),
+)
+
+
+class Question(NamedTuple):
+    """`way`: how its tokens are chosen, in words."""
+
+    prompt: list[int]
+    params: SamplingParams
+    way: str
+
+
+def make_questions(
+    tokenizer: Tokenizer, num: int, max_tokens: int, *, page_size: int, context_length: int, seed: int
+) -> list[Question]:
+    """`num` of them, the same for the same `seed`. Lengths lie around the ends of pages, and elsewhere; every second
+    one begins like others, up to a length of its own. None ends before it has `max_tokens` unless a grammar ends it.
+
+    Raises ConfigError where the context has no room for them.
+    """
+    longest = min(LONGEST, context_length - max_tokens)
+    if longest < 2 * page_size:
+        raise ConfigError(
+            f"a context of {context_length} tokens leaves {longest} for a prompt before {max_tokens} are generated, "
+            f"and some are to be longer than two pages of {page_size}: lower --max-tokens or raise --context-length"
+        )
+    rng = random.Random(seed)
+    trunk = _text(tokenizer, rng, min(TRUNK_TOKENS, longest - 1))
+    lengths = [1, page_size - 1 or 1, page_size, page_size + 1, 2 * page_size, longest]
+    questions = []
+    for number in range(num):
+        shared = rng.randrange(page_size, len(trunk)) if number % 2 and len(trunk) > page_size else 0
+        length = lengths[number // 2] if not shared and number // 2 < len(lengths) else rng.randint(2, longest - shared)
+        way, params = _WAYS[number % len(_WAYS)]
+        params = msgspec.structs.replace(
+            params, max_tokens=max_tokens, seed=number, ignore_eos=params.grammar is None, logprobs=TOPS
+        )
+        prompt = trunk[:shared] + _text(tokenizer, rng, min(length, longest - shared))
+        questions.append(Question(prompt, params, way))
+    return questions
+
+
+def _text(tokenizer: Tokenizer, rng: random.Random, num_tokens: int) -> list[int]:
+    ids: list[int] = []
+    while len(ids) < num_tokens:
+        ids += tokenizer.encode(rng.choice(_TEXTS), add_special_tokens=False)
+    return ids[:num_tokens]

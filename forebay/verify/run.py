@@ -1,0 +1,110 @@
+"""The whole of it: ask alone, then in every circumstance, and say of each what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from forebay.base.errors import ConfigError, ForebayError, ModelError
+from forebay.config.engine_config import EngineConfig
+from forebay.config.flag import Value
+from forebay.config.resolve import resolve
+from forebay.text.tokenizer import Tokenizer
+from forebay.verify.asking import Answer, Findings, started
+from forebay.verify.circumstances import ALONE, Circumstance, Flags, Room, circumstances
+from forebay.verify.questions import Question, make_questions
+
+
+class Verdict(StrEnum):
+    SAME = "same"
+    DIFFERENT = "different"
+    FAILED = "failed"  # a request did
+    NOT_SHOWN = "not shown"  # the same, but it did not come about
+    LEFT_OUT = "left out"  # the engine refuses to be set up like that
+
+
+@dataclass(slots=True)
+class Outcome:
+    """`what`: how far it came about, or why it did not."""
+
+    name: str
+    verdict: Verdict
+    what: str
+    findings: Findings = field(default_factory=Findings)
+    seconds: float = 0.0
+
+
+class Verification:
+    """Of the model and the compute that `given` names: settings by name, of which circumstances decide their own.
+
+    Raises ConfigError and ModelError where that cannot be.
+    """
+
+    def __init__(self, given: Mapping[str, Value], *, num: int, max_tokens: int, seed: int) -> None:
+        guess = {name: value for name, value in given.items() if name.startswith("speculative_")}
+        self._given = {name: value for name, value in given.items() if name not in guess}
+        self.config, self.max_tokens = self._resolved({}), max_tokens
+        memory = self.config.memory
+        self.tokenizer = Tokenizer.from_path(self.config.model_path)
+        self.questions: list[Question] = make_questions(
+            self.tokenizer,
+            num,
+            max_tokens,
+            page_size=memory.page_size,
+            context_length=memory.context_length,
+            seed=seed,
+        )
+        room = Room(self.questions, memory.page_size)
+        self._roomy: Flags = {"max_total_tokens": room.roomy, "max_running_requests": num}
+        self.circumstances = circumstances(room, guess or {"speculative_algorithm": "NGRAM"}, self.config.num_threads)
+        self.alone: list[Answer] = []
+
+    async def ask_alone(self) -> None:
+        async with started([self._resolved(self._roomy)], self.questions) as engines:
+            await engines.ask_one_by_one()
+            self.alone = [engines.answers[number] for number in engines.numbers]
+
+    async def outcome(self, circumstance: Circumstance) -> Outcome:
+        began = time.monotonic()
+        outcome = await self._outcome(circumstance)
+        outcome.seconds = time.monotonic() - began
+        return outcome
+
+    async def _outcome(self, circumstance: Circumstance) -> Outcome:
+        name = circumstance.name
+        try:
+            sides = [side for side in (circumstance.flags, circumstance.prefill_flags) if side]
+            configs = [self._resolved({**self._roomy, **side}) for side in sides or [{}]]
+            async with started(configs, self.questions, self.alone) as engines:
+                try:
+                    await circumstance.play(engines)
+                    shown = circumstance.shown(engines, await engines.counters())
+                except (ForebayError, ExceptionGroup) as failure:
+                    return Outcome(name, Verdict.FAILED, _first(failure).message, engines.findings)
+        except (ConfigError, ModelError) as error:
+            return Outcome(name, Verdict.LEFT_OUT, error.message)
+        if engines.findings.differences:
+            return Outcome(name, Verdict.DIFFERENT, shown, engines.findings)
+        return Outcome(name, Verdict.SAME if shown else Verdict.NOT_SHOWN, shown, engines.findings)
+
+    @property
+    def varied(self) -> set[str]:
+        """The settings that circumstances decide, besides those that they only vary."""
+        kept = {"page_size", "num_threads"}
+        sides = (side for one in self.circumstances for side in (one.flags, one.prefill_flags))
+        return {*ALONE, *self._roomy}.union(*sides) - kept
+
+    def _resolved(self, flags: Flags) -> EngineConfig:
+        return resolve({**self._given, **ALONE, **flags}, warn=lambda text: None).engine
+
+
+def _first(failure: ForebayError | ExceptionGroup[Exception]) -> ForebayError:
+    """What one of them failed with. Raises anything that is no error of a request's."""
+    while isinstance(failure, ExceptionGroup):
+        found, others = failure.split(ForebayError)
+        if found is None:
+            raise others or failure
+        failure = found.exceptions[0]
+    return failure

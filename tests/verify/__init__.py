@@ -1,0 +1,1 @@
+"""Whether `forebay verify` proves what it says."""

@@ -1,0 +1,126 @@
+"""C28 on the user's own machine: `forebay verify` finds what differs, and counts nothing that did not come about."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forebay.base.errors import ConfigError
+from forebay.cli.main import main
+from forebay.cli.verify import summary_of
+from forebay.requests.step_plan import TokenLogprob
+from forebay.requests.updates import FinishReason
+from forebay.text.tokenizer import Tokenizer
+from forebay.verify.asking import Answer, Difference, Findings
+from forebay.verify.circumstances import Circumstance
+from forebay.verify.questions import make_questions
+from forebay.verify.run import Outcome, Verdict, Verification
+
+
+@pytest.fixture(scope="module")
+def tokenizer(embedded_model: Path) -> Tokenizer:
+    return Tokenizer.from_path(str(embedded_model))
+
+
+def said(tokens: list[int], finish: FinishReason = FinishReason.LENGTH, logprob: float = -0.5) -> Answer:
+    entries = [TokenLogprob(token, logprob, 1, [token, token + 1], [logprob, logprob - 0.25]) for token in tokens]
+    return Answer(tokens, entries, finish)
+
+
+def test_questions_are_of_many_lengths_and_some_begin_alike(tokenizer: Tokenizer) -> None:
+    asked = make_questions(tokenizer, 16, 32, page_size=16, context_length=2048, seed=3)
+    assert asked == make_questions(tokenizer, 16, 32, page_size=16, context_length=2048, seed=3)
+    lengths = [len(question.prompt) for question in asked]
+    assert {1, 15, 16, 17, 32} <= set(lengths)
+    assert max(lengths) <= 320
+    assert asked[1].prompt[:16] == asked[3].prompt[:16] != asked[6].prompt[:16]
+    assert len({question.way for question in asked}) > 5
+    with pytest.raises(ConfigError, match=r"a context of 48 tokens leaves 16 for a prompt"):
+        make_questions(tokenizer, 16, 32, page_size=16, context_length=48, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("found", "place", "expected", "other", "gap"),
+    [
+        (said([5, 6, 8]), 2, 7, 8, 0.25),
+        (said([5, 9, 7]), 1, 6, 9, None),  # alone it was not among the likeliest
+        (said([5, 6]), 2, 7, None, None),
+        (said([5, 6, 7, 8]), 3, None, 8, None),
+        (said([4], FinishReason.ABORT), 0, 5, 4, None),
+    ],
+)
+def test_the_first_token_that_differs_is_named(
+    found: Answer, place: int, expected: int | None, other: int | None, gap: float | None
+) -> None:
+    findings = Findings()
+    findings.compare(3, said([5, 6, 7]), found)
+    assert findings.differences == [Difference(3, place, expected, other, gap)]
+
+
+def test_an_answer_that_was_given_up_is_the_beginning_of_the_whole() -> None:
+    findings = Findings()
+    for finish in FinishReason.ABORT, FinishReason.LENGTH:
+        findings.compare(0, said([5, 6, 7]), said([5, 6], finish))
+    assert (findings.num_answers, findings.num_tokens, len(findings.differences)) == (2, 4, 1)
+
+
+def test_other_log_probabilities_of_the_same_tokens_are_told_of() -> None:
+    findings = Findings()
+    findings.compare(0, said([5, 6]), said([5, 6], logprob=-0.75))
+    assert not findings.differences
+    outcome = Outcome("a", Verdict.SAME, "so far", findings)
+    assert summary_of([outcome, Outcome("b", Verdict.LEFT_OUT, "")]) == (
+        "1 of 2 circumstances change no token, 1 left out. Compared: 2 tokens of 1 answers; the log-probabilities of "
+        "equal ones are up to 0.25 apart."
+    )
+
+
+async def test_what_changes_tokens_is_found_and_what_did_not_come_about_is_not_counted(embedded_model: Path) -> None:
+    """KV in eight bits is another model, as a stale page or state would be."""
+    verification = Verification({"model_path": str(embedded_model)}, num=4, max_tokens=32, seed=0)
+    await verification.ask_alone()
+    by_name = {one.name: one for one in verification.circumstances}
+    alone, cached = by_name["one by one again, backwards"], by_name["from the prefix cache"]
+    other = Circumstance("eight bits", {"kv_cache_dtype": "int8"}, alone.play, alone.shown)
+    never = Circumstance("never cached", {}, cached.play, cached.shown)
+    refused = Circumstance("ahead", {"overlap_depth": 7}, alone.play, alone.shown)
+    verdicts = [(await verification.outcome(one)).verdict for one in (other, never, refused)]
+    assert verdicts == [Verdict.DIFFERENT, Verdict.NOT_SHOWN, Verdict.LEFT_OUT]
+
+
+def test_the_command_tells_programs_and_people(
+    embedded_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.md"
+    words = ["--requests=4", "-n=8", "--only=chunks", f"--report={report}", "--json"]
+    assert main(["verify", str(embedded_model), *words]) == 0
+    (outcome,) = json.loads(capsys.readouterr().out)
+    assert (outcome["verdict"], outcome["findings"]["num_answers"]) == ("same", 4)
+    assert outcome["findings"]["differences"] == []
+    assert "| same | prompts in chunks | prompts of up to" in report.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--overlap-depth=1"], "--overlap-depth is among what is varied here: leave it out"),
+        (["--only=nothing"], "--only nothing: no circumstance has that in its name; there are: one by one"),
+        (["--requests=1"], "--requests: '1' is no such number: write a whole number, at least 2"),
+    ],
+)
+def test_words_that_make_no_sense_here_are_refused(
+    embedded_model: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(embedded_model), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_every_circumstance_comes_about_and_changes_nothing(
+    embedded_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(embedded_model), "--json"]) == 0
+    verdicts = {one["name"]: one["verdict"] for one in json.loads(capsys.readouterr().out)}
+    assert set(verdicts.values()) == {"same"}, verdicts
