@@ -93,7 +93,7 @@ class Engines:
         self.findings = Findings()
         self.answers: dict[int, Answer] = {}
         self.most_at_once = self.num_interrupted = 0
-        self.some_decode = asyncio.Event()
+        self.half_decode = asyncio.Event()  # or the first has ended
         self._decoding: set[int] = set()
         self._rooms = 0
 
@@ -128,14 +128,16 @@ class Engines:
                     answer.logprobs += update.logprobs or []
                     answer.finish = update.finish
                     self._decoding.add(stream.request_id)
-                    self.most_at_once = max(self.most_at_once, len(self._decoding))
-                    self.some_decode.set()
+                    self.most_at_once = max(self.most_at_once, self.num_decoding)
+                    if 2 * self.num_decoding >= len(self.questions):
+                        self.half_decode.set()
                     if under_way and len(answer.tokens) >= WELL_UNDER_WAY:
                         under_way.set()
                     if give_up_after is not None and len(answer.tokens) >= give_up_after:
                         stream.abort()
             finally:
                 self._decoding.discard(stream.request_id)
+                self.half_decode.set()
                 if under_way:
                     under_way.set()
         self.answers[number] = answer

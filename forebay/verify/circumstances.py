@@ -132,7 +132,7 @@ async def _asleep(engines: Engines) -> None:
     """All memory is given back while requests decode; they go on when it is there again, and come once more later."""
     async with asyncio.TaskGroup() as group:
         group.create_task(engines.ask_all())
-        await engines.some_decode.wait()
+        await engines.half_decode.wait()
         await engines.engine.release(TAGS, mode="retract")
         engines.num_interrupted = engines.num_decoding
         await engines.engine.wake_up()
