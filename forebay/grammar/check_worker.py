@@ -1,4 +1,4 @@
-"""The process that compiles clients' grammars as the engine will, to see whether it can.
+"""The process that compiles clients' grammars as the engine will, and begins outputs, to see whether it can.
 
 python -m forebay.grammar.check_worker FD      (started by `checking`; FD is its end of the socket pair)
 """
@@ -16,6 +16,7 @@ from forebay.base.confined import serve
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.checking import LIMITS
 from forebay.grammar.compiler import compiled
+from forebay.grammar.trial import Trial
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import Grammar
 
@@ -35,16 +36,19 @@ class Worker:
 
     def __init__(self) -> None:
         self._tokenizer: LLTokenizer | None = None
+        self._trial: Trial | None = None
 
     def answer(self, question: bytes) -> bytes:
         """What is wrong with it; nothing where nothing is."""
-        if self._tokenizer is None:
+        if self._tokenizer is None or self._trial is None:
             vocabulary = _decode_vocabulary(question)
             by_bytes = {spelled: token for token, spelled in enumerate(vocabulary.tokens) if len(spelled) == 1}
             self._tokenizer = vocabulary.tokenizer(lambda text: _in_bytes(text, by_bytes))
+            self._trial = Trial(vocabulary)
             return b""
         try:
-            compiled(_decode_grammar(question), self._tokenizer)
+            grammar = _decode_grammar(question)
+            self._trial.run(grammar, compiled(grammar, self._tokenizer))
         except InvalidRequest as error:
             return error.message.encode("utf-8", "replace")
         return b""

@@ -42,6 +42,11 @@ def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
     return matcher
 
 
+def why_broken(matcher: LLMatcher) -> str:
+    """In a line; "" where it is not."""
+    return (matcher.get_error().strip().partition("\n")[0] or "unknown") if matcher.is_error() else ""
+
+
 def check_size(grammar: Grammar) -> None:
     """Raises InvalidRequest."""
     num_bytes, most = len(grammar.text), MAX_ANSWER_BYTES if grammar.kind is GrammarKind.ANSWER else MAX_BYTES

@@ -25,7 +25,7 @@ from llguidance.numpy import (
 
 from forebay.base.errors import EngineError
 from forebay.base.units import ceil_div
-from forebay.grammar.compiler import REWINDING, compiled
+from forebay.grammar.compiler import REWINDING, compiled, why_broken
 from forebay.requests.parts import I32
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import Grammar
@@ -196,8 +196,7 @@ def _read(place: _Place, tokens: list[int]) -> None:
 
 
 def _broken(place: _Place) -> bool:
-    if not place.error and place.known.is_error():
-        place.error = place.known.get_error().strip().partition("\n")[0] or "unknown"
+    place.error = place.error or why_broken(place.known)
     return bool(place.error)
 
 

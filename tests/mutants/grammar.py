@@ -49,6 +49,13 @@ GRAMMAR = (
         "grammar/test_compiler.py::test_of_a_long_text_that_is_forced_only_the_beginning_is_made_tokens_of_and_once",
     ),
     Mutant(
+        "C27 a grammar that breaks when it is used is refused at the door",
+        "grammar/check_worker.py",
+        "            self._trial.run(grammar, compiled(grammar, self._tokenizer))",
+        "            compiled(grammar, self._tokenizer)",
+        "grammar/test_trial.py::test_what_breaks_behind_a_few_tokens_is_refused_with_their_number",
+    ),
+    Mutant(
         "C27 a compile that was called off is not remembered",
         "grammar/matching.py",
         "        if prototype.cancel():\n            self._forget(prototype)",
