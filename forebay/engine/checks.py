@@ -134,7 +134,8 @@ class Checks:
     def take(self, event: Event, now: float) -> bool:
         """Whether this was news of a check."""
         if isinstance(event, Offered) and event.digest == CHECK:
-            self._answer(event)
+            if event.declined is None:  # else decode has ended it itself, and takes nothing
+                self._answer(event)
             return True
         check = self._open.get(event.ticket)
         if check is None:

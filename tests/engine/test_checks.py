@@ -12,8 +12,9 @@ import pytest
 
 from forebay.config.engine_config import DisaggregationMode, KindConfig, SchedulerConfig
 from forebay.disagg.pattern import Pattern
-from forebay.engine.checks import Checks
+from forebay.engine.checks import ROOM, Checks
 from forebay.engine.frames import Checked, CheckTransfers
+from forebay.requests.transfers import CHECK, Offered, Ticket
 from forebay.requests.updates import Failure
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.prefill_role import PrefillRole
@@ -131,3 +132,11 @@ def test_engines_that_do_not_fit_or_have_no_room_say_why() -> None:
         small.half.transfers.close()
         assert isinstance(full, Failure)
         assert (full.code, "16 tokens" in full.message, "at most 8" in full.message) == ("no_room", True, True)
+
+
+def test_prefill_sets_nothing_aside_for_a_check_that_decode_has_refused_itself() -> None:
+    with sides() as (prefill, decode):
+        ticket = Ticket(decode.half.transfers.instance, ROOM, bytes(16))
+        refused = Failure("Unavailable", "layout_mismatch", "prefill and decode do not fit together")
+        assert prefill.checks.take(Offered(ticket, 16, CHECK, 0, declined=refused), 0.0)
+        assert prefill.at_rest

@@ -130,6 +130,13 @@ DISAGG = (
         "disagg/test_faults.py::test_a_write_of_which_nobody_knows_the_end_closes_nothing",
     ),
     Mutant(
+        "C22 prefill sets nothing aside for a check that decode has refused itself",
+        "engine/checks.py",
+        "            if event.declined is None:",
+        "            if True:",
+        "engine/test_checks.py::test_prefill_sets_nothing_aside_for_a_check_that_decode_has_refused_itself",
+    ),
+    Mutant(
         "C17 a draft model goes on from the prompt that came from elsewhere",
         "runtime/draft_model.py",
         '        if "built_before" in inputs:',
