@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import string
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -185,8 +186,8 @@ def test_what_nobody_waits_for_is_not_compiled_and_not_remembered(rig: Rig) -> N
     made = engine(rig)
     known = made.core.scheduler.constraints.grammars
     assert isinstance(known, Grammars)
-    blocker = known._compiling.submit(lambda: gate.result())
-    gate: Any = type(blocker)()
+    gate: Future[None] = Future()
+    known._compiling.submit(gate.result)
     params = replace(SAMPLED, grammar=JSON)
     for request_id in (1, 2):
         made.core.add(AddRequest(request_id=request_id, prompt_token_ids=[5, 6], params=params))
