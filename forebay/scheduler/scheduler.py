@@ -133,7 +133,7 @@ class Scheduler(Telling):
         while True:
             active, rows = None, batch.req_pool_indices_cpu
             out = batch.tokens_left <= 0 if self.flights else None
-            if self.constraints.living:
+            if self.constraints.unready or (self.constraints.living and self.flights):
                 waits = self.constraints.sit_out(batch.reqs, (flight.reqs for flight in self.flights))
                 out = waits if out is None else out | waits
             if out is not None and out.any():
