@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -13,11 +12,11 @@ import msgspec
 from forebay.base.confined import ConfinedProcess, Late, Limits, NoAnswer, Processes
 from forebay.base.errors import InvalidRequest, Overloaded
 from forebay.grammar.compiler import MAX_ERROR_CHARS, check_size, refused
+from forebay.grammar.latest import Latest
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import Grammar
 
 LIMITS: Final = Limits(cpu_s=2.0, memory_bytes=512 << 20, answer_bytes=8 * MAX_ERROR_CHARS)
-MAX_KNOWN: Final = 256
 MAX_WAIT_S: Final = 60.0  # by the clock: a process that is yet to start, on a machine that has no time for it
 
 encode: Final = msgspec.msgpack.Encoder().encode
@@ -40,7 +39,7 @@ class GrammarChecks:
     def __init__(self, make_vocabulary: Callable[[], Vocabulary]) -> None:
         """`make_vocabulary` is called whenever a process starts."""
         self._processes = Processes(partial(_started, make_vocabulary))
-        self._known: OrderedDict[Grammar, str] = OrderedDict()  # what is wrong with it, the latest used last
+        self._known = Latest[str]()  # what is wrong with it
         self._lock = threading.Lock()
 
     def recall(self, grammar: Grammar) -> bool:
@@ -48,10 +47,9 @@ class GrammarChecks:
         large."""
         check_size(grammar)
         with self._lock:
-            wrong = self._known.get(grammar)
-            if wrong is None:
-                return False
-            self._known.move_to_end(grammar)
+            wrong = self._known.use(grammar)
+        if wrong is None:
+            return False
         if wrong:
             raise InvalidRequest(wrong, code="grammar_invalid")
         return True
@@ -63,9 +61,7 @@ class GrammarChecks:
             return
         wrong = self._ask(grammar)
         with self._lock:
-            self._known[grammar] = wrong
-            if len(self._known) > MAX_KNOWN:
-                self._known.popitem(last=False)
+            self._known.keep(grammar, wrong)
         if wrong:
             raise InvalidRequest(wrong, code="grammar_invalid")
 

@@ -9,7 +9,6 @@ Shape letters: N positions, C words of 32 columns each.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -26,11 +25,11 @@ from llguidance.numpy import (
 from forebay.base.errors import EngineError
 from forebay.base.units import ceil_div
 from forebay.grammar.compiler import REWINDING, compiled, why_broken
+from forebay.grammar.latest import Latest
 from forebay.requests.parts import I32
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import Grammar
 
-MAX_COMPILED: Final = 256
 MAX_ALONE: Final = 16  # rows that one thread fills: 45 us each, less than to wake others takes where cores are few
 _KEPT_STEPS: Final = 8  # whose masks somebody may still take: those of a step that failed nobody does
 
@@ -69,7 +68,7 @@ class Grammars:
         self._executor: LLExecutor | None = None
         self._compiling = ThreadPoolExecutor(1, "grammars")
         self._filling = ThreadPoolExecutor(1, "masks")
-        self._prototypes: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()  # the latest used last
+        self._prototypes = Latest[Future[LLMatcher]]()
         self._places: dict[int, _Place] = {}  # by request
         self._masks: dict[int, Future[I32]] = {}  # by step
 
@@ -118,11 +117,12 @@ class Grammars:
 
     def ended(self, req: Request) -> None:
         """What nobody else waits for is not compiled any more."""
+        assert req.params.grammar is not None, f"{req} has no grammar"
         prototype = self._places.pop(req.id).prototype
         if any(place.prototype is prototype for place in self._places.values()):
             return
-        if prototype.cancel():
-            self._forget(prototype)
+        if prototype.cancel() and self._prototypes.use(req.params.grammar) is prototype:
+            self._prototypes.drop(req.params.grammar)
 
     def _unread(self, req: Request) -> list[int]:
         place = self._places[req.id]
@@ -131,17 +131,11 @@ class Grammars:
         return tokens
 
     def _prototype(self, grammar: Grammar) -> Future[LLMatcher]:
-        found = self._prototypes.get(grammar)
-        if found is not None and not (found.done() and found.exception()):
-            self._prototypes.move_to_end(grammar)
-            return found
-        made = self._prototypes[grammar] = self._compiling.submit(self._compile, grammar)
-        if len(self._prototypes) > MAX_COMPILED:
-            self._prototypes.popitem(last=False)
-        return made
-
-    def _forget(self, prototype: Future[LLMatcher]) -> None:
-        self._prototypes = OrderedDict(item for item in self._prototypes.items() if item[1] is not prototype)
+        found = self._prototypes.use(grammar)
+        if found is None or (found.done() and found.exception()):
+            found = self._compiling.submit(self._compile, grammar)
+            self._prototypes.keep(grammar, found)
+        return found
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         if self._tokenizer is None:

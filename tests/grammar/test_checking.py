@@ -10,7 +10,7 @@ import pytest
 
 from forebay.base.confined import Late, NoAnswer
 from forebay.base.errors import InvalidRequest, Overloaded
-from forebay.grammar import checking
+from forebay.grammar import checking, latest
 from forebay.grammar.check_worker import NICENESS
 from forebay.grammar.checking import LIMITS, GrammarChecks
 from forebay.grammar.compiler import MAX_BYTES
@@ -90,7 +90,7 @@ def test_a_machine_without_time_says_nothing_of_the_grammar(monkeypatch: pytest.
 
 def test_the_latest_are_remembered_and_what_is_too_large_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = scripted(monkeypatch, "")
-    monkeypatch.setattr(checking, "MAX_KNOWN", 2)
+    monkeypatch.setattr(latest, "MAX_GRAMMARS", 2)
     for text in ("a", "b", "a", "c"):
         checks.check(Grammar(GrammarKind.REGEX, text))
     assert [checks.recall(Grammar(GrammarKind.REGEX, text)) for text in "abc"] == [True, False, True]

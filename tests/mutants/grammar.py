@@ -58,8 +58,8 @@ GRAMMAR = (
     Mutant(
         "C27 a compile that was called off is not remembered",
         "grammar/matching.py",
-        "        if prototype.cancel():\n            self._forget(prototype)",
-        "        prototype.cancel()",
+        "        if prototype.cancel() and",
+        "        if not prototype.cancel() and",
         _TESTS + "test_what_nobody_waits_for_is_not_compiled_and_not_remembered",
     ),
     Mutant(
