@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import socket
 import time
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 
-from forebay.config.engine_config import Chaos
+from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.disagg import frames, shm
 from forebay.disagg.faults import Faults
 from forebay.disagg.layout import PROTOCOL, Layout
 from forebay.disagg.link import Link
 from forebay.disagg.memory import HostMemory, checksum, chunk_bytes, shapes_of
 from forebay.disagg.pages import pieces
-from forebay.requests.transfers import Span
+from forebay.requests.transfers import Offer, Span, Ticket
 from tests.deadlines import wait_until
-from tests.disagg.pair import KEY, Half
+from tests.disagg.ends import N
+from tests.disagg.pair import KEY, Half, half, spans_of
 
 F = TypeVar("F", bound=msgspec.Struct)
 
@@ -128,3 +132,37 @@ def scripted_decode(port: int, said: frames.Hello, key: bytes = KEY) -> Peer:
     peer.link.greet(key, said)
     peer.link.enter(key, said, peer.wait(frames.Challenge))
     return peer
+
+
+@contextlib.contextmanager
+def decode_alone(**others: object) -> Iterator[tuple[ScriptedPrefill, Half]]:
+    """A decode engine with a peer that says what the test wants."""
+    decode, peer = half(DisaggregationMode.DECODE, **others), ScriptedPrefill()  # type: ignore[arg-type]
+    try:
+        yield peer, decode
+    finally:
+        peer.close()
+        decode.transfers.close()
+
+
+def scripted_offer(peer: ScriptedPrefill, decode: Half) -> Offer:
+    ticket = Ticket(decode.transfers.instance, 7, os.urandom(16))
+    spans = spans_of(decode, N)
+    made = Offer(ticket=ticket, host="127.0.0.1", port=peer.port, num_tokens=N, digest=b"", start=0, spans=spans)
+    decode.transfers.submit(made)
+    return made
+
+
+def nobody_listens() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def scripted_nowhere(decode: Half, port: int, host: str = "127.0.0.1") -> Offer:
+    ticket = Ticket(decode.transfers.instance, 7, os.urandom(16))
+    made = Offer(
+        ticket=ticket, host=host, port=port, num_tokens=N, digest=b"", start=0, spans=spans_of(decode, N)
+    )  # fmt: skip
+    decode.transfers.submit(made)
+    return made

@@ -1,55 +1,29 @@
-"""C22: whatever a peer does, a ticket ends once, its places are closed when nobody can touch them, and others go on."""
+"""C22: whatever a peer says or withdraws, a ticket ends once, nothing is written behind its end, and others go on."""
 
 from __future__ import annotations
-
-import contextlib
-import os
-import select
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import msgspec
 import numpy as np
 import pytest
 
-from forebay.base.errors import ConfigError
-from forebay.config.engine_config import Chaos, DisaggregationMode
-from forebay.disagg import dial, frames, layout, link, memory, pages, shm, tcp
-from forebay.disagg.faults import Faults
+from forebay.config.engine_config import DisaggregationMode
+from forebay.disagg import frames, memory, tcp
 from forebay.disagg.link import LinkLost
 from forebay.disagg.memory import HostMemory
-from forebay.disagg.shm import ShmWriter
 from forebay.requests.transfers import (
-    Arrived,
-    Broken,
     Closed,
-    Decline,
-    Event,
-    Offer,
     Offered,
     Renewed,
     Send,
-    Sent,
     Span,
     Tail,
-    Ticket,
     Withdraw,
 )
-from forebay.requests.updates import Failure
-from tests.deadlines import NEVER_S, wait_until
+from tests.deadlines import wait_until
+from tests.disagg.ends import GONE, N, assert_ends, code_of
 from tests.disagg.pair import (
     BACKENDS,
     EVERYTHING,
-    OPTIONS,
-    PLAIN,
-    Half,
     half,
     layout_of,
     offer,
@@ -57,49 +31,13 @@ from tests.disagg.pair import (
     spans_of,
     transfer,
 )
-from tests.disagg.scripted import Peer, ScriptedPrefill, hello, scripted_decode
-
-# Silence is found after three beats: soon, and not before a busy machine has come round to whoever is silent.
-QUICK = replace(OPTIONS, heartbeat_s=0.3)
-STEADY = replace(OPTIONS, heartbeat_s=1.0)
-GONE = Failure("EngineError", "aborted", "the client went away")
-N = 45
-
-
-def code_of(half: Half, ticket: Ticket) -> str:
-    broken = half.wait(Broken, ticket)
-    assert isinstance(broken, Broken)
-    return broken.failure.code
-
-
-def assert_ends(half: Half, ticket: Ticket) -> None:
-    """Once, and then for good."""
-    half.wait(Closed, ticket)
-    ends = [name for name in half.by_ticket[ticket.nonce] if name not in ("Offered", "Renewed")]
-    assert ends[0] in ("Arrived", "Sent", "Broken")
-    assert ends[1:] == ["Closed"]
-
-
-@contextlib.contextmanager
-def decode_alone(**others: object) -> Iterator[tuple[ScriptedPrefill, Half]]:
-    """A decode engine with a peer that says what the test wants."""
-    decode, peer = half(DisaggregationMode.DECODE, **others), ScriptedPrefill()  # type: ignore[arg-type]
-    try:
-        yield peer, decode
-    finally:
-        peer.close()
-        decode.transfers.close()
-
-
-def scripted_offer(peer: ScriptedPrefill, decode: Half) -> Offer:
-    ticket = Ticket(decode.transfers.instance, 7, os.urandom(16))
-    spans = spans_of(decode, N)
-    made = Offer(ticket=ticket, host="127.0.0.1", port=peer.port, num_tokens=N, digest=b"", start=0, spans=spans)
-    decode.transfers.submit(made)
-    return made
-
-
-# -- whoever withdraws, whenever ---------------------------------------------------------------------------------------
+from tests.disagg.scripted import (
+    Peer,
+    decode_alone,
+    hello,
+    scripted_decode,
+    scripted_offer,
+)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -151,9 +89,6 @@ def test_less_than_all_is_never_completed(spans: dict[str, slice], tail: Tail | 
         assert {code_of(half, made.ticket) for half in (prefill, decode)} == {"transfer_incomplete"}
         for half in (prefill, decode):
             assert_ends(half, made.ticket)
-
-
-# -- what is altered, early or late ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["shm", "tcp"])
@@ -300,339 +235,3 @@ def test_a_decode_engine_that_says_what_is_not_due_is_dropped_and_no_other(wrong
         peer.close()
         if wrong in ("double", "unknown kind"):
             data.close()
-
-
-# -- who is not there, or is another -----------------------------------------------------------------------------------
-
-
-def test_each_way_not_to_meet_has_its_code() -> None:
-    with (
-        pair(PLAIN, options=replace(STEADY, bootstrap_timeout_s=2.0)) as (prefill, decode),
-        socket.create_server(("127.0.0.1", 0)) as silent,  # accepts, and never answers
-    ):
-        for made in [scripted_nowhere(decode, port) for port in (silent.getsockname()[1], nobody_listens())]:
-            assert code_of(decode, made.ticket) == "bootstrap_timeout"
-            assert_ends(decode, made.ticket)
-        transfer(prefill, decode, N)
-
-
-def nobody_listens() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
-
-
-def scripted_nowhere(decode: Half, port: int, host: str = "127.0.0.1") -> Offer:
-    ticket = Ticket(decode.transfers.instance, 7, os.urandom(16))
-    made = Offer(
-        ticket=ticket, host=host, port=port, num_tokens=N, digest=b"", start=0, spans=spans_of(decode, N)
-    )  # fmt: skip
-    decode.transfers.submit(made)
-    return made
-
-
-def test_another_layout_or_backend_is_refused_with_both_values() -> None:
-    """G-6"""
-    prefill, patient = half(DisaggregationMode.PREFILL), replace(OPTIONS, bootstrap_timeout_s=NEVER_S)
-    decodes = [
-        half(DisaggregationMode.DECODE, options=patient, weights="other"),
-        half(DisaggregationMode.DECODE, EVERYTHING, options=patient),
-    ]
-    for decode, words in zip(decodes, (["'w'", "'other'"], ["2 x 8", "2 x 5"]), strict=True):
-        made = offer(prefill, decode, spans_of(decode, N), N)
-        decode.transfers.submit(made)
-        broken = decode.wait(Broken, made.ticket)
-        assert isinstance(broken, Broken)
-        assert (broken.failure.kind, broken.failure.code) == ("Unavailable", "layout_mismatch")
-        assert all(word in broken.failure.message for word in words)
-        assert_ends(decode, made.ticket)
-        assert prefill.wait(Offered, made.ticket) == declined(made, broken.failure)
-        other = offer(prefill, decode, {}, N)
-        decode.transfers.submit(Decline(other.ticket, other.host, other.port, N, other.digest, GONE))
-        assert prefill.wait(Offered, other.ticket) == declined(other, GONE)
-        wait_until(lambda d=decode: not d.transfers._side._peers)  # nobody is called again
-        decode.transfers.close()
-    prefill.transfers.close()
-
-
-def test_prefill_hears_of_an_offer_that_was_withdrawn_before_the_two_had_a_session() -> None:
-    with decode_alone() as (peer, decode):
-        made = scripted_offer(peer, decode)
-        decode.transfers.submit(Withdraw(made.ticket, GONE))
-        assert_ends(decode, made.ticket)
-        peer.join(decode, layout_of(decode.cache), "tcp")
-        assert peer.control.wait(frames.Declined) == frames.Declined(made.ticket.nonce, 7, N, made.digest, GONE)
-
-
-def declined(made: Offer, why: Failure) -> Offered:
-    return Offered(made.ticket, N, made.digest, 0, declined=why)
-
-
-@pytest.mark.parametrize("older", [dial, link], ids=["decode", "prefill"])
-def test_another_protocol_is_refused_with_both_numbers(older: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(older, "PROTOCOL", 0)
-    numbers = (layout.PROTOCOL, 0) if older is dial else (0, layout.PROTOCOL)
-    with pair(options=QUICK) as (prefill, decode):
-        made = offer(prefill, decode, spans_of(decode, N), N)
-        decode.transfers.submit(made)
-        broken = decode.wait(Broken, made.ticket)
-        assert isinstance(broken, Broken)
-        assert broken.failure.code == "layout_mismatch"
-        assert "protocol: prefill speaks {}, decode {}".format(*numbers) in broken.failure.message
-        assert_ends(decode, made.ticket)
-
-
-@pytest.mark.parametrize(("backend", "module"), [("nixl", "nixl_cu12._api"), ("mooncake", "mooncake.engine")])
-def test_a_library_that_cannot_be_loaded_is_named(backend: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (module, module.partition(".")[0]):
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, f"forebay.disagg.{backend}", raising=False)
-    with pytest.raises(
-        ConfigError, match=rf"--disaggregation-transfer-backend {backend}: .*{module.partition('.')[0]}.* use pip"
-    ):
-        half(DisaggregationMode.PREFILL, backend=backend)
-
-
-def test_without_the_key_nothing_is_said_and_without_any_no_other_machine_is_asked() -> None:
-    prefill, keyless = half(DisaggregationMode.PREFILL), replace(OPTIONS, cluster_key=b"")
-    wrong = replace(OPTIONS, cluster_key=b"another", bootstrap_timeout_s=0.5)
-    stranger = half(DisaggregationMode.DECODE, options=wrong)
-    made = offer(prefill, stranger, spans_of(stranger, N), N)
-    stranger.transfers.submit(made)
-    assert code_of(stranger, made.ticket) == "bootstrap_timeout"
-    stranger.transfers.close()
-    alone = half(DisaggregationMode.DECODE, options=keyless)
-    away = scripted_nowhere(alone, 8998, "192.0.2.1")
-    assert code_of(alone, away.ticket) == "cluster_key"
-    alone.transfers.close()
-    assert prefill.take_news() == []
-    prefill.transfers.close()
-
-
-def test_junk_on_the_port_harms_nobody() -> None:
-    """G-8"""
-    rng = np.random.default_rng(0)
-    with pair(backend="tcp") as (prefill, decode):
-        transfer(prefill, decode, N)
-        socks = []
-        for size in (0, 1, 48, 300, 5000, 200_000, *[48] * 80):
-            sock = socket.create_connection(("127.0.0.1", prefill.transfers.port))
-            with contextlib.suppress(OSError):
-                sock.sendall(rng.bytes(size))
-            socks.append(sock)
-        transfer(prefill, decode, N)
-        for sock in socks:
-            sock.close()
-
-
-# -- loss --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("who", ["prefill", "decode"])
-def test_a_restarted_engine_is_used_again(backend: str, who: str) -> None:
-    with pair(backend=backend, options=STEADY) as (prefill, decode):
-        transfer(prefill, decode, N)
-        made = offer(prefill, decode, spans_of(decode, N), N)
-        decode.transfers.submit(made)
-        prefill.wait(Offered, made.ticket)
-        if who == "prefill":
-            port = prefill.transfers.port
-            prefill.transfers.close()
-            assert code_of(decode, made.ticket) == "peer_lost"
-            options = replace(STEADY, bootstrap_port=port)
-            again = half(DisaggregationMode.PREFILL, backend=backend, options=options)
-            prefill.transfers, prefill.cache, prefill.regions = again.transfers, again.cache, again.regions
-        else:
-            decode.transfers.close()
-            assert code_of(prefill, made.ticket) == "peer_lost"
-            assert_ends(prefill, made.ticket)
-            again = half(DisaggregationMode.DECODE, backend=backend, options=STEADY)
-            decode.transfers, decode.cache, decode.regions = again.transfers, again.cache, again.regions
-        transfer(prefill, decode, N, seed=3)
-
-
-def test_places_that_a_peer_writes_to_are_closed_by_its_own_word_alone() -> None:
-    """Not by a time, not by a lost connection, and not by another process that has its port."""
-    with decode_alone(backend="shm", options=STEADY) as (peer, decode):
-        made = scripted_offer(peer, decode)
-        peer.join(decode, layout_of(decode.cache), "shm")
-        peer.control.wait(frames.Offering)
-        decode.transfers.submit(Withdraw(made.ticket, GONE))
-        peer.control.wait(frames.Withdrawn)
-        decode.wait(Broken, made.ticket)
-        assert decode.transfers.num_unfenced == 1
-        peer.control.close()
-        peer.join(decode, layout_of(decode.cache), "shm", "a successor")
-        peer.control.wait(frames.Withdrawn)
-        other = scripted_offer(peer, decode)
-        peer.control.send(frames.Fenced(made.ticket.nonce), frames.Withdrawn(other.ticket.nonce, GONE))
-        decode.wait(Broken, other.ticket)
-        assert decode.by_ticket[made.ticket.nonce] == ["Broken"]
-        assert decode.transfers.num_unfenced == 2
-        peer.control.send(frames.Fenced(other.ticket.nonce))
-        assert_ends(decode, other.ticket)
-        peer.control.close()
-        peer.join(decode, layout_of(decode.cache), "shm")
-        peer.control.wait(frames.Withdrawn)
-        peer.control.send(frames.Fenced(made.ticket.nonce))
-        assert_ends(decode, made.ticket)
-
-
-class Lost(ShmWriter):
-    """Begins to write, and never learns what became of it."""
-
-    holds_places = True
-    closes_at_once = False
-    is_lost = True
-
-    def advance(self) -> frames.Chunk | None:
-        raise OSError("lost")
-
-
-def test_a_write_of_which_nobody_knows_the_end_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On either side, while others go on."""
-    with pair(backend="shm", options=QUICK) as (prefill, decode):
-        with monkeypatch.context() as patch:
-            patch.setattr(shm, "ShmWriter", Lost)
-            made = offer(prefill, decode, spans_of(decode, N), N)
-            decode.transfers.submit(made)
-            prefill.wait(Offered, made.ticket)
-            whole = spans_of(prefill, N)
-            prefill.transfers.submit(Send(ticket=made.ticket, spans=whole, tail=Tail(num_tokens=N, token_id=1)))
-            assert {code_of(half, made.ticket) for half in (prefill, decode)} == {"peer_lost"}
-        for _ in range(2):
-            transfer(prefill, decode, N)
-        for half in (prefill, decode):
-            half.take_news()
-            assert "Closed" not in half.by_ticket[made.ticket.nonce]
-        assert decode.transfers.num_unfenced == 1
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_faults_on_purpose_end_every_ticket_rightly_or_with_a_reason(backend: str) -> None:
-    chaos = Chaos(drop=0.04, double=0.04, reorder=0.04, alter=0.04, delay_s=0.001)
-    options = replace(QUICK, chaos=chaos, bootstrap_timeout_s=1.0, lease_s=1.0)
-    endings = set()
-    with pair(backend=backend, options=options) as (prefill, decode):
-        for i in range(15):
-            theirs, ours = spans_of(decode, N, seed=i), spans_of(prefill, N, seed=99 + i)
-            made = offer(prefill, decode, theirs, N)
-            decode.transfers.submit(made)
-            wait_until(lambda made=made: has_any(prefill, made, Offered) or has_any(decode, made, Broken))
-            prefill.transfers.submit(Send(ticket=made.ticket, spans=ours, tail=Tail(num_tokens=N, token_id=1)))
-            assert_ends(decode, made.ticket)
-            endings.add(decode.by_ticket[made.ticket.nonce][-2])
-            if "Arrived" in decode.by_ticket[made.ticket.nonce]:
-                there, here = decode.bytes_of("kv", theirs["kv"], 0, N), prefill.bytes_of("kv", ours["kv"], 0, N)
-                assert all((a == b).all() for a, b in zip(there, here, strict=True))
-            if has_any(prefill, made, Offered):
-                prefill.transfers.submit(Withdraw(made.ticket, GONE))
-                assert_ends(prefill, made.ticket)
-    assert endings == {"Arrived", "Broken"}
-
-
-class Once:
-    """Chance that strikes once, as far behind as it can."""
-
-    def __init__(self) -> None:
-        self._rolls = iter([0.0])
-
-    def random(self) -> float:
-        return next(self._rolls, 1.0)
-
-    def randrange(self, stop: int) -> int:
-        return stop - 1
-
-
-@pytest.mark.parametrize(
-    ("backend", "fault", "code"),
-    [
-        ("tcp", "drop", "peer_lost"),
-        ("tcp", "double", "peer_lost"),
-        ("tcp", "reorder", "peer_lost"),
-        ("tcp", "alter", "checksum_mismatch"),
-        ("shm", "drop", "checksum_mismatch"),
-        ("shm", "alter", "checksum_mismatch"),
-    ],
-)
-def test_one_chunk_that_is_lost_doubled_late_or_altered_is_found(
-    backend: str, fault: str, code: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pages, "CHUNK_BYTES", 1 << 10)
-    with pair(backend=backend, options=QUICK) as (prefill, decode):
-        transfer(prefill, decode, N)
-        [box] = prefill.transfers._mover._outboxes.values()
-        box.writer._faults = spoiled = Faults(Chaos(**{fault: 1.0}), lambda: 0.0)
-        spoiled._random = Once()
-        made = offer(prefill, decode, spans_of(decode, N), N)
-        decode.transfers.submit(made)
-        prefill.wait(Offered, made.ticket)
-        whole = spans_of(prefill, N)
-        prefill.transfers.submit(Send(ticket=made.ticket, spans=whole, tail=Tail(num_tokens=N, token_id=1)))
-        assert code_of(decode, made.ticket) == code
-        for half in (prefill, decode):
-            assert_ends(half, made.ticket)
-        transfer(prefill, decode, N)
-
-
-def has_any(half: Half, made: Offer, kind: type[Event]) -> bool:
-    select.select([half.transfers], [], [], 0.01)
-    half.take_news()
-    return kind.__name__ in half.by_ticket.get(made.ticket.nonce, ())
-
-
-# -- other processes ---------------------------------------------------------------------------------------------------
-
-CHILD = """
-import sys, time
-from dataclasses import replace
-from tests.disagg.test_faults import QUICK, half, DisaggregationMode
-prefill = half(DisaggregationMode.PREFILL, backend=sys.argv[1], options=QUICK)
-print(prefill.transfers.port, flush=True)
-while True:
-    if any(type(event).__name__ == "Offered" for event in prefill.take_news()):
-        print("offered", flush=True)
-    time.sleep(0.01)
-"""
-
-
-@pytest.mark.parametrize("backend", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
-def test_a_stopped_process_is_noticed_and_its_places_are_closed_when_it_is_dead_or_says_so(backend: str) -> None:
-    """G-1"""
-    decode = half(DisaggregationMode.DECODE, backend=backend, options=QUICK)
-    root = str(Path(__file__).parents[2])
-    command = [sys.executable, "-c", CHILD, backend]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as child:
-        try:
-            assert child.stdout is not None
-            port = int(child.stdout.readline())
-            for end in (signal.SIGCONT, signal.SIGKILL):
-                made = scripted_nowhere(decode, port)
-                assert child.stdout.readline() == "offered\n"
-                child.send_signal(signal.SIGSTOP)
-                assert code_of(decode, made.ticket) == "heartbeat_timeout"
-                time.sleep(0.5)  # several tries to meet again
-                decode.take_news()
-                assert ("Closed" in decode.by_ticket[made.ticket.nonce]) == (backend == "tcp")
-                child.send_signal(end)
-                assert_ends(decode, made.ticket)
-        finally:
-            child.kill()
-            decode.transfers.close()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_peer_that_never_says_that_all_arrived_loses_its_lease(backend: str) -> None:
-    with pair(backend=backend, options=replace(STEADY, lease_s=1.0)) as (prefill, decode):
-        made = offer(prefill, decode, spans_of(decode, N), N)
-        decode.transfers.submit(made)
-        prefill.wait(Offered, made.ticket)
-        decode.transfers._side._settle = lambda *_: None  # type: ignore[method-assign, union-attr]
-        whole = spans_of(prefill, N)
-        prefill.transfers.submit(Send(ticket=made.ticket, spans=whole, tail=Tail(num_tokens=N, token_id=1)))
-        assert code_of(prefill, made.ticket) == "lease_timeout"
-        assert code_of(decode, made.ticket) == "lease_timeout"
-        for half in (prefill, decode):
-            assert_ends(half, made.ticket)
-        assert not any(isinstance(event, Arrived | Sent) for event in (*prefill.news, *decode.news))

@@ -71,14 +71,14 @@ DISAGG = (
         "disagg/decode_side.py",
         "        if receipt.reach is None:\n",
         "        if True:\n",
-        "disagg/test_faults.py::test_places_that_a_peer_writes_to_are_closed_by_its_own_word_alone",
+        "disagg/test_losses.py::test_places_that_a_peer_writes_to_are_closed_by_its_own_word_alone",
     ),
     Mutant(
         "C22 another process on the same port cannot say so for it",
         "disagg/decode_side.py",
         " and receipt.instance == session.instance",
         "",
-        "disagg/test_faults.py::test_places_that_a_peer_writes_to_are_closed_by_its_own_word_alone",
+        "disagg/test_losses.py::test_places_that_a_peer_writes_to_are_closed_by_its_own_word_alone",
     ),
     Mutant(
         "C22 every position lands once and in order",
@@ -106,7 +106,7 @@ DISAGG = (
         "disagg/dial.py",
         "            case frames.Challenge() if frame.protocol != PROTOCOL:",
         "            case frames.Challenge() if False:",
-        "disagg/test_faults.py::test_another_protocol_is_refused_with_both_numbers[decode]",
+        "disagg/test_meeting.py::test_another_protocol_is_refused_with_both_numbers[decode]",
     ),
     Mutant(
         "C21 of a window all that is read is sent, and no more",
@@ -120,14 +120,14 @@ DISAGG = (
         "scheduler/handoff.py",
         "        self._tickets[ticket] = req.residency.ticket = aside\n",
         "        self._tickets[ticket] = aside\n",
-        "scheduler/test_roles.py::test_what_a_check_has_is_out_of_use_until_its_ticket_is_closed",
+        "scheduler/test_decode_role.py::test_what_a_check_has_is_out_of_use_until_its_ticket_is_closed",
     ),
     Mutant(
         "C22 a write of which nobody knows the end closes nothing",
         "disagg/mover.py",
         "        if nonce in self._lost:\n            return  # never\n",
         "",
-        "disagg/test_faults.py::test_a_write_of_which_nobody_knows_the_end_closes_nothing",
+        "disagg/test_losses.py::test_a_write_of_which_nobody_knows_the_end_closes_nothing",
     ),
     Mutant(
         "C22 prefill sets nothing aside for a check that decode has refused itself",

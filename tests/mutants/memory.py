@@ -200,7 +200,7 @@ MEMORY = (
         "memory/kinds/window.py",
         "            self.begins[pages[:1]] = max(",
         "            self.begins[pages[:1]] = 0 * max(",
-        "scheduler/test_roles.py::test_c18_c26_of_a_window_that_arrived_in_part_no_more_is_there_after_a_stay_on_the_host",
+        "scheduler/test_decode_role.py::test_c18_c26_of_a_window_that_arrived_in_part_no_more_is_there_after_a_stay_on_the_host",
     ),
     Mutant(
         "C18 C22 of two copies of a window page the cache keeps the one that begins first",

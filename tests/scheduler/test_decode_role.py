@@ -1,0 +1,315 @@
+"""Decode, alone: what it refuses, orders, waits for and keeps out of use (C2, C4, C8, C18, C21, C22, C26, C27, C31)."""
+
+import msgspec
+import pytest
+
+from forebay.base.errors import EngineError, Unavailable
+from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions, KindConfig, StateStrategy
+from forebay.requests.request import Status
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.transfers import (
+    Arrived,
+    Broken,
+    Closed,
+    Decline,
+    Offer,
+    Renewed,
+    Tail,
+    Ticket,
+    Withdraw,
+    digest_of,
+)
+from forebay.requests.updates import CacheReport, FinishReason
+from forebay.scheduler.halt import Halt, Mode, weights_changed
+from forebay.scheduler.handoff import LOST
+from forebay.scheduler.residency import Residencies
+from tests.scheduler.rig import config
+from tests.scheduler.roles import BROKEN, arrive, decode, late, offered, prefill, refused
+
+
+def test_decode_gives_up_a_hit_whose_state_is_the_only_slot_that_could_be_had():
+    states = KindConfig(num_slots=2, strategy=StateStrategy.EXTRA_BUFFER, track_interval=4, anchor_interval=1000)
+    half = decode(kinds=states, radix_cache=True, page_size=4, max_running_requests=1, extra=0)
+    half.add(list(range(20)), 1)
+    half.run()
+    half.meet([*range(20), 50], room=1)
+    half.step()
+    [offer] = [order for order in half.orders if isinstance(order, Offer)]
+    assert offer.start == 0
+
+
+def test_a_decode_engine_tells_prefill_of_halves_that_end_before_their_offer():
+    half = decode(max_running_requests=1, extra=0)
+    runs, aborted, waits = half.meet(3, room=1), half.meet(4, room=2), half.meet(5, room=3)
+    half.step()
+    half.abort(aborted.id)
+    halt = Halt(half.scheduler, Mode.WAIT)
+    half.updates += half.scheduler.take_news()
+    assert (half.failure_of(waits), half.failure_of(runs)) == ("peer_asleep", None)
+    with pytest.raises(Unavailable) as refused:
+        half.meet(6, room=4)
+    assert (refused.value.code, halt.done) == ("peer_asleep", False)
+    half.take_orders()
+    declined = [order for order in half.orders if isinstance(order, Decline)]
+    assert [(order.ticket.room, order.failure.code) for order in declined] == [
+        (2, "aborted"),
+        (3, "peer_asleep"),
+        (4, "peer_asleep"),
+    ]
+    assert [order.digest for order in declined[:2]] == [digest_of(req.tokens) for req in (aborted, waits)]
+
+
+def test_c31_engines_whose_weights_are_of_different_versions_exchange_nothing_and_say_which_they_are():
+    half, other = prefill(), decode()
+    weights_changed(half.scheduler, 3)
+    weights_changed(other.scheduler, 2)
+    theirs = other.meet(10)
+    other.step()
+    (offer,) = other.orders
+    assert offer.weight_version == 2
+    req = half.meet(10)
+    half.hear(msgspec.structs.replace(offered(req), weight_version=offer.weight_version))
+    (withdrawn,) = half.orders
+    assert withdrawn.failure.code == half.failure_of(req) == "layout_mismatch"
+    assert withdrawn.failure.message.endswith("weight_version: prefill has 3, decode 2")
+    other.hear(Broken(offer.ticket, withdrawn.failure))
+    assert other.failure_of(theirs) == "layout_mismatch"
+
+
+def test_decode_offers_places_waits_until_they_are_closed_and_decodes_in_the_next_step():
+    half = decode(radix_cache=False)
+    req = half.meet(10)
+    assert half.step() is None
+    (offer,) = half.orders
+    assert (offer.num_tokens, offer.digest, offer.start, len(offer.spans["kv"].ids)) == (
+        10,
+        digest_of(req.tokens),
+        0,
+        3,
+    )
+    assert offer.ticket == Ticket("d", 5, b"n5")
+    assert half.hear(Arrived(offer.ticket, Tail(10, 50))) == []
+    assert half.step() is None
+    report = CacheReport(cached_tokens=4)
+    half.hear(Arrived(offer.ticket, Tail(10, 60, report)))  # once more, and otherwise: the first one counts
+    (told,) = half.hear(Closed(offer.ticket))
+    assert (told.token_ids, told.cache) == ([50], CacheReport())
+    plan = half.step()
+    (admission,) = plan.admissions
+    assert (admission.prebuilt, admission.kv_len, admission.token_ids[-1]) == (True, 10, 50)
+    assert plan.rows.tolist() == [admission.row]
+    assert plan.writes.write_pages.tolist() == offer.spans["kv"].ids.tolist()
+    half.run()
+    assert half.tokens_of(req) == [50, 1000, 1000, 1000]
+
+
+def test_the_tail_brings_what_was_asked_for_and_may_be_all():
+    half = decode()
+    req = half.meet(3, max_new=1, params=SamplingParams(max_tokens=1, prompt_logprobs=0))
+    half.step()
+    (told,) = arrive(half, half.orders[0], prompt_logprobs=[None, None, None], cache=CacheReport(cached_tokens=2))
+    assert (told.finish, told.cache.cached_tokens, len(told.prompt_logprobs)) == (FinishReason.LENGTH, 2, 3)
+    assert half.scheduler.idle
+    assert not half.quarantined()
+    assert req.num_output == 1
+
+
+def test_no_more_run_than_may_and_the_other_rows_let_kv_arrive():
+    half = decode(max_running_requests=1, extra=2)
+    reqs = [half.meet(3, room=room) for room in range(4)]
+    half.step()
+    assert [order.ticket.room for order in half.orders] == [0, 1, 2]
+    for offer in list(half.orders):
+        arrive(half, offer)
+    half.step()
+    assert [req.status for req in reqs] == [Status.DECODING, *[Status.TRANSFERRING] * 2, Status.PENDING]
+    for _ in range(3):
+        half.step()
+        assert len(half.scheduler.running) <= 1
+    assert len(half.orders) == 4, "the row of the first is offered"
+
+
+def test_decode_computes_whoever_has_no_other_half_and_refuses_a_room_in_use():
+    half = decode()
+    req = half.add(5)
+    half.meet(3)
+    refused("room_in_use", half.meet, 4)
+    half.scheduler.handoff.take(Renewed(Ticket("d", 99, b"")), 0.0)
+    half.step()
+    assert req.status is Status.DECODING
+
+
+def test_a_lease_ends_unless_it_is_renewed_and_places_stay_with_the_ticket():
+    half = decode(radix_cache=False)
+    req, other = half.meet(10, room=1), half.meet(3, room=2)
+    half.step()
+    one, two = half.orders
+    half.now = 20.0
+    half.hear(Renewed(two.ticket))
+    late(half, 31.0)
+    assert half.failure_of(req) == "lease_timeout"
+    assert half.failure_of(other) is None
+    assert half.orders[-1] == Withdraw(one.ticket, half.updates[-1].failure)
+    assert half.quarantined() == {"kv": 3, "rows": 1}
+    assert arrive(half, one) == []
+    assert half.quarantined() == {}
+
+
+@pytest.mark.parametrize(
+    ("events", "code"),
+    [
+        ([Broken], "peer_lost"),
+        ([Closed], "transfer_lost"),
+        ([Arrived], "transfer_lost"),  # of fewer tokens
+    ],
+)
+def test_a_transfer_that_is_not_whole_ends_its_request(events, code):
+    half = decode()
+    req = half.meet(10)
+    half.step()
+    ticket = half.orders[0].ticket
+    more = {Broken: (BROKEN,), Arrived: (Tail(9, 50),), Closed: ()}
+    for event in events:
+        half.hear(event(ticket, *more[event]))
+    assert half.failure_of(req) == code
+    assert half.hear(Closed(ticket)) == []
+    assert half.free_pages == 64
+
+
+def test_places_are_offered_only_where_all_can_come_to_their_end():
+    half = decode(num_pages=8, reserved=4, radix_cache=False)
+    first, second = half.meet(12, room=1, max_new=9), half.meet(8, room=2, max_new=9)
+    half.step()
+    assert [first.status, second.status] == [Status.TRANSFERRING, Status.TRANSFERRING]
+    third = half.meet(5, room=3, max_new=9)
+    half.step()
+    assert third.status is Status.PENDING
+    half.abort(first.id)
+    half.step()
+    assert third.status is Status.PENDING, "what the first was offered may still be written"
+    half.hear(Closed(half.orders[0].ticket))
+    half.step()
+    assert third.status is Status.TRANSFERRING
+
+
+def test_places_are_offered_only_where_there_is_room_for_what_all_will_soon_need():
+    half = decode(num_pages=8, reserved=8, radix_cache=False)
+    reqs = [half.meet(4, room=room, max_new=13) for room in range(3)]
+    half.step()
+    assert [req.status for req in reqs] == [Status.TRANSFERRING, Status.TRANSFERRING, Status.PENDING]
+
+
+def test_c26_places_from_which_a_step_has_yet_to_save_are_not_offered():
+    kinds = KindConfig(slot_bytes={"kv": 10}, retraction_host_bytes=1 << 20, recompute_bytes_per_token=100)
+    half = decode(overlap_depth=1, radix_cache=False, kinds=kinds)
+    saved = half.add(6, max_new=8)
+    half.step()
+    half.scheduler.retract(saved)
+    half.launch()
+    assert half.plans[-1].host.saves, "and loads in the same step"
+    half.meet(10)
+    half.launch()
+    assert not half.take_orders(), "a peer would write there at once"
+    half.commit()
+    half.launch()
+    assert half.take_orders()
+
+
+def test_c18_c26_of_a_window_that_arrived_in_part_no_more_is_there_after_a_stay_on_the_host():
+    kinds = KindConfig(
+        slot_bytes={"kv": 10, "window": 10},
+        retraction_host_bytes=1 << 20,
+        recompute_bytes_per_token=100,
+        num_window_pages=60,
+        window=6,
+    )
+    half = decode(kinds=kinds)
+    req = half.meet(11, max_new=8)
+    half.step()
+    arrive(half, half.orders[0])
+    (windows,) = half.scheduler.held.kinds
+
+    def begins():
+        row = req.residency.row
+        return windows.begins[half.scheduler.held.rows.req_to_token[row, windows.start[row]]]
+
+    half.step()
+    assert begins() == 2
+    half.scheduler.retract(req)
+    half.step()
+    assert half.plans[-1].host.loads
+    assert begins() >= 2
+
+
+def test_who_is_alone_gives_way_to_those_who_have_arrived():
+    half = decode(num_pages=8, max_running_requests=1, radix_cache=False)
+    first, second = half.meet(8, room=1, max_new=2), half.meet(8, room=2, max_new=2)
+    half.step()
+    offers = list(half.orders)
+    whole = half.add(8, max_new=16)  # six pages, in the end, of which four are there
+    half.step()
+    for offer in offers:
+        arrive(half, offer)
+    half.run()
+    assert [len(half.tokens_of(req)) for req in (first, second, whole)] == [2, 2, 16]
+
+
+def test_a_failing_step_leaves_arrivals_alone():
+    half = decode()
+    running, coming = half.meet(6, room=1), half.meet(5, room=2)
+    half.step()
+    arrive(half, half.orders[0])
+    half.launch()
+    half.updates += half.fail(EngineError("step"))
+    assert half.failure_of(running) == "engine_error"
+    assert coming.status is Status.TRANSFERRING
+    half.scheduler.audit()
+    arrive(half, half.orders[1])
+    half.run()
+    assert half.tokens_of(coming) == [50, 1000, 1000, 1000]
+
+
+def test_with_wrong_books_what_is_offered_stays_out_of_use_and_is_computed_here(monkeypatch):
+    half = decode(radix_cache=False)
+    other = half.add(3, max_new=8)
+    half.step()
+    coming = half.meet(10, room=1)
+    half.step()
+    (offer,) = half.orders
+    half.launch()
+    with monkeypatch.context() as patch:
+        patch.setattr(Residencies, "start_over", lambda self, *args: 1 / 0)
+        half.updates += half.fail(EngineError("step"))
+    assert half.failure_of(other) == "engine_error"
+    assert half.take_orders() == [Withdraw(offer.ticket, LOST)]
+    assert coming.status is Status.WAITING
+    assert half.quarantined() == {"kv": 3}
+    plan = half.step()
+    assert not set(plan.writes.write_pages.tolist()) & set(offer.spans["kv"].ids.tolist())
+    assert arrive(half, offer) == []
+    half.run()
+    assert half.tokens_of(coming) == [1000] * 4
+    assert half.free_pages == 64
+
+
+def test_c4_slots_are_certain_before_memory_is_divided():
+    options = DisaggregationOptions(mode=DisaggregationMode.DECODE, decode_extra_slots=2)
+    few = KindConfig(num_slots=9)
+    with pytest.raises(AssertionError, match="10 state slots"):
+        Residencies(config(disaggregation=options, kinds=few, radix_cache=False))
+
+
+def test_what_a_check_has_is_out_of_use_until_its_ticket_is_closed() -> None:
+    half = decode()
+    role, held, ticket = half.scheduler.handoff, half.scheduler.held, Ticket("d", 0, b"n")
+    before = {pool.name: pool.free for pool in half.scheduler.state(0.0).pools}
+    spans = role.set_aside(ticket, 10)
+    half.scheduler.audit()
+    assert half.quarantined() == {"kv": 3, "rows": 1}
+    assert len(spans["kv"].ids) == 3
+    left = role.left()
+    assert left is not None
+    assert sorted(left.ids["kv"]) == sorted(spans["kv"].ids)
+    half.hear(Closed(ticket))
+    assert {pool.name: pool.free for pool in half.scheduler.state(0.0).pools} == before
+    assert (held.deferred, role.num_open) == ([], 0)
