@@ -65,6 +65,10 @@ def test_key_is_asked_for_used_and_kept_for_the_tab_only(open_console: Open, pag
     open_console("hello there", api_keys=("correct horse",))
     field = page.get_by_label("This server wants an API key")
     expect(field).to_be_focused()
+    field.fill("battery staple")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_have_text("The server does not take that key.")
+    expect(field).to_be_focused()
     field.fill("correct horse")
     page.keyboard.press("Enter")
     expect(page.locator("#ready")).to_have_text("ready")
@@ -81,6 +85,28 @@ def test_nothing_overflows_sideways(open_console: Open, page: Page, width: int) 
     ask(page, "w" * 500)
     expect(page.locator(".stats")).to_contain_text("stop")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_state_of_the_server_stays_clear_of_the_buttons_on_the_narrowest_screen(
+    open_console: Open, page: Page, watch: Watch
+) -> None:
+    watch.expected = ("503",)
+    page.set_viewport_size({"width": 320, "height": 600})
+    open_console(make_engine=lambda: FakeEngine(max_running=0, max_queued=0))
+    ready, button = page.locator("#ready"), page.locator("#new-chat")
+    expect(ready).to_have_text("full")
+    ready.evaluate("ready => (ready.textContent = 'not ready as far as we know')")
+    right = ready.evaluate("node => node.getBoundingClientRect().right")
+    assert right <= button.evaluate("node => node.getBoundingClientRect().left")
+
+
+def test_wide_table_scrolls_and_breaks_no_words(open_console: Open, page: Page) -> None:
+    open_console(f"|{'longer |' * 16}\n|{'-|' * 16}\n|{'words |' * 16}")
+    ask(page)
+    expect(page.locator(".stats")).to_contain_text("stop")
+    assert page.locator(".table").evaluate("box => box.scrollWidth > box.clientWidth")
+    heights = page.locator("th").evaluate_all("cells => cells.map((cell) => cell.offsetHeight)")
+    assert max(heights) < 2 * 24
 
 
 RTL = "- ראשון\n  - שני\n\n> שלישי\n\n|א|ב|\n|-|-|\n|1|2|\n"

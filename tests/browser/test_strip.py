@@ -29,7 +29,8 @@ class LivelyEngine(FakeEngine):
         state = await super().state()
         sent = float(sum(stream.sent for stream in self.submitted))
         counters = {**state.counters, "generated_tokens": sent}
-        return msgspec.structs.replace(state, counters=counters, memory=self.memory_now)
+        self.last_state = msgspec.structs.replace(state, counters=counters, memory=self.memory_now)
+        return self.last_state
 
     async def resume(self, tags: object = ()) -> State:
         asleep = self.memory_now.phase == "serving"
@@ -247,6 +248,8 @@ def test_who_may_puts_the_engine_to_sleep_and_wakes_it(open_console: Open, page:
     page.get_by_role("button", name="Put the engine to sleep").click()
     expect(page.locator("#strip-note")).to_have_text("The engine is asleep: KV cache released, 3 MiB.")
     page.reload()
+    expect(page.locator("#ready")).to_have_text("asleep")
+    expect(page.locator("#model")).to_have_text("tiny")
     expect(page.locator("#strip-note")).to_have_text("The engine is asleep: KV cache released, 3 MiB.")
     page.get_by_role("button", name="Wake the engine").click()
     expect(page.get_by_role("button", name="Put the engine to sleep")).to_be_visible()

@@ -13,6 +13,7 @@ export class ApiError extends Error {
   }
 }
 
+export const hasKey = () => sessionStorage.getItem(KEY) !== null;
 export const setKey = (key) => sessionStorage.setItem(KEY, key);
 
 function headers(extra) {

@@ -1,6 +1,6 @@
 // Wires the page: conversations, composer, settings, the key, the model's name, and the strip.
 
-import { getJson, setKey } from "./api.js";
+import { getJson, hasKey, setKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { Toast } from "./controls.js";
@@ -133,15 +133,16 @@ showPanel(!narrow.matches);
 
 const strip = new Strip({ onServer: showServer, onLocked: askForKey });
 
-async function showServer(state, message) {
+async function showServer(state, message, why) {
   const ready = $("ready");
-  if (ready.dataset.state !== state || ready.title !== message) {
+  const word = { asleep: "asleep", waking: "waking", queue_full: "full" }[why] ?? state.replace("-", " ");
+  if (ready.textContent !== word || ready.title !== message) {
     ready.dataset.state = state;
-    ready.textContent = { ready: "ready", "not-ready": "not ready", offline: "offline" }[state];
+    ready.textContent = word;
     ready.title = message;
   }
   if (state === "offline") model = "";
-  if (state === "ready" && !model) await showModel();
+  else if (!model) await showModel();
 }
 
 async function showModel() {
@@ -163,6 +164,7 @@ function askForKey() {
   ready.dataset.state = "not-ready";
   ready.textContent = "key wanted";
   if (!$("key-form").hidden) return;
+  $("wrong-key").hidden = !hasKey();
   $("key-form").hidden = false;
   $("api-key").focus();
 }

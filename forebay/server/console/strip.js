@@ -14,7 +14,8 @@ const $ = (id) => document.getElementById(id);
 const narrow = matchMedia("(max-width: 60rem)");
 
 export class Strip {
-  // `onServer(state, message)` hears "ready", "not-ready" or "offline"; `onLocked()` that a key is wanted.
+  // `onServer(state, message, why)` hears "ready", "not-ready" or "offline", and the server's word for why it is not ready;
+  // `onLocked()` that a key is wanted.
   constructor({ onServer, onLocked }) {
     Object.assign(this, { onServer, onLocked, timer: 0, isLooking: false, isReady: false, engine: null, mayAct: false });
     this.history = new History();
@@ -76,7 +77,7 @@ export class Strip {
     try {
       const rests = await checkReady().catch(whyItRests);
       this.isReady = !rests;
-      this.onServer(rests ? "not-ready" : "ready", rests?.message ?? "ready");
+      this.onServer(rests ? "not-ready" : "ready", rests?.message ?? "ready", rests?.code);
       if (this.isOpen && !document.hidden) await this.refresh();
     } catch (error) {
       wait = RETRY_MS;
