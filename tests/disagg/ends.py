@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.requests.transfers import (
-    Broken,
-    Closed,
-    Ticket,
-)
+from forebay.requests.transfers import Broken, Closed, Ticket
 from forebay.requests.updates import Failure
-from tests.disagg.pair import (
-    OPTIONS,
-    Half,
-)
+from tests.disagg.pair import OPTIONS, Half
 
-# Silence is found after three beats: soon, and not before a busy machine has come round to whoever is silent.
+# Silence is found after three beats: soon, or not before a busy machine has come round to whoever seems silent.
 QUICK = replace(OPTIONS, heartbeat_s=0.3)
 STEADY = replace(OPTIONS, heartbeat_s=1.0)
 GONE = Failure("EngineError", "aborted", "the client went away")

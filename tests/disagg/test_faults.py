@@ -10,34 +10,11 @@ from forebay.config.engine_config import DisaggregationMode
 from forebay.disagg import frames, memory, tcp
 from forebay.disagg.link import LinkLost
 from forebay.disagg.memory import HostMemory
-from forebay.requests.transfers import (
-    Closed,
-    Offered,
-    Renewed,
-    Send,
-    Span,
-    Tail,
-    Withdraw,
-)
+from forebay.requests.transfers import Closed, Offered, Renewed, Send, Span, Tail, Withdraw
 from tests.deadlines import wait_until
 from tests.disagg.ends import GONE, N, assert_ends, code_of
-from tests.disagg.pair import (
-    BACKENDS,
-    EVERYTHING,
-    half,
-    layout_of,
-    offer,
-    pair,
-    spans_of,
-    transfer,
-)
-from tests.disagg.scripted import (
-    Peer,
-    decode_alone,
-    hello,
-    scripted_decode,
-    scripted_offer,
-)
+from tests.disagg.pair import BACKENDS, EVERYTHING, half, layout_of, offer, pair, spans_of, transfer
+from tests.disagg.scripted import Peer, decode_alone, hello, scripted_decode, scripted_offer
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

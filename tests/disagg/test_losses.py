@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import count, takewhile
 from pathlib import Path
 
 import pytest
@@ -16,34 +17,11 @@ from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.disagg import frames, pages, shm
 from forebay.disagg.faults import Faults
 from forebay.disagg.shm import ShmWriter
-from forebay.requests.transfers import (
-    Arrived,
-    Broken,
-    Event,
-    Offer,
-    Offered,
-    Send,
-    Sent,
-    Tail,
-    Withdraw,
-)
+from forebay.requests.transfers import Arrived, Broken, Event, Offer, Offered, Send, Sent, Tail, Withdraw
 from tests.deadlines import wait_until
 from tests.disagg.ends import GONE, QUICK, STEADY, N, assert_ends, code_of
-from tests.disagg.pair import (
-    BACKENDS,
-    Half,
-    half,
-    layout_of,
-    offer,
-    pair,
-    spans_of,
-    transfer,
-)
-from tests.disagg.scripted import (
-    decode_alone,
-    scripted_nowhere,
-    scripted_offer,
-)
+from tests.disagg.pair import BACKENDS, Half, half, layout_of, offer, pair, spans_of, transfer
+from tests.disagg.scripted import decode_alone, scripted_nowhere, scripted_offer
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -110,7 +88,7 @@ class Lost(ShmWriter):
 
 def test_a_write_of_which_nobody_knows_the_end_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """On either side, while others go on."""
-    with pair(backend="shm", options=QUICK) as (prefill, decode):
+    with pair(backend="shm", options=STEADY) as (prefill, decode):
         with monkeypatch.context() as patch:
             patch.setattr(shm, "ShmWriter", Lost)
             made = offer(prefill, decode, spans_of(decode, N), N)
@@ -131,9 +109,9 @@ def test_a_write_of_which_nobody_knows_the_end_closes_nothing(monkeypatch: pytes
 def test_faults_on_purpose_end_every_ticket_rightly_or_with_a_reason(backend: str) -> None:
     chaos = Chaos(drop=0.04, double=0.04, reorder=0.04, alter=0.04, delay_s=0.001)
     options = replace(QUICK, chaos=chaos, bootstrap_timeout_s=1.0, lease_s=1.0)
-    endings = set()
+    endings = set[str]()
     with pair(backend=backend, options=options) as (prefill, decode):
-        for i in range(15):
+        for i in takewhile(lambda i: i < 15 or len(endings) < 2, count()):
             theirs, ours = spans_of(decode, N, seed=i), spans_of(prefill, N, seed=99 + i)
             made = offer(prefill, decode, theirs, N)
             decode.transfers.submit(made)
@@ -178,7 +156,7 @@ def test_one_chunk_that_is_lost_doubled_late_or_altered_is_found(
     backend: str, fault: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages, "CHUNK_BYTES", 1 << 10)
-    with pair(backend=backend, options=QUICK) as (prefill, decode):
+    with pair(backend=backend, options=STEADY) as (prefill, decode):
         transfer(prefill, decode, N)
         [box] = prefill.transfers._mover._outboxes.values()
         box.writer._faults = spoiled = Faults(Chaos(**{fault: 1.0}), lambda: 0.0)

@@ -14,33 +14,12 @@ import pytest
 from forebay.base.errors import ConfigError
 from forebay.config.engine_config import DisaggregationMode
 from forebay.disagg import dial, frames, layout, link
-from forebay.requests.transfers import (
-    Broken,
-    Decline,
-    Offer,
-    Offered,
-    Withdraw,
-)
+from forebay.requests.transfers import Broken, Decline, Offer, Offered, Withdraw
 from forebay.requests.updates import Failure
 from tests.deadlines import NEVER_S, wait_until
-from tests.disagg.ends import GONE, QUICK, STEADY, N, assert_ends, code_of
-from tests.disagg.pair import (
-    EVERYTHING,
-    OPTIONS,
-    PLAIN,
-    half,
-    layout_of,
-    offer,
-    pair,
-    spans_of,
-    transfer,
-)
-from tests.disagg.scripted import (
-    decode_alone,
-    nobody_listens,
-    scripted_nowhere,
-    scripted_offer,
-)
+from tests.disagg.ends import GONE, STEADY, N, assert_ends, code_of
+from tests.disagg.pair import EVERYTHING, OPTIONS, PLAIN, half, layout_of, offer, pair, spans_of, transfer
+from tests.disagg.scripted import decode_alone, nobody_listens, scripted_nowhere, scripted_offer
 
 
 def test_each_way_not_to_meet_has_its_code() -> None:
@@ -95,7 +74,7 @@ def declined(made: Offer, why: Failure) -> Offered:
 def test_another_protocol_is_refused_with_both_numbers(older: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(older, "PROTOCOL", 0)
     numbers = (layout.PROTOCOL, 0) if older is dial else (0, layout.PROTOCOL)
-    with pair(options=QUICK) as (prefill, decode):
+    with pair(options=STEADY) as (prefill, decode):
         made = offer(prefill, decode, spans_of(decode, N), N)
         decode.transfers.submit(made)
         broken = decode.wait(Broken, made.ticket)

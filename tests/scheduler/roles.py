@@ -4,16 +4,7 @@ import pytest
 
 from forebay.base.errors import EngineError, InvalidRequest
 from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions
-from forebay.requests.transfers import (
-    Arrived,
-    Closed,
-    Offer,
-    Offered,
-    Rendezvous,
-    Tail,
-    Ticket,
-    digest_of,
-)
+from forebay.requests.transfers import Arrived, Closed, Offer, Offered, Rendezvous, Tail, Ticket, digest_of
 from forebay.requests.updates import Failure
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.prefill_role import PrefillRole

@@ -8,17 +8,7 @@ import pytest
 from forebay.base.errors import Unavailable
 from forebay.requests.request import Status
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
-from forebay.requests.transfers import (
-    Broken,
-    Closed,
-    Offered,
-    Rest,
-    Send,
-    Sent,
-    Ticket,
-    Withdraw,
-    digest_of,
-)
+from forebay.requests.transfers import Broken, Closed, Offered, Rest, Send, Sent, Ticket, Withdraw, digest_of
 from forebay.requests.updates import FinishReason
 from forebay.scheduler.halt import Halt, Mode, go_on
 from forebay.scheduler.handoff import ASLEEP
