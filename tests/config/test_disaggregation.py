@@ -126,11 +126,13 @@ def test_a_cluster_key_is_read_and_never_shown(tmp_path: Path) -> None:
 
 
 def test_slots_of_a_decode_server_are_raised_before_memory_is_divided(caplog: pytest.LogCaptureFixture) -> None:
-    """C4: what all that run and all that arrive need, told once and with the numbers; and there are rows for them."""
+    """C4: what all that run and all that arrive need, told once and with the numbers; and there are rows for them,
+    however little of the memory is for states."""
     flags = {
         "disaggregation_mode": "decode",
         "max_running_requests": 4,
         "max_mamba_cache_size": 3,
+        "mamba_full_memory_ratio": 0.02,
         "kv_cache_bytes": 1 << 20,
     }
     config = resolve(flags).engine

@@ -89,6 +89,22 @@ def test_the_cache_takes_over_windows_that_it_had_lost():
     assert pool.num_cached == 2
 
 
+def test_c18_c22_of_two_copies_of_a_window_page_the_cache_keeps_the_one_that_begins_first():
+    """What arrived from another engine may begin inside its first page."""
+    pool = make()
+    pool.take(ids(1, 2), ALICE)
+    pool.begins[[1, 2]] = 2, 1
+    pool.give_to_cache(ids(1, 2), ALICE)
+    pool.take(ids(11, 12), BOB)
+    pool.begins[[11, 12]] = 1, 2
+    theirs, ours = pool.full_to_window[[1, 11]].tolist()
+    assert pool.replaced([], ids(1, 2), ids(11, 12), BOB).tolist() == [1]
+    assert pool.full_to_window[[1, 11]].tolist() == [ours, theirs]
+    assert pool.begins[[1, 2, 11, 12]].tolist() == [1, 1, 2, 2]
+    assert pool.slots.owner[[ours, theirs]].tolist() == [CACHE, BOB]
+    assert pool.num_cached == 2
+
+
 def test_a_plan_writes_each_changed_page_once_as_it_is_now():
     pool = make()
     draft = Draft(1, ReqToTokenPool(1, 80, page_size=4))

@@ -207,7 +207,7 @@ MEMORY = (
         "memory/kinds/window.py",
         "(~there | (self.begins[own] < self.begins[cached]))",
         "~there",
-        "simulation/test_pair.py::test_c18_c22_of_two_copies_of_a_window_page_the_cache_keeps_the_one_that_begins_first",
+        "memory/test_windows.py::test_c18_c22_of_two_copies_of_a_window_page_the_cache_keeps_the_one_that_begins_first",
     ),
     Mutant(
         "C4 no more tokens are verified than their logits have room for",

@@ -116,7 +116,7 @@ SERVER = (
         "server/http/security.py",
         "len(sent) != 1",
         "not sent",
-        "server/test_security.py::test_nothing_but_health_is_served_without_a_key",
+        "server/test_security.py::test_two_keys_that_differ_are_none",
     ),
     Mutant(
         "C29 tenants have namespaces of their own",

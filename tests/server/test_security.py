@@ -86,6 +86,11 @@ def test_nothing_but_health_is_served_without_a_key(guarded: Running, path: str)
             assert status(guarded, method, path, *headers) == 401, (method, headers)
 
 
+@pytest.mark.parametrize("other", range(8))  # in a set that has no order of its own, the right one may come first
+def test_two_keys_that_differ_are_none(guarded: Running, other: int) -> None:
+    assert status(guarded, "GET", "/v1/models", bearer(KEY), ("x-api-key", b"wrong %d" % other)) == 401
+
+
 def test_the_routes_tried_are_all_there_are(tokenizer) -> None:
     import asyncio
 

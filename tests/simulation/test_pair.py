@@ -24,11 +24,6 @@ def test_c22_both_halves_of_a_request_end_once_with_one_engines_tokens_or_a_type
     assert run_pair(chunk * SEEDS_PER_CHUNK).digest == outcomes[0].digest
 
 
-def test_c18_c22_of_two_copies_of_a_window_page_the_cache_keeps_the_one_that_begins_first():
-    """Prefill's pages are the shorter ones, so that what arrives may begin inside a page of decode's."""
-    assert run_pair(3427).arrived
-
-
 def test_the_command_line_replays_one_seed(capsys):
     assert main(["--seed", "2"]) == 0
     assert run_pair(2).digest in capsys.readouterr().out
