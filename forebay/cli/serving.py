@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from forebay.base.errors import ForebayError
+from forebay.base.heap import give_back_freed_memory
 from forebay.base.log import setup_logging
 from forebay.cli.arguments import Parsed
 from forebay.config.engine_config import Config, EngineConfig, EvictionPolicy, SchedulePolicy
@@ -78,6 +79,7 @@ async def _serve(config: Config, process: EngineProcess, started: float, sock: s
         # What is alive now stays: the collector need not walk it in the middle of a stream.
         gc.freeze()
         gc.enable()
+        give_back_freed_memory()
         telling.append(asyncio.create_task(_tell(config, engine, url, started)))
 
     try:

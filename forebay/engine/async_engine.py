@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
 from forebay.base.errors import Conflict, EngineError, PayloadTooLarge, Unavailable, from_code
@@ -15,6 +15,7 @@ from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.channel import MAX_FRAME_BYTES, ChannelError, FrameDecoder, FrameTooLarge
 from forebay.engine.frames import (
     TAGS,
+    WEIGHTS,
     AbortRequest,
     AddRequest,
     Beat,
@@ -70,6 +71,7 @@ class AsyncEngine(TextEngine):
         self.dead: Failure | None = None  # the root cause, once the engine has died or was closed
         self.last_state: State | None = None  # as of its last report, about a second old while it works
         self.last_beat: Beat | None = None
+        self.on_rest: Callable[[], None] = lambda: None  # the engine gave its weights back: what they need here can go
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._decoder: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
@@ -108,6 +110,10 @@ class AsyncEngine(TextEngine):
     def is_ready(self) -> bool:
         """Whether `submit` would be served: up, alive and not draining."""
         return self.dead is None and not self._closing and self._ready.done()
+
+    @property
+    def _rests(self) -> bool:
+        return self.last_state is not None and WEIGHTS in self.last_state.memory.released
 
     @property
     def pid(self) -> int:
@@ -297,7 +303,10 @@ class AsyncEngine(TextEngine):
                 case Updates():
                     self._deliver(frame)
                 case State() | TreePart():
-                    self.last_state = frame if isinstance(frame, State) else self.last_state
+                    if isinstance(frame, State):
+                        rested, self.last_state = self._rests, frame
+                        if self._rests and not rested:
+                            self.on_rest()
                     answer = self._answers.get(frame.answers)
                     if answer is not None and not answer.done():
                         answer.set_result(frame)

@@ -19,6 +19,7 @@ from llguidance import LLTokenizer
 
 from forebay.base import fault
 from forebay.base.errors import ConfigError
+from forebay.base.heap import give_back_freed_memory
 from forebay.base.log import event, get_logger
 from forebay.base.units import human_bytes, human_seconds
 from forebay.base.variants import cpu_flags, lacks
@@ -93,7 +94,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     limits = scheduler_config(config, budget, loaded.model.weight_bytes)
     transfers = transfers_for(config, runner.cache, checkpoint.config.vocab_size, ops.name, regions)
     scheduler = Scheduler(limits, proposer, role_of(limits.disaggregation, transfers), grammars)
-    occupation = Occupation(regions, runner, weights, trim=give_back_freed_memory)
+    occupation = Occupation(regions, runner, weights, trim=trim)
     core = _core(config, scheduler, runner, checkpoint.config, clock, transfers=transfers, memory=occupation)
     load_seconds = time.monotonic() - begin
     report, port = _report(config, budget, loaded.model, runner, ops, load_seconds), transfers.port if transfers else 0
@@ -202,12 +203,11 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _LARGEST_RESULT_BYTES)
 
 
-def give_back_freed_memory() -> None:
-    """What glibc and torch keep, for good where the engine is gone: an engine that runs on has it mapped anew."""
+def trim() -> None:
+    """Give back what glibc and torch keep of freed memory."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    give_back_freed_memory()
 
 
 def _runner(

@@ -27,7 +27,7 @@ from forebay.config.disaggregation import refuse_without_server
 from forebay.config.resolve import resolve
 from forebay.config.sources import refuse_server_settings
 from forebay.engine.bring import bring
-from forebay.engine.build import build_engine, give_back_freed_memory
+from forebay.engine.build import build_engine, trim
 from forebay.engine.core import EngineCore
 from forebay.engine.embedding import (
     INSTRUCTION,
@@ -39,7 +39,7 @@ from forebay.engine.embedding import (
     question,
     verdict,
 )
-from forebay.engine.frames import TAGS, AddRequest
+from forebay.engine.frames import TAGS, WEIGHTS, AddRequest
 from forebay.engine.loop import STUCK_WAIT_S
 from forebay.engine.stream import merge
 from forebay.engine.weights import GivenTensor
@@ -117,7 +117,7 @@ class LLM:
     def close(self) -> None:
         """Give back all memory. Idempotent; nothing can be generated afterwards."""
         self._engine = None
-        give_back_freed_memory()
+        trim()
 
     @property
     def _core(self) -> EngineCore:
@@ -214,6 +214,8 @@ class LLM:
     def sleep(self, tags: Sequence[str] = TAGS) -> None:
         """Give the memory of these tags back until `wake_up`: `kv_cache`, and what it had cached with it, `weights`,
         which are read from their files again, and `cuda_graph`. Raises Conflict where that cannot be."""
+        if WEIGHTS in tags:
+            self.tokenizer.rest()
         self._core.sleeper.sleep(tags)
 
     def wake_up(self, tags: Sequence[str] = ()) -> None:

@@ -70,6 +70,7 @@ class Occupation:
                     load_cpu_copy(self._runner.cache, self._kept[1], self._kept[0])
             if self._loads(tags):
                 self._weights.load_again(progress)
+                self._trim()
         except BaseException:
             self.release(tags)
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, Self
 
 from forebay.base.errors import Conflict
@@ -25,6 +25,7 @@ class TextEngine(ABC):
 
     _tokenizer: Tokenizer | None = None
     default_sampling_params = SamplingParams()  # the model's own, where it was made by `start`
+    on_rest: Callable[[], None]
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -42,6 +43,7 @@ class TextEngine(ABC):
         try:
             path, sampling = config.engine.model_path, config.server.sampling
             engine._tokenizer = await asyncio.to_thread(Tokenizer.from_path, path, config.server.chat_template)
+            engine.on_rest = engine._tokenizer.rest
             engine.default_sampling_params = SamplingParams.defaults(sampling.values, sampling.source)
             await engine.ready()
             yield engine

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from forebay.base.errors import ModelError
+from forebay.ops.weight_memory import WeightMemory
 
 Scaling = Mapping[str, Any]
 
@@ -29,11 +30,12 @@ class RopeSpec:
 
 
 class RopeTables:
-    """One table per different spec, whatever the number of layers that use it."""
+    """One table per different spec, whatever the number of layers that use it. They lie with the weights, in `memory`:
+    those of 131,072 positions take 64 MiB."""
 
-    def __init__(self, num_positions: int, device: torch.device | str) -> None:
+    def __init__(self, num_positions: int, device: torch.device | str, memory: WeightMemory | None) -> None:
         self._num_positions = num_positions
-        self._device = device
+        self._device, self._memory = device, memory
         self._made: list[tuple[RopeSpec, Tensor]] = []
 
     def table(self, spec: RopeSpec) -> Tensor:
@@ -44,8 +46,9 @@ class RopeTables:
         made = cos_sin_table(
             head_dim=spec.dim, theta=spec.theta, scaling=spec.scaling, num_positions=self._num_positions
         ).to(self._device)
-        self._made.append((spec, made))
-        return made
+        placed = made if self._memory is None else self._memory.placed(made)
+        self._made.append((spec, placed))
+        return placed
 
 
 def cos_sin_table(*, head_dim: int, theta: float, scaling: Scaling | None, num_positions: int) -> Tensor:

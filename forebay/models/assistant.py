@@ -47,7 +47,7 @@ class Assistant:
     def __init__(self, spec: AssistantSpec, ops: Ops, weights: Weights, *, num_positions: int) -> None:
         self._ops, decoder = ops, spec.decoder
         self.dtype, self.backbone_size = weights.dtype, spec.backbone_size
-        parts = Parts(ops, weights, RopeTables(num_positions, weights.device))
+        parts = Parts(ops, weights, RopeTables(num_positions, weights.device, ops.memory))
         vocab_size, size = decoder.embedding.shape
         self._before = parts.linear({"pre_projection": size}, 2 * spec.backbone_size)
         self._after = parts.linear({"post_projection": spec.backbone_size}, size)

@@ -184,7 +184,7 @@ class Model:
         self.hidden_size, self.dtype = spec.embedding.inner[0], weights.dtype
         self.held_bytes, self.numbers = weights.held_bytes, weights.numbers
         self.weight_bytes = sum(weights.held_bytes.values())
-        parts = Parts(ops, weights, RopeTables(num_positions, weights.device), first=first_entry)
+        parts = Parts(ops, weights, RopeTables(num_positions, weights.device, ops.memory), first=first_entry)
         table = weights.table(spec.embedding)
         self._embedding = lookup(parts, table)
         self._per_layer = None if spec.per_layer is None else spec.per_layer.build(parts)

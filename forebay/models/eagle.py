@@ -126,7 +126,8 @@ def load_eagle(
         checkpoint = replace(checkpoint, tensors=tensors)
 
     def parts(ops: Ops, weights: Weights, num_positions: int = 1) -> Parts:
-        return Parts(ops, weights, RopeTables(num_positions, weights.device), first=len(model.cache_specs()))
+        ropes = RopeTables(num_positions, weights.device, ops.memory)
+        return Parts(ops, weights, ropes, first=len(model.cache_specs()))
 
     params = asked_by(lambda ops, weights: spec.build(parts(ops, weights)))
     check_names(checkpoint, params)

@@ -93,10 +93,7 @@ class Loader:
 
     def tensor(self, param: TensorParam, *, float32: bool = False, change: Change = unchanged) -> Tensor:
         result, memory = change(self.values(param, float32=float32)), self._ops.memory
-        if memory is None:
-            return result
-        place = memory.take(result.nbytes).view(result.dtype).view(result.shape)
-        return place.copy_(result)
+        return result if memory is None else memory.placed(result)
 
     def values(self, param: TensorParam, *, float32: bool = False) -> Tensor:
         changed = bool(param.offset or param.scales)

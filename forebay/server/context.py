@@ -62,6 +62,7 @@ class ServerContext:
 
     async def encode(self, text: str, body: PlainText) -> list[int]:
         """The tokens of a text, by a worker where it is long. Raises what `Tokenizer.encode` raises."""
+        self.tokenizer.wake()
         return await self.workers.run(
             self.tokenizer.encode,
             text,
@@ -75,6 +76,7 @@ class ServerContext:
         self, encode: Callable[..., T], messages: Sequence[ChatMessage], body: Templated, **options: Any
     ) -> T:
         """What `encode`, of the tokenizer, makes of a conversation. Templates always run in a worker."""
+        self.tokenizer.wake()
         variables = body.template_variables
         return await self.workers.run(
             encode,

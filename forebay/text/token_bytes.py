@@ -74,6 +74,11 @@ class TokenBytes:
         """The bytes of all tokens: of a vocabulary to be kept elsewhere, which need not be kept here as well."""
         return [self._read(token, piece) for token, piece in enumerate(self._pieces)]
 
+    def forget(self) -> None:
+        """What was met; it is read again."""
+        self._known.clear()
+        self._texts.clear()
+
     def _read(self, token: int, piece: str) -> bytes:
         return piece.encode() if token in self._literal else self._reader(piece)
 

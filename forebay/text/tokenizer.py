@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import tokenizers
-
 from forebay.base.errors import InvalidRequest, RequestTooLarge
 from forebay.text import tokenizer_files
+from forebay.text.backend import Backend
 from forebay.text.chat_template import ChatTemplate
 from forebay.text.detokenizer import decode
 from forebay.text.resumption import Breakpoint, ChatPrompt, Message, places, token_counts
@@ -41,10 +39,9 @@ class Tokenizer:
 
     def __init__(self, parts: TokenizerParts, chat_template: str | None = None) -> None:
         """`chat_template` is the operator's own, instead of the checkpoint's."""
-        self._backend = parts.backend
-        self._literal: tokenizers.Tokenizer | None = None
-        self._making_literal = threading.Lock()
-        self._parts = parts
+        self._backend = Backend(parts.backend)
+        self._added, self._add_bos = parts.added, parts.add_bos
+        self._is_byte_level = parts.reader is byte_level
         self.table = TokenBytes(parts.pieces, parts.reader, set(parts.added.values()), set(parts.hidden))
         self.whole_table = self.table.showing(parts.added)  # with the tokens that are no part of a text
         control = sorted((word for word, token in parts.added.items() if token in parts.control), key=len, reverse=True)
@@ -73,6 +70,16 @@ class Tokenizer:
         cannot be used."""
         if self.chat_template is not None:
             self.chat_template.check()
+
+    def rest(self) -> None:
+        """Give back the memory of what the next text makes again: all but what tokens are in texts."""
+        for table in (self.table, self.whole_table):
+            table.forget()
+        self._backend.rest()
+
+    def wake(self) -> None:
+        """What the next text does by itself, but in this thread (`text.backend`)."""
+        self._backend.whole()
 
     @property
     def vocab_size(self) -> int:
@@ -177,7 +184,7 @@ class Tokenizer:
         for part, is_control in _split(text, self._control):
             unmarked = part.replace(mark, "")
             if is_control:
-                encoded = _Encoded([self._parts.added[part]], [len(part)])
+                encoded = _Encoded([self._added[part]], [len(part)])
             else:
                 encoded = self._encode(unmarked, add_special_tokens=False, plain=True, with_ends=with_ends)
             ids += encoded.ids
@@ -197,36 +204,26 @@ class Tokenizer:
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """A whole text. A SentencePiece text loses the space that encoding puts in front."""
         text = decode(self.table, token_ids, skip_special=skip_special_tokens)
-        if self._parts.reader is not byte_level and text.startswith(" "):
+        if not self._is_byte_level and text.startswith(" "):
             return text[1:]
         return text
 
     def _encode(self, text: str, add_special_tokens: bool, *, plain: bool, with_ends: bool = False) -> _Encoded:
-        backend = self._literal_backend() if plain and self._may_be_control(text) else self._backend
+        backend = self._backend.literal() if plain and self._may_be_control(text) else self._backend.whole()
         encode = backend.encode_batch if with_ends else backend.encode_batch_fast
         (encoded,) = encode([text], add_special_tokens=add_special_tokens)
         return _Encoded(list(encoded.ids), [end for _, end in encoded.offsets] if with_ends else [])
 
     def work_chars(self, text: str) -> int:
         """How much work `encode` has with it at most, as the length of a text."""
-        return MAX_WORK_CHARS if self._literal is None and self._may_be_control(text) else len(text)
+        return len(text) if self._backend.has_literal or not self._may_be_control(text) else MAX_WORK_CHARS
 
     def _may_be_control(self, text: str) -> bool:
         return self._control_is_normalized or self._control.search(text) is not None
 
-    def _literal_backend(self) -> tokenizers.Tokenizer:
-        """The one to which control spellings are text. A copy, made when it is first needed: the backend's own switch
-        waits until nobody encodes, and makes the event loop wait with it."""
-        with self._making_literal:
-            if self._literal is None:
-                literal = tokenizers.Tokenizer.from_str(self._backend.to_str())
-                literal.encode_special_tokens = True
-                self._literal = literal
-        return self._literal
-
     def _with_bos(self, ids: list[int]) -> list[int]:
         bos = self.bos_token_id
-        return [bos, *ids] if self._parts.add_bos and bos is not None and ids[:1] != [bos] else ids
+        return [bos, *ids] if self._add_bos and bos is not None and ids[:1] != [bos] else ids
 
     def _guard(
         self, messages: Sequence[Message], variables: dict[str, Any], max_tokens: int | None

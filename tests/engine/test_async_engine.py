@@ -13,7 +13,19 @@ from forebay.base.errors import ModelError, Overloaded, PayloadTooLarge, Unavail
 from forebay.engine import channel as channel_module
 from forebay.engine import stream as stream_module
 from forebay.engine.async_engine import EXIT_GRACE_S, AsyncEngine
-from forebay.engine.frames import AbortRequest, AddRequest, Dead, FlushCache, GetState, Shutdown, Updates
+from forebay.engine.frames import (
+    KV_CACHE,
+    TAGS,
+    WEIGHTS,
+    AbortRequest,
+    AddRequest,
+    Dead,
+    FlushCache,
+    GetState,
+    Occupied,
+    Shutdown,
+    Updates,
+)
 from forebay.engine.launch import describe_exit
 from forebay.engine.stream import Stream
 from forebay.requests.step_plan import TokenLogprob
@@ -269,6 +281,24 @@ def test_answers_find_their_questions_among_unasked_states() -> None:
         assert engine.last_state is not None
 
     play(scene)
+
+
+def test_whoever_serves_an_engine_rests_with_its_weights_and_with_nothing_else() -> None:
+    rests: list[int] = []
+
+    async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
+        async def told(step: int, *released: str) -> None:
+            asking = asyncio.ensure_future(engine.state())
+            serial = (await peer.heard(GetState)).serial
+            peer.say(state(step=step, memory=Occupied(released=list(released)), answers=serial))
+            await asking
+
+        engine.on_rest = lambda: rests.append(1)
+        for step, released in enumerate([(), (KV_CACHE,), TAGS, TAGS, (WEIGHTS,), (), TAGS]):
+            await told(step, *released)
+
+    play(scene)
+    assert len(rests) == 2
 
 
 def test_more_requests_than_can_run_and_queue_are_refused_at_once() -> None:

@@ -76,6 +76,18 @@ def test_text_goes_in_and_comes_out(llm: LLM) -> None:
     assert output.text == llm.tokenizer.decode(output.token_ids)
 
 
+@pytest.mark.parametrize("tags", [(), ("kv_cache",)])
+def test_a_tokenizer_rests_with_the_weights_and_texts_are_what_they_were(llm: LLM, tags: tuple[str, ...]) -> None:
+    (right,) = llm.generate("hello", GREEDY)
+    llm.sleep(*[tags] if tags else [])
+    assert (llm.tokenizer._backend._whole is None) is (not tags)
+    with pytest.raises(Conflict, match="asleep"):
+        llm.generate("hello", GREEDY)
+    llm.wake_up()
+    (again,) = llm.generate("hello", GREEDY)
+    assert (again.prompt_token_ids, again.text) == (right.prompt_token_ids, right.text)
+
+
 def test_a_chat_is_rendered_by_the_models_template(llm: LLM) -> None:
     (output,) = llm.chat([{"role": "user", "content": "hi"}], GREEDY)
     text = "<|im_start|>hi<|im_end|>"
@@ -249,6 +261,10 @@ def test_an_engine_in_its_own_process_gives_the_same_tokens_and_texts_piece_by_p
             hello, given, chat = await asyncio.gather(*map(heard, ways))
             assert hello == [tokenizer.decode(greedy(checkpoint, tokenizer.encode("hello"), 8))] * 2
             assert chat == given[:1] * 2 == [tokenizer.decode(greedy(checkpoint, talk, 8))] * 2
+            await engine.sleep()
+            assert tokenizer._backend._whole is None, "a tokenizer rests with the weights"
+            await engine.wake_up()
+            assert await heard(engine.chat("hi", two)) == chat
             async with contextlib.aclosing(engine.generate("hello", endless)) as deltas:
                 await anext(deltas)
             cancelled = engine.generate("hello", endless)

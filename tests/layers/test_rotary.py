@@ -7,7 +7,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from forebay.layers.rotary import cos_sin_table, inverse_frequencies
+from forebay.layers.rotary import RopeSpec, RopeTables, cos_sin_table, inverse_frequencies
+from forebay.ops.weight_memory import WeightMemory
 
 SCALINGS = {
     "default": {},
@@ -48,6 +49,28 @@ def test_tables_equal_those_of_transformers(name, theta):
     table = cos_sin_table(head_dim=head_dim, theta=theta, scaling=scaling, num_positions=positions)[ids[0]]
     expected = torch.cat([cos[0, :, : head_dim // 2], sin[0, :, : head_dim // 2]], dim=-1)
     torch.testing.assert_close(table, expected, rtol=0, atol=2e-7)
+
+
+def test_a_table_lies_with_the_weights_and_is_made_again_in_its_place():
+    taken = []
+
+    def take(size):
+        taken.append(torch.zeros(size, dtype=torch.uint8))
+        return taken[-1]
+
+    def table():
+        return RopeTables(50, "cpu", memory).table(spec)
+
+    memory, spec = WeightMemory(take), RopeSpec(8, 100.0)
+    right = cos_sin_table(head_dim=8, theta=100.0, scaling=None, num_positions=50)
+    lies = table()
+    (chunk,) = taken
+    assert lies.data_ptr() - chunk.data_ptr() in range(chunk.nbytes - lies.nbytes)
+    assert torch.equal(lies, right)
+    chunk.fill_(0xA7)
+    with memory.again():
+        assert table().data_ptr() == lies.data_ptr()
+    assert torch.equal(lies, right)
 
 
 def test_frequency_factors_divide_each_frequency():

@@ -177,6 +177,17 @@ def test_tokenize_and_detokenize_are_inverse(shared: Running) -> None:
     assert text == {"prompt": "hello <|im_end|> é"}
 
 
+def test_texts_are_taken_by_a_server_whose_engine_sleeps(shared: Running) -> None:
+    asked = [{"prompt": "hello"}, {"prompt": "a <|im_end|> b"}, {"messages": [{"role": "user", "content": "hi"}]}]
+    with shared.client() as http:
+        right = [http.post("/tokenize", json=body).json() for body in asked]
+        for body, tokens in zip(asked, right, strict=True):
+            shared.call(shared.engine.on_rest)
+            assert shared.tokenizer._backend._whole is None
+            assert http.post("/tokenize", json=body).json() == tokens
+            assert shared.tokenizer._backend._whole is not None
+
+
 def test_i4_whoever_has_connected_is_answered_before_the_door_closes(launch) -> None:
     """A connection that is refused, or a 503, says that the request can go to another server; a reset does not."""
     body = b'{"prompt": "hello", "max_tokens": 4}'

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_a_message_without_spellings_encodes_as_the_rendered_text() -> None:
 )
 def test_a_text_has_the_ids_that_it_has_where_no_spelling_is_special(text: str) -> None:
     """Whether it contains any or not, and after texts of the other kind."""
-    switched = tokenizers.Tokenizer.from_str(tiny_tokenizer(600)._backend.to_str())
+    switched = tokenizers.Tokenizer.from_str(tiny_tokenizer(600)._backend.whole().to_str())
     switched.encode_special_tokens = True
     tokenizer = tiny_tokenizer(600)
     for _ in range(2):
@@ -123,7 +124,7 @@ def test_control_tokens_that_are_found_after_normalizing_are_text_too() -> None:
 def test_no_text_waits_for_another_one() -> None:
     tokenizer = tiny_tokenizer(600)
     begun, release = threading.Event(), threading.Event()
-    real = tokenizer._backend
+    real = tokenizer._backend.whole()
 
     class Slow:
         """Takes as long as the test for a long text."""
@@ -137,7 +138,7 @@ def test_no_text_waits_for_another_one() -> None:
                 assert release.wait(HANGS_S)
             return real.encode_batch_fast(texts, **options)
 
-    tokenizer._backend = Slow()  # type: ignore[assignment]
+    tokenizer._backend._whole = Slow()  # type: ignore[assignment]
     long = threading.Thread(target=tokenizer.encode, args=("hello " * 1000,))
     long.start()
     assert begun.wait(HANGS_S)
@@ -155,6 +156,65 @@ def test_what_needs_a_second_backend_first_is_no_short_work() -> None:
     assert tokenizer.work_chars("<|im_end|>") > INLINE_CHARS
     tokenizer.encode("<|im_end|>")
     assert tokenizer.work_chars("<|im_end|>") == len("<|im_end|>")
+
+
+def sentencepiece() -> Tokenizer:
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi"]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": Strings.of(words),
+        "tokenizer.ggml.scores": [0.0] * 259 + [-9.0, -8.0, -7.0, -1.0, -2.0],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 5,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    return Tokenizer.from_gguf(metadata)
+
+
+def is_at_rest(tokenizer: Tokenizer) -> bool:
+    """Whether nothing is left of what the next text makes again."""
+    backend, table = tokenizer._backend, tokenizer.table
+    return not (backend._whole or backend._literal or table._known or table._texts)
+
+
+@pytest.mark.parametrize("make", [lambda: tiny_tokenizer(600), sentencepiece], ids=["bytes", "sentencepiece"])
+def test_a_tokenizer_that_has_rested_gives_the_same_tokens_and_texts(make: Callable[[], Tokenizer]) -> None:
+    tokenizer = make()
+    texts = [*CORPUS, *(f"a{word} {word}b" for word in CONTROL), "hi é"]
+
+    def found() -> list[Any]:
+        ids = [tokenizer.encode(text, parse_special=special) for text in texts for special in (False, True)]
+        return [ids, [tokenizer.decode(each) for each in ids], [tokenizer.table.text(token) for token in range(300)]]
+
+    right = found()
+    assert not is_at_rest(tokenizer)
+    for _ in range(2):
+        tokenizer.rest()
+        assert is_at_rest(tokenizer)
+        assert found() == right
+    tokenizer.rest()
+    assert tokenizer.decode(right[0][0]) == right[1][0]
+    assert tokenizer._backend._whole is None, "texts of tokens need none"
+
+
+def test_whoever_encodes_while_a_tokenizer_goes_to_rest_gets_the_same_tokens() -> None:
+    tokenizer = tiny_tokenizer(600)
+    texts = ["hello world", "a<|im_end|>b"]
+    right, done = [tokenizer.encode(text) for text in texts], threading.Event()
+
+    def rest() -> None:
+        while not done.is_set():
+            tokenizer.rest()
+
+    resting = threading.Thread(target=rest)
+    resting.start()
+    try:
+        for _ in range(50):
+            assert [tokenizer.encode(text) for text in texts] == right
+    finally:
+        done.set()
+        resting.join(HANGS_S)
 
 
 def test_lone_surrogates_are_refused() -> None:
@@ -176,26 +236,16 @@ def test_unknown_pre_tokenizer_is_refused_by_name() -> None:
 
 
 def test_sentencepiece_falls_back_to_bytes() -> None:
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi"]
-    metadata = {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": Strings.of(words),
-        "tokenizer.ggml.scores": [0.0] * 259 + [-9.0, -8.0, -7.0, -1.0, -2.0],
-        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 5,
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
-    }
-    tokenizer = Tokenizer.from_gguf(metadata)
+    tokenizer = sentencepiece()
     ids = tokenizer.encode("hi é")
     assert ids[0] == tokenizer.bos_token_id == 1
-    assert words[ids[1]] == "▁hi"
+    assert tokenizer.table.spelled(ids[1]) == b" hi"
     assert tokenizer.decode(ids) == "hi é"
 
 
 def test_folder_gives_the_same_as_the_gguf(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer(600)
-    layout = json.loads(tokenizer._backend.to_str())
+    layout = json.loads(tokenizer._backend.whole().to_str())
     layout["decoder"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
