@@ -115,7 +115,6 @@ def sleeps(server: Server, repeats: int, table: Table) -> None:
         slept, woken, first, asleep = [], [], [], 0
         for _ in range(repeats):
             slept.append(server.ask("POST", "/release_memory_occupation", tags=tags)["last_sleep_s"])
-            time.sleep(1.0)
             asleep = server.resident()
             begin = time.perf_counter()
             woken.append(server.ask("POST", "/resume_memory_occupation", tags=tags)["last_wake_s"])

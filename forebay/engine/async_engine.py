@@ -71,7 +71,9 @@ class AsyncEngine(TextEngine):
         self.dead: Failure | None = None  # the root cause, once the engine has died or was closed
         self.last_state: State | None = None  # as of its last report, about a second old while it works
         self.last_beat: Beat | None = None
-        self.on_rest: Callable[[], None] = lambda: None  # the engine gave its weights back: what they need here can go
+        # When the engine has given its weights back, and while it takes them again: of what is needed here with them.
+        self.on_rest: Callable[[], None] = lambda: None
+        self.on_wake: Callable[[], None] = lambda: None
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._decoder: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
@@ -197,6 +199,8 @@ class AsyncEngine(TextEngine):
 
     async def resume(self, tags: Sequence[str]) -> State:
         """Take the memory of these tags again, () to go on after a pause. Raises what is wrong: it sleeps as before."""
+        if WEIGHTS in tags:
+            self._loop.call_soon(self.on_wake)  # once it has been asked
         return await self._ask(Resume, tags=list(tags))
 
     async def sleep(self, tags: Sequence[str] = TAGS) -> State:

@@ -26,6 +26,7 @@ class TextEngine(ABC):
     _tokenizer: Tokenizer | None = None
     default_sampling_params = SamplingParams()  # the model's own, where it was made by `start`
     on_rest: Callable[[], None]
+    on_wake: Callable[[], None]
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -43,7 +44,7 @@ class TextEngine(ABC):
         try:
             path, sampling = config.engine.model_path, config.server.sampling
             engine._tokenizer = await asyncio.to_thread(Tokenizer.from_path, path, config.server.chat_template)
-            engine.on_rest = engine._tokenizer.rest
+            engine.on_rest, engine.on_wake = engine._tokenizer.rest, engine._tokenizer.wake
             engine.default_sampling_params = SamplingParams.defaults(sampling.values, sampling.source)
             await engine.ready()
             yield engine

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -125,13 +126,19 @@ class _Cursor:
             raise self.fail(f"{what} is not UTF-8") from error
 
     def strings(self, count: int, what: str) -> Strings:
-        """`count` strings. One tight loop: a tokenizer has a hundred thousand of them."""
+        """`count` strings, of which a tokenizer has a hundred thousand."""
         self.need(count, 8, what)
         self._strings_left -= count
         if self._strings_left < 0:
             raise self.fail(f"{what}: with its {count} there are more than {MAX_STRINGS} strings")
-        buffer, offset, size = self.buffer, self.offset, self.size
-        unpack, values = _U64.unpack_from, []
+        try:
+            return Strings(self._pieces(count, what))
+        except UnicodeDecodeError as error:
+            raise self.fail(f"{what}: an entry is not UTF-8") from error
+
+    def _pieces(self, count: int, what: str) -> Iterator[bytes]:
+        """Each is gone before the next is there: a list of all would leave holes in the heap when it goes."""
+        buffer, offset, size, unpack = self.buffer, self.offset, self.size, _U64.unpack_from
         for _ in range(count):
             start = offset + 8
             if start > size:
@@ -139,12 +146,8 @@ class _Cursor:
             offset = start + unpack(buffer, offset)[0]
             if offset > size:
                 raise self.fail(f"{what}: an entry runs past the end of the file")
-            values.append(buffer[start:offset])
+            yield buffer[start:offset]
         self.offset = offset
-        try:
-            return Strings(values)
-        except UnicodeDecodeError as error:
-            raise self.fail(f"{what}: an entry is not UTF-8") from error
 
     def numbers(self, dtype: np.dtype[Any], count: int, what: str) -> npt.NDArray[Any]:
         self.need(count, dtype.itemsize, what)

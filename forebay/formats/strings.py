@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import pairwise
 from typing import Self, overload
 
 
@@ -14,16 +14,18 @@ class Strings(Sequence[str]):
 
     __slots__ = ("_data", "_ends")
 
-    def __init__(self, texts: Sequence[bytes]) -> None:
+    def __init__(self, texts: Iterable[bytes]) -> None:
         """Raises UnicodeDecodeError."""
+        data, ends = bytearray(), array("I", [0])
         for text in texts:
             text.decode()
-        self._data = b"".join(texts)
-        self._ends = array("I", chain([0], accumulate(map(len, texts))))
+            data += text
+            ends.append(len(data))
+        self._data, self._ends = bytes(data), ends
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Self:
-        return cls([text.encode() for text in texts])
+        return cls(text.encode() for text in texts)
 
     def __len__(self) -> int:
         return len(self._ends) - 1

@@ -27,7 +27,7 @@ async def serve(
     """As `listen`. Owns the engine, whose model may still be loading; requests get 503 until it is there."""
     config = fit_file_limit(config)
     context = create_context(config, model, engine, tokenizer)
-    engine.on_rest = tokenizer.rest
+    engine.on_rest, engine.on_wake = tokenizer.rest, tokenizer.wake
     try:
         await listen(config, create_app(context), context.lifecycle, engine, sock=sock, on_ready=on_ready, stop=stop)
     finally:

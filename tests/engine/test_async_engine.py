@@ -23,6 +23,7 @@ from forebay.engine.frames import (
     FlushCache,
     GetState,
     Occupied,
+    Resume,
     Shutdown,
     Updates,
 )
@@ -283,8 +284,8 @@ def test_answers_find_their_questions_among_unasked_states() -> None:
     play(scene)
 
 
-def test_whoever_serves_an_engine_rests_with_its_weights_and_with_nothing_else() -> None:
-    rests: list[int] = []
+def test_whoever_serves_an_engine_rests_and_wakes_with_its_weights_and_with_nothing_else() -> None:
+    heard: list[str] = []
 
     async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
         async def told(step: int, *released: str) -> None:
@@ -293,12 +294,24 @@ def test_whoever_serves_an_engine_rests_with_its_weights_and_with_nothing_else()
             peer.say(state(step=step, memory=Occupied(released=list(released)), answers=serial))
             await asking
 
-        engine.on_rest = lambda: rests.append(1)
+        async def woken(*tags: str) -> None:
+            asking = asyncio.ensure_future(engine.resume(tags))
+            serial = (await peer.heard(Resume)).serial
+            await asyncio.sleep(0)
+            assert heard[-1] == ("wake" if WEIGHTS in tags else "rest"), "while the engine wakes"
+            peer.say(state(answers=serial))
+            await asking
+
+        engine.on_rest, engine.on_wake = lambda: heard.append("rest"), lambda: heard.append("wake")
         for step, released in enumerate([(), (KV_CACHE,), TAGS, TAGS, (WEIGHTS,), (), TAGS]):
             await told(step, *released)
 
+        assert heard == ["rest", "rest"]
+        await woken(KV_CACHE)
+        await woken(*TAGS)
+
     play(scene)
-    assert len(rests) == 2
+    assert heard == ["rest", "rest", "wake"]
 
 
 def test_more_requests_than_can_run_and_queue_are_refused_at_once() -> None:
