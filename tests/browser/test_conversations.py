@@ -238,6 +238,22 @@ def test_chats_leave_as_files_and_come_back(chat: Page, tmp_path: Path) -> None:
     expect(chat.get_by_text("b.json: these are no chats of Forebay.")).to_be_visible()
 
 
+def test_undo_of_a_chats_deletion_ends_no_answer(chat: Page, server: Running) -> None:
+    answered(chat, "say red")
+    chat.get_by_role("button", name="New chat").click()
+    answered(chat, "say green")
+    act(chat, "say red", "Delete")
+    with held(server):
+        chat.get_by_role("button", name="Regenerate").click()
+        server.until(lambda: bool(server.engine.running))
+        chat.get_by_role("button", name="Undo").click()
+        expect(chats(chat)).to_have_text(["say green", "say red"])
+        expect(chat.locator(".answer .body")).to_have_attribute("aria-busy", "true")
+    expect(chat.get_by_label("Version 2 of 2")).to_be_visible()
+    expect(chat.locator(".answer .body")).to_have_text("green")
+    expect(chat.locator(".stats")).to_contain_text("· stop")
+
+
 def test_file_joins_the_chat_that_is_open_and_writes_over_nothing(chat: Page) -> None:
     answered(chat, "say red")
     answered(chat, "say green")

@@ -34,6 +34,9 @@ const panel = new Panel({
   store,
   toast,
   onGone: (id) => id === chat.conversation.id && begin(),
+  onBack: (id) => {
+    if (!chat.busy) location.hash = `c=${id}`; // else it would end the answer
+  },
   onNamed: ({ id, title }) => id === chat.conversation.id && chat.set({ title }),
   onJoined: refresh,
 });

@@ -9,10 +9,10 @@ const DAY = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" 
 const DATE = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", year: "numeric" });
 
 export class Panel {
-  // `onGone(id)`: a conversation was deleted; `onNamed(conversation)`: another name for it; `onJoined(id)`: messages of a file
-  // are among its own.
-  constructor({ store, toast, onGone, onNamed, onJoined }) {
-    Object.assign(this, { store, toast, onGone, onNamed, onJoined });
+  // `onGone(id)`: a conversation was deleted; `onBack(id)`: it is there again; `onNamed(conversation)`: another name for it;
+  // `onJoined(id)`: messages of a file are among its own.
+  constructor({ store, toast, onGone, onBack, onNamed, onJoined }) {
+    Object.assign(this, { store, toast, onGone, onBack, onNamed, onJoined });
     this.current = null;
     this.found = null; // of a search: the ids with the text in them
     this.chosen = null; // whose menu is open
@@ -123,7 +123,7 @@ export class Panel {
     const back = async () => {
       await this.store.patch(conversation, { deleted: 0 });
       await this.draw();
-      location.hash = `c=${id}`;
+      this.onBack(id);
     };
     this.onGone(id);
     this.toast.show(`Deleted “${title}”.`, back, () => this.store.purge(id));
