@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-from nixl_cu12 import _bindings
-from nixl_cu12._api import nixl_agent, nixl_agent_config
+from nixl_cu12 import _bindings as nixl
 
 from forebay.disagg.addresses import ReachByAddress, Stretches, Told, WriterByAddress, shapes_there, told
 from forebay.disagg.frames import Chunk
@@ -21,11 +20,9 @@ from forebay.disagg.memory import HostMemory
 from forebay.disagg.pages import KindShape
 from forebay.pools.table import Region
 
-_KIND_OF_MEMORY: Final = "DRAM"
 _DEVICE: Final = 0
-
-
-_ERRORS: Final = tuple(vars(_bindings)[name] for name in dir(_bindings) if name.endswith("Error"))  # no common base
+_LOOK_US: Final = 1000  # of its thread, where nothing wakes it: its Python interface says 0, which takes a core
+_ERRORS: Final = tuple(vars(nixl)[name] for name in dir(nixl) if name.endswith("Error"))  # no common base
 
 
 @contextlib.contextmanager
@@ -48,48 +45,51 @@ class Nixl:
         self, instance: str, shapes: dict[str, KindShape], memory: HostMemory, regions: Sequence[Region]
     ) -> None:
         self._shapes, self._memory, self._regions = shapes, memory, told(regions)
-        self._agent: Any = nixl_agent(instance, nixl_agent_config(backends=["UCX"]))
-        self._agent.register_memory(
-            [(begin, num_bytes, _DEVICE, "") for _, begin, num_bytes in self._regions], _KIND_OF_MEMORY
-        )
+        config = nixl.nixlAgentConfig()
+        config.useProgThread, config.pthrDelay = True, _LOOK_US
+        config.syncMode = nixl.NIXL_THREAD_SYNC_STRICT  # peers join beside the thread that writes
+        self._agent: Any = nixl.nixlAgent(instance, config)
+        self._agent.createBackend("UCX", {})
+        caches = [(begin, num_bytes, _DEVICE, "") for _, begin, num_bytes in self._regions]
+        self._agent.registerMem(nixl.nixlRegDList(nixl.DRAM_SEG, caches))
 
     def reach(self, pid: int) -> ReachByAddress:
-        invitation = _Invitation(self._agent.get_agent_metadata(), self._regions)
+        invitation = _Invitation(self._agent.getLocalMD(), self._regions)
         return ReachByAddress(msgspec.msgpack.encode(invitation), pid)
 
     def join(self, address: bytes, page_size: int) -> tuple[NixlWriter, dict[str, KindShape]]:
         invitation = msgspec.msgpack.decode(address, type=_Invitation)
         theirs = shapes_there(invitation.regions, self._shapes, page_size)
         with _as_os_errors():
-            peer = self._agent.add_remote_agent(invitation.agent)
+            peer = self._agent.loadRemoteMD(invitation.agent).decode()
         both = self._regions, invitation.regions
         return NixlWriter(self._agent, peer, self._memory, self._shapes, *both), theirs
 
 
 class NixlWriter(WriterByAddress):
-    _handle: Any = None
+    _request: int | None = None
 
     def _write(self, stretches: Stretches) -> None:
         devices = np.full_like(stretches.lengths, _DEVICE)
         with _as_os_errors():
             both = [
-                self._library.get_xfer_descs(
-                    np.stack([begins, stretches.lengths, devices], axis=1).astype(np.uint64), _KIND_OF_MEMORY
+                nixl.nixlXferDList(
+                    nixl.DRAM_SEG, np.stack([begins, stretches.lengths, devices], axis=1).astype(np.uint64)
                 )
                 for begins in (stretches.ours, stretches.theirs)
             ]
-            self._handle = self._library.initialize_xfer("WRITE", *both, self._peer)
-            self._library.transfer(self._handle)  # what comes of it, `advance` asks
+            self._request = self._library.createXferReq(nixl.NIXL_WRITE, *both, self._peer)
+            self._library.postXferReq(self._request)  # what comes of it, `advance` asks
 
     def advance(self) -> Chunk | None:
-        if self._handle is None:
+        if self._request is None:
             raise OSError("NIXL: the write was never begun")
         with _as_os_errors():
-            progress = self._library.check_xfer_state(self._handle)
-            if progress == "PROC":
+            status = self._library.getXferStatus(self._request)
+            if status == nixl.NIXL_IN_PROG:
                 return None
-            handle, self._handle = self._handle, None
-            self._library.release_xfer_handle(handle)
-        if progress != "DONE":
-            raise OSError(f"NIXL ended a write with {progress}")
+            request, self._request = self._request, None
+            self._library.releaseXferReq(request)
+        if status != nixl.NIXL_SUCCESS:
+            raise OSError(f"NIXL ended a write with {status}")
         return self._chunk

@@ -84,7 +84,7 @@ def test_another_protocol_is_refused_with_both_numbers(older: ModuleType, monkey
         assert_ends(decode, made.ticket)
 
 
-@pytest.mark.parametrize(("backend", "module"), [("nixl", "nixl_cu12._api"), ("mooncake", "mooncake.engine")])
+@pytest.mark.parametrize(("backend", "module"), [("nixl", "nixl_cu12._bindings"), ("mooncake", "mooncake.engine")])
 def test_a_library_that_cannot_be_loaded_is_named(backend: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (module, module.partition(".")[0]):
         monkeypatch.setitem(sys.modules, name, None)
