@@ -461,11 +461,11 @@ SCHEDULER = (
         "requests/test_schedule_batch.py::test_c9_decode_adds_one_token_to_each_or_to_the_active_ones",
     ),
     Mutant(
-        "C10 locations and rows of a plan are those of the host's table",
+        "C10 rows and tokens of a plan are those of the host's table",
         "scheduler/step_draft.py",
         "            rows = np.concatenate([extended, rows])\n",
         "            rows = np.concatenate([extended[::-1], rows])\n",
-        "scheduler/test_step_draft.py::test_c10_rows_and_locations_of_a_plan_are_those_of_the_hosts_table",
+        "scheduler/test_step_draft.py::test_c10_rows_and_tokens_of_a_plan_are_those_of_the_hosts_table",
     ),
     Mutant(
         "C27 no token id outside the vocabulary is taken",

@@ -28,3 +28,10 @@ def test_no_rule_stands_twice_and_each_is_of_a_contract_that_exists() -> None:
 def test_each_rule_stands_in_the_code_as_its_mutant_has_it() -> None:
     for mutant in MUTANTS:
         mutant.text((REPOSITORY / "forebay" / mutant.file).read_text())
+
+
+def test_each_test_that_holds_a_rule_is_there() -> None:
+    for mutant in MUTANTS:
+        file, *_, name = mutant.test.split("::")
+        name = name.partition("[")[0]
+        assert f"def {name}(" in (REPOSITORY / "tests" / file).read_text(), mutant.rule
