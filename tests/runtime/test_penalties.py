@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay.requests.sampling_params import SamplingParams
@@ -136,6 +136,7 @@ def test_penalties_make_no_row_finite_that_was_not():
     num_new=st.integers(1, 5),
     seed=st.integers(0, 99),
 )
+@example(SamplingParams(bad_words=((7, 8),)), [], [], [7, 9], 1, 0)  # a word whose head alone was accepted
 def test_a_guess_counts_for_those_behind_it_and_for_later_steps_if_it_is_accepted(
     params, prompt, output, guessed, num_new, seed
 ):
