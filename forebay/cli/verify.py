@@ -58,6 +58,11 @@ def run(words: Sequence[str]) -> int:
     if not chosen:
         known = ", ".join(one.name for one in verification.circumstances)
         raise ConfigError(f"--only {own.only}: no circumstance has that in its name; there are: {known}")
+    if own.report:
+        try:  # before minutes are spent
+            Path(own.report).touch()
+        except OSError as error:
+            raise ConfigError(f"--report {own.report} cannot be written: {error.strerror}") from error
     console = Console(quiet=own.json, highlight=False, markup=False, soft_wrap=True)
     outcomes = asyncio.run(_verify(verification, chosen, console))
     if own.json:

@@ -51,12 +51,11 @@ class Circumstance:
 
 class Room:
     """How much memory the questions need, in tokens: `roomy` for all of them and all that is cached of them, `tight`
-    for all prompts at once and not for what follows them."""
+    for a third of the prompts, and at least for any one with its answer."""
 
     def __init__(self, questions: Sequence[Question], page_size: int) -> None:
         prompts = [ceil_div(len(question.prompt) + 1, page_size) for question in questions]
         whole = [ceil_div(len(question.prompt) + question.params.max_tokens, page_size) for question in questions]
-        self.longest_prompt = max(len(question.prompt) for question in questions)
         self.page_size = page_size
         self.roomy = (2 * sum(whole) + _SPARE_PAGES) * page_size
         self.tight = max(sum(prompts) // 3, max(whole) + _SPARE_PAGES) * page_size

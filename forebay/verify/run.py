@@ -6,15 +6,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from forebay.base.errors import ConfigError, ForebayError, ModelError
 from forebay.config.engine_config import EngineConfig
 from forebay.config.flag import Value
 from forebay.config.resolve import resolve
+from forebay.config.speculation import PREFIX
 from forebay.text.tokenizer import Tokenizer
 from forebay.verify.asking import Answer, Findings, started
 from forebay.verify.circumstances import ALONE, Circumstance, Flags, Room, circumstances
 from forebay.verify.questions import Question, make_questions
+
+BY_DEFAULT: Final[Flags] = {"speculative_algorithm": "NGRAM"}  # guesses
 
 
 class Verdict(StrEnum):
@@ -37,13 +41,13 @@ class Outcome:
 
 
 class Verification:
-    """Of the model and the compute that `given` names: settings by name, of which circumstances decide their own.
+    """Of the model, the compute and the guesses that `given` names: settings, of which circumstances decide others.
 
     Raises ConfigError and ModelError where that cannot be.
     """
 
     def __init__(self, given: Mapping[str, Value], *, num: int, max_tokens: int, seed: int) -> None:
-        guess = {name: value for name, value in given.items() if name.startswith("speculative_")}
+        guess = {name: value for name, value in given.items() if name.startswith(PREFIX)}
         self._given = {name: value for name, value in given.items() if name not in guess}
         self.config, self.max_tokens = self._resolved({}), max_tokens
         memory = self.config.memory
@@ -58,7 +62,7 @@ class Verification:
         )
         room = Room(self.questions, memory.page_size)
         self._roomy: Flags = {"max_total_tokens": room.roomy, "max_running_requests": num}
-        self.circumstances = circumstances(room, guess or {"speculative_algorithm": "NGRAM"}, self.config.num_threads)
+        self.circumstances = circumstances(room, {**BY_DEFAULT, **guess}, self.config.num_threads)
         self.alone: list[Answer] = []
 
     async def ask_alone(self) -> None:
@@ -73,28 +77,28 @@ class Verification:
         return outcome
 
     async def _outcome(self, circumstance: Circumstance) -> Outcome:
-        name = circumstance.name
+        name, findings = circumstance.name, Findings()
         try:
             sides = [side for side in (circumstance.flags, circumstance.prefill_flags) if side]
             configs = [self._resolved({**self._roomy, **side}) for side in sides or [{}]]
             async with started(configs, self.questions, self.alone) as engines:
-                try:
-                    await circumstance.play(engines)
-                    shown = circumstance.shown(engines, await engines.counters())
-                except (ForebayError, ExceptionGroup) as failure:
-                    return Outcome(name, Verdict.FAILED, _first(failure).message, engines.findings)
+                findings = engines.findings
+                await circumstance.play(engines)
+                shown = circumstance.shown(engines, await engines.counters())
         except (ConfigError, ModelError) as error:
             return Outcome(name, Verdict.LEFT_OUT, error.message)
-        if engines.findings.differences:
-            return Outcome(name, Verdict.DIFFERENT, shown, engines.findings)
-        return Outcome(name, Verdict.SAME if shown else Verdict.NOT_SHOWN, shown, engines.findings)
+        except (ForebayError, ExceptionGroup) as failure:
+            return Outcome(name, Verdict.FAILED, _first(failure).message, findings)
+        if findings.differences:
+            return Outcome(name, Verdict.DIFFERENT, shown, findings)
+        return Outcome(name, Verdict.SAME if shown else Verdict.NOT_SHOWN, shown, findings)
 
     @property
     def varied(self) -> set[str]:
-        """The settings that circumstances decide, besides those that they only vary."""
-        kept = {"page_size", "num_threads"}
+        """The settings that circumstances decide, but for those that are anybody's own elsewhere, and who guesses."""
         sides = (side for one in self.circumstances for side in (one.flags, one.prefill_flags))
-        return {*ALONE, *self._roomy}.union(*sides) - kept
+        names = {*ALONE, *self._roomy}.union(*sides) - {"page_size", "num_threads"}
+        return {name for name in names if not name.startswith(PREFIX)}
 
     def _resolved(self, flags: Flags) -> EngineConfig:
         return resolve({**self._given, **ALONE, **flags}, warn=lambda text: None).engine

@@ -106,6 +106,7 @@ def test_the_command_tells_programs_and_people(
     ("words", "message"),
     [
         (["--overlap-depth=1"], "--overlap-depth is among what is varied here: leave it out"),
+        (["--report=/nowhere/report.md"], "--report /nowhere/report.md cannot be written: No such file or directory"),
         (["--only=nothing"], "--only nothing: no circumstance has that in its name; there are: one by one"),
         (["--requests=1"], "--requests: '1' is no such number: write a whole number, at least 2"),
     ],
@@ -115,6 +116,16 @@ def test_words_that_make_no_sense_here_are_refused(
 ) -> None:
     assert main(["verify", str(embedded_model), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_who_guesses_is_the_users_to_say(embedded_model: Path) -> None:
+    given = {"model_path": str(embedded_model), "speculative_num_draft_tokens": 3, "speculative_algorithm": "NGRAM"}
+    verification = Verification(given, num=4, max_tokens=8, seed=0)
+    by_name = {one.name: one.flags for one in verification.circumstances}
+    assert by_name["guessed ahead"]["speculative_num_draft_tokens"] == 3
+    assert "speculative_num_draft_tokens" not in by_name["retracted"]
+    assert not verification.varied & given.keys()
+    assert {"overlap_depth", "chunked_prefill_size", "max_total_tokens"} <= verification.varied
 
 
 @pytest.mark.slow
