@@ -7,20 +7,17 @@ from typing import Annotated, Any, ClassVar, Final, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from forebay.config.server_args import MAX_COUNT
-from forebay.requests.sampling_params import BOUNDS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
+from forebay.requests.sampling_params import MAX_SEED, MAX_TOP_LOGPROBS
 from forebay.server.dialects.renaming import renamed
 from forebay.server.protocol.ignored import Harmless, one_of
 from forebay.server.protocol.requests import (
     I32,
-    WITHIN,
     Bootstrap,
     CompletionRequest,
     Prompts,
-    Stop,
-    StopPatterns,
-    TokenId,
+    Sampler,
 )
-from forebay.server.protocol.strict import Label, Strict, Text
+from forebay.server.protocol.strict import Label, Text
 from forebay.server.protocol.validation import INVALID_COMBINATION, MISSING_FIELD, refusal
 
 _DEFAULT_TOKENS: Final = 128
@@ -38,27 +35,15 @@ _SAMPLING: Final = {  # by what completions call it
 }
 
 
-class NativeSampling(Strict):
+class NativeSampling(Sampler):
     ignored: ClassVar[dict[str, Harmless]] = {
         "spaces_between_special_tokens": one_of(None, True),
     }
     max_new_tokens: Annotated[int, Field(ge=1, le=I32)] = _DEFAULT_TOKENS
     min_new_tokens: Annotated[int, Field(ge=0, le=I32)] = 0
     n: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
-    temperature: Annotated[float, WITHIN["temperature"]] | None = None
-    top_p: Annotated[float, Field(gt=BOUNDS["top_p"][0], le=BOUNDS["top_p"][1])] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=I32)] | None = None
-    min_p: Annotated[float, WITHIN["min_p"]] | None = None
-    repetition_penalty: Annotated[float, WITHIN["repetition_penalty"]] | None = None
-    presence_penalty: Annotated[float, WITHIN["presence_penalty"]] | None = None
-    frequency_penalty: Annotated[float, WITHIN["frequency_penalty"]] | None = None
     sampling_seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    stop: Stop | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
-    stop_regex: StopPatterns | None = None
     no_stop_trim: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
     json_schema: Text | None = None
     regex: Text | None = None
     ebnf: Text | None = None

@@ -124,14 +124,9 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool = False
 
 
-class Sampling(Sender, Structured, Bootstrap):
-    """What completions and chats have in common. None is "the default"."""
+class Sampler(Strict):
+    """How tokens are chosen and when they end, by the names that all dialects have for it. None is "the default"."""
 
-    ignored = IGNORED
-    passed = PASSED
-    n: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     temperature: Annotated[float, WITHIN["temperature"]] | None = None
     top_p: Annotated[float, Field(gt=BOUNDS["top_p"][0], le=BOUNDS["top_p"][1])] | None = None
     top_k: Annotated[int, Field(ge=-1, le=I32)] | None = None
@@ -139,13 +134,23 @@ class Sampling(Sender, Structured, Bootstrap):
     repetition_penalty: Annotated[float, WITHIN["repetition_penalty"]] | None = None
     presence_penalty: Annotated[float, WITHIN["presence_penalty"]] | None = None
     frequency_penalty: Annotated[float, WITHIN["frequency_penalty"]] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
     stop: Stop | None = None
     stop_regex: StopPatterns | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
-    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+
+
+class Sampling(Sampler, Sender, Structured, Bootstrap):
+    """What completions and chats have in common. None is "the default"."""
+
+    ignored = IGNORED
+    passed = PASSED
+    n: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
+    include_stop_str_in_output: bool = False
     n_predict: Annotated[int, Field(ge=-1, le=I32)] | None = None
     logit_bias: Annotated[dict[DecimalId, Bias], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=I32)] = 0
