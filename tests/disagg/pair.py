@@ -192,6 +192,16 @@ def offer(
     )
 
 
+def sent(prefill: Half, decode: Half, num_tokens: int) -> Offer:
+    """An offer for which all has been sent at once; how that ends is yet to be seen."""
+    made = offer(prefill, decode, spans_of(decode, num_tokens), num_tokens)
+    decode.transfers.submit(made)
+    prefill.wait(Offered, made.ticket)
+    tail = Tail(num_tokens=num_tokens, token_id=1)
+    prefill.transfers.submit(Send(ticket=made.ticket, spans=spans_of(prefill, num_tokens), tail=tail))
+    return made
+
+
 def transfer(prefill: Half, decode: Half, num_tokens: int, *, start: int = 0, in_pages: int = 0, seed: int = 1) -> None:
     """One request from offer to both ends' `Closed`; whole pages go first, `in_pages` at a time."""
     theirs = spans_of(decode, num_tokens, start=start, seed=seed)

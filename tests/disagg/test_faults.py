@@ -13,7 +13,7 @@ from forebay.disagg.memory import HostMemory
 from forebay.requests.transfers import Closed, Offered, Renewed, Send, Span, Tail, Withdraw
 from tests.deadlines import wait_until
 from tests.disagg.ends import GONE, N, assert_ends, code_of
-from tests.disagg.pair import BACKENDS, EVERYTHING, half, layout_of, offer, pair, spans_of, transfer
+from tests.disagg.pair import BACKENDS, EVERYTHING, half, layout_of, offer, pair, sent, spans_of, transfer
 from tests.disagg.scripted import Peer, decode_alone, hello, scripted_decode, scripted_offer
 
 
@@ -76,11 +76,7 @@ def test_an_altered_chunk_breaks_its_ticket_alone(backend: str, monkeypatch: pyt
         with monkeypatch.context() as patch:
             patch.setattr(tcp, "sum_of", lambda parts: 1)
             patch.setattr(HostMemory, "copy", lambda *args: copy(*args) ^ 1)
-            made = offer(prefill, decode, spans_of(decode, N), N)
-            decode.transfers.submit(made)
-            prefill.wait(Offered, made.ticket)
-            whole = spans_of(prefill, N)
-            prefill.transfers.submit(Send(ticket=made.ticket, spans=whole, tail=Tail(num_tokens=N, token_id=1)))
+            made = sent(prefill, decode, N)
             assert {code_of(half, made.ticket) for half in (prefill, decode)} == {"checksum_mismatch"}
             for half in (prefill, decode):
                 assert_ends(half, made.ticket)

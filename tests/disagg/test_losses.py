@@ -20,7 +20,7 @@ from forebay.disagg.shm import ShmWriter
 from forebay.requests.transfers import Arrived, Broken, Event, Offer, Offered, Send, Sent, Tail, Withdraw
 from tests.deadlines import wait_until
 from tests.disagg.ends import GONE, QUICK, STEADY, N, assert_ends, code_of
-from tests.disagg.pair import BACKENDS, Half, half, layout_of, offer, pair, spans_of, transfer
+from tests.disagg.pair import BACKENDS, Half, half, layout_of, offer, pair, sent, spans_of, transfer
 from tests.disagg.scripted import decode_alone, scripted_nowhere, scripted_offer
 
 
@@ -91,11 +91,7 @@ def test_a_write_of_which_nobody_knows_the_end_closes_nothing(monkeypatch: pytes
     with pair(backend="shm", options=STEADY) as (prefill, decode):
         with monkeypatch.context() as patch:
             patch.setattr(shm, "ShmWriter", Lost)
-            made = offer(prefill, decode, spans_of(decode, N), N)
-            decode.transfers.submit(made)
-            prefill.wait(Offered, made.ticket)
-            whole = spans_of(prefill, N)
-            prefill.transfers.submit(Send(ticket=made.ticket, spans=whole, tail=Tail(num_tokens=N, token_id=1)))
+            made = sent(prefill, decode, N)
             assert {code_of(half, made.ticket) for half in (prefill, decode)} == {"peer_lost"}
         for _ in range(2):
             transfer(prefill, decode, N)
@@ -161,11 +157,7 @@ def test_one_chunk_that_is_lost_doubled_late_or_altered_is_found(
         [box] = prefill.transfers._mover._outboxes.values()
         box.writer._faults = spoiled = Faults(Chaos(**{fault: 1.0}), lambda: 0.0)
         spoiled._random = Once()
-        made = offer(prefill, decode, spans_of(decode, N), N)
-        decode.transfers.submit(made)
-        prefill.wait(Offered, made.ticket)
-        whole = spans_of(prefill, N)
-        prefill.transfers.submit(Send(ticket=made.ticket, spans=whole, tail=Tail(num_tokens=N, token_id=1)))
+        made = sent(prefill, decode, N)
         assert code_of(decode, made.ticket) == code
         for half in (prefill, decode):
             assert_ends(half, made.ticket)
