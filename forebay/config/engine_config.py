@@ -185,7 +185,7 @@ class SpeculationOptions:
     num_draft_tokens: int = 1
     draft_model_path: str | None = None  # of EAGLE, EAGLE3, FROZEN_KV_MTP and STANDALONE
     ngram_max_trie_depth: int = 18  # tokens: the longest match, and the most that one is trusted for
-    ngram_capacity: int = 1 << 18  # tokens of recent outputs in all namespaces together; 40 MB at most
+    ngram_capacity: int = 1 << 18  # tokens of recent outputs in all namespaces together; 36 bytes each
 
     @property
     def by_own_head(self) -> bool:
