@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 from forebay.families.sampling import NEUTRAL, SamplingDefaults
 from forebay.formats.quantization import Quantization
+
+MAX_PAGE_SIZE: Final = 1024  # tokens
 
 
 class Ledger(StrEnum):

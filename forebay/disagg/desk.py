@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from forebay.config.engine_config import DisaggregationOptions
+from forebay.disagg.guard import Guard
 from forebay.disagg.layout import Layout
 from forebay.disagg.link import Link
 from forebay.disagg.memory import U8, Memory
@@ -45,6 +47,7 @@ class Desk:
     machine: str
     clock: Callable[[], float]
     mover: Mover
+    guard: Guard
     emit: Callable[[Event], None]
     call: Callable[[Callable[[], None]], None]
     watch: Callable[[Link, LinkUser], None]
@@ -60,6 +63,16 @@ class Desk:
         """After this a peer is taken for dead."""
         return MISSED_BEATS * self.options.heartbeat_s
 
-    def beside(self, work: Callable[[], Callable[[], None]]) -> None:
-        """Do what may wait on a thread of its own; what that returns, the worker's thread does."""
-        threading.Thread(target=lambda: self.call(work()), name="disagg", daemon=True).start()
+    def beside(self, where: str, work: Callable[[], Callable[[], None]], lose: Callable[[Failure], None]) -> None:
+        """Run `work`, which may wait, on a thread of its own, and what it returns on the worker's thread. If either
+        raises, call `lose` on the worker's thread, as `Guard.run` does."""
+
+        def run() -> None:
+            try:
+                then = work()
+            except Exception as error:
+                self.call(partial(lose, self.guard.reason(where, error)))
+            else:
+                self.call(lambda: self.guard.run(where, then, lose))
+
+        threading.Thread(target=run, name="disagg", daemon=True).start()

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,17 +22,18 @@ from forebay.base.clock import TICK_S, RunClock
 from forebay.base.errors import EngineError
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import DisaggregationOptions
-from forebay.disagg import failures, mover
+from forebay.disagg import mover
+from forebay.disagg.bounds import Bounds
 from forebay.disagg.decode_side import DecodeSide
 from forebay.disagg.desk import Desk, LinkUser
+from forebay.disagg.guard import Guard
 from forebay.disagg.layout import Layout, weights_digest
-from forebay.disagg.link import Link, LinkLost
+from forebay.disagg.link import Link
 from forebay.disagg.memory import Memory, chunk_bytes
 from forebay.disagg.mover import Mover
 from forebay.disagg.pages import KindShape
 from forebay.disagg.pattern import Pattern
 from forebay.disagg.prefill_side import PrefillSide
-from forebay.disagg.seal import WireError
 from forebay.disagg.wake import Wake
 from forebay.disagg.writer import OneSided
 from forebay.requests.transfers import Decline, Event, Offer, Order, Rest, Send, Span, Withdraw
@@ -70,6 +72,8 @@ class Worker:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._users: dict[Link, LinkUser] = {}
+        self._guard = Guard()
+        self._bounds = Bounds(shapes, layout.vocab_size)
         self._mover = Mover(memory, chunk_bytes(shapes), self._put)
         self._desk = desk = Desk(
             options=options,
@@ -83,6 +87,7 @@ class Worker:
             machine=machine,
             clock=self._clock,
             mover=self._mover,
+            guard=self._guard,
             emit=self._emit,
             call=self._put,
             watch=self._watch,
@@ -146,6 +151,11 @@ class Worker:
     def transport(self, host: str, port: int) -> str:
         """By what caches come from there just now; nothing where there is no session."""
         return self._side.transport((host, port)) if isinstance(self._side, DecodeSide) else ""
+
+    @property
+    def num_rejected(self) -> int:
+        """Sessions that ended because a peer's message could not be handled."""
+        return self._guard.num_rejected
 
     @property
     def num_unfenced(self) -> int:
@@ -235,28 +245,33 @@ class Worker:
 
     def _serve(self, link: Link, mask: int) -> None:
         user = self._users.get(link)
-        if user is None:
-            return
-        try:
-            if mask & selectors.EVENT_WRITE:
-                link.flush()
-            if mask & selectors.EVENT_READ:
-                for frame in link.receive():
-                    user.on_frame(link, frame)
-                    if link not in self._users:
-                        return
-        except (LinkLost, WireError, OSError) as error:
-            user.on_lost(link, failures.peer_lost(link.where, str(error)))
+        if user is not None:
+            self._guard.run(link.where, partial(self._talk, link, user, mask), partial(user.on_lost, link))
+
+    def _talk(self, link: Link, user: LinkUser, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE:
+            link.flush()
+        if mask & selectors.EVENT_READ:
+            for frame in link.receive():
+                self._bounds.check(frame)
+                user.on_frame(link, frame)
+                if link not in self._users:
+                    return
 
     def _flush(self) -> None:
-        """What was held up."""
+        """Send the frames that were held back."""
         for link, user in [*self._users.items()]:
-            try:
-                link.flush()
-            except LinkLost as error:
-                user.on_lost(link, failures.peer_lost(link.where, str(error)))
+            self._guard.run(link.where, link.flush, partial(user.on_lost, link))
 
     def _do(self, what: Order | mover.Report | Callable[[], None]) -> None:
+        """Carry out one order or take one report. An exception ends the session of its ticket."""
+        nonce = _nonce_of(what)
+        if nonce is None:
+            self._carry_out(what)
+        else:
+            self._guard.run("a ticket's peer", partial(self._carry_out, what), partial(self._side.lose_ticket, nonce))
+
+    def _carry_out(self, what: Order | mover.Report | Callable[[], None]) -> None:
         side = self._side
         match what:
             case Offer() if isinstance(side, DecodeSide):
@@ -283,3 +298,16 @@ class Worker:
                 what()
             case _:
                 raise AssertionError(f"{type(side).__name__} was given {what!r}")
+
+
+def _nonce_of(what: Order | mover.Report | Callable[[], None]) -> bytes | None:
+    """Return the ticket's nonce; None for what is of no single ticket."""
+    match what:
+        case Offer() | Decline() | Send() | Withdraw():
+            return what.ticket.nonce
+        case mover.Wrote():
+            return what.chunk.nonce
+        case mover.Landed() | mover.Failed() | mover.Dropped():
+            return what.nonce
+        case _:
+            return None
