@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 from forebay.config.engine_config import DisaggregationOptions
+from forebay.disagg.bounds import Bounds
 from forebay.disagg.guard import Guard
 from forebay.disagg.layout import Layout
 from forebay.disagg.link import Link
@@ -47,12 +48,16 @@ class Desk:
     machine: str
     clock: Callable[[], float]
     mover: Mover
-    guard: Guard
     emit: Callable[[Event], None]
     call: Callable[[Callable[[], None]], None]
     watch: Callable[[Link, LinkUser], None]
     unwatch: Callable[[Link], None]
     untaken_s: Callable[[], float]
+    guard: Guard = field(default_factory=Guard)
+    bounds: Bounds = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bounds = Bounds(self.shapes, self.layout.vocab_size)
 
     def staging(self) -> U8:
         """For one chunk on its way between memory and a transport."""

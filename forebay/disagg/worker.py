@@ -23,10 +23,8 @@ from forebay.base.errors import EngineError
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import DisaggregationOptions
 from forebay.disagg import mover
-from forebay.disagg.bounds import Bounds
 from forebay.disagg.decode_side import DecodeSide
 from forebay.disagg.desk import Desk, LinkUser
-from forebay.disagg.guard import Guard
 from forebay.disagg.layout import Layout, weights_digest
 from forebay.disagg.link import Link
 from forebay.disagg.memory import Memory, chunk_bytes
@@ -72,8 +70,6 @@ class Worker:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._users: dict[Link, LinkUser] = {}
-        self._guard = Guard()
-        self._bounds = Bounds(shapes, layout.vocab_size)
         self._mover = Mover(memory, chunk_bytes(shapes), self._put)
         self._desk = desk = Desk(
             options=options,
@@ -87,7 +83,6 @@ class Worker:
             machine=machine,
             clock=self._clock,
             mover=self._mover,
-            guard=self._guard,
             emit=self._emit,
             call=self._put,
             watch=self._watch,
@@ -155,7 +150,7 @@ class Worker:
     @property
     def num_rejected(self) -> int:
         """Sessions that ended because a peer's message could not be handled."""
-        return self._guard.num_rejected
+        return self._desk.guard.num_rejected
 
     @property
     def num_unfenced(self) -> int:
@@ -246,14 +241,14 @@ class Worker:
     def _serve(self, link: Link, mask: int) -> None:
         user = self._users.get(link)
         if user is not None:
-            self._guard.run(link.where, partial(self._talk, link, user, mask), partial(user.on_lost, link))
+            self._desk.guard.run(link.where, partial(self._talk, link, user, mask), partial(user.on_lost, link))
 
     def _talk(self, link: Link, user: LinkUser, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
             link.flush()
         if mask & selectors.EVENT_READ:
             for frame in link.receive():
-                self._bounds.check(frame)
+                self._desk.bounds.check(frame)
                 user.on_frame(link, frame)
                 if link not in self._users:
                     return
@@ -261,7 +256,7 @@ class Worker:
     def _flush(self) -> None:
         """Send the frames that were held back."""
         for link, user in [*self._users.items()]:
-            self._guard.run(link.where, link.flush, partial(user.on_lost, link))
+            self._desk.guard.run(link.where, link.flush, partial(user.on_lost, link))
 
     def _do(self, what: Order | mover.Report | Callable[[], None]) -> None:
         """Carry out one order or take one report. An exception ends the session of its ticket."""
@@ -269,7 +264,9 @@ class Worker:
         if nonce is None:
             self._carry_out(what)
         else:
-            self._guard.run("a ticket's peer", partial(self._carry_out, what), partial(self._side.lose_ticket, nonce))
+            self._desk.guard.run(
+                "a ticket's peer", partial(self._carry_out, what), partial(self._side.lose_ticket, nonce)
+            )
 
     def _carry_out(self, what: Order | mover.Report | Callable[[], None]) -> None:
         side = self._side
