@@ -64,10 +64,14 @@ class Session:
         timeout_s = self._desk.options.bootstrap_timeout_s
 
         def connect() -> Callable[[], None]:
-            sock = socket.create_connection(address, timeout=timeout_s)
+            try:
+                sock = socket.create_connection(address, timeout=timeout_s)
+            except OSError as error:
+                failure = failures.peer_lost(self.where, str(error))
+                return lambda: self.lose(failure)
             return lambda: self._connected(sock)
 
-        self._desk.beside(self.where, connect, self.lose)
+        self._desk.beside(connect)
 
     def _connected(self, sock: socket.socket) -> None:
         if self._is_over:

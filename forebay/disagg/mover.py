@@ -12,8 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from forebay.base.log import event, get_logger
 from forebay.disagg import failures
@@ -26,8 +25,6 @@ from forebay.disagg.wake import Wake
 from forebay.disagg.writer import Writer
 from forebay.requests.parts import I64
 from forebay.requests.updates import Failure
-
-T = TypeVar("T")
 
 POLL_S: Final = 0.0005  # between two looks at a writer that nothing can be waited for with
 
@@ -56,9 +53,8 @@ class Expect(NamedTuple):
 
 
 class Check(NamedTuple):
-    """The peer of `session` has written this chunk here by itself."""
+    """The peer has written this chunk here by itself."""
 
-    session: int
     chunk: Chunk
 
 
@@ -189,24 +185,10 @@ class Mover:
         ready = self._selector.select(0 if moved else POLL_S if polls else None)
         self._wake.clear()
         while self._jobs:  # first: what has come may be of a ticket that is among them
-            job = self._jobs.popleft()
-            if isinstance(job, Expect | Drop):
-                self._do(job)
-            else:
-                self._guarded(job.session, partial(self._do, job))
+            self._do(self._jobs.popleft())
         for key, _ in ready:
             if key.data in self._readers:
-                self._guarded(key.data, partial(self._read, key.data))
-
-    def _guarded(self, session: int, work: Callable[[], T]) -> T | None:
-        """Run `work`, which the session's peer caused. If it raises, the session ends and nothing else (C33)."""
-        try:
-            return work()
-        except Exception as error:
-            if not isinstance(error, OSError | WireError):
-                log.error(event("peer_failed", session=session, why=repr(error)), exc_info=error)
-            self._lose(session, str(error) or type(error).__name__)
-            return None
+                self._read(key.data)
 
     def _do(self, job: Job) -> None:
         match job:
@@ -221,7 +203,7 @@ class Mover:
                 self._arrivals[nonce] = _Arrival(landing)
                 if landing.is_complete:
                     self._report(Landed(nonce, 0.0))
-            case Check(_, chunk):
+            case Check(chunk):
                 self._check(chunk)
             case Write(session, nonce, pieces, places):
                 if session in self._outboxes:
@@ -238,7 +220,10 @@ class Mover:
         moved = False
         self._ending_boxes = [box for box in self._ending_boxes if not self._has_ended(box)]
         for session, box in [*self._outboxes.items()]:
-            moved |= bool(self._guarded(session, partial(self._write, session, box)))
+            try:
+                moved |= self._write(session, box)
+            except (OSError, WireError) as error:
+                self._lose(session, str(error))
         return moved
 
     def _write(self, session: int, box: _Outbox) -> bool:
@@ -261,8 +246,8 @@ class Mover:
         try:
             if box.writer.advance() is None:
                 return False
-        except Exception as error:
-            log.info(event("transfer_connection_ended", why=repr(error)))
+        except (OSError, WireError) as error:
+            log.info(event("transfer_connection_ended", why=str(error)))
         box.writer.close()
         self._let_go(box)
         return True
@@ -302,7 +287,11 @@ class Mover:
     # -- decode ----------------------------------------------------------------------------------------------------
 
     def _read(self, session: int) -> None:
-        found = self._readers[session].advance(self._target)
+        try:
+            found = self._readers[session].advance(self._target)
+        except (OSError, WireError) as error:
+            self._lose(session, str(error))
+            return
         if found is not None:
             self._land(*found)
 

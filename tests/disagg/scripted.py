@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import select
 import socket
 import time
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ from forebay.disagg.layout import PROTOCOL, Layout
 from forebay.disagg.link import Link
 from forebay.disagg.memory import HostMemory, checksum, chunk_bytes, shapes_of
 from forebay.disagg.pages import pieces
-from forebay.disagg.tcp import tune
 from forebay.requests.transfers import Offer, Span, Ticket
 from tests.deadlines import wait_until
 from tests.disagg.ends import N
@@ -34,7 +32,7 @@ class Peer:
     """One connection, read when a frame is waited for."""
 
     def __init__(self, sock: socket.socket, key: bytes = KEY) -> None:
-        tune(sock)
+        sock.setblocking(False)
         self.link, self.key = Link(sock, "scripted", time.time, Chaos()), key
         self.unread: list[msgspec.Struct] = []
 
@@ -46,9 +44,7 @@ class Peer:
         return found
 
     def _find(self, kind: type[F]) -> F | None:
-        if not any(isinstance(frame, kind) for frame in self.unread):
-            select.select([self.link], [], [], 0.05)
-            self.unread += self.link.receive()
+        self.unread += self.link.receive()
         return next((frame for frame in self.unread if isinstance(frame, kind)), None)
 
     def send(self, *sent: msgspec.Struct) -> None:

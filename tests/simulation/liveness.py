@@ -78,7 +78,8 @@ class Liveness:
         waiting = [req for req in ready if not self._may_wait(req, under_way)]
         if scheduler.suspects.groups:  # nobody else runs until it is known who is to blame for a failed step
             waiting = [req for req in waiting if req in scheduler.suspects.on_trial]
-        started = [scheduler.requests[admission.request_id] for admission in plan.admissions] if plan else []
+        admissions = [admission for admission in plan.admissions if not admission.prebuilt] if plan else []
+        started = [scheduler.requests[admission.request_id] for admission in admissions]
         self._overtake(started, waiting)
         for req in started:
             times = self._times[req.id]
@@ -91,7 +92,10 @@ class Liveness:
         """The scheduler takes a request's memory, because others could not decode without it."""
         self._num_retracted += 1
         running = [*self._scheduler.running.reqs, *self._scheduler.extending]
-        require(len(running) > 1, f"{req} is the only one running and gives way to nobody")
+        require(
+            len(running) > 1 or self._scheduler.handoff.someone_has_arrived,
+            f"{req} is the only one running and gives way to nobody",
+        )
         last = max(running, key=self._rank)
         require(req is last, f"{req} gives way, and {last} is behind it")
         short = self._pages_short()
@@ -101,15 +105,18 @@ class Liveness:
         """A retraction that the simulation asked for."""
         self._num_retracted += 1
 
-    def expired(self, updates: Iterable[Update], now: float) -> None:
-        """Call before `heard`: exactly those whose time was up have ended."""
-        late = {request_id for request_id, times in self._times.items() if self._is_late(times, now)}
+    def due(self, now: float) -> set[int]:
+        """The requests whose time is up."""
+        return {request_id for request_id, times in self._times.items() if self._is_late(request_id, times, now)}
+
+    def expired(self, updates: Iterable[Update], due: set[int], now: float) -> None:
+        """Call before `heard`: exactly those that were `due` have ended."""
         ended = {update.request_id for update in updates}
-        require(ended == late, f"at {now} requests {ended} timed out; it was time for {late}: {self._times}")
+        require(ended == due, f"at {now} requests {ended} timed out; it was time for {due}: {self._times}")
 
     # -- the rules ----------------------------------------------------------------------------------------------------
 
-    def _is_late(self, times: _Times, now: float) -> bool:
+    def _is_late(self, request_id: int, times: _Times, now: float) -> bool:
         config = self._config
         if now - times.arrival > config.request_timeout_s:
             return True
@@ -204,6 +211,7 @@ class Liveness:
         room = np.count_nonzero(held.rows.req_to_token[rows], axis=1) * self._config.page_size
         growing = scheduler.running.tokens_left > 0 if scheduler.flights else np.ones(len(rows), dtype=bool)
         wanted = int(np.count_nonzero(growing & (held.table.kv_bound[rows] >= room)))
-        leaving = sum(len(it.pages) + (it.pin.num_pages if it.pin else 0) for it in held.deferred)
+        steps = [freed for freed in held.deferred if freed.ticket is None]  # nobody counts on transfers
+        leaving = sum(len(freed.pages) + (freed.pin.num_pages if freed.pin else 0) for freed in steps)
         leaving += sum(req.residency.num_pages for req in scheduler.finishing)
         return wanted - held.kv.num_free - held.cache.num_evictable - leaving

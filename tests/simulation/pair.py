@@ -31,16 +31,18 @@ from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per
 from forebay.memory.slots import Slots
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
-from forebay.requests.transfers import Closed, Event, Rendezvous, Tail, Ticket
+from forebay.requests.transfers import Closed, Event, Offer, Rendezvous, Tail, Ticket
 from forebay.requests.updates import Failure, Update
 from forebay.scheduler import admission
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.prefill_role import PrefillRole
+from tests.simulation.causes import INJECTED, Causes
 from tests.simulation.command_line import command_line
 from tests.simulation.hashing import salt_of
 from tests.simulation.liveness import require
 from tests.simulation.oracles import Oracles, Tracked
+from tests.simulation.pair_liveness import TICKS, TICKS_PER_TOKEN, PairLiveness, Rooms
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.simulator import CLOSE, FEW, Simulation
 from tests.simulation.wire import Wire, WireFaults
@@ -81,19 +83,12 @@ class PairOutcome:
         return type(self)(**sums, digest=f"{int(self.digest, 16) ^ int(other.digest, 16):064x}")
 
 
-class Silent:
-    """In place of `Liveness`, which knows one engine alone."""
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args: None
-
-
 class HalfTracked(Tracked):
-    """A request with another half: one that was hurt may end with a typed error, on either side."""
+    """A request with another half. `Causes` decides which typed errors it may end with."""
 
     room: int = 0
-    hurt: Any = ()
-    on_decode = strict = False
+    on_decode = False
+    causes: Causes
 
     def _check_first(self, update: Update, cached: int | None) -> None:
         if not (self.on_decode and self.room):
@@ -105,23 +100,24 @@ class HalfTracked(Tracked):
             self._check_prompt_logprobs(update)
 
     def _may_end_with(self, failure: Failure | None) -> bool:
-        if failure is None or self.room in self.hurt:
-            return failure is not None
-        return super()._may_end_with(failure) and not self.strict
+        if failure is None:
+            return False
+        own = failure.kind == "NumericalError" or failure.code == "aborted" or failure.message == INJECTED
+        return (own and super()._may_end_with(failure)) or self.causes.explain(self.id, failure)
 
 
 class HalfOracles(Oracles):
-    """With `strict` there is time for everything, and nothing goes wrong but in rooms that were hurt."""
+    """With `strict` no limit of time is ever reached."""
 
-    hurt: Any = ()
+    causes: Causes
     strict = False
 
     def added(self, req: Request, now: float) -> Tracked:
         tracked = HalfTracked(req, self.runner.model, self.config, now)
-        tracked.hurt, tracked.strict = self.hurt, self.strict
-        tracked.on_decode = self.config.disaggregation.is_decode
+        tracked.causes, tracked.on_decode = self.causes, self.config.disaggregation.is_decode
         tracked.room = req.rendezvous.room if req.rendezvous else 0
         self.live[req.id] = tracked
+        self.liveness.added(req, now)
         return tracked
 
     def check(self) -> None:
@@ -140,8 +136,8 @@ class Half(Simulation):
         super().__init__(config, traffic, rng, make_scheduler=lambda *args: make(*args), **others)
         self.page_size = config.page_size
         self.oracles = HalfOracles(config, self.scheduler, self.runner)
-        self.oracles.liveness = Silent()
-        self.scheduler.liveness = None
+        self.oracles.causes = self.causes = Causes(config, self.scheduler, lambda: self.now)
+        self.oracles.liveness = self.scheduler.liveness = PairLiveness(config, self.scheduler)
         self.wire: Wire | None = None
         self.rooms: dict[int, int] = {}  # the latest request of each
         self.hurt: Callable[[int], None] = lambda room: None
@@ -175,8 +171,11 @@ class Half(Simulation):
         return runner.states.states
 
     def take(self, event: Event) -> None:
+        self.oracles.liveness.takes(event, self.now)
+        ended = self.causes.hears(event)
         self.scheduler.handoff.take(event, self.now)
         self._heard(self.scheduler.take_news())
+        self.causes.taken(ended, event)
         self._send_orders()
 
     def arrived(self, room: int, tail: Tail) -> None:
@@ -184,7 +183,11 @@ class Half(Simulation):
 
     def _send_orders(self) -> None:
         for order in self.scheduler.handoff.take_orders():
+            self.causes.ordered(order)
+            if isinstance(order, Offer):
+                self.oracles.liveness.offered(order, self.rooms[order.ticket.room], self.now)
             self.wire.submit(self, order)
+        self.causes.all_told()
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -199,20 +202,39 @@ class Half(Simulation):
         known = {"priority": priority, "namespace": namespace, "arrival": self.now, "rendezvous": where}
         req = Request(number, prompt, params, **known)
         room = where.room if where else 0
-        taken = any(live.room == room for live in self.oracles.live.values()) if room else False
+        why = self._why_refused(req, room)
         try:
             self.scheduler.add(req, self.now)
         except (InvalidRequest, RequestTooLarge, Overloaded, Unavailable) as error:
-            why = error.code
-            require(why == "peer_asleep" or (why == "room_in_use") == taken, f"{req} was refused with {why}: {error}")
+            require(error.code == why, f"{req} was refused with {error.code}, not {why}: {error}")
+            self._send_orders()
             self.num_refused += 1
             return None
-        require(not taken, f"{req} was let into a room that is in use")
+        require(not why, f"{req} was admitted and should have been refused with {why}")
         self.rooms[room] = number
-        self._send_orders()
         tracked = self.oracles.added(req, self.now)
+        self.causes.added(req)
         self._heard(self.scheduler.take_news())  # what came before it may have ended it
+        self._send_orders()
         return tracked
+
+    def _why_refused(self, req: Request, room: int) -> str:
+        """The code of the error with which the engine must refuse this request; empty if it must admit it."""
+        config, scheduler = self.config, self.scheduler
+        if room and not scheduler.admits:
+            return "peer_asleep"
+        if room and any(live.room == room for live in self.oracles.live.values()):
+            return "room_in_use"
+        num_new = req.params.num_generated if config.disaggregation.is_decode or not room else 1
+        num_tokens, num_kv = req.num_prompt + num_new, req.num_prompt + max(0, num_new - 1)
+        if num_tokens > config.context_length:
+            return "context_length_exceeded"
+        if num_kv > config.num_pages * config.page_size:
+            return "kv_capacity_exceeded"
+        queued = sum(len(other.tokens) for other in (*scheduler.waiting, *scheduler.pending))
+        full = len(self.oracles.live) >= config.max_running_requests + config.max_queued_requests
+        full = full or bool(queued and queued + req.num_prompt > config.max_queued_tokens)
+        return Overloaded("").code if full else ""
 
     def _of(self, request_id: int, may: str) -> None:
         super()._of(request_id, may)
@@ -225,10 +247,22 @@ class Half(Simulation):
         super().abort(request_id)
 
     def _heard(self, updates: list[Update]) -> None:
-        for update in updates:
-            if update.failure and update.request_id in self.oracles.live:
-                self.hurt(self.oracles.live[update.request_id].room)
+        rooms = {update.request_id: self._room_of(update.request_id) for update in updates if update.failure}
         super()._heard(updates)
+        for update in updates:
+            if update.finish:
+                self.causes.ended(update)
+        for room in rooms.values():
+            self.hurt(room)
+
+    def _room_of(self, request_id: int) -> int:
+        tracked = self.oracles.live.get(request_id)
+        return tracked.room if tracked else 0
+
+    def expire(self) -> None:
+        self.causes.expires = True
+        super().expire()
+        self.causes.expires = False
 
     def tick(self) -> bool:
         done = super().tick()
@@ -251,13 +285,16 @@ class Pair:
         )
         self.conversations = Conversations(rng, traffic, capacity)
         for half in (prefill, decode):
-            half.wire, half.hurt, half.oracles.hurt = self.wire, self.hurt.add, self.hurt
-            half.oracles.strict = half.config.disaggregation.lease_s > LEASE_S
+            half.wire, half.hurt = self.wire, self.hurt.add
+            half.causes.is_altered = self.wire.altered.__contains__
             half.conversations = self.conversations
+            half.oracles.strict = half.config.disaggregation.lease_s > LEASE_S
+        self.living = Rooms(self._ticks_of_timeouts())
         self.coming: list[Callable[[], object]] = []
         self.prompts: dict[int, list[list[int]]] = {}  # of each room
         self.num_pairs = self.num_whole = self.num_pooled = self.num_checks = 0
-        self.others, self.pooled, self.checks = Random(0), 0.0, 0.0  # what has no other half, and how likely it is
+        # What has no other half, and how likely it is.
+        self.others, self.pooled, self.checks, self.alone = Random(0), 0.0, 0.0, 0.05
         self.now = 0.0
 
     def arrive(self) -> None:
@@ -277,7 +314,7 @@ class Pair:
             vector = SamplingParams.of_pooling(Pooling(self.others.choice(list(PoolingKind))))
             self.coming.append(partial(half.meet, prompt, vector, namespace, priority, None))
             self.num_pooled += 1
-        if rng.random() < 0.05:
+        if rng.random() < self.alone:
             self.coming.append(partial(self.decode.meet, prompt, params, namespace, priority, None))
             return
         if self.wire.faults.death and rng.random() < 0.05:
@@ -289,7 +326,8 @@ class Pair:
     def _meet(self, half: Half, prompt: Sequence[int], *others: Any) -> None:
         """Where one half is refused, whoever sent both gives up the other."""
         where: Rendezvous = others[-1]
-        if half.meet(prompt, *others) is not None:
+        if (tracked := half.meet(prompt, *others)) is not None:
+            self.living.begin(where.room, len(prompt) + tracked.params.max_tokens)
             return
         self.hurt.add(where.room)
         self.give_up(self.prefill if half is self.decode else self.decode, where.room)
@@ -321,6 +359,17 @@ class Pair:
                 half.tick()
             self.wire.tick()
             self._check(half)
+        self.living.tick(self._living_rooms(), counts=self._gets_on)
+
+    @property
+    def _gets_on(self) -> bool:
+        """Whether both engines are awake."""
+        return self.prefill.scheduler.admits and self.decode.scheduler.admits
+
+    def _living_rooms(self) -> set[int]:
+        """Rooms of which either engine has a request."""
+        halves = (self.prefill, self.decode)
+        return {live.room for half in halves for live in half.oracles.live.values() if live.room}
 
     def _check(self, half: Half) -> None:
         rng = self.others
@@ -374,8 +423,13 @@ class Pair:
 
     def _limit(self) -> int:
         tokens = sum(len(live.tokens) + live.params.max_tokens for live in self.decode.oracles.live.values())
-        time = 0.0 if self.prefill.oracles.strict else LEASE_S + BOOTSTRAP_S + self.prefill.config.stall_timeout_s
-        return 400 + 20 * (tokens + len(self.coming)) + int(4 * time / self.traffic.tick_s)
+        return TICKS + TICKS_PER_TOKEN * (tokens + len(self.coming)) + self._ticks_of_timeouts()
+
+    def _ticks_of_timeouts(self) -> int:
+        if self.prefill.oracles.strict:
+            return 0
+        time = LEASE_S + BOOTSTRAP_S + self.prefill.config.stall_timeout_s
+        return int(4 * time / self.traffic.tick_s)
 
 
 def replace_nonce(where: Rendezvous, nonce: bytes) -> Rendezvous:
@@ -412,6 +466,7 @@ def random_pair(seed: int, pair: type[Pair] = Pair, half: type[Half] = Half, res
     )
     made.others = Random(f"{seed} others")
     made.pooled, made.checks = made.others.choice([0.0, 0.0, 0.4]), made.others.choice([0.0, 0.0, 0.05])
+    made.alone = made.others.choice([0.05, 0.05, 0.5])
     return made
 
 

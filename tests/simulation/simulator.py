@@ -183,9 +183,10 @@ class Simulation:
         return {*tenants, *(load.request_id for load in plan.host.loads)}
 
     def expire(self) -> None:
+        due = self.oracles.liveness.due(self.now)
         self.scheduler.expire(self.now)
         updates = self.scheduler.take_news()
-        self.oracles.liveness.expired(updates, self.now)
+        self.oracles.liveness.expired(updates, due, self.now)
         self._heard(updates)
 
     # -- the loop -----------------------------------------------------------------------------------------------------

@@ -47,6 +47,13 @@ class SleepingHalf(Sleeping, Half):
             return self.sleeps.choice(["update", "release and update"])
         return self.sleeps.choice(["pause", "release", "release", "release and update"])
 
+    def _goes_on(self) -> None:
+        self.oracles.liveness.went_on(self.now)
+
+    def _expect_other_tokens(self) -> None:
+        super()._expect_other_tokens()
+        self.oracles.liveness.weights_changed()
+
     @property
     def done(self) -> bool:
         return super().done and not self.asleep

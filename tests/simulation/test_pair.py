@@ -6,11 +6,15 @@ More seeds: `python -m tests.simulation.pair --seeds 0:10000 --jobs 2`.
 
 import pytest
 
+from tests.simulation.liveness import Violation
 from tests.simulation.pair import PairOutcome, main, run_pair
+from tests.simulation.pair_cause_mutations import CAUSES
+from tests.simulation.pair_liveness import TICKS, TICKS_PER_TOKEN, Rooms
 from tests.simulation.pair_mutations import MUTATIONS
 
 SEEDS_PER_CHUNK = 20
 QUICK, ALL = 1, 500
+FOUND_BY = (0, 1, 3, 5, 6, 7, 41)
 CHUNKS = [*range(QUICK), *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(QUICK, ALL))]
 
 
@@ -35,3 +39,24 @@ def test_the_simulator_finds(name):
     seed = MUTATIONS.found_after(name, range(1500))
     assert seed is not None, f"no seed below 1500 fails although {name.replace('_', ' ')}"
     run_pair(seed)  # and the product itself passes that seed
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_pair_simulator_failure_without_cause_or_progress_is_found(name):
+    """C22, C27: in each run, each failure has a fault, a limit or an abort as its cause, and each room ends in time."""
+    seed = CAUSES.found_after(name, FOUND_BY)
+    assert seed is not None, f"no seed of {FOUND_BY} fails although {name.replace('_', ' ')}"
+    run_pair(seed)  # and the product itself passes that seed
+
+
+def test_rooms_one_that_lives_too_long_is_found():
+    rooms = Rooms(ticks_of_timeouts=7)
+    rooms.begin(1, num_tokens=3)
+    rooms.begin(2, num_tokens=5)
+    most = TICKS + 7 + TICKS_PER_TOKEN * (3 + 5)
+    for _ in range(most):
+        rooms.tick({1, 2}, counts=True)
+    rooms.tick({1, 2}, counts=False)
+    with pytest.raises(Violation, match=f"after {most + 1} ticks, at most {most}"):
+        rooms.tick({1}, counts=True)
+    rooms.tick(set(), counts=True)

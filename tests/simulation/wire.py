@@ -111,6 +111,7 @@ class Wire:
         self.num_arrived = self.num_late = 0
         self.rests = False  # prefill says so
         self.declined: deque[Offered] = deque()  # on their way to prefill
+        self.altered: set[Ticket] = set()  # tickets of tails that were altered
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
@@ -257,6 +258,7 @@ class Wire:
         if self._chance(self.faults.altered):
             self.hurt(link.ticket.room)
             tail = replace(tail, num_tokens=tail.num_tokens - 1)
+            self.altered.add(link.ticket)
             last = link.offer.spans["kv"].ids[-1:]
             self.decode.runner.pages.by_slot[last] = POISON
         self.decode.arrived(link.ticket.room, tail)

@@ -1,0 +1,211 @@
+"""Bugs of the two roles that end requests without a cause, or keep them waiting: the pair simulator must find each.
+
+`python -m tests.simulation.pair_cause_mutations` prints the first seed that finds each, and the score.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import count
+
+import numpy as np
+from msgspec.structs import replace
+
+from forebay.base.errors import EngineError
+from forebay.requests.transfers import Broken, Renewed
+from forebay.requests.updates import Failure, FinishReason
+from forebay.scheduler import decode_role
+from forebay.scheduler.decode_role import DecodeRole
+from forebay.scheduler.handoff import ABORTED, LOST, Handoff, Role
+from forebay.scheduler.prefill_role import PrefillRole
+from tests.simulation.bugs import Mutations, Patch
+from tests.simulation.pair import run_pair
+
+CAUSES = Mutations(run_pair)
+mutation = CAUSES.add
+
+
+@mutation
+def decode_fails_a_whole_transfer_with_an_unknown_code(patch: Patch) -> None:
+    _fail_every_third(patch, Failure.of(EngineError("no reason", code="nonsense")))
+
+
+@mutation
+def decode_fails_a_whole_transfer_with_a_code_of_its_own(patch: Patch) -> None:
+    _fail_every_third(patch, LOST)
+
+
+def _fail_every_third(patch: Patch, failure: Failure) -> None:
+    arrive, number = DecodeRole._arrive, count(1)
+
+    def mutated(self, receiving, tail):
+        if receiving.req and next(number) % 3 == 0:
+            self._fail(receiving, failure)
+            return
+        arrive(self, receiving, tail)
+
+    patch.setattr(DecodeRole, "_arrive", mutated)
+
+
+@mutation
+def prefill_fails_a_request_whose_chunk_was_computed(patch: Patch) -> None:
+    computed, number = PrefillRole.computed, count(1)
+
+    def mutated(self, req):
+        computed(self, req)
+        if next(number) % 4 == 0:
+            self.scheduler.finish(req, FinishReason.ERROR, LOST)
+
+    patch.setattr(PrefillRole, "computed", mutated)
+
+
+@mutation
+def decode_ignores_a_broken_transfer(patch: Patch) -> None:
+    _ignore(patch, DecodeRole, Broken)
+
+
+@mutation
+def prefill_ignores_a_broken_transfer(patch: Patch) -> None:
+    _ignore(patch, PrefillRole, Broken)
+
+
+@mutation
+def decode_ignores_that_its_lease_is_renewed(patch: Patch) -> None:
+    _ignore(patch, DecodeRole, Renewed)
+
+
+def _ignore(patch: Patch, role: type[Role], what: type) -> None:
+    take = role._take
+
+    def mutated(self, event, *others):
+        if not isinstance(event, what):
+            take(self, event, *others)
+
+    patch.setattr(role, "_take", mutated)
+
+
+@mutation
+def the_peer_is_told_another_failure(patch: Patch) -> None:
+    withdraw = Handoff._withdraw
+    patch.setattr(Handoff, "_withdraw", lambda self, ticket, failure: withdraw(self, ticket, LOST))
+
+
+@mutation
+def the_peer_is_told_of_an_abort_that_did_not_happen(patch: Patch) -> None:
+    ended = Role.ended
+    patch.setattr(Role, "ended", lambda self, req, failure: ended(self, req, failure and ABORTED))
+
+
+@mutation
+def the_lease_of_prefill_never_ends(patch: Patch) -> None:
+    overdue = PrefillRole.overdue
+    patch.setattr(PrefillRole, "overdue", lambda self, req, now: None if req.held is None else overdue(self, req, now))
+
+
+@mutation
+def the_lease_of_decode_never_ends(patch: Patch) -> None:
+    patch.setattr(DecodeRole, "overdue", lambda self, req, now: None)
+
+
+@mutation
+def the_lease_of_decode_ends_too_early(patch: Patch) -> None:
+    overdue = DecodeRole.overdue
+    patch.setattr(DecodeRole, "overdue", lambda self, req, now: overdue(self, req, now + 0.5))
+
+
+@mutation
+def prefill_waits_for_offers_for_ever(patch: Patch) -> None:
+    patch.setattr(PrefillRole, "overdue", lambda self, req, now: None)
+
+
+@mutation
+def a_decline_is_forgotten(patch: Patch) -> None:
+    patch.setattr(DecodeRole, "_decline", lambda self, req, failure: None)
+
+
+@mutation
+def an_offer_waits_for_an_idle_engine(patch: Patch) -> None:
+    has_room = DecodeRole._has_room
+
+    def mutated(self, req, num_cached):
+        return not self.scheduler.num_running and has_room(self, req, num_cached)
+
+    patch.setattr(DecodeRole, "_has_room", mutated)
+
+
+@mutation
+def an_offer_that_does_not_fit_at_once_is_never_made(patch: Patch) -> None:
+    has_room, refused = DecodeRole._has_room, set()
+
+    def mutated(self, req, num_cached):
+        if req in refused or not has_room(self, req, num_cached):
+            refused.add(req)
+            return False
+        return True
+
+    patch.setattr(DecodeRole, "_has_room", mutated)
+
+
+@mutation
+def offers_are_made_to_the_last_in_rank_first(patch: Patch) -> None:
+    offer = DecodeRole._offer
+
+    def mutated(self, now):
+        self.scheduler.pending.reverse()
+        offer(self, now)
+        self.scheduler.pending.reverse()
+
+    patch.setattr(DecodeRole, "_offer", mutated)
+
+
+@mutation
+def what_has_arrived_waits_for_an_idle_engine(patch: Patch) -> None:
+    join = DecodeRole._join
+    patch.setattr(DecodeRole, "_join", lambda self: None if self.scheduler.num_running else join(self))
+
+
+@mutation
+def one_row_of_those_that_may_run_stays_empty(patch: Patch) -> None:
+    join = DecodeRole._join
+
+    def mutated(self):
+        if self.scheduler.num_running + 1 < self.scheduler.config.max_running_requests or not self.scheduler.running:
+            join(self)
+
+    patch.setattr(DecodeRole, "_join", mutated)
+
+
+@mutation
+def a_room_stays_in_use_behind_its_request(patch: Patch) -> None:
+    ended = Role.ended
+
+    def mutated(self, req, failure):
+        rooms = dict(self._rooms)
+        ended(self, req, failure)
+        self._rooms = rooms
+
+    patch.setattr(Role, "ended", mutated)
+
+
+@mutation
+def more_is_reserved_than_any_request_may_need(patch: Patch) -> None:
+    ahead = decode_role.footprint_ahead
+
+    def longer(kv, most, reserved, page_size, has=0):
+        return ahead(kv, np.asarray(most) + 4 * page_size, 1 << 20, page_size, has)
+
+    patch.setattr(decode_role, "footprint_ahead", longer)
+
+
+@mutation
+def prefill_computes_for_an_offer_that_was_withdrawn(patch: Patch) -> None:
+    match = PrefillRole._match
+
+    def mutated(self, offered, req):
+        match(self, replace(offered, declined=None), req)
+
+    patch.setattr(PrefillRole, "_match", mutated)
+
+
+if __name__ == "__main__":
+    sys.exit(CAUSES.report(1500))
