@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from forebay.base.errors import ConfigError, ForebayError
 from forebay.base.log import setup_logging
+from forebay.config import sampling
 from forebay.config.flag import AUTO, Flag, Value
 from forebay.config.server_args import BY_NAME, LIMITS, LOGGING, MODEL, SERVER_GROUPS
-from forebay.config.sources import Once, add_flags, refuse_unknown
+from forebay.config.sources import Once, add_accepted, add_flags, refuse_unknown
 
 if TYPE_CHECKING:  # words are read at once, and what they come to is another matter
     from forebay.config.engine_config import Config, ServerConfig
@@ -130,8 +131,12 @@ class Parser:
     def server_flags(self) -> None:
         """Add those of HTTP alone, for a command that has no cache and reads no prompts."""
         names = {flag.name for flag in BY_NAME.values() if flag.group in SERVER_GROUPS}
-        names -= {"cache_isolation", "keep_volatile_headers"}
+        names -= {"cache_isolation", "keep_volatile_headers", *(flag.name for flag in sampling.FLAGS)}
         self._add_flags(flag for flag in BY_NAME.values() if flag.name in (*names, "log_level"))
+
+    def accept_foreign(self) -> None:
+        """Accept options of other engines that change nothing here, each with a note."""
+        add_accepted(self._parser)
 
     def _add_flags(self, flags: Iterable[Flag]) -> None:
         self._flags = tuple(flags)
@@ -148,6 +153,8 @@ class Parser:
                 raise SystemExit(0)
         namespace, rest = self._parse(words)
         refuse_unknown(rest, self._parser.known_options())
+        for line in getattr(namespace, "accepted", ()):
+            note(line)
         flags = {flag.name: getattr(namespace, flag.name) for flag in self._flags if hasattr(namespace, flag.name)}
         self._take_positional(namespace, flags)
         spelled = getattr(namespace, "spelled", {})

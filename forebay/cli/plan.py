@@ -121,6 +121,7 @@ def run(words: Sequence[str]) -> int:
     )
     parser.option("--json", action="store_true", help="for programs")
     parser.engine_flags(server=False, model_is_positional=True)
+    parser.accept_foreign()
     parsed = parser.parse(words)
     memory = _memory(parsed.own.memory)
     if (num := parsed.own.concurrency) is not None:

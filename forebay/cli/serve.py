@@ -22,6 +22,11 @@ def run(words: Sequence[str]) -> int:
 
 
 def parse(words: Sequence[str]) -> Parsed:
+    return make_parser().parse(words)
+
+
+def make_parser() -> Parser:
     parser = Parser("serve", "Serve a model over HTTP; without MODEL the embedded one.", "[MODEL] [options]")
     parser.engine_flags(server=True, model_is_positional=True)
-    return parser.parse(words)
+    parser.accept_foreign()
+    return parser

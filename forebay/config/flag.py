@@ -106,7 +106,8 @@ class Flag:
     """One setting. `name` is its key in TOML and for library callers; everything else is generated from it.
 
     `low` and `high` are inclusive. `aliases` are other projects' spellings, taken and not advertised; `also_auto` what
-    these write for "auto"; `absent` are values that the field knows and we do not have, with the line that says so.
+    these write for "auto", `synonyms` what they write for other values; `absent` are values that the field knows and we
+    do not have, with the line that says so.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Flag:
     aliases: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     also_auto: tuple[str, ...] = ()
+    synonyms: Mapping[str, str] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
     low: float | None = None
     high: float | None = None
@@ -151,7 +153,7 @@ class Flag:
         if automatic and isinstance(raw, str) and raw.strip() in ("auto", *self.also_auto):
             return AUTO
         try:
-            value = self.kind.parse(raw) if isinstance(raw, str) else self._typed(raw)
+            value = self.kind.parse(self.synonyms.get(raw, raw)) if isinstance(raw, str) else self._typed(raw)
             self._check(value)
         except ConfigError as error:
             raise ConfigError(f"{origin}: {error.message}") from None

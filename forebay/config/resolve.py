@@ -13,7 +13,7 @@ from forebay.base.log import event, get_logger
 from forebay.base.paths import cache_folder
 from forebay.base.units import ceil_div, human_bytes
 from forebay.base.variants import PREBUILT, cpu_flags
-from forebay.config import disaggregation, kinds, machine, speculation
+from forebay.config import disaggregation, kinds, machine, sampling, speculation
 from forebay.config.engine_config import (
     CacheIsolation,
     CacheTypes,
@@ -38,7 +38,6 @@ from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig
-from forebay.families.sampling import NEUTRAL
 from forebay.formats.quantization import Quantization
 from forebay.formats.store import find_model, model_title
 from forebay.formats.weight_shapes import WeightShapes
@@ -123,7 +122,7 @@ def resolve(
             api_keys=keys[0],
             admin_api_keys=keys[1],
             chat_template=_read_template(settled.get("chat_template")),
-            sampling=facts.model.sampling if settled["sampling_defaults"] == "model" else NEUTRAL,
+            sampling=sampling.defaults(settled, facts.model.sampling),
         ),
         settings=tuple(_setting(flag.name, given, settled, reasons) for flag in FLAGS),
     )

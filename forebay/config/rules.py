@@ -11,7 +11,7 @@ from typing import Final
 from forebay.base.toolchain import find_compiler
 from forebay.base.units import human_bytes
 from forebay.base.variants import AMX, VARIANTS, variants_for
-from forebay.config import disaggregation, kinds, speculation
+from forebay.config import disaggregation, kinds, sampling, speculation
 from forebay.config.engine_config import CacheIsolation, KernelBackend, SpeculativeAlgorithm
 from forebay.config.flag import Decision, Settled
 from forebay.config.gpu import GpuMemory, limits_for
@@ -239,6 +239,7 @@ OPTIONAL: Final = {
     "revision": "main, of models of the hub",
     "max_total_tokens": "what the memory holds",
     **kinds.OPTIONAL,
+    **sampling.OPTIONAL,
     **speculation.OPTIONAL,
     **disaggregation.OPTIONAL,
     "api_key": "none: only this machine can connect",

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.config import disaggregation, kinds, speculation
-from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUANTIZATIONS
+from forebay.config import disaggregation, kinds, sampling, speculation
+from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUANTIZATIONS, KV_DTYPE_SYNONYMS
 from forebay.config.engine_config import CacheIsolation, EvictionPolicy, KernelBackend, Ledger, SchedulePolicy
 from forebay.config.flag import BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag, in_group
 from forebay.families.embedding import POOLINGS
@@ -27,7 +27,7 @@ HTTP: Final = "http"
 SECURITY: Final = "security"
 LIMITS: Final = "limits of the http server"
 LOGGING: Final = "logging and checks"
-SERVER_GROUPS: Final = (HTTP, SECURITY, LIMITS)  # an engine without a server has no use for these
+SERVER_GROUPS: Final = (HTTP, SECURITY, LIMITS, sampling.GROUP)  # an engine without a server has no use for these
 
 _MODEL: Final = in_group(
     MODEL,
@@ -127,7 +127,9 @@ _MEMORY: Final = in_group(
         "kv_cache_dtype",
         TEXT,
         "type of keys and values, not larger than --dtype; int8 has a scale per token and head",
+        aliases=("--cache-type-k", "-ctk", "--cache-type-v", "-ctv"),
         choices=("bfloat16", "float32", "int8"),
+        synonyms=KV_DTYPE_SYNONYMS,
         absent=ABSENT_KV_DTYPES,
     ),
 )
@@ -200,7 +202,7 @@ _SCHEDULING: Final = in_group(
         SECONDS,
         "longest life of a request",
         default=600.0,
-        aliases=("--timeout",),
+        aliases=("--timeout", "-to"),
         low=0.01,
     ),
     Flag("stall_timeout", SECONDS, "longest time of a running request without a token", default=60.0, low=0.01),
@@ -372,6 +374,7 @@ FLAGS: Final = (
     *_SCHEDULING,
     *speculation.FLAGS,
     *_CACHE,
+    *sampling.FLAGS,
     *disaggregation.FLAGS,
     *_HTTP,
     *_SECURITY,

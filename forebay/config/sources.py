@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from forebay.base.errors import ConfigError
 from forebay.base.fault import FAULT_VARIABLES
-from forebay.config.elsewhere import as_key, why_absent
+from forebay.config.elsewhere import ABSENT, ACCEPTED, Accepted, as_key, why_absent
 from forebay.config.flag import AUTO, BOOL, SECRET, Auto, Flag, Value
 from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS, SERVER_GROUPS
 
@@ -43,6 +43,37 @@ def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag] = FLAGS) ->
             parser.add_argument(*flag.options, dest=flag.name, action=Once, nargs="?", const="true")
         else:
             parser.add_argument(*flag.options, dest=flag.name, action=Once, metavar=flag.metavar)
+
+
+def add_accepted(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of other engines that change nothing here. The namespace gets a line for each in
+    `accepted`."""
+    for accepted in ACCEPTED.values():
+        count = {"nargs": "?" if accepted.optional else None} if accepted.takes_value else {"nargs": 0}
+        parser.add_argument(accepted.option, action=_Accept, accepted=accepted, dest="accepted", metavar="X", **count)
+
+
+class _Accept(argparse.Action):
+    """Keeps the line of an accepted option. Raises ConfigError for a value that asks for something else."""
+
+    def __init__(self, *, accepted: Accepted, **options: Any) -> None:
+        super().__init__(**{**options, "default": argparse.SUPPRESS})
+        self._accepted = accepted
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        value = values if isinstance(values, str) else None
+        written = self._accepted.option if value is None else f"{self._accepted.option} {value}"
+        if not self._accepted.accepts(value):
+            why = ABSENT.get(as_key(self._accepted.option), self._accepted.line)
+            raise ConfigError(f"{written} asks for what is not here: {why}")
+        line = f"{written} changes nothing: {self._accepted.line}"
+        namespace.accepted = (*getattr(namespace, "accepted", ()), line)
 
 
 class Once(argparse.Action):
@@ -164,8 +195,16 @@ def refuse_unknown(arguments: Sequence[str], options: Sequence[str]) -> None:
         if argument.startswith("-"):
             name = argument.partition("=")[0]
             known = {option for option in options if as_key(option) not in _BY_ALIAS}
-            why = why_absent(name)
+            why = why_absent(name) or _why_elsewhere(name)
             hint = f": {why}" if why else did_you_mean(name, known, set(options) - known)
             raise ConfigError(f"there is no flag {name}{hint}")
     if arguments:
         raise ConfigError(f"unexpected argument {arguments[0]!r}")
+
+
+def _why_elsewhere(option: str) -> str:
+    """The line about an option that other commands have; empty for all others."""
+    flag = next((flag for flag in FLAGS if option in flag.options), None)
+    return (
+        "" if flag is None else f"it is a setting of {'forebay serve' if flag.group in SERVER_GROUPS else 'an engine'}"
+    )

@@ -18,6 +18,17 @@ def aliases() -> str:
     return table(("there", "here", "about"), sorted(rows, key=lambda row: row[0].strip("`-").lower()))
 
 
+def accepted_flags() -> str:
+    """Options that change nothing here, each with the line of its note."""
+    lines = {_spelled(accepted): accepted.line for accepted in elsewhere.ACCEPTED.values()}
+    return table(("option", "why it changes nothing"), _by_line(lines))
+
+
+def _spelled(accepted: elsewhere.Accepted) -> str:
+    """The option with the values that are accepted, if not all are."""
+    return f"{accepted.option} {','.join(accepted.values)}" if accepted.values else accepted.option
+
+
 def absent_flags() -> str:
     """Options and values, each with the line that the command line says."""
     tables = [

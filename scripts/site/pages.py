@@ -20,6 +20,7 @@ MADE: Final[Mapping[str, Callable[[], str]]] = {
     "flags": flags.page,
     "aliases": elsewhere.aliases,
     "absent": elsewhere.absent_flags,
+    "accepted": elsewhere.accepted_flags,
     "fields": elsewhere.fields,
     "commands": elsewhere.commands,
     "routes": api.page,

@@ -123,7 +123,7 @@ def test_what_the_field_has_and_we_have_not_is_said_in_every_place(key: str, tmp
         from_file(file)
 
 
-@pytest.mark.parametrize("option", ["--stream-interval", "--api-server-count", "--max-lora-rank"])
+@pytest.mark.parametrize("option", ["--frobnicate", "--wide-mode", "--api-clients"])
 def test_there_is_no_guess_where_nothing_is_near(option: str) -> None:
     with pytest.raises(ConfigError) as caught:
         refuse_unknown([option], OPTIONS)

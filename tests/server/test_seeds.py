@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from forebay.families.sampling import SamplingDefaults
 from tests.server.conftest import Running
 
 Launch = Callable[..., Running]
@@ -34,3 +35,10 @@ def test_a_seed_repeats_its_choices_and_they_differ_from_each_other(shared: Runn
     assert first == seeds(shared, seed=seed)
     assert first[:2] == first[2:]  # a prompt's choices, whatever prompts are asked beside it
     assert len(set(first)) == 2
+
+
+def test_operators_seed_is_the_seed_of_requests_that_say_none(launch: Launch) -> None:
+    server = launch(sampling=SamplingDefaults({"seed": 7}, "the test"))
+    assert seeds(server) == seeds(server) == seeds(server, seed=7)
+    assert seeds(server, seed=8) != seeds(server)
+    assert seeds(server, seed=-1) != seeds(server, seed=-1)

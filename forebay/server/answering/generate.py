@@ -15,7 +15,7 @@ from starlette.responses import Response
 from forebay.base.errors import ForebayError, InvalidRequest, RequestError
 from forebay.base.log import event, get_logger
 from forebay.engine.choice import Prompt
-from forebay.requests.sampling_params import RANDOM_SEED, SamplingParams, check_token_ids
+from forebay.requests.sampling_params import SamplingParams, check_token_ids
 from forebay.server.answering.calling import check_answerable, reading_of
 from forebay.server.answering.delivery import EventStream, EventWriter, collect
 from forebay.server.answering.enforcing import enforced_grammar
@@ -251,7 +251,7 @@ def _order(
         namespace=server.isolation.namespace(context.tenant, body.session),
         author=server.isolation.author(context.tenant, body.session),
         halves=halves,
-        seed=RANDOM_SEED if body.seed is None else body.seed,
+        seed=server.sampling.seed if body.seed is None else body.seed,
     )
 
 
