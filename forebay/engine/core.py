@@ -124,7 +124,11 @@ class EngineCore:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, waits or is in flight, and no transfer is waited for."""
+        """Nothing runs, waits, is in flight or is being flushed, and no transfer is waited for."""
+        return self._without_requests and not self.scheduler.flushing
+
+    @property
+    def _without_requests(self) -> bool:
         return not self._in_flight and self.scheduler.idle and not self.sleeper.draining
 
     @property
@@ -134,7 +138,7 @@ class EngineCore:
 
     def step_age_s(self) -> float:
         """Seconds since a step last completed, 0 when there is nothing to do, or nothing is done. For any thread."""
-        if self.idle or self.sleeper.resting:
+        if self._without_requests or self.sleeper.resting:
             return 0.0
         return self._clock() - max(self.stats.last_step_at, self.sleeper.loaded_at)
 
@@ -146,7 +150,7 @@ class EngineCore:
             wanted.params.check(self._vocab_size)  # every id that will index something, whoever sent it
             check_token_ids("prompt", wanted.prompt_token_ids, self._vocab_size)
             now = self._clock()
-            if self.idle:
+            if self._without_requests:
                 self.stats.last_step_at = now  # the time without work is no delay
             request = Request(
                 wanted.request_id,
@@ -222,6 +226,7 @@ class EngineCore:
     def _turn(self) -> None:
         self._hear()
         now = self._clock()
+        flushing = self.scheduler.go_on_flushing()
         fault.point("engine.plan")
         num_running = len(self.scheduler.running)
         width = self._widths.width(num_running) if self._widths and num_running else 1
@@ -239,7 +244,8 @@ class EngineCore:
             self.sleeper.settle(now)
             if not self.sleeper.away:
                 self.stats.last_step_at = self._clock()  # what memory takes is no step's time
-        self._progressed = plan is not None or bool(self._in_flight) or bool(self.scheduler.news)
+        told = bool(self.scheduler.news) or self.scheduler.handoff.has_orders
+        self._progressed = plan is not None or bool(self._in_flight) or told or flushing
         self.stats.busy_s += self._clock() - now
 
     def _launch(self, plan: StepPlan, width: int) -> None:

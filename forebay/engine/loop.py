@@ -69,6 +69,7 @@ class EngineLoop:
         self._phase: str = core.sleeper.phase  # that was told
         self._idle_work = True
         self._turn_began: float | None = None  # None while it waits for frames
+        self._flushes: list[int] = []  # serials of those who wait for their end
         self._shutdown = False
 
     def run(self) -> None:
@@ -100,6 +101,10 @@ class EngineLoop:
                 self._idle_work = self._core.in_idle_time()
         if updates:
             self._send(updates)
+        if self._flushes and not self._core.scheduler.flushing:
+            serials, self._flushes = self._flushes, []
+            for serial in serials:
+                self._send_state(serial)
         for serial, failure in self._core.sleeper.take_answers():
             self._send_state(serial, failure)
         for serial, found in self._core.exchange.checks.take_answers() if self._core.exchange else ():
@@ -166,7 +171,7 @@ class EngineLoop:
                 return self._core.abort(frame.request_id)
             case FlushCache():
                 self._core.scheduler.flush_cache()
-                self._send_state(frame.serial)
+                self._flushes.append(frame.serial)
             case GetState():
                 self._send_state(frame.serial)
             case GetTree():

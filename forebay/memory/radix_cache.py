@@ -8,13 +8,14 @@ them under a pin. A hit ends where every kind can be resumed.
 
 from __future__ import annotations
 
-import heapq
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
+from sortedcontainers import SortedList
 
 from forebay.config.engine_config import EvictionPolicy
 from forebay.memory.kinds.kind import Kind
@@ -24,6 +25,7 @@ from forebay.memory.radix_node import NO_NODE, OPERATOR, Adoption, Match, Node, 
 from forebay.memory.slots import CACHE, NO_IDS, Holder, Ids, Slots
 
 _MAX_TOMBSTONES: Final = 64  # first pages of evicted children a node remembers, so that a miss can say "evicted"
+_LEAVES_PER_SLICE: Final = 64  # of a flush: about 0.5 ms
 _MAX_RELEASED: Final = 4096  # the same where all go at once
 _MAX_EMPTY_ROOTS: Final = 256  # namespaces come from clients: only so many are remembered for their tombstones alone
 
@@ -56,8 +58,10 @@ class RadixCache(RadixIndex):
         self._cuts_leaves = not any(kind.at_ends for kind in kinds)
         self._order = _EVICTION_ORDER[policy]
         self.clock = 0
-        self._heap: list[Any] = []  # (useful, order, stamp, node)
+        self._leaves = SortedList()  # unpinned leaves as (useful, order, stamp, node), the next to evict first
         self._stamps = 0
+        self._num_to_flush = 0
+        self._flushes = False
         self.num_pages = 0
         self.num_evictable = 0
         self.num_evicted_pages = 0
@@ -129,17 +133,14 @@ class RadixCache(RadixIndex):
 
     # -- evicting -------------------------------------------------------------------------------------------------
 
-    def evict(self, num_pages: int, why: MissReason = MissReason.EVICTED) -> int:
+    def evict(self, num_pages: int, why: MissReason = MissReason.EVICTED, most_leaves: int = sys.maxsize) -> int:
         """Free `num_pages` unpinned pages, or all there are: leaf by leaf in the policy's order, and of the last leaf
-        only its end. Returns how many. They are missed from then on because of `why`."""
+        only its end. It ends early behind `most_leaves` leaves. Returns how many pages. They are missed from then on
+        because of `why`."""
         freed: list[Ids] = []
         missing = num_pages
-        heap = self._heap
-        while missing > 0 and heap:
-            entry = heapq.heappop(heap)
-            node: Node = entry[-1]
-            if node.stamp != entry[-2]:
-                continue
+        while missing > 0 and len(freed) < most_leaves and self._leaves:
+            *_, node = self._leaves[0]
             count = len(node.pages)
             if count > missing and self._cuts_leaves:
                 count = missing
@@ -165,21 +166,47 @@ class RadixCache(RadixIndex):
                 self._offer(node)
 
     def flush(self) -> int:
-        """Evict everything that is not pinned, and forget that it was there, unless it was released; how many pages."""
-        count = self.evict(self.num_pages)
+        """Evict everything that is not pinned now, and forget that it was there, unless it was released; returns how
+        many pages. All at once: `begin_flush` and `go_on_flushing` do it in slices."""
+        count = self.begin_flush()
+        while self.go_on_flushing():
+            pass
+        return count
+
+    def begin_flush(self) -> int:
+        """Begin to drop all pages that are not pinned now; returns how many."""
+        self._num_to_flush = self.num_evictable
+        self._flushes = True
+        return self._num_to_flush
+
+    @property
+    def flushing(self) -> bool:
+        return self._flushes
+
+    def go_on_flushing(self) -> bool:
+        """Evict one slice of what is to be flushed; returns whether there is more."""
+        if not self._flushes:
+            return False
+        count = self.evict(self._num_to_flush, most_leaves=_LEAVES_PER_SLICE)
+        self._num_to_flush -= count
+        if count and self._num_to_flush > 0:
+            return True
+        self._flushes = False
         for root in list(self._roots.values()):
             for node in self._subtree(root):
-                node.tombstones = {first: why for first, why in node.tombstones.items() if why is MissReason.RELEASED}
+                if told := node.tombstones:
+                    node.tombstones = {first: why for first, why in told.items() if why is MissReason.RELEASED}
             self._forget_if_empty(root)
-        return count
+        return False
 
     def clear(self, *, released: bool = False) -> None:
         """Forget everything, pins included; whose slots they were is for the pools' `clear` to forget. Where it was
         `released` it is remembered that it was there."""
         gone = dict(islice(self._roots.items(), _MAX_EMPTY_ROOTS)) if released else {}
         self._roots.clear()
-        self._heap.clear()
-        self.num_pages = self.num_evictable = 0
+        self._leaves.clear()
+        self.num_pages = self.num_evictable = self._num_to_flush = 0
+        self._flushes = False
         self.version += 1
         for kind in self.kinds:
             kind.clear()
@@ -235,7 +262,7 @@ class RadixCache(RadixIndex):
         first = key[: self._page_bytes]
         parent.children[first] = node
         parent.tombstones.pop(first, None)
-        parent.stamp = 0  # no longer a leaf
+        self._withdraw(parent)  # no longer a leaf
         self.num_pages += len(pages)
         self.num_evictable += len(pages)
         return node
@@ -261,7 +288,7 @@ class RadixCache(RadixIndex):
             step.locks += 1
             if step.locks > 1:
                 return
-            step.stamp = 0
+            self._withdraw(step)
             self.num_evictable -= len(step.pages)
             step = step.parent
 
@@ -280,14 +307,18 @@ class RadixCache(RadixIndex):
             step = step.parent
 
     def _offer(self, leaf: Node) -> None:
-        """Make a leaf a candidate for eviction. Entries whose stamp the node no longer carries are void."""
-        self._stamps += 1
-        leaf.stamp = self._stamps
+        """Make a leaf a candidate for eviction."""
         useful = all(kind.is_useful(leaf) for kind in self.kinds)  # what nobody can resume goes first
-        heapq.heappush(self._heap, (useful, self._order(leaf), leaf.stamp, leaf))
-        if len(self._heap) > 64 + 4 * self.num_pages:
-            self._heap = [entry for entry in self._heap if entry[-1].stamp == entry[-2]]
-            heapq.heapify(self._heap)
+        self._stamps += 1
+        self._withdraw(leaf)
+        leaf.rank = (useful, self._order(leaf), self._stamps, leaf)
+        self._leaves.add(leaf.rank)
+
+    def _withdraw(self, node: Node) -> None:
+        """Make it no candidate, if it is one."""
+        if node.rank is not None:
+            self._leaves.remove(node.rank)
+            node.rank = None
 
     def _remove_leaf(self, node: Node, why: MissReason) -> None:
         parent = node.parent
@@ -296,7 +327,7 @@ class RadixCache(RadixIndex):
             kind.removed(node)
         first = node.key[: self._page_bytes]
         del parent.children[first]
-        node.stamp = 0
+        self._withdraw(node)
         told = parent.tombstones
         if len(told) >= (_MAX_RELEASED if why is MissReason.RELEASED else _MAX_TOMBSTONES):
             del told[next(iter(told))]

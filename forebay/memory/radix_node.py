@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class Node:
     last_access: int = 0
     hits: int = 0
     priority: int = 0
-    stamp: int = 0
+    rank: tuple[Any, ...] | None = None  # its place among the leaves that can be evicted
     tombstones: dict[bytes, MissReason] = field(default_factory=dict)
 
 

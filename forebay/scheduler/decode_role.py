@@ -10,15 +10,16 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 import numpy as np
 
 from forebay.base.errors import EngineError, ForebayError, RequestTimeout, Unavailable
+from forebay.base.units import ceil_div
 from forebay.config.engine_config import DisaggregationOptions
 from forebay.memory.holding import footprint, footprint_ahead
 from forebay.memory.req_to_token_pool import DecodeReqToTokenPool
-from forebay.memory.slots import NOBODY, Ids
+from forebay.memory.slots import NOBODY, Ids, as_ids
 from forebay.requests.request import Request, Status, blamed_on
 from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.transfers import (
@@ -36,10 +37,30 @@ from forebay.requests.transfers import (
 from forebay.requests.updates import Failure, FinishReason
 from forebay.scheduler.handoff import ABORTED, ASLEEP, LOST, OpenTicket, Role
 
+HANDOVERS_PER_PLAN: Final = 8
+"""Requests that one plan offers places for, and as many that begin to decode: 50 to 100 us each. More follow in the
+next plans, so that a burst of requests delays no step by more than 2 ms."""
+
 
 @dataclass(slots=True, eq=False)
 class _Receiving(OpenTicket):
     tail: Tail | None = None
+
+
+@dataclass(slots=True)
+class _Demand:
+    """Pages that the requests with memory need: to go on for a while (`soon`); for what is being transferred
+    (`in_transit`); and the most that one of them still needs until its end (`largest`)."""
+
+    soon: int
+    in_transit: int
+    largest: int
+
+    def add(self, soon: int, size: int, rest: int) -> None:
+        """Count one more transfer, of `size` pages, whose request needs `rest` pages behind it until its end."""
+        self.soon += soon
+        self.in_transit += size
+        self.largest = max(self.largest, rest)
 
 
 class DecodeRole(Role):
@@ -101,7 +122,7 @@ class DecodeRole(Role):
     def _join(self) -> None:
         scheduler = self.scheduler
         room = scheduler.config.max_running_requests - scheduler.num_running
-        joining = self._arrived[: max(0, room)]
+        joining = self._arrived[: max(0, min(room, HANDOVERS_PER_PLAN))]
         if not joining:
             return
         rows = cast(DecodeReqToTokenPool, scheduler.held.rows)
@@ -129,47 +150,67 @@ class DecodeRole(Role):
     # -- offering ----------------------------------------------------------------------------------------------------
 
     def _offer(self, now: float) -> None:
-        """Places for the first in rank, as long as there is room and nobody waits who was here before. None while
-        somebody's memory is yet to be copied to the host: steps keep their order, other engines write at any time."""
+        """Offer places for the first in rank, as long as there is room and no request waits that was here before. None
+        are offered while memory of a request is yet to be copied to the host: steps keep their order, other engines
+        write at any time."""
         scheduler = self.scheduler
         if scheduler.is_saving:
             return
-        while scheduler.pending and scheduler.admits and not scheduler.waiting and scheduler.held.rows.available_size():
+        demand: _Demand | None = None
+        for _ in range(HANDOVERS_PER_PLAN):
+            if scheduler.waiting or not (
+                scheduler.pending and scheduler.admits and scheduler.held.rows.available_size()
+            ):
+                return
             req = scheduler.pending[0]
+            demand = demand or self._demand()
             with blamed_on(req):
-                if not self._pre_allocate(req):
+                if not self._pre_allocate(req, demand):
                     return
                 self._order(req, now)
             scheduler.transfer(req)
 
-    def _pre_allocate(self, req: Request) -> bool:
-        """Give the request its places; False where there is no room."""
+    def _pre_allocate(self, req: Request, demand: _Demand) -> bool:
+        """Give the request its places and add it to `demand`; False if there is no room."""
         held, page_size = self.scheduler.held, self.scheduler.config.page_size
         match, pin = held.pin(req, held.match(req))
-        if held.scarce or not self._has_room(req, pin.num_pages):
+        if held.scarce or not self._has_room(req, pin.num_pages, demand):
             held.unpin(pin, match)
             return False
         held.pre_allocate(req, match, pin, footprint(req.num_prompt, page_size, pin.num_pages))
+        size = req.residency.num_pages
+        demand.add(self._pages_soon(req, size), size, footprint(req.max_kv_len, page_size, size))
         return True
 
-    def _has_room(self, req: Request, num_cached: int) -> bool:
-        """Whether there are pages for the request and for what it and all others may soon need; and so many that each
-        of those who run could have all that it may ever need, whatever becomes of transfers."""
+    def _demand(self) -> _Demand:
+        """Sum up what the requests with memory need; once for all offers of a plan."""
         scheduler, held = self.scheduler, self.scheduler.held
         table, page_size, reserved = held.table, held.page_size, self._options.num_reserved_decode_tokens
         rows = np.flatnonzero(table.request_id != NOBODY)
-        others = footprint_ahead(
-            table.kv_bound[rows], table.max_kv_len[rows], reserved, page_size, table.num_pages[rows]
+        soon = footprint_ahead(table.kv_bound[rows], table.max_kv_len[rows], reserved, page_size, table.num_pages[rows])
+        arriving = as_ids([req.residency.row for req in scheduler.transferring])
+        sizes = table.num_pages[arriving]
+        left = sum(len(left.pages) for left in held.deferred if left.ticket)
+        decoding = scheduler.running.req_pool_indices_cpu
+        rests = np.concatenate(
+            [ceil_div(table.max_kv_len[arriving], page_size) - sizes, ceil_div(table.max_kv_len[decoding], page_size)]
         )
-        own = int(footprint_ahead(req.num_prompt, req.max_kv_len, reserved, page_size, num_cached))
-        if own + int(others.sum()) > held.available_pages:
+        return _Demand(int(soon.sum()), int(sizes.sum()) + left, int(rests.max(initial=0)))
+
+    def _pages_soon(self, req: Request, held_pages: int) -> int:
+        """Return the pages that a request with its prompt and `held_pages` pages needs to go on for a while."""
+        reserved, page_size = self._options.num_reserved_decode_tokens, self.scheduler.held.page_size
+        return int(footprint_ahead(req.num_prompt, req.max_kv_len, reserved, page_size, held_pages))
+
+    def _has_room(self, req: Request, num_cached: int, demand: _Demand) -> bool:
+        """Whether there are pages for the request and for what it and all others may soon need; and enough that each
+        of the running requests could have all that it may ever need, whatever becomes of transfers."""
+        held, page_size = self.scheduler.held, self.scheduler.config.page_size
+        if self._pages_soon(req, num_cached) + demand.soon > held.available_pages:
             return False
-        sizes = {other: other.residency.num_pages for other in scheduler.transferring}
-        sizes[req] = footprint(req.num_prompt, page_size)
-        in_transit = sum(sizes.values()) + sum(len(left.pages) for left in held.deferred if left.ticket)
-        needs = [footprint(other.max_kv_len, page_size) - size for other, size in sizes.items()]
-        needs += [footprint(other.max_kv_len, page_size) for other in scheduler.running.reqs]
-        return in_transit + max(needs) <= held.usable_pages
+        size = footprint(req.num_prompt, page_size)
+        largest = max(demand.largest, footprint(req.max_kv_len, page_size) - size)
+        return demand.in_transit + size + largest <= held.usable_pages
 
     def _order(self, req: Request, now: float) -> None:
         (ticket, where), residency = self._ticket(req), req.residency

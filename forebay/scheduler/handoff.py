@@ -196,6 +196,11 @@ class Handoff:
         return orders
 
     @property
+    def has_orders(self) -> bool:
+        """Whether there are orders to take. The plan that wrote them may have stopped before it had written all."""
+        return bool(self._orders)
+
+    @property
     def num_open(self) -> int:
         """Tickets that are not closed."""
         return len(self._tickets)

@@ -25,15 +25,11 @@ from forebay.requests.transfers import (
     Send,
     Sent,
     Tail,
-    Ticket,
-    digest_of,
 )
 from forebay.requests.updates import Failure, FinishReason, Update
+from forebay.scheduler.early_offers import EarlyOffers, Half, half_of, half_wanted, room_of
 from forebay.scheduler.handoff import ABORTED, ASLEEP, LOST, OpenTicket, Role
 from forebay.scheduler.limits import most_requests
-
-_Half = tuple[int, int, bytes]
-"""The number of a room, a prompt's length and its digest."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,9 +46,9 @@ class _Sending(OpenTicket):
 class PrefillRole(Role):
     def __init__(self, options: DisaggregationOptions) -> None:
         super().__init__(options)
-        self._early: dict[Ticket, tuple[Offered, float]] = {}  # and until when they wait for their requests
+        self._early = EarlyOffers()
         self._unheard: set[Request] = set()  # of whose other half nothing has come
-        self._over: dict[_Half, tuple[Failure, float]] = {}  # why such ended, and until when that is remembered
+        self._over: dict[Half, tuple[Failure, float]] = {}  # why such ended, and until when that is remembered
         self._refuses = False  # and decode knows it
 
     def _room(self, rendezvous: Rendezvous) -> object:
@@ -80,21 +76,14 @@ class PrefillRole(Role):
             self.scheduler.enqueue(req)
             return
         self.scheduler.wait_for_the_other_half(req)
-        self._rooms[_rendezvous(req).room] = req
+        self._rooms[room_of(req).room] = req
         self._unheard.add(req)
         if self.scheduler.admits:
             self._find_offer(req)
 
     def _find_offer(self, req: Request) -> None:
-        if offered := self._take_early(req):
+        if offered := self._early.take(half_wanted(req)):
             self._match(offered, req)
-
-    def _take_early(self, req: Request) -> Offered | None:
-        """What came of its other half before it."""
-        found = next((offered for offered, _ in self._early.values() if _is_of(offered, req)), None)
-        if found:
-            del self._early[found.ticket]
-        return found
 
     def _match(self, offered: Offered, req: Request) -> None:
         """The request may run, unless decode's half has ended, or its tokens would be of other weights."""
@@ -120,13 +109,12 @@ class PrefillRole(Role):
             return
         self._unheard.remove(req)
         why = failure or ABORTED
-        if offered := self._take_early(req):
+        if offered := self._early.take(half_wanted(req)):
             self._answer(offered, why)
             return
         if len(self._over) >= most_requests(self.scheduler.config):
             del self._over[next(iter(self._over))]
-        half = _rendezvous(req).room, req.num_prompt, digest_of(req.tokens)
-        self._over[half] = why, req.arrival + 2 * self._options.bootstrap_timeout_s
+        self._over[half_wanted(req)] = why, req.arrival + 2 * self._options.bootstrap_timeout_s
 
     def computed(self, req: Request) -> None:
         if sending := self._sending(req):
@@ -183,16 +171,20 @@ class PrefillRole(Role):
             case Broken() if open_ticket:
                 self._fail(open_ticket, event.failure)
             case Broken() | Closed():
-                self._early.pop(event.ticket, None)
+                self._early.discard(event.ticket)
             case _:
                 pass
 
     def _offered(self, offered: Offered, now: float) -> None:
+        if not 0 <= offered.start < offered.num_tokens:
+            what = f"the offer begins at token {offered.start} of {offered.num_tokens}"
+            self._answer(offered, Failure.of(EngineError(what, code="transfer_lost")))
+            return
         req = self._rooms.get(offered.ticket.room)
         if req not in self._unheard or not _is_of(offered, req):
             req = None
         # Of two requests of one prompt in one room, the half of the first is declined first.
-        over = self._over.pop(_half_of(offered), None) if offered.declined or not req else None
+        over = self._over.pop(half_of(offered), None) if offered.declined or not req else None
         if over:
             self._answer(offered, over[0])
             return
@@ -203,8 +195,8 @@ class PrefillRole(Role):
             self._match(offered, req)
             return
         if len(self._early) >= most_requests(self.scheduler.config):
-            self._turn_down(next(iter(self._early)))
-        self._early[offered.ticket] = offered, now + self._options.bootstrap_timeout_s
+            self._turn_down(self._early.take_oldest())
+        self._early.add(offered, now + self._options.bootstrap_timeout_s)
 
     def _refuse(self, offered: Offered, req: Request | None, why: Failure) -> None:
         self._answer(offered, why)
@@ -212,9 +204,10 @@ class PrefillRole(Role):
             self._unheard.discard(req)
             self.scheduler.finish(req, FinishReason.ERROR, why)
 
-    def _turn_down(self, ticket: Ticket) -> None:
-        offered, _ = self._early.pop(ticket)
-        message = f"no request of that prompt has come to bootstrap_room {ticket.room} of the prefill server"
+    def _turn_down(self, offered: Offered | None) -> None:
+        if offered is None:
+            return
+        message = f"no request of that prompt has come to bootstrap_room {offered.ticket.room} of the prefill server"
         self._answer(offered, Failure.of(RequestTimeout(message, code="bootstrap_timeout")))
 
     def _answer(self, offered: Offered, why: Failure) -> None:
@@ -250,8 +243,8 @@ class PrefillRole(Role):
         return None
 
     def expire(self, now: float) -> None:
-        for ticket in [ticket for ticket, (_, until) in self._early.items() if now > until]:
-            self._turn_down(ticket)
+        for offered in self._early.take_overdue(now):
+            self._turn_down(offered)
         self._over = {half: (why, until) for half, (why, until) in self._over.items() if now <= until}
 
     # -- asleep ------------------------------------------------------------------------------------------------------
@@ -261,7 +254,7 @@ class PrefillRole(Role):
         if self._rests and not self._refuses:
             self._refuses = True
             self._orders.append(Rest(asleep=True))
-            for offered, _ in self._early.values():
+            for offered in self._early:
                 self._refuse(offered, None, ASLEEP)
             self._early.clear()
 
@@ -273,24 +266,11 @@ class PrefillRole(Role):
             self._find_offer(req)
 
 
-def _rendezvous(req: Request) -> Rendezvous:
-    assert req.rendezvous is not None, f"{req} has no room"
-    return req.rendezvous
-
-
 def _other_weights(ours: int, theirs: int) -> Failure:
     what = f"weight_version: prefill has {ours}, decode {theirs}"
     return Failure.of(Unavailable(f"prefill and decode do not fit together: {what}", code="layout_mismatch"))
 
 
-def _half_of(offered: Offered) -> _Half:
-    return offered.ticket.room, offered.num_tokens, offered.digest
-
-
 def _is_of(offered: Offered, req: Request) -> bool:
-    """Whether this is the other half of the request, whose own prompt it has to be."""
-    return (
-        offered.ticket.room == _rendezvous(req).room
-        and 0 <= offered.start < offered.num_tokens == req.num_prompt
-        and offered.digest == digest_of(req.tokens)
-    )
+    """Whether the offer is for this request, whose own prompt it has to name."""
+    return half_of(offered) == half_wanted(req)

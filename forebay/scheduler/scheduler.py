@@ -308,8 +308,20 @@ class Scheduler(Telling):
     # -- looking after itself -------------------------------------------------------------------------------------
 
     def flush_cache(self) -> int:
-        """Drop every prefix that no request holds; how many pages."""
-        return self.held.cache.flush()
+        """Begin to drop every prefix that no request holds, and return how many pages those are. `go_on_flushing`, to
+        be called between steps, does the rest."""
+        count = self.held.cache.begin_flush()
+        self.go_on_flushing()
+        return count
+
+    @property
+    def flushing(self) -> bool:
+        """Whether some of what is to be dropped is still cached."""
+        return self.held.cache.flushing
+
+    def go_on_flushing(self) -> bool:
+        """Drop one slice, which takes less than 1 ms; return whether there is more."""
+        return self.held.cache.go_on_flushing()
 
     def audit(self) -> None:
         """Raise unless everything has exactly one holder (C8). Costs O(pool): for tests and idle moments."""

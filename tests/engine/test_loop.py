@@ -8,6 +8,7 @@ from itertools import starmap
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from forebay.base import fault
@@ -148,6 +149,23 @@ def test_states_answer_the_question_that_was_asked(peer: Peer) -> None:
     assert after.counters["generated_tokens"] == 5
     assert after.counters["engine.steps"] == 5
     assert after.last_step_age_s == 0
+
+
+def test_loop_flush_of_many_leaves_serves_requests_between_its_slices(peer: Peer) -> None:
+    held = peer.core.scheduler.held
+    for i in range(200):
+        key = np.full(4, 500 + i, dtype=np.int32).tobytes()
+        held.cache.insert(key, held.kv.take_ids(1, 1), 1)
+    peer.say(FlushCache(serial=4), add(1, [1, 2, 3], num_tokens=2))
+    frames: list[FromEngine] = []
+    for _ in range(2):
+        assert not any(isinstance(frame, State) and frame.answers == 4 for frame in frames)
+        peer.loop.turn()
+        frames += peer.heard()
+    assert tokens_of(frames, 1) == reference([1, 2, 3], 2), "both steps ran before the flush had ended"
+    assert (peer.core.idle, peer.core.step_age_s()) == (False, 0.0)
+    (state,) = (frame for frame in peer.work() if isinstance(frame, State) and frame.answers == 4)
+    assert state.pools[0].cached == 1, "the page of the request, which came later"
 
 
 def test_a_frame_over_the_cap_is_split(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,6 +238,32 @@ def test_flush_forgets_all_that_is_not_pinned():
     rig.check()
 
 
+def test_radix_cache_flush_of_many_leaves_goes_on_in_slices_and_spares_later_pages():
+    rig = Rig(page_size=1, num_pages=400)
+    for i in range(300):
+        rig.insert(1000 + i)
+    assert rig.cache.begin_flush() == 300
+    num_cached = []
+    while rig.cache.go_on_flushing():
+        num_cached.append(rig.cache.num_pages)
+        rig.insert(2000 + len(num_cached))
+        rig.check()
+    assert num_cached == [236, 173, 110, 47]
+    assert rig.cache.num_pages == 4, "what came after the flush had begun stays"
+    assert [rig.cached(2001 + i) for i in range(4)] == [1] * 4
+    assert not rig.cache.flushing
+    assert not rig.cache.go_on_flushing()
+
+
+def test_radix_cache_clear_ends_a_flush():
+    rig = Rig(page_size=1, num_pages=400)
+    for i in range(300):
+        rig.insert(1000 + i)
+    rig.cache.begin_flush()
+    rig.cache.clear()
+    assert not rig.cache.go_on_flushing()
+
+
 def test_client_chosen_namespaces_leave_nothing_behind_for_ever():
     rig = Rig(page_size=1)
     for i in range(1000):
@@ -246,12 +272,12 @@ def test_client_chosen_namespaces_leave_nothing_behind_for_ever():
     assert len(rig.cache._roots) <= 257
 
 
-def test_the_heap_of_candidates_stays_in_proportion_to_the_cache():
+def test_radix_cache_leaf_pinned_again_and_again_has_one_entry_among_the_leaves():
     rig = Rig(page_size=1)
     rig.insert(1, 2, 3)
     for _ in range(2000):
         rig.cache.unpin(rig.pin(1, 2, 3))
-    assert len(rig.cache._heap) < 200
+    assert len(rig.cache._leaves) == 1
     assert rig.cache.evict(3) == 3
 
 

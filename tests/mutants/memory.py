@@ -377,7 +377,7 @@ MEMORY = (
     Mutant(
         "C19 what is pinned is not evicted",
         "memory/radix_cache.py",
-        "            if node.stamp != entry[-2]:\n                continue\n",
+        "            self._withdraw(step)\n",
         "",
         "memory/test_radix_cache.py::test_a_pinned_leaf_is_not_evicted_although_it_was_next",
     ),

@@ -68,7 +68,17 @@ def test_an_offer_begins_where_decode_has_nothing_and_may_come_before_its_reques
     assert [order.spans["kv"].start for order in half.orders] == [8, 12]
 
 
-@pytest.mark.parametrize("change", [{"digest": b"other"}, {"num_tokens": 11}, {"start": 12}, {"start": -4}])
+@pytest.mark.parametrize("start", [12, 13, -1, -4])
+def test_prefill_role_offer_that_starts_outside_its_prompt_is_refused_at_once(start):
+    """C33"""
+    half = prefill()
+    req = half.meet(list(range(12)))
+    half.hear(Offered(Ticket("d", 5, b"n"), 12, digest_of(req.tokens), start))
+    assert [order.failure.code for order in half.orders] == ["transfer_lost"]
+    assert req.status is Status.PENDING, "the right offer may still arrive"
+
+
+@pytest.mark.parametrize("change", [{"digest": b"other"}, {"num_tokens": 11}])
 def test_an_offer_that_is_not_of_this_prompt_waits_and_is_turned_down(change):
     half = prefill()
     req = half.meet(list(range(12)))

@@ -158,9 +158,11 @@ def a_pinned_leaf_is_evicted(patch: Patch) -> None:
     lock = RadixCache._lock
 
     def mutated(self, node):
-        stamp = node.stamp
+        rank = node.rank
         lock(self, node)
-        node.stamp = stamp
+        if rank is not None:
+            node.rank = rank
+            self._leaves.add(rank)
 
     patch.setattr(RadixCache, "_lock", mutated)
 

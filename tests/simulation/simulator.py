@@ -199,6 +199,7 @@ class Simulation:
             self._abort_somebody()
         if rng.random() < faults.flush:
             self.scheduler.flush_cache()
+        self.scheduler.go_on_flushing()
         windows = windows_of(self.scheduler.held)
         if windows and rng.random() < faults.windows_lost:
             windows.evict(windows.num_cached)
