@@ -26,7 +26,7 @@ from forebay.requests.transfers import (
     digest_of,
 )
 from forebay.requests.updates import Failure, FinishReason, Update
-from forebay.scheduler.handoff import ABORTED, ASLEEP
+from forebay.scheduler.handoff import ABORTED, ASLEEP, LOST
 from tests.simulation.liveness import require
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class Causes:
         self._untold: dict[int, Part] = {}  # ended, and the peer has to be told in the same call
         self.is_altered: Callable[[Ticket], bool] = lambda ticket: False
         self.expires = False  # an `expire` is under way: `Liveness` checks exactly who may end
+        self.cleared = False  # the ledgers were damaged and are cleared: decode gives up its open transfers
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -162,6 +163,8 @@ class Causes:
         reported = part is not None and part.reports(failure)
         if not reported and failure == ASLEEP:
             reported = not self._scheduler.admits
+        if not reported and self._decodes and self.cleared and part and failure == LOST:
+            reported = part.settled = True  # the request goes on here
         if not reported and not self._decodes:
             reported = self._refuses(order.ticket, part, failure)
         require(reported, f"the peer is told {failure} of {order.ticket}, and {part} is not the cause")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from random import Random
@@ -17,7 +18,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from forebay.base.errors import InvalidRequest, Overloaded, RequestTooLarge, Unavailable
+from forebay.base.errors import EngineError, InvalidRequest, Overloaded, RequestTooLarge, Unavailable
 from forebay.config.engine_config import (
     DisaggregationMode,
     DisaggregationOptions,
@@ -28,17 +29,18 @@ from forebay.config.engine_config import (
 from forebay.memory import anchors
 from forebay.memory.kinds.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
-from forebay.memory.slots import Slots
+from forebay.memory.slots import FREE, Slots
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.transfers import Closed, Event, Offer, Rendezvous, Tail, Ticket
 from forebay.requests.updates import Failure, Update
-from forebay.scheduler import admission
+from forebay.scheduler import admission, recovery
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.prefill_role import PrefillRole
 from tests.simulation.causes import INJECTED, Causes
 from tests.simulation.command_line import command_line
+from tests.simulation.hash_runner import StepFailed
 from tests.simulation.hashing import salt_of
 from tests.simulation.liveness import require
 from tests.simulation.oracles import Oracles, Tracked
@@ -59,6 +61,7 @@ from tests.simulation.workload import (
 BOOTSTRAP_S: Final = 1.0
 LEASE_S: Final = 2.0
 HOST, PORT = "prefill", 8998
+_NO_REQUEST: Final = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,6 +267,30 @@ class Half(Simulation):
         super().expire()
         self.causes.expires = False
 
+    def recover(self, rng: Random) -> None:
+        """Something fails between two steps; sometimes the ledgers are wrong, too."""
+        scheduler, kv = self.scheduler, self.scheduler.held.kv
+        free = np.flatnonzero(kv.owner == FREE)
+        self.causes.cleared = len(free) > 0 and rng.random() < 0.5
+        if self.causes.cleared:
+            kv.owner[free[0]] = _NO_REQUEST
+            self.oracles.num_damaged += 1
+            self.oracles.liveness.cleared()
+        while self.flights:
+            with suppress(StepFailed):
+                self.flights.popleft()[1].result(fails=True)
+        known = [*scheduler.requests.values()] if rng.random() < 0.5 else []
+        culprit = rng.choice(known) if known else None
+        runs = [*scheduler.running.reqs, *scheduler.extending]
+        for req in [culprit] if culprit else runs if len(runs) == 1 else []:
+            self._of(req.id, "may_fail")
+        with patch.object(recovery, "log"):
+            scheduler.recover(EngineError(INJECTED), culprit)
+        self._heard(scheduler.take_news())
+        self._send_orders()
+        self.causes.cleared = False
+        self.oracles.check()
+
     def tick(self) -> bool:
         done = super().tick()
         self._send_orders()
@@ -295,6 +322,7 @@ class Pair:
         self.num_pairs = self.num_whole = self.num_pooled = self.num_checks = 0
         # What has no other half, and how likely it is.
         self.others, self.pooled, self.checks, self.alone = Random(0), 0.0, 0.0, 0.05
+        self.recovers = 0.0
         self.now = 0.0
 
     def arrive(self) -> None:
@@ -373,6 +401,8 @@ class Pair:
 
     def _check(self, half: Half) -> None:
         rng = self.others
+        if rng.random() < self.recovers:
+            half.recover(rng)
         if rng.random() < self.checks:
             ticket = Ticket("check", 0, rng.getrandbits(128).to_bytes(16, "little"))
             self.num_checks += half.set_aside(ticket, rng.randint(1, 40))
@@ -403,7 +433,7 @@ class Pair:
 
     def drain(self) -> None:
         """Faults and arrivals have stopped: both sides must come to rest, with nothing left anywhere."""
-        self.wire.faults, self.checks = WireFaults(), 0.0
+        self.wire.faults, self.checks, self.recovers = WireFaults(), 0.0, 0.0
         for half in (self.prefill, self.decode):
             half.faults, half.scheduler.every = Faults(expire=1.0), 0
         limit = self._limit()
@@ -467,6 +497,7 @@ def random_pair(seed: int, pair: type[Pair] = Pair, half: type[Half] = Half, res
     made.others = Random(f"{seed} others")
     made.pooled, made.checks = made.others.choice([0.0, 0.0, 0.4]), made.others.choice([0.0, 0.0, 0.05])
     made.alone = made.others.choice([0.05, 0.05, 0.5])
+    made.recovers = 0.0 if calm else made.others.choice([0.0, 0.01, 0.05])
     return made
 
 

@@ -18,6 +18,7 @@ from forebay.scheduler import decode_role
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.handoff import ABORTED, LOST, Handoff, Role
 from forebay.scheduler.prefill_role import PrefillRole
+from forebay.scheduler.queues import Queues
 from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.pair import run_pair
 
@@ -195,6 +196,28 @@ def more_is_reserved_than_any_request_may_need(patch: Patch) -> None:
         return ahead(kv, np.asarray(most) + 4 * page_size, 1 << 20, page_size, has)
 
     patch.setattr(decode_role, "footprint_ahead", longer)
+
+
+@mutation
+def what_was_offered_is_free_once_damaged_ledgers_are_cleared(patch: Patch) -> None:
+    patch.setattr(Handoff, "left", lambda self: None)
+
+
+@mutation
+def transfers_go_on_to_requests_whose_places_were_cleared(patch: Patch) -> None:
+    start_over = DecodeRole.start_over
+    patch.setattr(DecodeRole, "start_over", lambda self, *, cleared: start_over(self, cleared=False))
+
+
+@mutation
+def a_recovery_forgets_the_other_requests(patch: Patch) -> None:
+    everybody_waits = Queues.everybody_waits
+
+    def mutated(self, *, cleared):
+        everybody_waits(self, cleared=cleared)
+        self.waiting = self.waiting[:1]
+
+    patch.setattr(Queues, "everybody_waits", mutated)
 
 
 @mutation

@@ -68,6 +68,11 @@ class PairLiveness(Liveness):
             if req.id in extended and not self._options.is_decode:
                 self._times[req.id].progress = self._leases[req.id] = now
 
+    def cleared(self) -> None:
+        """Decode waits for no transfer any more."""
+        if self._options.is_decode:
+            self._leases.clear()
+
     def went_on(self, now: float) -> None:
         """The time for which a request waited for an engine that slept is no delay."""
         for req in self._scheduler.waiting:
