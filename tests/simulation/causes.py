@@ -18,6 +18,7 @@ from forebay.requests.transfers import (
     Closed,
     Decline,
     Event,
+    Offer,
     Offered,
     Order,
     Sent,
@@ -44,6 +45,7 @@ class Part:
     request_id: int
     prompt: _Prompt
     causes: list[Failure] = field(default_factory=list)
+    offered: bool = False  # by decode
     settled: bool = False  # its transfer came to its end: what breaks later is of no interest
     finish: FinishReason | None = None
     failure: Failure | None = None
@@ -88,6 +90,13 @@ class Causes:
         for heard in self._offers.values():
             if _prompt_of(heard.offered) == prompt:
                 self._offer_causes(part, heard.offered)
+
+    def damaged(self) -> None:
+        """The ledgers are damaged, and are about to be cleared: what decode has offered is withdrawn."""
+        self.cleared = True
+        for part in self._parts.values():
+            if part.offered and not part.settled and part.finish is None:
+                self._untold[part.request_id] = part
 
     def explain(self, request_id: int, failure: Failure) -> bool:
         """Whether something in this run explains that the request ends with `failure`."""
@@ -155,6 +164,8 @@ class Causes:
 
     def ordered(self, order: Order) -> None:
         """What the engine tells its peer of a failure must be so."""
+        if isinstance(order, Offer):
+            self._of_nonce[order.ticket.nonce].offered = True
         if not isinstance(order, Withdraw | Decline):
             return
         part, failure = self._of(order.ticket), order.failure

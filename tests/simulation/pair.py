@@ -271,8 +271,8 @@ class Half(Simulation):
         """Something fails between two steps; sometimes the ledgers are wrong, too."""
         scheduler, kv = self.scheduler, self.scheduler.held.kv
         free = np.flatnonzero(kv.owner == FREE)
-        self.causes.cleared = len(free) > 0 and rng.random() < 0.5
-        if self.causes.cleared:
+        if len(free) > 0 and rng.random() < 0.5:
+            self.causes.damaged()
             kv.owner[free[0]] = _NO_REQUEST
             self.oracles.num_damaged += 1
             self.oracles.liveness.cleared()
