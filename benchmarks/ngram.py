@@ -45,6 +45,8 @@ Stream = tuple[list[int], list[int]]  # prompt and output
 
 
 class Proposer(Protocol):
+    def begin_step(self, num_requests: int) -> None: ...
+
     def propose(self, req: Request, most: int) -> Sequence[int]: ...
 
     def ended(self, req: Request) -> None: ...
@@ -56,6 +58,9 @@ class Longest:
     def __init__(self) -> None:
         self._behind: list[dict[bytes, int]] = [{} for _ in range(DEPTH + 1)]
         self._num_read = self._place = self._length = 0
+
+    def begin_step(self, num_requests: int) -> None:
+        pass
 
     def propose(self, req: Request, most: int) -> Sequence[int]:
         for end in range(self._num_read + 1, len(req.tokens) + 1):
@@ -106,6 +111,7 @@ def play(stream: Stream, proposer: Proposer, width: int, number: int) -> array[i
     req.tokens.append(output[0])
     place, steps, guessed, right = 1, 0, 0, 0
     while place < len(output):
+        proposer.begin_step(1)
         guesses = proposer.propose(req, min(width - 1, len(output) - place - 1)) if place < len(output) - 1 else ()
         accepted = next((i for i, token in enumerate(guesses) if token != output[place + i]), len(guesses))
         req.tokens.extend(output[place : place + accepted + 1])

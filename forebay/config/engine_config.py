@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 from forebay.families.sampling import NEUTRAL, SamplingDefaults
 from forebay.formats.quantization import Quantization
+
+MAX_PAGE_SIZE: Final = 1024  # tokens
 
 
 class Ledger(StrEnum):
@@ -185,7 +188,7 @@ class SpeculationOptions:
     num_draft_tokens: int = 1
     draft_model_path: str | None = None  # of EAGLE, EAGLE3, FROZEN_KV_MTP and STANDALONE
     ngram_max_trie_depth: int = 18  # tokens: the longest match, and the most that one is trusted for
-    ngram_capacity: int = 1 << 18  # tokens of recent outputs in all namespaces together; 40 MB at most
+    ngram_capacity: int = 1 << 18  # tokens of recent outputs in all namespaces together; 36 bytes each
 
     @property
     def by_own_head(self) -> bool:

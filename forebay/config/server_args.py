@@ -9,7 +9,14 @@ from typing import Final
 
 from forebay.config import disaggregation, kinds, sampling, speculation
 from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUANTIZATIONS, KV_DTYPE_SYNONYMS
-from forebay.config.engine_config import CacheIsolation, EvictionPolicy, KernelBackend, Ledger, SchedulePolicy
+from forebay.config.engine_config import (
+    MAX_PAGE_SIZE,
+    CacheIsolation,
+    EvictionPolicy,
+    KernelBackend,
+    Ledger,
+    SchedulePolicy,
+)
 from forebay.config.flag import BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag, in_group
 from forebay.families.embedding import POOLINGS
 from forebay.formats.quantization import Quantization
@@ -105,7 +112,9 @@ _MEMORY: Final = in_group(
         low=1 << 16,
     ),
     Flag("max_total_tokens", COUNT, "most tokens in the KV cache, whatever the memory allows", low=16, high=MAX_TOKENS),
-    Flag("page_size", COUNT, "tokens in one page of the KV cache", aliases=("--block-size",), low=1, high=1024),
+    Flag(
+        "page_size", COUNT, "tokens in one page of the KV cache", aliases=("--block-size",), low=1, high=MAX_PAGE_SIZE
+    ),
     Flag("device", TEXT, "where the model runs", choices=("cpu", "cuda")),
     Flag("num_threads", COUNT, "threads that compute", aliases=("--threads", "-t"), low=1, high=1024),
     Flag(

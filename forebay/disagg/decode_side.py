@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import Final
 
 from forebay.base.log import event, get_logger
@@ -209,7 +210,7 @@ class DecodeSide:
         peer = self._peers[session.address]
         match frame:
             case frames.Chunk():
-                self._desk.mover.submit(mover.Check(frame))
+                self._desk.mover.submit(mover.Check(session.epoch, frame))
             case frames.Beat(held):
                 for nonce in held:
                     receipt = peer.receipts.get(nonce)
@@ -269,6 +270,15 @@ class DecodeSide:
                 self._break(peer, receipt, failure)
         self._forget(peer)
 
+    def lose_ticket(self, nonce: bytes, failure: Failure) -> None:
+        """End the session of a ticket whose order or report could not be handled."""
+        found = self._receipts.get(nonce)
+        if found is not None:
+            peer, receipt = found
+            if peer.session is not None:
+                peer.session.lose(failure)
+            self._break(peer, receipt, failure)
+
     def _forget(self, peer: Peer) -> None:
         if not (peer.receipts or peer.unsaid) and peer.session is None:
             self._peers.pop(peer.address, None)
@@ -287,7 +297,7 @@ class DecodeSide:
         now, limit_s = self._desk.clock(), self._desk.options.bootstrap_timeout_s
         for peer in [*self._peers.values()]:
             if peer.session is not None:
-                peer.session.tick(now)
+                self._desk.guard.run(peer.session.where, partial(peer.session.tick, now), peer.session.lose)
             for receipt in [*peer.receipts.values()]:
                 self._tick_receipt(peer, receipt, now)
             peer.unsaid = [(since, frame) for since, frame in peer.unsaid if now - since <= limit_s]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from forebay.config.engine_config import DisaggregationOptions
+from forebay.disagg.bounds import Bounds
+from forebay.disagg.guard import Guard
 from forebay.disagg.layout import Layout
 from forebay.disagg.link import Link
 from forebay.disagg.memory import U8, Memory
@@ -50,6 +53,11 @@ class Desk:
     watch: Callable[[Link, LinkUser], None]
     unwatch: Callable[[Link], None]
     untaken_s: Callable[[], float]
+    guard: Guard = field(default_factory=Guard)
+    bounds: Bounds = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bounds = Bounds(self.shapes, self.layout.vocab_size)
 
     def staging(self) -> U8:
         """For one chunk on its way between memory and a transport."""
@@ -60,6 +68,16 @@ class Desk:
         """After this a peer is taken for dead."""
         return MISSED_BEATS * self.options.heartbeat_s
 
-    def beside(self, work: Callable[[], Callable[[], None]]) -> None:
-        """Do what may wait on a thread of its own; what that returns, the worker's thread does."""
-        threading.Thread(target=lambda: self.call(work()), name="disagg", daemon=True).start()
+    def beside(self, where: str, work: Callable[[], Callable[[], None]], lose: Callable[[Failure], None]) -> None:
+        """Run `work`, which may wait, on a thread of its own, and what it returns on the worker's thread. If either
+        raises, call `lose` on the worker's thread, as `Guard.run` does."""
+
+        def run() -> None:
+            try:
+                then = work()
+            except Exception as error:
+                self.call(partial(lose, self.guard.reason(where, error)))
+            else:
+                self.call(lambda: self.guard.run(where, then, lose))
+
+        threading.Thread(target=run, name="disagg", daemon=True).start()

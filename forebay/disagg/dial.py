@@ -64,14 +64,10 @@ class Session:
         timeout_s = self._desk.options.bootstrap_timeout_s
 
         def connect() -> Callable[[], None]:
-            try:
-                sock = socket.create_connection(address, timeout=timeout_s)
-            except OSError as error:
-                failure = failures.peer_lost(self.where, str(error))
-                return lambda: self.lose(failure)
+            sock = socket.create_connection(address, timeout=timeout_s)
             return lambda: self._connected(sock)
 
-        self._desk.beside(connect)
+        self._desk.beside(self.where, connect, self.lose)
 
     def _connected(self, sock: socket.socket) -> None:
         if self._is_over:

@@ -28,6 +28,12 @@ def peer_lost(where: str, why: str) -> Failure:
     return Failure.of(Unavailable(f"the connection to {where} has ended: {why}", code="peer_lost"))
 
 
+def peer_rejected(where: str, error: Exception) -> Failure:
+    """The peer's message could not be handled: the peer, or this engine, has a bug."""
+    what = f"{type(error).__name__} while a message of {where} was handled: the session has ended, and the log says why"
+    return Failure.of(Unavailable(what, code="peer_rejected"))
+
+
 def peer_asleep(where: str) -> Failure:
     return Failure.of(Unavailable(f"the prefill server at {where} is asleep: send it again", code="peer_asleep"))
 

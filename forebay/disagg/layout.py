@@ -6,16 +6,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from forebay.base.package import __version__
-from forebay.config.engine_config import EngineConfig
+from forebay.config.engine_config import MAX_PAGE_SIZE, EngineConfig
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import Per
 
 PROTOCOL: Final = 3  # of frames and chunks; another number is another language
+MAX_COLUMNS: Final = 1 << 16
+Name = Annotated[str, Meta(max_length=256)]  # of a peer: compared with ours, and shown if it differs
 _HEAD_BYTES: Final = 64 << 10
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4 << 10
@@ -26,18 +29,18 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     `weight_version`, `kernels` and `activation_bits` what else decides its bits; `draft_weights` are those of a
     checkpoint of its own that guesses and keeps some of the columns."""
 
-    protocol: int = PROTOCOL
-    version: str = __version__
-    page_size: int
-    vocab_size: int
-    weight_version: int = 0
-    weights: str
-    draft_weights: str = ""
-    quantization: str
-    dtype: str
-    kernels: str
-    activation_bits: int
-    columns: list[str]
+    protocol: Annotated[int, Meta(ge=0, le=2**31 - 1)] = PROTOCOL
+    version: Name = __version__
+    page_size: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)]
+    vocab_size: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    weight_version: Annotated[int, Meta(ge=0, le=2**62)] = 0
+    weights: Name
+    draft_weights: Name = ""
+    quantization: Name
+    dtype: Name
+    kernels: Name
+    activation_bits: Annotated[int, Meta(ge=0, le=64)]
+    columns: Annotated[list[Name], Meta(max_length=MAX_COLUMNS)]
 
     @property
     def digest(self) -> str:

@@ -12,7 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 from forebay.base.log import event, get_logger
 from forebay.disagg import failures
@@ -25,6 +26,8 @@ from forebay.disagg.wake import Wake
 from forebay.disagg.writer import Writer
 from forebay.requests.parts import I64
 from forebay.requests.updates import Failure
+
+T = TypeVar("T")
 
 POLL_S: Final = 0.0005  # between two looks at a writer that nothing can be waited for with
 
@@ -53,8 +56,9 @@ class Expect(NamedTuple):
 
 
 class Check(NamedTuple):
-    """The peer has written this chunk here by itself."""
+    """The peer of `session` has written this chunk here by itself."""
 
+    session: int
     chunk: Chunk
 
 
@@ -185,10 +189,24 @@ class Mover:
         ready = self._selector.select(0 if moved else POLL_S if polls else None)
         self._wake.clear()
         while self._jobs:  # first: what has come may be of a ticket that is among them
-            self._do(self._jobs.popleft())
+            job = self._jobs.popleft()
+            if isinstance(job, Expect | Drop):
+                self._do(job)
+            else:
+                self._guarded(job.session, partial(self._do, job))
         for key, _ in ready:
             if key.data in self._readers:
-                self._read(key.data)
+                self._guarded(key.data, partial(self._read, key.data))
+
+    def _guarded(self, session: int, work: Callable[[], T]) -> T | None:
+        """Run `work`, which the session's peer caused. If it raises, the session ends and nothing else (C33)."""
+        try:
+            return work()
+        except Exception as error:
+            if not isinstance(error, OSError | WireError):
+                log.error(event("peer_failed", session=session, why=repr(error)), exc_info=error)
+            self._lose(session, str(error) or type(error).__name__)
+            return None
 
     def _do(self, job: Job) -> None:
         match job:
@@ -203,7 +221,7 @@ class Mover:
                 self._arrivals[nonce] = _Arrival(landing)
                 if landing.is_complete:
                     self._report(Landed(nonce, 0.0))
-            case Check(chunk):
+            case Check(_, chunk):
                 self._check(chunk)
             case Write(session, nonce, pieces, places):
                 if session in self._outboxes:
@@ -220,10 +238,7 @@ class Mover:
         moved = False
         self._ending_boxes = [box for box in self._ending_boxes if not self._has_ended(box)]
         for session, box in [*self._outboxes.items()]:
-            try:
-                moved |= self._write(session, box)
-            except (OSError, WireError) as error:
-                self._lose(session, str(error))
+            moved |= bool(self._guarded(session, partial(self._write, session, box)))
         return moved
 
     def _write(self, session: int, box: _Outbox) -> bool:
@@ -246,8 +261,8 @@ class Mover:
         try:
             if box.writer.advance() is None:
                 return False
-        except (OSError, WireError) as error:
-            log.info(event("transfer_connection_ended", why=str(error)))
+        except Exception as error:
+            log.info(event("transfer_connection_ended", why=repr(error)))
         box.writer.close()
         self._let_go(box)
         return True
@@ -287,11 +302,7 @@ class Mover:
     # -- decode ----------------------------------------------------------------------------------------------------
 
     def _read(self, session: int) -> None:
-        try:
-            found = self._readers[session].advance(self._target)
-        except (OSError, WireError) as error:
-            self._lose(session, str(error))
-            return
+        found = self._readers[session].advance(self._target)
         if found is not None:
             self._land(*found)
 

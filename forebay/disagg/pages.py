@@ -46,9 +46,8 @@ class KindShape:
 
     def places(self, span: Span, first: int, end: int) -> I64:
         """Where positions [first, end) of the sequence lie, [end - first]."""
-        begin, stop, size = first - span.start, end - span.start, self.page_size
-        pages = span.ids[begin // size : -(-stop // size)]
-        places: I64 = (pages[:, None] * size + np.arange(size)).ravel()[begin % size :][: stop - begin]
+        pages, within = np.divmod(np.arange(first - span.start, end - span.start), self.page_size)
+        places: I64 = span.ids[pages] * self.page_size + within
         return places
 
     def covers(self, span: Span) -> tuple[int, int]:

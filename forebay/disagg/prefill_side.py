@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from enum import Enum, auto
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -20,70 +20,24 @@ from forebay.disagg.layout import mismatch
 from forebay.disagg.link import Link, LinkLost
 from forebay.disagg.pages import Departing, KindShape, OfferError, Whereabouts, extents
 from forebay.disagg.seal import WireError
+from forebay.disagg.shipments import Guest, Session, Shipment, Stage
 from forebay.disagg.tcp import TcpWriter, tune
 from forebay.disagg.writer import Writer
-from forebay.requests.transfers import Broken, Closed, Offered, Rest, Send, Sent, Span, Tail, Ticket, Withdraw
+from forebay.requests.transfers import Broken, Closed, Offered, Rest, Send, Sent, Ticket, Withdraw
 from forebay.requests.updates import Failure
 
 MAX_STRANGERS: Final = 64  # connections that have not proved that they know the key
-UNLIMITED: Final = 1 << 62  # ids of a pool that is not written to from here
+MAX_SESSIONS: Final = 1 << 10
+MAX_KNOWN: Final = 1 << 12  # decode engines whose last epoch is remembered
+UNLIMITED: Final = frames.MAX_ID + 1  # ids of a pool that is not written to from here
 
 log = get_logger("disagg")
-
-
-class Stage(Enum):
-    OPEN = auto()
-    COMPLETED = auto()  # decode has been told that this was all
-    BROKEN = auto()  # being dropped; decode is told when it is
-    CLOSING = auto()  # being dropped after it was sent
-
-
-@dataclass(slots=True)
-class Session:
-    """A decode engine; `number` is the mover's name for it, `shapes` are those of its caches."""
-
-    link: Link
-    hello: frames.Hello
-    number: int
-    transport: str
-    shapes: dict[str, KindShape]
-    page_size: int
-    since: float
-    is_joined: bool = False
-    beat_at: float = 0.0
-
-    @property
-    def where(self) -> str:
-        return f"decode engine {self.hello.instance[:8]} at {self.link.where}"
-
-
-@dataclass(slots=True)
-class Shipment:
-    """A ticket as prefill has it. `unwritten` pieces are the mover's; `moved_at` is when it last went on."""
-
-    ticket: Ticket
-    session: Session
-    num_tokens: int
-    places: dict[str, Span]
-    departing: Departing
-    moved_at: float
-    stage: Stage = Stage.OPEN
-    unwritten: int = 0
-    tail: Tail | None = None
-
-
-@dataclass(slots=True)
-class _Guest:
-    """A connection that is no session yet."""
-
-    since: float
-    hello: frames.Hello | None = None
 
 
 class PrefillSide:
     def __init__(self, desk: Desk, listener: socket.socket) -> None:
         self._desk, self._listener = desk, listener
-        self._guests: dict[Link, _Guest] = {}
+        self._guests: dict[Link, Guest] = {}
         self._by_link: dict[Link, Session] = {}
         self._by_number: dict[int, Session] = {}
         self._sessions: dict[str, Session] = {}  # by decode engine
@@ -105,7 +59,7 @@ class PrefillSide:
             self.on_lost(oldest, failures.peer_lost(oldest.where, "too many strangers"))
         link = Link(sock, f"{address[0]}:{address[1]}", self._desk.clock, self._desk.options.chaos)
         link.await_greeting(self._desk.options.cluster_key)
-        self._guests[link] = _Guest(self._desk.clock())
+        self._guests[link] = Guest(self._desk.clock())
         self._desk.watch(link, self)
 
     def on_frame(self, link: Link, frame: object) -> None:
@@ -131,6 +85,8 @@ class PrefillSide:
         desk = self._desk
         if hello.epoch <= self._epochs.get(hello.instance, 0):
             raise WireError(f"epoch {hello.epoch} of {hello.instance[:8]} is over")
+        if len(self._sessions) >= MAX_SESSIONS and hello.instance not in self._sessions:
+            raise WireError(f"{MAX_SESSIONS} decode engines have sessions: no more are taken")
         differs = mismatch(desk.layout, frame.layout)
         mine = [name for name in desk.transports if name != "shm" or frame.machine == desk.machine]
         transport = next((name for name in frame.transports if name in mine), "")
@@ -151,8 +107,15 @@ class PrefillSide:
         del self._guests[link]
         self._by_link[link] = self._by_number[session.number] = session
         self._sessions[hello.instance] = session
-        self._epochs[hello.instance] = hello.epoch
+        self._remember(hello)
         self._send(session, frames.Welcome(desk.layout, transport, desk.machine, os.getpid()))
+
+    def _remember(self, hello: frames.Hello) -> None:
+        """The session's own nonces already keep a recorded greeting out, so old epochs may be forgotten."""
+        self._epochs.pop(hello.instance, None)
+        self._epochs[hello.instance] = hello.epoch
+        if len(self._epochs) > MAX_KNOWN:
+            del self._epochs[next(iter(self._epochs))]
 
     def _attach(self, link: Link, hello: frames.Hello) -> None:
         """A connection of chunks: of the session of this epoch, and no other."""
@@ -169,14 +132,10 @@ class PrefillSide:
         desk = self._desk
 
         def join() -> Callable[[], None]:
-            try:
-                writer, shapes = desk.one_sided[session.transport].join(address, session.page_size)
-            except (OSError, ValueError, WireError, msgspec.MsgspecError) as error:
-                failure = failures.peer_lost(session.where, str(error))
-                return lambda: self._lose(session, failure)
+            writer, shapes = desk.one_sided[session.transport].join(address, session.page_size)
             return lambda: self._join(session, writer, shapes)
 
-        desk.beside(join)
+        desk.beside(session.where, join, partial(self._lose, session))
 
     def _join(self, session: Session, writer: Writer, shapes: dict[str, KindShape] | None = None) -> None:
         if self._by_number.get(session.number) is not session:
@@ -226,6 +185,8 @@ class PrefillSide:
         if frame.nonce in self._shipments:
             raise WireError(f"the ticket of room {frame.room} was offered twice")
         try:
+            if len(self._shipments) >= frames.MAX_TICKETS:
+                raise OfferError(f"{frames.MAX_TICKETS} tickets are open: no more are taken", code="invalid_offer")
             places = {kind: place.span() for kind, place in frame.places.items()}
             departing = Departing(self._desk.shapes, extents(session.shapes, places, frame.num_tokens))
         except OfferError as error:
@@ -347,6 +308,13 @@ class PrefillSide:
         for shipment in self._of_session(session):
             self._break(shipment, failure, tell=False)
 
+    def lose_ticket(self, nonce: bytes, failure: Failure) -> None:
+        """End the session of a ticket whose order or report could not be handled."""
+        shipment = self._shipments.get(nonce)
+        if shipment is not None:
+            self._lose(shipment.session, failure)
+            self._break(shipment, failure, tell=False)
+
     def end_sessions(self, why: str) -> None:
         for session in [*self._by_number.values()]:
             self._lose(session, failures.peer_lost(session.where, why))
@@ -371,20 +339,24 @@ class PrefillSide:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        now, options = self._desk.clock(), self._desk.options
+        desk = self._desk
+        now, options = desk.clock(), desk.options
         for link, guest in [*self._guests.items()]:
             if now - guest.since > options.bootstrap_timeout_s:
                 self.on_lost(link, failures.bootstrap_timeout(link.where, options.bootstrap_timeout_s))
         for session in [*self._by_number.values()]:
-            if now - session.beat_at >= options.heartbeat_s:
-                session.beat_at = now
-                self._send(session, frames.Beat(self._held(session)))
-            if now - session.link.heard > self._desk.silence_s:
-                self._lose(session, failures.heartbeat_timeout(session.where, self._desk.silence_s))
+            desk.guard.run(session.where, partial(self._tick_session, session, now), partial(self._lose, session))
         for shipment in [*self._shipments.values()]:
             waits = shipment.unwritten or shipment.stage is Stage.COMPLETED
             if waits and now - shipment.moved_at > options.lease_s:
                 self._break(shipment, failures.lease_timeout(shipment.session.where, options.lease_s), tell=True)
+
+    def _tick_session(self, session: Session, now: float) -> None:
+        if now - session.beat_at >= self._desk.options.heartbeat_s:
+            session.beat_at = now
+            self._send(session, frames.Beat(self._held(session)))
+        if now - session.link.heard > self._desk.silence_s:
+            self._lose(session, failures.heartbeat_timeout(session.where, self._desk.silence_s))
 
     def _held(self, session: Session) -> list[bytes]:
         """What this engine still has, where it takes news: one that hangs renews nothing."""

@@ -9,8 +9,10 @@ tells and no clock.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
+import re
 import secrets
 import select
 import socket
@@ -39,6 +41,7 @@ Place = Callable[[int], tuple[int, int]]
 
 WORD_BYTES: Final = 32
 MAX_FILES: Final = 128
+_NAME: Final = re.compile(rb"\0forebay-[0-9a-f]{32}")  # abstract: no file of this machine can be named
 _MESSAGE_BYTES: Final = 1 << 20
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 
@@ -188,6 +191,8 @@ def join(
     faults: Faults,
 ) -> tuple[ShmWriter, dict[str, KindShape]]:
     there = msgspec.msgpack.decode(address, type=_Address)
+    if not _NAME.fullmatch(there.name) or len(there.word) != WORD_BYTES:
+        raise WireError("the invitation of the peer names no socket of a decode engine")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(timeout_s)
         sock.connect(there.name)
@@ -209,6 +214,12 @@ def join(
 
 
 def _mapped(fd: int) -> mmap.mmap:
+    """Map a file whose owner can no longer shrink it: a write behind its end would be a SIGBUS, which ends the process.
+
+    Raises WireError for any other file."""
+    seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise WireError("the caches of the peer lie in a file that can shrink: it must be sealed")
     memory = mmap.mmap(fd, os.fstat(fd).st_size)
     memory.madvise(mmap.MADV_DONTFORK)  # a child of ours must not outlive us with it
     return memory

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,17 +22,16 @@ from forebay.base.clock import TICK_S, RunClock
 from forebay.base.errors import EngineError
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import DisaggregationOptions
-from forebay.disagg import failures, mover
+from forebay.disagg import mover
 from forebay.disagg.decode_side import DecodeSide
 from forebay.disagg.desk import Desk, LinkUser
 from forebay.disagg.layout import Layout, weights_digest
-from forebay.disagg.link import Link, LinkLost
+from forebay.disagg.link import Link
 from forebay.disagg.memory import Memory, chunk_bytes
 from forebay.disagg.mover import Mover
 from forebay.disagg.pages import KindShape
 from forebay.disagg.pattern import Pattern
 from forebay.disagg.prefill_side import PrefillSide
-from forebay.disagg.seal import WireError
 from forebay.disagg.wake import Wake
 from forebay.disagg.writer import OneSided
 from forebay.requests.transfers import Decline, Event, Offer, Order, Rest, Send, Span, Withdraw
@@ -148,6 +148,11 @@ class Worker:
         return self._side.transport((host, port)) if isinstance(self._side, DecodeSide) else ""
 
     @property
+    def num_rejected(self) -> int:
+        """Sessions that ended because a peer's message could not be handled."""
+        return self._desk.guard.num_rejected
+
+    @property
     def num_unfenced(self) -> int:
         """Broken tickets whose places a peer may still write to."""
         return self._side.num_unfenced if isinstance(self._side, DecodeSide) else 0
@@ -235,28 +240,35 @@ class Worker:
 
     def _serve(self, link: Link, mask: int) -> None:
         user = self._users.get(link)
-        if user is None:
-            return
-        try:
-            if mask & selectors.EVENT_WRITE:
-                link.flush()
-            if mask & selectors.EVENT_READ:
-                for frame in link.receive():
-                    user.on_frame(link, frame)
-                    if link not in self._users:
-                        return
-        except (LinkLost, WireError, OSError) as error:
-            user.on_lost(link, failures.peer_lost(link.where, str(error)))
+        if user is not None:
+            self._desk.guard.run(link.where, partial(self._talk, link, user, mask), partial(user.on_lost, link))
+
+    def _talk(self, link: Link, user: LinkUser, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE:
+            link.flush()
+        if mask & selectors.EVENT_READ:
+            for frame in link.receive():
+                self._desk.bounds.check(frame)
+                user.on_frame(link, frame)
+                if link not in self._users:
+                    return
 
     def _flush(self) -> None:
-        """What was held up."""
+        """Send the frames that were held back."""
         for link, user in [*self._users.items()]:
-            try:
-                link.flush()
-            except LinkLost as error:
-                user.on_lost(link, failures.peer_lost(link.where, str(error)))
+            self._desk.guard.run(link.where, link.flush, partial(user.on_lost, link))
 
     def _do(self, what: Order | mover.Report | Callable[[], None]) -> None:
+        """Carry out one order or take one report. An exception ends the session of its ticket."""
+        nonce = _nonce_of(what)
+        if nonce is None:
+            self._carry_out(what)
+        else:
+            self._desk.guard.run(
+                "a ticket's peer", partial(self._carry_out, what), partial(self._side.lose_ticket, nonce)
+            )
+
+    def _carry_out(self, what: Order | mover.Report | Callable[[], None]) -> None:
         side = self._side
         match what:
             case Offer() if isinstance(side, DecodeSide):
@@ -283,3 +295,16 @@ class Worker:
                 what()
             case _:
                 raise AssertionError(f"{type(side).__name__} was given {what!r}")
+
+
+def _nonce_of(what: Order | mover.Report | Callable[[], None]) -> bytes | None:
+    """Return the ticket's nonce; None for what is of no single ticket."""
+    match what:
+        case Offer() | Decline() | Send() | Withdraw():
+            return what.ticket.nonce
+        case mover.Wrote():
+            return what.chunk.nonce
+        case mover.Landed() | mover.Failed() | mover.Dropped():
+            return what.nonce
+        case _:
+            return None

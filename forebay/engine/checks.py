@@ -15,6 +15,7 @@ from forebay.base.errors import ForebayError, RequestTimeout, Unavailable
 from forebay.engine.frames import Checked, CheckTransfers
 from forebay.requests.transfers import (
     CHECK,
+    NONCE_BYTES,
     Arrived,
     Broken,
     Closed,
@@ -35,7 +36,6 @@ from forebay.scheduler.scheduler import Scheduler
 
 MOST_BYTES: Final = 64 << 20  # so that making and comparing them holds up nobody for long
 SHARE: Final = 4  # of the pages that can be had, one in so many
-NONCE_BYTES: Final = 16
 ROOM: Final = 0  # a label
 
 

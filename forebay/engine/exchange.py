@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 
 from forebay.engine.checks import Checks, Patterned
 from forebay.engine.frames import Transferring
-from forebay.requests.transfers import Rendezvous, Transfers
+from forebay.requests.transfers import NONCE_BYTES, Rendezvous, Transfers
 from forebay.scheduler.scheduler import Scheduler
-
-NONCE_BYTES: Final = 16
 
 
 class Connected(Transfers, Patterned, Protocol):
@@ -21,6 +19,11 @@ class Connected(Transfers, Patterned, Protocol):
     @property
     def num_unfenced(self) -> int:
         """Broken tickets whose places a peer may still write to."""
+        ...
+
+    @property
+    def num_rejected(self) -> int:
+        """Sessions that ended because a peer's message could not be handled."""
         ...
 
     def fileno(self) -> int: ...
@@ -70,4 +73,5 @@ class Exchange:
             transferring=len(state.transferring),
             open=state.handoff.num_open,
             unfenced=self.transfers.num_unfenced,
+            rejected=self.transfers.num_rejected,
         )

@@ -118,12 +118,14 @@ class Speculating(msgspec.Struct, frozen=True, kw_only=True):
 
 class Transferring(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that wait for their other half, and for what is on its way; tickets that are not closed, and those of
-    them that have broken while a peer may still write to their places."""
+    them that have broken while a peer may still write to their places; sessions that ended because a peer's message
+    could not be handled, since the start."""
 
     pending: int
     transferring: int
     open: int
     unfenced: int
+    rejected: int
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ when they are next touched; views of them and graphs recorded over them stay val
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import sys
@@ -72,7 +73,7 @@ class Regions:
         self._saved: dict[Tag, list[Tensor]] = {tag: [] for tag in Tag}
         self._paused = {Tag.CUDA_GRAPH}  # which has no pool
         self._mapped: dict[Tag, list[_Mapped]] = {tag: [] for tag in Tag}
-        self._files = {tag: os.memfd_create(f"forebay-{tag}", os.MFD_CLOEXEC) for tag in shared}
+        self._files = {tag: _file(tag) for tag in shared}
         self._file_bytes = dict.fromkeys(shared, 0)
 
     def __del__(self) -> None:
@@ -163,3 +164,10 @@ class Regions:
     def _return_pages(self, tag: Tag) -> None:
         for region in self._mapped[tag]:
             region.memory.madvise(mmap.MADV_REMOVE if tag in self._files else mmap.MADV_DONTNEED)
+
+
+def _file(tag: Tag) -> int:
+    """Make a file without a name that can grow but not shrink: a process that maps it never meets a missing page."""
+    fd = os.memfd_create(f"forebay-{tag}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return fd

@@ -21,6 +21,8 @@ from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, Failure
 
 DIGEST_BYTES: Final = 16
+NONCE_BYTES: Final = 16  # of a ticket
+MAX_ROOM: Final = 2**63 - 1
 CHECK: Final = b"a check, no request"  # the digest of offers that want a pattern; no prompt's is so long
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-
-from forebay.memory.slots import Ids
-from forebay.requests.request import Request, blamed_on
+from forebay.memory.slots import Ids, as_ids
+from forebay.requests.request import Request, RequestFault
 from forebay.scheduler.grammars import Constraints
 
 
 class Proposer(Protocol):
-    """Guesses on the host what requests generate next. What it says costs time at most, never a token."""
+    """Drafts on the host what requests generate next. A wrong draft costs time, never a token."""
+
+    def begin_step(self, num_requests: int) -> None:
+        """The scheduler plans a step and asks about at most `num_requests` requests: bound the work by that."""
+        ...
 
     def propose(self, req: Request, most: int) -> Sequence[int]:
         """Up to `most` tokens that may follow those of `req`, all of which are known."""
@@ -29,15 +31,19 @@ def draft_tokens(
 ) -> tuple[Ids, list[int]]:
     """How many draft tokens each request gets, at most `most` of it, and the tokens, where they are guessed here; where
     they are not, each gets as many as it may, but none under a grammar: what may follow a guess is asked here."""
+    if proposer:
+        proposer.begin_step(len(reqs))
     tokens: list[int] = []
-    counts = np.zeros(len(reqs), dtype=np.int64)
-    for i, (req, count) in enumerate(zip(reqs, most.tolist(), strict=True)):
+    counts: list[int] = []
+    for req, count in zip(reqs, most.tolist(), strict=True):
         if count > 0 and proposer:
-            with blamed_on(req):
+            try:  # what `blamed_on` does, without its 1 us
                 proposed = constraints.guessed(req, proposer.propose(req, count), count)
-                tokens += proposed
+            except Exception as error:
+                raise RequestFault(req) from error
+            tokens += proposed
             count = len(proposed)
         elif req.params.grammar:
             count = 0
-        counts[i] = max(count, 0)
-    return counts, tokens
+        counts.append(max(count, 0))
+    return as_ids(counts), tokens

@@ -1,10 +1,13 @@
-"""NGRAM: what followed the same tokens before is the guess of what follows now. No model, no torch.
+"""NGRAM: what followed the same tokens before is the draft of what follows now. No model, no torch.
 
-A request's end is looked for in its own tokens, and in recent outputs of its namespace; the longer match wins, and is
-trusted for as many tokens as it has itself. A match goes on for as long as what it foretold is what came; then the
-latest place is taken where the last two tokens stood, or of its own tokens, the last one. On streams of the embedded
-model and on this project's own edits that is as good as the longest match of all, which would take an automaton
-(`benchmarks/ngram.py`), and it costs two look-ups a token.
+The end of a request is looked up in its own tokens, and in recent outputs of its namespace; the longer match wins, and
+is trusted for as many tokens as it has itself. A match goes on for as long as the tokens that it predicted are the ones
+that came; then the latest place of the last two tokens is taken or, in the request's own tokens, of the last one. On
+outputs of the embedded model and on this project's own edits that is as good as the longest match of all, which would
+take an automaton (`benchmarks/ngram.py`).
+
+The work of a step is bounded: tokens are indexed only when a match has ended, and a long prompt in slices, over several
+steps. What is not indexed yet is not found.
 """
 
 from __future__ import annotations
@@ -15,14 +18,28 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+import xxhash
 
 from forebay.config.engine_config import SpeculationOptions
 from forebay.requests.request import Request
+from forebay.speculation.last_places import LastPlaces
 
-MANY: Final = 64  # new tokens: from here on they are read all at once, and a match begins anew at their end
-_BITS: Final = 32  # of a token id, and of a place in an output
+MANY: Final = 64  # new tokens: with more of them a match begins anew at their end
+LONGEST_OUTPUT: Final = 1 << 14  # tokens: of a longer output only its end is kept, so that entering it takes 0.5 ms
+_BITS: Final = 32  # of a place in an output
 
-Places = dict[int, int]  # behind the latest tokens that are the key
+# The effort of a step, in tokens that are indexed one by one (0.4 us each).
+_EFFORT: Final = 1024
+_EFFORT_PER_REQUEST: Final = 2
+_FEW: Final = 32  # tokens: more are indexed by array operations, which cost 24 of these and one more for 16 tokens
+_BULK: Final = 24
+_BULK_TOKENS: Final = 16
+
+# Slots per token: 24 to 48 bytes for a request's token, 32 for one of a kept output; an old entry is still found in
+# 4 of 5 cases, and a match that starts one token later has lost one draft token.
+_OWN_SLOTS: Final = 6
+_KEPT_SLOTS: Final = 4
+_LEAST_TOKENS: Final = 100
 
 
 @dataclass(slots=True)
@@ -33,49 +50,47 @@ class Match:
     place: int = 0
     length: int = 0
 
-    def goes_on(self, token: int, most: int) -> bool:
-        """Whether the request's next token is the one that the match foretold. It is never longer than `most`."""
-        if not self.length or self.place >= len(self.text) or self.text[self.place] != token:
+    def follows(self, tokens: array[int], start: int, depth: int) -> bool:
+        """Whether the match predicted `tokens[start:]`; it then goes on behind them, with at most `depth` as length."""
+        text, place, num_new = self.text, self.place, len(tokens) - start
+        if num_new == 1:
+            if place >= len(text) or text[place] != tokens[start]:
+                return False
+        elif text[place : place + num_new] != tokens[start:]:
             return False
-        self.place += 1
-        self.length = min(most, self.length + 1)
+        self.place = place + num_new
+        self.length = min(depth, self.length + num_new)
         return True
 
-    def begin(self, text: array[int], place: int, tokens: array[int], end: int, most: int) -> None:
-        """A new one, of those tokens before `place` that also stand before `end` of the request's."""
-        most = min(most, place, end)
+    def begin(self, text: array[int], place: int, tokens: array[int], depth: int) -> None:
+        """Become the match of those tokens before `place` that also stand at the end of the request's."""
+        most = min(depth, place, len(tokens))
         length = 0
-        while length < most and text[place - 1 - length] == tokens[end - 1 - length]:
+        while length < most and text[place - 1 - length] == tokens[-1 - length]:
             length += 1
         self.text, self.place, self.length = text, place, length
 
 
 @dataclass(slots=True)
 class Reader:
-    """How far a request has been read, where its pairs of tokens and its tokens stood last, and what its end matches:
-    in its own tokens, and in an output of its namespace."""
+    """What is known of one request: its tokens up to `num_read` have been compared with its matches, those up to
+    `num_indexed` are in `places`. `own` is the match in its own tokens, `recent` the one in an output of its namespace.
+    """
 
+    namespace: str
+    salt: int
+    places: LastPlaces
     num_read: int = 0
-    pairs: Places = field(default_factory=dict)
-    singles: Places = field(default_factory=dict)
+    num_indexed: int = 0
     own: Match = field(default_factory=Match)
     recent: Match = field(default_factory=Match)
-
-    def skip_to(self, end: int, tokens: array[int]) -> None:
-        """Read up to `end` without looking for matches."""
-        first = max(0, self.num_read - 1)
-        self.pairs.update(zip(_pairs(tokens[first:end]), range(first + 2, end + 1), strict=True))
-        self.singles.update(zip(tokens[self.num_read : end], range(self.num_read + 1, end + 1), strict=True))
-        self.num_read = end
-        self.own.length = self.recent.length = 0
 
 
 class Ngram:
     """The proposer, for one scheduler.
 
-    Of each request that was asked about it keeps about 150 bytes a token until the request has `ended`: less than a
-    hundredth of the KV of a small model. The outputs of ended ones stay, `ngram_capacity` tokens of all namespaces
-    together; the oldest output goes first.
+    Of each request that was asked about it keeps 24 to 48 bytes a token until the request has `ended`. The outputs of
+    ended requests stay, `ngram_capacity` tokens of all namespaces together; the oldest output goes first.
     """
 
     def __init__(self, options: SpeculationOptions) -> None:
@@ -83,26 +98,30 @@ class Ngram:
         self._capacity = options.ngram_capacity
         self._readers: dict[int, Reader] = {}  # by the request's id
         self._outputs: dict[int, tuple[str, array[int]]] = {}  # by number, oldest first, with the namespace
-        self._places: dict[str, Places] = {}  # by namespace, of pairs: number << 32 | place
+        self._kept_places = LastPlaces(_KEPT_SLOTS * options.ngram_capacity, np.int64)  # number << 32 | place
         self._num_ended = 0
+        self._effort = 0
         self.num_kept_tokens = 0
 
-    def propose(self, req: Request, most: int) -> Sequence[int]:
-        """Guesses of what follows `req.tokens`, `most` of them at most and often none.
+    def begin_step(self, num_requests: int) -> None:
+        """Allow the effort of one more step."""
+        self._effort = _EFFORT + _EFFORT_PER_REQUEST * num_requests
 
-        Whatever was appended since the last call is read now, one place at a time: the cost is that of the new tokens,
-        whether they were retracted and computed again in between or not.
-        """
+    def propose(self, req: Request, most: int) -> Sequence[int]:
+        """Return a draft of what follows `req.tokens`: at most `most` tokens, and often none."""
         reader = self._readers.get(req.id)
         if reader is None:
-            reader = self._readers[req.id] = Reader()
-        tokens = req.tokens
+            reader = self._readers[req.id] = Reader(
+                req.cache_namespace, _salt(req.cache_namespace), _places_for(len(req.tokens))
+            )
+        tokens, own, recent = req.tokens, reader.own, reader.recent
         if len(tokens) - reader.num_read > MANY:
-            reader.skip_to(len(tokens) - 1, tokens)
-        namespace = req.cache_namespace if reader.num_read < len(tokens) else ""
-        while reader.num_read < len(tokens):
-            self._read(reader, tokens, namespace)
-        own, recent = reader.own, reader.recent
+            reader.num_read = len(tokens) - 1
+            own.length = recent.length = 0
+        if reader.num_read < len(tokens):
+            self._follow_own(reader, tokens)
+            self._follow_recent(reader, tokens)
+            reader.num_read = len(tokens)
         if recent.length > own.length and recent.place < len(recent.text):
             return recent.text[recent.place : recent.place + min(recent.length, most)]
         if not own.length:
@@ -114,54 +133,70 @@ class Ngram:
         return followed
 
     def ended(self, req: Request) -> None:
-        """What was kept of it goes, and its output becomes one of those that its namespace is guessed from."""
+        """Forget the request, and keep its output as one of those that drafts of its namespace come from."""
         self._readers.pop(req.id, None)
-        output = req.tokens[req.num_prompt :][-self._capacity :]
+        output = req.tokens[req.num_prompt :][-min(self._capacity, LONGEST_OUTPUT) :]
         if len(output) < 3:  # a pair, and what followed
             return
         self._num_ended += 1
         namespace = req.cache_namespace
         self._outputs[self._num_ended] = (namespace, output)
         self.num_kept_tokens += len(output)
-        places, first = self._places.setdefault(namespace, {}), self._num_ended << _BITS
-        places.update(zip(_pairs(output[:-1]), range(first + 2, first + len(output)), strict=True))
+        self._kept_places.add_pairs(output[:-1], (self._num_ended << _BITS) + 2, _salt(namespace))
         while self.num_kept_tokens > self._capacity:
-            self._evict()
+            _, oldest = self._outputs.pop(next(iter(self._outputs)))
+            self.num_kept_tokens -= len(oldest)
 
-    def _evict(self) -> None:
-        number = next(iter(self._outputs))
-        namespace, output = self._outputs.pop(number)
-        self.num_kept_tokens -= len(output)
-        places = self._places[namespace]
-        for pair in _pairs(output[:-1]):
-            if places.get(pair, 0) >> _BITS == number:
-                del places[pair]
-        if not places:
-            del self._places[namespace]
-
-    def _read(self, reader: Reader, tokens: array[int], namespace: str) -> None:
-        """One token more."""
-        place, depth = reader.num_read, self._depth
-        end = reader.num_read = place + 1
-        token = tokens[place]
-        pair = tokens[place - 1] << _BITS | token if place else -1
-        if not reader.own.goes_on(token, depth):
-            before = reader.pairs.get(pair) or reader.singles.get(token, 0)
-            reader.own.begin(tokens, before, tokens, end, depth)
-        if place:
-            reader.pairs[pair] = end
-        reader.singles[token] = end
-        if reader.recent.goes_on(token, depth):
+    def _follow_own(self, reader: Reader, tokens: array[int]) -> None:
+        own, end = reader.own, len(tokens)
+        if own.length and own.follows(tokens, reader.num_read, self._depth):
             return
-        reader.recent.length = 0
-        found = self._places.get(namespace, {}).get(pair)
-        if found is not None:
-            output = self._outputs[found >> _BITS][1]
-            reader.recent.begin(output, found & ((1 << _BITS) - 1), tokens, end, depth)
+        self._index(reader, tokens, end - 1)
+        token = tokens[-1]
+        own.length = 0
+        if end > 1 and (place := reader.places.of_pair(tokens[-2], token)):
+            own.begin(tokens, place, tokens, self._depth)
+        if own.length < 2:
+            own.begin(tokens, reader.places.of_single(token), tokens, self._depth)
+
+    def _follow_recent(self, reader: Reader, tokens: array[int]) -> None:
+        recent, end = reader.recent, len(tokens)
+        if recent.length and recent.follows(tokens, reader.num_read, self._depth):
+            return
+        recent.length = 0
+        if end < 2 or not self._outputs:
+            return
+        found = self._kept_places.of_pair(tokens[-2], tokens[-1], reader.salt)
+        kept = self._outputs.get(found >> _BITS)
+        if kept and kept[0] == reader.namespace:
+            recent.begin(kept[1], found & ((1 << _BITS) - 1), tokens, self._depth)
+            if recent.length < 2:  # another pair has the slot
+                recent.length = 0
+
+    def _index(self, reader: Reader, tokens: array[int], end: int) -> None:
+        """Enter the tokens before `end` into the reader's places, as far as the step's effort allows."""
+        if end * _OWN_SLOTS > reader.places.num_slots:
+            reader.places, reader.num_indexed = _places_for(len(tokens)), 0
+        first = reader.num_indexed
+        count = end - first
+        if count <= _FEW:
+            if count > self._effort:
+                return
+            self._effort -= count
+            reader.places.add(tokens, first, end)
+        else:
+            count = min(count, (self._effort - _BULK) * _BULK_TOKENS)
+            if count <= 0:
+                return
+            self._effort -= _BULK + count // _BULK_TOKENS
+            reader.places.add_many(tokens, first, first + count)
+        reader.num_indexed = first + count
 
 
-def _pairs(tokens: array[int]) -> list[int]:
-    """Each token but the first, with the one before it."""
-    ids = np.frombuffer(tokens, dtype=np.int32).astype(np.int64)
-    pairs: list[int] = (ids[:-1] << _BITS | ids[1:]).tolist()
-    return pairs
+def _places_for(num_tokens: int) -> LastPlaces:
+    """Return an empty table: large enough for a request of `num_tokens`, and for many of the lengths that follow."""
+    return LastPlaces(_OWN_SLOTS * max(num_tokens, _LEAST_TOKENS), np.int32)
+
+
+def _salt(namespace: str) -> int:
+    return xxhash.xxh3_64_intdigest(namespace.encode()) >> 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from forebay.disagg.layout import PROTOCOL, Layout
 from forebay.disagg.link import Link
 from forebay.disagg.memory import HostMemory, checksum, chunk_bytes, shapes_of
 from forebay.disagg.pages import pieces
+from forebay.disagg.tcp import tune
 from forebay.requests.transfers import Offer, Span, Ticket
 from tests.deadlines import wait_until
 from tests.disagg.ends import N
@@ -32,7 +34,7 @@ class Peer:
     """One connection, read when a frame is waited for."""
 
     def __init__(self, sock: socket.socket, key: bytes = KEY) -> None:
-        sock.setblocking(False)
+        tune(sock)
         self.link, self.key = Link(sock, "scripted", time.time, Chaos()), key
         self.unread: list[msgspec.Struct] = []
 
@@ -44,7 +46,9 @@ class Peer:
         return found
 
     def _find(self, kind: type[F]) -> F | None:
-        self.unread += self.link.receive()
+        if not any(isinstance(frame, kind) for frame in self.unread):
+            select.select([self.link], [], [], 0.05)
+            self.unread += self.link.receive()
         return next((frame for frame in self.unread if isinstance(frame, kind)), None)
 
     def send(self, *sent: msgspec.Struct) -> None:

@@ -59,7 +59,7 @@ def test_places_that_a_peer_writes_to_are_closed_by_its_own_word_alone() -> None
         decode.wait(Broken, made.ticket)
         assert decode.transfers.num_unfenced == 1
         peer.control.close()
-        peer.join(decode, layout_of(decode.cache), "shm", "a successor")
+        peer.join(decode, layout_of(decode.cache), "shm", "successor")
         peer.control.wait(frames.Withdrawn)
         other = scripted_offer(peer, decode)
         peer.control.send(frames.Fenced(made.ticket.nonce), frames.Withdrawn(other.ticket.nonce, GONE))

@@ -32,6 +32,9 @@ class Oracle:
         self._wrong = wrong
         self._guesses = itertools.count(1)
 
+    def begin_step(self, num_requests: int) -> None:
+        pass
+
     def propose(self, req: Request, most: int) -> Sequence[int]:
         self.known.add(req.id)
         right = reference(req.tokens.tolist(), most)

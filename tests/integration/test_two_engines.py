@@ -68,6 +68,7 @@ class Carrier:
     events: list[Event] = field(default_factory=list)
     offers: dict[Any, Offer] = field(default_factory=dict)
     num_unfenced: int = 0
+    num_rejected: int = 0
 
     def fileno(self) -> int:
         raise NotImplementedError

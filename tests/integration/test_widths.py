@@ -51,6 +51,9 @@ class Guesses:
         self._of_row: dict[int, int] = {}
         self.runner: ModelRunner | None = None
 
+    def begin_step(self, num_requests: int) -> None:
+        pass
+
     def propose(self, req: Request, most: int) -> Sequence[int]:
         return self._guess(req.id, len(req.tokens), self._rng.randint(0, most))
 

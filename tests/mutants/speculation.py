@@ -6,8 +6,8 @@ SPECULATION = (
     Mutant(
         "C29 guesses come from the request's own namespace",
         "speculation/ngram.py",
-        "        found = self._places.get(namespace, {}).get(pair)\n",
-        "        found = next((places[pair] for places in self._places.values() if pair in places), None)\n",
+        "        if kept and kept[0] == reader.namespace:\n",
+        "        if kept:\n",
         "speculation/test_ngram.py::test_no_token_comes_from_another_namespace",
     ),
     Mutant(

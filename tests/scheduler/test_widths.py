@@ -23,6 +23,9 @@ class Says:
     def __init__(self, *tokens: int) -> None:
         self.tokens, self.asked, self.gone = tokens, [], []
 
+    def begin_step(self, num_requests: int) -> None:
+        pass
+
     def propose(self, req: Request, most: int) -> Sequence[int]:
         self.asked.append((req.id, len(req.tokens), most))
         return self.tokens[:most]

@@ -73,6 +73,9 @@ class HostProposer:
         self.shy = 0.3
         self.known: set[int] = set()
 
+    def begin_step(self, num_requests: int) -> None:
+        pass
+
     def propose(self, req: Request, most: int) -> Sequence[int]:
         require(req.status is Status.DECODING, f"drafts are wanted for {req}")
         self.known.add(req.id)

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections.abc import Sequence
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config.engine_config import SpeculationOptions
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
+from forebay.speculation.last_places import LastPlaces
 from forebay.speculation.ngram import MANY, Ngram
 
 DEPTH = 6
 FEW_TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
+class EachAStep(Ngram):
+    """Each proposal is that of a step of its own."""
+
+    def propose(self, req: Request, most: int) -> Sequence[int]:
+        self.begin_step(1)
+        return super().propose(req, most)
+
+
 def ngram(capacity: int = 1 << 10) -> Ngram:
-    return Ngram(SpeculationOptions(ngram_max_trie_depth=DEPTH, ngram_capacity=capacity))
+    return EachAStep(SpeculationOptions(ngram_max_trie_depth=DEPTH, ngram_capacity=capacity))
 
 
 def request(tokens: Sequence[int], id: int = 1, namespace: str = "") -> Request:
@@ -41,11 +53,12 @@ def latest(text: Sequence[int], wanted: Sequence[int], before: int) -> int:
     return next((place for place in range(before, n - 1, -1) if list(text[place - n : place]) == list(wanted)), 0)
 
 
-def own_guess(tokens: list[int], most: int) -> list[int]:
+def own_guess(tokens: list[int], most: int, first: int = 1, by: int = 1) -> list[int]:
+    """The definition: `first` tokens are seen at first, then `by` more at a time."""
     place = 0
-    for end in range(1, len(tokens) + 1):
-        if place and tokens[place] == tokens[end - 1]:
-            place += 1
+    for start, end in itertools.pairwise([0, *range(min(first, len(tokens)), len(tokens), by), len(tokens)]):
+        if place and tokens[place : place + end - start] == tokens[start:end]:
+            place += end - start
         else:
             pair = latest(tokens, tokens[end - 2 : end], end - 1) if end > 1 else 0
             place = pair or latest(tokens, tokens[end - 1 : end], end - 1)
@@ -64,7 +77,7 @@ def test_guesses_are_what_followed_the_match_in_its_own_tokens(tokens: list[int]
     for start in range(first, len(tokens), by):
         req.tokens.extend(tokens[start : start + by])
         guesses = proposer.propose(req, most)
-    assert list(guesses) == own_guess(tokens, most)
+    assert list(guesses) == own_guess(tokens, most, first, by)
 
 
 @given(tokens=st.lists(st.integers(0, 9), min_size=MANY + 1, max_size=3 * MANY), more=FEW_TOKENS)
@@ -101,7 +114,7 @@ def test_what_is_kept_is_the_latest_outputs_and_within_the_capacity(
     for namespace in "ab":
         guesses = list(proposer.propose(request(tokens, ord(namespace), namespace), 1))
         of_pair = [output for who, output in kept if who == namespace and latest(output[:-1], tokens[-2:], len(output))]
-        own = own_guess(tokens, 1)
+        own = own_guess(tokens, 1, len(tokens))
         if guesses != own:  # then they are those of the latest output that has the pair
             output = of_pair[-1]
             place = latest(output, tokens[-2:], len(output) - 1)
@@ -117,10 +130,13 @@ def test_a_longer_match_in_an_output_wins_over_one_in_its_own_tokens():
 
 
 def test_no_token_comes_from_another_namespace():
+    """C29: not even where pairs of two namespaces share a slot."""
     proposer = ngram()
+    proposer._kept_places = LastPlaces(2, np.int64)
     proposer.ended(grown(1, [9], [1, 2, 3, 4, 5, 6], "theirs"))
-    assert list(proposer.propose(request([1, 2, 3], 2, "ours"), 8)) == []
-    assert list(proposer.propose(request([1, 2, 3], 3, "theirs"), 8)) == [4, 5, 6]
+    for i in range(16):
+        assert list(proposer.propose(request([1, 2, 4, 5], 2 + i, f"ours {i}"), 8)) == []
+    assert list(proposer.propose(request([1, 2, 4, 5], 99, "theirs"), 8)) == [6]
 
 
 def test_a_match_is_trusted_for_as_many_tokens_as_it_has_itself():
@@ -143,7 +159,7 @@ def test_nothing_is_kept_of_a_request_that_has_ended():
         req = request([1, 2, 1], id)
         proposer.propose(req, 4)
         proposer.ended(req)
-    assert (proposer._readers, proposer._outputs, proposer._places) == ({}, {}, {})
+    assert (proposer._readers, proposer._outputs) == ({}, {})
 
 
 def test_outputs_of_other_weights_are_no_guide():
@@ -152,3 +168,64 @@ def test_outputs_of_other_weights_are_no_guide():
     again.compute_with(1)
     assert not proposer.propose(again, 3)
     assert list(proposer.propose(request([9, 1, 2], 3), 2)) == [3, 4]
+
+
+def test_ngram_prompt_of_100000_tokens_is_indexed_in_slices_of_the_effort_of_a_step():
+    """C27: the first look at a long prompt holds up no step; each step indexes a part, until all of it is found."""
+    proposer = Ngram(SpeculationOptions(ngram_max_trie_depth=DEPTH))
+    prompt = [200 + i % 50_000 for i in range(100_000)]
+    prompt[90_000:90_004] = [101, 102, 103, 104]
+    req = request([*prompt, 101, 102])
+    indexed, drafts = [0], []
+    while not drafts:
+        proposer.begin_step(1)
+        drafts = proposer.propose(req, 3)
+        indexed.append(proposer._readers[1].num_indexed)
+        assert 0 < indexed[-1] - indexed[-2] <= 16 * 1026
+        req.tokens.extend([len(indexed), 101, 102])  # a token that never stood there ends the match
+    assert len(indexed) > 6
+    assert list(drafts) == [103, 104], "a match of two tokens drafts two"
+
+
+def test_ngram_step_with_1024_requests_stops_indexing_when_its_effort_is_used_up():
+    proposer = Ngram(SpeculationOptions())
+    reqs = [request([(i * j) % 997 for j in range(2000)], id=i) for i in range(1, 1025)]
+    proposer.begin_step(len(reqs))
+    for req in reqs:
+        proposer.propose(req, 8)
+    indexed = sum(reader.num_indexed for reader in proposer._readers.values())
+    assert 0 < indexed <= 16 * (1024 + 2 * 1024)
+    for _ in range(60):
+        proposer.begin_step(len(reqs))
+        for req in reqs:
+            req.tokens.append(req.id)
+            proposer.propose(req, 8)
+    assert all(reader.num_indexed > 1990 for reader in proposer._readers.values()), "every request gets its turn"
+
+
+@given(tokens=st.lists(st.integers(0, 60_000), min_size=1, max_size=200), first=st.integers(0, 150))
+def test_last_places_added_in_bulk_equal_those_added_one_by_one(tokens: list[int], first: int):
+    one_by_one, bulk = LastPlaces(256, np.int32), LastPlaces(256, np.int32)
+    text, first = array("i", tokens), min(first, len(tokens) - 1)
+    one_by_one.add(text, first, len(text))
+    bulk.add_many(text, first, len(text))
+    assert bytes(one_by_one._slots) == bytes(bulk._slots)
+
+
+def test_ngram_index_of_a_request_takes_at_most_48_bytes_a_token():
+    for num_tokens in (1000, 20_000, 65_535, 65_536, 100_000):
+        proposer = Ngram(SpeculationOptions(ngram_capacity=1 << 10))
+        proposer.begin_step(1)
+        proposer.propose(request(range(num_tokens)), 4)
+        assert proposer._readers[1].places.num_slots * 4 <= 48 * num_tokens
+
+
+def test_ngram_slot_taken_over_by_another_pair_gives_no_wrong_match():
+    """With two slots for all pairs nearly every look-up returns the place of another pair."""
+    proposer = ngram()
+    proposer._kept_places = LastPlaces(2, np.int64)
+    for id in range(2, 40):
+        proposer.ended(grown(id, [9], [id, id + 1, id + 2, id + 3], "a"))
+    found = [list(proposer.propose(request([id, id + 1], 1000 + id, "a"), 2)) for id in range(2, 41)]
+    assert all(guess in ([], [id + 2, id + 3][: len(guess)]) for id, guess in enumerate(found, 2))
+    assert found[-1] == [42], "the newest pair is found"

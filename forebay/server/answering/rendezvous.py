@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from forebay.base.errors import InvalidRequest
 from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions
-from forebay.requests.transfers import Rendezvous
-from forebay.server.protocol.requests import MAX_ROOM, Bootstrap
+from forebay.requests.transfers import MAX_ROOM, Rendezvous
+from forebay.server.protocol.requests import Bootstrap
 from forebay.server.protocol.validation import MISSING_FIELD, UNSUPPORTED_FIELD
 
 FIELDS: Final = ("bootstrap_room", "bootstrap_host", "bootstrap_port")

@@ -51,6 +51,7 @@ _TRANSFERS: Final = {
     "transferring": "Requests that wait for what is on its way",
     "open": "Tickets of transfers that are not closed",
     "unfenced": "Broken tickets whose places another engine may still write to",
+    "rejected": "Sessions with another engine that ended because of a message that could not be handled",
 }
 
 

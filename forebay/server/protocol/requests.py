@@ -24,6 +24,7 @@ from forebay.requests.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     MAX_TOP_LOGPROBS,
 )
+from forebay.requests.transfers import MAX_ROOM
 from forebay.server.protocol.ignored import IGNORED, one_of
 from forebay.server.protocol.messages import Messages, Templated, Thinking, text_or_list
 from forebay.server.protocol.sender import Sender
@@ -45,7 +46,6 @@ from forebay.text.stop_patterns import BadPattern, machine_of
 TOOL_FIELDS: Final = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")  # chats have them
 MAX_IDS: Final = 1 << 22
 I32: Final = 2**31 - 1
-MAX_ROOM: Final = 2**63 - 1
 WITHIN: Final = {name: Field(ge=low, le=high) for name, (low, high) in BOUNDS.items()}
 TokenId = Annotated[int, Field(ge=0, le=I32)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS, fail_fast=True)]

@@ -1,0 +1,150 @@
+"""C33: an exception while one peer is handled ends the session with this peer, wherever it is raised."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from forebay.config.engine_config import Chaos, DisaggregationMode
+from forebay.disagg import shm
+from forebay.disagg.faults import Faults
+from forebay.disagg.memory import HostMemory, shapes_of
+from forebay.disagg.prefill_side import PrefillSide
+from forebay.disagg.seal import WireError
+from forebay.disagg.tcp import TcpReader, TcpWriter
+from forebay.requests.transfers import Offered, Send, Tail
+from tests.deadlines import wait_until
+from tests.disagg.ends import QUICK, N, assert_ends, code_of
+from tests.disagg.pair import EVERYTHING, Half, half, offer, pair, spans_of, transfer
+
+
+class Once:
+    """Raises MemoryError in place of the first call that a test wants to fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.right: Callable[..., Any] = getattr(owner, name)
+        self.is_due = True
+        once = self
+
+        def call(*args: Any, **options: Any) -> Any:
+            if once.is_due:
+                once.is_due = False
+                raise MemoryError("no room for what the peer wants")
+            return once.right(*args, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(PrefillSide, "_offered"), (PrefillSide, "_depart"), (TcpWriter, "begin"), (TcpReader, "advance")],
+    ids=["frame", "order", "write", "read"],
+)
+def test_guard_exception_for_one_peer_ends_its_session_and_another_is_served(
+    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pair(EVERYTHING, backend="tcp") as (prefill, decode):
+        other = half(DisaggregationMode.DECODE, EVERYTHING, backend="tcp")
+        transfer(prefill, other, N)
+        session = prefill.transfers._side._sessions[other.transfers.instance]
+        failing = Once(monkeypatch, owner, name)
+        made = offer(prefill, decode, spans_of(decode, N), N)
+        decode.transfers.submit(made)
+        if name != "_offered":
+            prefill.wait(Offered, made.ticket)
+            tail = Tail(num_tokens=N, token_id=1)
+            prefill.transfers.submit(Send(ticket=made.ticket, spans=spans_of(prefill, N), tail=tail))
+        assert code_of(decode, made.ticket) == "peer_lost"
+        assert_ends(decode, made.ticket)
+        assert not failing.is_due
+        for one in (other, decode):  # the session of the other lives on; the first engine comes back with a new one
+            transfer(prefill, one, N)
+        assert prefill.transfers._side._sessions[other.transfers.instance] is session
+        other.transfers.close()
+
+
+def test_guard_exception_in_a_tick_ends_one_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pair(backend="tcp") as (prefill, decode):
+        transfer(prefill, decode, N)
+        failing = Once(monkeypatch, PrefillSide, "_tick_session")
+        made = offer(prefill, decode, spans_of(decode, N), N)
+        decode.transfers.submit(made)
+        assert code_of(decode, made.ticket) == "peer_lost"
+        assert not failing.is_due
+        assert prefill.transfers.num_rejected == 1
+        transfer(prefill, decode, N)
+
+
+# -- invitations of shared memory --------------------------------------------------------------------------------------
+
+
+def join(prefill: Half, address: bytes) -> object:
+    shapes = shapes_of(prefill.cache)
+    memory, faults = HostMemory.of(prefill.cache, shapes), Faults(Chaos(), time.time)
+    return shm.join(address, shapes, memory, page_size=4, timeout_s=5.0, faults=faults)
+
+
+@pytest.mark.parametrize("name", [b"/run/docker.sock", b"\0other", b"\0forebay-" + b"0" * 31, b""])
+def test_shm_invitation_to_another_socket_is_refused(name: bytes) -> None:
+    """Prefill would send bytes of the peer's choice to any socket of the machine."""
+    prefill = half(DisaggregationMode.PREFILL)
+    with pytest.raises(WireError, match="names no socket"):
+        join(prefill, msgspec.msgpack.encode((name, b"w" * shm.WORD_BYTES)))
+    prefill.transfers.close()
+
+
+def test_shm_file_that_its_owner_can_shrink_is_refused() -> None:
+    """A write behind the end of a file is a SIGBUS, which ends prefill."""
+    fd = os.memfd_create("caches", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 4096)
+    with pytest.raises(WireError, match="can shrink"):
+        shm._mapped(fd)
+    os.close(fd)
+
+
+def test_shm_file_of_a_decode_engine_cannot_shrink() -> None:
+    decode = half(DisaggregationMode.DECODE, backend="shm")
+    fd, _ = decode.regions.place(next(iter(decode.cache.regions())).address)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 0)
+    decode.transfers.close()
+
+
+NOBODY = msgspec.msgpack.encode((b"\0forebay-" + b"0" * 32, b"w" * shm.WORD_BYTES))
+
+
+@pytest.mark.parametrize("address", [b"", b"\xff" * 100, NOBODY], ids=["empty", "junk", "nobody"])
+def test_prefill_invitation_that_leads_nowhere_ends_the_session_only(address: bytes) -> None:
+    with pair(backend="shm", options=QUICK) as (prefill, decode):
+        transfer(prefill, decode, N)
+        stranger = half(DisaggregationMode.DECODE, backend="shm", options=QUICK)
+        stranger.transfers._desk.one_sided["shm"] = Inviting(address)
+        stranger.transfers.submit(offer(prefill, stranger, spans_of(stranger, N), N))
+        epochs = prefill.transfers._side._epochs
+        wait_until(lambda: epochs.get(stranger.transfers.instance, 0) > 1)  # its first session is over
+        stranger.transfers.close()
+        transfer(prefill, decode, N)
+
+
+class Inviting:
+    """One-sided transport of a peer that sends any address."""
+
+    def __init__(self, address: bytes) -> None:
+        self.invitation = address
+
+    def reach(self, pid: int) -> Inviting:
+        return self
+
+    def join(self, address: bytes, page_size: int) -> Any:
+        raise NotImplementedError
+
+    def writer_is_dead(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
