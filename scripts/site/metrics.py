@@ -24,7 +24,7 @@ _STATE = State(
     last_step_age_s=0.0,
     memory=Occupied(num_bytes={"kv_cache": 1}),
     speculation=Speculating(width=1, recent=SpeculationReport(1.0, 1.0)),
-    transfers=Transferring(pending=0, transferring=0, open=0, unfenced=0),
+    transfers=Transferring(pending=0, transferring=0, open=0, unfenced=0, rejected=0),
 )
 _INFO = Ready(
     max_total_tokens=32,
