@@ -128,8 +128,8 @@ def a_decline_is_forgotten(patch: Patch) -> None:
 def an_offer_waits_for_an_idle_engine(patch: Patch) -> None:
     has_room = DecodeRole._has_room
 
-    def mutated(self, req, num_cached):
-        return not self.scheduler.num_running and has_room(self, req, num_cached)
+    def mutated(self, req, *others):
+        return not self.scheduler.num_running and has_room(self, req, *others)
 
     patch.setattr(DecodeRole, "_has_room", mutated)
 
@@ -138,8 +138,8 @@ def an_offer_waits_for_an_idle_engine(patch: Patch) -> None:
 def an_offer_that_does_not_fit_at_once_is_never_made(patch: Patch) -> None:
     has_room, refused = DecodeRole._has_room, set()
 
-    def mutated(self, req, num_cached):
-        if req in refused or not has_room(self, req, num_cached):
+    def mutated(self, req, *others):
+        if req in refused or not has_room(self, req, *others):
             refused.add(req)
             return False
         return True

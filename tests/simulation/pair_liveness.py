@@ -14,7 +14,7 @@ from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.transfers import Arrived, Closed, Event, Offer, Order, Renewed, Ticket
 from forebay.requests.updates import Update
-from forebay.scheduler.decode_role import DecodeRole
+from forebay.scheduler.decode_role import HANDOVERS_PER_PLAN, DecodeRole
 from tests.simulation.hash_step import HashStep
 from tests.simulation.liveness import Liveness, _Times, require
 from tests.simulation.retracting import RetractingScheduler
@@ -127,6 +127,8 @@ class PairLiveness(Liveness):
         """The first in rank is offered places if there are places for all that every request could ever need."""
         scheduler, held = self._scheduler, self._scheduler.held
         if not scheduler.pending or scheduler.waiting or scheduler.is_saving or held.scarce:
+            return
+        if sum(isinstance(order, Offer) for order in scheduler.handoff._orders) >= HANDOVERS_PER_PLAN:
             return
         if not held.rows.available_size():
             return

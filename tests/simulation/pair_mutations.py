@@ -206,7 +206,7 @@ def prefill_tells_the_end_before_all_has_arrived(patch: Patch) -> None:
 @mutation
 def places_are_offered_while_somebody_waits_for_memory(patch: Patch) -> None:
     """So much that those who run cannot get on: nobody may need more than there will be."""
-    patch.setattr(DecodeRole, "_has_room", lambda self, req, num_cached: self.scheduler.held.available_pages > 0)
+    patch.setattr(DecodeRole, "_has_room", lambda self, *others: self.scheduler.held.available_pages > 0)
 
 
 @mutation
