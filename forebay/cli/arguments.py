@@ -132,7 +132,8 @@ class Parser:
         """Add those of HTTP alone, for a command that has no cache and reads no prompts."""
         names = {flag.name for flag in BY_NAME.values() if flag.group in SERVER_GROUPS}
         names -= {"cache_isolation", "keep_volatile_headers", *(flag.name for flag in sampling.FLAGS)}
-        self._add_flags(flag for flag in BY_NAME.values() if flag.name in (*names, "log_level"))
+        names |= {"log_level", "cluster_key_file"}
+        self._add_flags(flag for flag in BY_NAME.values() if flag.name in names)
 
     def accept_foreign(self) -> None:
         """Accept options of other engines that change nothing here, each with a note."""

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import uvloop
@@ -56,9 +57,11 @@ def serve_fleet(parsed: Parsed, config: Config) -> int:
 
 
 async def _serve(config: Config, fleet: Fleet, sock: socket.socket, started: float) -> None:
-    server = fit_file_limit(config.server)
+    server = fit_file_limit(replace(config.server, cluster_key=fleet.cluster_key))
     key = server.api_keys[0] if server.api_keys else ""
-    members = Members(*(fleet.origins(role, key) for role in (DisaggregationMode.PREFILL, DisaggregationMode.DECODE)))
+    roles = (DisaggregationMode.PREFILL, DisaggregationMode.DECODE)
+    prefill, decode = (fleet.origins(role, key) for role in roles)
+    members = Members(prefill, decode, fleet.cluster_key)
     router = Router(server, members)
     router.spawn(members.watch())
 
@@ -78,16 +81,17 @@ def fleet_of(written: Mapping[str, Value], config: Config) -> Fleet:
     """The servers of `--pd`, with what was written for them and their share of threads and memory. They prove to each
     other a key that is made here, and take their clients' keys as we do; both come in files without names."""
     prefill, decode = num_servers(config.server.pd)
-    cluster_key = _file(secrets.token_hex(KEY_BYTES))
+    cluster_key = secrets.token_hex(KEY_BYTES)
+    key_file = _file(cluster_key)
     keys = {name: _file("\n".join(found)) for name, found in _keys(config) if found}
     roles = [DisaggregationMode.PREFILL] * prefill + [DisaggregationMode.DECODE] * decode
     shared = [
-        f"--cluster-key-file=/dev/fd/{cluster_key}",
+        f"--cluster-key-file=/dev/fd/{key_file}",
         *(f"{BY_NAME[name].option}=/dev/fd/{fd}" for name, fd in keys.items()),
         *_shares(config, len(roles)),
     ]
     servers = [Server(role, [*_words(role, written, config), *shared], _listening()) for role in roles]
-    return Fleet(servers, [cluster_key, *keys.values()], config.engine.disaggregation.chaos)
+    return Fleet(servers, cluster_key.encode(), [key_file, *keys.values()], config.engine.disaggregation.chaos)
 
 
 def _keys(config: Config) -> Iterator[tuple[str, Sequence[str]]]:

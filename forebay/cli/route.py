@@ -40,7 +40,7 @@ async def _route(config: ServerConfig, prefill: list[Origin], decode: list[Origi
     from forebay.server.http.listen import fit_file_limit, listen
 
     config = fit_file_limit(config)
-    router = Router(config, Members(prefill, decode))
+    router = Router(config, Members(prefill, decode, config.cluster_key))
     router.spawn(router.members.watch())
     app = create_app(router)
     await listen(config, app, router.lifecycle, router, on_ready=lambda url: print(f"routing at {url}", flush=True))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
 from forebay.base.errors import ConfigError
 from forebay.base.exposure import is_loopback
@@ -20,6 +20,7 @@ from forebay.config.engine_config import (
 from forebay.config.flag import (
     BOOL,
     COUNT,
+    LIST,
     PATH,
     SECONDS,
     TEXT,
@@ -38,6 +39,7 @@ DEFAULTS: Final = DisaggregationOptions()
 # Up to so many requests that run, twice as many more may be on their way: their KV is small beside what runs.
 FEW_RUNNING: Final = 32
 _MOST_SERVERS: Final = 64
+MAX_PORT: Final = 65535
 _KEEP_KV: Final = tuple(str(algorithm) for algorithm in SpeculativeAlgorithm if algorithm.keeps_kv)
 _SHARES: Final = ("drop", "double", "reorder", "alter")
 _CHAOS_UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0}
@@ -157,7 +159,20 @@ FLAGS: Final = in_group(
         "keep a prefix cache on a decode server; what is in it is not transferred again",
         default=False,
     ),
-    Flag("cluster_key_file", PATH, "a file with the key that servers prove to each other; needed off loopback"),
+    Flag("cluster_key_file", PATH, "a file with the key that servers with one role, and their gateways, prove to have"),
+    Flag(
+        "insecure_no_cluster_key",
+        BOOL,
+        "let a server with one role run without a cluster key, on 127.0.0.1: any process of this machine is a peer",
+        default=False,
+    ),
+    Flag(
+        "disaggregation_prefill_servers",
+        LIST,
+        "HOST:PORT of the transfers of prefill servers that requests may name without the cluster key, for gateways "
+        "that cannot prove it",
+        default=(),
+    ),
     Flag("pd", Kind("local[:1p1d]", _parse_pd, str), "prefill, decode and a router of this machine as one server"),
     Flag(
         "chaos",
@@ -212,7 +227,7 @@ RULES: Final[Mapping[str, Callable[[object, Settled], Decision]]] = {
 }
 RADIX_RULES: Final[Mapping[str, Callable[[object, Settled], Decision]]] = {"disable_radix_cache": _disable_radix_cache}
 OPTIONAL: Final = {
-    "cluster_key_file": "none: peers are on this machine",
+    "cluster_key_file": "none: no peers, or any process of this machine",
     "pd": "none: one server",
     "chaos": "none",
 }
@@ -250,8 +265,8 @@ def clashes(given: Mapping[str, object], written: Callable[[str], bool]) -> Iter
     if written("pd"):
         if role is not DisaggregationMode.NULL:
             yield "pd", "disaggregation_mode", "the first starts servers of both roles: leave the second out"
-        if written("cluster_key_file"):
-            yield "pd", "cluster_key_file", "its servers have a key of their own: leave the second out"
+        for name in filter(written, ("cluster_key_file", "insecure_no_cluster_key")):
+            yield "pd", name, "its servers have a key of their own: leave the second out"
         return
     if role is DisaggregationMode.PREFILL:
         for name in filter(written, _OF_DECODE):
@@ -269,16 +284,37 @@ def problems(settled: Settled, asked: Callable[[str], str]) -> Iterator[str]:
     """One line for each."""
     role = role_of(settled)
     remote = not is_loopback(str(settled["host"]))
-    if role is DisaggregationMode.PREFILL and remote and "cluster_key_file" not in settled:
-        yield (
-            f"{asked('host')} and {asked('disaggregation_mode')}: decode servers on other machines must prove who they "
-            "are: give --cluster-key-file FILE"
-        )
+    if role is not DisaggregationMode.NULL and "cluster_key_file" not in settled:
+        if remote:
+            yield (
+                f"{asked('host')} and {asked('disaggregation_mode')}: servers and gateways on other machines must "
+                "prove who they are: give --cluster-key-file FILE"
+            )
+        elif not settled["insecure_no_cluster_key"]:
+            yield (
+                f"{asked('disaggregation_mode')}: whoever has no key could send it caches and requests: give "
+                "--cluster-key-file FILE (openssl rand -hex 32 > FILE), the same to all servers and to forebay route; "
+                "or --insecure-no-cluster-key if all processes of this machine may"
+            )
+    for server in cast(Sequence[str], settled.get("disaggregation_prefill_servers", ())):
+        try:
+            peer_address(server)
+        except ConfigError as error:
+            yield f"{asked('disaggregation_prefill_servers')}: {error.message}"
     chaos = chaos_of(str(settled.get("chaos", "")))
     if (chaos.kill_prefill_s or chaos.kill_decode_s) and "pd" not in settled:
         yield f"{asked('chaos')}: servers are killed by the one that has started them: use --pd local"
     if "chaos" in settled and remote:
         yield f"{asked('chaos')} and {asked('host')}: faults on purpose are for servers on 127.0.0.1"
+
+
+def peer_address(text: str) -> tuple[str, int]:
+    """Return host and port of `HOST`, `HOST:PORT` or `[ADDRESS]:PORT`. Raises ConfigError."""
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([0-9A-Za-z._-]+))(?::([0-9]{1,5}))?", text.strip())
+    port = int(found[3] or DEFAULTS.bootstrap_port) if found else 0
+    if found is None or not 0 < port <= MAX_PORT:
+        raise ConfigError(f"{text[:100]!r} is no server: write HOST:PORT, such as 10.0.0.1:8998")
+    return (found[1] or found[2]).lower(), port
 
 
 def refuse_without_server(who: str, config: Config) -> None:

@@ -318,6 +318,9 @@ class ServerConfig:
     weights_root: str | None = None  # below which `/update_weights_from_disk` may read
     unknown_fields: str = "refuse"  # or warn: in a header
     sampling: SamplingDefaults = NEUTRAL  # of requests that do not say
+    cluster_key: bytes = field(default=b"", repr=False)  # that gateways and servers prove to each other
+    insecure_no_cluster_key: bool = False  # with one role on loopback: anybody is a gateway
+    prefill_servers: tuple[str, ...] = ()  # HOST:PORT that requests may name without the cluster key
     pd: str = ""  # local:1p1d: prefill and decode servers behind a router, all of this machine
 
 

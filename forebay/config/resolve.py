@@ -147,8 +147,8 @@ def resolve_server(
     check_exposure(str(written["host"]), keys[0])
     values = {BY_NAME[name].field: value for name, value in written.items()}
     values.pop("chat_template", None)
-    derived = {"api_keys": keys[0], "admin_api_keys": keys[1], "cache_isolation": CacheIsolation.NONE}
-    config: ServerConfig = _build(ServerConfig, values, **derived)
+    derived = {"api_keys": keys[0], "admin_api_keys": keys[1], "cluster_key": cluster_key(written)}
+    config: ServerConfig = _build(ServerConfig, values, cache_isolation=CacheIsolation.NONE, **derived)
     return config
 
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from forebay.base.errors import ForebayError, InvalidRequest, Unavailable
 from forebay.base.package import __version__
 from forebay.config.engine_config import DisaggregationMode
-from forebay.route.halves import AnyBody, Halves, RoutedBody, begin_half, first_answer
+from forebay.route.halves import Halves, Refused, RoutedRequest, begin_half, first_answer
 from forebay.route.members import Member, as_object
 from forebay.route.router import Router
 from forebay.route.upstream import MEMBER_LOST, Head
@@ -26,15 +26,15 @@ from forebay.server.console import load_assets
 from forebay.server.context import RequestContext
 from forebay.server.gateway import Gateway
 from forebay.server.http.bodies import ClientGone
+from forebay.server.http.cluster import Cluster
 from forebay.server.http.errors import MESSAGES, RESPONSES, error_ending
 from forebay.server.http.protocol import Connection
 from forebay.server.http.security import Security
 from forebay.server.http.watch import Watch
 from forebay.server.openapi.answers import LIMITS
 
-MOST_IDS: Final = 1 << 22  # token ids in a body: members have limits of their own
 ASK_TIMEOUT_S: Final = 30.0
-_PASSED_ON: Final = ("authorization", "x-api-key", "x-request-id")
+_PASSED_ON: Final = ("authorization", "content-encoding", "content-type", "x-api-key")
 _PASSED_BACK: Final = ("content-type", "cache-control", "retry-after", "x-forebay-ignored")
 
 
@@ -42,19 +42,27 @@ Handler = Callable[[Request, Router], Awaitable[Response]]
 
 
 async def generate(request: Request, router: Router) -> Response:
-    """Both halves of a request; decode's answer."""
+    """Send both halves of a request on their way and return decode's answer."""
     context = RequestContext.of(request.scope)
-    body = await router.bodies.read(RoutedBody, request.scope, context.receive, MOST_IDS)
     async with contextlib.AsyncExitStack() as undo:
-        undo.enter_context(router.lifecycle.admit(1))
-        watch = undo.enter_context(Watch(context.receive))
-        path, headers = _path(request), _passed_on(request, context)
-        try:
-            halves, head = await first_answer(router.members, body, path, headers, watch)
-        except ForebayError:
-            if watch.gone:
-                raise ClientGone from None
-            raise
+        async with router.bodies.content(request.scope, context.receive) as content:
+            undo.enter_context(router.lifecycle.admit(1))
+            watch = undo.enter_context(Watch(context.receive))
+            routed = RoutedRequest(
+                path=_path(request),
+                headers=_passed_on(request, context),
+                content=content,
+                blocks=await router.blocks(content),
+            )
+            try:
+                halves, head = await first_answer(router.members, routed, watch)
+            except Refused as refused:
+                router.metrics.count_error(refused.code)
+                return Response(refused.body, refused.status, _passed_back(refused.head))
+            except ForebayError:
+                if watch.gone:
+                    raise ClientGone from None
+                raise
         router.under_way.add(halves)
         undo.callback(router.under_way.discard, halves)
         undo.callback(_end, router, halves)
@@ -122,47 +130,52 @@ async def abort_request(request: Request, router: Router) -> Response:
 
 async def forward(request: Request, router: Router) -> Response:
     """The answer of a decode server, which knows as much as any other."""
-    return await _forward(request, router, router.members.choose_decode())
+    context, member = RequestContext.of(request.scope), router.members.choose_decode()
+    if request.method != "POST":
+        return _answered(await _ask(request, member))
+    async with router.bodies.content(request.scope, context.receive) as content:
+        return _answered(await _ask(request, member, content))
 
 
-async def _forward(request: Request, router: Router, member: Member) -> Response:
-    context = RequestContext.of(request.scope)
-    body = b""
-    if request.method == "POST" and request.headers.get("content-type"):
-        body = (await router.bodies.read(AnyBody, request.scope, context.receive, MOST_IDS)).encoded()
-    asked = member.pool.ask(request.method, _path(request), _passed_on(request, context), body)
+async def _ask(request: Request, member: Member, content: bytes | None = None) -> tuple[Head, bytes]:
+    headers = _passed_on(request, RequestContext.of(request.scope))
+    asked = member.pool.ask(request.method, _path(request), headers, content)
     try:
-        head, answer = await asyncio.wait_for(asked, ASK_TIMEOUT_S)
+        return await asyncio.wait_for(asked, ASK_TIMEOUT_S)
     except TimeoutError:
         raise Unavailable(f"{member.name} has not answered within {ASK_TIMEOUT_S:g} s", code=MEMBER_LOST) from None
-    return Response(answer, status_code=head.status, headers=_passed_back(head))
+
+
+def _answered(answer: tuple[Head, bytes]) -> Response:
+    head, body = answer
+    return Response(body, status_code=head.status, headers=_passed_back(head))
 
 
 async def pooled(request: Request, router: Router) -> Response:
     """The answer of a prefill server, which computes all of it: nothing comes behind these prompts."""
     context = RequestContext.of(request.scope)
-    body = await router.bodies.read(AnyBody, request.scope, context.receive, MOST_IDS)
-    with router.lifecycle.admit(1), Watch(context.receive) as watch:
-        member = router.members.choose_prefill(())
-        half = await begin_half(router.members, member, _path(request), _passed_on(request, context), body.encoded())
-        watch.on_gone(half.end)
-        try:
-            head, answer = await half.upstream.head(), await half.upstream.whole()
-        except ForebayError as error:
-            if watch.gone:
-                raise ClientGone from None
-            router.members.lost(member, error.message)
-            raise
-        finally:
-            half.end()
-    return Response(answer, status_code=head.status, headers=_passed_back(head))
+    async with router.bodies.content(request.scope, context.receive) as content:
+        with router.lifecycle.admit(1), Watch(context.receive) as watch:
+            member = router.members.choose_prefill(())
+            headers = _passed_on(request, context)
+            half = await begin_half(router.members, member, _path(request), headers, content)
+            watch.on_gone(half.end)
+            try:
+                return _answered((await half.upstream.head(), await half.upstream.whole()))
+            except ForebayError as error:
+                if watch.gone:
+                    raise ClientGone from None
+                router.members.lost(member, error.message)
+                raise
+            finally:
+                half.end()
 
 
 async def flush_cache(request: Request, router: Router) -> Response:
-    """At every member that is up."""
-    answers = await asyncio.gather(*(_forward(request, router, member) for member in router.members.all if member.up))
-    worst = max(answers, key=lambda answer: answer.status_code, default=None)
-    return worst if worst is not None else await forward(request, router)
+    """At every member that is up. A body is not read, as no server reads one."""
+    members = [member for member in router.members.all if member.up] or [router.members.choose_decode()]
+    answers = await asyncio.gather(*(_ask(request, member, b"") for member in members))
+    return _answered(max(answers, key=lambda answer: answer[0].status))
 
 
 async def health(request: Request, router: Router) -> Response:
@@ -251,6 +264,7 @@ def _path(request: Request) -> str:
 
 
 def _passed_on(request: Request, context: RequestContext) -> dict[str, str]:
+    """What members know their clients by and read bodies by. Nothing else of a client's headers reaches a member."""
     kept = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
     return {**kept, "x-request-id": context.request_id}
 
@@ -298,8 +312,10 @@ def create_app(router: Router) -> ASGIApp:
     routes = [Route(path, _endpoint(handler, router), methods=[method]) for method, path, handler in ROUTES]
     routes += [Route(path, file_endpoint(asset), methods=["GET"]) for path, asset in assets.items()]
     app = Starlette(routes=routes, exception_handlers=dict.fromkeys((ForebayError, 404, 405, Exception), pass_on))
+    app.router.redirect_slashes = False
     paths = [path for _, path, _ in ROUTES]
-    gateway = Gateway(app, Security(router.config), router.metrics, paths=paths, public_paths=assets)
+    security, cluster = Security(router.config), Cluster(router.config)
+    gateway = Gateway(app, security, cluster, router.metrics, paths=paths, public_paths=assets)
     return with_cors(gateway, router.config)
 
 

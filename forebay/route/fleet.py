@@ -54,6 +54,7 @@ class Fleet:
     `files` are descriptors that they read their keys from."""
 
     servers: list[Server]
+    cluster_key: bytes = field(default=b"", repr=False)
     files: Sequence[int] = ()
     chaos: Chaos = field(default_factory=Chaos)
     _ending: bool = False

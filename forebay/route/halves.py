@@ -1,65 +1,46 @@
-"""One request at two servers: both get the same body, prefill's answer is drained and decode's is the client's."""
+"""One request at two servers: both get the client's bytes, prefill's answer is drained and decode's is the client's.
+
+What the router adds travels in headers (`server/http/cluster.py`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
-from typing import Any, Final, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-import msgspec
-
-from forebay.base.errors import ForebayError, InvalidRequest
+from forebay.base.errors import ForebayError
 from forebay.base.log import event, get_logger
 from forebay.route.members import Member, Members, as_object
-from forebay.route.prefixes import blocks_of
 from forebay.route.upstream import MEMBER_LOST, Head, Upstream
-from forebay.server.answering.rendezvous import FIELDS
+from forebay.server.http.cluster import BOOTSTRAP
 from forebay.server.http.watch import Watch
-from forebay.server.protocol.validation import UNSUPPORTED_FIELD
 
 ROOM_BITS: Final = 62  # a request with several choices counts on from its room
 MOST_ATTEMPTS: Final = 3
 _AGAIN: Final = (503, 504)  # the server, or the one that it needs, is going, coming or gone: another one may not be
 
-_encode: Final = msgspec.json.Encoder().encode
-
 log = get_logger("route")
 
 
-class AnyBody:
-    """What a client asked for, as it is: members check it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedRequest:
+    """A client's request for two servers: its bytes as they came, the headers that are passed on, and the blocks of its
+    prompt."""
 
-    def __init__(self, data: dict[str, Any]) -> None:
-        self.data = data
+    path: str
+    headers: Mapping[str, str]
+    content: bytes
+    blocks: Sequence[bytes]
 
-    @classmethod
-    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
-        return cls(data)
-
-    def encoded(self, **more: Any) -> bytes:
-        return _encode({**self.data, **more})
-
-
-class RoutedBody(AnyBody):
-    """One that goes to two servers."""
-
-    @classmethod
-    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
-        for name in FIELDS:
-            if data.get(name) is not None:
-                raise InvalidRequest(
-                    f"{name} is this router's to choose: leave it out", code=UNSUPPORTED_FIELD, param=name
-                )
-        return cls(data)
-
-    def to(self, prefill: Member) -> bytes:
-        """The body for both, with a room that nobody else has."""
-        return self.encoded(
-            bootstrap_host=prefill.pool.origin.host,
-            bootstrap_port=prefill.bootstrap_port or None,
-            bootstrap_room=secrets.randbits(ROOM_BITS),
-        )
+    def for_halves(self, prefill: Member, decode: Member) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the headers for prefill and for decode, which meet in a room that nobody else has."""
+        room = {f"{BOOTSTRAP}room": str(secrets.randbits(ROOM_BITS))}
+        host = {f"{BOOTSTRAP}host": prefill.pool.origin.host}
+        port = {f"{BOOTSTRAP}port": str(prefill.bootstrap_port)} if prefill.bootstrap_port else {}
+        return {**self.headers, **prefill.proof, **room}, {**self.headers, **decode.proof, **room, **host, **port}
 
 
 class Half:
@@ -73,10 +54,10 @@ class Half:
         member.num_requests += 1
 
     @classmethod
-    async def begin(cls, member: Member, path: str, headers: Mapping[str, str], body: bytes) -> Half:
+    async def begin(cls, member: Member, path: str, headers: Mapping[str, str], content: bytes) -> Half:
         """Raises Unavailable where the server cannot be reached."""
         upstream = await member.pool.take()
-        upstream.send("POST", path, headers, body)
+        upstream.send("POST", path, headers, content)
         return cls(member, upstream)
 
     def end(self) -> None:
@@ -126,28 +107,28 @@ class Halves:
         self.decode.end()
 
 
-async def begin(members: Members, body: RoutedBody, path: str, headers: Mapping[str, str]) -> Halves:
+async def begin(members: Members, request: RoutedRequest) -> Halves:
     """Send both halves on their way. Raises Unavailable where a server cannot be reached, which is marked then."""
-    prefill, decode = members.choose_prefill(blocks_of(body.data)), members.choose_decode()
-    data = body.to(prefill)
-    first = await begin_half(members, prefill, path, headers, data)
+    prefill, decode = members.choose_prefill(request.blocks), members.choose_decode()
+    for_prefill, for_decode = request.for_halves(prefill, decode)
+    first = await begin_half(members, prefill, request.path, for_prefill, request.content)
     try:
-        return Halves(first, await begin_half(members, decode, path, headers, data))
+        return Halves(first, await begin_half(members, decode, request.path, for_decode, request.content))
     except ForebayError:
         first.end()
         raise
 
 
-async def begin_half(members: Members, member: Member, path: str, headers: Mapping[str, str], data: bytes) -> Half:
+async def begin_half(members: Members, member: Member, path: str, headers: Mapping[str, str], content: bytes) -> Half:
     try:
-        return await Half.begin(member, path, headers, data)
+        return await Half.begin(member, path, headers, content)
     except ForebayError as error:
         members.lost(member, error.message)
         raise
 
 
-class Failed(ForebayError):
-    """A member's own words, to be passed on as they are."""
+class Refused(ForebayError):
+    """A member's answer that is no 200: the client gets it as it is."""
 
     def __init__(self, head: Head, body: bytes) -> None:
         error = as_object(body).get("error")
@@ -156,14 +137,10 @@ class Failed(ForebayError):
             str(said.get("message", f"a server answered HTTP {head.status}")),
             code=str(said.get("code", "member_error")),
         )
-        self.status, self.type = head.status, str(said.get("type", "server_error"))
-        self.retry_after_s = 1 if head.status == 429 else None
-        self.param = said["param"] if isinstance(said.get("param"), str) else None
+        self.head, self.body, self.status = head, body, head.status
 
 
-async def first_answer(
-    members: Members, body: RoutedBody, path: str, headers: Mapping[str, str], watch: Watch
-) -> tuple[Halves, Head]:
+async def first_answer(members: Members, request: RoutedRequest, watch: Watch) -> tuple[Halves, Head]:
     """Both halves under way and the head of decode's answer, a 200. Until then nothing was sent to the client, so what
     a server's coming or going spoils is begun again, at other servers where there are any.
 
@@ -172,7 +149,7 @@ async def first_answer(
     failure: ForebayError | None = None
     for _ in range(MOST_ATTEMPTS):
         try:
-            halves = await begin(members, body, path, headers)
+            halves = await begin(members, request)
         except ForebayError as error:
             failure = failure or error
             if error.code != MEMBER_LOST:  # nobody is up
@@ -195,7 +172,7 @@ async def _outcome(halves: Halves) -> tuple[ForebayError | None, Head]:
     """Decode's head, or why there is no use in it."""
     try:
         half, head = await halves.answer()
-        return None if head.status == 200 else Failed(head, await half.upstream.whole()), head
+        return None if head.status == 200 else Refused(head, await half.upstream.whole()), head
     except ForebayError as error:
         return error, Head(error.status, {})
     except BaseException:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from forebay.base.log import event, get_logger
 from forebay.config.engine_config import DisaggregationMode
 from forebay.route.prefixes import Prefixes
 from forebay.route.upstream import Pool
+from forebay.server.http.cluster import BOOTSTRAP, PROOF, proof_of
 
 CHECK_INTERVAL_S: Final = 1.0
 CHECK_TIMEOUT_S: Final = 2.0
@@ -33,6 +34,7 @@ class Member:
 
     role: DisaggregationMode
     pool: Pool
+    proof: Mapping[str, str]  # that we have the cluster key
     up: bool = False
     why: str = "not asked yet"  # where it is not up
     info: dict[str, Any] = field(default_factory=dict)
@@ -80,8 +82,12 @@ class Member:
         if head.status != 200:
             self.down(str(as_object(body).get("reason", f"HTTP {head.status}")))
         elif not self.up:
-            head, body = await self.pool.ask("GET", "/server_info", self.headers())
-            self._came_up(as_object(body) if head.status == 200 else {})
+            probe = {**self.headers(), **self.proof, f"{BOOTSTRAP}room": "0"}  # refused where requests would be
+            head, body = await self.pool.ask("GET", "/server_info", probe)
+            if head.status == 403:
+                self.down("it refuses this router's headers: give both the same --cluster-key-file")
+            else:
+                self._came_up(as_object(body) if head.status == 200 else {})
 
     def _came_up(self, info: dict[str, Any]) -> None:
         role = info.get("disaggregation_mode")
@@ -115,9 +121,10 @@ def as_object(body: bytes) -> dict[str, Any]:
 class Members:
     """All of them. Belongs to one event loop."""
 
-    def __init__(self, prefill: Iterable[Origin], decode: Iterable[Origin]) -> None:
-        self.prefill = [Member(DisaggregationMode.PREFILL, Pool(origin)) for origin in prefill]
-        self.decode = [Member(DisaggregationMode.DECODE, Pool(origin)) for origin in decode]
+    def __init__(self, prefill: Iterable[Origin], decode: Iterable[Origin], cluster_key: bytes = b"") -> None:
+        proof = {PROOF: proof_of(cluster_key)} if cluster_key else {}
+        self.prefill = [Member(DisaggregationMode.PREFILL, Pool(origin), proof) for origin in prefill]
+        self.decode = [Member(DisaggregationMode.DECODE, Pool(origin), proof) for origin in decode]
         self.prefixes = Prefixes()
 
     @property

@@ -10,10 +10,13 @@ from typing import Any, Final
 
 import msgspec
 
+from forebay.base.errors import InvalidRequest
 from forebay.server.dialects.messages_request import BILLING_HEADER
+from forebay.server.http.json_body import parse_json_object
 
 BLOCK_BYTES: Final = 256  # some 60 tokens: a shorter beginning in common saves less than a balanced load
 MOST_BLOCKS: Final = 512  # of one prompt; what is behind them has been cached with them or not at all
+MOST_IDS: Final = 1 << 22  # token ids in a body: members have limits of their own
 MOST_KNOWN: Final = 1 << 16  # blocks of all prompts together, 10 MB
 _DIGEST_BYTES: Final = 16
 _PROMPT: Final = ("system", "instructions", "messages", "input", "prompt", "text", "input_ids")  # in their texts' order
@@ -22,8 +25,16 @@ _VOLATILE: Final = re.compile(BILLING_HEADER.encode() + rb'[^"\\]*')  # no two r
 _encode: Final = msgspec.json.Encoder().encode
 
 
+def blocks_of_body(content: bytes) -> list[bytes]:
+    """Return `blocks_of` the body of a request; none of a body that a server will refuse."""
+    try:
+        return blocks_of(parse_json_object(content, MOST_IDS))
+    except (InvalidRequest, ValueError, OverflowError):  # a lone surrogate, a number of more than 64 bits
+        return []
+
+
 def blocks_of(data: dict[str, Any]) -> list[bytes]:
-    """Of the body of a request: hashes of its prompt's whole blocks, each over all that is before it too."""
+    """Return hashes of a prompt's whole blocks, each over all that is before it too."""
     text = b"".join(_VOLATILE.sub(b"", _encode(data[name])) for name in _PROMPT if name in data)
     # The bracket at the end of a list stands where the next message, or id, of a longer one does.
     found, before = [], b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Final
 
 from forebay.config.engine_config import ServerConfig
@@ -11,7 +12,8 @@ from forebay.requests.updates import Failure
 from forebay.route.halves import Halves
 from forebay.route.members import Members
 from forebay.route.metrics import RouteMetrics
-from forebay.server.http.bodies import Bodies
+from forebay.route.prefixes import blocks_of_body
+from forebay.server.http.bodies import INLINE_BYTES, Bodies
 from forebay.server.http.lifecycle import Lifecycle
 from forebay.server.http.workers import Workers
 
@@ -31,6 +33,12 @@ class Router:
         self.bodies = Bodies(config.max_body_bytes, self._worker)
         self._died = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    async def blocks(self, content: bytes) -> list[bytes]:
+        """Return the blocks of a body's prompt; a large body is read beside the event loop."""
+        if len(content) <= INLINE_BYTES:
+            return blocks_of_body(content)
+        return await self._worker.run(partial(blocks_of_body, content))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run beside everything else, until `close`."""

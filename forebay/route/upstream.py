@@ -37,16 +37,17 @@ class Upstream(KeptAlive):
         self._body = bytearray()  # what came before anybody wanted it
         self._sink: Callable[[bytes], None] | None = None
 
-    def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> None:
+    def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> None:
+        """Write a request, with `body` as it is; `headers` name its kind."""
         self._parser = httptools.HttpResponseParser(self)
         self._headers, self._sink = {}, None
         self._head, self._end = self._loop.create_future(), self._loop.create_future()
         self._body.clear()
         lines = [f"{method} {self.origin.prefix}{path} HTTP/1.1", f"Host: {self.origin.host}:{self.origin.port}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        if body:
-            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
-        self._transport.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+        if body is not None:
+            lines.append(f"Content-Length: {len(body)}")
+        self._transport.write("\r\n".join([*lines, "", ""]).encode("latin-1") + (body or b""))
 
     async def head(self) -> Head:
         """Raises Unavailable where the connection breaks first."""
@@ -154,7 +155,9 @@ class Pool:
         while self._idle:
             self._idle.pop()[1].close()
 
-    async def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> tuple[Head, bytes]:
+    async def ask(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
+    ) -> tuple[Head, bytes]:
         """One whole answer."""
         upstream = await self.take()
         try:

@@ -30,6 +30,7 @@ from forebay.server.dialects.responses_request import ResponsesRequest
 from forebay.server.gateway import Gateway
 from forebay.server.grammars import GrammarWorkers
 from forebay.server.http.bodies import Bodies
+from forebay.server.http.cluster import Cluster
 from forebay.server.http.errors import MESSAGES, RESPONSES
 from forebay.server.http.isolation import Isolation
 from forebay.server.http.lifecycle import Lifecycle
@@ -110,6 +111,7 @@ def create_context(
         engine=engine,
         tokenizer=tokenizer,
         security=Security(config),
+        cluster=Cluster(config),
         isolation=Isolation(config.cache_isolation),
         lifecycle=Lifecycle(lambda: engine.info.max_requests),
         metrics=Metrics(model.name, config.metrics_compat),
@@ -129,7 +131,8 @@ def create_app(server: ServerContext) -> ASGIApp:
     assets = load_assets()
     routes, paths = create_routes(server, assets), [path for _, path, _, _ in ROUTES]
     public = (*assets, DOCS, OPENAPI)  # which hold nothing of the operator's
-    return with_cors(Gateway(routes, server.security, server.metrics, paths=paths, public_paths=public), server.config)
+    gateway = Gateway(routes, server.security, server.cluster, server.metrics, paths=paths, public_paths=public)
+    return with_cors(gateway, server.config)
 
 
 def create_routes(server: ServerContext, assets: dict[str, Asset]) -> Starlette:

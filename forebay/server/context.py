@@ -18,6 +18,7 @@ from forebay.server.answering.calling import for_template
 from forebay.server.answering.under_way import UnderWay
 from forebay.server.grammars import GrammarWorkers
 from forebay.server.http.bodies import Bodies
+from forebay.server.http.cluster import Cluster, Sender
 from forebay.server.http.isolation import Isolation, Tenant
 from forebay.server.http.lifecycle import Lifecycle
 from forebay.server.http.protocol import CONNECTION, Connection
@@ -48,6 +49,7 @@ class ServerContext:
     engine: AsyncEngine
     tokenizer: Tokenizer
     security: Security
+    cluster: Cluster
     isolation: Isolation
     lifecycle: Lifecycle
     metrics: Metrics
@@ -109,6 +111,7 @@ class RequestContext:
     request_id: str
     route: str
     tenant: Tenant
+    sender: Sender
     receive: Receive
     send: Send
     connection: Connection
@@ -127,12 +130,14 @@ def new_request_context(
     send: Send,
     request_id: str,
     tenant: Tenant,
+    sender: Sender,
     headers: list[tuple[bytes, bytes]],
 ) -> RequestContext:
     return RequestContext(
         request_id=request_id,
         route=scope["path"],
         tenant=tenant,
+        sender=sender,
         receive=receive,
         send=send,
         connection=scope["extensions"][CONNECTION],

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from forebay.base.errors import ForebayError, NotFound
 from forebay.server.context import REQUEST, new_request_context
 from forebay.server.http.bodies import ClientGone
+from forebay.server.http.cluster import Cluster
 from forebay.server.http.errors import HttpError, error_response, internal
 from forebay.server.http.isolation import Tenant
 from forebay.server.http.security import Security
@@ -32,6 +33,7 @@ class Gateway:
         self,
         app: ASGIApp,
         security: Security,
+        cluster: Cluster,
         metrics: CountsErrors,
         *,
         paths: Iterable[str],
@@ -40,7 +42,7 @@ class Gateway:
         """`paths` are those of the routes, `public_paths` the console's files, served by GET without a key."""
         self._paths = frozenset((*paths, *public_paths))
         self._app = app
-        self._security = security
+        self._security, self._cluster = security, cluster
         self._metrics = metrics
         self._public_paths = frozenset(public_paths)
 
@@ -57,8 +59,8 @@ class Gateway:
             scope = {**scope, "path": path}
         answer = _Answer(send, request_id)
         try:
-            tenant = self._admit(scope)
-            scope[REQUEST] = new_request_context(scope, receive, send, request_id, tenant, answer.headers)
+            tenant, sender = self._admit(scope), self._cluster.sender(scope["headers"])
+            scope[REQUEST] = new_request_context(scope, receive, send, request_id, tenant, sender, answer.headers)
             await self._app(scope, receive, answer)
         except ClientGone:
             return

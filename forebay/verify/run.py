@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -18,6 +19,7 @@ from forebay.verify.asking import Answer, Findings, started
 from forebay.verify.circumstances import ALONE, Circumstance, Flags, Room, circumstances
 from forebay.verify.questions import Question, make_questions
 
+_CLUSTER_KEY: Final = secrets.token_bytes(32)
 BY_DEFAULT: Final[Flags] = {"speculative_algorithm": "NGRAM"}  # guesses
 
 
@@ -101,7 +103,11 @@ class Verification:
         return {name for name in names if not name.startswith(PREFIX)}
 
     def _resolved(self, flags: Flags) -> EngineConfig:
-        return resolve({**self._given, **ALONE, **flags}, warn=lambda text: None).engine
+        given = {**self._given, **ALONE, **flags}
+        if "disaggregation_mode" not in flags:
+            return resolve(given, warn=lambda text: None).engine
+        engine = resolve({**given, "insecure_no_cluster_key": True}, warn=lambda text: None).engine
+        return replace(engine, disaggregation=replace(engine.disaggregation, cluster_key=_CLUSTER_KEY))
 
 
 def _first(failure: ForebayError | ExceptionGroup[Exception]) -> ForebayError:

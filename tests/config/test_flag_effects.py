@@ -37,6 +37,7 @@ VALUES: dict[str, Any] = {
     "device": "cuda",
     "disable_radix_cache": True,
     "disaggregation_mode": "prefill",
+    "disaggregation_prefill_servers": "10.0.0.1:8998",
     "disaggregation_transfer_backend": "tcp",
     "dtype": "float32",
     "host": "127.0.0.2",
@@ -67,7 +68,12 @@ VALUES: dict[str, Any] = {
     "tool_call_parser": "hermes",
 }
 # Settings that a flag is of no use without.
-DECODE: dict[str, Any] = {"disaggregation_mode": "decode", "max_running_requests": 64}
+DECODE: dict[str, Any] = {
+    "disaggregation_mode": "decode",
+    "max_running_requests": 64,
+    "insecure_no_cluster_key": True,
+}
+KEYED: dict[str, Any] = {"disaggregation_mode": "decode", "cluster_key_file": __file__}
 WITH: dict[str, dict[str, Any]] = {
     "chaos": DECODE,
     "cluster_key_file": DECODE,
@@ -77,6 +83,9 @@ WITH: dict[str, dict[str, Any]] = {
     "disaggregation_decode_extra_slots": DECODE,
     "disaggregation_heartbeat": DECODE,
     "disaggregation_lease": DECODE,
+    "disaggregation_mode": DECODE,
+    "disaggregation_prefill_servers": DECODE,
+    "insecure_no_cluster_key": KEYED,
     "disaggregation_transfer_backend": DECODE,
     "enable_memory_saver": {"device": "cuda"},
     "weights_cpu_backup": {"device": "cuda", "enable_memory_saver": True},

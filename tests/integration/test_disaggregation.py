@@ -30,6 +30,7 @@ from forebay.cli.main import main
 from forebay.cli.make_model import make
 from forebay.engine.llm import LLM
 from forebay.requests.sampling_params import SamplingParams
+from forebay.server.http.cluster import PROOF, proof_of
 from tests import loopback
 from tests.deadlines import HANGS_S, wait_until
 from tests.integration.tree import child, children, command, serving
@@ -294,7 +295,10 @@ def test_c22_an_unknown_room_times_out_and_one_in_use_is_refused(pair: Servers) 
     info = loopback.get(f"{at['prefill']}/server_info").json()
     where = {"bootstrap_host": "127.0.0.1", "bootstrap_port": info["disaggregation_bootstrap_port"]}
     body = {"prompt": "a", "max_tokens": 2, "bootstrap_room": 5, **where}
-    with loopback.client() as http, ThreadPoolExecutor() as threads:
+    refused = loopback.post(f"{at['decode']}/v1/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "cluster_key_required")
+    proven = {PROOF: proof_of(cluster_key(pair.member("decode")))}
+    with loopback.client(headers=proven) as http, ThreadPoolExecutor() as threads:
 
         def ask(url: str, room: int) -> httpx.Response:
             return http.post(f"{url}/v1/completions", json={**body, "bootstrap_room": room})
@@ -307,6 +311,12 @@ def test_c22_an_unknown_room_times_out_and_one_in_use_is_refused(pair: Servers) 
             f"{at['decode']}/v1/completions", json={**body, "prompt": ["a", "b"], "bootstrap_room": [5, 5]}
         )
         assert (twice.status_code, twice.json()["error"]["code"]) == (400, "room_in_use")
+
+
+def cluster_key(pid: int) -> bytes:
+    """That of a member, from the file without a name that it reads it from."""
+    [fd] = re.findall("--cluster-key-file=/dev/fd/([0-9]+)", command(pid))
+    return Path(f"/proc/{pid}/fd/{fd}").read_bytes()
 
 
 @pytest.mark.slow

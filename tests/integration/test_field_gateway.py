@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,48 +14,46 @@ import pytest
 
 from tests import loopback
 from tests.deadlines import HANGS_S, wait_until
-from tests.integration.test_disaggregation import SOON, Servers, started
+from tests.integration.test_disaggregation import SMALL
+from tests.integration.tree import serving
 
 SMG = shutil.which(os.environ.get("SMG", "smg"))
 
 
-@pytest.fixture(scope="module")
-def servers(embedded_model: Path) -> Iterator[Servers]:
-    with started("--pd=local", *SOON) as servers:
-        yield servers
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(SMG is None, reason="there is no smg: python -m venv V; V/bin/pip install smg==1.13; SMG=V/bin/smg")
-def test_a_gateway_of_the_field_takes_a_pair_of_ours_for_its_own(servers: Servers, tmp_path: Path) -> None:
-    at = {member["role"]: member["url"] for member in servers.state()["members"]}
-    info = loopback.get(f"{at['prefill']}/server_info").json()
-    port, metrics = free_port(), free_port()
-    words = [
-        "launch",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--prometheus-port",
-        str(metrics),
-        "--pd-disaggregation",
-    ]
-    words += ["--prefill", at["prefill"], str(info["disaggregation_bootstrap_port"]), "--decode", at["decode"]]
-    words += ["--worker-startup-check-interval", "1", "--policy", "round_robin"]
-    with (tmp_path / "smg.log").open("w") as log:
-        gateway = subprocess.Popen([str(SMG), *words], stdout=log, stderr=log, cwd=tmp_path)
-    try:
-        wait_until(lambda: answers(port, "/v1/models"))
-        workers = loopback.get(f"http://127.0.0.1:{port}/workers").json()["workers"]
-        assert {worker["labels"].get("max_running_requests") for worker in workers} == {"4"}
-        body = {"model": info["served_model_name"], "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6}
-        found = [chat(url, {**body, "temperature": 0}) for url in (f"http://127.0.0.1:{port}", servers.url)]
-        assert found[0] == found[1]
-        assert "[DONE]" in chat_text(f"http://127.0.0.1:{port}", {**body, "stream": True})
-    finally:
-        gateway.terminate()
-        gateway.wait(HANGS_S)
+def test_a_gateway_of_the_field_takes_a_pair_of_ours_for_its_own(embedded_model: Path, tmp_path: Path) -> None:
+    """It says in the body where halves meet, has no cluster key, and may name the prefill server that is configured."""
+    (tmp_path / "cluster.key").write_text("cluster-canary-0123456789")
+    bootstrap, port, metrics = free_port(), free_port(), free_port()
+    flags = [*SMALL, f"--cluster-key-file={tmp_path / 'cluster.key'}"]
+    flags += [f"--disaggregation-prefill-servers=127.0.0.1:{bootstrap}"]
+    listens = f"--disaggregation-bootstrap-port={bootstrap}"
+    with (
+        serving(tmp_path / "alone", *SMALL) as alone,
+        serving(tmp_path / "prefill", *flags, "--disaggregation-mode=prefill", listens) as prefill,
+        serving(tmp_path / "decode", *flags, "--disaggregation-mode=decode") as decode,
+    ):
+        words = ["launch", "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
+        words += ["--pd-disaggregation", "--prefill", prefill.url, str(bootstrap), "--decode", decode.url]
+        words += ["--worker-startup-check-interval", "1", "--policy", "round_robin"]
+        with (tmp_path / "smg.log").open("w") as log:
+            gateway = subprocess.Popen([str(SMG), *words], stdout=log, stderr=log, cwd=tmp_path)
+        try:
+            assert_serves_as(f"http://127.0.0.1:{port}", alone.url)
+        finally:
+            gateway.terminate()
+            gateway.wait(HANGS_S)
+
+
+def assert_serves_as(url: str, alone: str) -> None:
+    wait_until(lambda: answers(f"{url}/v1/models"))
+    workers = loopback.get(f"{url}/workers").json()["workers"]
+    assert {worker["labels"].get("max_running_requests") for worker in workers} == {"4"}
+    name = loopback.get(f"{alone}/server_info").json()["served_model_name"]
+    body = {"model": name, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6, "temperature": 0}
+    assert chat(url, body) == chat(alone, body)
+    assert "[DONE]" in chat_text(url, {**body, "stream": True})
 
 
 def free_port() -> int:
@@ -65,9 +62,9 @@ def free_port() -> int:
         return port
 
 
-def answers(port: int, path: str) -> bool:
+def answers(url: str) -> bool:
     try:
-        return loopback.get(f"http://127.0.0.1:{port}{path}").is_success
+        return loopback.get(url).is_success
     except httpx.TransportError:
         return False
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from forebay.engine.llm import LLM
 from forebay.requests.sampling_params import SamplingParams
+from forebay.server.http.cluster import PROOF, proof_of
 from tests.deadlines import wait_until
 from tests.integration.test_processes import PATIENT, ask, asyncly, model
 from tests.integration.tree import Tree, serving
@@ -24,6 +25,16 @@ from tests.integration.tree import Tree, serving
 __all__ = ["model"]  # a fixture
 ROLES = ("prefill", "decode")
 ROOMS = count(1000)
+
+
+CLUSTER_KEY = "cluster-canary-0123456789"
+
+
+def gateway(tree: Tree) -> httpx.AsyncClient:
+    """A client that may say where the halves of a request meet."""
+    client = asyncly(tree)
+    client.headers[PROOF] = proof_of(CLUSTER_KEY.encode())
+    return client
 
 
 class Two(NamedTuple):
@@ -38,7 +49,7 @@ class Two(NamedTuple):
 
     async def ask(self, room: int, num_tokens: int = 12) -> tuple[httpx.Response, httpx.Response]:
         body = self.body(room, num_tokens)
-        async with asyncly(self.prefill) as prefill, asyncly(self.decode) as decode:
+        async with gateway(self.prefill) as prefill, gateway(self.decode) as decode:
             wanted = (client.post("/v1/completions", json=body) for client in (prefill, decode))
             first, second = await asyncio.gather(*wanted)
             return first, second
@@ -50,7 +61,9 @@ def two(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Two]:
     shutil.copytree(model, folder / "other")
     for file in (folder / "other").glob("*.safetensors"):
         save_file({name: value * 0.75 for name, value in load_file(file).items()}, file)
+    (folder / "cluster.key").write_text(CLUSTER_KEY)
     flags = (*PATIENT, f"--weights-root={folder}", "--disaggregation-heartbeat=1")
+    flags += (f"--cluster-key-file={folder / 'cluster.key'}",)
     prefill = serving(folder / "prefill", model, *flags, "--disaggregation-mode=prefill")
     decode = serving(folder / "decode", model, *flags, "--disaggregation-mode=decode")
     with prefill as first, decode as second, first.client() as client:
@@ -121,7 +134,7 @@ async def test_c22_an_engine_that_stands_still_costs_its_requests_an_error_at_mo
     right = (await two.ask(next(ROOMS), 100))[1].json()["choices"]
     trees, body, halves = two._asdict(), two.body(next(ROOMS), 100), dict[str, asyncio.Task[httpx.Response]]()
     engines = {name: trees[name].engine_pid for name in ROLES}
-    async with asyncly(two.prefill) as prefill, asyncly(two.decode) as decode:
+    async with gateway(two.prefill) as prefill, gateway(two.decode) as decode:
 
         def send(name: str) -> None:
             client = prefill if name == "prefill" else decode
@@ -170,7 +183,7 @@ async def test_c22_an_engine_that_stands_still_costs_its_requests_an_error_at_mo
 async def test_c31_prefill_and_decode_of_different_weights_exchange_nothing_and_say_so(two: Two) -> None:
     old = (await two.ask(200))[1].json()["choices"]
     assert post(two.prefill, "/update_weights_from_disk", model_path="other")["weight_version"] == 1
-    async with asyncly(two.decode) as client:  # prefill is told by nobody that it waits in vain
+    async with gateway(two.decode) as client:  # prefill is told by nobody that it waits in vain
         answer = await client.post("/v1/completions", json=two.body(201, 12))
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "layout_mismatch")
     assert answer.json()["error"]["message"].endswith("weight_version: prefill has 1, decode 0")

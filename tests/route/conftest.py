@@ -15,6 +15,7 @@ from forebay.config.engine_config import DisaggregationMode
 from forebay.route.app import create_app
 from forebay.route.members import Members
 from forebay.route.router import Router
+from forebay.server.http.cluster import PROOF, proof_of
 from forebay.server.http.listen import bind, listen
 from forebay.text.tokenizer import Tokenizer
 from tests import loopback
@@ -25,6 +26,8 @@ from tests.text.tiny_tokenizer import tiny_tokenizer
 
 PREFILL = replace(MODEL, mode=DisaggregationMode.PREFILL)
 DECODE = replace(MODEL, mode=DisaggregationMode.DECODE)
+CLUSTER_KEY = b"cluster-canary-0123456789"
+PROVEN = {PROOF: proof_of(CLUSTER_KEY)}
 
 
 @dataclass
@@ -64,14 +67,15 @@ class Routed:
 
 
 def start_router(prefill: list[Running], decode: list[Running], **changes: Any) -> Routed:
-    config = replace(CONFIG, **changes)
+    config = replace(CONFIG, **{"cluster_key": CLUSTER_KEY, **changes})
     sock = bind(config)
     started = threading.Event()
     box: dict[str, Any] = {}
     key = config.api_keys[0] if config.api_keys else ""
 
     async def main() -> None:
-        members = Members(*([Origin(server.url, key) for server in servers] for servers in (prefill, decode)))
+        origins = ([Origin(server.url, key) for server in servers] for servers in (prefill, decode))
+        members = Members(*origins, cluster_key=config.cluster_key)
         router = box["router"] = Router(config, members)
         box["loop"], box["stop"] = asyncio.get_running_loop(), asyncio.Event()
         await members.check()  # and not every second: the tests say when
@@ -108,7 +112,7 @@ def route(tokenizer: Tokenizer, patience: None) -> Iterator[Route]:
 
     def go(prefill: int = 1, decode: int = 1, make: Callable[[], FakeEngine] = FakeEngine, **changes: Any) -> Routed:
         servers = [
-            [start(tokenizer, make, model=model, **changes) for _ in range(count)]
+            [start(tokenizer, make, model=model, **{"cluster_key": CLUSTER_KEY, **changes}) for _ in range(count)]
             for model, count in ((PREFILL, prefill), (DECODE, decode))
         ]
         routed.append(start_router(*servers, **changes))

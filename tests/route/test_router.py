@@ -11,7 +11,7 @@ import pytest
 
 from forebay.route.members import WORTH_WAITING
 from tests.deadlines import HANGS_S
-from tests.route.conftest import Route, Routed, start_router
+from tests.route.conftest import PROVEN, Route, Routed, start_router
 from tests.server.fake_engine import FakeEngine
 
 LONG = "a" * 2000
@@ -27,7 +27,7 @@ def direct(routed: Routed, prompt: Any = "a", **fields: Any) -> dict[str, Any]:
     with routed.decode[0].client() as http:
         where = {"bootstrap_host": "127.0.0.1", "bootstrap_room": 1}
         body = {"prompt": prompt, "max_tokens": 3, **where, **fields}
-        answer: dict[str, Any] = http.post("/v1/completions", json=body).json()
+        answer: dict[str, Any] = http.post("/v1/completions", json=body, headers=PROVEN).json()
     return answer
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from forebay.config.engine_config import DisaggregationMode
 from forebay.requests.transfers import Rendezvous
+from forebay.server.http.cluster import PROOF, proof_of
 from tests.server.conftest import MODEL, Running
 from tests.server.fake_engine import FakeEngine
 
@@ -19,18 +20,23 @@ HERE = {"bootstrap_host": "10.0.0.7", "bootstrap_port": 7000, "bootstrap_room": 
 Launch = Callable[..., Running]
 
 
-def ask(server: Running, prompt: Any = "a", **fields: Any) -> Any:
-    with server.client() as http:
+KEY = b"cluster-canary-0123456789"
+PROVEN = {PROOF: proof_of(KEY)}
+SERVERS = ("10.0.0.7:7000", "Prefill.example")
+
+
+def ask(server: Running, prompt: Any = "a", headers: Mapping[str, str] = PROVEN, **fields: Any) -> Any:
+    with server.client(headers=headers) as http:
         return http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 2, **fields})
 
 
 def test_a_gateways_words_reach_the_engine_once_for_each_choice(launch: Launch) -> None:
-    server = launch(FakeEngine, model=DECODE)
+    server = launch(FakeEngine, model=DECODE, cluster_key=KEY)
     assert ask(server, **HERE).status_code == 200
     # What the field's gateways send where they know no port, and a room for each choice.
     assert ask(server, ["a", "b"], n=2, **{**HERE, "bootstrap_port": None, "bootstrap_room": [7, 3, 9, 1]}).is_success
     assert ask(server, n=2, **HERE).is_success
-    with server.client() as http:
+    with server.client(headers=PROVEN) as http:
         chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
         assert http.post("/v1/chat/completions", json={**chat, **HERE}).is_success
     first, wrapped = Rendezvous("10.0.0.7", 7000, 2**63 - 1), Rendezvous("10.0.0.7", 7000, 0)
@@ -39,7 +45,7 @@ def test_a_gateways_words_reach_the_engine_once_for_each_choice(launch: Launch) 
 
 
 def test_prefill_needs_a_room_and_nothing_else(launch: Launch) -> None:
-    server = launch(FakeEngine, model=PREFILL)
+    server = launch(FakeEngine, model=PREFILL, cluster_key=KEY)
     assert ask(server, bootstrap_room=5).is_success
     assert server.engine.rendezvous == [Rendezvous("", 0, 5)]
     answer = ask(server)
@@ -63,7 +69,7 @@ def test_prefill_needs_a_room_and_nothing_else(launch: Launch) -> None:
 def test_what_makes_no_sense_of_a_half_is_a_400_that_names_the_field(
     launch: Launch, model: Any, fields: dict[str, Any], code: str, param: str
 ) -> None:
-    server = launch(FakeEngine, model=model)
+    server = launch(FakeEngine, model=model, cluster_key=KEY)
     answer = ask(server, **fields)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"].partition(".")[0]) == (400, code, param), error
@@ -71,7 +77,7 @@ def test_what_makes_no_sense_of_a_half_is_a_400_that_names_the_field(
 
 
 def test_gateways_of_the_field_find_what_they_look_for(launch: Launch) -> None:
-    server = launch(FakeEngine, model=DECODE)
+    server = launch(FakeEngine, model=DECODE, cluster_key=KEY)
     with server.client() as http:
         info, model = http.get("/server_info").json(), http.get("/model_info").json()
         assert http.get("/version").status_code == 404
@@ -82,3 +88,124 @@ def test_gateways_of_the_field_find_what_they_look_for(launch: Launch) -> None:
     assert all(isinstance(info[name], str) for name in ("version", "weight_version"))
     assert "model" not in info  # which would have to be text, and the gateway would take nothing of it all
     assert (model["model_path"], model["is_generation"]) == ("/models/tiny", True)
+
+
+# -- who may choose (C33) ----------------------------------------------------------------------------------------------
+
+
+def in_headers(**words: object) -> dict[str, str]:
+    return {f"x-forebay-bootstrap-{name}": str(word) for name, word in words.items()}
+
+
+def test_rendezvous_in_headers_of_a_key_holder_reaches_the_engine(launch: Launch) -> None:
+    server = launch(FakeEngine, model=DECODE, cluster_key=KEY)
+    where = in_headers(host="10.0.0.7", port=7000, room=2**63 - 1)
+    assert ask(server, headers={**PROVEN, **where}, n=2).is_success
+    assert ask(server, headers={**PROVEN, **in_headers(host="::1", room=5)}).is_success
+    told = [Rendezvous("10.0.0.7", 7000, 2**63 - 1), Rendezvous("10.0.0.7", 7000, 0), Rendezvous("::1", 8998, 5)]
+    assert server.engine.rendezvous == told
+
+
+@pytest.mark.parametrize("model", [DECODE, PREFILL, MODEL], ids=["decode", "prefill", "whole"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        in_headers(host="10.0.0.7", room=5),
+        {**in_headers(room=5), PROOF: proof_of(b"another-cluster-key")},
+        {**in_headers(room=5), PROOF: KEY.decode()},
+        {PROOF: ""},
+        in_headers(anything="5"),
+    ],
+    ids=["none", "another key", "the key itself", "empty", "unknown header"],
+)
+def test_rendezvous_in_headers_without_the_proof_is_a_403(launch: Launch, model: Any, headers: dict[str, str]) -> None:
+    server = launch(FakeEngine, model=model, cluster_key=KEY if model is not MODEL else b"")
+    answer = ask(server, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "cluster_key_required")
+    with server.client(headers=headers) as http:
+        assert http.get("/v1/models").status_code == 403
+    assert server.engine.submitted == []
+
+
+@pytest.mark.parametrize("model", [DECODE, PREFILL], ids=["decode", "prefill"])
+def test_rendezvous_in_the_body_without_the_proof_is_a_403(launch: Launch, model: Any) -> None:
+    """A user's `bootstrap_host` made a decode server connect to any address."""
+    server = launch(FakeEngine, model=model, cluster_key=KEY)
+    for fields in (HERE, {"bootstrap_room": 5}, {"bootstrap_host": "169.254.169.254", "bootstrap_port": 80}):
+        answer = ask(server, headers={}, **fields)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "cluster_key_required")
+    with server.client() as http:
+        messages = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+        native = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
+        for path, body in (("/v1/messages", messages), ("/v1/chat/completions", messages), ("/generate", native)):
+            assert http.post(path, json={**body, **HERE}).status_code in (400, 403), path
+    assert server.engine.submitted == []
+
+
+def test_rendezvous_in_the_body_with_a_configured_prefill_server_is_taken(launch: Launch) -> None:
+    """Gateways of the field have no proof, and pass their clients' headers on."""
+    server = launch(FakeEngine, model=DECODE, cluster_key=KEY, prefill_servers=SERVERS)
+    assert ask(server, headers={}, **HERE).is_success
+    assert ask(server, headers={}, bootstrap_host="prefill.EXAMPLE", bootstrap_room=5).is_success
+    for host, port in (("10.0.0.7", 7001), ("10.0.0.8", 7000), (["10.0.0.7", "10.0.0.8"], [7000, 7000])):
+        many = {"n": 2, "bootstrap_room": [5, 6]} if isinstance(host, list) else {"bootstrap_room": 5}
+        answer = ask(server, headers={}, bootstrap_host=host, bootstrap_port=port, **many)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "cluster_key_required")
+    prefill = launch(FakeEngine, model=PREFILL, cluster_key=KEY, prefill_servers=SERVERS)
+    assert ask(prefill, headers={}, bootstrap_room=5).is_success
+
+
+def test_rendezvous_without_any_key_is_anybodys_where_the_operator_allows_that(launch: Launch) -> None:
+    server = launch(FakeEngine, model=DECODE, insecure_no_cluster_key=True)
+    assert ask(server, headers={}, **HERE).is_success
+    assert ask(server, headers=in_headers(host="127.0.0.1", room=5)).is_success
+    closed = launch(FakeEngine, model=DECODE)
+    assert ask(closed, headers={}, **HERE).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "param"),
+    [
+        (in_headers(room="-1", host="a"), "bootstrap_room"),
+        (in_headers(room="9" * 5000, host="a"), "bootstrap_room"),
+        (in_headers(room=5, host="a", port="x"), "bootstrap_port"),
+        (in_headers(room=5, host="a", port=0), "bootstrap_port"),
+        (in_headers(room=5, host="a" * 300), "bootstrap_host"),
+        (in_headers(room=5), "bootstrap_host"),
+    ],
+)
+def test_rendezvous_in_headers_that_makes_no_sense_is_a_400(
+    launch: Launch, headers: dict[str, str], param: str
+) -> None:
+    server = launch(FakeEngine, model=DECODE, cluster_key=KEY)
+    answer = ask(server, headers={**PROVEN, **headers})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_rendezvous_header_that_comes_twice_is_a_400(launch: Launch) -> None:
+    server = launch(FakeEngine, model=DECODE, cluster_key=KEY)
+    twice = [*PROVEN.items(), *in_headers(room=5).items(), *in_headers(room=6).items()]
+    with server.client() as http:
+        answer = http.post("/v1/completions", json={"prompt": "a"}, headers=twice)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_header")
+
+
+def test_rendezvous_in_headers_beside_the_body_s_own_is_a_400(launch: Launch) -> None:
+    """The body is the client's, and a client of a router chooses no room."""
+    server = launch(FakeEngine, model=DECODE, cluster_key=KEY)
+    answer = ask(server, headers={**PROVEN, **in_headers(host="a", room=5)}, bootstrap_room=6)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "unsupported_field", "bootstrap_room")
+
+
+def test_check_transfers_names_no_server_that_is_not_allowed(launch: Launch) -> None:
+    asked: dict[str, Any] = {"bootstrap_host": "169.254.169.254", "bootstrap_port": 80}
+    admin = {"authorization": "Bearer sk-admin-0123456789"}
+    keys = {"api_keys": ("sk-user-0123456789",), "admin_api_keys": ("sk-admin-0123456789",)}
+    server = launch(FakeEngine, model=DECODE, cluster_key=KEY, **keys)
+    unkeyed = launch(FakeEngine, model=DECODE, cluster_key=KEY)
+    with server.client() as http, unkeyed.client() as anybody:
+        assert http.post("/check_transfers", json=asked, headers=admin).status_code != 403
+        assert anybody.post("/check_transfers", json=asked).json()["error"]["code"] == "cluster_key_required"
+        assert anybody.post("/check_transfers", json=asked, headers=PROVEN).status_code != 403
+        assert anybody.post("/check_transfers", json={**asked, "bootstrap_host": "localhost"}).status_code != 403

@@ -238,7 +238,7 @@ def _order(
 ) -> Order:
     """Checked against the vocabulary, and against what the engine looks at."""
     params.of_tokens().check(server.engine.info.vocab_size)
-    halves = rendezvous_of(server.model.mode, body, num_prompts * body.choices)
+    halves = rendezvous_of(server.model.mode, server.cluster, context.sender, body, num_prompts * body.choices)
     if body.priority and not server.model.uses_priority:
         raise InvalidRequest(
             "no request goes before others on this server (--schedule-policy priority): leave priority out",

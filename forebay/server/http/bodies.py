@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Final, Protocol, Self, TypeVar
 
@@ -44,8 +46,16 @@ class Bodies:
         self._workers = workers
 
     async def read(self, kind: type[Body], scope: Scope, receive: Receive, max_ids: int) -> Body:
-        """The request's body as `kind`, which may hold `max_ids` token ids. Raises InvalidRequest, PayloadTooLarge as
-        soon as too many bytes are announced or arrive, and Overloaded where other bodies take the room."""
+        """The request's body as `kind`, which may hold `max_ids` token ids. Raises InvalidRequest and what `content`
+        raises."""
+        async with self.content(scope, receive) as content:
+            return await self._parse(kind, content, max_ids)
+
+    @contextlib.asynccontextmanager
+    async def content(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+        """The request's body as it was sent; a large one takes room as long as it is in use. Raises HttpError for
+        another kind of body, PayloadTooLarge as soon as too many bytes are announced or arrive, and Overloaded where
+        other bodies take the room."""
         _check_kind(scope)
         self._check_size(_announced_bytes(scope))
         content = bytearray()
@@ -63,11 +73,11 @@ class Bodies:
                     held = len(content)
                     self._check_room()
                 more = message.get("more_body", False)
-            return await self._parse(kind, content, max_ids)
+            yield bytes(content)
         finally:
             self._held -= held
 
-    async def _parse(self, kind: type[Body], content: bytearray, max_ids: int) -> Body:
+    async def _parse(self, kind: type[Body], content: bytes, max_ids: int) -> Body:
         parse = partial(_parse, kind, content, max_ids, self._lenient)
         return parse() if len(content) <= INLINE_BYTES else await self._workers.run(parse)
 
@@ -82,8 +92,8 @@ class Bodies:
             raise Overloaded(f"large bodies take {self._held} bytes; all may have {self._room}: try again later")
 
 
-def _parse(kind: type[Body], content: bytearray, max_ids: int, lenient: bool) -> Body:
-    return kind.parse(parse_json_object(bytes(content), max_ids), lenient=lenient)
+def _parse(kind: type[Body], content: bytes, max_ids: int, lenient: bool) -> Body:
+    return kind.parse(parse_json_object(content, max_ids), lenient=lenient)
 
 
 def _check_kind(scope: Scope) -> None:

@@ -10,10 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.base.errors import ForebayError
+from forebay.base.exposure import is_loopback
 from forebay.base.log import event, get_logger
 from forebay.base.package import __version__
+from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.frames import Ready, State
 from forebay.requests.sampling_params import check_token_ids
+from forebay.server.answering.rendezvous import check_named
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.openapi import answers
 from forebay.server.protocol.requests import CheckTransfersRequest, DetokenizeRequest, TokenizeRequest
@@ -231,6 +234,10 @@ async def flush_cache(request: Request, server: ServerContext) -> Response:
 async def check_transfers(request: Request, server: ServerContext) -> Response:
     """Of a decode server: fetch a pattern through every column from a prefill server, into places of its own."""
     body = await read_body(request, server, CheckTransfersRequest)
+    context = RequestContext.of(request.scope)
+    decodes = server.model.mode is DisaggregationMode.DECODE
+    if decodes and not (context.tenant.is_admin or is_loopback(body.bootstrap_host)):
+        check_named(server.cluster, context.sender, [(body.bootstrap_host, body.bootstrap_port)])
     checked = await server.engine.check_transfers(body.bootstrap_host, body.bootstrap_port)
-    log.info(event("transfers_checked", id=RequestContext.of(request.scope).request_id, wrong=len(checked.wrong)))
+    log.info(event("transfers_checked", id=context.request_id, wrong=len(checked.wrong)))
     return _json(checked)
