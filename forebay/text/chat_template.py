@@ -14,6 +14,8 @@ from forebay.text.template_process import TemplateProcess
 MAX_SOURCE_CHARS: Final = 1 << 20
 MAX_WAIT_S: Final = 20.0  # by the clock, for what the processor may take `LIMITS.cpu_s` for
 MAX_START_S: Final = 60.0  # the same for a process that is yet to import jinja2
+# transformers' apply_chat_template passes these to every template: `{% if tools is not none %}` asks for tools.
+_ALWAYS_PASSED: Final = {"tools": None, "documents": None}
 
 
 class ChatTemplate:
@@ -43,7 +45,9 @@ class ChatTemplate:
     def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, **variables: Any) -> str:
         """Raises InvalidRequest where the template refuses these messages, fails, takes too long or writes too much."""
         try:
-            question = encode(Render(messages, {**variables, "add_generation_prompt": add_generation_prompt}))
+            question = encode(
+                Render(messages, {**_ALWAYS_PASSED, **variables, "add_generation_prompt": add_generation_prompt})
+            )
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise _refused(f"takes only what JSON has ({error})") from error
         with self._processes.one() as process:

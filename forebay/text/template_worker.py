@@ -56,8 +56,15 @@ def _raise_exception(message: str) -> None:
     raise _Refused(message)
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON as transformers' filter does, with the arguments in its order."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
