@@ -5,13 +5,17 @@ gets copies (C9, C10).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 
 from forebay.memory.holding import RowTable
 from forebay.memory.slots import NO_IDS, Ids
 from forebay.requests.request import Request
+
+# The logits of a position and its rank among a vocabulary take about the time of the position's layers: SmolLM2-135M on
+# one thread, 0.7 ms each. A chunk of which every position is scored is half as long, and no step takes longer for it.
+SCORED_COST: Final = 2
 
 
 class Chunk(NamedTuple):
@@ -24,6 +28,11 @@ class Chunk(NamedTuple):
     @property
     def num_tokens(self) -> int:
         return self.stop - self.start
+
+    @property
+    def cost(self) -> int:
+        """The tokens of the step's budget that it uses."""
+        return (self.stop - self.start) * (SCORED_COST if self.req.wants_prompt_logprobs else 1)
 
 
 class ScheduleBatch:

@@ -30,7 +30,7 @@ from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
 from forebay.runtime.kinds import check_kinds
 from forebay.runtime.launched import LaunchedStep, PromptChunk
-from forebay.runtime.logprobs import token_logprobs
+from forebay.runtime.logprobs import block_size, token_logprobs
 from forebay.runtime.packing import Sections
 from forebay.runtime.penalties import Penalties, spans_of
 from forebay.runtime.pooling import Pooler
@@ -39,7 +39,6 @@ from forebay.runtime.step_inputs import Shape, StepInputs
 from forebay.runtime.to_host import ToHost
 from forebay.runtime.verify_step import VerifyInputs, verify_runner
 
-_PROMPT_BLOCK: Final = 256  # positions whose logits exist at a time while a prompt's log-probabilities are taken
 _WARM_UP_TOKENS: Final = 32  # more rows than the kernels for few of them take
 
 
@@ -272,11 +271,11 @@ class ModelRunner:
         self, plan: StepPlan, hidden: Tensor, wanted: list[tuple[int, Ids, int]], targets: Tensor
     ) -> tuple[PromptChunk, ...]:
         starts = np.cumsum(plan.q_lens) - plan.q_lens
-        chunks, first = [], 0
+        chunks, first, most = [], 0, block_size(self._vocab_size)
         for extend, known, num_top in wanted:
             start, blocks = int(starts[extend]), []
-            for at in range(0, len(known), _PROMPT_BLOCK):
-                n = min(_PROMPT_BLOCK, len(known) - at)
+            for at in range(0, len(known), most):
+                n = min(most, len(known) - at)
                 logits = self._model.logits(hidden[start + at : start + at + n])
                 blocks.append(ToHost(token_logprobs(logits, targets[first + at : first + at + n], num_top)))
             chunks.append(PromptChunk(extend, int(plan.q_lens[extend]), known, num_top, blocks))

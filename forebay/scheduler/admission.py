@@ -121,7 +121,7 @@ class AdmissionPass:
                 if not self._on_trial:  # who starts stays ahead of the others on trial, and counts as overtaken by them
                     waiting.remove(req)
                 admitted.append(Admitted(chunk, report))
-                left -= chunk.num_tokens
+                left -= chunk.cost
                 num_left_over += req.residency.extend_target - chunk.stop
         return admitted
 

@@ -15,7 +15,7 @@ from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Match, Pin, no_match
 from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids, inside
 from forebay.requests.request import Request
-from forebay.requests.schedule_batch import Chunk, ScheduleBatch
+from forebay.requests.schedule_batch import SCORED_COST, Chunk, ScheduleBatch
 from forebay.requests.step_plan import HostCopy, StepPlan
 from forebay.requests.transfers import Span
 from forebay.scheduler.releases import Releases
@@ -162,10 +162,12 @@ class Residencies(Releases):
                 kind.slide(self.table, rows)
 
     def cut(self, req: Request, most: int) -> Chunk:
-        """The request's next chunk, of at most so many tokens; it may be empty. Nothing is taken for it yet."""
+        """Return the request's next chunk, of at most the `cost` given; it may be empty. Takes nothing for it yet."""
         held = req.residency
         start = held.kv_len
-        stop = min(held.extend_target, start + most)
+        if req.wants_prompt_logprobs and most > 1:
+            most //= SCORED_COST
+        stop = min(held.extend_target, start + max(most, 0))
         for kind in self.kinds:
             stop = kind.limit(held, stop)
         return Chunk(req, start, stop)

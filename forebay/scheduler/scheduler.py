@@ -193,9 +193,9 @@ class Scheduler(Telling):
         for req in self.extending:
             with blamed_on(req):
                 chunk = self.held.cut(req, left)
-                if chunk.num_tokens:
+                if chunk.cost:
                     self.held.extend(chunk)
-                    left -= chunk.num_tokens
+                    left -= chunk.cost
         if not (self.waiting and may_admit and left > 0):
             return []
         admitted = AdmissionPass(self, self.ratio.value).run(left)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.requests.step_plan import TokenLogprob
-from forebay.runtime.logprobs import token_logprobs, unpack
+from forebay.runtime.logprobs import block_size, token_logprobs, unpack
 
 
 def entries(logits: torch.Tensor, tokens: list[int], k: int, num_top: list[int]) -> list[TokenLogprob | None]:
@@ -63,3 +63,8 @@ def test_a_position_that_is_not_finite_has_no_entry_and_changes_no_other(bad):
         assert entries(poisoned, [1, 2, 3], 5, [5, 5, 5]) == [clean[0], None, clean[2]]
     poisoned[1] = float("-inf")
     assert entries(poisoned, [1, 2, 3], 5, [5, 5, 5]) == [clean[0], None, clean[2]]
+
+
+@pytest.mark.parametrize(("vocab", "positions"), [(100, 256), (49_152, 42), (262_144, 8), (1 << 24, 1)])
+def test_block_size_any_vocabulary_bounds_the_bytes_of_the_logits(vocab, positions):
+    assert block_size(vocab) == positions

@@ -244,7 +244,7 @@ def test_a_failed_step_ends_its_requests_and_nobody_elses():
 
 
 def test_prompt_logprobs_are_collected_over_chunks_and_come_with_the_first_token():
-    rig = Rig(chunked_prefill_size=2)
+    rig = Rig(chunked_prefill_size=4)
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     rig.add([1, 2, 3, 4], params=params)
     rig.run()
@@ -261,6 +261,16 @@ def test_prompt_logprobs_are_collected_over_chunks_and_come_with_the_first_token
     assert [e and e.token_id for e in update.prompt_logprobs] == [None, 2, 3, 4]
     assert update.logprobs == [chosen]
     assert update.cache.miss_reason is MissReason.PROMPT_LOGPROBS
+
+
+@pytest.mark.parametrize(("budget", "scored", "plain"), [(1, 1, 0), (2, 1, 0), (8, 4, 0), (64, 20, 24)])
+def test_scheduler_scored_prompt_uses_twice_its_tokens_of_the_budget(budget, scored, plain):
+    rig = Rig(chunked_prefill_size=budget)
+    rig.add(20, params=SamplingParams(max_tokens=1, prompt_logprobs=0))
+    rig.add(40)
+    plan = rig.launch()
+    assert plan.q_lens.tolist() == [count for count in (scored, plain) if count]
+    assert plan.prompt_logprobs == (0,)
 
 
 # -- looking after itself ---------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_a_request_retracted_while_two_steps_compute_for_it_ends_when_the_first_
 
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_prompt_logprobs_are_whole_after_a_retraction_before_the_first_token(in_flight):
-    rig = Rig(chunked_prefill_size=2, depth=1)
+    rig = Rig(chunked_prefill_size=4, depth=1)
     rig.add([1, 2, 3, 4], params=SamplingParams(max_tokens=2, prompt_logprobs=0))
 
     def about(*tokens):
