@@ -15,7 +15,6 @@ from llguidance import LLTokenizer
 from forebay.base.confined import serve
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.checking import LIMITS
-from forebay.grammar.compiler import compiled
 from forebay.grammar.trial import Trial
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import Grammar
@@ -48,7 +47,7 @@ class Worker:
             return b""
         try:
             grammar = _decode_grammar(question)
-            self._trial.run(grammar, compiled(grammar, self._tokenizer))
+            self._trial.run(grammar, self._tokenizer)
         except InvalidRequest as error:
             return error.message.encode("utf-8", "replace")
         return b""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import astuple, dataclass
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 
 from forebay.base.errors import InvalidRequest
+from forebay.grammar.one_of import one_of_as_any_of
 from forebay.requests.sampling_params import Grammar, GrammarKind
 
 MAX_BYTES: Final = 64 << 10
@@ -25,21 +27,55 @@ _ANY_OBJECT: Final = '{"type": "object"}'
 _BOUNDED: Final = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
 
 
-def limits() -> LLParserLimits:
-    """A state of the lexer takes 1 to 2 KB; errors do not quote the grammar."""
-    return LLParserLimits(max_lexer_states=50_000, max_grammar_size=100_000, verbose_errors=False)
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What llguidance may use for one output. A lexer state takes 1 to 2 KB; a row has the parser items of a place."""
+
+    row_items: int
+    step_items: int
+    step_fuel: int
+    lexer_states: int
+
+    def times(self, factor: int) -> Work:
+        return Work(*(factor * limit for limit in astuple(self)))
+
+    def limits(self) -> LLParserLimits:
+        """Errors do not quote the grammar."""
+        return LLParserLimits(
+            max_items_in_row=self.row_items,
+            step_max_items=self.step_items,
+            step_lexer_fuel=self.step_fuel,
+            max_lexer_states=self.lexer_states,
+            max_grammar_size=100_000,
+            verbose_errors=False,
+        )
 
 
-def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
-    """A matcher at the beginning of its output, of which copies are cheap. Leaves the interpreter's lock. Raises
-    InvalidRequest with the place."""
-    matcher = LLMatcher(tokenizer, source_of(grammar), log_level=0, limits=limits())
+CHECKED: Final = Work(2_000, 50_000, 200_000, 12_500)
+"""Under these limits a grammar is tried before it is accepted."""
+GROWING: Final = Work(500, 50_000, 200_000, 12_500)
+"""Under these a grammar that a client wrote itself is tried for longer: its rows may grow with the output."""
+ENGINE: Final = CHECKED.times(8)
+"""Under these an accepted grammar is matched: no output needs eight times what its trial needed."""
+
+
+def compiled(grammar: Grammar, tokenizer: LLTokenizer, work: Work = ENGINE) -> LLMatcher:
+    """Return a matcher at the beginning of its output, of which copies are cheap. Releases the interpreter's lock.
+    Raises InvalidRequest with the place."""
+    matcher = LLMatcher(tokenizer, source_of(grammar), log_level=0, limits=work.limits())
     if matcher.is_error():
-        raise refused(grammar, matcher.get_error())
+        raise refused(grammar, _explained(grammar, matcher.get_error()))
     matcher.compute_bitmask()  # the lexer's tables, which copies share, are made for the first mask
     if matcher.is_error():
         raise refused(grammar, matcher.get_error())
     return matcher
+
+
+def _explained(grammar: Grammar, error: str) -> str:
+    """Return the branches that overlap for an error about `oneOf`, of which llguidance names none."""
+    if "oneOf" not in error or grammar.kind is not GrammarKind.JSON_SCHEMA:
+        return error
+    return one_of_as_any_of(_json(grammar))[1] or error
 
 
 def why_broken(matcher: LLMatcher) -> str:
@@ -85,7 +121,9 @@ def json_options(schema: Any) -> Any:
 def _translated(grammar: Grammar, value: Any) -> str:
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            return str(LLMatcher.grammar_from_json_schema(grammar.text, overrides=json_options(value)))
+            schema, _ = one_of_as_any_of(value)
+            text = grammar.text if schema is value else json.dumps(schema, ensure_ascii=False)
+            return str(LLMatcher.grammar_from_json_schema(text, overrides=json_options(value)))
         case GrammarKind.JSON_OBJECT:
             return str(LLMatcher.grammar_from_json_schema(_ANY_OBJECT, json_options(None)))
         case GrammarKind.REGEX:
@@ -116,7 +154,8 @@ def _tags(value: Any) -> Iterable[StructTag]:
         found = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
         if found is None:
             raise ValueError(f"no trigger is what {begin!r} begins with")
-        yield StructTag(trigger=found, begin=begin, grammar=structure["schema"], end=structure["end"])
+        schema, _ = one_of_as_any_of(structure["schema"])
+        yield StructTag(trigger=found, begin=begin, grammar=schema, end=structure["end"])
 
 
 def _json(grammar: Grammar) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.compiler import json_options
+from forebay.grammar.one_of import one_of_as_any_of
 from forebay.text.answers.calls import Tagged, is_text
 from forebay.text.answers.formats import CALL_FORMATS
 from forebay.text.token_bytes import TokenBytes
@@ -85,7 +86,8 @@ class Lark:
         return f"{self.rule('TEXT', '' if max_tokens is None else f'[max_tokens={max_tokens}]')} <[{token}]>"
 
     def json(self, schema: Schema) -> str:
-        return self.rule(f"%json {_compact({**schema, 'x-guidance': json_options(schema)})}")
+        offered, _ = one_of_as_any_of({**schema, "x-guidance": json_options(schema)})
+        return self.rule(f"%json {_compact(offered)}")
 
     def arguments(self, call: CallRule) -> str:
         return self.json({"type": "object", **call.parameters} if call.enforced else {"type": "object"})

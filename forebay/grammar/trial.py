@@ -1,4 +1,7 @@
-"""Outputs that are begun for trial, since some grammars compile and break when they are used."""
+"""Outputs that are begun for trial, since some grammars compile and break when they are used.
+
+A trial has an eighth of the limits that the engine has (`compiler.ENGINE`): a grammar that passes has room to spare.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,55 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
-from forebay.grammar.compiler import refused, why_broken
+from forebay.grammar.compiler import CHECKED, GROWING, compiled, refused, why_broken
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.memory.slots import Ids
-from forebay.requests.sampling_params import Grammar
+from forebay.requests.sampling_params import Grammar, GrammarKind
 
-NUM_TOKENS: Final = 8  # of each output: those made to explode do so behind six
+NUM_TOKENS: Final = 12  # of each output: those made to explode do so behind six
+NUM_GROWING: Final = 256  # of an output of the shortest tokens: an ambiguous grammar has 500 items a row by then
 _GOLDEN: Final = 0.618  # multiples of it fall everywhere between whole numbers
+
+Choose = Callable[[Ids, int], int]
+"""The place among the allowed tokens, in ascending order, of the one that comes at a position."""
 
 
 class Trial:
-    """Two outputs of each grammar: one of the longest tokens, which goes through most of it, and one of any."""
+    """Outputs of each grammar: one of the tokens with the longest text, which goes through most of it; one of the
+    shortest, which visits most rows of the parser; one of the longest with white space; and one of any."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._lengths = np.array([len(token) for token in vocabulary.tokens])
         self._lengths[vocabulary.special] = 0
+        self._text_lengths = np.array([len(token.strip()) for token in vocabulary.tokens])
 
-    def run(self, grammar: Grammar, prototype: LLMatcher) -> None:
-        """Raises InvalidRequest where one breaks."""
-        self._begin(grammar, prototype.deep_copy(), lambda may, _: int(self._lengths[may].argmax()))
-        self._begin(grammar, prototype.deep_copy(), lambda may, at: int(len(may) * (_GOLDEN * (at + 1) % 1)))
+    def run(self, grammar: Grammar, tokenizer: LLTokenizer) -> None:
+        """Raises InvalidRequest if an output breaks."""
+        prototype = compiled(grammar, tokenizer, CHECKED)
+        for choose in (self._longest_text, self._shortest_text, self._longest, self._any):
+            self._begin(grammar, prototype.deep_copy(), NUM_TOKENS, choose)
+        if grammar.kind is GrammarKind.LARK:
+            self._begin(grammar, compiled(grammar, tokenizer, GROWING), NUM_GROWING, self._shortest_text)
 
-    def _begin(self, grammar: Grammar, matcher: LLMatcher, choose: Callable[[Ids, int], int]) -> None:
-        for at in range(NUM_TOKENS):
+    def _longest_text(self, may: Ids, _: int) -> int:
+        return int(self._text_lengths[may].argmax())
+
+    def _longest(self, may: Ids, _: int) -> int:
+        return int(self._lengths[may].argmax())
+
+    def _shortest_text(self, may: Ids, at: int) -> int:
+        """One of the shortest that have a text, each in turn."""
+        lengths = self._text_lengths[may]
+        shortest = np.flatnonzero(lengths == min(lengths[lengths > 0], default=0))
+        return int(shortest[self._any(shortest, at)])
+
+    def _any(self, may: Ids, at: int) -> int:
+        return int(len(may) * (_GOLDEN * (at + 1) % 1))
+
+    def _begin(self, grammar: Grammar, matcher: LLMatcher, num_tokens: int, choose: Choose) -> None:
+        for at in range(num_tokens):
             bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
             if why := why_broken(matcher):
                 raise refused(grammar, f"an output breaks behind {at} tokens: {why}")
@@ -39,3 +66,5 @@ class Trial:
             if not len(may):
                 return
             matcher.consume_token(int(may[choose(may, at)]))
+            if why := why_broken(matcher):
+                raise refused(grammar, f"an output breaks behind {at + 1} tokens: {why}")
