@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,10 +106,11 @@ class Work:
         return max(num_bytes / peaks.read, products / peaks.products)
 
 
-def work_of(model: Path, flags: Sequence[str]) -> Work:
-    """As `forebay plan` says it for a server with these flags."""
+def work_of(model: Path, flags: Sequence[str], environment: Mapping[str, str]) -> Work:
+    """As `forebay plan` says it for a server with these flags and this environment."""
     command = [str(Path(sys.executable).parent / "forebay"), "plan", "--json", str(model), *flags]
-    plan = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **environment})
+    plan = json.loads(done.stdout)
     config = config_from_gguf(GgufFile(model)) if model.suffix == ".gguf" else config_from_folder(model)
     table = config.vocab_size * config.hidden_size
     products = plan["num_parameters"] - (0 if config.tie_word_embeddings else table)

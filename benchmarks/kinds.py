@@ -9,24 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.peers import places
+from forebay.base.cpu import CPU_VARIABLE, ONEDNN_ISA, this_cpu
 from forebay.base.package import __version__
-from forebay.base.variants import Variant, cpu_flags
+from forebay.base.variants import Variant
 from forebay.formats.store import find_model
 
 # For servers that divide their memory among a fixed number of streams: how many there are, and the tokens of each.
 FEW_SLOTS, MANY_SLOTS, SLOT_TOKENS = 16, 64, 1280
 # Of the default model, which all peers serve. A Forebay server says its own, the same: prompts are then the same, too.
 VOCAB_SIZE = 49152
-
-
-# What oneDNN is told where a peer may use no more than a variant of ours does; native is told nothing.
-ONEDNN_ISA = {
-    "avx512bf16": "AVX512_CORE_BF16",
-    "avx512vnni": "AVX512_CORE_VNNI",
-    "avx512": "AVX512_CORE",
-    "avx2vnni": "AVX2_VNNI",
-    "avx2": "AVX2",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +53,7 @@ class Kind:
 NO_GUESSES = ("--speculative-algorithm", "off")
 
 
-def forebay(model: str | None, flags: Sequence[str]) -> Kind:
+def forebay(model: str | None, flags: Sequence[str], isa: Variant | None = None) -> Kind:
     return Kind(
         title="Forebay",
         version=__version__,
@@ -73,14 +64,15 @@ def forebay(model: str | None, flags: Sequence[str]) -> Kind:
             *flags,
         ),
         models={"default": find_model(model), **places.random_models()},
+        environment={CPU_VARIABLE: isa.name} if isa else {},
         tells_vocabulary=True,
     )
 
 
 def forebay_8bit(isa: Variant | None) -> Kind:
     """Forebay with activations as llama.cpp and OpenVINO's quantized models have them."""
-    flags = (*NO_GUESSES, "--activation-bits", "8", *(("--kernels", isa.name) if isa else ()))
-    return replace(forebay(None, flags), title="Forebay, 8-bit activations")
+    flags = (*NO_GUESSES, "--activation-bits", "8")
+    return replace(forebay(None, flags, isa), title="Forebay, 8-bit activations")
 
 
 def llamacpp(title: str, models: Callable[[], Mapping[str, Path]]) -> Callable[[Variant | None], Kind]:
@@ -109,7 +101,7 @@ def in_python(kind: Kind, isa: Variant | None) -> Kind:
 def openvino(weights: str) -> Callable[[Variant | None], Kind]:
     def kind(isa: Variant | None) -> Kind:
         # float16 is computed in bfloat16 where there is that; asked for without it, answers are empty.
-        narrow = weights == "fp16" and "avx512_bf16" in (isa.needs if isa else cpu_flags())
+        narrow = weights == "fp16" and "avx512_bf16" in (isa.needs if isa else this_cpu().flags)
         server = str(places.python("openvino")), str(places.OPENVINO_SERVER), "{model}", "--port", "{port}"
         peer = Kind(
             title=f"OpenVINO {weights}",

@@ -33,7 +33,8 @@ from benchmarks.plot import svg
 from benchmarks.report import NOISE, Report, Run, around_marks, number, put_between_marks, source
 from benchmarks.rows import ROWS, Load, Row
 from benchmarks.servers import OtherWork, Server, start_figures, wait_until_quiet
-from forebay.base.variants import VARIANTS, Variant, usable_variants
+from forebay.base.cpu import this_cpu
+from forebay.base.variants import VARIANTS, Variant
 
 ROOT = Path(__file__).parent.parent
 # A load of this length is not repeated: it averages over enough, and a slow peer would take the whole evening.
@@ -49,8 +50,8 @@ def main() -> None:
     arguments = parse()
     isa = next((variant for variant in VARIANTS if variant.name == arguments.isa), None)
     # Floors are those of steps that give a row one token, and the peers do not guess.
-    flags = [*kinds.NO_GUESSES, *(("--kernels", isa.name) if isa else ()), *arguments.serve]
-    servers = [kinds.forebay(arguments.model, flags), *(kinds.PEERS[name](isa) for name in arguments.peers)]
+    flags = [*kinds.NO_GUESSES, *arguments.serve]
+    servers = [kinds.forebay(arguments.model, flags, isa), *(kinds.PEERS[name](isa) for name in arguments.peers)]
     if missing := [f"{kind.title} ({path})" for kind in servers for path in kind.missing]:
         raise SystemExit(
             f"{', '.join(missing)}: not installed; python -m benchmarks.peers.install --isa {arguments.isa}"
@@ -61,7 +62,7 @@ def main() -> None:
     rows = [row for row in ROWS if row.name in arguments.only and servers[0].serves(row.model)]
     if left_out := set(arguments.only) - {row.name for row in rows}:
         print(f"left out, as `make bench-peers` has yet to make their models: {', '.join(left_out)}", file=sys.stderr)
-    used = isa or next(iter(usable_variants()), None)
+    used = isa or next(iter(this_cpu().variants), None)
     caption = machine.caption(arguments.repeats, used.name if used else "no", quick=arguments.quick)
     stem = arguments.out / name
     runs = kept(stem, rows) if arguments.keep else []
@@ -81,7 +82,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [row.name for row in ROWS]
-    isas = ["native", *(variant.name for variant in usable_variants())]
+    isas = ["native", *(variant.name for variant in this_cpu().variants)]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="ROW", help=", ".join(names))
     parser.add_argument("--peers", nargs="+", choices=list(kinds.PEERS), default=[], metavar="PEER",
                         help=", ".join(kinds.PEERS))  # fmt: skip
@@ -115,7 +116,7 @@ class Floors:
 
     def __init__(self, kind: Kind, variant: Variant | None, flags: Sequence[str]) -> None:
         self._variant = variant
-        self._work: Callable[[str], Work] = cache(lambda model: work_of(kind.models[model], flags))
+        self._work: Callable[[str], Work] = cache(lambda model: work_of(kind.models[model], flags, kind.environment))
 
     def ideal(self, row: Row, load: Load, attempts: int) -> dict[str, Any]:
         """Empty where a machine that others use would make the floor too high to say anything."""

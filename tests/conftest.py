@@ -20,12 +20,15 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
+from forebay.base.cpu import this_cpu
 from forebay.base.errors import ModelError
 from forebay.config.gpu import gpu_memory
 from forebay.formats.store import find_model
 from tests.deadlines import HANGS_S
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+os.environ.update(this_cpu().library_limits)  # torch reads them when it first computes
 
 # Triton looks at it when a kernel is defined, its own among them, and transformers imports Triton too.
 HAS_GPU = gpu_memory() is not None

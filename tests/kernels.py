@@ -1,22 +1,20 @@
-"""Which native kernels the suite is run with: the best that the CPU has, or those that FOREBAY_KERNELS names.
+"""The native kernels that the suite runs: every variant that the CPU has, and the best one for whole engines.
 
-`FOREBAY_KERNELS=avx2 make test` is the suite as it is on a machine without AVX-512. Servers that tests start read the
-variable themselves; what tests make in their own process is made with `NATIVE`. The kernels' own tests run on every
-instruction set that the CPU has, not only the best: the others are other people's machines.
+`FOREBAY_CPU=avx2 make test` is the suite as it is on a machine without AVX-512: see `forebay.base.cpu`.
 """
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from typing import Final
 
-from forebay.base.variants import Variant, usable_variants
+from forebay.base.cpu import this_cpu
+from forebay.base.variants import Variant
 from forebay.ops.compiler import library
 from forebay.ops.native import NativeOps
 
-NATIVE = os.environ.get("FOREBAY_KERNELS", "native")
-VARIANTS: Final = usable_variants()
+NATIVE: Final = "native"
+VARIANTS: Final = this_cpu().variants
 # Integer products are in linear layers alone, so that other kernels differ by nothing where the rest is the same.
 WITH_INTEGERS: Final = ("test_linear", "test_linear_quantized", "test_experts")
 

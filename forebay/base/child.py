@@ -6,9 +6,13 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from typing import Final
 
+from forebay.base.cpu import CPU_VARIABLE, this_cpu
 from forebay.base.fault import FAULT_VARIABLES
 from forebay.base.package import ROOT
+
+_KEPT: Final = (CPU_VARIABLE, *FAULT_VARIABLES)
 
 
 @contextlib.contextmanager
@@ -23,8 +27,10 @@ def held_back(*signals: signal.Signals) -> Iterator[None]:
 
 
 def environment() -> dict[str, str]:
-    """Ours without FOREBAY_* (keys may be among them, and a child reads none), able to import this package."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_") or k in FAULT_VARIABLES}
+    """Ours without FOREBAY_* (keys may be among them, and a child reads none), able to import this package. What says
+    which CPU is simulated stays, for our kernels and for torch's."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_") or k in _KEPT}
+    kept |= this_cpu().library_limits
     inherited = kept.get("PYTHONPATH")
     kept["PYTHONPATH"] = f"{ROOT}{os.pathsep}{inherited}" if inherited else str(ROOT)
     return kept

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
 from forebay.base.package import ROOT
 
-PROC: Final = Path("/proc")
 PREBUILT: Final = ROOT / "forebay" / "ops" / "prebuilt"  # in a wheel: whoever installs that needs no compiler
 
 
@@ -59,27 +56,9 @@ VARIANTS: Final = (  # best first
 AMX: Final = VARIANTS[0].name  # its kernels open codes, and round no inputs
 
 
-@lru_cache
-def cpu_flags(proc: Path = PROC) -> frozenset[str]:
-    """The CPU's instruction sets by the kernel's names; empty where it does not tell."""
-    try:
-        with (proc / "cpuinfo").open() as lines:
-            for line in lines:
-                if line.startswith(("flags", "Features")):
-                    return frozenset(line.partition(":")[2].split())
-    except OSError:
-        pass
-    return frozenset()
-
-
 def variants_for(flags: frozenset[str]) -> tuple[Variant, ...]:
     """The variants that a CPU with `flags` runs, best first."""
     return tuple(variant for variant in VARIANTS if variant.needs <= flags)
-
-
-def usable_variants() -> tuple[Variant, ...]:
-    """The variants this CPU runs, best first; none off Linux on x86-64, where it has none of the flags."""
-    return variants_for(cpu_flags())
 
 
 def lacks(flags: frozenset[str]) -> str:

@@ -18,11 +18,12 @@ from typing import Final
 from rich.console import Console
 from rich.markup import escape
 
+from forebay.base.cpu import Cpu, this_cpu
 from forebay.base.package import ROOT
 from forebay.base.paths import cache_folder
 from forebay.base.toolchain import find_compiler
 from forebay.base.units import human_bytes
-from forebay.base.variants import PREBUILT, cpu_flags, variants_for
+from forebay.base.variants import PREBUILT
 from forebay.cli.arguments import Parser, whole
 from forebay.cli.doctor_machine import Finding, Verdict, examine_machine, has_cuda
 from forebay.formats.hub_names import hub_folder
@@ -133,17 +134,17 @@ def _compiler() -> Finding:
 
 
 def kernels() -> Finding:
-    asked, best = os.environ.get("FOREBAY_KERNELS", "native"), next(iter(variants_for(cpu_flags())), None)
+    asked, best = os.environ.get("FOREBAY_KERNELS", "native"), next(iter(this_cpu().variants), None)
     if best is not None and asked not in ("auto", "native", best.name):
         what = f"FOREBAY_KERNELS={asked}, where this CPU runs {best.name}"
         return Finding("native kernels", Verdict.NOTE, what, "unset FOREBAY_KERNELS")
-    return kernels_finding(cache_folder("ops"), cpu_flags(), PREBUILT)
+    return kernels_finding(cache_folder("ops"), this_cpu(), PREBUILT)
 
 
-def kernels_finding(folder: Path, flags: frozenset[str], prebuilt: Path) -> Finding:
+def kernels_finding(folder: Path, cpu: Cpu, prebuilt: Path) -> Finding:
     """The library that a server on this CPU loads: of the best variant what came with the package, or the newest."""
     subject, build = "native kernels", f"{sys.executable} -m forebay.ops.build"
-    usable = variants_for(flags)
+    usable = cpu.variants
     if not usable:
         return Finding(
             subject, Verdict.NOTE, "none for this CPU, torch is used", "a CPU with AVX2 is several times faster"

@@ -16,8 +16,9 @@ from typing import Final
 
 import numpy as np
 
+from forebay.base.cpu import CPU_VARIABLE, PROC, Cpu, this_cpu
 from forebay.base.units import human_bytes
-from forebay.base.variants import PROC, VARIANTS, cpu_flags, lacks, variants_for
+from forebay.base.variants import VARIANTS
 from forebay.config import machine
 from forebay.config.gpu import gpu_memory
 
@@ -57,17 +58,20 @@ def examine_machine() -> Iterator[Finding]:
 
 
 def _cpu() -> Finding:
-    return cpu_finding(cpu_flags())
+    return cpu_finding(this_cpu())
 
 
-def cpu_finding(flags: frozenset[str]) -> Finding:
-    names = ", ".join(variant.name for variant in variants_for(flags))
+def cpu_finding(cpu: Cpu) -> Finding:
+    names = ", ".join(variant.name for variant in cpu.variants)
+    if cpu.simulated:
+        what = f"{CPU_VARIABLE}={cpu.simulated} simulates one that runs {names or 'no native kernels'}"
+        return Finding("CPU", Verdict.NOTE, what, f"unset {CPU_VARIABLE}")
     found = f"{machine.cpu_model()}; runs {names or 'no native kernels'}"
     if not names:
         return Finding("CPU", Verdict.NOTE, found, "the native kernels need x86-64 with AVX2; torch is used")
-    missing = lacks(flags)
+    missing = cpu.lacks
     # The matrix tiles of the best are in few CPUs: that they are not there is no news.
-    plain = VARIANTS[1].needs <= flags
+    plain = VARIANTS[1].needs <= cpu.flags
     fix = "" if plain else "--activation-bits 8 and --quantization int4 or int8 gain most where these are not"
     return Finding("CPU", Verdict.OK if plain else Verdict.NOTE, f"{found}; {missing}" if missing else found, fix)
 

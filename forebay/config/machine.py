@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from forebay.base.cpu import PROC
 from forebay.base.units import human_bytes
-from forebay.base.variants import PROC
 
 CGROUP: Final = Path("/sys/fs/cgroup")
 # What an engine maps before its weights: 780 MiB with two threads, and 72 MiB for each more (stack and malloc's arena).

@@ -7,12 +7,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from forebay.base.cpu import Cpu, this_cpu
 from forebay.base.errors import ConfigError, ModelError
 from forebay.base.exposure import check_exposure
 from forebay.base.log import event, get_logger
 from forebay.base.paths import cache_folder
 from forebay.base.units import ceil_div, human_bytes
-from forebay.base.variants import PREBUILT, cpu_flags
+from forebay.base.variants import PREBUILT
 from forebay.config import disaggregation, kinds, machine, sampling, speculation
 from forebay.config.engine_config import (
     CacheIsolation,
@@ -64,13 +65,14 @@ def _read_shape(path: Path, draft_head: bool) -> tuple[ModelConfig, WeightShapes
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
     """How `resolve` learns the facts it decides by: where the model of a name and a revision is; its shape and that of
-    its weights, a draft head's among them where that is to guess; the memory of the machine and, where that is asked
-    for, of its GPU. `forebay plan` asks about models without their weights, and about other machines."""
+    its weights, a draft head's among them where that is to guess; the CPU and memory of the machine and, where that
+    is asked for, of its GPU. `forebay plan` asks about models without their weights, and about other machines."""
 
     find: Callable[[str | None, str | None], Path] = lambda name, revision: find_model(name, revision=revision)
     model: Callable[[Path, bool], tuple[ModelConfig, WeightShapes]] = _read_shape
     memory: Callable[[], machine.Amount] = machine.available_memory
     gpu: Callable[[], GpuMemory | None] = gpu_memory
+    cpu: Callable[[], Cpu] = this_cpu
 
 
 HERE: Final = Survey()
@@ -237,7 +239,7 @@ def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
         memory=host_memory if gpu is None else machine.Amount(gpu.free, "free on the GPU"),
         host_memory=host_memory,
         gpu=gpu,
-        cpu_flags=cpu_flags(),
+        cpu=survey.cpu(),
         kernel_folders=(PREBUILT, cache_folder("ops")),
         num_keys=num_keys,
     )

@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from forebay.base.cpu import BFLOAT16_FLAGS, Cpu
 from forebay.base.toolchain import find_compiler
 from forebay.base.units import human_bytes
-from forebay.base.variants import AMX, VARIANTS, variants_for
+from forebay.base.variants import AMX, VARIANTS
 from forebay.config import disaggregation, kinds, sampling, speculation
 from forebay.config.engine_config import CacheIsolation, KernelBackend, SpeculativeAlgorithm
 from forebay.config.flag import Decision, Settled
@@ -31,7 +32,6 @@ HOST_LIMIT_BYTES: Final = 1 << 30
 # Beside 16 who decode, a step of the embedded model then takes about 12 ms on two cores, and prompts are read at nearly
 # the speed of longer chunks.
 MIXED_CHUNK_TOKENS: Final = 96
-BFLOAT16_FLAGS: Final = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 ITEM_BYTES: Final = {"int8": 1, "bfloat16": 2, "float32": 4}
 
 
@@ -49,7 +49,7 @@ class Facts:
     memory: Amount
     host_memory: Amount
     gpu: GpuMemory | None
-    cpu_flags: frozenset[str]
+    cpu: Cpu
     kernel_folders: tuple[Path, ...]  # where compiled ones may be
     num_keys: int  # user and admin keys together
 
@@ -61,7 +61,7 @@ def _dtype(facts: Facts, settled: Settled) -> Decision:
     if facts.gpu is not None:
         return Decision("bfloat16", "the GPU computes in it")
     named = next((variant for variant in VARIANTS if variant.name == settled.get("kernels")), None)
-    native = sorted((facts.cpu_flags if named is None else named.needs) & BFLOAT16_FLAGS)
+    native = facts.cpu.bfloat16 if named is None else sorted(named.needs & BFLOAT16_FLAGS)
     whose = "the CPU" if named is None else f"--kernels {named.name}"
     if native:
         return Decision("bfloat16", f"{whose} computes in it ({', '.join(native)})")
@@ -71,10 +71,9 @@ def _dtype(facts: Facts, settled: Settled) -> Decision:
 def _kernels(facts: Facts, settled: Settled) -> Decision:
     if facts.gpu is not None:
         return Decision(KernelBackend.TRITON.value, "those for GPUs")
-    usable = variants_for(facts.cpu_flags)
-    if not usable:
+    if not facts.cpu.variants:
         return Decision(KernelBackend.TORCH.value, "the CPU has no AVX2")
-    best = usable[0].name
+    best = facts.cpu.variants[0].name
     if any(path for folder in facts.kernel_folders for path in folder.glob(f"{best}-*.so")):
         return Decision(KernelBackend.NATIVE.value, f"{best}, compiled earlier")
     found = find_compiler()
@@ -102,7 +101,7 @@ def why_not_rounded(facts: Facts, settled: Settled) -> str:
         return "no weights are held in codes"
     kernels = str(settled["kernels"])
     if kernels == KernelBackend.NATIVE:
-        kernels = next((variant.name for variant in variants_for(facts.cpu_flags)), KernelBackend.TORCH.value)
+        kernels = next((variant.name for variant in facts.cpu.variants), KernelBackend.TORCH.value)
     exact = kernels in (AMX, KernelBackend.TORCH, KernelBackend.TRITON)
     return f"the {kernels} kernels multiply inputs as they are" if exact else ""
 
@@ -112,10 +111,10 @@ def _activation_bits(facts: Facts, settled: Settled) -> Decision:
 
 
 def _kv_cache_dtype(facts: Facts, settled: Settled) -> Decision:
-    dtype = settled["dtype"]
-    if dtype == "float32" == _dtype(facts, settled).value:
-        return Decision("bfloat16", "half of float32's bytes: only what is kept is rounded, sums are in float32")
-    return Decision(dtype, "as --dtype; int8 halves bfloat16's bytes and rounds")
+    """Decided before the dtype, which is therefore absent unless the user wrote it."""
+    if "dtype" in settled or _dtype(facts, settled).value == "bfloat16":
+        return Decision(settled.get("dtype", "bfloat16"), "as --dtype; int8 halves bfloat16's bytes and rounds")
+    return Decision("bfloat16", "half of float32's bytes: only what is kept is rounded, sums are in float32")
 
 
 def weight_bytes(facts: Facts, settled: Settled) -> int:
@@ -131,13 +130,17 @@ def _mem_fraction_static(facts: Facts, settled: Settled) -> Decision:
 
 
 def kv_cache_bytes(facts: Facts, settled: Settled, *, modest: bool = False) -> Decision:
-    """By the fraction; `modest` where nobody chose that."""
+    """By the fraction; `modest` if nobody chose that. On a CPU it is then a fraction of what the weights leave: the
+    weights alone may need more than a fraction of the whole."""
     fraction = settled.share("mem_fraction_static")
-    weights = weight_bytes(facts, settled)
-    room = int(facts.memory.value * fraction) - weights
-    share = (
-        f"{fraction:.0%} of {human_bytes(facts.memory.value)} {facts.memory.why}, less {human_bytes(weights)} weights"
-    )
+    memory, weights = facts.memory.value, weight_bytes(facts, settled)
+    whole = f"{human_bytes(memory)} {facts.memory.why}"
+    if modest and facts.gpu is None:
+        room = int((memory - weights) * fraction)
+        share = f"{fraction:.0%} of what {human_bytes(weights)} of weights leave of {whole}"
+    else:
+        room = int(memory * fraction) - weights
+        share = f"{fraction:.0%} of {whole}, less {human_bytes(weights)} weights"
     if room < MIN_KV_BYTES:
         return Decision(MIN_KV_BYTES, f"the least: {share}, leaves {human_bytes(max(room, 0))}")
     if modest and facts.gpu is None and room > DEFAULT_KV_LIMIT_BYTES:
@@ -209,6 +212,7 @@ RULES: Final[dict[str, Rule]] = {
     "model_path": lambda facts, settled: Decision(str(facts.model_path), "the embedded default model"),
     "served_model_name": lambda facts, settled: Decision(facts.title, "the checkpoint's own name"),
     "device": lambda facts, settled: Decision("cpu", "unless --device cuda asks for an NVIDIA GPU"),
+    "kv_cache_dtype": _kv_cache_dtype,
     "dtype": _dtype,
     "num_threads": lambda facts, settled: Decision(facts.cores.value, facts.cores.why),
     "kernels": _kernels,
@@ -216,7 +220,6 @@ RULES: Final[dict[str, Rule]] = {
     "pooling": _pooling,
     "activation_bits": _activation_bits,
     "context_length": lambda facts, settled: Decision(facts.model.max_position_embeddings, "the model's own"),
-    "kv_cache_dtype": _kv_cache_dtype,
     **disaggregation.RADIX_RULES,
     **kinds.RULES,
     "mem_fraction_static": _mem_fraction_static,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from forebay.base.cpu import CPU_VARIABLE
 from forebay.base.errors import ConfigError
 from forebay.base.fault import FAULT_VARIABLES
 from forebay.config.elsewhere import ABSENT, ACCEPTED, Accepted, as_key, why_absent
@@ -18,7 +19,7 @@ from forebay.config.flag import AUTO, BOOL, SECRET, Auto, Flag, Value
 from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS, SERVER_GROUPS
 
 PREFIX: Final = "FOREBAY_"
-_OTHER_VARIABLES: Final = (CONFIG_VARIABLE, *FAULT_VARIABLES)
+_OTHER_VARIABLES: Final = (CONFIG_VARIABLE, CPU_VARIABLE, *FAULT_VARIABLES)
 # How alike a known name must be to be a guess: lower for our own names than for the many of other projects.
 _CUTOFF: Final = 0.72
 _ALIAS_CUTOFF: Final = 0.85

@@ -18,11 +18,11 @@ import torch
 from llguidance import LLTokenizer
 
 from forebay.base import fault
+from forebay.base.cpu import CPU_VARIABLE, this_cpu
 from forebay.base.errors import ConfigError
 from forebay.base.heap import give_back_freed_memory
 from forebay.base.log import event, get_logger
 from forebay.base.units import human_bytes, human_seconds
-from forebay.base.variants import cpu_flags, lacks
 from forebay.config.engine_config import EngineConfig, SchedulerConfig, SpeculationOptions, SpeculativeAlgorithm
 from forebay.config.machine import available_memory
 from forebay.engine.core import EngineCore
@@ -307,10 +307,12 @@ def _report(
 
 
 def _why_kernels(config: EngineConfig, ops: Ops) -> str:
-    missing = lacks(cpu_flags()) if config.device == "cpu" else ""
+    cpu = this_cpu()
+    missing = cpu.lacks if config.device == "cpu" else ""
+    simulated = f"{CPU_VARIABLE}={cpu.simulated} simulates this CPU" if cpu.simulated else ""
     asked = f"{config.kernels} asked, {config.num_threads} threads"
     rounding = f"inputs of codes rounded to {ops.activation_bits} bits" if ops.activation_bits else ""
-    return "; ".join(filter(None, (asked, rounding, missing)))
+    return "; ".join(filter(None, (asked, rounding, simulated, missing)))
 
 
 def _of_draft_model(config: EngineConfig, runner: ModelRunner) -> Report:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
+from forebay.base.cpu import this_cpu
 from forebay.base.log import setup_logging
-from forebay.base.variants import PREBUILT, VARIANTS, usable_variants
+from forebay.base.variants import PREBUILT, VARIANTS
 from forebay.ops.compiler import BuildError, library, prebuild
 
 
@@ -21,7 +22,7 @@ def main() -> int:
             for variant in VARIANTS:
                 print(f"for wheels: {prebuild(variant, PREBUILT)}")
             return 0
-        variants = usable_variants()
+        variants = this_cpu().variants
         if not variants:
             raise BuildError("this is not Linux on an x86-64 CPU with AVX2")
         print(f"native ops ready: {library(variants[0])}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from forebay.base.cpu import this_cpu
 from forebay.base.errors import ConfigError
 from forebay.base.log import event, get_logger
-from forebay.base.variants import VARIANTS, cpu_flags, usable_variants
+from forebay.base.variants import VARIANTS
 from forebay.ops.compiler import BuildError, library
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
@@ -36,7 +37,7 @@ def make_ops(backend: str, num_threads: int, activation_bits: int = 16, memory: 
     if backend != "native":
         return _variant_ops(backend, num_threads, activation_bits, memory)
     reasons = []
-    for variant in usable_variants():
+    for variant in this_cpu().variants:
         try:
             return NativeOps(library(variant), variant.name, num_threads, activation_bits, memory)
         except (BuildError, OSError) as error:
@@ -47,11 +48,12 @@ def make_ops(backend: str, num_threads: int, activation_bits: int = 16, memory: 
 
 
 def _variant_ops(name: str, num_threads: int, activation_bits: int, memory: WeightMemory | None) -> Ops:
-    variants = {variant.name: variant for variant in usable_variants()}
+    cpu = this_cpu()
+    variants = {variant.name: variant for variant in cpu.variants}
     if name not in variants:
         needs = next(variant.needs for variant in VARIANTS if variant.name == name)
         raise ConfigError(
-            f"this CPU does not run the {name} kernels, which need {', '.join(sorted(needs - cpu_flags()))} too: "
+            f"this CPU does not run the {name} kernels, which need {', '.join(sorted(needs - cpu.flags))} too: "
             f"use {', '.join(['native', *variants, 'torch'])}"
         )
     try:

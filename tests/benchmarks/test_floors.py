@@ -11,7 +11,7 @@ import pytest
 from benchmarks.floors import INSTRUCTIONS, Peaks, Work, measure_peaks, work_of
 from benchmarks.rows import ROWS, Load
 from benchmarks.targets import bound
-from forebay.base.variants import usable_variants
+from forebay.base.cpu import this_cpu
 
 ROW = {row.name: row for row in ROWS}
 WORK = Work(weight_bytes=1000, layer_products=2000, head_products=100, token_bytes=10, state_bytes=50)
@@ -49,16 +49,16 @@ def test_what_alone_gives_the_worse_figure_is_the_bound() -> None:
     assert bound(WORK, row, row.load, replace(both, products=1.0)) == "fma"
 
 
-@pytest.mark.skipif(not usable_variants(), reason="no native ops on this machine")
+@pytest.mark.skipif(not this_cpu().variants, reason="no native ops on this machine")
 def test_a_machine_reads_and_multiplies() -> None:
-    peaks = measure_peaks(usable_variants()[0], 1 << 20)
+    peaks = measure_peaks(this_cpu().variants[0], 1 << 20)
     assert peaks.read > 0
     assert peaks.products > 0
-    assert INSTRUCTIONS[peaks.products_by] in usable_variants()[0].needs
+    assert INSTRUCTIONS[peaks.products_by] in this_cpu().variants[0].needs
 
 
 def test_the_work_of_a_model_is_what_its_plan_says(embedded_model: Path) -> None:
-    work = work_of(embedded_model, [])
+    work = work_of(embedded_model, [], {})
     assert work.head_products == 49152 * 576
     assert work.head_products + work.layer_products == pytest.approx(134.5e6, rel=0.001)
     assert work.weight_bytes == pytest.approx(embedded_model.stat().st_size, rel=0.05)

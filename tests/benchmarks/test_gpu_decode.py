@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from benchmarks import gpu_decode
-from forebay.base.variants import usable_variants
+from forebay.base.cpu import this_cpu
 
 
-@pytest.mark.skipif(not usable_variants(), reason="no native ops on this machine")
+@pytest.mark.skipif(not this_cpu().variants, reason="no native ops on this machine")
 def test_a_tiny_run_on_the_cpu_fills_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(sys, "argv", ["gpu_decode.py", "--tiny", "--device", "cpu", "--repeats", "1", "--steps", "2"])
     gpu_decode.main()

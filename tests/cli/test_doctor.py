@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from forebay.base.cpu import Cpu
 from forebay.base.variants import VARIANTS
 from forebay.cli import doctor, doctor_machine
 from forebay.cli.doctor_machine import Finding, Verdict
@@ -84,7 +85,7 @@ def test_slow_memory_is_noted_with_what_reads_less() -> None:
 
 
 def test_a_setting_that_leaves_instructions_unused_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "cpu_flags", lambda: VARIANTS[0].needs)
+    monkeypatch.setattr(doctor, "this_cpu", lambda: Cpu(flags=VARIANTS[0].needs))
     monkeypatch.setenv("FOREBAY_KERNELS", "avx2")
     assert doctor.kernels().what == "FOREBAY_KERNELS=avx2, where this CPU runs amx"
 

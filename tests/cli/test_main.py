@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from forebay.base.cpu import Cpu
 from forebay.base.variants import VARIANTS, Variant
 from forebay.cli import doctor_machine
 from forebay.cli.arguments import Parser
@@ -206,34 +207,34 @@ def test_generate_without_a_prompt_says_where_it_could_come_from(
 def test_doctor_names_the_library_of_the_best_variant_of_this_cpu(variant: Variant, tmp_path: Path) -> None:
     for each in VARIANTS:
         (tmp_path / f"{each.name}-0123-4567.so").touch()
-    found = kernels_finding(tmp_path, variant.needs, tmp_path / "none")
+    found = kernels_finding(tmp_path, Cpu(flags=variant.needs), tmp_path / "none")
     assert (found.verdict, found.what) == (Verdict.OK, str(tmp_path / f"{variant.name}-0123-4567.so"))
-    assert "came with the package" in kernels_finding(tmp_path / "none", variant.needs, tmp_path).what
+    assert "came with the package" in kernels_finding(tmp_path / "none", Cpu(flags=variant.needs), tmp_path).what
 
 
 def test_doctor_says_what_the_cpu_lacks_and_what_that_costs() -> None:
     names = [variant.name for variant in VARIANTS]
     for at, variant in enumerate(VARIANTS):
-        what = cpu_finding(variant.needs).what
+        what = cpu_finding(Cpu(flags=variant.needs)).what
         assert f"runs {variant.name}" in what
         assert [each.name for each in VARIANTS[:at] if each.cost not in what] == []
-    assert "without" not in cpu_finding(VARIANTS[0].needs).what
-    vnni = cpu_finding(VARIANTS[names.index("avx512vnni")].needs).what
+    assert "without" not in cpu_finding(Cpu(flags=VARIANTS[0].needs)).what
+    vnni = cpu_finding(Cpu(flags=VARIANTS[names.index("avx512vnni")].needs)).what
     assert "without avx512_bf16: arithmetic is in float32" in vnni
     assert "without amx_bf16, amx_tile: prompts" in vnni
-    assert cpu_finding(frozenset()).verdict is Verdict.NOTE
+    assert cpu_finding(Cpu(flags=frozenset())).verdict is Verdict.NOTE
 
 
 def test_doctor_says_what_to_do_about_libraries_that_pile_up_or_are_missing(tmp_path: Path) -> None:
-    flags = VARIANTS[-1].needs
-    assert "forebay.ops.build" in kernels_finding(tmp_path, flags, tmp_path / "none").fix
+    cpu = Cpu(flags=VARIANTS[-1].needs)
+    assert "forebay.ops.build" in kernels_finding(tmp_path, cpu, tmp_path / "none").fix
     for number in range(9):
         (tmp_path / f"avx2-{number}.so").touch()
-    found = kernels_finding(tmp_path, flags, tmp_path / "none")
+    found = kernels_finding(tmp_path, cpu, tmp_path / "none")
     assert found.verdict is Verdict.NOTE
     assert "8 others" in found.what
     assert f"rm {tmp_path}/*.so" in found.fix
-    assert "torch" in kernels_finding(tmp_path, frozenset(), tmp_path / "none").what
+    assert "torch" in kernels_finding(tmp_path, Cpu(flags=frozenset()), tmp_path / "none").what
 
 
 def test_doctor_names_a_port_that_is_taken(

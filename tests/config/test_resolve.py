@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from forebay.base.cpu import Cpu
 from forebay.base.errors import ConfigError, ModelError
-from forebay.base.variants import VARIANTS
+from forebay.base.variants import VARIANTS, Variant
 from forebay.config import disaggregation
 from forebay.config.engine_config import Chaos, Config, StateStrategy
 from forebay.config.flag import AUTO, SECRET, Auto
@@ -39,11 +40,11 @@ def test_kernels_that_a_wheel_brought_are_used_without_a_compiler(
     monkeypatch.setattr("forebay.config.rules.find_compiler", lambda: None)
     monkeypatch.setattr("forebay.config.resolve.cache_folder", lambda name: tmp_path / "cache")
     monkeypatch.setattr("forebay.config.resolve.PREBUILT", tmp_path)
-    monkeypatch.setattr("forebay.config.resolve.cpu_flags", lambda: VARIANTS[-1].needs)
+    survey = Survey(cpu=lambda: Cpu(flags=VARIANTS[-1].needs))
     (tmp_path / f"{VARIANTS[0].name}-0123-4567.so").touch()
-    assert resolve({}).engine.kernels == "torch"
+    assert resolve({}, survey=survey).engine.kernels == "torch"
     (tmp_path / f"{VARIANTS[-1].name}-0123-4567.so").touch()
-    assert resolve({}).engine.kernels == "native"
+    assert resolve({}, survey=survey).engine.kernels == "native"
 
 
 def flat(part: Any) -> dict[str, Any]:
@@ -78,14 +79,12 @@ def test_activations_are_rounded_to_eight_bits_or_sixteen() -> None:
         ({"kernels": "avx2", "quantization": "none"}, "avx2", "no weights are held in codes"),
     ],
 )
-def test_eight_bits_are_refused_where_nothing_is_rounded(
-    flags: dict[str, str], cpu: str, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_eight_bits_are_refused_where_nothing_is_rounded(flags: dict[str, str], cpu: str, why: str) -> None:
     needs = next((variant.needs for variant in VARIANTS if variant.name == cpu), frozenset[str]())
-    monkeypatch.setattr("forebay.config.resolve.cpu_flags", lambda: needs)
+    survey = Survey(cpu=lambda: Cpu(flags=needs))
     with pytest.raises(ConfigError, match=rf"--activation-bits \(8\): {why}.*leave it out"):
-        resolve({"activation_bits": 8, **flags})
-    reason = next(item.reason for item in resolve(flags).settings if item.name == "activation_bits")
+        resolve({"activation_bits": 8, **flags}, survey=survey)
+    reason = next(item.reason for item in resolve(flags, survey=survey).settings if item.name == "activation_bits")
     assert reason.startswith(why)
 
 
@@ -227,7 +226,7 @@ def test_the_files_own_codes_are_kept_where_kernels_are_made_for_them(
         ({"kernels": "avx512bf16", "dtype": "float32"}, "float32", "float32"),
         ({"kernels": "avx512vnni"}, "float32", "bfloat16"),
         ({"kernels": "avx2"}, "float32", "bfloat16"),
-        ({"kernels": "avx2", "dtype": "float32"}, "float32", "bfloat16"),
+        ({"kernels": "avx2", "dtype": "float32"}, "float32", "float32"),
         ({"kernels": "avx2", "dtype": "bfloat16"}, "bfloat16", "bfloat16"),
         ({"kernels": "avx2", "kv_cache_dtype": "float32"}, "float32", "float32"),
         ({"kernels": "avx2", "kv_cache_dtype": "int8"}, "float32", "int8"),
@@ -239,6 +238,29 @@ def test_kv_takes_16_bits_or_8_unless_float32_is_asked_for_or_better(
 ) -> None:
     types = resolve(flags).engine.types
     assert (types.dtype, types.kv_cache_dtype) == (dtype, kv_dtype)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_kv_cache_dtype_explicit_float32_is_float32_on_every_cpu(variant: Variant) -> None:
+    survey = Survey(cpu=lambda: Cpu(flags=variant.needs))
+    types = resolve({"dtype": "float32"}, survey=survey).engine.types
+    assert (types.dtype, types.kv_cache_dtype) == ("float32", "float32")
+    types = resolve({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, survey=survey).engine.types
+    assert (types.dtype, types.kv_cache_dtype) == ("float32", "bfloat16")
+    types = resolve({"dtype": "auto"}, survey=survey).engine.types
+    native = "avx512_bf16" in variant.needs
+    assert (types.dtype, types.kv_cache_dtype) == ("bfloat16" if native else "float32", "bfloat16")
+
+
+def test_kv_cache_bytes_weights_over_the_fraction_takes_a_share_of_what_they_leave() -> None:
+    """A quarter of the machine is 125 MiB, half of the weights: three quarters of it would lie idle."""
+    survey = Survey(memory=lambda: Amount(500 << 20, "of a test"))
+    flags = {"quantization": "none", "dtype": "bfloat16"}
+    config = resolve(flags, survey=survey)
+    weights = 256.6 * 2**20
+    assert abs(config.engine.memory.kv_cache_bytes - ((500 << 20) - weights) / 4) < 1 << 20
+    asked = resolve({**flags, "mem_fraction_static": "25%"}, survey=survey)
+    assert asked.engine.memory.kv_cache_bytes == 16 << 20
 
 
 def test_kv_larger_than_what_is_computed_in_is_refused() -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from forebay.base.cpu import Cpu, this_cpu
 from forebay.base.errors import ConfigError
-from forebay.base.variants import VARIANTS, Variant, usable_variants
+from forebay.base.variants import VARIANTS, Variant
 from forebay.config.engine_config import KernelBackend
 from forebay.ops import compiler, dispatch, make_ops
 from forebay.ops.compiler import BuildError, library
@@ -32,15 +33,15 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **files: str) -> No
     monkeypatch.setattr(compiler, "PREBUILT", tmp_path / "prebuilt")
 
 
-needs_native = pytest.mark.skipif(not usable_variants(), reason="no x86-64 CPU with AVX2 under Linux")
+needs_native = pytest.mark.skipif(not this_cpu().variants, reason="no x86-64 CPU with AVX2 under Linux")
 
 
 @needs_native
 def test_native_takes_the_best_instruction_set_of_this_machine() -> None:
-    assert make_ops("native", 1).name == f"native-{usable_variants()[0].name}"
+    assert make_ops("native", 1).name == f"native-{this_cpu().variants[0].name}"
 
 
-@pytest.mark.parametrize("name", [variant.name for variant in usable_variants()])
+@pytest.mark.parametrize("name", [variant.name for variant in this_cpu().variants])
 def test_an_instruction_set_that_is_asked_for_is_taken(name: str) -> None:
     assert make_ops(name, 1).name == f"native-{name}"
 
@@ -55,8 +56,7 @@ def test_every_op_has_a_native_twin() -> None:
 def test_an_instruction_set_that_the_cpu_has_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking for one and being given another would be a measurement or a test of something else."""
     only = VARIANTS[-1]
-    monkeypatch.setattr(dispatch, "usable_variants", lambda: (only,))
-    monkeypatch.setattr(dispatch, "cpu_flags", lambda: only.needs)
+    monkeypatch.setattr(dispatch, "this_cpu", lambda: Cpu(flags=only.needs))
     what = "does not run the avx512vnni kernels, which need avx512_vnni, .*avx512vl too: use native, avx2, torch"
     with pytest.raises(ConfigError, match=what):
         make_ops("avx512vnni", 1)
