@@ -76,7 +76,7 @@ class EngineWeights:
         self.num_bytes = 0
         self._layout = _layout(checkpoint)
         self._spec = describe(checkpoint.config, draft_head=self._draft_head)
-        self._files = self._seen()
+        self._files = self._seen(self._path)
         weakref.finalize(self, os.close, hold(self._path))
 
     @property
@@ -86,6 +86,8 @@ class EngineWeights:
     def load(self, checkpoint: Checkpoint, progress: Callable[[], Progress]) -> Loaded:
         """For the first time."""
         loaded = self._build(checkpoint, progress)
+        if changed := self._changed(self._seen(self._path), self._files):
+            raise ModelError(f"{changed} changed while the weights were loaded: start again when nothing writes there")
         self._numbers = loaded.model.numbers
         self.num_bytes = sum(model.weight_bytes for model in (loaded.model, loaded.draft_model) if model)
         return loaded
@@ -117,15 +119,20 @@ class EngineWeights:
                 f"weights of the {self._ops.name} kernels stay where and what they are", code="not_releasable"
             )
         try:
-            changed = [str(here.path) for here, seen in zip(self._seen(), self._files, strict=True) if here != seen]
+            changed = self._changed(self._seen(self._path), self._files)
         except (ModelError, OSError, ValueError) as error:
             raise Conflict(f"the weights cannot be read again: {error}", code="weights_gone") from error
         if changed:
-            raise Conflict(f"{', '.join(changed)} changed since the weights were loaded: restart", code="weights_gone")
+            raise Conflict(f"{changed} changed since the weights were loaded: restart", code="weights_gone")
 
-    def _seen(self) -> list[Seen]:
+    @staticmethod
+    def _changed(here: Sequence[Seen], before: Sequence[Seen]) -> str:
+        return ", ".join(sorted({str(seen.path) for seen in set(here) ^ set(before)}))
+
+    def _seen(self, path: Path) -> list[Seen]:
+        """The files of the model at `path`, and of the draft model."""
         draft = self._config.speculation.draft_model_path
-        paths = [self._path] if draft is None else [self._path, Path(draft)]
+        paths = [path] if draft is None else [path, Path(draft)]
         return [Seen.of(file) for path in paths for file in ([path] if path.is_file() else checkpoint_files(path))]
 
     def load_again(self, progress: Callable[[], None]) -> None:
@@ -133,21 +140,25 @@ class EngineWeights:
         with each tensor."""
         self.check_there()
         self._place(self._checkpoint(self._path, self._given), progress)
+        self.check_there()
 
     def update(self, path: Path | None, given: Mapping[str, StoredTensor], progress: Callable[[], None]) -> None:
         """Take the weights of the checkpoint at `path`, None for those that are loaded, and `given` ones instead of
         some of them. InvalidRequest or Conflict, and nothing is changed, where they are not of the same names, shapes
         and formats; whatever else is raised, the old ones are there again, or UpdateLost."""
         self.check_there()
+        files = self._seen(path or self._path)
         checkpoint = self._checkpoint(path or self._path, given if path else {**self._given, **given})
         self._check(checkpoint)
         try:
             self._place(checkpoint, progress)
+            if changed := self._changed(self._seen(checkpoint.path), files):
+                raise ModelError(f"{changed} changed while the weights were loaded: try again when it is complete")
         except Exception as error:
             self._restore(error, progress)
             raise
         self._path, self._given = checkpoint.path, dict(given if path else {**self._given, **given})
-        self._files = self._seen()
+        self._files = files
 
     def _restore(self, error: Exception, progress: Callable[[], None]) -> None:
         log.error(event("update_failed", reason=str(error), effect="the old weights are read again"))

@@ -17,11 +17,12 @@ from forebay.families.architecture import Architecture
 from forebay.families.gguf_names import ROPE_FACTORS, architecture_of, hf_name
 from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf, family
 from forebay.families.tensor_names import GATE_UP
+from forebay.formats.file_array import FileArray
 from forebay.formats.gguf import GgufFile, GgufTensor
 from forebay.formats.gguf_types import dequantize, split
 from forebay.formats.mxfp4 import unpacked
 from forebay.formats.packed_layers import PackedLayer
-from forebay.formats.quantized import HEAD_BITS, U8, Order, StoredCodes, stored_codes
+from forebay.formats.quantized import HEAD_BITS, Order, StoredCodes, stored_codes
 from forebay.formats.safetensors import MAX_CHECKPOINT_TENSORS, SafetensorsFile, checkpoint_files
 from forebay.formats.stored_tensor import StoredTensor
 from forebay.formats.weight_shapes import WeightShapes, kinds_of
@@ -74,8 +75,8 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
     own = family(config.model_type)
     names = own.names
     tensors: dict[str, StoredTensor] = {}
-    packed: dict[str, U8] = {}
-    layers: defaultdict[str, dict[str, npt.NDArray[Any]]] = defaultdict(dict)
+    packed: dict[str, FileArray] = {}
+    layers: defaultdict[str, dict[str, FileArray]] = defaultdict(dict)
     num_draft_heads = 0
     bare = any(_BARE in file.tensors for file in files)
     for file in files:
@@ -160,9 +161,11 @@ def _gguf_tensors(
     if "{}" in name:
         if len(stored.shape) not in (2, 3) or stored.shape[0] != config.num_experts:
             raise ModelError(f"{file.path}: {stored.name!r} has the shape {stored.shape}, not one part for each expert")
-        per_expert = raw.reshape(stored.shape[0], math.prod(stored.shape[1:-1]), -1)
+        rows = math.prod(stored.shape[1:-1])
+        raw = raw.reshape(stored.shape[0] * rows, raw.nbytes // (stored.shape[0] * rows))
         return {
-            name.format(i): _BlockTensor(stored, per_expert[i], stored.shape[1:], None) for i in range(len(per_expert))
+            name.format(i): _BlockTensor(stored, raw.part(i * rows, (i + 1) * rows), stored.shape[1:], None)
+            for i in range(stored.shape[0])
         }
     heads = _rotated_heads(name, config) if architecture.interleaved_rope else 0
     order = _halves_from_pairs(file, stored, heads) if heads else None
@@ -190,7 +193,7 @@ class _PlainTensor:
     codes = None
 
     def __init__(self, file: SafetensorsFile, name: str, *, whole: bool) -> None:
-        self._read = file.packed if whole else file.view
+        self._read = file.packed if whole else file.values
         self._tensor = file.tensors[name]
         self.shape = self._tensor.shape
         self.bfloat16 = self._tensor.dtype == "BF16"
@@ -198,8 +201,11 @@ class _PlainTensor:
         self.storage = self._tensor.dtype
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
-        view = self._read(self._tensor.name)
-        yield view.reshape(math.prod(self.shape[:-1]), -1) if view.size else view.reshape(0, 0)
+        values = self._read(self._tensor.name)
+        if values.nbytes:
+            yield from values.reshape(math.prod(self.shape[:-1]), self.shape[-1] if self.shape else 1).pieces()
+        else:
+            yield np.empty((0, 0), values.dtype)
 
 
 class _ExpertTensor:
@@ -210,7 +216,7 @@ class _ExpertTensor:
     def __init__(self, file: SafetensorsFile, name: str, expert: int, rows: slice) -> None:
         self._file = file
         self._tensor = file.tensors[name]
-        self._at = (expert, rows)
+        self._at = expert, rows
         experts, every_row, width = self._tensor.shape
         self.shape = (rows.stop - rows.start, width)
         self.bfloat16 = self._tensor.dtype == "BF16"
@@ -218,7 +224,10 @@ class _ExpertTensor:
         self.storage = self._tensor.dtype
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
-        yield self._file.view(self._tensor.name)[self._at]
+        expert, rows = self._at
+        experts, every_row, width = self._tensor.shape
+        matrices = self._file.values(self._tensor.name).reshape(experts * every_row, width)
+        yield from matrices.part(expert * every_row + rows.start, expert * every_row + rows.stop).pieces()
 
 
 class _BlockTensor:
@@ -226,7 +235,7 @@ class _BlockTensor:
 
     bfloat16 = False
 
-    def __init__(self, stored: GgufTensor, raw: U8, shape: tuple[int, ...], order: Order | None) -> None:
+    def __init__(self, stored: GgufTensor, raw: FileArray, shape: tuple[int, ...], order: Order | None) -> None:
         self._stored = stored
         self._raw = raw
         self._order = order
@@ -240,16 +249,17 @@ class _BlockTensor:
         if block.codes is None or len(self.shape) != 2:
             return None
         rows, width = self.shape
-        codes = stored_codes(block.codes, (rows, width), lambda: lambda order: split(self._raw[order], block))
+        codes = stored_codes(block.codes, (rows, width), lambda: lambda order: split(self._raw.take(order), block))
         return codes if self._order is None else codes.rows(self._order)
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
         block = self._stored.type
         if len(self.shape) == 1:
-            values = dequantize(self._raw, block)
+            values = dequantize(self._raw.read(), block)
             yield values if self._order is None else values[:, self._order]
             return
         step = max(1, PIECE_ELEMENTS // self.shape[-1])
         for first in range(0, len(self._raw), step):
-            rows = slice(first, first + step)
-            yield dequantize(self._raw[rows if self._order is None else self._order[rows]], block)
+            stop = min(first + step, len(self._raw))
+            raw = self._raw.part(first, stop).read() if self._order is None else self._raw.take(self._order[first:stop])
+            yield dequantize(raw, block)

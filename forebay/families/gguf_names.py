@@ -161,7 +161,7 @@ def _rope_factors(file: GgufFile) -> list[float]:
     tensor = file.tensors[ROPE_FACTORS]
     if tensor.type.name != "F32" or math.prod(tensor.shape) > _MAX_ROPE_FACTORS:
         raise ModelError(f"{file.path}: {ROPE_FACTORS} is {tensor.type.name} {tensor.shape}, not a short list of F32")
-    factors: list[float] = file.raw(ROPE_FACTORS).view(np.float32).reshape(-1).tolist()
+    factors: list[float] = file.raw(ROPE_FACTORS).read().view(np.float32).reshape(-1).tolist()
     return factors
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import stat
 from pathlib import Path
@@ -43,16 +42,6 @@ def open_regular(path: Path) -> BinaryIO:
         os.close(number)
         raise ModelError(f"{path}: cannot be read (it is {_KINDS.get(kind, 'no regular file')}, not a file)")
     return os.fdopen(number, "rb")
-
-
-def map_file(path: Path) -> mmap.mmap:
-    """Map a file privately; ModelError where there is none or it is empty."""
-    with open_regular(path) as file:
-        try:
-            # Copy-on-write, so that numpy and torch see writable memory and do not warn; nothing is ever written to it.
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: cannot be read ({error}): check that the download completed") from error
 
 
 def read_bytes(path: Path, most: int) -> bytes:

@@ -8,7 +8,6 @@ used because it trusts the file and takes seconds where this one takes tens of m
 from __future__ import annotations
 
 import math
-import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.base.errors import ModelError, brief
-from forebay.formats.files import map_file
+from forebay.formats.file_array import FileArray, WeightFile
 from forebay.formats.gguf_types import GGML_TYPES, BlockType
-from forebay.formats.quantized import U8
 from forebay.formats.strings import Strings
 
 MAGIC: Final = b"GGUF"
@@ -67,7 +65,7 @@ class GgufTensor:
 
 
 class GgufFile:
-    """An open GGUF file: `metadata`, `tensors` by name, and their bytes through a private mapping of the file.
+    """An open GGUF file: `metadata`, `tensors` by name, and their bytes.
 
     Metadata values are int, float, bool, str, and for lists `Strings` (`tokenizer.ggml.tokens`, `.merges`) and numpy
     arrays (`tokenizer.ggml.token_type`, `.scores`).
@@ -75,37 +73,47 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._map = map_file(path)
-        cursor = _Cursor(self._map, path)
+        self._file = WeightFile(path)
+        cursor = _Cursor(self._file)
         num_tensors, num_entries = _read_preamble(cursor)
         self.metadata = _read_metadata(cursor, num_entries)
         self.tensors = _read_tensors(cursor, num_tensors, self.metadata)
 
-    def raw(self, name: str) -> U8:
-        """The bytes of a tensor, `[rows, bytes per row]`, a row being its innermost dimension. A view of the file."""
+    def raw(self, name: str) -> FileArray:
+        """The bytes of a tensor, `[rows, bytes per row]`, a row being its innermost dimension."""
         tensor = self.tensors[name]
         rows = math.prod(tensor.shape[:-1])
-        flat = np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.offset)
-        return flat.reshape(rows, tensor.num_bytes // rows)
+        return FileArray(self._file, np.dtype(np.uint8), (rows, tensor.num_bytes // rows), tensor.offset)
 
 
 class _Cursor:
-    """Reads forward through a buffer; every read checks first that the bytes are there."""
+    """Reads forward through the beginning of a file; every read checks first that the bytes are there."""
 
-    def __init__(self, buffer: mmap.mmap, path: Path) -> None:
-        self.buffer = buffer
-        self.size = min(len(buffer), MAX_METADATA_BYTES)  # of what is read through here; weights are not
-        self.path = path
+    def __init__(self, file: WeightFile) -> None:
+        self._file, self.path = file, file.path
+        self.size = min(file.num_bytes, MAX_METADATA_BYTES)  # of what is read through here; weights are not
+        self.buffer = file.read(0, min(self.size, _FIRST_BYTES))
         self.offset = 0
         self._strings_left = MAX_STRINGS
 
+    @property
+    def file_bytes(self) -> int:
+        return self._file.num_bytes
+
     def fail(self, what: str) -> ModelError:
-        return ModelError(f"{self.path}: not a sound GGUF file: {what} (at byte {self.offset} of {len(self.buffer)})")
+        return ModelError(f"{self.path}: not a sound GGUF file: {what} (at byte {self.offset} of {self.file_bytes})")
 
     def need(self, count: int, item_bytes: int, what: str) -> None:
         left = self.size - self.offset
         if count * item_bytes > left:
             raise self.fail(f"{what}: {count} x {item_bytes} bytes are declared and {left} are left")
+        self._fetch(self.offset + count * item_bytes)
+
+    def _fetch(self, end: int) -> None:
+        """Have the file's first `end` bytes in the buffer, which grows at least to the double."""
+        if end > len(self.buffer):
+            have = len(self.buffer)
+            self.buffer += self._file.read(have, min(max(end, 2 * have), self.size) - have)
 
     def unpack(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
         self.need(1, layout.size, what)
@@ -138,15 +146,17 @@ class _Cursor:
 
     def _pieces(self, count: int, what: str) -> Iterator[bytes]:
         """Each is gone before the next is there: a list of all would leave holes in the heap when it goes."""
-        buffer, offset, size, unpack = self.buffer, self.offset, self.size, _U64.unpack_from
+        offset, size, unpack = self.offset, self.size, _U64.unpack_from
         for _ in range(count):
             start = offset + 8
             if start > size:
                 raise self.fail(f"{what}: the file ends inside it")
-            offset = start + unpack(buffer, offset)[0]
+            self._fetch(start)
+            offset = start + unpack(self.buffer, offset)[0]
             if offset > size:
                 raise self.fail(f"{what}: an entry runs past the end of the file")
-            yield buffer[start:offset]
+            self._fetch(offset)
+            yield self.buffer[start:offset]
         self.offset = offset
 
     def numbers(self, dtype: np.dtype[Any], count: int, what: str) -> npt.NDArray[Any]:
@@ -156,6 +166,7 @@ class _Cursor:
         return values
 
 
+_FIRST_BYTES: Final = 1 << 20
 _U64: Final = struct.Struct("<Q")
 _PREAMBLE: Final = struct.Struct("<4sIQQ")
 _U32: Final = struct.Struct("<I")
@@ -213,7 +224,7 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, metadata: dict[str, Any]) -
     for name, shape, block, relative in declared:
         num_bytes = math.prod(shape) // block.elements * block.num_bytes
         offset = data_start + relative
-        if offset + num_bytes > len(cursor.buffer):
+        if offset + num_bytes > cursor.file_bytes:
             raise cursor.fail(f"tensor {name!r} needs bytes {offset}..{offset + num_bytes}: is the download complete?")
         if name in tensors:
             raise cursor.fail(f"the tensor {name!r} occurs twice")

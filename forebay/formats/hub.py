@@ -32,7 +32,7 @@ from forebay.base.errors import ConfigError, ModelError
 from forebay.base.package import __version__
 from forebay.base.progress import Progress
 from forebay.base.units import human_bytes
-from forebay.formats.hub_names import HubModel, hub_folder, repository_folder
+from forebay.formats.hub_names import BLOBS, SNAPSHOTS, HubModel, hub_folder, repository_folder
 
 hub_settings.HF_HUB_DISABLE_TELEMETRY = True  # which asks the hub what it should look for here, and tells it
 
@@ -105,7 +105,7 @@ class Hub:
                 tally.ended.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        return self._folder(repository) / "snapshots" / repository.commit
+        return self._folder(repository) / SNAPSHOTS / repository.commit
 
     def begin(self, repository: Repository, name: str, num_bytes: int, target: Path) -> Path:
         """Fetch the beginning of a file, and make `target` a file of the same size that begins so and has holes."""
@@ -131,7 +131,7 @@ class Hub:
         return repository_folder(repository.model.repo, self.cache)
 
     def _blob(self, repository: Repository, file: RemoteFile) -> Path:
-        return self._folder(repository) / "blobs" / str(file.sha256)
+        return self._folder(repository) / BLOBS / str(file.sha256)
 
     def _fetch(self, repository: Repository, file: RemoteFile, tally: _Tally) -> None:
         by_us = file.sha256 is not None and file.num_bytes <= MAX_HTTP_DOWNLOAD_SIZE
@@ -180,7 +180,7 @@ class Hub:
 
     def _check_space(self, repository: Repository, files: Sequence[RemoteFile]) -> None:
         self.cache.mkdir(parents=True, exist_ok=True)
-        there = self._folder(repository) / "snapshots" / repository.commit
+        there = self._folder(repository) / SNAPSHOTS / repository.commit
         need = sum(file.num_bytes for file in files if not (there / file.name).exists())
         free = shutil.disk_usage(self.cache).free
         if need > free:

@@ -18,6 +18,8 @@ from forebay.base.errors import ModelError
 from forebay.formats.safetensors import INDEX_NAME, SINGLE_NAME, weight_files
 
 MAIN: Final = "main"
+SNAPSHOTS: Final = "snapshots"
+BLOBS: Final = "blobs"
 _PART: Final = r"[A-Za-z0-9_][\w.-]*"
 _NAME: Final = re.compile(
     rf"(?:hf://(?:models/)?)?(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[^@:/]+))?(?:/(?P<file>[^:]+\.gguf))?"
@@ -67,7 +69,7 @@ def repository_folder(repo: str, cache: Path | None = None) -> Path:
 def repository_of(path: Path) -> str | None:
     """`org/name` of a snapshot, or of a file in one; None of any other path."""
     for folder in (path, *path.parents):
-        if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
+        if folder.parent.name == SNAPSHOTS and folder.parent.parent.name.startswith("models--"):
             return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
     return None
 
@@ -88,7 +90,7 @@ def revision_folder(model: HubModel, cache: Path | None = None) -> Path | None:
         commit = (folder / "refs" / model.revision).read_text().strip()
     except OSError:
         commit = model.revision if _COMMIT.fullmatch(model.revision) else ""
-    found = folder / "snapshots" / commit
+    found = folder / SNAPSHOTS / commit
     return found if commit and found.is_dir() else None
 
 

@@ -11,8 +11,9 @@ from typing import Final
 import numpy as np
 
 from forebay.base.errors import ModelError
+from forebay.formats.file_array import FileArray
 from forebay.formats.gguf_types import E2M1, E8M0_BIAS
-from forebay.formats.quantized import F32, U8
+from forebay.formats.quantized import F32
 from forebay.formats.stored_tensor import StoredTensor
 
 BLOCKS: Final = "_blocks"
@@ -20,7 +21,7 @@ SCALES: Final = "_scales"
 _BLOCK: Final = 32
 
 
-def unpacked(packed: Mapping[str, U8], where: str) -> dict[str, StoredTensor]:
+def unpacked(packed: Mapping[str, FileArray], where: str) -> dict[str, StoredTensor]:
     """Of each pair `x_blocks` [E, N, K / 32, 16] and `x_scales` [E, N, K / 32] the tensor `x`, [E, K, N]."""
     tensors: dict[str, StoredTensor] = {}
     for stem in {name.removesuffix(BLOCKS).removesuffix(SCALES) for name in packed}:
@@ -29,7 +30,7 @@ def unpacked(packed: Mapping[str, U8], where: str) -> dict[str, StoredTensor]:
             blocks is None
             or scales is None
             or blocks.shape != (*scales.shape, _BLOCK // 2)
-            or scales.ndim != 3
+            or len(scales.shape) != 3
             or not blocks.dtype == scales.dtype == np.uint8
         ):
             shapes = [None if part is None else part.shape for part in (blocks, scales)]
@@ -43,7 +44,7 @@ class _Mxfp4Tensor:
     storage = "MXFP4"
     codes = None
 
-    def __init__(self, blocks: U8, scales: U8) -> None:
+    def __init__(self, blocks: FileArray, scales: FileArray) -> None:
         experts, outputs, per_row = scales.shape
         self.shape = (experts, per_row * _BLOCK, outputs)
         self.num_bytes = blocks.nbytes + scales.nbytes
@@ -51,7 +52,8 @@ class _Mxfp4Tensor:
 
     def pieces(self) -> Iterator[F32]:
         """One expert at a time, with its inputs before its outputs, as gpt-oss has them where they are not packed."""
-        for blocks, scales in zip(self._blocks, self._scales, strict=True):
+        for expert in range(self.shape[0]):
+            blocks, scales = (whole.part(expert, expert + 1).read()[0] for whole in (self._blocks, self._scales))
             pairs = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, _BLOCK)
             values = np.ldexp(E2M1[pairs], scales.astype(np.int32)[..., None] - E8M0_BIAS)
             yield np.ascontiguousarray(values.reshape(len(scales), -1).T)

@@ -10,20 +10,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from forebay.base.errors import ModelError, brief
-from forebay.formats.quantized import F32, GROUP, U8, CodeFormat, GroupQuantized, Order, StoredCodes, half, stored_codes
+from forebay.formats.file_array import Array, FileArray
+from forebay.formats.quantized import (
+    F32,
+    GROUP,
+    U8,
+    CodeFormat,
+    GroupQuantized,
+    Order,
+    Reader,
+    StoredCodes,
+    half,
+    stored_codes,
+)
 from forebay.formats.stored_tensor import as_float32
 
-Array = npt.NDArray[Any]
-Parts = Mapping[str, Array]
+Parts = Mapping[str, Any]
+"""The arrays of one layer by their names: those of the file, of which only shapes are looked at, or what was read."""
 
 _INTEGERS: Final = (np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.int64))
 _REALS: Final = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.uint16))  # the last are bits of bfloat16
+_GROUPS: Final = ("g_idx", "weight_g_idx")  # the group of each input
 _QWEIGHT: Final = frozenset({"qweight", "qzeros", "scales", "g_idx"})
 _WEIGHT: Final = ("weight_packed", "weight", "weight_zero_point", "weight_scale", "weight_g_idx", "weight_shape")
 # What the arrays of one weight are called, by method.
@@ -157,17 +170,32 @@ def _by_rows(parts: Parts, packing: Packing) -> _Layout:
         _check(values.dtype == np.int8)
         codes: Callable[[Order], Array] = lambda rows: values[rows].astype(np.int16) + middle  # noqa: E731
     else:
-        words, (outputs, width) = parts["weight_packed"], parts["weight_shape"].tolist()
+        words, shape = parts["weight_packed"], parts["weight_shape"]
+        _check(shape.shape == (2,))
+        outputs, width = shape.read().tolist()
         _check(words.shape == (outputs, -(-width * bits // 32)))
         codes = lambda rows: _fields(words[rows], bits)[:, :width]  # noqa: E731
     num_groups = scales.shape[1]
     _check(scales.shape == (outputs, num_groups))
     if zeros is None or zeros.dtype == np.int8:
         _check(zeros is None or zeros.shape == scales.shape)
-        whole = np.zeros(scales.shape, np.int16) if zeros is None else zeros.astype(np.int16)
-        return _Layout((outputs, width), num_groups, codes, scales.__getitem__, lambda rows: whole[rows] + middle)
+        whole: Callable[[Order], Array] = lambda rows: (  # noqa: E731
+            np.full((len(rows), num_groups), middle, np.int16) if zeros is None else zeros[rows] + np.int16(middle)
+        )
+        return _Layout((outputs, width), num_groups, codes, lambda rows: scales[rows], whole)
     _check(zeros.shape == (-(-outputs * bits // 32), num_groups))
-    return _Layout((outputs, width), num_groups, codes, scales.__getitem__, lambda rows: _columns(zeros.T, rows, bits))
+    return _Layout(
+        (outputs, width), num_groups, codes, lambda rows: scales[rows], lambda rows: _columns(zeros.T, rows, bits)
+    )
+
+
+def _layout(parts: Parts, packing: Packing) -> _Layout:
+    return (_by_rows if packing.method == "compressed-tensors" else _by_columns)(parts, packing)
+
+
+def _scales(layout: _Layout, rows: Order) -> F32:
+    found = layout.scales(rows)
+    return as_float32(np.ascontiguousarray(found), bfloat16=found.dtype == np.uint16)
 
 
 class PackedLayer:
@@ -176,17 +204,16 @@ class PackedLayer:
 
     bfloat16 = False
 
-    def __init__(self, parts: Parts, packing: Packing, where: str) -> None:
-        self._packing, self._where = packing, where
+    def __init__(self, parts: Mapping[str, FileArray], packing: Packing, where: str) -> None:
+        self._parts, self._packing, self._where = parts, packing, where
         try:
             _check(all(part.dtype in (_REALS if "scale" in name else _INTEGERS) for name, part in parts.items()))
-            self._layout = layout = (_by_rows if packing.method == "compressed-tensors" else _by_columns)(
-                parts, packing
-            )
+            layout = _layout(parts, packing)
             self.shape = outputs, width = layout.shape
             in_order = np.arange(width) // (packing.group or max(1, width))
-            self._groups = next((parts[name] for name in ("g_idx", "weight_g_idx") if name in parts), in_order)
-            _check(self._groups.shape == (width,) and outputs > 0 and width > 0)
+            stored = next((parts[name] for name in _GROUPS if name in parts), None)
+            _check(outputs > 0 and width > 0 and (stored is None or stored.shape == (width,)))
+            self._groups = in_order if stored is None else stored.read()
             _check(0 <= self._groups.min() <= self._groups.max() < layout.num_groups)
         except (KeyError, ValueError, IndexError):
             shapes = {name: (str(part.dtype), part.shape) for name, part in parts.items()}
@@ -196,27 +223,34 @@ class PackedLayer:
         form = packing.format(width)
         self.codes: StoredCodes | None = None
         if form is not None and np.array_equal(self._groups, in_order):
-            self.codes = stored_codes(form, self.shape, lambda: lambda rows: self._quantized(form, rows))
+            self.codes = stored_codes(form, self.shape, partial(self._open, form))
+
+    def _layout(self) -> _Layout:
+        """Over what is read now: one weight is in memory at a time."""
+        unread = ("weight_shape", *_GROUPS)
+        read = {name: part if name in unread else part.read() for name, part in self._parts.items()}
+        return _layout(read, self._packing)
+
+    def _open(self, form: CodeFormat) -> Reader:
+        layout = self._layout()
+        return lambda rows: self._quantized(form, layout, rows)
 
     def pieces(self) -> Iterator[F32]:
+        layout = self._layout()
         for first in range(0, self.shape[0], _PIECE_ROWS):
             rows = np.arange(first, min(first + _PIECE_ROWS, self.shape[0]))
-            zeros = self._layout.zeros(rows)[:, self._groups].astype(np.float32)
-            yield (self._layout.codes(rows) - zeros) * self._scales(rows)[:, self._groups]
+            zeros = layout.zeros(rows)[:, self._groups].astype(np.float32)
+            yield (layout.codes(rows) - zeros) * _scales(layout, rows)[:, self._groups]
 
-    def _scales(self, rows: Order) -> F32:
-        found = self._layout.scales(rows)
-        return as_float32(np.ascontiguousarray(found), bfloat16=found.dtype == np.uint16)
-
-    def _quantized(self, form: CodeFormat, rows: Order) -> GroupQuantized:
-        scales, zeros = self._scales(rows), self._layout.zeros(rows)
+    def _quantized(self, form: CodeFormat, layout: _Layout, rows: Order) -> GroupQuantized:
+        scales, zeros = _scales(layout, rows), layout.zeros(rows)
         if not form.minimums and (zeros != form.zero).any():
             raise ModelError(f"{self._where}: it has zero points, and the configuration says that it has none")
         times = self.shape[1] // form.group // scales.shape[1]
         minimums = half((form.zero - zeros) * scales).repeat(times, axis=1) if form.minimums else None
         return GroupQuantized(
             format=form,
-            codes=self._layout.codes(rows).astype(np.uint8, copy=False),
+            codes=layout.codes(rows).astype(np.uint8, copy=False),
             scales=half(scales).repeat(times, axis=1),
             minimums=minimums,
         )

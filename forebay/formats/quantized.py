@@ -20,6 +20,9 @@ PANEL: Final = 32  # outputs that are packed together, in one format
 # token reads only one row of the first.
 HEAD_BITS: Final = 8
 
+# Of a weight that the loader rejects.
+NOT_FINITE: Final = "has values that are not finite (NaN or infinity): the checkpoint is damaged, use another"
+
 # What the codes of ggml's IQ4_NL and IQ4_XS stand for, 128 added.
 LEVELS: Final = np.array([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], np.uint8)
 
@@ -103,6 +106,11 @@ class GroupQuantized:
         if minimums is not None:
             values += minimums[..., None]
         return values.reshape(self.shape)
+
+    def check_finite(self) -> None:
+        """Raise ModelError if a scale or minimum is not: all other numbers are integers."""
+        if not all(part is None or np.isfinite(part).all() for part in (self.scales, self.minimums)):
+            raise ModelError(f"a scale or minimum {NOT_FINITE}")
 
     def rows(self, order: Order) -> GroupQuantized:
         return self._with(self.format, lambda part, _: part[order])
@@ -235,6 +243,7 @@ class StoredCodes:
                     readers[owner] = self.sources[owner].open()
                 parts.append(readers[owner](order - firsts[owner]))
             piece = joined(parts)
+            piece.check_finite()
             yield piece if self.factors is None else piece.scaled(self.factors[rows])
 
 

@@ -6,17 +6,16 @@ Layout: eight bytes of header length (little-endian), a JSON header, then the te
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from forebay.base.errors import ModelError, brief
-from forebay.formats.files import MAX_JSON_BYTES, is_there, map_file, parse_json, read_large_json
+from forebay.formats.file_array import FileArray, WeightFile
+from forebay.formats.files import MAX_JSON_BYTES, is_there, parse_json, read_large_json
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
@@ -53,31 +52,28 @@ class SafetensorsTensor:
 
 
 class SafetensorsFile:
-    """An open safetensors file: `tensors` by name, and views of their values."""
+    """An open safetensors file: `tensors` by name, and their values."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._map = map_file(path)
-        self.tensors = _read_header(path, self._map)
+        self._file = WeightFile(path)
+        self.tensors = _read_header(self._file)
 
-    def view(self, name: str) -> npt.NDArray[Any]:
-        """The tensor as float32, float16, or (BF16) uint16 bits: a view of the file. ModelError for any other type."""
+    def values(self, name: str) -> FileArray:
+        """The tensor as float32, float16, or (BF16) uint16 bits, unread. ModelError for any other type."""
         tensor = self.tensors[name]
         dtype = DTYPES.get(tensor.dtype)
         if dtype is None:
             raise ModelError(
                 f"{self.path}: tensor {name!r} has dtype {tensor.dtype}; supported are {', '.join(DTYPES)}"
             )
-        flat = np.frombuffer(self._map, dtype, math.prod(tensor.shape), tensor.offset)
-        return flat.reshape(tensor.shape)
+        return FileArray(self._file, dtype, tensor.shape, tensor.offset)
 
-    def packed(self, name: str) -> npt.NDArray[Any]:
-        """As `view`, also of integers that only their format can read."""
+    def packed(self, name: str) -> FileArray:
+        """As `values`, also of integers that only their format can read."""
         tensor = self.tensors[name]
         dtype = _PACKED.get(tensor.dtype)
-        if dtype is None:
-            return self.view(name)
-        return np.frombuffer(self._map, dtype, math.prod(tensor.shape), tensor.offset).reshape(tensor.shape)
+        return self.values(name) if dtype is None else FileArray(self._file, dtype, tensor.shape, tensor.offset)
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
@@ -144,12 +140,12 @@ def why_no_weights(names: Iterable[str]) -> str:
     return f"no {SINGLE_NAME} and no {INDEX_NAME}: is the download complete?"
 
 
-def _read_header(path: Path, buffer: mmap.mmap) -> dict[str, SafetensorsTensor]:
-    size = len(buffer)
-    length = int.from_bytes(buffer[:8], "little")
+def _read_header(file: WeightFile) -> dict[str, SafetensorsTensor]:
+    path, size = file.path, file.num_bytes
+    length = int.from_bytes(file.read(0, 8), "little")
     if size < 8 or length > min(size - 8, MAX_JSON_BYTES):
         raise ModelError(f"{path}: not a safetensors file: a header of {length} bytes in a file of {size}")
-    text = buffer[8 : 8 + length]
+    text = file.read(8, length)
     # Each has an object of its own: counted before any of them is made.
     num_tensors = text.count(b"{") - 1
     if num_tensors > MAX_TENSORS:

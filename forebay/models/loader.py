@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import Checkpoint
 from forebay.formats.quantization import Quantization
+from forebay.formats.quantized import NOT_FINITE
 from forebay.formats.stored_tensor import read_tensor
 from forebay.layers.params import Change, TensorParam, unchanged
 from forebay.models.weight_codes import codes_of
@@ -104,7 +106,8 @@ class Loader:
             for piece in stored.pieces():
                 values = torch.from_numpy(piece).view(-1)
                 source = values.view(torch.bfloat16) if stored.bfloat16 else values
-                _copy(source, flat[done : done + len(source)])
+                if not _copy(source, flat[done : done + len(source)]):
+                    raise ModelError(f"{self._checkpoint.path}: {name} {NOT_FINITE}")
                 done += len(source)
         assert done == len(flat), (param.names, done, len(flat))
         if param.rows:
@@ -132,7 +135,10 @@ class Loader:
         codes = self._codes[param]
         if codes is None:
             return None
-        packed = self._ops.pack_quantized(codes, bias)
+        try:
+            packed = self._ops.pack_quantized(codes, bias)
+        except ModelError as error:
+            raise ModelError(f"{self._checkpoint.path}: {', '.join(param.names)}: {error.message}") from None
         self._report(param)
         return packed
 
@@ -150,8 +156,12 @@ def _change(values: Tensor, param: TensorParam) -> None:
     values += param.offset
 
 
-def _copy(source: Tensor, target: Tensor) -> None:
-    """Convert source [n] into target [n] in this thread."""
+def _copy(source: Tensor, target: Tensor) -> bool:
+    """Convert source [n] into target [n] in this thread. Return whether all of target is finite."""
+    finite = True
     for first in range(0, len(source), _COPY_ELEMENTS):
-        part = slice(first, first + _COPY_ELEMENTS)
-        target[part].copy_(source[part])
+        part = target[first : first + _COPY_ELEMENTS]
+        part.copy_(source[first : first + _COPY_ELEMENTS])
+        # One pass without a temporary: no sum with NaN or infinity in it is finite.
+        finite &= math.isfinite(part.sum(dtype=torch.float32).item()) or bool(part.isfinite().all())
+    return finite

@@ -15,14 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from forebay.base.errors import ConfigError, Conflict, InvalidRequest
+from forebay.base.errors import ConfigError, Conflict, InvalidRequest, ModelError
 from forebay.config.resolve import resolve
 from forebay.engine.build import _regions, build_engine
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import TAGS, AddRequest, Release, Resume, UpdateWeights
 from forebay.engine.occupation import Occupation
 from forebay.engine.stream import merge
-from forebay.engine.weights import GivenTensor
+from forebay.engine.weights import EngineWeights, GivenTensor
 from forebay.families import TYPES
 from forebay.pools.regions import Tag
 from forebay.requests.sampling_params import SamplingParams
@@ -282,6 +282,68 @@ def test_an_update_that_fails_in_the_middle_leaves_the_old_weights(llama: Path, 
     with pytest.raises(OSError, match="the disk is gone"):
         core.sleeper._memory.update(str(path), torn, lambda: None)
     assert tokens_of(core, PROMPTS) == right
+
+
+def test_update_file_shortened_while_it_is_read_keeps_the_old_weights(llama: Path, tmp_path: Path) -> None:
+    core, path = core_of(llama), other_weights(llama, tmp_path / "other")
+    right = tokens_of(core, PROMPTS)
+    (file,) = path.glob("*.safetensors")
+    loaded = iter(range(1000))
+
+    def shorten() -> None:
+        if next(loaded) == 3:
+            os.truncate(file, 4096)
+
+    with pytest.raises(ModelError, match="another program has shortened it"):
+        core.sleeper._memory.update(str(path), {}, shorten)
+    assert tokens_of(core, PROMPTS) == right
+
+
+def test_update_file_rewritten_in_place_while_it_is_read_keeps_the_old_weights(llama: Path, tmp_path: Path) -> None:
+    core, path = core_of(llama), other_weights(llama, tmp_path / "other")
+    right = tokens_of(core, PROMPTS)
+    (file,) = path.glob("*.safetensors")
+
+    with pytest.raises(ModelError, match=r"model.safetensors changed while the weights were loaded: try again"):
+        core.sleeper._memory.update(str(path), {}, lambda: os.utime(file, ns=(0, 1)))
+    assert tokens_of(core, PROMPTS) == right
+    os.utime(file)
+    core.sleeper.update(str(path), {})
+    assert tokens_of(core, PROMPTS) != right
+
+
+def test_start_file_changed_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(shutil.copytree(shared_tiny("llama").path, tmp_path / "model"))
+    (file,) = path.glob("*.safetensors")
+    build = EngineWeights._build
+
+    def changing(self: EngineWeights, *args: Any) -> Any:
+        os.utime(file, ns=(0, 1))
+        return build(self, *args)
+
+    monkeypatch.setattr(EngineWeights, "_build", changing)
+    with pytest.raises(ModelError, match="changed while the weights were loaded: start again"):
+        core_of(path)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_update_weights_not_finite_are_refused_by_name_and_the_old_ones_stay(
+    llama: Path, tmp_path: Path, number: float
+) -> None:
+    """C30: one number in one tensor, in a file and from memory."""
+    core, path = core_of(llama), other_weights(llama, tmp_path / "other")
+    right = tokens_of(core, PROMPTS)
+    (file,) = path.glob("*.safetensors")
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name][-1, -1] = number
+    save_file(tensors, file)
+    for source, given in ((str(path), {}), (None, {name: GivenTensor(tensors[name])})):
+        with pytest.raises(ModelError, match=rf"{name} has values that are not finite"):
+            core.sleeper._memory.update(source, given, lambda: None)
+        assert tokens_of(core, PROMPTS) == right
+    with pytest.raises(ModelError, match=rf"{name} has values that are not finite"):
+        core_of(path)
 
 
 def test_what_cannot_be_had_again_is_not_released_and_a_failed_wake_stays_asleep(tmp_path: Path) -> None:

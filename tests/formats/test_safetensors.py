@@ -160,6 +160,6 @@ def test_randomly_damaged_files_are_refused_or_read_but_never_crash(seed, tmp_pa
         try:
             file = SafetensorsFile(path)
             for name in file.tensors:
-                file.view(name)
+                file.values(name).read()
         except ModelError:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from forebay import models
 from forebay.base.errors import ModelError
 from forebay.families import TYPES
 from forebay.families.checkpoint import open_checkpoint
+from forebay.formats.quantization import Quantization
 from forebay.ops import make_ops
 from forebay.pools.cache_spec import FullAttention, SlidingWindow
+from tests.formats.gguf_files import llama_metadata, llama_tensors, write_gguf
 from tests.models.drive import Driver
 from tests.models.tiny import make_tiny, random_ids
 
@@ -37,6 +40,18 @@ def test_shards_give_the_same_model(tmp_path, load):
     ids = random_ids(20, seed=0)
     (logits,) = Driver(load(tmp_path)).step([(1, ids)])
     torch.testing.assert_close(logits, sharded.logits(ids), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("quantization", [Quantization.FILE, Quantization.INT8, Quantization.INT4, Quantization.NONE])
+def test_load_code_scale_not_finite_is_refused_by_the_name_of_its_tensor(tmp_path, quantization):
+    tensors = llama_tensors("Q8_0")
+    load = partial(models.load, ops=TORCH, dtype=torch.float32, quantization=quantization)
+    path = write_gguf(tmp_path / "whole.gguf", llama_metadata(), tensors, type_name="Q8_0")
+    load(open_checkpoint(path))
+    tensors["blk.0.ffn_up.weight"][-1, :2] = 0x00, 0x7E  # the first block's scale, in float16
+    path = write_gguf(tmp_path / "damaged.gguf", llama_metadata(), tensors, type_name="Q8_0")
+    with pytest.raises(ModelError, match=r"model\.layers\.0\.mlp\.up_proj\.weight.*(not finite|beyond float16)"):
+        load(open_checkpoint(path))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from forebay.base.errors import InvalidRequest
 from forebay.base.log import event, get_logger
 from forebay.engine.frames import TAGS, WEIGHTS, State
+from forebay.formats.hub_names import BLOBS, SNAPSHOTS
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import PauseRequest, ReleaseRequest, ResumeRequest, UpdateWeightsRequest
 
@@ -84,11 +85,34 @@ async def update_weights_from_disk(request: Request, server: ServerContext) -> R
 
 
 def _below(root: str | None, model_path: str) -> str:
-    """Links are followed before they are judged."""
+    """The checkpoint at `model_path`, whose files are all below the root once links are followed. In a snapshot of a
+    hub's cache they may link to the blobs of their repository."""
     if root is None:
         raise InvalidRequest("no weights are read over HTTP: start the server with --weights-root", param="model_path")
     top = Path(root).resolve()
-    path = (top / model_path).resolve()
-    if not path.is_relative_to(top):
-        raise InvalidRequest(f"model_path {model_path[:200]!a} is not below --weights-root", param="model_path")
+    path = top / model_path  # unresolved: a snapshot's .gguf file is a link whose target has no suffix
+    try:
+        if not _stays(path, top):
+            raise InvalidRequest(f"model_path {model_path[:200]!a} is not below --weights-root", param="model_path")
+        links = [file.name for file in (path.iterdir() if path.is_dir() else ()) if not _stays(file, top)]
+    except (OSError, ValueError, RuntimeError) as error:  # a circle of links among them
+        raise InvalidRequest(f"model_path {model_path[:200]!a} cannot be read: {error}", param="model_path") from None
+    if links:
+        raise InvalidRequest(
+            f"model_path {model_path[:200]!a}: {links[0][:200]!a} is a link that leads out of --weights-root: copy the "
+            "file there",
+            param="model_path",
+        )
     return str(path)
+
+
+def _stays(entry: Path, top: Path) -> bool:
+    """Whether it is below `top`, or a file of a snapshot there whose content is among the blobs of its repository."""
+    target, snapshot = entry.resolve(), entry.parent.resolve()
+    if target.is_relative_to(top):
+        return True
+    return (
+        snapshot.is_relative_to(top)
+        and snapshot.parent.name == SNAPSHOTS
+        and target.parent == snapshot.parent.parent / BLOBS
+    )
