@@ -52,10 +52,10 @@ bench-limits: dev
 	@$(BIN)/python -m benchmarks.limits
 
 # `make bench` beside peers, each installed in an environment of its own (one of them is compiled, which takes minutes), all
-# held to one instruction set: make bench-peers ISA=avx512vnni PEERS="llamacpp-q4_0 openvino" ARGS="--only streams-1"
+# held to one instruction set. A peer that fails is reported in the table and by the exit code: make bench-peers ISA=avx512vnni PEERS="llamacpp-q4_0 openvino" ARGS="--only streams-1"
 bench-peers: dev
-	@$(BIN)/python -m benchmarks.peers.install $(PEERS) --isa $(ISA)
-	@$(BIN)/python -m benchmarks.targets --peers $(PEERS) --isa $(ISA) $(ARGS)
+	@$(BIN)/python -m benchmarks.peers.install $(PEERS) --isa $(ISA); installed=$$?; \
+	$(BIN)/python -m benchmarks.targets --peers $(PEERS) --isa $(ISA) $(ARGS) && exit $$installed
 
 # A wheel whose users need no compiler: it brings the kernels of every instruction set, and is for this platform
 wheel: install

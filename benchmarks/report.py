@@ -33,16 +33,35 @@ class Run:
         return self.other_cpu_share > NOISE
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A server that gave no figure for a row; `row` is None if it gave none for any."""
+
+    server: str
+    row: str | None
+    reason: str
+
+
 class Report:
     """`runs` may lack any row of any server. `rows` are all there could be, in the table's order; `needs` are the CPU
-    flags of the kernels, which say what the goals are."""
+    flags of the kernels, which say what the goals are. A server with a failure has a column."""
 
-    def __init__(self, rows: Sequence[Row], runs: Sequence[Run], needs: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        runs: Sequence[Run],
+        needs: frozenset[str] = frozenset(),
+        failures: Sequence[Failure] = (),
+    ) -> None:
+        self.runs, self._failures = runs, failures
         quietest_last = sorted(runs, key=lambda run: run.other_cpu_share, reverse=True)
         self._runs = {(run.row, run.server, run.repeat): run for run in quietest_last}
         self._needs = needs
-        self.servers = list(dict.fromkeys(run.server for run in runs))
-        self.rows = [row for row in rows if any(self._of(row, server) for server in self.servers)]
+        self.servers = list(dict.fromkeys(entry.server for entry in (*runs, *failures)))
+        failed = {failure.row for failure in failures}
+        self.rows = [
+            row for row in rows if source(row) in failed or any(self._of(row, server) for server in self.servers)
+        ]
 
     def _of(self, row: Row, server: str) -> dict[int, Run]:
         """The run of each repeat that counts, which is the least disturbed."""
@@ -91,7 +110,15 @@ class Report:
         peers = [server for server in self.servers if server != OURS]
         heads = ["", "Forebay", "of its floor", *peers, "goal"]
         lines = [heads, ["---"] * len(heads), *(self._cells(row, peers) for row in self.rows)]
-        return "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + self._machine()
+        return "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + self._failed() + self._machine()
+
+    def _failed(self) -> str:
+        """Each failure in a line of its own, with the first line of its reason."""
+        lines = [
+            f"- {failure.server}, {failure.row or 'all rows'}: {failure.reason.partition(chr(10))[0]}\n"
+            for failure in self._failures
+        ]
+        return "".join(["\nFailed:\n\n", *lines]) if lines else ""
 
     def _machine(self) -> str:
         """What it gave before the repeats, from least to most."""
@@ -116,7 +143,8 @@ class Report:
         """Its figure, and ours as a multiple, in quiet pairs: who was disturbed is not beaten."""
         value = self.median(row, peer)
         if value is None:
-            return "-"
+            failed = any(f.server == peer and f.row in (None, source(row)) for f in self._failures)
+            return "failed" if failed else "-"
         figure = f"{'~' if self.is_noisy(row, peer) else ''}{number(value)}"
         if quiet := self.ratios(row, peer):
             ahead = sum(ratio > 1 for ratio in quiet)

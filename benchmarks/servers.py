@@ -24,6 +24,10 @@ MOMENT_S = 0.3
 _PROMPT = [1000 + 7 * i for i in range(8)]
 
 
+class StartFailed(SystemExit):
+    """A server ended, or did not answer, before its first token. A script that does not catch it ends with the log."""
+
+
 class Server:
     """A server of our own, from its start to the end of the `with` block. `first_token_s` is the time from starting the
     process to the first event of a stream, asked for again and again from the start."""
@@ -49,7 +53,7 @@ class Server:
         try:
             while not first_token(self.port):
                 if self._process.poll() is not None or time.perf_counter() - started > START_LIMIT_S:
-                    raise SystemExit(f"{self.kind.title} did not start: {' '.join(self.words)}\n{self._tail()}")
+                    raise StartFailed(f"{self.kind.title} did not start: {' '.join(self.words)}\n{self._tail()}")
                 time.sleep(POLL_S)
         except BaseException:
             self.__exit__(None, None, None)

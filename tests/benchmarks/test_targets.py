@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmarks import kinds, targets
-from benchmarks.report import Run
-from benchmarks.rows import ROWS, Load
+from benchmarks.report import Failure, Run
+from benchmarks.rows import ROWS
+from benchmarks.servers import Server, StartFailed
 from forebay.base.cpu import this_cpu
-from forebay.base.variants import Variant
 from forebay.cli.main import main as forebay
 
 ROW = {row.name: row for row in ROWS}
@@ -52,14 +51,43 @@ def test_results_have_a_line_for_each_run_and_are_read_as_they_were_written(tmp_
     assert (first.other_cpu_share, first.ideal["peaks"]["read"], second.result) == (0.333333, 1234570000.0, {"n": 1})
 
 
-def test_a_peer_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(isa: Variant | None) -> kinds.Kind:
-        return kinds.Kind(title="Absent", version="1", command=(str(tmp_path / "no"),), models={"default": tmp_path})
+def absent(path: Path, title: str = "Absent") -> kinds.Kind:
+    return kinds.Kind(title=title, version="1", command=(str(path / "no"),), models={"default": path})
 
-    monkeypatch.setitem(kinds.PEERS, "absent", absent)
-    monkeypatch.setattr(sys, "argv", ["targets", "--quick", "--peers", "absent", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"Absent \(.*/no\): not installed"):
+
+def test_targets_peer_not_installed_lists_failure_and_keeps_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    present = kinds.Kind(title="Forebay", version="1", command=(sys.executable,), models={"default": tmp_path})
+    servers, failures = targets.installed([present, absent(tmp_path)], "native")
+    assert [server.title for server in servers] == ["Forebay"]
+    assert [(failure.server, failure.row) for failure in failures] == [("Absent", None)]
+    assert "not installed; python -m benchmarks.peers.install --isa native" in capsys.readouterr().err
+
+
+def test_targets_forebay_absent_ends_with_message(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="Forebay cannot start"):
+        targets.installed([absent(tmp_path, "Forebay")], "native")
+
+
+def test_targets_failed_peer_ends_with_exit_code_and_column(
+    embedded_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table is written first: one peer's failure costs no other server's figures."""
+    figures = {"first_token_s": 1.0, "idle_pss_mb": 80.0}
+    monkeypatch.setattr(targets, "start_figures", lambda kind: figures)
+    monkeypatch.setitem(kinds.PEERS, "absent", lambda isa: absent(tmp_path))
+    words = ["targets", "--quick", "--only", "memory", "--peers", "absent", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit, match="1 failures") as ended:
         targets.main()
+    assert ended.value.code != 0
+    table = (tmp_path / "targets-native.md").read_text()
+    assert "| **80** MB |" in table
+    assert "| failed |" in table
+    assert "- Absent, all rows: " in table
+    assert "not installed" in table
+    assert "| failed |" in capsys.readouterr().out
 
 
 def test_a_table_without_a_place_is_told_of_before_it_is_measured(
@@ -96,13 +124,15 @@ def test_a_run_that_somebody_disturbed_is_tried_again() -> None:
         asked.append((server.title, repeat, attempt))
         return turn(server.title, repeat, next(busy))
 
-    runs = list(targets.rounds([kind("one"), kind("two")], 2, 3, lambda: measure))
+    runs = list(targets.rounds([kind("one"), kind("two")], 2, 3, lambda: measure, "row", []))
     assert asked == [("one", 0, 0), ("two", 0, 0), ("two", 0, 1), ("one", 1, 0), ("two", 1, 0)]
     assert len(runs) == 5
 
 
 def test_a_machine_that_is_never_quiet_is_given_up_on() -> None:
-    runs = targets.rounds([kind("one")], 2, 3, lambda: lambda server, repeat, attempt: turn("one", repeat, 0.5))
+    runs = targets.rounds(
+        [kind("one")], 2, 3, lambda: lambda server, repeat, attempt: turn("one", repeat, 0.5), "row", []
+    )
     assert [run.repeat for run in runs] == [0, 0, 0, 1, 1, 1]
 
 
@@ -110,32 +140,26 @@ def test_a_long_run_is_not_repeated() -> None:
     def measure(server: kinds.Kind, repeat: int, attempt: int) -> Run:
         return turn(server.title, repeat, seconds=targets.LONG_RUN_S if server.title == "slow" else 1.0)
 
-    runs = list(targets.rounds([kind("slow"), kind("quick")], 3, 1, lambda: measure))
+    runs = list(targets.rounds([kind("slow"), kind("quick")], 3, 1, lambda: measure, "row", []))
     assert [run.server for run in runs] == ["slow", "quick", "quick", "quick"]
 
 
-def test_a_failed_load_has_no_figure_and_the_next_server_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Fleet:
-        def server(self, kind: kinds.Kind, streams: int, model: str) -> kinds.Kind:
-            return kind
-
-    class NoOtherWork:
-        def __init__(self, server: object) -> None: ...
-
-        def share(self) -> float:
-            return 0.0
-
-    def client(server: kinds.Kind, load: Load, seed: int) -> dict[str, float]:
+@pytest.mark.parametrize("error", [targets.LoadFailed("1 requests failed"), StartFailed("Frail did not start")])
+def test_rounds_server_fails_records_failure_and_measures_others(error: BaseException) -> None:
+    def measure(server: kinds.Kind, repeat: int, attempt: int) -> Run:
         if server.title == "Frail":
-            raise targets.LoadFailed("1 requests failed")
-        return {"duration": 1.0}
+            raise error
+        return turn(server.title, repeat)
 
-    monkeypatch.setattr(targets, "client", client)
-    monkeypatch.setattr(targets, "OtherWork", NoOtherWork)
-    row = next(row for row in ROWS if row.load)
-    measure = partial(targets.measure_load, Fleet(), row, row.load, 0, {})
-    runs = list(targets.rounds([kind("Frail"), kind("Sound")], 3, 1, lambda: measure))
+    failures: list[Failure] = []
+    runs = list(targets.rounds([kind("Frail"), kind("Sound")], 3, 1, lambda: measure, "row", failures))
     assert [run.server for run in runs] == ["Sound"] * 3
-    assert capsys.readouterr().err.count(f"Frail, {row.name}") == 3
+    assert failures == [Failure("Frail", "row", str(error))]
+
+
+def test_server_command_ends_raises_start_failed() -> None:
+    ends = kinds.Kind(
+        title="Frail", version="1", command=(sys.executable, "-c", "exit('no')"), models={"default": Path()}
+    )
+    with pytest.raises(StartFailed, match="Frail did not start"), Server(ends, streams=1):
+        pass
