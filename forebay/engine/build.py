@@ -225,8 +225,8 @@ def _runner(
         loaded.model,
         sizes=budget,
         ops=ops,
-        max_num_tokens=max(
-            config.scheduling.chunked_prefill_size + budget.max_running_requests, budget.max_running_requests * width
+        max_num_tokens=max_step_tokens(
+            config.scheduling.chunked_prefill_size, num_rows=budget.max_running_requests, width=width
         ),
         vocab_size=checkpoint.config.vocab_size,
         types=config.types,
@@ -240,6 +240,11 @@ def _runner(
         drafter=loaded.drafter,
         take_masks=take_masks,
     )
+
+
+def max_step_tokens(chunk_size: int, *, num_rows: int, width: int) -> int:
+    """Return the most tokens of one step: a chunk beside decodes of one token, or decodes of `width` tokens."""
+    return max(chunk_size + num_rows, num_rows * width)
 
 
 def _ready(

@@ -42,6 +42,16 @@ from forebay.runtime.verify_step import VerifyInputs, verify_runner
 _WARM_UP_TOKENS: Final = 32  # more rows than the kernels for few of them take
 
 
+def warm_up_steps(max_num_tokens: int, row_tokens: int, width: int) -> list[tuple[int, int]]:
+    """Return the steps of one sequence that the warm-up runs, as (number of extends, tokens).
+
+    No step has more than `max_num_tokens`, for which its inputs have memory, nor than `row_tokens`, which a row holds.
+    """
+    length = min(_WARM_UP_TOKENS, max_num_tokens, row_tokens)
+    drafts = [(0, 2)] if width > 1 else []
+    return [(1, length), (0, 1), *drafts]
+
+
 def no_masks(step: int) -> I32:
     raise AssertionError(f"step {step} has sequences under a grammar, and there are no grammars")
 
@@ -72,7 +82,7 @@ class ModelRunner:
         self.cache, self.rows = cache, rows
         width = 1 + rows.draft_tokens.shape[1]
         self._model, self._ops = model, ops
-        self._vocab_size = vocab_size
+        self._vocab_size, self._max_num_tokens = vocab_size, max_num_tokens
         self._bounds = PoolBounds(
             num_rows=rows.num_rows,
             pages_per_row=rows.req_to_token.shape[1],
@@ -214,11 +224,10 @@ class ModelRunner:
         """Run steps of each kind on the padding row, so that the first request finds code and buffers in memory."""
         drawing = SamplingParams(top_k=2, top_p=0.9, min_p=0.1)
         greedy = SamplingParams(temperature=0.0)
-        length = min(_WARM_UP_TOKENS, self.rows.req_to_token.shape[1] * self.cache.page_size)
-        steps = [(drawing, 1, length), (greedy, 0, 1)]
-        if self._bounds.width > 1:
-            steps.append((greedy, 0, 2))
-        for step, (params, num_extends, q_len) in enumerate(steps):
+        row_tokens = self.rows.req_to_token.shape[1] * self.cache.page_size
+        steps = warm_up_steps(self._max_num_tokens, row_tokens, self._bounds.width)
+        for step, (num_extends, q_len) in enumerate(steps):
+            params = drawing if num_extends else greedy
             self.launch(self._plan_of_padding(step, params, num_extends, q_len)).result()
         # The last admission left the row greedy; what else the steps wrote is put back.
         self.rows.reset_padding()

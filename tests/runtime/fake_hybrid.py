@@ -91,6 +91,7 @@ def hybrid_runner(
     ops: Ops | None = None,
     device: str = "cpu",
     width: int = 1,
+    max_num_tokens: int = 64,
     **graphs: Any,
 ) -> ModelRunner:
     return build_runner(
@@ -102,7 +103,7 @@ def hybrid_runner(
             context_length=CONTEXT,
         ),
         ops=ops or make_ops(NATIVE, 2),
-        max_num_tokens=64,
+        max_num_tokens=max_num_tokens,
         width=width,
         vocab_size=vocab_size,
         types=cache_types(dtype, ssm_dtype),
