@@ -26,6 +26,9 @@ from forebay.pools.cache_spec import cache_sizes
 if TYPE_CHECKING:
     from forebay.formats.hub import Hub, Repository
 
+CONFIG_NAME: Final = "config.json"
+TOKENIZER_NAME: Final = "tokenizer.json"
+OTHER_TOKENIZER: Final = "tokenizer.model"
 # The largest vocabularies take a quarter of it.
 HEADER_BYTES: Final = 64 << 20
 
@@ -38,7 +41,7 @@ def bring(model: HubModel, resolved: Callable[[Survey], Config], say: Say) -> Pa
     gguf = chosen_gguf(repository.files, model)
     with _described(hub, repository, gguf) as path:
         _check_fits(path, resolved)
-        weights = [gguf] if gguf is not None else weight_files(path)
+        weights = [gguf] if gguf is not None else _weight_names(repository, path)
     missing = [name for name in weights if name not in repository.files]
     if missing:
         raise ModelError(f"{model} has no {missing[0]}, which its index names: it is not whole at {repository.commit}")
@@ -53,6 +56,17 @@ def bring(model: HubModel, resolved: Callable[[Survey], Config], say: Say) -> Pa
         folder = hub.fetch(repository, [*repository.descriptions, *weights], progress)
     hub.settle(repository)
     return folder / gguf if gguf is not None else folder
+
+
+def _weight_names(repository: Repository, path: Path) -> list[str]:
+    """Return the names of the weight files. `path` holds the descriptions; the index is among them if there is one."""
+    if TOKENIZER_NAME not in repository.files:
+        other = f"only {OTHER_TOKENIZER}" if OTHER_TOKENIZER in repository.files else "no other tokenizer"
+        raise ModelError(
+            f"{repository.model} cannot be served: it has no {TOKENIZER_NAME} ({other}): take a repository that has "
+            "one, or a GGUF file, or save it with transformers (AutoTokenizer.from_pretrained, save_pretrained)"
+        )
+    return weight_files(path) if INDEX_NAME in repository.files else [SINGLE_NAME]
 
 
 def _check_fits(path: Path, resolved: Callable[[Survey], Config]) -> None:
@@ -89,6 +103,10 @@ def _described(hub: Hub, repository: Repository, gguf: str | None) -> Iterator[P
     if gguf is None and (model.file or model.codes or not names & {SINGLE_NAME, INDEX_NAME}):
         asked = f"it has no {model.file or model.codes}: " if model.file or model.codes else ""
         raise ModelError(f"{model} cannot be served: {asked}{why_no_weights(names)}")
+    if gguf is None and CONFIG_NAME not in names:
+        raise ModelError(
+            f"{model} cannot be served: it has no {CONFIG_NAME}, which names the architecture and the sizes"
+        )
     if gguf is None:
         yield hub.fetch(repository, repository.descriptions, lambda done, total: None)
         return

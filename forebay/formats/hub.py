@@ -1,7 +1,8 @@
 """Repositories of the Hugging Face hub: what is in them, and files of them brought into the cache that all tools share.
 
-Spoken with the hub's own library, which is imported here alone. It keeps nothing of a large file whose download was
-ended, so those are fetched here, into the place where it looks for them.
+The hub's own library lists and streams; it is imported here alone. It keeps nothing of a download that was ended, and
+believes the headers of an answer. So files are fetched here: resumed, checked against the size and the hash that the
+list announced, and linked where the library looks for them. Every name and hash that becomes a path is checked.
 """
 
 from __future__ import annotations
@@ -10,29 +11,36 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final
 
 import httpx2
-from huggingface_hub import HfApi, get_token, hf_hub_download, hf_hub_url, scan_cache_dir
+from huggingface_hub import HfApi, get_token, hf_hub_url, scan_cache_dir
 from huggingface_hub import constants as hub_settings
-from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from huggingface_hub.utils import logging as hub_logging
 
-from forebay.base.errors import ConfigError, ModelError
+from forebay.base.errors import ConfigError, ModelError, brief
 from forebay.base.package import __version__
 from forebay.base.progress import Progress
 from forebay.base.units import human_bytes
-from forebay.formats.hub_names import BLOBS, SNAPSHOTS, HubModel, hub_folder, repository_folder
+from forebay.formats.hub_names import BLOBS, COMMIT, SNAPSHOTS, HubModel, hub_folder, repository_folder
 
 hub_settings.HF_HUB_DISABLE_TELEMETRY = True  # which asks the hub what it should look for here, and tells it
 
@@ -40,16 +48,42 @@ _ENDPOINT: Final = "https://huggingface.co"
 _OURS: Final[dict[str, Any]] = {"library_name": "forebay", "library_version": __version__}
 _WORKERS: Final = 4  # files at a time
 _CHUNK_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 32 << 30  # of one request: the library refuses 50 GB and more
+_MAX_FILES: Final = 1 << 16
+_DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SMALL: Final = (".json", ".jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteFile:
-    """`sha256` is None of a small file, which the hub knows by another hash."""
+    """`digest` is the sha256 (64 digits), or of a small file the hash of its git blob (40 digits)."""
 
     name: str
     num_bytes: int
-    sha256: str | None
+    digest: str
+
+    def __post_init__(self) -> None:
+        path = PurePosixPath(self.name)
+        is_plain = str(path) == self.name and self.name.isprintable() and not path.is_absolute()
+        if not is_plain or ".." in path.parts or self.name == ".":
+            raise ModelError(f"the hub announces a file {brief(self.name)}, which is not a path inside a folder")
+        if not _DIGEST.fullmatch(str(self.digest)) or type(self.num_bytes) is not int or self.num_bytes < 0:
+            raise ModelError(
+                f"the hub announces {self.name} with the hash {brief(self.digest)} and {brief(self.num_bytes)} bytes: "
+                "expected a git hash (40 hexadecimal digits) or a sha256 (64), and a size"
+            )
+
+    @property
+    def algorithm(self) -> str:
+        return "sha256" if len(self.digest) == 64 else "git hash"
+
+    def hash_of(self, chunks: Iterable[bytes]) -> str:
+        hasher = hashlib.sha256()
+        if self.algorithm != "sha256":
+            hasher = hashlib.sha1(b"blob %d\0" % self.num_bytes, usedforsecurity=False)
+        for chunk in chunks:
+            hasher.update(chunk)
+        return hasher.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,11 +115,13 @@ class Hub:
         api = HfApi(endpoint=self.endpoint, token=self.token, **_OURS)
         with self._in_words(model):
             commit = api.model_info(model.repo, revision=model.revision).sha
-            if commit is None:
-                raise ModelError(f"{self.endpoint} has told no commit of {model}: is it a hub?")
-            tree = list(api.list_repo_tree(model.repo, recursive=True, revision=commit))
+            if commit is None or not COMMIT.fullmatch(commit):
+                raise ModelError(f"{self.endpoint} gave {brief(commit)} as the commit of {model}: is it a hub?")
+            tree = list(islice(api.list_repo_tree(model.repo, recursive=True, revision=commit), _MAX_FILES + 1))
+        if len(tree) > _MAX_FILES:
+            raise ModelError(f"{model.repo} has more than {_MAX_FILES} files; at most {_MAX_FILES} are listed")
         files = [
-            RemoteFile(name=file.path, num_bytes=file.size, sha256=file.lfs.sha256 if file.lfs else None)
+            RemoteFile(name=file.path, num_bytes=file.size, digest=file.lfs.sha256 if file.lfs else file.blob_id)
             for file in tree
             if isinstance(file, RepoFile)
         ]
@@ -131,22 +167,15 @@ class Hub:
         return repository_folder(repository.model.repo, self.cache)
 
     def _blob(self, repository: Repository, file: RemoteFile) -> Path:
-        return self._folder(repository) / BLOBS / str(file.sha256)
+        return self._folder(repository) / BLOBS / file.digest
 
     def _fetch(self, repository: Repository, file: RemoteFile, tally: _Tally) -> None:
-        by_us = file.sha256 is not None and file.num_bytes <= MAX_HTTP_DOWNLOAD_SIZE
-        if by_us:
-            self._fetch_blob(repository, file, tally)
-        of: dict[str, Any] = {
-            "revision": repository.commit,
-            "cache_dir": self.cache,
-            "endpoint": self.endpoint,
-            **_OURS,
-        }
-        # Of what is there already it makes a link.
-        hf_hub_download(repository.model.repo, file.name, token=self.token, tqdm_class=_Silent, **of)
-        if not by_us:
-            tally.update(file.num_bytes)
+        self._fetch_blob(repository, file, tally)
+        link = self._folder(repository) / SNAPSHOTS / repository.commit / file.name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        scratch = link.with_name(f".{file.digest}.{os.getpid()}.{threading.get_ident()}")
+        scratch.symlink_to(os.path.relpath(self._blob(repository, file), link.parent))
+        scratch.replace(link)
 
     def _fetch_blob(self, repository: Repository, file: RemoteFile, tally: _Tally, upto: int | None = None) -> None:
         """All of it, or its first `upto` bytes at least."""
@@ -161,8 +190,10 @@ class Hub:
                 return tally.update(end)
             have = sink.seek(0, os.SEEK_END)
             tally.update(min(have, end))
-            if have < end:
-                self._get(repository, file, sink, have, end, tally)
+            while have < end:
+                upto = min(end, have + _PIECE_BYTES)
+                self._get(repository, file, sink, have, upto, tally)
+                have = upto
             if end == file.num_bytes:
                 _check(_partial(blob), file)
                 _partial(blob).replace(blob)
@@ -173,9 +204,15 @@ class Hub:
     ) -> None:
         url = hf_hub_url(repository.model.repo, file.name, revision=repository.commit, endpoint=self.endpoint)
         headers: dict[str, Any] = build_hf_headers(token=self.token, **_OURS)
+        headers["Accept-Encoding"] = "identity"  # a download is resumed by the bytes of the file
         if end < file.num_bytes:
             headers["Range"] = f"bytes=0-{end - 1}"
-        http_get(url, sink, resume_size=have, headers=headers, expected_size=end, _tqdm_bar=tally)
+        counted: Any = _Counted(tally, file, end - have)
+        try:
+            http_get(url, sink, resume_size=have, headers=headers, expected_size=end, _tqdm_bar=counted)
+        except ModelError:
+            sink.truncate(0)
+            raise
         sink.flush()
 
     def _check_space(self, repository: Repository, files: Sequence[RemoteFile]) -> None:
@@ -219,6 +256,13 @@ class Hub:
                 f"{self.endpoint} cannot be reached ({type(error).__name__}: {error}): check the network, HTTPS_PROXY "
                 f"and HF_ENDPOINT; {again}. No file or folder is called {model} here"
             ) from error
+        except HFValidationError as error:
+            raise ModelError(f"no repository can be called {model.repo}: {error}") from error
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ModelError(
+                f"the answer of {self.endpoint} about {model.repo} is not that of a hub ({what})"
+            ) from error
         except OSError as error:
             raise ConfigError(f"{model} cannot be fetched to {self.cache}: {error}; {again}") from error
 
@@ -239,17 +283,20 @@ class _Tally:
             self._progress(min(self._done, self._total), self._total)
 
 
-class _Silent:
-    """In the place of the library's own bar for each file."""
+class _Counted:
+    """Counts the bytes of one request, before each is written. ModelError if there are more than announced."""
 
-    def __init__(self, *args: Any, **options: Any) -> None: ...
+    def __init__(self, tally: _Tally, file: RemoteFile, num_bytes: int) -> None:
+        self._tally, self._file, self._left = tally, file, num_bytes
 
-    def __enter__(self) -> _Silent:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def update(self, count: float | None = 1) -> None: ...
+    def update(self, count: float | None = 1) -> None:
+        self._left -= int(count or 0)
+        if self._left < 0:
+            raise ModelError(
+                f"{self._file.name} came with more than the {self._file.num_bytes} bytes that the hub announced, and "
+                "was not kept: try again"
+            )
+        self._tally.update(count)
 
 
 def remove(path: Path) -> int:
@@ -270,12 +317,10 @@ def _partial(blob: Path) -> Path:
 
 def _check(path: Path, file: RemoteFile) -> None:
     """Raise ModelError, and remove it, where it is not what the hub says that it is."""
-    digest = hashlib.sha256()
     with path.open("rb") as source:
-        while chunk := source.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    if digest.hexdigest() != file.sha256:
+        digest = file.hash_of(iter(lambda: source.read(_CHUNK_BYTES), b""))
+    if digest != file.digest:
         path.unlink()
         raise ModelError(
-            f"{file.name} came with sha256 {digest.hexdigest()}, not {file.sha256}, and was not kept: try again"
+            f"{file.name} came with {file.algorithm} {digest}, not {file.digest}, and was not kept: try again"
         )

@@ -28,7 +28,7 @@ _NAME: Final = re.compile(
 _CODES: Final = re.compile(r"(?i)(?:^|[-._])((?:UD-)?I?Q\d\w*|BF16|F16|F32|MXFP4\w*)(?=[-._]|$)")
 _USUAL: Final = "Q4_K_M"
 _SPLIT: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,12 @@ class HubModel:
     revision: str = MAIN
     file: str = ""
     codes: str = ""
+
+    def __post_init__(self) -> None:
+        """The revision and the file become paths of the cache. Raises ModelError."""
+        for what, value in (("revision", self.revision), ("file", self.file or MAIN)):
+            if not value.isprintable() or any(part in ("", ".", "..") for part in value.split("/")):
+                raise ModelError(f"{self.repo} can have no {what} {value!r}: its parts between / are plain names")
 
     def __str__(self) -> str:
         return self.repo + (f"/{self.file}" if self.file else f":{self.codes}" if self.codes else "")
@@ -89,7 +95,7 @@ def revision_folder(model: HubModel, cache: Path | None = None) -> Path | None:
     try:
         commit = (folder / "refs" / model.revision).read_text().strip()
     except OSError:
-        commit = model.revision if _COMMIT.fullmatch(model.revision) else ""
+        commit = model.revision if COMMIT.fullmatch(model.revision) else ""
     found = folder / SNAPSHOTS / commit
     return found if commit and found.is_dir() else None
 

@@ -112,7 +112,7 @@ def _shard_names(index: Path) -> list[str]:
         counts = f"{len(weight_map)} tensors in {len(names)} files"
         raise ModelError(f"{index}: {counts}; at most {MAX_CHECKPOINT_TENSORS} in {MAX_SHARDS} are read")
     for name in names:
-        if not name.endswith(".safetensors") or Path(name).name != name:
+        if not name.endswith(".safetensors") or Path(name).name != name or not name.isprintable():
             raise ModelError(f"{index}: {name!r} is not the plain name of a .safetensors file")
     return names
 

@@ -16,8 +16,9 @@ LARGE = (".safetensors", ".gguf", ".bin")  # kept elsewhere, under their sha256
 
 @dataclass
 class Hub:
-    """`files` are those of every repository. `cut` is after how many bytes the next body of a large file breaks off,
-    once. `gated` and `private` repositories want the token."""
+    """`files` are those of every repository. `cut` is after how many bytes the next body that is longer breaks off,
+    once. `gated` and `private` repositories want the token. `forged` are bodies that a hostile hub sends instead of the
+    files, `etag` is its ETag for all small files, and `listed` are entries that it adds to the list of files."""
 
     files: dict[str, bytes]
     gated: bool = False
@@ -25,6 +26,10 @@ class Hub:
     token: str = "hf_canary"
     cut: list[int] = field(default_factory=list)
     asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)  # method, path, headers
+    forged: dict[str, bytes] = field(default_factory=dict)
+    etag: str | None = None
+    commit: str = COMMIT
+    listed: list[dict[str, Any]] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         self._servers = [_Server(self, _Api), _Server(self, _Storage)]  # two origins, as in the field
@@ -91,6 +96,16 @@ class _Handler(BaseHTTPRequestHandler):
         if cut is not None:
             self.close_connection = True
 
+    def send_part(self, hub: Hub, data: bytes, **headers: str) -> None:
+        """Send the bytes that the request's Range names, or all."""
+        begin, end = 0, len(data)
+        if wanted := self.headers.get("range"):
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            begin, end = int(first), min(end, int(last) + 1) if last else end
+        cut = hub.cut.pop(0) if hub.cut and len(data) > hub.cut[0] else None
+        ranged = {"content_range": f"bytes {begin}-{end - 1}/{len(data)}"} if wanted else {}
+        self.send(206 if wanted else 200, data[begin:end], cut, **headers, **ranged)
+
 
 class _Api(_Handler):
     def answer(self, hub: Hub) -> None:
@@ -103,9 +118,9 @@ class _Api(_Handler):
         if rest[1] not in ("main", "v2", COMMIT):
             return self.send(404, b"{}", x_error_code="RevisionNotFound")
         if of_api and rest[0] == "revision":
-            return self.send(200, json.dumps({"id": repo, "sha": COMMIT, "siblings": []}).encode())
+            return self.send(200, json.dumps({"id": repo, "sha": hub.commit, "siblings": []}).encode())
         if of_api:
-            return self.send(200, json.dumps([_entry(name, data) for name, data in hub.files.items()]).encode())
+            return self.send(200, json.dumps([*map(_entry, hub.files, hub.files.values()), *hub.listed]).encode())
         if hub.gated and not known:
             return self.send(403, b"{}", x_error_code="GatedRepo")
         return self._resolve(hub, "/".join(rest[2:]))
@@ -115,7 +130,8 @@ class _Api(_Handler):
             return self.send(404, b"{}", x_error_code="EntryNotFound", x_repo_commit=COMMIT)
         data = hub.files[name]
         if not name.endswith(LARGE):
-            return self.send(200, data, x_repo_commit=COMMIT, etag=f'"{_git_hash(data)}"')
+            etag = hub.etag or _git_hash(data)
+            return self.send_part(hub, hub.forged.get(name, data), x_repo_commit=COMMIT, etag=f'"{etag}"')
         digest = hashlib.sha256(data).hexdigest()
         linked = {"x_linked_etag": f'"{digest}"', "x_linked_size": str(len(data))}
         return self.send(302, b"", x_repo_commit=COMMIT, location=f"{hub.storage_url}/blob/{digest}", **linked)
@@ -123,14 +139,8 @@ class _Api(_Handler):
 
 class _Storage(_Handler):
     def answer(self, hub: Hub) -> None:
-        data = hub.of_digest(self.path.rpartition("/")[2])
-        begin, end = 0, len(data)
-        if wanted := self.headers.get("range"):
-            first, _, last = wanted.removeprefix("bytes=").partition("-")
-            begin, end = int(first), min(end, int(last) + 1) if last else end
-        cut = hub.cut.pop(0) if hub.cut else None
-        ranged = {"content_range": f"bytes {begin}-{end - 1}/{len(data)}"} if wanted else {}
-        self.send(206 if wanted else 200, data[begin:end], cut, etag=f'"{self.path.rpartition("/")[2]}"', **ranged)
+        digest = self.path.rpartition("/")[2]
+        self.send_part(hub, hub.of_digest(digest), etag=f'"{digest}"')
 
 
 def _git_hash(data: bytes) -> str:

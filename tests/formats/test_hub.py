@@ -161,7 +161,7 @@ def test_a_download_that_was_ended_goes_on_in_the_next_call(hub: hub_server.Hub)
 
 def test_what_came_damaged_is_not_kept(hub: hub_server.Hub) -> None:
     repository = Hub().look(MODEL)
-    files = {**repository.files, SHARDS[0]: replace(repository.files[SHARDS[0]], sha256="0" * 64)}
+    files = {**repository.files, SHARDS[0]: replace(repository.files[SHARDS[0]], digest="0" * 64)}
     digest = hashlib.sha256(WEIGHTS).hexdigest()
     with pytest.raises(ModelError, match=f"came with sha256 {digest}"):
         Hub().fetch(replace(repository, files=files), SHARDS[:1], nothing)

@@ -1,0 +1,217 @@
+"""Each layout of real repositories: planned, pulled, resumed and served."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from forebay.cli.main import main
+from forebay.engine.llm import LLM
+from forebay.formats.store import find_model
+from forebay.requests.sampling_params import SamplingParams
+from tests.formats import gguf_files, hub_server
+
+CHUNK = 1 << 12  # bytes that the client writes at a time
+INDEX = "model.safetensors.index.json"
+SHARD = "model-00001-of-00001.safetensors"
+
+Files = dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, embedded_model: Path) -> Files:
+    """The files of a model of `forebay models make`, and of a GGUF file."""
+    folder = tmp_path_factory.mktemp("hub") / "made"
+    assert main(["models", "make", "--like", "llama", "--out", str(folder), "--hidden-size", "32"]) == 0
+    file = gguf_files.write_gguf(
+        folder.parent / "m.gguf", gguf_files.llama_metadata(), gguf_files.llama_tensors("Q8_0"), type_name="Q8_0"
+    )
+    return {path.name: path.read_bytes() for path in folder.iterdir()} | {"m-Q8_0.gguf": file.read_bytes()}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[hub_server.Hub]:
+    with hub_server.Hub({}) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr("forebay.formats.hub.get_token", lambda: None)
+        monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", CHUNK)
+        monkeypatch.setattr("time.sleep", lambda seconds: None)  # before the library tries again
+        yield server
+
+
+def single(made: Files) -> Files:
+    return {name: data for name, data in made.items() if not name.endswith(".gguf")}
+
+
+def sharded(made: Files) -> Files:
+    data = made["model.safetensors"]
+    header = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
+    index = {"weight_map": {name: SHARD for name in header if name != "__metadata__"}}
+    rest = {name: value for name, value in single(made).items() if name != "model.safetensors"}
+    return {**rest, SHARD: data, INDEX: json.dumps(index).encode()}
+
+
+def no_generation_config(made: Files) -> Files:
+    return {name: data for name, data in single(made).items() if name != "generation_config.json"}
+
+
+def several_gguf(made: Files) -> Files:
+    return {"m-Q8_0.gguf": made["m-Q8_0.gguf"], "m-Q4_K_M.gguf": made["m-Q8_0.gguf"] + bytes(32), "README.md": b"#"}
+
+
+LAYOUTS: dict[str, tuple[Callable[[Files], Files], str, str]] = {
+    "single": (single, "", "model.safetensors"),
+    "sharded": (sharded, "", SHARD),
+    "gguf beside safetensors": (lambda made: made, "", "model.safetensors"),
+    "gguf beside safetensors, named": (lambda made: made, ":Q8_0", "m-Q8_0.gguf"),
+    "several gguf": (several_gguf, ":Q8_0", "m-Q8_0.gguf"),
+    "only gguf": (lambda made: {"m-Q8_0.gguf": made["m-Q8_0.gguf"]}, "", "m-Q8_0.gguf"),
+    "no generation_config": (no_generation_config, "", "model.safetensors"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pull_each_layout_resumes_and_stores_what_serve_opens(
+    layout: str,
+    hub: hub_server.Hub,
+    made: Files,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files, codes, weights = LAYOUTS[layout]
+    monkeypatch.setattr("forebay.engine.bring.HEADER_BYTES", 8 * CHUNK)
+    hub.files = files(made)
+    assert main(["plan", f"org/name{codes}"]) == 0
+    fetched = hub.fetched()
+    assert all(part.startswith("bytes=0-") for part in fetched), "a plan fetches no weights but a GGUF file's header"
+    hub.asked.clear()
+    hub.cut = [20 * CHUNK]
+    assert main(["models", "pull", f"org/name{codes}"]) == 0
+    assert hub.cut == [], "nothing broke off"
+    path = Path(capsys.readouterr().out.splitlines()[-1])
+    assert find_model(f"org/name{codes}") == path
+    stored = path if codes or path.suffix == ".gguf" else path / weights
+    assert stored.name == weights
+    assert stored.read_bytes() == hub.files[weights]
+    assert (".gguf" in weights) == (path.suffix == ".gguf")
+    kept = {entry.name for entry in stored.parent.iterdir()}
+    assert not {name for name in kept if name.endswith((".safetensors", ".gguf"))} - {weights}
+    assert ("generation_config.json" in kept) == ("generation_config.json" in hub.files)
+
+
+def test_llm_single_file_repository_answers_as_local_folder(hub: hub_server.Hub, made: Files, tmp_path: Path) -> None:
+    hub.files = single(made)
+    local = tmp_path / "local"
+    local.mkdir()
+    for name, data in hub.files.items():
+        (local / name).write_bytes(data)
+    greedy = SamplingParams(max_tokens=4, temperature=0.0)
+    answers = []
+    for name in ("org/name", str(local)):
+        with LLM(name, max_total_tokens=512, context_length=128) as llm:
+            answers.append([output.token_ids for output in llm.generate(["Hello there"], greedy)])
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("config.json", "model.safetensors", "tokenizer.model"), "no tokenizer.json (only tokenizer.model)"),
+        (("config.json", "model.safetensors"), "no tokenizer.json (no other tokenizer)"),
+        (("tokenizer.json", "model.safetensors"), "no config.json, which names"),
+    ],
+)
+def test_pull_missing_description_is_refused_before_weights(
+    names: tuple[str, ...], message: str, hub: hub_server.Hub, made: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.files = {name: made.get(name, b"pieces") for name in names}
+    assert main(["models", "pull", "org/name"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert hub.fetched() == []
+
+
+@pytest.mark.parametrize("size", ["same", "longer", "shorter"])
+def test_pull_forged_small_file_is_refused_and_not_kept(
+    size: str, hub: hub_server.Hub, made: Files, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    hub.files = single(made)
+    honest = hub.files["tokenizer_config.json"]
+    hub.forged["tokenizer_config.json"] = {
+        "same": honest[:-2] + b" }",
+        "longer": honest + b" " * (8 * CHUNK),
+        "shorter": honest[:-1],
+    }[size]
+    assert main(["models", "pull", "org/name"]) == 2
+    assert "tokenizer_config.json" in capsys.readouterr().err or size == "shorter"
+    assert list((tmp_path / "hf").rglob("snapshots/*/tokenizer_config.json")) == []
+    hub.forged.clear()
+    assert main(["models", "pull", "org/name"]) == 0
+
+
+def test_pull_hostile_etag_writes_nothing_outside_cache(hub: hub_server.Hub, made: Files, tmp_path: Path) -> None:
+    hub.files, hub.etag = single(made), "../../../../outside"
+    assert main(["models", "pull", "org/name"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+    assert list(tmp_path.rglob("outside*")) == []
+
+
+OID = "0" * 40
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"path": "../../config.json"}, "not a path inside a folder"),
+        ({"path": "/etc/config.json"}, "not a path inside a folder"),
+        ({"path": "a/../b.json"}, "not a path inside a folder"),
+        ({"path": "a\0.json"}, "not a path inside a folder"),
+        ({"oid": "../../../x"}, "announces x.json with the hash"),
+        ({"size": -1}, "announces x.json with the hash"),
+        ({"size": "many"}, "announces x.json with the hash"),
+        ({"oid": None}, "announces x.json with the hash"),
+        ({"lfs": {"oid": "../x", "size": 1, "pointerSize": 1}}, "announces x.json with the hash"),
+        ({"lfs": {}}, "not that of a hub"),
+    ],
+)
+def test_look_hostile_entry_is_refused_by_name(
+    entry: dict[str, object],
+    message: str,
+    hub: hub_server.Hub,
+    made: Files,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    hub.files = single(made)
+    hub.listed = [{"type": "file", "path": "x.json", "size": 1, "oid": OID, **entry}]
+    assert main(["models", "pull", "org/name"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert list(tmp_path.rglob("blobs")) == []
+
+
+def test_look_hostile_commit_is_refused(hub: hub_server.Hub, made: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.files, hub.commit = single(made), "../../x"
+    assert main(["models", "pull", "org/name"]) == 2
+    assert "'../../x' as the commit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("revision", ["../../x", "a\0b", "a//b", ".."])
+def test_pull_revision_outside_cache_is_refused(
+    revision: str, hub: hub_server.Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", "pull", "org/name", "--revision", revision]) == 2
+    assert "can have no revision" in capsys.readouterr().err
+    assert hub.asked == []
+
+
+def test_pull_repository_name_of_no_hub_is_refused(hub: hub_server.Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "pull", "org/na--me"]) == 2
+    assert "no repository can be called org/na--me" in capsys.readouterr().err
