@@ -98,7 +98,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     core = _core(config, scheduler, runner, checkpoint.config, clock, transfers=transfers, memory=occupation)
     load_seconds = time.monotonic() - begin
     report, port = _report(config, budget, loaded.model, runner, ops, load_seconds), transfers.port if transfers else 0
-    ready = _ready(limits, budget, checkpoint, report, load_seconds, port)
+    ready = _ready(limits, budget, checkpoint, report, load_seconds, port, loaded.model.weight_bytes)
     log.info(event("ready", pid=ready.pid, load_s=load_seconds, max_total_tokens=ready.max_total_tokens))
     return core, ready
 
@@ -254,6 +254,7 @@ def _ready(
     report: Report,
     load_seconds: float,
     bootstrap_port: int,
+    weight_bytes: int,
 ) -> Ready:
     return Ready(
         max_total_tokens=budget.max_total_tokens,
@@ -270,6 +271,8 @@ def _ready(
         bootstrap_port=bootstrap_port,
         hidden_size=checkpoint.config.hidden_size,
         slot_bytes=budget.slot_bytes,
+        model_type=checkpoint.config.model_type,
+        weight_bytes=weight_bytes,
     )
 
 

@@ -20,12 +20,19 @@ from forebay.config.engine_config import ServerConfig
 from forebay.engine.async_engine import AsyncEngine
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server.answering import generate
+from forebay.server.answering import generate, llama, ollama
 from forebay.server.assets import file_endpoint, pass_on, with_cors
 from forebay.server.console import HEADERS, Asset, load_assets
 from forebay.server.context import ServerContext
+from forebay.server.dialects.llama_request import LlamaCompletionRequest
 from forebay.server.dialects.messages_request import CountTokensRequest, MessagesRequest
 from forebay.server.dialects.native_request import NativeRequest
+from forebay.server.dialects.ollama_request import (
+    OllamaChatRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from forebay.server.dialects.responses_request import ResponsesRequest
 from forebay.server.gateway import Gateway
 from forebay.server.grammars import GrammarWorkers
@@ -38,7 +45,7 @@ from forebay.server.http.security import Security
 from forebay.server.http.workers import Workers
 from forebay.server.openapi.document import document
 from forebay.server.openapi.page import html
-from forebay.server.operations import information, occupation, tree
+from forebay.server.operations import information, occupation, slots, tree
 from forebay.server.operations.aborting import AbortRequest, abort_request
 from forebay.server.operations.metrics import Metrics
 from forebay.server.pooling import routes as embeddings
@@ -68,6 +75,14 @@ ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
     ("POST", "/v1/chat/completions", generate.chat_completions, ChatRequest),
     ("POST", "/v1/completions", generate.completions, CompletionRequest),
     ("POST", "/generate", generate.native, NativeRequest),
+    ("POST", "/completion", llama.llama_completion, LlamaCompletionRequest),
+    ("POST", "/apply-template", llama.apply_template, ChatRequest),
+    ("POST", "/api/chat", ollama.ollama_chat, OllamaChatRequest),
+    ("POST", "/api/generate", ollama.ollama_generate, OllamaGenerateRequest),
+    ("POST", "/api/embed", embeddings.ollama_embed, OllamaEmbedRequest),
+    ("POST", "/api/show", ollama.ollama_show, OllamaShowRequest),
+    ("GET", "/api/tags", ollama.ollama_tags, None),
+    ("GET", "/api/version", ollama.ollama_version, None),
     ("POST", "/abort_request", abort_request, AbortRequest),
     ("POST", MESSAGES, generate.messages, MessagesRequest),
     ("POST", "/v1/messages/count_tokens", generate.count_tokens, CountTokensRequest),
@@ -84,6 +99,8 @@ ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
     ("GET", "/metrics", information.metrics, None),
     ("GET", "/server_info", information.server_info, None),
     ("GET", "/model_info", information.model_info, None),
+    ("GET", "/props", slots.props, None),
+    ("GET", "/slots", slots.slots, None),
     ("GET", "/debug/state", information.debug_state, None),
     ("POST", "/debug/tree", tree.debug_tree, tree.TreeRequest),
     ("POST", "/flush_cache", information.flush_cache, None),

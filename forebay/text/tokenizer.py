@@ -121,6 +121,20 @@ class Tokenizer:
         text = self._render_guarded(guarded, add_generation_prompt, max_tokens, variables, end)
         return self._encode_rendered(text, mark, with_ends=False).ids
 
+    def chat_text(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        max_tokens: int | None = None,
+        **variables: Any,
+    ) -> str:
+        """Return the text whose tokens `encode_chat` returns. It spells control tokens as the template does."""
+        mark, guarded, variables = self._guard(messages, variables, max_tokens)
+        end = mark if continue_final_message else None
+        return self._render_guarded(guarded, add_generation_prompt, max_tokens, variables, end).replace(mark, "")
+
     def encode_chat_prompt(
         self,
         messages: Sequence[Message],

@@ -14,9 +14,16 @@ import pytest
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.app import ROUTES
 from forebay.server.dialects.messages_request import CountTokensRequest, MessagesRequest
+from forebay.server.dialects.llama_request import LlamaCompletionRequest
 from forebay.server.dialects.native_request import NativeRequest
+from forebay.server.dialects.ollama_request import (
+    OllamaChatRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from forebay.server.dialects.responses_request import ResponsesRequest
-from forebay.server.http.errors import MESSAGES, RESPONSES
+from forebay.server.http.errors import MESSAGES, OLLAMA, RESPONSES
 from forebay.server.operations.aborting import AbortRequest
 from forebay.server.operations.tree import TreeRequest
 from forebay.server.pooling.requests import EmbeddingRequest, RerankRequest, ScoreRequest
@@ -44,6 +51,11 @@ VALID: dict[type[Strict], dict[str, Any]] = {
     CountTokensRequest: {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]},
     MessagesRequest: {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1},
     NativeRequest: {"text": "hello", "sampling_params": {"max_new_tokens": 1}},
+    LlamaCompletionRequest: {"prompt": "hello", "n_predict": 1},
+    OllamaChatRequest: {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "stream": False},
+    OllamaGenerateRequest: {"model": "tiny", "prompt": "hello", "stream": False},
+    OllamaEmbedRequest: {"model": "tiny", "input": "hello"},
+    OllamaShowRequest: {"model": "tiny"},
     ResponsesRequest: {"input": "hello", "max_output_tokens": 1},
     TokenizeRequest: {"prompt": "hello"},
     TreeRequest: {},
@@ -99,7 +111,10 @@ def assert_refused(answer: httpx.Response, *allowed: int) -> None:
     assert answer.status_code in (allowed or (400,)), answer.text
     whole = answer.json()
     error = whole["error"]
-    if answer.request.url.path.startswith(MESSAGES):
+    if answer.request.url.path.startswith(OLLAMA):
+        assert set(whole) == {"error"}
+        error = {"message": error}
+    elif answer.request.url.path.startswith(MESSAGES):
         assert (set(whole), whole["type"], set(error)) == ({"type", "error"}, "error", {"message", "type"})
     else:
         assert (set(whole), set(error)) == ({"error"}, {"message", "type", "param", "code"})
@@ -112,7 +127,9 @@ def assert_refused(answer: httpx.Response, *allowed: int) -> None:
 def assert_named(answer: httpx.Response, field: str) -> None:
     """In the client's own shape: as the parameter where there is one, or in the message."""
     error = answer.json()["error"]
-    if "param" in error:
+    if isinstance(error, str):
+        assert field in error, error
+    elif "param" in error:
         assert str(error["param"]).split(".")[0] == field, error
     else:
         assert field in error["message"], error

@@ -20,7 +20,6 @@ from forebay.server.http.errors import internal
 from forebay.server.http.protocol import Connection
 from forebay.text.answers.parts import Part, Said
 
-_SSE_HEADERS: Final = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 INLINE_SCORES: Final = 1024  # log-probabilities; to write that many takes about a millisecond
 
 
@@ -60,7 +59,7 @@ async def collect(server: ServerContext, dialect: Dialect, generation: Generatio
 
 
 class EventWriter:
-    """A `Sink` that writes server-sent events: one write per update, in the turn of the loop in which it arrives. What
+    """A `Sink` that writes a stream of events: one write per update, in the turn of the loop in which it arrives. What
     comes before `open` is kept until then."""
 
     def __init__(self, connection: Connection, dialect: Dialect, generation: Generation) -> None:
@@ -69,6 +68,10 @@ class EventWriter:
         self._generation = generation
         self._kept: list[bytes] | None = []
         self._has_begun = False
+
+    @property
+    def media_type(self) -> str:
+        return self._dialect.media_type
 
     def text(self, choice: Choice, text: str) -> None:
         self._write(self._dialect.text(choice, text))
@@ -108,7 +111,7 @@ class EventStream(Response):
     """The answer that `writer` writes. Owns `undo`, which ends the generation. `send` is the connection's own."""
 
     def __init__(self, send: Send, writer: EventWriter, undo: contextlib.AsyncExitStack) -> None:
-        super().__init__(headers=_SSE_HEADERS)
+        super().__init__(headers={"content-type": writer.media_type, "cache-control": "no-cache"})
         del self.headers["content-length"]
         self._send = send
         self._writer = writer

@@ -51,7 +51,7 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, ChatRequest)
     server.check_model(body.model)
-    _check_counts(server, body.choices, 1)
+    check_counts(server, body.choices, 1)
     dialect = ChatDialect(
         _fields(server, f"chatcmpl-{context.request_id}"),
         server.tokenizer.table,
@@ -61,7 +61,7 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
         num_prompt_top=body.prompt_logprobs,
     )
     num_top = (body.top_logprobs or 0) if body.logprobs else -1
-    return await _serve_chat(server, context, body, dialect, num_top=num_top)
+    return await serve_chat(server, context, body, dialect, num_top=num_top)
 
 
 async def messages(request: Request, server: ServerContext) -> Response:
@@ -79,7 +79,7 @@ async def messages(request: Request, server: ServerContext) -> Response:
         remarks=remarks,
     )
     with renamed(body.renamings):
-        return await _serve_chat(server, context, chat, dialect, cut_to_room=True)
+        return await serve_chat(server, context, chat, dialect, cut_to_room=True)
 
 
 async def count_tokens(request: Request, server: ServerContext) -> Response:
@@ -120,10 +120,10 @@ async def responses(request: Request, server: ServerContext) -> Response:
         fields={"id": f"resp_{context.request_id}", **own, **body.echo()}, seals=body.wants_sealed
     )
     with renamed(body.renamings):
-        return await _serve_chat(server, context, body.chat, dialect)
+        return await serve_chat(server, context, body.chat, dialect)
 
 
-async def _serve_chat(
+async def serve_chat(
     server: ServerContext,
     context: RequestContext,
     body: ChatRequest,
@@ -156,7 +156,7 @@ async def completions(request: Request, server: ServerContext) -> Response:
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, CompletionRequest)
     server.check_model(body.model)
-    _check_counts(server, body.choices, len(body.prompts))
+    check_counts(server, body.choices, len(body.prompts))
     dialect = CompletionDialect(
         _fields(server, f"cmpl-{context.request_id}"),
         server.table(body),
@@ -166,7 +166,7 @@ async def completions(request: Request, server: ServerContext) -> Response:
         usage_of_each=body.wants_usage_of_each,
         num_prompt_top=body.prompt_logprobs,
     )
-    return await _serve_completion(server, context, body, dialect)
+    return await serve_completion(server, context, body, dialect)
 
 
 async def native(request: Request, server: ServerContext) -> Response:
@@ -174,7 +174,7 @@ async def native(request: Request, server: ServerContext) -> Response:
     body = await read_body(request, server, NativeRequest)
     completion, num_top = body.completion, body.top_logprobs_num if body.return_logprob else None
     with renamed(body.renamings):
-        _check_counts(server, completion.choices, len(completion.prompts))
+        check_counts(server, completion.choices, len(completion.prompts))
         dialect = NativeDialect(
             body.rid or context.request_id,
             server.table(completion),
@@ -182,16 +182,17 @@ async def native(request: Request, server: ServerContext) -> Response:
             names=body.return_text_in_logprobs,
             many=body.has_many,
         )
-        return await _serve_completion(server, context, completion, dialect, known_as=body.rid)
+        return await serve_completion(server, context, completion, dialect, known_as=body.rid)
 
 
-async def _serve_completion(
+async def serve_completion(
     server: ServerContext,
     context: RequestContext,
     body: CompletionRequest,
     dialect: Dialect,
     *,
     known_as: str | None = None,
+    cut_to_room: bool = False,
 ) -> Response:
     num_top, of_prompt = (-1 if asked is None else asked for asked in (body.logprobs, body.prompt_logprobs))
     params = params_of(server, body, num_top=num_top, prompt_logprobs=max(num_top if body.echo else -1, of_prompt))
@@ -205,7 +206,9 @@ async def _serve_completion(
             for prompt in body.prompts
         ]
 
-    return await _serve(server, context, body, dialect, prompts, params, body.wanted, known_as=known_as)
+    return await _serve(
+        server, context, body, dialect, prompts, params, body.wanted, cut_to_room=cut_to_room, known_as=known_as
+    )
 
 
 async def prompt_ids(server: ServerContext, body: PlainText, prompt: str | list[int], field: str) -> list[int]:
@@ -223,7 +226,7 @@ def _fields(server: ServerContext, answer_id: str) -> dict[str, Any]:
     return {"id": answer_id, "object": "", "created": int(time.time()), "model": server.model.name}
 
 
-def _check_counts(server: ServerContext, n: int, num_prompts: int) -> None:
+def check_counts(server: ServerContext, n: int, num_prompts: int) -> None:
     config = server.config
     if n > config.max_n:
         raise InvalidRequest(f"n is {n}; at most {config.max_n} choices are made (--max-n)", param="n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from forebay.base.errors import ForebayError
 from forebay.engine.choice import Choice, Piece
@@ -12,7 +13,9 @@ from forebay.text.answers.parts import Part
 
 
 class Dialect(ABC):
-    """One shape of answers, whole and in server-sent events. Made for one request; nothing is validated per token."""
+    """One shape of answers, whole and in a stream of events. Made for one request; nothing is validated per token."""
+
+    media_type: ClassVar[str] = "text/event-stream; charset=utf-8"  # of a stream
 
     @abstractmethod
     def whole(

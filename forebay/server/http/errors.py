@@ -1,12 +1,13 @@
 """Errors as clients see them, in a body or at the end of a stream.
 
 OpenAI's `{"error": {"message", "type", "param", "code"}}`, and on Anthropic's routes
-`{"type": "error", "error": {"type", "message"}}`, where the message has to name the field.
+`{"type": "error", "error": {"type", "message"}}`, where the message has to name the field. llama-server's clients get
+`{"error": {"code", "message", "type"}}`, where the code is the status; Ollama's get `{"error": message}`.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from starlette.responses import Response
@@ -19,6 +20,8 @@ DONE: Final = b"data: [DONE]\n\n"
 MAX_MESSAGE_CHARS: Final = 1000
 MESSAGES: Final = "/v1/messages"
 RESPONSES: Final = "/v1/responses"
+OLLAMA: Final = "/api/"  # begins each of its routes
+LLAMA_SERVER: Final = frozenset({"/completion", "/apply-template", "/props", "/slots"})
 _ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -27,6 +30,14 @@ _ANTHROPIC_TYPES: Final = {
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
+}
+
+_LLAMA_SERVER_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
 }
 
 log = get_logger("server")
@@ -52,14 +63,26 @@ def speaks_anthropic(path: str) -> bool:
 def error_json(error: ForebayError, path: str) -> bytes:
     """The body of an answer to a request for `path`, "" where that is not known."""
     message = shown(error)
-    if not speaks_anthropic(path):
+    if path in LLAMA_SERVER:
+        return msgspec.json.encode({"error": _llama_server_error(error, message)})
+    speaks_ollama = path.startswith(OLLAMA)
+    if not (speaks_ollama or speaks_anthropic(path)):
         return msgspec.json.encode(
             {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
         )
     if error.param and error.param not in message:
         message = f"{error.param}: {message}"
+    if speaks_ollama:
+        return msgspec.json.encode({"error": message})
     kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+
+
+def _llama_server_error(error: ForebayError, message: str) -> dict[str, Any]:
+    kind = _LLAMA_SERVER_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    if error.code == "context_length_exceeded":
+        kind = "exceed_context_size_error"
+    return {"code": error.status, "message": message, "type": kind, "param": error.param}
 
 
 def error_headers(error: ForebayError) -> dict[str, str]:
@@ -90,7 +113,10 @@ def error_ending(error: ForebayError, path: str) -> bytes:
     if path == RESPONSES:
         event = {"type": "error", "code": error.code, "message": shown(error), "param": error.param}
         return b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
-    return b"data: " + error_json(error, path) + b"\n\n" + DONE
+    if path.startswith(OLLAMA):
+        return error_json(error, path) + b"\n"
+    ended = b"" if path in LLAMA_SERVER else DONE
+    return b"data: " + error_json(error, path) + b"\n\n" + ended
 
 
 def from_failure(failure: Failure | None) -> ForebayError:

@@ -25,7 +25,9 @@ ADMIN_PATHS: Final = frozenset(
         *("/pause_generation", "/continue_generation", "/update_weights_from_disk", "/check_transfers"),
     }
 )
-TOTALS: Final = frozenset({"/metrics", "/debug/state", "/debug/tree"})  # what they count is everybody's together
+TOTALS: Final = frozenset(
+    {"/metrics", "/debug/state", "/debug/tree", "/slots"}
+)  # what they count is everybody's together
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # an address to bind to, never a default
 _HOST: Final = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::(?P<port>[0-9]{0,5}))?")

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from forebay.server.openapi import neighbours
+
 ROUTES: Final[Mapping[str, str]] = {
     "/v1/chat/completions": "Answer a conversation, in OpenAI's form.",
     "/v1/completions": "Go on with a prompt, in OpenAI's form.",
@@ -40,6 +42,7 @@ ROUTES: Final[Mapping[str, str]] = {
     "/is_sleeping": "Whether memory is given back.",
     "/check_transfers": "Ask a decode server to fetch a test from a prefill server, and say how fast that was.",
     "/update_weights_from_disk": "Take the weights of another checkpoint of the same model.",
+    **neighbours.ROUTES,
 }
 
 FIELDS: Final[Mapping[str, str]] = {
@@ -317,6 +320,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "version": "Forebay's.",
     "weight_version": "How often the weights had been updated when the answer began.",
     "wrong": "What arrived as something else than was sent.",
+    **neighbours.FIELDS,
 }
 
 OF: Final[Mapping[str, Mapping[str, str]]] = {
@@ -328,6 +332,7 @@ OF: Final[Mapping[str, Mapping[str, str]]] = {
     "Tokens": {"tokens": "The token ids."},
     "BranchRow": {"text": "That of its first tokens; null where they are another's."},
     "UpdateWeightsRequest": {"model_path": "The checkpoint's folder or file, below `--weights-root`."},
+    **neighbours.OF,
 }  # fmt: skip
 
 

@@ -8,9 +8,9 @@ import msgspec
 from pydantic.json_schema import models_json_schema
 
 from forebay.base.package import __version__
-from forebay.server.http.errors import MESSAGES, RESPONSES, speaks_anthropic
+from forebay.server.http.errors import LLAMA_SERVER, MESSAGES, OLLAMA, RESPONSES, speaks_anthropic
 from forebay.server.http.security import ADMIN_PATHS
-from forebay.server.openapi import answers
+from forebay.server.openapi import answers, neighbours
 from forebay.server.openapi.descriptions import ROUTES, describe
 from forebay.server.operations.aborting import Aborted
 from forebay.server.operations.tree import TreeRows
@@ -19,10 +19,11 @@ from forebay.server.protocol.strict import Strict
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
+LINES: Final = "application/x-ndjson"
 _REF: Final = "#/components/schemas/{}"
 _STATUS_ROUTES: Final = ("/health", "/ready", "/debug/state")  # whose 503 is an answer, not an error
 
-_CHUNKS: Final = {"description": "Server-sent events, each of them JSON."}
+_CHUNKS: Final = {"description": "A stream of events or of lines, each of them JSON."}
 
 # By path, what a 200 may be: media type to type.
 _ANSWERS: Final[dict[str, dict[str, Any]]] = {
@@ -32,6 +33,16 @@ _ANSWERS: Final[dict[str, dict[str, Any]]] = {
     MESSAGES: {JSON: answers.AnthropicMessage, EVENTS: Any},
     f"{MESSAGES}/count_tokens": {JSON: answers.TokenCount},
     RESPONSES: {JSON: answers.ModelResponse, EVENTS: Any},
+    "/completion": {JSON: neighbours.LlamaCompletion | list[neighbours.LlamaCompletion], EVENTS: Any},
+    "/apply-template": {JSON: neighbours.TemplateText},
+    "/props": {JSON: neighbours.Props},
+    "/slots": {JSON: list[neighbours.Slot]},
+    "/api/chat": {JSON: neighbours.OllamaChat, LINES: Any},
+    "/api/generate": {JSON: neighbours.OllamaGenerated, LINES: Any},
+    "/api/embed": {JSON: neighbours.OllamaEmbeddings},
+    "/api/show": {JSON: neighbours.OllamaShown},
+    "/api/tags": {JSON: neighbours.OllamaTags},
+    "/api/version": {JSON: neighbours.OllamaVersion},
     "/abort_request": {JSON: Aborted},
     "/v1/embeddings": {JSON: embedding_answers.Embeddings},
     "/v1/score": {JSON: embedding_answers.Scores},
@@ -56,7 +67,7 @@ _ANSWERS: Final[dict[str, dict[str, Any]]] = {
 
 def document(routes: list[tuple[str, str, str, type[Strict] | None]]) -> dict[str, Any]:
     """The OpenAPI document of `routes`: method, path, name and body of each."""
-    errors = {answers.ErrorAnswer, answers.AnthropicErrorAnswer}
+    errors = {answers.ErrorAnswer, answers.AnthropicErrorAnswer, neighbours.LlamaErrorAnswer, neighbours.OllamaError}
     kinds = {kind for found in _ANSWERS.values() for kind in found.values()} | errors
     named = sorted(kinds - {str, Any}, key=str)
     schemas, defined = msgspec.json.schema_components(named, ref_template=_REF.format("{name}"))
@@ -96,11 +107,19 @@ def document(routes: list[tuple[str, str, str, type[Strict] | None]]) -> dict[st
 
 
 def _responses(path: str, schema_of: dict[Any, Any]) -> dict[str, Any]:
-    failed = answers.AnthropicErrorAnswer if speaks_anthropic(path) else answers.ErrorAnswer
-    error = {"description": "Refused or failed", "content": {JSON: {"schema": schema_of[failed]}}}
+    error = {"description": "Refused or failed", "content": {JSON: {"schema": schema_of[_failed(path)]}}}
     content = {media: {"schema": schema_of[kind]} for media, kind in _ANSWERS[path].items()}
     found = {"200": {"description": "As asked", "content": content}, "4XX": error, "5XX": error}
     if path in _STATUS_ROUTES:
         content = {JSON: {"schema": schema_of[answers.Health]}}
         found["503"] = {"description": "The reason why not", "content": content}
     return found
+
+
+def _failed(path: str) -> Any:
+    """The type of an error on a route."""
+    if path.startswith(OLLAMA):
+        return neighbours.OllamaError
+    if path in LLAMA_SERVER:
+        return neighbours.LlamaErrorAnswer
+    return answers.AnthropicErrorAnswer if speaks_anthropic(path) else answers.ErrorAnswer

@@ -64,25 +64,35 @@ async def model(request: Request, server: ServerContext) -> Response:
 
 
 async def tokenize(request: Request, server: ServerContext) -> Response:
-    """`{"prompt"}` or `{"messages"}` -> `{"tokens", "count", "max_model_len"}`."""
+    """`{"prompt"}`, `{"content"}` or `{"messages"}` -> `{"tokens", "count", "max_model_len"}`."""
     body = await read_body(request, server, TokenizeRequest)
     server.check_model(body.model)
-    if body.prompt is not None:
-        ids = await server.encode(body.prompt, body)
+    if body.text is not None:
+        ids = await server.encode(body.text, body.plain)
     else:
         ids = await server.render(server.tokenizer.encode_chat, body.messages or [], body)
-    return _json({"tokens": ids, "count": len(ids), "max_model_len": server.engine.info.context_length})
+    tokens = [_piece(server, token) for token in ids] if body.with_pieces else ids
+    return _json({"tokens": tokens, "count": len(ids), "max_model_len": server.engine.info.context_length})
+
+
+def _piece(server: ServerContext, token: int) -> dict[str, Any]:
+    """A token with its text, or with its bytes if these are no text."""
+    raw = server.tokenizer.whole_table.in_text(token)
+    try:
+        return {"id": token, "piece": raw.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(raw)}
 
 
 async def detokenize(request: Request, server: ServerContext) -> Response:
-    """`{"tokens"}` -> `{"prompt"}`."""
+    """`{"tokens"}` -> the text as `prompt`, and as `content` for llama-server's clients."""
     body = await read_body(request, server, DetokenizeRequest)
     server.check_model(body.model)
     info = server.engine.info
     check_token_ids("tokens", body.tokens, info.vocab_size)
     skip, size = body.skip_special_tokens, len(body.tokens)
     text = await server.workers.run(server.tokenizer.decode, body.tokens, size=size, skip_special_tokens=skip)
-    return _json({"prompt": text})
+    return _json({"prompt": text, "content": text})
 
 
 def _sickness(server: ServerContext) -> tuple[str, str] | None:
@@ -134,7 +144,7 @@ async def ready(request: Request, server: ServerContext) -> Response:
     return _json({"status": "ok", "reason": "ok"})
 
 
-async def _state(server: ServerContext) -> State | None:
+async def current_state(server: ServerContext) -> State | None:
     """The engine's state now, or as of its last report where it does not answer."""
     try:
         return await asyncio.wait_for(server.engine.state(), STATE_TIMEOUT_S)
@@ -143,7 +153,7 @@ async def _state(server: ServerContext) -> State | None:
 
 
 async def metrics(request: Request, server: ServerContext) -> Response:
-    text = server.metrics.render(await _state(server), _info(server))
+    text = server.metrics.render(await current_state(server), _info(server))
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -156,7 +166,7 @@ async def debug_state(request: Request, server: ServerContext) -> Response:
     "memory": {"phase": "serving"|"draining"|"asleep"|"waking", "released": [tag, ...], "num_bytes": {tag: number}, ..},
     "server": {"num_inside", "draining"}}`
     """
-    state = await _state(server)
+    state = await current_state(server)
     if state is None:
         return _unfit("not_ready", "starting", "the model is still loading")
     inside = {"num_inside": server.lifecycle.num_inside, "draining": server.lifecycle.draining}
@@ -176,7 +186,7 @@ async def server_info(request: Request, server: ServerContext) -> Response:
     may_see_totals = server.security.may_see_totals(tenant)
     config = server.config
     elsewhere = {"api_keys", "admin_api_keys", "sampling"}
-    state = await _state(server)
+    state = await current_state(server)
     limits = {name: getattr(config, name) for name in config.__slots__ if name not in elsewhere}
     return _json(
         {

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -29,6 +31,7 @@ from forebay.scheduler.limits import check_context
 from forebay.server.answering.cache_usage import cache_usage
 from forebay.server.answering.generate import naming, prompt_ids
 from forebay.server.context import RequestContext, ServerContext, read_body
+from forebay.server.dialects.ollama_request import OllamaEmbedRequest
 from forebay.server.http.bodies import ClientGone
 from forebay.server.http.watch import Watch
 from forebay.server.pooling.prompts import Batch, Vector
@@ -48,14 +51,7 @@ log = get_logger("server")
 
 async def embeddings(request: Request, server: ServerContext) -> Response:
     body = await read_body(request, server, EmbeddingRequest)
-    texts, inputs = server.model.texts, body.inputs
-
-    async def prompts() -> list[list[int]]:
-        return await _encoded(server, body, inputs, "input")
-
-    check_dimensions(body.dimensions, server.engine.info.hidden_size)
-    vectors, usage = await _pooled(request, server, body, len(inputs), prompts, texts.vectors(), "input")
-    made = [texts.vector(vector.data, body.dimensions) for vector in vectors]
+    made, usage = await _embedded(request, server, body)
 
     def answer() -> bytes:
         written = [
@@ -67,6 +63,39 @@ async def embeddings(request: Request, server: ServerContext) -> Response:
 
     large = sum(map(len, made)) > INLINE_NUMBERS
     return _json(await server.json_workers.run(answer) if large else answer())
+
+
+async def ollama_embed(request: Request, server: ServerContext) -> Response:
+    """The same in Ollama's form."""
+    body = await read_body(request, server, OllamaEmbedRequest)
+    server.check_model(body.model_name)
+    made, usage = await _embedded(request, server, body.embedding)
+    taken_s = time.monotonic() - RequestContext.of(request.scope).arrived_at
+
+    def answer() -> bytes:
+        counts = {
+            "total_duration": round(taken_s * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": usage["prompt_tokens"],
+        }
+        return msgspec.json.encode({"model": body.model, "embeddings": [each.tolist() for each in made], **counts})
+
+    large = sum(map(len, made)) > INLINE_NUMBERS
+    return _json(await server.json_workers.run(answer) if large else answer())
+
+
+async def _embedded(
+    request: Request, server: ServerContext, body: EmbeddingRequest
+) -> tuple[list[npt.NDArray[np.float32]], dict[str, Any]]:
+    """The vector of each input, and what they took."""
+    texts, inputs = server.model.texts, body.inputs
+
+    async def prompts() -> list[list[int]]:
+        return await _encoded(server, body, inputs, "input")
+
+    check_dimensions(body.dimensions, server.engine.info.hidden_size)
+    vectors, usage = await _pooled(request, server, body, len(inputs), prompts, texts.vectors(), "input")
+    return [texts.vector(vector.data, body.dimensions) for vector in vectors], usage
 
 
 async def score(request: Request, server: ServerContext) -> Response:

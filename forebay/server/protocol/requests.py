@@ -315,18 +315,36 @@ class ChatRequest(Thinking, Templated, Sampling):
 
 
 class TokenizeRequest(PlainText, Templated):
-    """Either `prompt` or `messages`."""
+    """One of `prompt`, `messages` and `content`. The last is llama-server's, with `add_special` for whether special
+    tokens are added, and with `with_pieces` for the text of each token."""
 
     model: Annotated[str, StringConstraints(max_length=512)] | None = None
     prompt: Text | None = None
     messages: Messages | None = None
+    content: Text | None = None
+    add_special: bool = False
+    with_pieces: bool = False
+
+    @property
+    def text(self) -> str | None:
+        return self.content if self.prompt is None else self.prompt
+
+    @property
+    def plain(self) -> PlainText:
+        """How the text becomes tokens. In a `content` control tokens are read, unless it says otherwise."""
+        if self.content is None:
+            return self
+        reads_control = self.parse_special or "parse_special" not in self.model_fields_set
+        return PlainText(add_special_tokens=self.add_special, parse_special=reads_control)
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if self.prompt is None and self.messages is None:
+        given = [name for name in ("prompt", "content", "messages") if getattr(self, name) is not None]
+        if not given:
             raise refusal(MISSING_FIELD, "prompt", "there is neither prompt nor messages: send one of them")
-        if self.prompt is not None and self.messages is not None:
-            raise refusal(INVALID_COMBINATION, "messages", "there are both prompt and messages: send one of them")
+        if len(given) > 1:
+            what = f"there are both {given[0]} and {given[1]}: send one of them"
+            raise refusal(INVALID_COMBINATION, given[1], what)
         return self
 
 

@@ -1,0 +1,137 @@
+"""/api/chat and /api/generate: answers as lines of JSON. The last line has the counts and durations, in nanoseconds."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from forebay.base.errors import ForebayError
+from forebay.engine.choice import Choice, Piece
+from forebay.engine.scores import Scored
+from forebay.server.answering.generation import Generation
+from forebay.server.answering.logprobs import chat_logprobs
+from forebay.server.answering.timings import Timings
+from forebay.server.dialects.dialect import Dialect
+from forebay.server.dialects.items import Call, items_of, parts_of, the_choice
+from forebay.server.dialects.messages import input_of
+from forebay.server.http.errors import OLLAMA, error_ending
+from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
+from forebay.text.token_bytes import TokenBytes
+
+_encode: Final = msgspec.json.Encoder().encode
+_NS: Final = 1_000_000_000
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+class OllamaDialect(Dialect):
+    """`model` is the name by which the client asked. A call of a tool is sent when all of it is there."""
+
+    media_type: ClassVar[str] = "application/x-ndjson"
+
+    def __init__(self, table: TokenBytes, *, model: str, logprobs: bool) -> None:
+        self._table = table
+        self._logprobs = logprobs
+        self._head = {"model": model, "created_at": now()}
+        self._before = _encode(self._head)[:-1]
+        self._call: list[CallBegun | CallArguments] = []  # the parts of the one under way
+
+    @abstractmethod
+    def said(self, text: str, thought: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the fields that hold what the model wrote."""
+
+    def loaded(self) -> bytes:
+        """Return the answer to a request that generates nothing."""
+        return _encode({**self._head, **self.said("", "", ()), "done": True, "done_reason": "load"})
+
+    def whole(
+        self, generation: Generation, texts: list[str], parts: list[list[Part]], scores: list[list[Scored]]
+    ) -> bytes:
+        choice = the_choice(generation)
+        items = items_of(parts_of(choice, texts[0], parts[0]))
+        text = "".join(item.text for item in items if isinstance(item, Said))
+        thought = "".join(item.text for item in items if isinstance(item, Thought))
+        calls = [_called(item.name, item.arguments) for item in items if isinstance(item, Call)]
+        told = {**self.said(text, thought, calls), **self._scores(choice, scores[0])}
+        return _encode({**self._head, **told, **_ending(generation, choice)})
+
+    def opening(self, generation: Generation) -> bytes:
+        return b""
+
+    def text(self, choice: Choice, text: str) -> bytes:
+        return self._line(self.said(text, "", ()))
+
+    def chunk(self, choice: Choice, piece: Piece) -> bytes:
+        told = [fields for part in parts_of(choice, piece.text, piece.parts) if (fields := self._part(part))]
+        scores = self._scores(choice, piece.tokens) if piece.tokens else {}
+        if scores:
+            told[:1] = [{**(told[0] if told else self.said("", "", ())), **scores}]
+        return b"".join(map(self._line, told))
+
+    def closing(self, generation: Generation) -> bytes:
+        try:
+            choice = the_choice(generation)
+        except ForebayError as error:
+            return self.failure(error)
+        return _encode({**self._head, **self.said("", "", ()), **_ending(generation, choice)}) + b"\n"
+
+    def failure(self, error: ForebayError) -> bytes:
+        return error_ending(error, OLLAMA)
+
+    def _line(self, fields: dict[str, Any]) -> bytes:
+        return b'%b,%b,"done":false}\n' % (self._before, _encode(fields)[1:-1])
+
+    def _part(self, part: Part) -> dict[str, Any]:
+        match part:
+            case Said(text):
+                return self.said(text, "", ())
+            case Thought(text):
+                return self.said("", text, ())
+            case CallEnded():
+                (call,) = items_of(self._call)
+                self._call = []
+                return self.said("", "", [_called(call.name, call.arguments)]) if isinstance(call, Call) else {}
+            case _:
+                self._call.append(part)
+                return {}
+
+    def _scores(self, choice: Choice, tokens: list[Scored]) -> dict[str, Any]:
+        if not self._logprobs:
+            return {}
+        return {"logprobs": chat_logprobs(self._table, tokens, read=choice.prompt.reading is not None)["content"]}
+
+
+class OllamaChatDialect(OllamaDialect):
+    def said(self, text: str, thought: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        thinking = {"thinking": thought} if thought else {}
+        called = {"tool_calls": list(calls)} if calls else {}
+        return {"message": {"role": "assistant", "content": text, **thinking, **called}}
+
+
+class OllamaGenerateDialect(OllamaDialect):
+    def said(self, text: str, thought: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {"response": text, **({"thinking": thought} if thought else {})}
+
+
+def _called(name: str, arguments: str) -> dict[str, Any]:
+    return {"function": {"name": name, "arguments": input_of(arguments)}}
+
+
+def _ending(generation: Generation, choice: Choice) -> dict[str, Any]:
+    timings = Timings.of(generation)
+    return {
+        "done": True,
+        "done_reason": "length" if choice.finish == "length" else "stop",
+        "total_duration": round(timings.total_s * _NS),
+        "load_duration": 0,
+        "prompt_eval_count": len(choice.prompt.token_ids),
+        "prompt_eval_duration": round(timings.prompt_s * _NS),
+        "eval_count": choice.num_tokens,
+        "eval_duration": round(timings.decode_s * _NS),
+    }
