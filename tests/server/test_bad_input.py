@@ -13,8 +13,8 @@ import pytest
 
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.app import ROUTES
-from forebay.server.dialects.messages_request import CountTokensRequest, MessagesRequest
 from forebay.server.dialects.llama_request import LlamaCompletionRequest
+from forebay.server.dialects.messages_request import CountTokensRequest, MessagesRequest
 from forebay.server.dialects.native_request import NativeRequest
 from forebay.server.dialects.ollama_request import (
     OllamaChatRequest,

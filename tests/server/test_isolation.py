@@ -203,7 +203,7 @@ def test_what_is_counted_over_all_tenants_is_for_admins(
     launch: Launch, changes: dict[str, Any], user_status: int
 ) -> None:
     server = launch(CachingEngine, **changes)
-    for method, path in (("GET", "/metrics"), ("GET", "/debug/state"), ("POST", "/debug/tree")):
+    for method, path in (("GET", "/metrics"), ("GET", "/slots"), ("GET", "/debug/state"), ("POST", "/debug/tree")):
         with server.client() as http:
             ask = partial(http.request, method, path, **({"json": {}} if method == "POST" else {}))
             assert ask(headers={"authorization": f"Bearer {ALICE}"}).status_code == user_status

@@ -135,7 +135,7 @@ class LlamaDialect(Dialect):
     def _prompt(self, choice: Choice) -> str:
         if choice.prompt.text is not None:
             return choice.prompt.text
-        return b"".join(map(self._table.in_text, choice.prompt.token_ids)).decode("utf-8", "replace")
+        return b"".join(map(self._table.spelled, choice.prompt.token_ids)).decode("utf-8", "replace")
 
     def _probability(self, token: Scored, num_top: int) -> dict[str, Any]:
         if token.score is None:

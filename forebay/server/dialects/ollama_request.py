@@ -97,7 +97,7 @@ class OllamaMessage(Strict):
     @model_validator(mode="after")
     def _check_text_only(self) -> Self:
         if self.images:
-            raise refusal(UNSUPPORTED_FIELD, "images", "images are not served: only text is")
+            raise refusal(UNSUPPORTED_FIELD, "images", "images: only text is served by this version")
         return self
 
 
@@ -275,8 +275,8 @@ def _call(call: OllamaToolCall, own_id: str) -> dict[str, Any]:
 
 def _answered(open_calls: list[tuple[str, str]], name: str | None) -> str:
     """Return the id of the call that a result without an id answers, and close it."""
-    fitting = [call for call in open_calls if call[1] == name] or open_calls
-    if not fitting:
+    answered = next((call for call in open_calls if call[1] == name), open_calls[0] if open_calls else None)
+    if answered is None:
         return "call_unknown"
-    open_calls.remove(fitting[0])
-    return fitting[0][0]
+    open_calls.remove(answered)
+    return answered[0]

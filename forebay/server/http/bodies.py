@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, Self, TypeVar
 from starlette.types import Receive, Scope
 
 from forebay.base.errors import Overloaded, PayloadTooLarge
-from forebay.server.http.errors import HttpError
+from forebay.server.http.errors import OLLAMA, HttpError
 from forebay.server.http.json_body import parse_json_object
 from forebay.server.http.workers import Workers
 
@@ -26,6 +26,7 @@ class Parsed(Protocol):
 
 Body = TypeVar("Body", bound=Parsed)
 
+JSON: Final = b"application/json"
 INLINE_BYTES: Final = 16 << 10  # parsing that much takes less than a millisecond
 ROOM_BYTES: Final = 128 << 20  # for all large bodies together, while they arrive and wait to be parsed
 
@@ -98,7 +99,9 @@ def _parse(kind: type[Body], content: bytes, max_ids: int, lenient: bool) -> Bod
 
 def _check_kind(scope: Scope) -> None:
     kinds = [value for name, value in scope["headers"] if name == b"content-type"]
-    if len(kinds) != 1 or kinds[0].split(b";")[0].strip().lower() != b"application/json":
+    if not kinds and scope["path"].startswith(OLLAMA):
+        kinds = [JSON]  # some of Ollama's clients name no type; a page's origin is checked before
+    if len(kinds) != 1 or kinds[0].split(b";")[0].strip().lower() != JSON:
         raise HttpError(415, "send the body as `Content-Type: application/json`", code="unsupported_media_type")
     if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in scope["headers"]):
         raise HttpError(415, "compressed bodies are not read: send it as it is", code="unsupported_content_encoding")
