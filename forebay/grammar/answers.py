@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.grammar.compiler import source_of
-from forebay.grammar.spelled_calls import SPELLED, CallRule, Lark, cannot, literal
+from forebay.grammar.spelled_calls import SPELLED, CallRule, Lark, call_in_text, cannot, literal
 from forebay.requests.sampling_params import Grammar, GrammarKind
 from forebay.text.answers.formats import CALL_FORMATS, CHANNELS, THINK_TAGS, CallFormat
 from forebay.text.answers.reading import AnswerFormats
@@ -107,10 +107,11 @@ def _calls_alone(lark: Lark, form: CallFormat, rules: AnswerRules) -> str:
 def _calls_in_text(lark: Lark, form: CallFormat, rules: AnswerRules) -> str:
     """Text, in which what follows a marker of calls is one, or at whose head there are some."""
     section = lark.rule(SPELLED[form.name](lark, rules.calls, rules.one_call).section)
-    called = f"({lark.until(form.begins[0])} {section})*"
+    unmarked = call_in_text(form, [call.name for call in rules.calls])
+    called = f"({lark.until(form.begins[0], without=unmarked)} {section})*"
     if not form.bare:
-        return f"{called} TEXT"
-    other = lark.rule(rf"/(\s*[^\s\{form.bare}](.|\n)*)?/")
+        return f"{called} {lark.without(unmarked)}"
+    other = lark.other_than(form.bare, unmarked)
     return f"(SPACE? {section} | {lark.marker(form.begins[0])} {section} | {other})"
 
 

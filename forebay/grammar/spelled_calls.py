@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -11,8 +12,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.compiler import json_options
 from forebay.grammar.one_of import one_of_as_any_of
-from forebay.text.answers.calls import Tagged, is_text
-from forebay.text.answers.formats import CALL_FORMATS
+from forebay.text.answers.calls import Tagged, is_text, resolved
+from forebay.text.answers.formats import CALL_FORMATS, CallFormat
 from forebay.text.token_bytes import TokenBytes
 
 _TERMINALS: Final = (r"TEXT: /(.|\n)*/", r"SPACE: /[ \r\n\t]{1,8}/")
@@ -74,16 +75,30 @@ class Lark:
         token = self.table.added(spelling)
         return literal(spelling) if token is None else f"<[{token}]>"
 
-    def until(self, spelling: str, max_tokens: int | None = None) -> str:
-        """Free text, at most so much of it, and the marker behind it."""
-        token = self.table.added(spelling)
+    def without(self, pattern: str) -> str:
+        """The name of a terminal: free text in which nothing matches; the pattern "" stands for nothing."""
+        if not pattern:
+            return "TEXT"
+        name = f"T{len(self.rules)}"
+        self.rules.append(rf"{name}: /(.|\n)*/ & ~/(.|\n)*({pattern})(.|\n)*/")
+        return name
+
+    def other_than(self, first: str, pattern: str) -> str:
+        """The name of a terminal: text that does not begin so, behind white space, and in which nothing matches."""
+        name = f"T{len(self.rules)}"
+        self.rules.append(rf"{name}: /(\s*[^\s\{first}](.|\n)*)?/ & ~/(.|\n)*({pattern})(.|\n)*/")
+        return name
+
+    def until(self, spelling: str, max_tokens: int | None = None, *, without: str = "") -> str:
+        """Free text, at most so much of it and with nothing that matches `without`, and the marker behind it."""
+        token, text = self.table.added(spelling), self.without(without)
         if token is None and max_tokens is not None:
             raise cannot(f"{spelling} is no token of this model's, so it cannot be forced", "max_thinking_tokens")
         if token is None:
-            return self.rule(f"TEXT {literal(spelling)}", "[lazy]")
+            return self.rule(f"{text} {literal(spelling)}", "[lazy]")
         if max_tokens == 0:
             return f"<[{token}]>"
-        return f"{self.rule('TEXT', '' if max_tokens is None else f'[max_tokens={max_tokens}]')} <[{token}]>"
+        return f"{self.rule(text, '' if max_tokens is None else f'[max_tokens={max_tokens}]')} <[{token}]>"
 
     def json(self, schema: Schema) -> str:
         offered, _ = one_of_as_any_of({**schema, "x-guidance": json_options(schema)})
@@ -169,9 +184,44 @@ def _members(call: CallRule) -> list[_Member]:
     shared = {name: call.parameters[name] for name in ("$defs", "definitions") if name in call.parameters}
     found = []
     for key, schema in properties.items():
+        schema = resolved(schema, call.parameters)
         own = {**schema, **shared} if call.enforced and isinstance(schema, dict) else {}
         found.append(_Member(key, own, key not in (required or ()), is_text(call.parameters, key)))
     return found
+
+
+def _options(schema: Schema) -> Iterator[Schema]:
+    """A schema and its alternatives, as `is_text` looks at them."""
+    yield schema
+    for word in ("anyOf", "oneOf", "allOf"):
+        for option in schema.get(word) or ():
+            yield from _options(option) if isinstance(option, dict) else ()
+
+
+def _texts(options: Sequence[Schema]) -> list[str]:
+    """The texts that the options allow; none if one of them allows any text."""
+    free = [option for option in options if option.get("type") == "string" and not _choices(option)]
+    listed = [text for option in options for text in _choices(option) if isinstance(text, str)]
+    nested = [option for option in free if not any(word in option for word in ("anyOf", "oneOf", "allOf"))]
+    return [] if nested else listed
+
+
+def _pattern(text: str) -> str:
+    """A regular expression of a text, as a Lark terminal has it."""
+    return "".join(rf"\x{ord(char):02x}" if char in "\n/" else re.escape(char) for char in text)
+
+
+def call_in_text(form: CallFormat, names: Sequence[str]) -> str:
+    """What begins a call of one of these tools where the reader takes it for one without a marker."""
+    either = "|".join(map(_pattern, names))
+    match form.name:
+        case "qwen3_coder":
+            return rf"<function=\s*({either})\s*>"
+        case "llama3_json":
+            return rf'\{{\s*"name"\s*:\s*"({either})"'
+        case "pythonic":
+            return rf"\[\s*({either})\("
+    return ""
 
 
 def _choices(schema: Schema) -> list[Any]:
@@ -203,18 +253,19 @@ class _Tags:
         if tags.value:
             key += f" {lark.marker(tags.key_end)} {_LINE} {lark.marker(tags.value)}"
         end = f"\n{tags.value_end}" if tags.lines else tags.value_end
-        return lark.rule(f"{key} {self._value(lark, call, member, end)} {_LINE}")
+        return lark.rule(f"{key} {self._value(lark, tags, call, member, end)} {_LINE}")
 
-    def _value(self, lark: Lark, call: CallRule, member: _Member, end: str) -> str:
+    def _value(self, lark: Lark, tags: Tagged, call: CallRule, member: _Member, end: str) -> str:
         if not member.is_text:
             return f"{lark.json(member.schema)} {lark.marker(end)}"
-        unread = next((word for word in _NOT_IN_TEXT if word in member.schema), None)
+        options = list(_options(member.schema))
+        unread = next((word for word in _NOT_IN_TEXT for option in options if word in option), None)
         if unread is not None:
             what = f"{unread} of {member.key} cannot be enforced where arguments are text: leave it out, or strict"
             raise cannot(what, call.field)
-        if texts := [text for text in _choices(member.schema) if isinstance(text, str)]:
+        if texts := _texts(options):
             return f"({' | '.join(map(literal, texts))}) {lark.marker(end)}"
-        return lark.until(end)
+        return lark.until(end, without="|".join(map(_pattern, tags.ends_inside)))
 
 
 def _python(lark: Lark, calls: Sequence[CallRule], one: bool, *, end: str = "") -> Spelled:

@@ -17,7 +17,8 @@ Tools = Mapping[str, Mapping[str, Any]]
 
 @dataclass(slots=True)
 class Answer:
-    """White space between text and what is none (markers, calls, thinking) is layout, and no part, unless `exact`.
+    """White space around the thinking, between calls, and alone before or behind calls is layout, and no part, unless
+    `exact`. Around a call it belongs to the text that it stands beside.
 
     `marks` say from which character on everything is of which kind; what is behind the first `settled` is not decided.
     """
@@ -30,7 +31,8 @@ class Answer:
     calls: int = 0
     parts: list[Part] = field(default_factory=list)
     _blank: list[str] = field(default_factory=list)  # white space that is layout unless text follows
-    _fresh: bool = False  # only layout since what is no text
+    _waits: bool = True  # for text, since the beginning, the thinking or a call
+    _drops: bool = False  # white space before that text is layout
 
     def say(self, text: str) -> None:
         self._tell(Said, text)
@@ -44,15 +46,15 @@ class Answer:
                 self._add(kind, text, 0)
             return
         begin = len(text) - len(text.lstrip())
-        if begin == len(text):
-            if text and not self._fresh:
+        if begin == len(text) and (self._waits or kind is Thought or not text):
+            if text and not self._drops:
                 self._blank.append(text)
             return
-        end = len(text.rstrip())
-        before = "" if self._fresh else "".join(self._blank) + text[:begin]
+        end = len(text) if kind is Said else len(text.rstrip())
+        before = "" if self._drops else "".join(self._blank) + text[:begin]
         self._add(kind, before + text[begin:end], len(text) - end)
         self._blank = [text[end:]] if end < len(text) else []
-        self._fresh = False
+        self._waits = self._drops = False
 
     def _add(self, kind: Told, text: str, num_behind: int) -> None:
         """What has just been taken, all but the last characters of it."""
@@ -73,7 +75,8 @@ class Answer:
         told."""
         if kind is not self.marks[-1][1]:
             return None
-        if kind is not CallArguments and not self.exact and (self._blank or self._fresh or text[-1].isspace()):
+        held = self._blank or self._waits or (kind is Thought and text[-1].isspace())
+        if held and kind is not CallArguments and not self.exact:
             return None
         self.tape.taken += len(text)
         self.settled = self.tape.taken
@@ -86,11 +89,12 @@ class Answer:
         if kind is not None:
             self._mark(kind, self.settled)
         self._blank.clear()
-        self._fresh = True
+        self._waits = self._drops = True
         self.settled = self.tape.taken
 
     def begin(self, name: str) -> None:
         self.turn(CallArguments)
+        self._drops = False
         self.tape.record = None
         self.parts.append(CallBegun(self.calls, name))
 
@@ -115,7 +119,7 @@ class Answer:
         self.say("".join(recorded))
 
     def finish(self) -> None:
-        if not self._fresh and self._blank:
+        if self._blank and not self.calls:
             self._add(Said, "".join(self._blank), 0)
         self._blank.clear()
         self.settled = self.tape.taken

@@ -11,12 +11,13 @@ import msgspec
 
 from forebay.text.answers.answer import Answer
 from forebay.text.answers.python_values import python_value, quoted
-from forebay.text.answers.tape import Reading, Sink, drop, json_string, json_value, markers_of
+from forebay.text.answers.tape import Reading, Sink, Tape, drop, json_string, json_value, markers_of
 
 MAX_HEAD_CHARS: Final = 512  # what stands before a call's arguments
 _NAME_CHARS: Final = re.compile(r"[\w.\-/]+")
 _NAME: Final = re.compile(r"[\w.\-/]{1,128}")
 _ARGUMENTS: Final = ("arguments", "parameters")
+_PYTHON_NAMES: Final = ("True", "False", "None")
 
 Body: TypeAlias = Callable[[Answer, bool], Reading[None]]
 """Reads calls behind their first marker; with the flag, only those of tools that there are: it is text otherwise. What
@@ -25,13 +26,22 @@ does not become a call stays recorded."""
 
 def objects(answer: Answer, known: bool) -> Reading[None]:
     """`{"name": ..., "arguments": {...}}`, one or a list of them; members in any order."""
+    yield from answer.tape.spaces()
+    in_list = yield from answer.tape.literal("[")
+    yield from _objects(answer, known, in_list=in_list)
+
+
+def named_objects(answer: Answer, known: bool) -> Reading[None]:
+    """The same in text, where an object with another first member is none of a call."""
+    yield from _objects(answer, known, in_list=False, name_first=True)
+
+
+def _objects(answer: Answer, known: bool, *, in_list: bool, name_first: bool = False) -> Reading[None]:
     tape = answer.tape
-    yield from tape.spaces()
-    in_list = yield from tape.literal("[")
     while True:
         yield from tape.spaces()
         before = answer.calls
-        yield from _object(answer, known)
+        yield from _object(answer, known, name_first)
         if answer.calls == before:
             return
         yield from tape.spaces()
@@ -45,13 +55,15 @@ def objects(answer: Answer, known: bool) -> Reading[None]:
             return
 
 
-def _object(answer: Answer, known: bool) -> Reading[None]:
+def _object(answer: Answer, known: bool, name_first: bool) -> Reading[None]:
     tape = answer.tape
     if not (yield from tape.literal("{")):
         return
     name, begun = "", False
     held: list[str] = []
     while (member := (yield from _member(answer))) is not None:
+        if name_first and not name and member != "name":
+            break
         if member == "name" and not name:
             name = yield from _word(answer)
             if not name or (known and name not in answer.tools):
@@ -106,18 +118,23 @@ def _word(answer: Answer) -> Reading[str]:
 
 @dataclass(frozen=True, slots=True)
 class Headed:
-    """A head with the name, which `head` finds in it, `separator`, JSON."""
+    """A head with the name, which `head` finds in it, `separator`, JSON; `or_brace`: an object may follow at once."""
 
     head: str
     separator: str
+    or_brace: bool = False
 
     def __call__(self, answer: Answer, known: bool) -> Reading[None]:
         head: list[str] = []
-        if not (yield from answer.tape.until(markers_of(self.separator), head.append, MAX_HEAD_CHARS)):
+        ends = (self.separator, "{") if self.or_brace else (self.separator,)
+        end = yield from answer.tape.until(markers_of(*ends), head.append, MAX_HEAD_CHARS)
+        if not end:
             return
         match = re.fullmatch(self.head, "".join(head).strip())
         if match is None or (known and match["name"] not in answer.tools):
             return
+        if end == "{":
+            answer.tape.put_back(end)
         yield from answer.tape.spaces()
         answer.begin(match["name"])
         yield from json_value(answer.tape, answer.argue)
@@ -136,10 +153,13 @@ def list_or(other: Body) -> Body:
 
 def python(answer: Answer, known: bool) -> Reading[None]:
     """`[name(key=value, ...), ...]`, the values Python's literals."""
+    yield from answer.tape.spaces()
+    if (yield from answer.tape.literal("[")):
+        yield from _python_calls(answer, known)
+
+
+def _python_calls(answer: Answer, known: bool) -> Reading[None]:
     tape = answer.tape
-    yield from tape.spaces()
-    if not (yield from tape.literal("[")):
-        return
     while True:
         yield from tape.spaces()
         name: list[str] = []
@@ -162,9 +182,14 @@ def python(answer: Answer, known: bool) -> Reading[None]:
 
 
 def python_or_objects(answer: Answer, known: bool) -> Reading[None]:
-    yield from answer.tape.spaces()
-    begins = yield from answer.tape.peek(2)
-    yield from (objects if begins == "[{" else python)(answer, known)
+    tape = answer.tape
+    yield from tape.spaces()
+    in_list = yield from tape.literal("[")
+    yield from tape.spaces()
+    if (yield from tape.peek()) == "{":
+        yield from _objects(answer, known, in_list=in_list)
+    elif in_list:
+        yield from _python_calls(answer, known)
 
 
 def _keywords(answer: Answer) -> Reading[None]:
@@ -242,10 +267,18 @@ class Tagged:
             argument = "".join(key).strip()
             answer.argue(("" if first else ", ") + quoted(argument) + ": ")
             first = False
-            if not (yield from self._value(answer, is_text(answer.tools.get(name, {}), argument))):
-                return False
+            ended = yield from self._value(answer, is_text(answer.tools.get(name, {}), argument))
+            if ended in ("", self.closes):
+                return bool(ended)
+            in_key = ended == self.key
 
-    def _value(self, answer: Answer, is_text: bool) -> Reading[bool]:
+    @property
+    def ends_inside(self) -> tuple[str, ...]:
+        """What ends a value whose own end is missing: the next key, or the end of the call."""
+        return tuple(f"\n{tag}" if self.lines else tag for tag in (self.key, self.closes))
+
+    def _value(self, answer: Answer, is_text: bool) -> Reading[str]:
+        """The tag that ended it; "" if none did."""
         tape = answer.tape
         if self.lines:
             yield from tape.literal("\n")
@@ -253,17 +286,28 @@ class Tagged:
         held: list[str] = []
         sink: Sink = (lambda text: answer.argue(quoted(text)[1:-1])) if is_text else held.append
         answer.argue('"' if is_text else "")
-        ended = yield from tape.until(markers_of(*ends), sink)
+        ended = yield from tape.until(markers_of(*ends, *self.ends_inside), sink)
         answer.argue(('"' if ended else "") if is_text else _typed("".join(held)))
-        return bool(ended)
+        return ended.lstrip("\n")
 
 
 def is_text(schema: Any, argument: str) -> bool:
     """Whether a tool takes strings there, and nothing else."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     found = properties.get(argument) if isinstance(properties, dict) else None
+    found = resolved(found, schema)
     kinds = _kinds(found) if isinstance(found, dict) else set()
     return "string" in kinds and kinds <= {"string", "null"}
+
+
+def resolved(schema: Any, root: Any) -> Any:
+    """A schema, or if it only refers to a definition of the tool's (pydantic's enums do), that definition."""
+    reference = schema.get("$ref") if isinstance(schema, dict) else None
+    for word in ("$defs", "definitions"):
+        definitions = root.get(word)
+        if isinstance(reference, str) and reference.startswith(f"#/{word}/") and isinstance(definitions, dict):
+            return definitions.get(reference.removeprefix(f"#/{word}/"), schema)
+    return schema
 
 
 def _kinds(schema: dict[str, Any]) -> set[str]:
@@ -281,11 +325,30 @@ def _listed(schema: dict[str, Any], key: str) -> list[Any]:
 
 
 def _typed(text: str) -> str:
-    """A value that may be any: JSON if it is, or else a string."""
+    """A value that may be any: JSON or a literal of Python's if it is one, or else a string."""
     value = text.strip()
-    value = {"True": "true", "False": "false", "None": "null"}.get(value, value)
+    if _is_json(value):
+        return value
+    literal = _python_literal(value) if value in _PYTHON_NAMES or value.startswith(("{", "[", "(")) else ""
+    return literal if _is_json(literal) else quoted(text)
+
+
+def _is_json(text: str) -> bool:
     try:
-        msgspec.json.decode(value, type=msgspec.Raw)
+        msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.DecodeError, RecursionError):
-        return quoted(text)
-    return value
+        return False
+    return True
+
+
+def _python_literal(text: str) -> str:
+    """JSON of it; "" if it is none, whole."""
+    tape, pieces, found = Tape(), list[str](), list[bool]()
+
+    def read() -> Reading[None]:
+        found.append((yield from python_value(tape, pieces.append)))
+
+    tape.feed(text)
+    tape.ended = True
+    next(read(), None)
+    return "".join(pieces) if found == [True] and tape.taken == len(text) else ""

@@ -16,8 +16,10 @@ _CALL_ID: Final = "call{:05}"  # nine letters and digits are all that some templ
 class CallFormat:
     """Calls stand behind one of `begins`, anywhere; with `bare` also without one at the head of an answer, where only
     names of tools that there are make a call of it. `before` may stand between marker and call, what is in `after`
-    behind a call; `inside` are further markers. `call_id` are ids that the model was trained on, by a call's number.
-    With `told` it is told of tools, where that is not with one of `begins`."""
+    behind a call; `inside` are further markers. With `own` calls also begin anywhere in text, without a marker: there
+    `in_text` reads them (or `body`), and only names of tools that there are make a call of it. `call_id` are ids that
+    the model was trained on, by a call's number. With `told` it is told of tools, where that is not with one of
+    `begins`."""
 
     name: str
     body: Body
@@ -26,6 +28,8 @@ class CallFormat:
     after: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
     bare: str = ""
+    own: tuple[str, ...] = ()
+    in_text: Body | None = None
     call_id: str = _CALL_ID
     told: str = ""
 
@@ -65,6 +69,7 @@ CALL_FORMATS: Final = {
             calls.Tagged("<function=", (">",), "<parameter=", ">", "", "</parameter>", "</function>", lines=True),
             begins=("<tool_call>",),
             after=("</tool_call>",),
+            own=("<function=",),
         ),
         CallFormat(
             "glm45",
@@ -74,7 +79,7 @@ CALL_FORMATS: Final = {
         ),
         CallFormat(
             "mistral",
-            calls.list_or(calls.Headed(r"(?P<name>[\w.\-/]+?)(?:\s*\[CALL_ID\].*)?", "[ARGS]")),
+            calls.list_or(calls.Headed(r"(?P<name>[\w.\-/]+?)(?:\s*\[CALL_ID\].*)?", "[ARGS]", or_brace=True)),
             begins=("[TOOL_CALLS]",),
             inside=("[ARGS]", "[CALL_ID]"),
             told="[AVAILABLE_TOOLS]",
@@ -111,8 +116,17 @@ CALL_FORMATS: Final = {
             after=("<|tool_call_end|>",),
             told="<|tool_list_start|>",
         ),
-        CallFormat("pythonic", calls.python, begins=("<|python_start|>",), after=("<|python_end|>",), bare="["),
-        CallFormat("llama3_json", calls.objects, begins=("<|python_tag|>",), bare="{"),
+        CallFormat(
+            "pythonic", calls.python, begins=("<|python_start|>",), after=("<|python_end|>",), bare="[", own=("[",)
+        ),
+        CallFormat(
+            "llama3_json",
+            calls.objects,
+            begins=("<|python_tag|>",),
+            bare="{",
+            own=("{",),
+            in_text=calls.named_objects,
+        ),
     )
 }
 THINK_TAGS: Final = {

@@ -11,6 +11,7 @@ from forebay.text.answers.tape import Reading, Sink, Tape, drop
 _WORD: Final = re.compile(r"[\w+\-.]+")
 _SPACE: Final = re.compile(r"\s+")
 _NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
+_PADDED: Final = re.compile(r"-?0\d{1,15}")  # a number to JSON and to models, though not to Python
 _PLAIN: Final = {quote: re.compile(rf"[^{quote}\\]+") for quote in "'\""}
 _NAMES: Final = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _BRACKETS: Final = {"[": "[", "(": "[", "{": "{", "]": "]", ")": "]", "}": "}"}
@@ -56,6 +57,8 @@ def python_value(tape: Tape, sink: Sink) -> Reading[bool]:
 def _atom(word: str) -> str:
     if word in _NAMES:
         return _NAMES[word]
+    if _PADDED.fullmatch(word):
+        return str(int(word))
     return word if _NUMBER.fullmatch(word) else quoted(word)
 
 

@@ -107,9 +107,12 @@ class AnswerReader:
             return
         if self._calls.bare:
             yield from self._bare(self._calls)
-        while marker := (yield from self._tape.until(markers_of(*self._calls.begins), self._answer.say)):
-            self._tape.record = [marker]
-            yield from self._call(self._calls, known=False)
+        own = self._calls.own
+        while marker := (yield from self._tape.until(markers_of(*self._calls.begins, *own), self._answer.say)):
+            self._tape.record = [] if marker in own else [marker]
+            if marker in own:
+                self._tape.put_back(marker)
+            yield from self._call(self._calls, known=marker in own, in_text=marker in own)
             self._answer.give_up()
 
     def _thinking(self, tags: ThinkTags) -> Reading[None]:
@@ -136,16 +139,17 @@ class AnswerReader:
             yield from self._call(calls, known=True)
         self._answer.give_up()
 
-    def _call(self, calls: CallFormat, *, known: bool) -> Reading[None]:
+    def _call(self, calls: CallFormat, *, known: bool, in_text: bool = False) -> Reading[None]:
         """One or more that stand in a row."""
         tape, answer = self._tape, self._answer
+        body = calls.in_text if in_text and calls.in_text is not None else calls.body
         more = True
         if calls.before:
             yield from tape.spaces()
             yield from tape.literal(calls.before)
         while more:
             before = answer.calls
-            yield from calls.body(answer, known)
+            yield from body(answer, known)
             if answer.calls == before:
                 return
             for word in calls.after:

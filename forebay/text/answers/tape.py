@@ -45,6 +45,11 @@ class Tape:
             self.record.append(taken)
         return taken
 
+    def put_back(self, text: str) -> None:
+        """Undo the latest `take`, which returned `text`."""
+        self._at -= len(text)
+        self.taken -= len(text)
+
     def peek(self, count: int = 1) -> Reading[str]:
         """The next characters; fewer only at the end."""
         while len(self._text) - self._at < count and not self.ended:

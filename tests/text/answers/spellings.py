@@ -41,7 +41,7 @@ def think(answer: Answer) -> str:
 def blocks(write: Callable[[str, str], str]) -> Callable[[Answer], str]:
     def spell(answer: Answer) -> str:
         calls = [f"<tool_call>\n{write(name, text)}\n</tool_call>" for name, text in answer.calls]
-        return think(answer) + answer.said + "\n" * bool(answer.said and calls) + "\n".join(calls)
+        return think(answer) + answer.said + "\n".join(calls)
 
     return spell
 

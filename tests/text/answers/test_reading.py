@@ -121,7 +121,7 @@ def test_what_turns_out_to_be_no_call_is_said_character_for_character(name: str,
     [
         ("hermes", '<tool_call>{"arguments": {"a": "}"}, "name": "f"}</tool_call>',
          Answer(calls=(("f", '{"a": "}"}'),))),
-        ("hermes", '<tool_call>{"name": "f"}</tool_call> ok', Answer("ok", calls=(("f", "{}"),))),
+        ("hermes", '<tool_call>{"name": "f"}</tool_call> ok', Answer(" ok", calls=(("f", "{}"),))),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": {}</tool_call>', Answer(calls=(("f", '{"a": {}'),))),
         ("hermes", '<tool_call>{"name": "f", "arguments": {}}\n{"name": "g", "arguments": {}}</tool_call>',
          Answer(calls=(("f", "{}"), ("g", "{}")))),
@@ -155,8 +155,8 @@ def test_thinking_that_the_prompt_opened_is_told_from_what_follows() -> None:
 
 def test_text_is_shown_as_it_comes_but_for_what_may_be_a_marker() -> None:
     reader = reader_for(AnswerFormats("hermes", None), TOOLS)
-    assert reader.push("1 <") == [Said("1")]
-    assert reader.push(" 2") == [Said(" < 2")]
+    assert reader.push("1 <") == [Said("1 ")]
+    assert reader.push(" 2") == [Said("< 2")]
     assert reader.push('<tool_call>{"name": "f", "argu') == []
     assert reader.push('ments": {"a') == [CallBegun(0, "f"), CallArguments(0, '{"a')]
     assert reader.push('": "b') == [CallArguments(0, '": "b')]
