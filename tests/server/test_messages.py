@@ -122,7 +122,7 @@ def test_tools_are_used_over_three_turns(model: Callable[[str], Model], template
     for _ in range(2):
         answer = model(template).ask(f"Let me look.\n{CALL}\n{CALL}", messages, tools=TOOLS)
         text, *calls = answer.content
-        assert (text.text, answer.stop_reason) == ("Let me look.", "tool_use")
+        assert (text.text, answer.stop_reason) == ("Let me look.\n", "tool_use")
         assert [(call.type, call.name, call.input) for call in calls] == [
             ("tool_use", "get_weather", {"city": 'Zürich "{}"'})
         ] * 2

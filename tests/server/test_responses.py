@@ -119,7 +119,7 @@ def test_functions_are_called_over_three_turns(model: Callable[[str], Model]) ->
         said = f"Hm.</think>Let me look.\n{CALL}\n{CALL}"
         answer = one.ask(said, items, tools=TOOLS, store=False, include=include, instructions="Be brief.")
         thought, message, *calls = answer.output
-        assert (answer.status, answer.output_text, message.status) == ("completed", "Let me look.", "completed")
+        assert (answer.status, answer.output_text, message.status) == ("completed", "Let me look.\n", "completed")
         assert (thought.type, thought.content[0].text) == ("reasoning", "Hm.")
         assert thought.encrypted_content
         assert [call.arguments for call in calls] == ['{"city":  "Zürich \\"{}\\""}'] * 2

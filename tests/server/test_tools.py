@@ -104,7 +104,7 @@ def test_tools_are_called_over_three_turns(speaker: Callable[[str], Speaker], te
     for _ in range(2):
         answer = model.say(f"Let me look.\n{CALL}\n{CALL}", messages, tools=TOOLS).choices[0]
         assert answer.finish_reason == "tool_calls"
-        assert answer.message.content == "Let me look."
+        assert answer.message.content == "Let me look.\n"
         arguments = [call.function.arguments for call in answer.message.tool_calls]
         assert arguments == ['{"city":  "Zürich \\"{}\\""}'] * 2
         messages.append(answer.message.model_dump(exclude_none=True))
@@ -156,7 +156,7 @@ def test_thinking_is_told_from_the_answer_and_counted(speaker: Callable[[str], S
 @pytest.mark.parametrize(
     ("answer", "lists"),
     [
-        (f"Let me think.\n</think>\n\nYes. {CALL}\n", ["Yes.", "Let me think.\n</think>\n\n", f" {CALL}\n"]),
+        (f"Let me think.\n</think>\n\nYes. {CALL}\n", ["Yes. ", "Let me think.\n</think>\n\n", f"{CALL}\n"]),
         (f"I </th\n</think>{CALL}\n{CALL}", ["", "I </th\n</think>", f"{CALL}\n{CALL}"]),
         ("é</think>\n <tool_call>no ", ["<tool_call>no ", "é</think>\n ", ""]),
     ],
