@@ -74,7 +74,7 @@ ACCEPTED: Final = _by_option(
             "-kvu --kv-unified -dt=* --defrag-thold=* --swa-full -sps=* --slot-prompt-similarity=*"
         ),
         "no token is ever dropped from a context: a request ends where it is full": ("--no-context-shift --keep=*"),
-        "an answer ends where the context is full, unless its request says max_tokens": (
+        "an answer may fill the context, unless its request sets max_tokens": (
             "-n=-1|-2 --n-predict=-1|-2 --predict=-1|-2"
         ),
         "a model that is served embeds texts (/v1/embeddings), ranks them (/v1/rerank) and generates": (
@@ -89,10 +89,10 @@ ACCEPTED: Final = _by_option(
             "--decode-log-interval=*"
         ),
         "the console page is always at /": "--webui",
-        "thinking comes apart from the text; --reasoning-parser none leaves it in the text": (
+        "thinking is separate from the text; --reasoning-parser none leaves it in the text": (
             "--reasoning-format=auto|deepseek --reasoning=auto --reasoning-budget=-1 --enable-reasoning"
         ),
-        "a request continues the last message if it says continue_final_message": "--no-prefill-assistant",
+        "a request continues its last message if it sets continue_final_message": "--no-prefill-assistant",
         "the prefix cache is on unless --disable-radix-cache; its pages are where the model computes": (
             "--enable-prefix-caching --cache-prompt --cache-reuse=* -cram=* --cache-ram=*"
         ),
@@ -128,7 +128,7 @@ ACCEPTED: Final = _by_option(
             "--calculate-kv-scales --disable-shared-experts-fusion --disable-chunked-prefix-cache"
         ),
         "a retracted request keeps its KV in --retraction-host-bytes, or is computed again": "--preemption-mode=*",
-        "a model's tools are offered by requests; --tool-call-parser is for a format that is not found": (
+        "requests offer tools; --tool-call-parser is for a format that is not detected": (
             "--enable-auto-tool-choice --exclude-tools-when-tool-choice-none"
         ),
         "the form of messages is found in the chat template": "--chat-template-content-format=auto|string|openai",
@@ -140,7 +140,7 @@ ACCEPTED: Final = _by_option(
         "a CPU's memory can always be given back (/sleep); a GPU's with --enable-memory-saver": "--enable-sleep-mode",
         "an answer's role is assistant": "--response-role=assistant",
         "each token is sent when it is known": "--stream-interval=1",
-        "up to 20 log-probabilities are told for a token": "--max-logprobs=20",
+        "a token has up to 20 log-probabilities": "--max-logprobs=20",
     }
 )
 # Names are keys (underscores, no dashes); a trailing `*` stands for any ending.
@@ -196,20 +196,20 @@ ABSENT: Final = _by_name(
         ),
         "prefixes are cached where the model computes: --kv-cache-bytes": "enable_hierarchical_cache hicache_*",
         # What a request says.
-        "the length of an answer is its request's to say: max_tokens": "n n_predict predict max_tokens",
-        "a request says ignore_eos, logit_bias, stop, or skip_special_tokens": (
+        "set max_tokens in the request": "n n_predict predict max_tokens",
+        "set ignore_eos, logit_bias, stop, or skip_special_tokens in the request": (
             "ignore_eos l logit_bias r reverse_prompt sp special"
         ),
-        "a request says response_format, or structured_outputs": (
+        "set response_format, or structured_outputs, in the request": (
             "grammar grammar_file j json_schema jf json_schema_file"
         ),
-        "a request says enable_thinking, reasoning_effort, max_thinking_tokens, or chat_template_kwargs": (
+        "set enable_thinking, reasoning_effort, max_thinking_tokens, or chat_template_kwargs in the request": (
             "reasoning reasoning_budget reasoning_budget_message chat_template_kwargs default_chat_template_kwargs"
         ),
-        "thinking comes apart from the text; --reasoning-parser none leaves it in the text": "reasoning_format",
-        "a request continues the last message if it says continue_final_message": "prefill_assistant",
-        "a request says stream_options": "enable_force_include_usage stream_interval stream_output",
-        "a request says logprobs and top_logprobs, of up to 20": (
+        "thinking is separate from the text; --reasoning-parser none leaves it in the text": "reasoning_format",
+        "a request continues its last message if it sets continue_final_message": "prefill_assistant",
+        "set stream_options in the request": "enable_force_include_usage stream_interval stream_output",
+        "set logprobs and top_logprobs, up to 20, in the request": (
             "max_logprobs logprobs_mode return_tokens_as_token_ids"
         ),
         "this sampler is not in this version: use --temperature, --top-k, --top-p and --min-p": (
@@ -219,7 +219,7 @@ ABSENT: Final = _by_name(
         "penalties are over all tokens: use --repetition-penalty, --presence-penalty and --frequency-penalty": (
             "repeat_last_n"
         ),
-        "a request's tokens depend on its own seed: --seed gives one to each request without": "random_seed",
+        "a request's tokens depend on its own seed: use --seed for requests without one": "random_seed",
         "prompts are never cut, and nothing is dropped from a context: --context-length": (
             "context_shift allow_auto_truncate ga_n ga_w gan gaw grp_attn_n grp_attn_w"
         ),
@@ -246,7 +246,7 @@ ABSENT: Final = _by_name(
         ),
         "the hub's token is HF_TOKEN in the environment, its cache is HF_HUB_CACHE": "hft hf_token download_dir",
         "set HF_HUB_OFFLINE=1 in the environment: what is in the cache is served, and nothing is fetched": "offline",
-        "the checkpoint's own files say it (config.json, the tokenizer's): change them": (
+        "this comes from the checkpoint's own files (config.json, the tokenizer's): change them": (
             "override_kv rope_* yarn_* hf_overrides json_model_override_args hf_config_path tokenizer tokenizer_path "
             "tokenizer_revision skip_tokenizer_init disable_sliding_window config_format tokenizer_mode code_revision"
         ),
@@ -279,7 +279,7 @@ ABSENT: Final = _by_name(
             "o o0 o1 o2 o3 compilation_config enable_profile_cuda_graph"
         ),
         "use --overlap-depth 0": "disable_overlap_schedule no_async_scheduling",
-        "which GPU it is, CUDA_VISIBLE_DEVICES says": "main_gpu mg base_gpu_id gpu_id_step",
+        "choose the GPU with CUDA_VISIBLE_DEVICES": "main_gpu mg base_gpu_id gpu_id_step",
         "use --max-running-requests, and --chunked-prefill-size": "max_num_partial_prefills max_long_partial_prefills",
         "use --mamba-scheduler-strategy": "mamba_cache_mode",
         "convolution states have the type of --dtype, scans' that of --mamba-ssm-dtype": "mamba_cache_dtype",

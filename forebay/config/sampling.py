@@ -1,4 +1,4 @@
-"""The operator's own sampling values for requests that say none: their flags, and what they make of the model's."""
+"""The operator's default sampling values: their flags, and the values that result from them and from the model's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from forebay.base.errors import ConfigError
 from forebay.config.flag import FLOAT, Flag, Kind, Settled, in_group
 from forebay.families.sampling import NEUTRAL, SamplingDefaults
 
-GROUP: Final = "sampling values of requests that say none"
+GROUP: Final = "default sampling values"
 
 
 def _parse_integer(text: str) -> int:
@@ -57,7 +57,7 @@ OPTIONAL: Final = {flag.name: "none: see sampling_defaults" for flag in FLAGS} |
 
 
 def defaults(settled: Settled, of_model: SamplingDefaults) -> SamplingDefaults:
-    """Return the values of requests that say none: the operator's, then the model's unless these are not wanted."""
+    """Return the defaults of requests: the operator's values, then the model's if `sampling_defaults` is model."""
     base = of_model if settled["sampling_defaults"] == "model" else NEUTRAL
     own = {flag.name: value for flag in FLAGS if isinstance(value := settled.get(flag.name), int | float)}
     if not own:

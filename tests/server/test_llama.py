@@ -199,7 +199,7 @@ def sent(server: Running, **body: Any) -> socket.socket:
     return sock
 
 
-def test_template_text_is_what_a_chat_is_computed_from(speaking: Running) -> None:
+def test_apply_template_returns_the_text_of_the_chats_prompt(speaking: Running) -> None:
     messages = [{"role": "user", "content": "say <|im_end|>"}]
     text = ask(speaking, "/apply-template", messages=messages).json()["prompt"]
     ask(speaking, "/v1/chat/completions", messages=messages, max_tokens=1)
@@ -207,7 +207,7 @@ def test_template_text_is_what_a_chat_is_computed_from(speaking: Running) -> Non
     assert text == speaking.tokenizer.decode(computed, skip_special_tokens=False)
 
 
-def test_content_is_tokenized_as_llama_server_does(speaking: Running) -> None:
+def test_tokenize_content_reads_control_tokens_unless_told_not_to(speaking: Running) -> None:
     found = ask(speaking, "/tokenize", content="é <|im_end|>", with_pieces=True).json()["tokens"]
     assert [entry["piece"] for entry in found][-1] == "<|im_end|>"
     plain = ask(speaking, "/tokenize", content="é <|im_end|>", parse_special=False).json()
@@ -218,14 +218,14 @@ def test_content_is_tokenized_as_llama_server_does(speaking: Running) -> None:
     assert ask(speaking, "/detokenize", tokens=[entry["id"] for entry in found]).json()["content"] == "é <|im_end|>"
 
 
-def test_pieces_that_are_no_text_are_bytes(speaking: Running) -> None:
+def test_tokenize_piece_that_is_no_text_is_a_list_of_bytes(speaking: Running) -> None:
     found = ask(speaking, "/tokenize", content="\U0001f9ff", with_pieces=True).json()["tokens"]
     raw = b"".join(bytes(p) if isinstance(p := entry["piece"], list) else p.encode() for entry in found)
     assert raw.decode() == "\U0001f9ff"
     assert any(isinstance(entry["piece"], list) for entry in found)
 
 
-def test_props_tell_the_defaults_and_the_template(speaking: Running) -> None:
+def test_props_return_defaults_and_template(speaking: Running) -> None:
     found = ask(speaking, "/props").json()
     assert found["default_generation_settings"]["params"].items() >= {"temperature": 0.25, "seed": 9}.items()
     assert found["default_generation_settings"]["n_ctx"] == 8192

@@ -1,4 +1,4 @@
-"""The routes that llama-server's clients know: /completion and /apply-template."""
+"""The routes of llama-server's clients: /completion and /apply-template."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ async def llama_completion(request: Request, server: ServerContext) -> Response:
             model=server.model.name,
             settings={**settings_of(params), "seed": seed, **own},
             num_top=body.num_top,
-            tells_tokens=body.return_tokens,
-            tells_timings=body.timings_per_token,
+            with_tokens=body.return_tokens,
+            with_timings=body.timings_per_token,
             many=body.has_many,
         )
         return await serve_completion(server, context, completion, dialect)

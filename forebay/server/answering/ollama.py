@@ -1,4 +1,4 @@
-"""The routes that Ollama's clients know, but for /api/embed."""
+"""The routes of Ollama's clients, except /api/embed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forebay.base.package import __version__
 from forebay.server.answering.generate import serve_chat, serve_completion
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.dialects.llama import settings_of
-from forebay.server.dialects.ollama import OllamaChatDialect, OllamaDialect, OllamaGenerateDialect
+from forebay.server.dialects.ollama import OllamaChatDialect, OllamaGenerateDialect
 from forebay.server.dialects.ollama_request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -40,7 +40,7 @@ async def ollama_chat(request: Request, server: ServerContext) -> Response:
     server.check_model(body.model_name)
     dialect = OllamaChatDialect(server.tokenizer.table, model=body.model, logprobs=bool(body.logprobs))
     if body.chat is None:
-        return _loaded(server, dialect)
+        return Response(dialect.loaded(), media_type="application/json")
     with renamed(body.own_names):
         return await serve_chat(server, context, body.chat, dialect, num_top=body.num_top, cut_to_room=True)
 
@@ -51,17 +51,11 @@ async def ollama_generate(request: Request, server: ServerContext) -> Response:
     server.check_model(body.model_name)
     dialect = OllamaGenerateDialect(server.tokenizer.table, model=body.model, logprobs=bool(body.logprobs))
     if body.asked is None:
-        return _loaded(server, dialect)
+        return Response(dialect.loaded(), media_type="application/json")
     with renamed(body.own_names):
         if isinstance(body.asked, CompletionRequest):
             return await serve_completion(server, context, body.asked, dialect, cut_to_room=True)
         return await serve_chat(server, context, body.asked, dialect, num_top=body.num_top, cut_to_room=True)
-
-
-def _loaded(server: ServerContext, dialect: OllamaDialect) -> Response:
-    """Raises Unavailable until the model is loaded."""
-    assert server.engine.info is not None
-    return Response(dialect.loaded(), media_type="application/json")
 
 
 async def ollama_tags(request: Request, server: ServerContext) -> Response:
@@ -99,7 +93,7 @@ async def ollama_show(request: Request, server: ServerContext) -> Response:
 
 
 async def ollama_version(request: Request, server: ServerContext) -> Response:
-    """Forebay's own: clients that ask for a later version of Ollama have to be told its routes, not its number."""
+    """Forebay's own version: the routes are Ollama's, the number is not."""
     return _json({"version": __version__})
 
 

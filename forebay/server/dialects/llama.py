@@ -1,4 +1,4 @@
-"""/completion: texts with counts, settings and timings; a stream ends with an event that has all but the text."""
+"""/completion: texts with counts, settings and timings. The last event of a stream holds everything but the text."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def settings_of(params: SamplingParams) -> dict[str, Any]:
 
 
 class LlamaDialect(Dialect):
-    """`settings` are told at the end. `num_top` is None if log-probabilities and tokens are not wanted. With `many`
-    prompts the answer is a list, and has no timings: they are not measured for each prompt."""
+    """`settings` are in the last event. `num_top` is None if neither log-probabilities nor token ids are requested.
+    With `many` prompts the answer is a list without timings, because these are not measured for each prompt."""
 
     finishes: ClassVar[dict[str | None, str]] = {"length": "limit", "stop": "eos", None: "none"}
 
@@ -51,16 +51,16 @@ class LlamaDialect(Dialect):
         model: str,
         settings: dict[str, Any],
         num_top: int | None,
-        tells_tokens: bool,
-        tells_timings: bool,
+        with_tokens: bool,
+        with_timings: bool,
         many: bool,
     ) -> None:
         self._table = table
         self._model = model
         self._settings = settings
         self._num_top = num_top
-        self._tells_tokens = tells_tokens
-        self._tells_timings = tells_timings and not many
+        self._with_tokens = with_tokens
+        self._with_timings = with_timings and not many
         self._many = many
         self._lines: dict[int, bool] = {}  # by choice: whether the text has more than one, in a stream
         self._generation: Generation | None = None
@@ -99,27 +99,27 @@ class LlamaDialect(Dialect):
 
     def _event(self, choice: Choice, text: str, tokens: list[Scored]) -> bytes:
         self._lines[choice.index] = "\n" in text or self._lines.get(choice.index, False)
-        told = self._part(choice, text, tokens)
-        if self._tells_timings and self._generation is not None:
-            told["timings"] = timings_of(self._generation)
-        return b"data: %b\n\n" % _encode(told)
+        fields = self._part(choice, text, tokens)
+        if self._with_timings and self._generation is not None:
+            fields["timings"] = timings_of(self._generation)
+        return b"data: %b\n\n" % _encode(fields)
 
     def _part(self, choice: Choice, text: str, tokens: list[Scored]) -> dict[str, Any]:
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "index": choice.index,
             "content": text,
-            "tokens": [token.token_id for token in tokens] if self._tells_tokens else [],
+            "tokens": [token.token_id for token in tokens] if self._with_tokens else [],
             "stop": False,
             "tokens_predicted": choice.num_tokens,
             "tokens_evaluated": len(choice.prompt.token_ids),
         }
         if self._num_top:
-            told["completion_probabilities"] = [self._probability(token, self._num_top) for token in tokens]
-        return told
+            fields["completion_probabilities"] = [self._probability(token, self._num_top) for token in tokens]
+        return fields
 
     def _end(self, generation: Generation, choice: Choice, has_new_line: bool) -> dict[str, Any]:
         kind = "word" if choice.stopped is not None else self.finishes.get(choice.finish, "none")
-        told = {
+        fields = {
             "stop": True,
             "model": self._model,
             "generation_settings": self._settings,
@@ -130,7 +130,7 @@ class LlamaDialect(Dialect):
             "stopping_word": choice.stopped or "",
             "tokens_cached": choice.cache.cached_tokens,
         }
-        return told if self._many else {**told, "timings": timings_of(generation)}
+        return fields if self._many else {**fields, "timings": timings_of(generation)}
 
     def _prompt(self, choice: Choice) -> str:
         if choice.prompt.text is not None:

@@ -1,4 +1,4 @@
-"""/completion, as llama-server's clients know it: what may be asked, in the fields of a completion."""
+"""The body of llama-server's /completion, and the completion that it becomes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LogitBias = Annotated[
 
 
 class LlamaCompletionRequest(LlamaSampling):
-    """`n_predict` -1 is "as much as there is room for", 0 only reads the prompt."""
+    """`n_predict` -1 stands for the room that is left in the context; 0 computes the prompt only."""
 
     ignored: ClassVar[dict[str, Harmless]] = {
         **NEUTRAL,

@@ -31,7 +31,7 @@ def now() -> str:
 
 
 class OllamaDialect(Dialect):
-    """`model` is the name by which the client asked. A call of a tool is sent when all of it is there."""
+    """`model` is the name in the request. A tool call is sent when it is complete."""
 
     media_type: ClassVar[str] = "application/x-ndjson"
 
@@ -40,15 +40,15 @@ class OllamaDialect(Dialect):
         self._logprobs = logprobs
         self._head = {"model": model, "created_at": now()}
         self._before = _encode(self._head)[:-1]
-        self._call: list[CallBegun | CallArguments] = []  # the parts of the one under way
+        self._call: list[CallBegun | CallArguments] = []  # the parts of the incomplete one
 
     @abstractmethod
-    def said(self, text: str, thought: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def content(self, text: str, thought: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the fields that hold what the model wrote."""
 
     def loaded(self) -> bytes:
         """Return the answer to a request that generates nothing."""
-        return _encode({**self._head, **self.said("", "", ()), "done": True, "done_reason": "load"})
+        return _encode({**self._head, **self.content("", "", ()), "done": True, "done_reason": "load"})
 
     def whole(
         self, generation: Generation, texts: list[str], parts: list[list[Part]], scores: list[list[Scored]]
@@ -58,28 +58,28 @@ class OllamaDialect(Dialect):
         text = "".join(item.text for item in items if isinstance(item, Said))
         thought = "".join(item.text for item in items if isinstance(item, Thought))
         calls = [_called(item.name, item.arguments) for item in items if isinstance(item, Call)]
-        told = {**self.said(text, thought, calls), **self._scores(choice, scores[0])}
-        return _encode({**self._head, **told, **_ending(generation, choice)})
+        fields = {**self.content(text, thought, calls), **self._scores(choice, scores[0])}
+        return _encode({**self._head, **fields, **_ending(generation, choice)})
 
     def opening(self, generation: Generation) -> bytes:
         return b""
 
     def text(self, choice: Choice, text: str) -> bytes:
-        return self._line(self.said(text, "", ()))
+        return self._line(self.content(text, "", ()))
 
     def chunk(self, choice: Choice, piece: Piece) -> bytes:
-        told = [fields for part in parts_of(choice, piece.text, piece.parts) if (fields := self._part(part))]
+        fields = [fields for part in parts_of(choice, piece.text, piece.parts) if (fields := self._part(part))]
         scores = self._scores(choice, piece.tokens) if piece.tokens else {}
         if scores:
-            told[:1] = [{**(told[0] if told else self.said("", "", ())), **scores}]
-        return b"".join(map(self._line, told))
+            fields[:1] = [{**(fields[0] if fields else self.content("", "", ())), **scores}]
+        return b"".join(map(self._line, fields))
 
     def closing(self, generation: Generation) -> bytes:
         try:
             choice = the_choice(generation)
         except ForebayError as error:
             return self.failure(error)
-        return _encode({**self._head, **self.said("", "", ()), **_ending(generation, choice)}) + b"\n"
+        return _encode({**self._head, **self.content("", "", ()), **_ending(generation, choice)}) + b"\n"
 
     def failure(self, error: ForebayError) -> bytes:
         return error_ending(error, OLLAMA)
@@ -90,13 +90,13 @@ class OllamaDialect(Dialect):
     def _part(self, part: Part) -> dict[str, Any]:
         match part:
             case Said(text):
-                return self.said(text, "", ())
+                return self.content(text, "", ())
             case Thought(text):
-                return self.said("", text, ())
+                return self.content("", text, ())
             case CallEnded():
                 (call,) = items_of(self._call)
                 self._call = []
-                return self.said("", "", [_called(call.name, call.arguments)]) if isinstance(call, Call) else {}
+                return self.content("", "", [_called(call.name, call.arguments)]) if isinstance(call, Call) else {}
             case _:
                 self._call.append(part)
                 return {}
@@ -108,14 +108,14 @@ class OllamaDialect(Dialect):
 
 
 class OllamaChatDialect(OllamaDialect):
-    def said(self, text: str, thought: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def content(self, text: str, thought: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
         thinking = {"thinking": thought} if thought else {}
         called = {"tool_calls": list(calls)} if calls else {}
         return {"message": {"role": "assistant", "content": text, **thinking, **called}}
 
 
 class OllamaGenerateDialect(OllamaDialect):
-    def said(self, text: str, thought: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def content(self, text: str, thought: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {"response": text, **({"thinking": thought} if thought else {})}
 
 

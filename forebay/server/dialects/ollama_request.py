@@ -1,4 +1,4 @@
-"""Ollama's requests: what may be asked, in the fields of a chat or a completion."""
+"""Ollama's requests, and the chats or completions that they become."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from forebay.server.protocol.validation import INVALID_COMBINATION, UNSUPPORTED_
 
 LATEST: Final = ":latest"  # what Ollama's clients put behind a name without a tag
 _ANY_BOOL: Final = Harmless(lambda value: value is None or isinstance(value, bool), {"type": ["boolean", "null"]})
-# How Ollama loads a model: the operator has chosen all of it, and no token depends on it.
+# Options of loading a model: the operator chooses them, and no token depends on them.
 _LOADING: Final = frozenset(
     {
         *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only"),
@@ -102,7 +102,7 @@ class OllamaMessage(Strict):
 
 
 class OllamaBody(Strict):
-    """What all bodies have. `keep_alive` changes nothing: the operator says when a model sleeps."""
+    """Fields of all bodies. `keep_alive` changes nothing: the operator sets when the engine sleeps."""
 
     passed = PASSED
     model: ModelName
@@ -161,7 +161,7 @@ class Generating(OllamaBody):
 
 
 class OllamaChatRequest(Generating):
-    """Without messages nothing is generated: a client asks for the model to be loaded."""
+    """A request without messages only asks for the model to be loaded; nothing is generated."""
 
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] = []
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
@@ -233,7 +233,7 @@ class OllamaGenerateRequest(Generating):
 
 
 class OllamaEmbedRequest(OllamaBody):
-    """What does not fit into the context is refused, whatever `truncate` says."""
+    """An input that exceeds the context is refused, with and without `truncate`."""
 
     ignored: ClassVar[dict[str, Harmless]] = {"truncate": _ANY_BOOL}
     passed = PASSED | {"options"}

@@ -1,4 +1,4 @@
-"""The shapes of answers in the dialects of llama-server and Ollama, and what their fields say."""
+"""The shapes of answers in the dialects of llama-server and Ollama, and the descriptions of their fields."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ FIELDS: Final[Mapping[str, str]] = {
 
 OF: Final[Mapping[str, Mapping[str, str]]] = {
     "LlamaError": {"code": "The status.", "type": "The kind of error, in llama-server's words."},
-    "OllamaShown": {"parameters": "Sampling values that hold for requests that say none, a line each."},
+    "OllamaShown": {"parameters": "The default sampling values, a line each."},
     "OllamaChat": {"created_at": "When the request came."},
     "OllamaGenerated": {"created_at": "When the request came."},
     "OllamaDetails": {"format": "The kind of the model's files."},
