@@ -134,7 +134,9 @@ class _Arrival:
 
     @property
     def bytes_per_s(self) -> float:
-        return self.num_bytes / (time.monotonic() - self.since) if self.num_bytes else 0.0
+        """0 if there was one chunk, or if the clock did not advance between the first and the last."""
+        seconds = time.monotonic() - self.since
+        return self.num_bytes / seconds if self.num_bytes and seconds > 0 else 0.0
 
 
 class Mover:
