@@ -197,6 +197,12 @@ CONTRACTS: Final = {
         "of what is stored.",
         "ops/compiler.py, ops/",
     ),
+    "C33": Contract(
+        "What others supply is bounded",
+        "Every number, name and length of a peer, a client or a file is bounded before it is used; an error while "
+        "one of them is handled ends that session, request or load, and nothing else.",
+        "disagg/frames.py, disagg/bounds.py, disagg/guard.py, server/http/cluster.py, route/",
+    ),
 }
 
 _BEGINNING: Final = """# Contracts

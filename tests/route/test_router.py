@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from forebay.route.members import WORTH_WAITING
+from forebay.route.upstream import Upstream
 from tests.deadlines import HANGS_S
 from tests.route.conftest import PROVEN, Route, Routed, start_router
 from tests.server.fake_engine import FakeEngine
@@ -300,3 +301,38 @@ def test_what_a_client_writes_into_a_path_stays_in_it(route: Route) -> None:
         answer = http.get("/v1/models/x%20HTTP/1.1%3Fy")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
     assert "x HTTP/1.1?y" in answer.json()["error"]["message"]
+
+
+def test_router_members_get_the_bytes_and_headers_of_the_client(route: Route, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C33: nothing of a client's reaches a member changed, and nothing but what members need reaches them."""
+    routed, sent = route(), dict[str, tuple[dict[str, str], bytes | None]]()
+    send = Upstream.send
+
+    def watched(self: Upstream, method: str, path: str, headers: Any, body: bytes | None = None) -> None:
+        sent[f"{self.origin}"] = dict(headers), body
+        send(self, method, path, headers, body)
+
+    monkeypatch.setattr(Upstream, "send", watched)
+    content = b' {"prompt": "a",  "max_tokens": 3e0, "temperature": 1.50, "user": "\\u00e9", "seed": 1}\n'
+    said = {"content-type": "application/json; charset=utf-8", "x-request-id": "mine", "cookie": "a=b", "x-other": "c"}
+    with routed.client(headers=said) as http:
+        http.post("/v1/completions", content=content)
+    at_rest(routed)
+    (prefill, one), (decode, other) = (sent[server.url] for server in (routed.prefill[0], routed.decode[0]))
+    assert one == other == content
+    room = {"x-forebay-bootstrap-room": decode["x-forebay-bootstrap-room"]}
+    kept = {"content-type": said["content-type"], "x-request-id": "mine", **PROVEN, **room}
+    assert prefill == kept
+    assert decode == {**kept, "x-forebay-bootstrap-host": "127.0.0.1"}
+
+
+def test_router_with_another_cluster_key_finds_no_server(route: Route) -> None:
+    """C33: it says so, and no client's request is refused in its place."""
+    routed = route()
+    stranger = start_router(routed.prefill, routed.decode, cluster_key=b"another-cluster-key")
+    answer = ask(stranger)
+    whys = {member.why for member in stranger.router.members.all}
+    stranger.prefill = stranger.decode = []
+    stranger.close()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_prefill_server")
+    assert whys == {"it refuses this router's headers: give both the same --cluster-key-file"}
