@@ -66,7 +66,7 @@ async def generate(request: Request, router: Router) -> Response:
         router.under_way.add(halves)
         undo.callback(router.under_way.discard, halves)
         undo.callback(_end, router, halves)
-        if not head.headers.get("content-type", "").startswith("text/event-stream"):
+        if "content-length" in head.headers:  # a stream has none, of events or of lines
             return Response(await _whole(halves), headers=_passed_back(head))
         return _Relayed(context.connection, context.send, halves, _passed_back(head), undo.pop_all())
 
@@ -285,6 +285,14 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("POST", "/v1/chat/completions", generate),
     ("POST", "/v1/completions", generate),
     ("POST", "/generate", generate),
+    ("POST", "/completion", generate),
+    ("POST", "/apply-template", forward),
+    ("POST", "/api/chat", generate),
+    ("POST", "/api/generate", generate),
+    ("POST", "/api/embed", pooled),
+    ("POST", "/api/show", forward),
+    ("GET", "/api/tags", forward),
+    ("GET", "/api/version", forward),
     ("POST", "/abort_request", abort_request),
     ("POST", MESSAGES, generate),
     ("POST", f"{MESSAGES}/count_tokens", forward),
@@ -301,6 +309,8 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("GET", "/metrics", metrics),
     ("GET", "/server_info", server_info),
     ("GET", "/model_info", forward),
+    ("GET", "/props", forward),
+    ("GET", "/slots", forward),
     ("GET", "/debug/state", debug_state),
     ("POST", "/flush_cache", flush_cache),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -210,6 +211,17 @@ LENGTH = b"Content-Length: %d" % len(BODY)
 )
 def test_router_bytes_of_a_request_have_the_answer_of_a_server(both: Twins, request_: bytes) -> None:
     both.assert_same_bytes(request_)
+
+
+def test_router_relays_lines_as_a_server_streams_them(both: Twins) -> None:
+    """Ollama's streams are lines of JSON, and no events."""
+    said = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "options": {"num_predict": 4}}
+    told = [client.post("/api/chat", json=said) for client in (both.alone, both.routed)]
+    assert [answer.headers["content-type"] for answer in told] == [told[0].headers["content-type"]] * 2
+    assert "content-length" not in told[1].headers
+    lines = [[list(json.loads(line)) for line in answer.text.splitlines()] for answer in told]
+    assert lines[0] == lines[1]
+    assert len(lines[0]) > 1
 
 
 def test_router_and_server_stream_the_same_events(both: Twins) -> None:
