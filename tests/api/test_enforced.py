@@ -223,7 +223,8 @@ async def test_a_stream_goes_on_beside_bombs(server: Running, stride: int) -> No
         )
     assert together.choices[0].text == alone.choices[0].text
     assert "grammar_invalid" in outcomes
-    assert set(outcomes) <= {"grammar_invalid", "grammar_state", "taken"}
+    # Checks of all the bombs at once may wait too long for a free worker on a busy machine.
+    assert set(outcomes) <= {"grammar_invalid", "queue_full", "taken"}
 
 
 def test_what_cannot_be_enforced_is_refused_by_its_field(api: openai.OpenAI) -> None:
