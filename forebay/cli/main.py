@@ -5,14 +5,15 @@ Exit codes: 0 done, 1 it failed while running, 2 the command line, configuration
 
 from __future__ import annotations
 
+import errno
 import importlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from forebay.base.errors import ConfigError, ForebayError, ModelError
 from forebay.base.package import __version__
+from forebay.base.streams import give_up_stdout, open_standard_streams
 
 COMMANDS: Final = {
     "serve": ("forebay.cli.serve", "serve a model over HTTP (OpenAI's API, and a page at /)"),
@@ -54,6 +55,8 @@ examples:
   forebay verify ./my-model                      the same tokens, whatever happens?
   echo "Once upon" | forebay generate -n 50"""
 
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -68,8 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def guarded(work: Callable[[], int]) -> int:
     """Its exit code, or that of what it raises, which is told in words."""
+    open_standard_streams()
     try:
-        return work()
+        code = work()
+        sys.stdout.flush()  # here, where a full device can be reported
+        return code
     except ForebayError as error:
         print(f"forebay: error: {error.message}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError | ModelError) else EXIT_FAILED
@@ -77,7 +83,14 @@ def guarded(work: Callable[[], int]) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has left; the interpreter must not try to flush the rest at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_up_stdout()
+        return EXIT_FAILED
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        give_up_stdout()
+        name = error.filename or "the standard output or a file"
+        print(f"forebay: error: {error.strerror}: {name} could not be written: free some space", file=sys.stderr)
         return EXIT_FAILED
 
 

@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from forebay.base.log import event, get_logger
+from forebay.base.streams import give_up_stdout
 from forebay.config.engine_config import Config
 from forebay.engine.frames import Ready
 from forebay.memory.holding import num_at_once
@@ -34,6 +36,8 @@ _UNBROKEN: Final = 1 << 20  # where nobody looks at a screen a line is a row, fo
 
 Rows = Iterable[tuple[str, str, str]]
 
+log = get_logger("server")
+
 
 def print_startup(config: Config, ready: Ready, url: str, seconds: float) -> None:
     of_memory = [row[1:] for row in ready.report if row[0] == MEMORY]
@@ -56,7 +60,11 @@ def print_ready(url: str, seconds: float, rows: Rows, sections: Sequence[tuple[s
         lines += ["", f"{bold}{title}{plain}", *(line for row in found for line in _row(*row, width, _ITEM))]
     if screen:  # which may show no more than the end
         lines += ["", f"{bold}{url}/{plain} is the page; Ctrl-C ends"]
-    print("\n".join(lines), flush=True)
+    try:
+        print("\n".join(lines), flush=True)
+    except OSError as error:  # a full device, or a reader that has left: the server serves without its table
+        give_up_stdout()
+        log.warning(event("no_startup_table", reason=error, url=url))
 
 
 def _who_fits(ready: Ready) -> str:

@@ -26,6 +26,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from forebay.base.cpu import PROC
 from forebay.base.log import event, get_logger
 from forebay.disagg.faults import Faults
 from forebay.disagg.frames import Chunk
@@ -48,10 +49,16 @@ _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 log = get_logger("disagg")
 
 
-def machine() -> str:
-    """The same for two processes of one user that can hand each other descriptors and know each other's numbers."""
-    spaces = ":".join(os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "net"))
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+def machine(proc: Path = PROC) -> str:
+    """The same for two processes of one user that can hand each other descriptors and know each other's numbers.
+
+    Without /proc the value is another one at each call: it equals no peer's, and caches travel over TCP.
+    """
+    try:
+        spaces = ":".join(os.readlink(proc / "self" / "ns" / name) for name in ("pid", "net"))
+        boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return secrets.token_hex(16)
     return f"{boot}:{os.getuid()}:{spaces}"
 
 

@@ -7,18 +7,20 @@ import contextlib
 import ctypes
 import errno
 import os
+import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from llguidance import LLTokenizer
 
 from forebay.base import fault
-from forebay.base.cpu import CPU_VARIABLE, this_cpu
+from forebay.base.cpu import CPU_VARIABLE, PROC, this_cpu
 from forebay.base.errors import ConfigError
 from forebay.base.heap import give_back_freed_memory
 from forebay.base.log import event, get_logger
@@ -310,7 +312,7 @@ def _report(
             if planned
         ),
         _of_memory_saver(config),
-        ("memory", "process", human_bytes(_resident_bytes()), "resident after warm-up"),
+        _of_process(),
     ]
 
 
@@ -351,6 +353,10 @@ def _sizes_of_graphs(runner: ModelRunner) -> str:
     return f"{len(sizes)} batch sizes up to {sizes[-1]}, captured when needed or idle"
 
 
-def _resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def _of_process(proc: Path = PROC) -> tuple[str, str, str, str]:
+    try:
+        pages = int((proc / "self" / "statm").read_text().split()[1])
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        return "memory", "process", human_bytes(peak), f"the most resident so far: {proc} is not mounted"
+    return "memory", "process", human_bytes(pages * os.sysconf("SC_PAGE_SIZE")), "resident after warm-up"

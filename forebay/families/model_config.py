@@ -162,7 +162,8 @@ def _text_config(raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         return raw
     inner = raw.get("text_config")
     if not isinstance(inner, dict):
-        raise ModelError(f"{where}: text_config is {brief(inner)}; a {outer} model has its sizes there")
+        found = "missing" if inner is None else brief(inner)
+        raise ModelError(f"{where}: text_config is {found}; a {outer} model has its sizes there")
     if outer in ASSISTANTS:
         return {**inner, **{name: value for name, value in raw.items() if name != "text_config"}}
     model_type = inner.get("model_type", text_type)

@@ -14,12 +14,10 @@ from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, trans
 Ropes = Mapping[str, tuple[float, dict[str, Any] | None]]
 """Base and scaling for each kind of attention."""
 
-# Published files leave out what is as in the 4B model.
+# Published files leave out what is as in the 4B model. They all have the other sizes: transformers' defaults of hidden
+# size, MLP and layers describe no published model, so a file without these is refused.
 _SIZES: Final = {
     "vocab_size": 262_208,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "max_position_embeddings": 131_072,

@@ -13,12 +13,10 @@ from forebay.families.shape import WINDOW, Shape
 from forebay.families.tensor_names import TensorNames
 from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, count_of, experts, transformer
 
-# What transformers assumes where a file is silent.
+# What transformers assumes where a file is silent. Its defaults of hidden size, MLP and layers describe no published
+# model, so a file without these is refused.
 _SIZES: Final = {
     "vocab_size": 262_144,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 30,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "max_position_embeddings": 131_072,

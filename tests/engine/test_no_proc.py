@@ -1,0 +1,30 @@
+"""A container without /proc: what is read there is reported another way, and nothing ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forebay.config import machine
+from forebay.disagg import shm
+from forebay.engine.build import _of_process
+from forebay.formats.store import users_of
+
+
+def test_of_process_no_proc_reports_peak(tmp_path: Path) -> None:
+    _, _, size, reason = _of_process(tmp_path / "proc")
+    assert size != "0 B"
+    assert "is not mounted" in reason
+    assert _of_process()[3] == "resident after warm-up"
+
+
+def test_machine_no_proc_equals_no_peer(tmp_path: Path) -> None:
+    assert shm.machine() == shm.machine()
+    assert shm.machine(tmp_path) != shm.machine(tmp_path)
+
+
+def test_machine_facts_no_proc_have_defaults(tmp_path: Path) -> None:
+    assert machine.available_memory(tmp_path, tmp_path).value > 0
+    assert machine.total_memory(tmp_path) > 0
+    assert machine.usable_cores(tmp_path, tmp_path).value > 0
+    assert machine.cpu_model(tmp_path) == "unknown"
+    assert users_of(tmp_path, tmp_path / "locks") == []
