@@ -24,6 +24,8 @@ from torch import Tensor
 from forebay.layers.context import ForwardContext
 from forebay.memory.slots import PAD
 from forebay.models.drafter import Drafter
+from forebay.ops import Ops
+from forebay.ops.attention import KvCache
 from forebay.pools.table import Column, Table
 from forebay.requests.step_plan import StepPlan
 from forebay.runtime.extend_step import Tokens, token_counts
@@ -79,13 +81,15 @@ class Head:
         placed = self.ops.place_tokens(*batch, lens, self.forward.pages, len(next_ids))
         return self.forward.context(StepTokens(input_ids=next_ids, batch=batch, placed=placed, kinds=self._kinds))
 
-    def keep(self, ctx: ForwardContext, finite: Tensor) -> None:
-        """Of tokens that are not `finite` [T] the head keeps zeros: the prefix cache takes its KV unseen, as long as
-        the model's own is finite, and nothing could be guessed behind what is not (C30, decision 14)."""
-        for layer in self.layers:
-            for table in layer:
-                if table is not None:
-                    self.ops.clear_rows(table, ctx.full.out_cache_loc, finite)
+
+def clear_not_finite(ops: Ops, layers: Sequence[KvCache], ctx: ForwardContext, computed: Tensor) -> None:
+    """Zero the KV that a drafter wrote for tokens whose `computed` [T, H] is not finite. The prefix cache adopts it
+    unseen if the model's own is finite, and drafts behind it would never be accepted (C30, decision 14)."""
+    finite = ops.finite_rows(computed)
+    for layer in layers:
+        for table in layer:
+            if table is not None:
+                ops.clear_rows(table, ctx.full.out_cache_loc, finite)
 
 
 class DraftStep:
@@ -138,7 +142,7 @@ class FollowStep:
         next_ids, ends = ops.follow(inputs["input_ids"], positions, *batch, head.forward.known, head.vocab_size)
         ctx = head.context(batch, starts, next_ids)
         followed = head.drafter.follow(ctx, next_ids, seen)
-        head.keep(ctx, ops.finite_rows(followed))
+        clear_not_finite(ops, head.layers, ctx, followed)
         ops.scatter_rows(head.kept["hidden"], batch.rows, ops.gather_rows(followed, ends))
         head.begin(batch.rows, "starts")
         return Followed(followed)

@@ -25,7 +25,7 @@ from forebay.models.decoder import Model
 from forebay.ops.accept import Known
 from forebay.pools.table import Column, Table
 from forebay.requests.step_plan import StepPlan
-from forebay.runtime.draft_head import DraftInputs, FollowedSequences, FollowInputs
+from forebay.runtime.draft_head import DraftInputs, FollowedSequences, FollowInputs, clear_not_finite
 from forebay.runtime.extend_step import Tokens, token_counts
 from forebay.runtime.forward import Batch, Forward, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
@@ -52,12 +52,17 @@ class Beside:
         self.last_two = Known(self.kept["lens"], self.kept["before_last"], self.rows.last_tokens.unsqueeze(1))
         self.counts = torch.arange(self.rows.num_rows + 1, dtype=torch.int32, device=device)
         self._kinds = no_kinds(device)
+        num_layers, num_own = len(forward.cache.specs), len(model.cache_specs())
+        self._layers = [forward.cache.kv(layer) for layer in range(num_layers - num_own, num_layers)]
 
     def hidden(self, batch: Batch, input_ids: Tensor) -> Tensor:
         """Of input_ids [T], behind the `lens` tokens of their rows -> [T, H]. Writes KV."""
         placed = self.ops.place_tokens(*batch, self.kept["lens"], self.forward.pages, len(input_ids))
         tokens = StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=self._kinds)
-        return self.model.forward(self.forward.context(tokens), input_ids)
+        ctx = self.forward.context(tokens)
+        hidden = self.model.forward(ctx, input_ids)
+        clear_not_finite(self.ops, self._layers, ctx, hidden)
+        return hidden
 
 
 class DraftStep:

@@ -94,6 +94,27 @@ def test_a_draft_model_keeps_and_drafts_what_it_would_alone(target, planner):
     check_drafts(target, shared_tiny(DRAFT), planner, DECODES)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_c30_kv_of_a_draft_model_that_is_not_finite_is_zeroed(planner, value):
+    """The prefix cache has such pages: what begins behind them is guessed for again once the weights are right."""
+    path = shared_tiny(DRAFT).path
+    plans, known = planner(path, path), {1: random_ids(9, seed=1)}
+    plans.begin(1, known[1])
+    model = plans.runner.proposer.beside.model
+    weights = model._blocks[0]._sublayers[0].before
+    right = weights.clone()
+    weights.fill_(value)
+    step(plans, known, [(1, 9)], [])
+    for _ in range(3):
+        step(plans, known, [], [(1, 3)])
+    assert len(known[1]) > 9
+    assert not any(layer.any() for layer in kv_of(plans, 1)[-len(model.cache_specs()) :])
+    weights.copy_(right)
+    for _ in range(2):
+        step(plans, known, [], [(1, 3)])
+    assert all(layer.isfinite().all() for layer in kv_of(plans, 1))
+
+
 def check_drafts(target: str, draft: Tiny, planner: Callable[..., HybridPlanner], steps: Sequence[Step]) -> None:
     plans, alone = planner(shared_tiny(target).path, draft.path), planner(draft.path)
     known = {row: random_ids(length, seed=row) for row, length in ((1, 9), (2, 6), (3, 5))}
