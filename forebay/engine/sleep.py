@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final, Protocol
 
-from forebay.base.errors import Conflict, EngineError, ForebayError, InvalidRequest
+from forebay.base.errors import Conflict, EngineError, ForebayError, InvalidRequest, ModelError
 from forebay.base.log import event, get_logger
 from forebay.engine.frames import KV_CACHE, TAGS, WEIGHTS, Occupied, Release, Resume, ToEngine, UpdateWeights
 from forebay.memory.kv_allocator import KV
@@ -308,6 +308,8 @@ class Sleeper:
                 self._released += [WEIGHTS] if WEIGHTS not in self._released else []
                 self._memory.release([WEIGHTS])
             raise
+        except ModelError as error:  # the old weights serve on: the fault is in what was named
+            raise InvalidRequest(error.message, code=error.code, param="model_path") from error
         self._released = [tag for tag in self._released if tag != WEIGHTS]
         self._kept_tokens = self._kept_bytes = 0
         weights_changed(self._scheduler, self._scheduler.weight_version + 1)

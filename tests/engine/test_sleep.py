@@ -342,6 +342,9 @@ def test_update_weights_not_finite_are_refused_by_name_and_the_old_ones_stay(
         with pytest.raises(ModelError, match=rf"{name} has values that are not finite"):
             core.sleeper._memory.update(source, given, lambda: None)
         assert tokens_of(core, PROMPTS) == right
+    with pytest.raises(InvalidRequest, match=rf"{name} has values that are not finite") as refused:
+        core.sleeper.update(str(path), {})
+    assert (refused.value.code, refused.value.status) == ("invalid_model", 400)
     with pytest.raises(ModelError, match=rf"{name} has values that are not finite"):
         core_of(path)
 
