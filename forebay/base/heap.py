@@ -1,10 +1,16 @@
-"""What the C library keeps of memory that was freed."""
+"""What the C library keeps of memory that was freed, and a reserve for when there is no more."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable
+import errno
+import mmap
+from collections.abc import Callable, Iterator
+from typing import Final
+
+RESERVE_BYTES: Final = 4 << 20
+_OF_TORCH: Final = "can't allocate memory"  # a RuntimeError of its allocator for the CPU
 
 _trim: Callable[[int], int] | None = None  # elsewhere than on glibc
 with contextlib.suppress(OSError, AttributeError):
@@ -16,3 +22,38 @@ def give_back_freed_memory() -> None:
     needs as much again has it mapped anew."""
     if _trim is not None:
         _trim(0)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether no memory was left, whoever asked for it: Python, the system (mmap), or torch's allocator."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _OF_TORCH in str(error))
+
+
+class Reserve:
+    """Address space set aside for the recovery from MemoryError, which itself needs objects, arrays and log lines."""
+
+    def __init__(self, num_bytes: int = RESERVE_BYTES) -> None:
+        self._num_bytes = num_bytes
+        self._memory: mmap.mmap | None = None
+        self._take()
+
+    @property
+    def is_there(self) -> bool:
+        return self._memory is not None
+
+    def _take(self) -> None:
+        with contextlib.suppress(OSError, MemoryError):  # at the next time, then
+            self._memory = mmap.mmap(-1, self._num_bytes)
+
+    @contextlib.contextmanager
+    def spent(self) -> Iterator[None]:
+        """Inside, the memory is free for others. It is set aside again afterwards, if there is as much."""
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+        try:
+            yield
+        finally:
+            self._take()

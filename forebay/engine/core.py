@@ -7,10 +7,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from traceback import clear_frames
 from typing import Final, NamedTuple
 
 from forebay.base import fault
 from forebay.base.errors import EngineError, ForebayError
+from forebay.base.heap import Reserve, is_out_of_memory
 from forebay.base.log import event, get_logger
 from forebay.engine.exchange import Connected, Exchange
 from forebay.engine.frames import AddRequest
@@ -117,6 +119,7 @@ class EngineCore:
         self._widths = widths
         self._decoding: dict[int, Decoding] = {}  # by request, where widths are measured
         self._failures_in_a_row = 0
+        self._reserve = Reserve()
         self._expire_at = 0.0
         self._pace = Pace(scheduler.config.stall_timeout_s)
         self.step_limit_s = self._pace.limit_s(0)  # of what is done now
@@ -284,10 +287,12 @@ class EngineCore:
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         self.stats.step_failures += 1
-        log.error(event("step_failed", step=plan.step, seqs=plan.num_seqs, tokens=plan.num_tokens), exc_info=error)
-        self._abandon()
         num_requests = len(self.scheduler.requests)
-        self.scheduler.fail(plan, _as_typed(error, f"step {plan.step}"))
+        with self._reserve.spent():
+            log.error(event("step_failed", step=plan.step, seqs=plan.num_seqs, tokens=plan.num_tokens), exc_info=error)
+            clear_frames(error.__traceback__)  # whose arrays may be what fills the memory
+            self._abandon()
+            self.scheduler.fail(plan, _as_typed(error, f"step {plan.step}"))
         # One that fails for many is followed by smaller ones, which says nothing of the runner yet.
         if len(self.scheduler.requests) < num_requests or not self.scheduler.suspects.groups:
             self._count_failure(error)
@@ -297,10 +302,12 @@ class EngineCore:
         culprit = error.req if isinstance(error, RequestFault) else None
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         who = culprit.id if culprit else "unknown"
-        log.error(event("scheduling_failed", request=who), exc_info=cause)
-        self._abandon()
-        typed = _as_typed(cause, f"request {culprit.id}" if culprit else "a step")
-        several = self.scheduler.recover(typed, culprit)
+        with self._reserve.spent():
+            log.error(event("scheduling_failed", request=who), exc_info=cause)
+            clear_frames(cause.__traceback__)
+            self._abandon()
+            typed = _as_typed(cause, f"request {culprit.id}" if culprit else "a step")
+            several = self.scheduler.recover(typed, culprit)
         self._progressed = True
         if not several:  # as for a step that failed for many
             self._count_failure(cause)
@@ -324,6 +331,6 @@ def _as_typed(error: Exception, where: str) -> ForebayError:
     """What the client may know: the kind of fault and where to look it up, never our internals."""
     if isinstance(error, ForebayError):
         return error
-    if isinstance(error, MemoryError):
+    if is_out_of_memory(error):
         return EngineError(f"{where} ran out of memory; fewer or shorter requests may pass", code="out_of_memory")
     return EngineError(f"{where} failed inside the engine; its log has the cause", code="step_failed")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,8 @@ CACHE: Final = -1
 GROUP: Final = -2
 QUARANTINE: Final = -3
 FREE: Final = -16
+
+_AUDITED: Final = 4096  # slots looked at together
 
 _log = log.get_logger("memory")
 
@@ -86,6 +88,8 @@ class Slots:
         self._drawn: list[int] = []  # slots taken from the group and not booked yet, and for whom
         self._drawn_for: list[int] = []
         self._marks: Ids = FREE - np.arange(capacity + 1, dtype=np.int64)
+        # Of `audit`, which runs after MemoryError: it and `clear` take no memory in proportion to the pool.
+        self._claimed: Ids = np.zeros(capacity + 1, dtype=np.int64)
 
     # -- taking and returning -------------------------------------------------------------------------------------
 
@@ -165,7 +169,7 @@ class Slots:
 
     def clear(self) -> None:
         """Everything is free again; generations are never reset (C1)."""
-        self._stack = np.arange(self.capacity, PAD, -1, dtype=np.int64)
+        np.subtract(FREE, self._marks[:PAD:-1], out=self._stack)
         self._top = self.capacity
         self._group, self._drawn, self._drawn_for = [], [], []
         self.owner[:] = FREE
@@ -222,22 +226,32 @@ class Slots:
         Costs O(capacity): for tests and for idle moments, not for every step.
         """
         self._book_drawn()
-        held = [*holders, Holder(GROUP, as_ids(self._group)), Holder(FREE, self._stack[: self._top])]
-        ids = np.concatenate([holder.ids for holder in held])
-        quarantined = self.owner == QUARANTINE
-        claimed = np.where(quarantined, QUARANTINE, NOBODY)
-        claimed[ids] = np.repeat([holder.owner for holder in held], [len(holder.ids) for holder in held])
-        if np.count_nonzero(claimed) != len(ids) + np.count_nonzero(quarantined):
-            times = np.bincount(ids, minlength=self.capacity + 1) + quarantined
-            wrong = next(holder for holder in held if (times[holder.ids] > 1).any())
-            raise LedgerError(f"{self.name}: {_few(wrong.ids)} of {_name(wrong.owner)} have another holder too")
-        booked = np.maximum(self.owner, FREE)
-        if claimed.tobytes() != booked.tobytes():
-            bad = np.flatnonzero(claimed != booked)
+        claimed = self._claimed
+        claimed.fill(NOBODY)
+        for holder in (*holders, Holder(GROUP, as_ids(self._group)), Holder(FREE, self._stack[: self._top])):
+            for ids in _parts(holder.ids):
+                self._claim(ids, holder.owner)
+        num_wrong, first = 0, 0
+        for part in _ranges(len(claimed)):
+            booked = np.maximum(self.owner[part], FREE)
+            wrong = np.flatnonzero(claimed[part] != np.where(booked == QUARANTINE, NOBODY, booked))
+            if len(wrong) and not num_wrong:
+                first = part.start + int(wrong[0])
+            num_wrong += len(wrong)
+        if num_wrong:
             raise LedgerError(
-                f"{self.name}: slot {bad[0]} is booked for {_name(int(booked[bad[0]]))} "
-                f"but held by {_name(int(claimed[bad[0]]))}; {len(bad)} slots differ in all"
+                f"{self.name}: slot {first} is booked for {_name(max(int(self.owner[first]), FREE))} "
+                f"but held by {_name(int(claimed[first]))}; {num_wrong} slots differ in all"
             )
+
+    def _claim(self, ids: Ids, owner: int) -> None:
+        """Enter a holder's slots for the audit. Raise LedgerError if another holder has one of them, or it twice."""
+        twice = (self._claimed[ids] != NOBODY) | (self.owner[ids] == QUARANTINE)
+        marks = self._marks[: len(ids)]
+        self._claimed[ids] = marks
+        if twice.any() or self._claimed[ids].tobytes() != marks.tobytes():
+            raise LedgerError(f"{self.name}: {_few(ids)} of {_name(owner)} have another holder too")
+        self._claimed[ids] = owner
 
     def _rightful(self, ids: Ids, owner: int) -> Ids:
         inside = (ids > PAD) & (ids <= self.capacity)
@@ -265,6 +279,19 @@ class Slots:
         if self.ledger is Ledger.RAISE:
             raise LedgerError(f"{self.name}: {what}")
         _log.error(log.event("ledger_violation", pool=self.name, what=what))
+
+
+def all_equal(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
+    """Of arrays of one length, without a third as long."""
+    return all((first[part] == second[part]).all() for part in _ranges(len(first)))
+
+
+def _ranges(length: int) -> Iterator[slice]:
+    return (slice(first, min(first + _AUDITED, length)) for first in range(0, length, _AUDITED))
+
+
+def _parts(ids: Ids) -> Iterator[Ids]:
+    return (ids[part] for part in _ranges(len(ids)))
 
 
 def as_ids(values: Sequence[int]) -> Ids:

@@ -1,12 +1,14 @@
-"""Whether everything has exactly one holder (C8). Costs O(pool): for tests and idle moments."""
+"""Whether everything has exactly one holder (C8). Takes time in proportion to the pools, and little memory: it runs in
+idle moments, and while the engine recovers from MemoryError."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
-import numpy as np
-
-from forebay.memory.slots import NO_SLOT, NOBODY, Holder, Ids
+from forebay.memory.kinds.kind import Kind
+from forebay.memory.radix_node import Node
+from forebay.memory.slots import CACHE, NO_SLOT, NOBODY, Holder
 from forebay.requests.request import Request
 from forebay.scheduler.residency import Residencies
 
@@ -18,17 +20,17 @@ def audit(held: Residencies, reqs: Sequence[Request]) -> None:
     held.cache.check([its.pin for its in residents] + [left.pin for left in deferred if left.pin])
     pages = [Holder(its.id, held.rows.pages(its.row, its.pin.num_pages, its.num_pages)) for its in residents]
     pages += [Holder(left.request_id, left.pages) for left in deferred]
-    held.kv.audit([*_by_owner(pages), held.cache.holder()])
+    held.kv.audit(chain(_owned(pages), (Holder(CACHE, node.pages) for node in held.cache.nodes())))
     for kind in held.kinds:
         holdings = [(left.request_id, its) for left in deferred for its in left.holdings if its.kind is kind]
         kind.check_locks(residents, [holding for _, holding in holdings])
         slots = [*map(kind.holder, residents), *(Holder(owner, holding.ids) for owner, holding in holdings)]
-        kind.slots.audit([*_by_owner(slots), kind.cached(held.cache.nodes())])
+        kind.slots.audit(chain(_owned(slots), _cached(kind, held.cache.nodes())))
 
 
-def _by_owner(holders: Iterable[Holder]) -> list[Holder]:
-    """One holder for each owner: a request may have let go of something and hold more."""
-    own: dict[int, list[Ids]] = {}
-    for holder in holders:
-        own.setdefault(holder.owner, []).append(holder.ids)
-    return [Holder(owner, np.concatenate(ids)) for owner, ids in own.items() if owner != NOBODY]
+def _owned(holders: Iterable[Holder]) -> Iterator[Holder]:
+    return (holder for holder in holders if holder.owner != NOBODY)
+
+
+def _cached(kind: Kind, nodes: Iterable[Node]) -> Iterator[Holder]:
+    return (kind.cached([node]) for node in nodes)

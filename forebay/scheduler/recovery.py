@@ -6,7 +6,7 @@ import numpy as np
 
 from forebay.base.errors import EngineError, ForebayError
 from forebay.base.log import event, get_logger
-from forebay.memory.slots import NO_IDS
+from forebay.memory.slots import CACHE, NO_IDS
 from forebay.requests.request import Request, Status
 from forebay.scheduler.audit import audit
 from forebay.scheduler.limits import check_fits
@@ -61,9 +61,14 @@ def who_is_stuck(queues: Queues) -> list[Ending]:
 
 def quarantine_leaks(queues: Queues) -> int:
     """When nobody holds anything: quarantine whatever the ledgers still book for a request, but for what another engine
-    may still touch; how many."""
+    may still touch, and what they book for the prefix cache and is in no node of it; how many."""
     num_lost = 0
-    for slots, _ in queues.held.pools:
+    for slots, num_cached in queues.held.pools:
+        if np.count_nonzero(slots.owner == CACHE) != num_cached:
+            lost = np.setdiff1d(slots.held_by(CACHE), queues.held.cached_in(slots))
+            if len(lost):
+                slots.quarantine(lost, CACHE, "leaked")
+            num_lost += len(lost)
         lost = np.flatnonzero(slots.owner > 0)
         lost = np.setdiff1d(lost, np.concatenate([NO_IDS, *(ids for _, ids in queues.held.waiting_in(slots))]))
         for owner in np.unique(slots.owner[lost]).tolist():

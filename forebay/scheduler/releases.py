@@ -12,7 +12,7 @@ from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import Adoption, Pin
-from forebay.memory.slots import NO_SLOT, NOBODY, Ids, Slots, as_ids
+from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids, Slots, as_ids
 from forebay.requests.request import Request
 from forebay.requests.step_plan import StepPlan
 from forebay.scheduler.offload import Offloaded
@@ -259,6 +259,12 @@ class Releases:
         """Every pool, and how many of its slots the prefix cache has."""
         found: list[tuple[Slots, int]] = [(self.kv, self.cache.num_pages), (self.rows.slots, 0)]
         return [*found, *((kind.slots, kind.num_cached) for kind in reversed(self.kinds))]
+
+    def cached_in(self, slots: Slots) -> Ids:
+        """The slots of a pool that nodes of the prefix cache hold."""
+        if slots is self.kv:
+            return self.cache.holder().ids
+        return next((kind.cached(self.cache.nodes()).ids for kind in self.kinds if kind.slots is slots), NO_IDS)
 
     def waiting_in(self, slots: Slots) -> Iterator[tuple[DeferredFree, Ids]]:
         """What of a pool was let go of and is not released yet."""

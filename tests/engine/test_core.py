@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -123,6 +124,30 @@ def test_a_step_that_fails_once_costs_nobody_who_was_not_alone_in_it(depth: int,
     for request in requests:
         right = reference(request.prompt_token_ids, request.params.max_tokens)
         assert client.tokens[request.request_id] == right
+    assert set(client.codes().values()) == {None}
+
+
+@pytest.mark.parametrize("name", ["engine.result", "engine.plan"])
+def test_core_recovers_while_its_reserve_of_memory_is_free(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C27: a failed step, and a failure between steps."""
+    core, _runner = fake_core(changed(max_running_requests=3))
+    free: list[bool] = []
+    for method in ("fail", "recover"):
+        recover = getattr(core.scheduler, method)
+
+        def watched(*args: Any, recover: Any = recover) -> Any:
+            free.append(not core._reserve.is_there)
+            return recover(*args)
+
+        monkeypatch.setattr(core.scheduler, method, watched, raising=False)
+    client = Client()
+    for i in (1, 2, 3):
+        core.add(wanted(i, [1, i]))
+    fault.arm(name, "memory", 3)
+    drain(core, client)
+    assert free
+    assert all(free)
+    assert core._reserve.is_there
     assert set(client.codes().values()) == {None}
 
 

@@ -1,9 +1,18 @@
 """After a failure whose books are wrong everything is free: a lost cache is better than a wrong one (C8, C27)."""
 
+import subprocess
+import sys
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from forebay.base.errors import EngineError
-from forebay.config.engine_config import KindConfig
+from forebay.base.package import ROOT
+from forebay.config.engine_config import KindConfig, Ledger
+from forebay.memory.slots import CACHE
+from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import FinishReason
 from tests.scheduler.rig import Rig
 
@@ -27,3 +36,89 @@ def test_wrong_books_are_cleared_and_everybody_still_gets_all_tokens(state: Kind
     rig.run()
     assert [rig.finish_of(req) for req in reqs] == [FinishReason.LENGTH] * 3
     assert [len(rig.tokens_of(req)) for req in reqs] == [4] * 3
+
+
+@pytest.mark.parametrize("state", [KindConfig(), BOTH], ids=["plain", "hybrid"])
+def test_quarantine_leaks_slot_booked_to_the_cache_and_in_no_node_is_found(state: KindConfig) -> None:
+    """C8: the books of every pool are wrong by one slot, which nobody could ever have again."""
+    rig = Rig(kinds=state, ledger=Ledger.COUNT)
+    rig.add(13, max_new=3)
+    rig.run()
+    held = rig.scheduler.held
+    pools = [slots for slots, _ in held.pools if slots is not held.rows.slots]
+    for slots in pools:
+        slots.take_ids(1, CACHE)
+    assert rig.scheduler.reclaim_leaks() == len(pools)
+    assert [slots.num_quarantined for slots in pools] == [1] * len(pools)
+    assert rig.scheduler.counters["leaked_pages"] == len(pools)
+    rig.scheduler.audit()
+    assert rig.scheduler.reclaim_leaks() == 0
+    cached = held.cache.num_pages
+    again = rig.add(list(range(100, 113)), max_new=3)
+    rig.run()
+    assert rig.finish_of(again) is FinishReason.LENGTH
+    assert held.cache.num_pages >= cached > 0
+
+
+def failing(num_pages: int, state: KindConfig, num_lost: int) -> tuple[Rig, StepPlan]:
+    """Some requests of which a step is about to fail, and pages booked for nobody."""
+    rig = Rig(num_pages=num_pages, kinds=state)
+    for _ in range(3):
+        rig.add(9, max_new=4)
+    rig.step()
+    plan = rig.launch()
+    assert plan is not None
+    if num_lost:
+        rig.scheduler.held.kv.take_ids(num_lost, 99)
+    rig.flights.clear()
+    return rig, plan
+
+
+@pytest.mark.parametrize("num_lost", [0, 1], ids=["sound books", "wrong books"])
+@pytest.mark.parametrize("state", [KindConfig(), replace(BOTH, num_window_pages=1 << 18)], ids=["plain", "hybrid"])
+def test_recovery_takes_no_memory_in_proportion_to_the_pools(state: KindConfig, num_lost: int) -> None:
+    """2 MiB for each array of a pool's length, where the audit and the clearing had several."""
+    rig, plan = failing(1 << 18, state, num_lost)
+    tracemalloc.start()
+    try:
+        rig.scheduler.fail(plan, EngineError("the step failed"))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert rig.scheduler.counters["books_cleared"] == num_lost
+    assert peak < 1 << 20
+    rig.run()
+    assert [len(rig.tokens_of(req)) for req in rig.reqs.values()] == [4] * 3
+
+
+_SHORT = """
+import resource
+from forebay.base.errors import EngineError
+from forebay.base.heap import Reserve
+from forebay.config.engine_config import KindConfig
+from tests.scheduler.test_recovery import failing
+import numpy as np
+
+rig, plan = failing(1 << 20, KindConfig(), 1)
+reserve = Reserve(2 << 20)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used, used))
+try:
+    np.ones(1 << 20)
+except MemoryError:
+    print("short")
+for _ in range(3):
+    with reserve.spent():
+        rig.scheduler.fail(plan, EngineError("the step failed"))
+    assert reserve.is_there
+    plan = rig.launch()
+    rig.flights.clear()
+print("books", *(int(rig.scheduler.counters[name]) for name in ("books_cleared", "failed_steps")))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
+def test_recovery_under_a_limit_that_stays_leaves_a_scheduler_that_works() -> None:
+    """C27: nothing more can be mapped, before, during and after the recovery."""
+    done = subprocess.run([sys.executable, "-c", _SHORT], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.stdout.split("\n")[:2] == ["short", "books 1 3"], done.stderr

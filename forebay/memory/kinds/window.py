@@ -24,7 +24,7 @@ from forebay.memory.kinds.kind import Arrival, Kind
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Node
 from forebay.memory.req_to_token_pool import ReqToTokenPool
-from forebay.memory.slots import CACHE, NO_IDS, NO_SLOT, Holder, Ids, Slots
+from forebay.memory.slots import CACHE, NO_IDS, NO_SLOT, Holder, Ids, Slots, all_equal
 
 WINDOW: Final = "window"
 
@@ -61,6 +61,7 @@ class Windows(Kind):
         self.start: Ids = np.zeros(rows.slots.num_rows, dtype=np.int64)
         self.full_to_window: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
         self.locks: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
+        self._counted = np.zeros_like(self.locks)  # of `check_locks`, which runs after MemoryError too
         self.begins: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
         self._rows = rows
         # Those that may have windows, the least recently used first.
@@ -284,12 +285,13 @@ class Windows(Kind):
         return Holder(held.id, windows[windows != NO_SLOT].astype(np.int64))
 
     def check_locks(self, residents: Iterable[Residency], holdings: Iterable[Holding]) -> None:
-        locks = np.zeros_like(self.locks)
+        locks = self._counted
+        locks[:] = 0
         for held in residents:
             locks[self._rows.pages(held.row, int(self.start[held.row]), held.pin.num_pages)] += 1
         for holding in holdings:
             locks[holding.locked] += 1
-        assert (locks == self.locks).all(), "a cached window is locked by nobody, or read and not locked"
+        assert all_equal(locks, self.locks), "a cached window is locked by nobody, or read and not locked"
         assert self.is_there(np.flatnonzero(locks)).all(), "a window that a request reads is not there"
         assert self.num_locked == np.count_nonzero(locks), "the number of locked windows is miscounted"
 
