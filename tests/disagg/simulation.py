@@ -220,7 +220,7 @@ class Engine:
         if isinstance(event, Closed):
             require(len(ends) == 1, f"closed behind {part.events}")
         elif isinstance(event, Renewed):
-            require(self.is_decode, "prefill has no lease to renew")
+            require(self.is_decode and not ends, f"a lease is renewed behind {part.events}")
         else:
             require(not ends, f"{name} behind {part.events}")
         part.events.append(name)
@@ -388,7 +388,7 @@ class World:
     def renewed(self, event: Renewed) -> None:
         """The peer that renews a lease has an engine that takes news; a beat may be on its way for a moment."""
         oldest = self.prefill.worker._oldest_event
-        if oldest is None or event.ticket.nonce not in self.prefill.parts:
+        if oldest is None:
             return
         stalled = any(name == "stall" and at > self.net.now - 2 * SILENCE_S - 1.0 for at, name in self.faults)
         age = self.net.now - oldest

@@ -13,6 +13,7 @@ import numpy as np
 
 from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
 from forebay.requests.request import Request
+from forebay.requests.schedule_batch import SCORED_COST
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Update
 from forebay.scheduler import admission
@@ -193,9 +194,12 @@ class Liveness:
         if plan is None:
             return self._config.mixed_chunk_size
         extended = set(plan.rows[: plan.num_extends].tolist())
+        under_way = [req for req in self._scheduler.requests.values() if req.held]
         mixed = any(req.residency.row not in extended for req in self._scheduler.running.reqs)
         most = self._config.mixed_chunk_size if mixed else self._config.chunked_prefill_size
-        used = int(plan.q_lens[: plan.num_extends].sum())
+        scored = {req.residency.row for req in under_way if req.wants_prompt_logprobs}
+        costs = [SCORED_COST if row in scored else 1 for row in plan.rows[: plan.num_extends].tolist()]
+        used = int(np.dot(plan.q_lens[: plan.num_extends], costs))
         # Whoever starts counts with all that it has to compute, wherever its first chunk has to end.
         for req in started:
             used += max(0, req.residency.extend_target - req.residency.kv_bound)
