@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from forebay.base.errors import InvalidRequest
 
 MAX_LAST_MESSAGES: Final = 3  # ends of the last messages, from which a user who edits or tries again goes on
-MAX_BREAKPOINTS: Final = 8
+MAX_BREAKPOINTS: Final = 4  # of one request, as Anthropic's API allows
 MAX_RENDERED_CHARS: Final = 4 << 20  # by all variations of one conversation together
 
 Message = dict[str, Any]

@@ -6,11 +6,13 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import anthropic
 import pytest
 
+from forebay.base.errors import InvalidRequest
 from forebay.requests.updates import CacheReport, MissReason
 from forebay.server.dialects.messages_request import MessagesRequest
 from tests.deadlines import HANGS_S
@@ -285,6 +287,57 @@ def test_marks_of_calls_and_results_are_at_their_messages_ends() -> None:
     body = MessagesRequest.parse({"model": "m", "max_tokens": 1, "system": "s", "messages": messages})
     assert body.chat.breakpoints == [(2, len("Well")), (3, len("sun"))]
     assert [message.role for message in body.chat.messages] == ["system", "user", "assistant", "tool", "user"]
+
+
+def marked_blocks(count: int) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": f"{i}", "cache_control": MARK} for i in range(count)]
+
+
+@pytest.mark.parametrize("count_tokens", [False, True])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": marked_blocks(4)}]},
+        {"messages": ASK, "system": marked_blocks(3), "cache_control": MARK},
+        {
+            "messages": [
+                *ASK,
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}, "cache_control": MARK}],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "t", "content": marked_blocks(2), "cache_control": MARK}
+                    ],
+                },
+            ]
+        },
+    ],
+    ids=["text", "top level", "calls and results"],
+)
+def test_messages_five_marks_are_refused_and_four_are_served(
+    body: dict[str, Any], count_tokens: bool, launch: Callable[..., Running]
+) -> None:
+    server = launch(lambda: FakeEngine(wants_resume_points=True))
+    more = {"system": [*body.get("system", []), *marked_blocks(1)]}
+    with connect(server) as api:
+        call = api.messages.count_tokens if count_tokens else partial(api.messages.create, max_tokens=1)
+        call(model="tiny", **body)
+        with pytest.raises(anthropic.BadRequestError) as refused:
+            call(model="tiny", **{**body, **more})
+    assert refused.value.status_code == 400
+    error: Any = refused.value.body
+    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+    assert "5 blocks have cache_control; at most 4 may" in error["error"]["message"]
+
+
+def test_messages_marks_of_tools_count() -> None:
+    body = {"model": "m", "max_tokens": 1, "messages": ASK, "tools": TOOLS}
+    assert MessagesRequest.parse({**body, "system": marked_blocks(3)}).marked
+    with pytest.raises(InvalidRequest, match="5 blocks have cache_control"):
+        MessagesRequest.parse({**body, "system": marked_blocks(4)})
 
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.0; cc_entrypoint=cli; cch={};"

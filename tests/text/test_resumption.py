@@ -89,10 +89,10 @@ def test_the_number_of_renderings_is_bounded_and_of_long_texts_there_are_fewer()
 
     talk = [{"role": "user", "content": "x"} for _ in range(100)]
     marks = [Breakpoint(i, 1) for i in range(100)]
-    assert places("x" * 100, talk, marks, render) == [*range(93, 100)]
+    assert places("x" * 100, talk, marks, render) == [*range(97, 100)]
     assert len(calls) == MAX_BREAKPOINTS + 1 + MAX_LAST_MESSAGES
     calls.clear()
-    assert places("x" * (4 << 20), talk, marks, render) == [93]
+    assert places("x" * (4 << 20), talk, marks, render) == [97]
     assert len(calls) == 1
 
 

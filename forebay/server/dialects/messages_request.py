@@ -26,6 +26,7 @@ from forebay.server.protocol.validation import (
     by_shape,
     refusal,
 )
+from forebay.text.resumption import MAX_BREAKPOINTS
 
 BILLING_HEADER: Final = "x-anthropic-billing-header:"  # Claude Code begins its system text with it
 _ERROR: Final = "Error: "  # chats have no other word for a tool that failed
@@ -160,6 +161,10 @@ def _answer(blocks: list[Any]) -> dict[str, Any]:
     }
 
 
+def _blocks(content: str | list[Any] | None) -> list[Any]:
+    return content if isinstance(content, list) else []
+
+
 def _mark(mark: CacheControl | None) -> dict[str, Any]:
     return {} if mark is None else {"cache_control": mark}
 
@@ -287,6 +292,25 @@ class CountTokensRequest(Strict):
         """Whether the client says anywhere what is to be kept."""
         tools = any(tool.cache_control for tool in self.tools or ())
         return tools or any(message.cache_control or message.breakpoints for message in self._chat.messages)
+
+    @model_validator(mode="after")
+    def _check_marks(self) -> Self:
+        count = sum(mark is not None for mark in self._marks())
+        if count > MAX_BREAKPOINTS:
+            what = (
+                f"{count} blocks have cache_control; at most {MAX_BREAKPOINTS} may: keep those of the longest prefixes"
+            )
+            raise refusal(INVALID_VALUE, "cache_control", what)
+        return self
+
+    def _marks(self) -> Iterator[CacheControl | None]:
+        yield self.cache_control
+        blocks: list[Any] = [*(self.tools or ()), *_blocks(self.system)]
+        blocks += [block for message in self.messages for block in _blocks(message.content)]
+        for block in blocks:
+            yield getattr(block, "cache_control", None)  # a thinking block can have none
+            if isinstance(block, ToolResult):
+                yield from (part.cache_control for part in _blocks(block.content))
 
     @model_validator(mode="after")
     def _check_last(self) -> Self:
