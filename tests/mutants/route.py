@@ -27,8 +27,8 @@ ROUTE = (
     Mutant(
         "C21 a server that computes whole requests takes no half of one",
         "server/answering/rendezvous.py",
-        "        _refuse_all(body)\n",
-        "",
+        "    if mode is DisaggregationMode.NULL or sender.bootstrap:\n",
+        "    if sender.bootstrap:\n",
         "server/test_rendezvous.py::test_what_makes_no_sense_of_a_half_is_a_400_that_names_the_field",
     ),
     Mutant(
