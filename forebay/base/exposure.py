@@ -18,7 +18,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_exposure(host: str, api_keys: Sequence[str]) -> None:
+def check_exposure(host: str, api_keys: Sequence[object]) -> None:
     """Raises ConfigError where anybody on the network could use the server, or reach one with armed fault points."""
     if is_loopback(host):
         return

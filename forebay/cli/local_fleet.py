@@ -17,10 +17,11 @@ import uvloop
 from forebay.base.log import setup_logging
 from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parsed
-from forebay.cli.startup_table import print_ready
+from forebay.cli.startup_table import print_ready, tenants_section
 from forebay.config.disaggregation import faults_of_messages, loads_drafter, num_servers
 from forebay.config.engine_config import Config, DisaggregationMode
 from forebay.config.flag import Value
+from forebay.config.keys import ApiKey
 from forebay.config.server_args import BY_NAME
 from forebay.route.app import create_app
 from forebay.route.fleet import BACKLOG, Fleet, Server
@@ -83,7 +84,7 @@ def fleet_of(written: Mapping[str, Value], config: Config) -> Fleet:
     prefill, decode = num_servers(config.server.pd)
     cluster_key = secrets.token_hex(KEY_BYTES)
     key_file = _file(cluster_key)
-    keys = {name: _file("\n".join(found)) for name, found in _keys(config) if found}
+    keys = {name: _file("\n".join(found)) for name, found in _key_lines(config) if found}
     roles = [DisaggregationMode.PREFILL] * prefill + [DisaggregationMode.DECODE] * decode
     shared = [
         f"--cluster-key-file=/dev/fd/{key_file}",
@@ -94,9 +95,15 @@ def fleet_of(written: Mapping[str, Value], config: Config) -> Fleet:
     return Fleet(servers, cluster_key.encode(), [key_file, *keys.values()], config.engine.disaggregation.chaos)
 
 
-def _keys(config: Config) -> Iterator[tuple[str, Sequence[str]]]:
-    yield "api_key_file", config.server.api_keys
-    yield "admin_api_key_file", config.server.admin_api_keys
+def _key_lines(config: Config) -> Iterator[tuple[str, Sequence[str]]]:
+    """With names and weights: each server shares itself out by them."""
+    names, weights = config.server.key_names, config.server.tenants
+
+    def lines(keys: Sequence[str]) -> list[str]:
+        return [ApiKey(key, names[key], weights[names[key]]).line for key in keys]
+
+    yield "api_key_file", lines(config.server.api_keys)
+    yield "admin_api_key_file", lines(config.server.admin_api_keys)
 
 
 def threads_each(config: Config, num: int) -> int:
@@ -153,4 +160,5 @@ def _print_startup(config: Config, fleet: Fleet, url: str, seconds: float) -> No
     each = f"{threads_each(config, num)} of {threads} threads and {memory} of the caches' memory"
     servers = [(str(server.role), server.origin, f"{each}: {num} share this machine") for server in fleet.servers]
     model = f"{config.engine.served_model_name} by {config.server.pd}"
-    print_ready(url, seconds, [("model", model, "")], [("servers", servers)])
+    shares = [("servers", servers), *tenants_section(config.server)]
+    print_ready(url, seconds, [("model", model, "")], shares)

@@ -12,7 +12,8 @@ from typing import Final
 
 from forebay.base.log import event, get_logger
 from forebay.base.streams import give_up_stdout
-from forebay.config.engine_config import Config
+from forebay.config.engine_config import Config, ServerConfig
+from forebay.config.keys import share_lines
 from forebay.engine.frames import Ready
 from forebay.memory.holding import num_at_once
 
@@ -43,8 +44,16 @@ def print_startup(config: Config, ready: Ready, url: str, seconds: float) -> Non
     of_memory = [row[1:] for row in ready.report if row[0] == MEMORY]
     others = [row[1:] for row in ready.report if row[0] != MEMORY]
     rows = [("model", config.engine.served_model_name, ""), ("fits", _who_fits(ready), "")]
-    sections = ((MEMORY, of_memory), ("model", others), ("settings", _settings(config)))
+    sections = [(MEMORY, of_memory), ("model", others), *tenants_section(config.server)]
+    sections.append(("settings", list(_settings(config))))
     print_ready(url, seconds, rows, sections)
+
+
+def tenants_section(config: ServerConfig) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """The effective weights, where there are several tenants to share by them (C32)."""
+    if len(config.tenants) < 2:
+        return []
+    return [("tenants", [(name, share, "") for name, share in share_lines(config.tenants)])]
 
 
 def print_ready(url: str, seconds: float, rows: Rows, sections: Sequence[tuple[str, Rows]]) -> None:

@@ -172,6 +172,7 @@ class SchedulingOptions:
     queue_timeout_s: float = 60.0
     request_timeout_s: float = 600.0
     stall_timeout_s: float = 60.0
+    tenants: Mapping[str, int] = field(default_factory=dict)  # weights by name; "", whom no key names, has 1
     ledger: Ledger = Ledger.COUNT
 
 
@@ -321,6 +322,8 @@ class ServerConfig:
     cluster_key: bytes = field(default=b"", repr=False)  # that gateways and servers prove to each other
     insecure_no_cluster_key: bool = False  # with one role on loopback: anybody is a gateway
     prefill_servers: tuple[str, ...] = ()  # HOST:PORT that requests may name without the cluster key
+    key_names: Mapping[str, str] = field(default_factory=dict, repr=False)  # by key: the tenant that holds it
+    tenants: Mapping[str, int] = field(default_factory=dict)  # their weights, as in `SchedulingOptions`
     pd: str = ""  # local:1p1d: prefill and decode servers behind a router, all of this machine
 
 

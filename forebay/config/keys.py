@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from forebay.base.errors import ConfigError
 from forebay.base.log import event, get_logger
@@ -14,26 +16,108 @@ from forebay.config.server_args import BY_NAME
 MAX_KEY_FILE_BYTES: Final = 1 << 16
 MIN_KEY_CHARS: Final = 8
 MIN_CLUSTER_KEY_BYTES: Final = 16
+MAX_WEIGHT: Final = 1000
+_WEIGHT: Final = "weight"
+_NAME: Final = "name"
+_NAMES: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_DEFAULT: Final = re.compile(r"(key|admin)-[0-9]+")
+_SETTING: Final = re.compile(r"([a-z_]+)=(\S*)")
 
 log = get_logger("config")
 
 
-def api_keys(written: Settled, name: str) -> tuple[str, ...]:
-    """Those that a setting names, by itself or as the lines of a file; none where nobody wrote either."""
+class ApiKey(NamedTuple):
+    """A key, the name of the tenant that holds it, and the tenant's weight among others (C32)."""
+
+    text: str
+    name: str
+    weight: int = 1
+
+    @property
+    def line(self) -> str:
+        """As it stands in a file."""
+        return f"{self.text} {_NAME}={self.name} {_WEIGHT}={self.weight}"
+
+
+Keys = tuple[tuple[ApiKey, ...], tuple[ApiKey, ...]]
+"""Those of users and those of admins."""
+
+
+def all_keys(written: Settled) -> Keys:
+    """Those that settings name, by themselves or as the lines of files. Raises ConfigError."""
+    keys = _keys(written, "api_key", "key"), _keys(written, "admin_api_key", "admin")
+    weights_of([*keys[0], *keys[1]])
+    return keys
+
+
+def weights_of(keys: Iterable[ApiKey]) -> dict[str, int]:
+    """The weight of each tenant, who may have several keys. Raises ConfigError where these disagree."""
+    weights: dict[str, int] = {}
+    for key in keys:
+        if weights.setdefault(key.name, key.weight) != key.weight:
+            raise ConfigError(
+                f"two API keys have the name {key.name}, one with weight {weights[key.name]} and one with "
+                f"{key.weight}: give both the same weight, or another name to one"
+            )
+    return weights
+
+
+def key_fields(keys: Keys) -> dict[str, Any]:
+    """As fields of the configuration."""
+    users, admins = keys
+    return {
+        "api_keys": tuple(key.text for key in users),
+        "admin_api_keys": tuple(key.text for key in admins),
+        "key_names": {key.text: key.name for key in (*users, *admins)},
+        "tenants": weights_of([*users, *admins]),
+    }
+
+
+def share_lines(weights: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Each tenant with its weight and what that is of all."""
+    total = sum(weights.values())
+    return [(name, f"weight {weight} ({weight / total:.0%})") for name, weight in weights.items()]
+
+
+def _keys(written: Settled, name: str, prefix: str) -> tuple[ApiKey, ...]:
     path = written.get(f"{name}_file")
     if name in written:
-        keys, where = [str(written[name])], BY_NAME[name].option
+        where, keys = BY_NAME[name].option, [ApiKey(str(written[name]), f"{prefix}-1")]
     elif path is not None:
         option = BY_NAME[f"{name}_file"].option
-        keys, where = _read_keys(Path(str(path)), option), f"{option} {path}"
+        where = f"{option} {path}"
+        keys = [
+            _read_key(line, f"{prefix}-{i}", where) for i, line in enumerate(_read_lines(Path(str(path)), option), 1)
+        ]
     else:
         return ()
-    if any(len(key) < MIN_KEY_CHARS or not key.isascii() or not key.isprintable() for key in keys):
+    if any(len(key.text) < MIN_KEY_CHARS or not key.text.isascii() or not key.text.isprintable() for key in keys):
         raise ConfigError(f"{where}: a key is at least {MIN_KEY_CHARS} printable ASCII characters long")
     return tuple(keys)
 
 
-def _read_keys(path: Path, option: str) -> list[str]:
+def _read_key(line: str, name: str, where: str) -> ApiKey:
+    """`KEY [name=NAME] [weight=N]`: whatever of the form `word=text` stands at the end, behind the first word. No
+    message has the line's text, which is a secret."""
+    words = line.split()
+    found: dict[str, str] = {}
+    while len(words) > 1 and (setting := _SETTING.fullmatch(words[-1])):
+        line = line[: line.rindex(words.pop())].rstrip()
+        if setting[1] not in (_NAME, _WEIGHT) or setting[1] in found:
+            raise ConfigError(f"{where}, {name}: behind a key stand {_NAME}=NAME and {_WEIGHT}=N, each once")
+        found[setting[1]] = setting[2]
+    default, name = name, found.get(_NAME, name)
+    if name != default and _DEFAULT.fullmatch(name):
+        raise ConfigError(f"{where}, {default}: {name} is what a key without a name is called: choose another")
+    if not _NAMES.fullmatch(name):
+        raise ConfigError(f"{where}: the name {name[:100]!a} is not 1 to 64 letters, digits, dots, dashes, underscores")
+    weight = found.get(_WEIGHT, "1")
+    if not (weight.isascii() and weight.isdigit() and len(weight) <= 4 and 1 <= int(weight) <= MAX_WEIGHT):
+        raise ConfigError(f"{where}, {name}: the weight {weight[:20]!a} is no whole number from 1 to {MAX_WEIGHT}")
+    return ApiKey(line, name, int(weight))
+
+
+def _read_lines(path: Path, option: str) -> list[str]:
     text = read_text(path, option, MAX_KEY_FILE_BYTES)
     keys = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if not keys:

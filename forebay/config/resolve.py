@@ -33,7 +33,7 @@ from forebay.config.engine_config import (
 )
 from forebay.config.flag import AUTO, BYTES, SECRET, Auto, Decision, Settled, Value
 from forebay.config.gpu import GpuMemory, gpu_memory
-from forebay.config.keys import api_keys, cluster_key, read_text
+from forebay.config.keys import Keys, all_keys, cluster_key, key_fields, read_text
 from forebay.config.rules import OPTIONAL, RULES, Facts, kv_cache_bytes, weight_bytes, why_not_rounded
 from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
@@ -105,7 +105,7 @@ def resolve(
         warn(warning)
     _refuse_contradictions(given)
     written = Settled({name: item.value for name, item in given.items() if not isinstance(item.value, Auto)})
-    keys = api_keys(written, "api_key"), api_keys(written, "admin_api_key")
+    keys = all_keys(written)
     check_exposure(str(written["host"]), keys[0])
     _refuse_pointless_isolation(given, keys)
     facts = _facts(given, survey, num_keys=sum(map(len, keys)))
@@ -116,13 +116,12 @@ def resolve(
     values = _field_values(settled)
     values |= speculation.field_values(settled, auto=given["speculative_algorithm"].value is AUTO)
     values |= disaggregation.field_values(settled, cluster_key(settled))
+    values |= key_fields(keys)
     return Config(
         engine=_build(EngineConfig, values, **{name: _build(kind, values) for name, kind in _GROUPS.items()}),
         server=_build(
             ServerConfig,
             values,
-            api_keys=keys[0],
-            admin_api_keys=keys[1],
             chat_template=_read_template(settled.get("chat_template")),
             sampling=sampling.defaults(settled, facts.model.sampling),
         ),
@@ -145,11 +144,11 @@ def resolve_server(
     for warning in warnings:
         warn(warning)
     written = Settled({name: item.value for name, item in given.items() if not isinstance(item.value, Auto)})
-    keys = api_keys(written, "api_key"), api_keys(written, "admin_api_key")
+    keys = all_keys(written)
     check_exposure(str(written["host"]), keys[0])
     values = {BY_NAME[name].field: value for name, value in written.items()}
     values.pop("chat_template", None)
-    derived = {"api_keys": keys[0], "admin_api_keys": keys[1], "cluster_key": cluster_key(written)}
+    derived = {**key_fields(keys), "cluster_key": cluster_key(written)}
     config: ServerConfig = _build(ServerConfig, values, cache_isolation=CacheIsolation.NONE, **derived)
     return config
 
@@ -252,7 +251,7 @@ def _draft_weights(path: Value | Auto | None) -> WeightShapes:
     return open_checkpoint(str(named)).weight_shapes() if there else WeightShapes({})
 
 
-def _refuse_pointless_isolation(given: dict[str, Given], keys: tuple[tuple[str, ...], ...]) -> None:
+def _refuse_pointless_isolation(given: dict[str, Given], keys: Keys) -> None:
     asked = given["cache_isolation"]
     if asked.value == CacheIsolation.KEY and not any(keys):
         raise ConfigError(

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
-from forebay.base.errors import Conflict, EngineError, PayloadTooLarge, Unavailable, from_code
+from forebay.base.errors import Conflict, EngineError, Overloaded, PayloadTooLarge, Unavailable, from_code
 from forebay.base.log import event, get_logger
 from forebay.base.loop_clock import LoopClock
 from forebay.config.engine_config import DisaggregationMode
@@ -43,7 +43,7 @@ from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import Failure
-from forebay.scheduler.limits import check_count
+from forebay.scheduler.limits import Room
 
 WATCH_INTERVAL_S: Final = 1.0
 EXIT_GRACE_S: Final = 2.0
@@ -149,20 +149,23 @@ class AsyncEngine(TextEngine):
         priority: int = 0,
         namespace: str = "",
         author: str = OPERATOR,
+        tenant: str = "",
         resume_points: Sequence[int] = (),
         rendezvous: Rendezvous | None = None,
     ) -> Stream:
-        """Send a request; never waits. What the scheduler refuses comes as the stream's one update. `resume_points` are
-        lengths of the prompt from which others are likely to go on; `namespace`, `author` and `rendezvous` as in
-        `AddRequest`.
+        """Send a request, with the fields of `AddRequest`; never waits. What the scheduler refuses comes as the
+        stream's one update.
 
         Raises Unavailable (`starting`, `draining`, `engine_dead`), Overloaded when as many requests as it can run and
         queue are in the engine, PayloadTooLarge when the prompt does not fit in a frame.
         """
         if not self.is_ready:
             raise self._unavailable()
-        has_room = self._transport.get_write_buffer_size() <= MAX_FRAME_BYTES
-        check_count(len(self._mailboxes), self.info.max_requests if has_room else 0)
+        if self._transport.get_write_buffer_size() > MAX_FRAME_BYTES:
+            raise Overloaded("the engine has yet to read the requests before this one: try again later")
+        if len(self._mailboxes) >= self.info.max_requests:
+            tenants = (mailbox.tenant for mailbox in self._mailboxes.values())
+            Room(self._process.config.scheduling.tenants, tenants).check(tenant, self.info.max_requests)
         request_id = next(self._ids)
         frame = AddRequest(
             request_id=request_id,
@@ -171,6 +174,7 @@ class AsyncEngine(TextEngine):
             priority=priority,
             namespace=namespace,
             author=author,
+            tenant=tenant,
             resume_points=list(resume_points),
             rendezvous=rendezvous,
         )
@@ -178,7 +182,7 @@ class AsyncEngine(TextEngine):
             self._send(frame)
         except FrameTooLarge as error:
             raise PayloadTooLarge(f"the prompt has {len(prompt_token_ids)} tokens: {error.message}") from error
-        mailbox = self._mailboxes[request_id] = Mailbox(request_id)
+        mailbox = self._mailboxes[request_id] = Mailbox(request_id, tenant)
         return Stream(mailbox, self._abort)
 
     async def state(self) -> State:

@@ -162,6 +162,7 @@ class EngineCore:
                 priority=wanted.priority,
                 namespace=wanted.namespace,
                 author=wanted.author,
+                tenant=wanted.tenant,
                 arrival=now,
                 eos_token_ids=self._eos_token_ids,
                 resume_points=wanted.resume_points,

@@ -33,7 +33,8 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
 class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defaults=True):
     """`request_id` is the sender's own number, never the client's string. `namespace` separates prefix caches
     (tenant salt, adapter); requests of one namespace share prefixes. `author` says whose prompt this is: what is told
-    of other cached prompts is told of this author's alone, or of all to the operator (""). `resume_points` are lengths
+    of other cached prompts is told of this author's alone, or of all to the operator (""). `tenant`, a name in the
+    scheduler's `tenants` or "", says whose share of the engine it uses. `resume_points` are lengths
     of the prompt from which others are likely to go on. `rendezvous`, in a role, is where the other half of the request
     is."""
 
@@ -43,6 +44,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defa
     priority: int = 0
     namespace: str = ""
     author: str = OPERATOR
+    tenant: str = ""
     resume_points: list[int] = []
     rendezvous: Rendezvous | None = None
 

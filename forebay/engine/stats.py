@@ -12,7 +12,7 @@ Counters only grow. `State.counters` carries the scheduler's (`generated_tokens`
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import asdict
 
@@ -21,6 +21,8 @@ from forebay.engine.exchange import Exchange
 from forebay.engine.frames import Speculating, State
 from forebay.scheduler.scheduler import Scheduler
 from forebay.speculation.adaptive import Widths
+
+_MOST_TENANTS: Final = 8  # in a line
 
 
 class Stats:
@@ -68,6 +70,8 @@ class Stats:
         prefill, decode = ((new - old) / elapsed for new, old in zip(tokens, self._line_tokens, strict=True))
         self._line_busy_s, self._line_tokens = self.busy_s, tokens
         kv = state.pools[0]
+        busy = [tenant for tenant in state.tenants if tenant.num_running or tenant.num_waiting][:_MOST_TENANTS]
+        tenants = ",".join(f"{tenant.name or '-'}:{tenant.num_running}+{tenant.num_waiting}" for tenant in busy)
         return event(
             "working",
             running=state.num_running,
@@ -76,6 +80,7 @@ class Stats:
             hit_rate=f"{counters['cached_tokens'] / max(1, counters['prompt_tokens']):.0%}",
             prefill_tok_s=prefill,
             decode_tok_s=decode,
+            **({"tenants": tenants} if len(busy) > 1 else {}),
             **({"spec_net_speedup": self._widths.recent.net_speedup} if self._widths else {}),
             **(asdict(self._exchange.state()) if self._exchange else {}),
         )

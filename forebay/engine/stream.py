@@ -29,10 +29,10 @@ class Mailbox:
     (alternatives of log-probabilities count as tokens) is cut off with a failure of code `slow_consumer`.
     """
 
-    __slots__ = ("_receiver", "_size", "_waiter", "closed", "pending", "request_id")
+    __slots__ = ("_receiver", "_size", "_waiter", "closed", "pending", "request_id", "tenant")
 
-    def __init__(self, request_id: int) -> None:
-        self.request_id = request_id
+    def __init__(self, request_id: int, tenant: str = "") -> None:
+        self.request_id, self.tenant = request_id, tenant
         self.pending: Update | None = None
         self.closed = False  # the last update has been put
         self._size = 0

@@ -10,6 +10,7 @@ from enum import Enum
 
 from forebay.memory.holding import Residency
 from forebay.memory.radix_node import OPERATOR
+from forebay.requests.account import Account
 from forebay.requests.sampling_params import PoolingKind, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Rendezvous
@@ -50,12 +51,14 @@ class Request:
     priority: int = 0
     namespace: str = ""
     author: str = OPERATOR
+    tenant: str = ""  # whose API key it came with; scheduled by weight among others
     arrival: float = 0.0
     eos_token_ids: InitVar[Sequence[int]] = ()
     resume_points: Sequence[int] = ()  # lengths of the prompt from which others are likely to go on
     rendezvous: Rendezvous | None = None  # with its other half, where prompts are computed by other engines
 
     tokens: array[int] = field(init=False)  # int32
+    account: Account = field(init=False)  # of its tenant, once a scheduler has it
     num_prompt: int = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
     max_kv_len: int = field(init=False)
@@ -67,6 +70,7 @@ class Request:
     order: int = 0  # place in the order of submission, given by the scheduler
     overtaken: int = 0  # how often somebody behind it was admitted first
     num_retractions: int = 0
+    num_charged: int = 0  # tokens of the prompt that its tenant has been charged for, or that were cached
     num_recomputed: int = 0  # tokens, after retractions
     resume_after: int = 0  # after a retraction: the last step that still computes for it
     last_progress: float = 0.0
@@ -76,6 +80,7 @@ class Request:
 
     def __post_init__(self, prompt_token_ids: Sequence[int], eos_token_ids: Sequence[int]) -> None:
         self.tokens = array("i", prompt_token_ids)
+        self.account = Account(self.tenant)
         self.num_prompt = len(self.tokens)
         stops = self.params.stop_token_ids
         self.stop_ids = frozenset(stops if self.params.ignore_eos else (*stops, *eos_token_ids))

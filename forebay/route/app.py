@@ -46,7 +46,7 @@ async def generate(request: Request, router: Router) -> Response:
     context = RequestContext.of(request.scope)
     async with contextlib.AsyncExitStack() as undo:
         async with router.bodies.content(request.scope, context.receive) as content:
-            undo.enter_context(router.lifecycle.admit(1))
+            undo.enter_context(router.lifecycle.admit(context.tenant.name, 1))
             watch = undo.enter_context(Watch(context.receive))
             routed = RoutedRequest(
                 path=_path(request),
@@ -155,7 +155,7 @@ async def pooled(request: Request, router: Router) -> Response:
     """The answer of a prefill server, which computes all of it: nothing comes behind these prompts."""
     context = RequestContext.of(request.scope)
     async with router.bodies.content(request.scope, context.receive) as content:
-        with router.lifecycle.admit(1), Watch(context.receive) as watch:
+        with router.lifecycle.admit(context.tenant.name, 1), Watch(context.receive) as watch:
             member = router.members.choose_prefill(())
             headers = _passed_on(request, context)
             half = await begin_half(router.members, member, _path(request), headers, content)

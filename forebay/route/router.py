@@ -26,7 +26,7 @@ class Router:
     def __init__(self, config: ServerConfig, members: Members) -> None:
         self.config, self.members = config, members
         self.metrics = RouteMetrics()
-        self.lifecycle = Lifecycle(lambda: MOST_REQUESTS)
+        self.lifecycle = Lifecycle(lambda: MOST_REQUESTS, config.tenants)
         self.dead: Failure | None = None
         self.under_way: set[Halves] = set()
         self._worker = Workers("JSON", 1)

@@ -7,6 +7,10 @@ falls while nothing goes wrong, and rises after a retraction. The bounds are tho
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import islice, takewhile
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,10 +20,11 @@ from forebay.config.engine_config import SchedulePolicy
 from forebay.memory.holding import footprint
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Match, no_match
+from forebay.requests.account import Account
 from forebay.requests.request import Request, blamed_on
 from forebay.requests.schedule_batch import Chunk
 from forebay.requests.updates import CacheReport
-from forebay.scheduler.queues import Queues
+from forebay.scheduler.queues import Blocked, Queues
 
 _FIRST_RATIO: Final = 0.7
 _LOWEST_FACTOR: Final = 0.14
@@ -32,6 +37,7 @@ MAX_RETRACTIONS: Final = 8  # after so many a request starts only when it has th
 MAX_PASSED: Final = 8  # requests that do not fit which one pass tries before it gives up
 MAX_RIVALS: Final = 16  # waiting requests that are compared with one that starts
 _MAX_LPM_QUEUE: Final = 128  # beyond this many, matching each waiting request costs more than it gains
+_service: Final = attrgetter("service")
 SHARE_WORTH_WAITING: Final = 32  # tokens of a prompt under way for which it pays to wait a few steps (SGLang's figure)
 
 
@@ -62,6 +68,13 @@ def num_common(a: array[int], b: array[int]) -> int:
     return int(differ.argmax()) if differ.any() else n
 
 
+def growth(req: Request, ratio: float, page_size: int) -> int:
+    """Pages that the request is expected to need on top of those for the tokens that it has; a retracted request counts
+    all that it may still generate."""
+    remaining = min(req.max_kv_len - len(req.tokens) + 1, _LONGEST_GUESS)
+    return ceil_div(int(remaining * (1.0 if req.num_retractions else ratio)), page_size)
+
+
 class Admitted(NamedTuple):
     """A request that starts: its first chunk, and what of it was cached."""
 
@@ -70,76 +83,131 @@ class Admitted(NamedTuple):
 
 
 class AdmissionPass:
-    """One pass over the waiting queue, inside one allocation group (C7): who starts in this step.
+    """The prompts of one step, inside one allocation group (C7): those under way, and with `starts` those of requests
+    that start.
 
-    Memory is taken and promised as it is decided, so that later candidates see what earlier ones will need.
+    Tenants take turns: whichever has been served least comes next, and is charged for its chunk at once (C32). Of one
+    tenant the prompts under way come first, by rank. Memory is taken and promised as it is decided, so that later
+    candidates see what earlier ones will need.
     """
 
-    def __init__(self, queues: Queues, ratio: float) -> None:
-        self._config, self._held, self._ratio = queues.config, queues.held, ratio
-        self._waiting = list(queues.candidates)  # in the order of their rank
+    def __init__(self, queues: Queues, ratio: float, *, starts: bool) -> None:
+        self._config, self._held, self._ratio, self._queues = queues.config, queues.held, ratio, queues
+        self._starts = starts
         self._on_trial = bool(queues.suspects.groups)
+        self._candidates: Mapping[Account, Sequence[Request]] = {}
         self._leaders = list(queues.extending)  # whose prompts will soon be in the cache
-        self._num_running = queues.num_running
+        self._unfit: dict[Account, list[Request]] = {}  # that were tried
+        self._num_running = len(queues.running.reqs) + len(queues.extending)
         self._alone = not self._num_running
         tokens = (np.minimum(np.maximum(queues.running.tokens_left, 0), _LONGEST_GUESS) * ratio).astype(np.int64)
         growing = -(-tokens // self._config.page_size)
-        self._promised = int(growing.sum()) + sum(map(self._growth, queues.extending))
+        self._promised = int(growing.sum()) + sum(
+            growth(req, ratio, self._config.page_size) for req in queues.extending
+        )
+        self._num_startable: int | None = None  # rows, once the group is open
 
     def run(self, left: int) -> list[Admitted]:
-        """Admit some of those who wait, while prompt tokens (`left` of this step), rows and pages last.
+        """Draft chunks, and admit some of those that wait, while prompt tokens (`left` of this step), rows and pages
+        last; returns those admitted.
 
         Nobody starts once those who have just started leave as many tokens to later steps as this one has left. A
         request may be overtaken by those behind it, because it does not fit or because the policy tries them first, but
         only so often: then it is tried first, and if it does not fit everybody waits for it.
         """
-        held, waiting = self._held, self._waiting
-        admitted: list[Admitted] = []
-        num_passed = num_left_over = 0
-        most = min(held.rows.available_size(), held.rows.size - self._num_running)
-        with held.rows.group(min(len(waiting), most)):
-            for req in self._in_order():
-                if left <= num_left_over or len(admitted) >= most or num_passed > MAX_PASSED:
-                    break
-                offloaded = held.offloaded.num_tokens(req.id) > 0
-                if (offloaded or req.resume_after) and held.computes_for(req):
+        held, admitted, num_left_over = self._held, list[Admitted](), 0
+        accounts = dict.fromkeys([*(req.account for req in self._queues.extending), *self._queues.waiting.of])
+        with ExitStack() as group:
+            turns = {account: self._line(account, group) for account in accounts}
+            while turns and left > 0:
+                account = min(turns, key=_service)
+                req = next(turns[account], None)
+                if req is None:
+                    del turns[account]
                     continue
+                starts, report = req.held is None, None
                 with blamed_on(req):
-                    match = no_match(MissReason.NONE) if offloaded else held.match(req)
-                    if not offloaded and self._follows(req, match.num_tokens):
-                        continue
-                    report = self._admit(req, match)
-                    if report is None:
-                        if req.overtaken >= MAX_OVERTAKES:
-                            break
-                        num_passed += 1
+                    if starts and (report := self._try(req)) is None:
                         continue
                     chunk = held.cut(req, left)
-                    held.extend(chunk)
-                for earlier in waiting[: waiting.index(req)]:
-                    earlier.overtaken += 1
-                if not self._on_trial:  # who starts stays ahead of the others on trial, and counts as overtaken by them
-                    waiting.remove(req)
-                admitted.append(Admitted(chunk, report))
+                    if starts or chunk.cost:
+                        held.extend(chunk)
+                num_new = min(chunk.stop, req.num_prompt) - max(chunk.start, req.num_charged)
+                if num_new > 0:  # no token twice, and none that was cached
+                    account.computed_tokens += num_new
+                    account.service += num_new / account.weight
+                req.num_charged = max(req.num_charged, chunk.stop)
                 left -= chunk.cost
-                num_left_over += req.residency.extend_target - chunk.stop
+                if report:
+                    admitted.append(Admitted(chunk, report))
+                    num_left_over += req.residency.extend_target - chunk.stop
+                self._starts = self._starts and left > num_left_over
         return admitted
 
-    def _in_order(self) -> list[Request]:
-        """Those who wait as this pass should try them: by rank, or with `lpm` by their hits; but first those that have
-        been overtaken often enough, by rank whatever their hits."""
-        if self._config.schedule_policy is not SchedulePolicy.LPM or not 1 < len(self._waiting) <= _MAX_LPM_QUEUE:
-            return list(self._waiting)
-        hits = self._held.match
-        return sorted(
-            self._waiting, key=lambda req: (1, -hits(req).num_tokens) if req.overtaken < MAX_OVERTAKES else (0, 0)
-        )
+    def _line(self, account: Account, group: ExitStack) -> Iterator[Request]:
+        """A tenant's prompts under way, by rank; then those that wait and may start. These are tried by rank, or with
+        `lpm` by their hits; but first those that have been overtaken often enough, by rank whatever their hits."""
+        yield from (req for req in self._queues.extending if req.account is account)
+        if not self._starts:
+            return
+        if self._num_startable is None:
+            self._num_startable = min(self._held.rows.available_size(), self._held.rows.size - self._num_running)
+            self._candidates = self._queues.candidates
+            num_candidates = sum(map(len, self._candidates.values()))
+            group.enter_context(self._held.rows.group(min(num_candidates, self._num_startable)))
+        waiting = self._candidates.get(account, ())
+        if self._config.schedule_policy is SchedulePolicy.LPM and 1 < len(waiting) <= _MAX_LPM_QUEUE:
+            hits = self._held.match
+            waiting = sorted(
+                waiting, key=lambda req: (1, -hits(req).num_tokens) if req.overtaken < MAX_OVERTAKES else (0, 0)
+            )
+        for req in waiting:
+            if not self._starts or len(self._unfit.get(account, ())) > MAX_PASSED:
+                return
+            yield req
+
+    def _try(self, req: Request) -> CacheReport | None:
+        """Admit the request if it need not wait for what is computed now, and if there is room. It overtakes those of
+        its tenant that are ahead of it by rank, and those of other tenants that had their turn before."""
+        held = self._held
+        offloaded = held.offloaded.num_bytes > 0 and held.offloaded.num_tokens(req.id) > 0
+        if (offloaded or req.resume_after) and held.computes_for(req):
+            return None
+        if not self._num_startable:
+            self._does_not_fit(req, lacks_row=True)
+            return None
+        match = no_match(MissReason.NONE) if offloaded else held.match(req)
+        if not offloaded and self._follows(req, match.num_tokens):
+            return None
+        report = self._admit(req, match)
+        if report is None:
+            self._does_not_fit(req, lacks_row=held.scarce is not None)
+            return None
+        self._num_startable -= 1
+        if req.account is self._queues.way_for:
+            self._queues.way_for = None  # it has what it was owed
+        ahead = takewhile(lambda other: other is not req, self._candidates[req.account])
+        # Who starts stays ahead of the others on trial, and counts as overtaken by them.
+        overtaken = [other for other in ahead if self._on_trial or other.held is None]
+        for account, unfit in self._unfit.items():
+            overtaken += unfit if account is not req.account else ()
+        for other in overtaken:
+            other.overtaken += 1
+        return report
+
+    def _does_not_fit(self, req: Request, *, lacks_row: bool) -> None:
+        """It is passed over, or everybody waits for it."""
+        queues = self._queues
+        queues.blocked = queues.blocked or Blocked(req, lacks_row, self._held.is_freeing or bool(queues.finishing))
+        self._unfit.setdefault(req.account, []).append(req)
+        if not self._num_startable or req.overtaken >= MAX_OVERTAKES or req.account is queues.way_for:
+            self._starts = False
 
     def _report(self, req: Request, match: Match) -> CacheReport:
         held = self._held
         differs_at, there = held.cache.differs(req.key(len(req.tokens)), req.cache_namespace, req.author)
         return CacheReport(
-            cached_tokens=held.offloaded.num_tokens(req.id) or match.num_tokens,
+            cached_tokens=(held.offloaded.num_bytes and held.offloaded.num_tokens(req.id)) or match.num_tokens,
             miss_reason=match.reason,
             kv_tokens=match.kv_tokens,
             resumable=dict(match.resumable or held.nothing_resumable),
@@ -150,13 +218,17 @@ class AdmissionPass:
 
     def _follows(self, req: Request, num_cached: int) -> bool:
         """Whether a prompt under way will soon leave something in the cache from which this one can go on, further than
-        what is there now."""
+        what is there now. Only one of the same tenant, whose turn would not come later than its own."""
         start, tokens = num_cached, req.tokens
         stop = start + max(SHARE_WORTH_WAITING, 2 * self._config.page_size)
         if req.wants_prompt_logprobs or req.pools_all or not self._config.radix_cache or len(tokens) <= stop:
             return False
         for leader in self._leaders:
-            if leader.namespace != req.namespace or leader.residency.extend_target < stop:
+            if (
+                leader.account is not req.account
+                or leader.namespace != req.namespace
+                or leader.residency.extend_target < stop
+            ):
                 continue
             end = self._held.next_end(leader.residency, stop)
             if end is None or end >= len(tokens):
@@ -169,8 +241,9 @@ class AdmissionPass:
         """Admit the request if there is room; what of it was cached, or None for no room."""
         held = self._held
         match, pin = held.pin(req, match)
-        need, growth = footprint(len(req.tokens), self._config.page_size, pin.num_pages), self._growth(req)
-        reserve = 0 if self._alone else self._promised + growth
+        page_size = self._config.page_size
+        need, more = footprint(len(req.tokens), page_size, pin.num_pages), growth(req, self._ratio, page_size)
+        reserve = 0 if self._alone else self._promised + more
         if (
             need + reserve > held.available_pages
             or held.scarce
@@ -180,7 +253,7 @@ class AdmissionPass:
             return None
         report = self._report(req, match)  # of the tree as it was matched: admitting may evict
         held.admit(req, match, pin, need, self._branches(req, match) if held.at_ends else ())
-        self._promised += growth
+        self._promised += more
         self._alone = False
         self._leaders.append(req)
         return report
@@ -190,9 +263,10 @@ class AdmissionPass:
         cached = [match.kv_tokens] if match.is_branch else []
         start = match.num_tokens
         here = req.tokens[start]
+        left = (other for other in self._candidates[req.account] if self._on_trial or other.held is None)
         rivals = [
             other
-            for other in self._waiting[:MAX_RIVALS]
+            for other in islice(left, MAX_RIVALS)
             # The first token is looked at first: most strangers part there, and comparing all of them costs ten times
             # as much.
             if len(other.tokens) > start
@@ -201,10 +275,3 @@ class AdmissionPass:
             and other.namespace == req.namespace
         ]
         return [*cached, *(num_common(req.tokens, other.tokens) for other in rivals)]
-
-    def _growth(self, req: Request) -> int:
-        """Pages that it is expected to need on top of those for the tokens that it has; a retracted request counts all
-        that it may still generate."""
-        ratio = 1.0 if req.num_retractions else self._ratio
-        remaining = min(req.max_kv_len - len(req.tokens) + 1, _LONGEST_GUESS)
-        return ceil_div(int(remaining * ratio), self._config.page_size)

@@ -7,7 +7,6 @@ retracted later is computed here, or comes back from the host, before anything n
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, cast
@@ -35,7 +34,8 @@ from forebay.requests.transfers import (
     digest_of,
 )
 from forebay.requests.updates import Failure, FinishReason
-from forebay.scheduler.handoff import ABORTED, ASLEEP, LOST, OpenTicket, Role
+from forebay.scheduler.handoff import ABORTED, ASLEEP, LOST, OpenTicket, Role, Scheduling
+from forebay.scheduler.line import Line
 
 HANDOVERS_PER_PLAN: Final = 8
 """Requests that one plan offers places for, and as many that begin to decode: 50 to 100 us each. More follow in the
@@ -69,8 +69,12 @@ class DecodeRole(Role):
     def __init__(self, options: DisaggregationOptions, instance: str) -> None:
         super().__init__(options)
         self._instance = instance
-        self._arrived: list[Request] = []  # in the order of their rank
+        self._arrived: Line  # once it knows the scheduler
         self._fresh: set[Request] = set()  # who may have decoded nothing here yet
+
+    def bind(self, scheduler: Scheduling) -> None:
+        super().bind(scheduler)
+        self._arrived = Line(scheduler.rank)
 
     def _room(self, rendezvous: Rendezvous) -> object:
         return rendezvous.host, rendezvous.port, rendezvous.room
@@ -86,6 +90,7 @@ class DecodeRole(Role):
         if req.rendezvous is None:
             self.scheduler.enqueue(req)
             return
+        self.scheduler.join(req.account, self.scheduler.pending)
         self.scheduler.wait_for_the_other_half(req)
         self._rooms[self._room(req.rendezvous)] = req
 
@@ -122,7 +127,10 @@ class DecodeRole(Role):
     def _join(self) -> None:
         scheduler = self.scheduler
         room = scheduler.config.max_running_requests - scheduler.num_running
-        joining = self._arrived[: max(0, min(room, HANDOVERS_PER_PLAN))]
+        joining: list[Request] = []
+        while self._arrived.of and len(joining) < min(room, HANDOVERS_PER_PLAN):
+            joining.append(self._arrived.first)
+            self._arrived.remove(joining[-1])
         if not joining:
             return
         rows = cast(DecodeReqToTokenPool, scheduler.held.rows)
@@ -132,7 +140,6 @@ class DecodeRole(Role):
                 scheduler.held.join(req)
             scheduler.remove(req)
             req.move(Status.DECODING)
-        del self._arrived[: len(joining)]
         batch = ScheduleBatch(scheduler.held.table)
         batch.prepare_for_prebuilt(joining)
         scheduler.running.merge_batch(batch)
@@ -140,7 +147,7 @@ class DecodeRole(Role):
 
     @property
     def someone_has_arrived(self) -> bool:
-        return bool(self._arrived)
+        return bool(self._arrived.of)
 
     def most_drafts(self, reqs: Sequence[Request], most: Ids) -> Ids:
         """None in a request's first step: the device has those of the row's last tenant, if any."""
@@ -159,16 +166,25 @@ class DecodeRole(Role):
         demand: _Demand | None = None
         for _ in range(HANDOVERS_PER_PLAN):
             if scheduler.waiting or not (
-                scheduler.pending and scheduler.admits and scheduler.held.rows.available_size()
+                scheduler.pending.of and scheduler.admits and scheduler.held.rows.available_size()
             ):
                 return
-            req = scheduler.pending[0]
+            req = scheduler.pending.first
             demand = demand or self._demand()
             with blamed_on(req):
                 if not self._pre_allocate(req, demand):
                     return
                 self._order(req, now)
+            self._charge(req, now)
             scheduler.transfer(req)
+
+    def _charge(self, req: Request, now: float) -> None:
+        """As where the prompt is computed, which is then not charged for once more, whatever becomes of it (C32)."""
+        account, num_new = req.account, req.num_prompt - req.residency.kv_committed
+        account.service += num_new / account.weight
+        account.num_started += 1
+        account.queued_s += now - req.arrival
+        req.num_charged = req.num_prompt
 
     def _pre_allocate(self, req: Request, demand: _Demand) -> bool:
         """Give the request its places and add it to `demand`; False if there is no room."""
@@ -277,7 +293,7 @@ class DecodeRole(Role):
         req.prompt_logprobs = (tail.prompt_logprobs or [])[1:]
         self.scheduler.append(req, [tail.token_id], [tail.logprob], now)
         if req.status is not Status.FINISHED:
-            insort(self._arrived, req, key=self.scheduler.rank)
+            self._arrived.add(req)
 
     # -- time and failures -------------------------------------------------------------------------------------------
 
@@ -291,7 +307,8 @@ class DecodeRole(Role):
     def start_over(self, *, cleared: bool) -> None:
         """Places that are no longer the requests' are of no use to them: they compute their prompts here."""
         self._fresh.clear()
-        self._arrived = [req for req in self._arrived if req.status is Status.TRANSFERRING]
+        for req in [req for req in self._arrived if req.status is not Status.TRANSFERRING]:
+            self._arrived.remove(req)
         for open_ticket in self._of.values() if cleared else ():
             open_ticket.req = None
             if not open_ticket.settled:

@@ -20,12 +20,14 @@ from forebay.memory.holding import footprint
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import no_match
 from forebay.memory.slots import Ids
+from forebay.requests.account import Account
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Closed, Event, Order, Rendezvous, Span, Ticket, Withdraw
 from forebay.requests.updates import Failure, FinishReason, Update
+from forebay.scheduler.line import Line
 from forebay.scheduler.releases import Left
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.suspects import Suspects
@@ -45,8 +47,8 @@ class Scheduling(Protocol):
     held: Residencies
     requests: dict[int, Request]
     handoff: Handoff
-    pending: list[Request]
-    waiting: list[Request]
+    pending: Line
+    waiting: Line
     transferring: list[Request]
     running: ScheduleBatch
     suspects: Suspects
@@ -64,6 +66,8 @@ class Scheduling(Protocol):
     def rank(self, req: Request) -> tuple[int, int]: ...
 
     def enqueue(self, req: Request) -> None: ...
+
+    def join(self, account: Account, line: Line) -> None: ...
 
     def wait_for_the_other_half(self, req: Request) -> None: ...
 

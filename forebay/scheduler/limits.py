@@ -3,6 +3,9 @@ asks here first what it can know before the engine does."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
 from forebay.base.errors import EngineError, InvalidRequest, Overloaded, RequestTimeout, RequestTooLarge, Unavailable
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.holding import footprint
@@ -66,24 +69,72 @@ def most_requests(config: SchedulerConfig) -> int:
     return config.max_running_requests + config.max_queued_requests
 
 
-def check_count(num_here: int, limit: int, num_more: int = 1) -> None:
-    """Raise Overloaded where there is no room for `num_more` requests."""
-    if num_here + num_more > limit:
+class Room:
+    """Places for requests that tenants share by their weights: a tenant may take any that are free. Where all are
+    taken, a tenant still gets in as long as it has fewer than its share, so that nobody's queue keeps others out (C32).
+
+    With T tenants of one weight at most `limit * (1 + 1/2 + ... + 1/T)` requests are inside.
+    """
+
+    def __init__(self, weights: Mapping[str, int], inside: Iterable[str] = ()) -> None:
+        """`inside` are the tenants of the requests that are inside already."""
+        self._weights = weights
+        self._num_of = Counter(inside)  # no entry is 0
+
+    @property
+    def num_inside(self) -> int:
+        return self._num_of.total()
+
+    def enter(self, tenant: str, count: int = 1) -> None:
+        self._num_of[tenant] += count
+
+    def leave(self, tenant: str, count: int = 1) -> None:
+        self._num_of[tenant] -= count
+        if not self._num_of[tenant]:
+            del self._num_of[tenant]
+
+    def share(self, tenant: str, limit: int) -> int:
+        """What the tenant may have of `limit` while others are here: all of it where nobody else is."""
+        here = {tenant, *self._num_of}
+        return max(1, limit * self._weight(tenant) // sum(map(self._weight, here)))
+
+    def has_room(self, tenant: str, limit: int, count: int = 1) -> bool:
+        """Whether there is room for `count` requests more."""
+        own = self._num_of[tenant]
+        return self.num_inside + count <= limit or own + count <= self.share(tenant, limit)
+
+    def check(self, tenant: str, limit: int, count: int = 1) -> None:
+        """Raise Overloaded where there is no room for `count` requests more."""
+        if self.has_room(tenant, limit, count):
+            return
+        own, inside = self._num_of[tenant], self.num_inside
+        # No count of other tenants' requests is told (C29).
+        whose = "" if own == inside else " of this API key"
         raise Overloaded(
-            f"{num_here} requests run or wait; at most {limit} are taken (--max-running-requests and "
+            f"{own} requests{whose} run or wait; at most {limit} are taken (--max-running-requests and "
             "--max-queued-requests): try again later"
         )
 
+    def _weight(self, tenant: str) -> int:
+        return self._weights.get(tenant, 1)
 
-def check_room(req: Request, config: SchedulerConfig, num_requests: int, num_waiting_tokens: int) -> None:
-    """Raise Overloaded when as many requests are here as may run and wait, or too many prompt tokens wait.
 
-    The first to wait may be of any length: what fits must be able to come in.
+def check_room(
+    req: Request, config: SchedulerConfig, room: Room, num_waiting_tokens: int, own: Iterable[Request]
+) -> None:
+    """Raise Overloaded when as many requests are here as may run and wait, or too many prompt tokens wait, unless the
+    tenant has fewer of them than its share. Its `own` requests wait.
+
+    The first of a tenant to wait may be of any length: what fits must be able to come in.
     """
-    check_count(num_requests, most_requests(config))
-    if num_waiting_tokens and num_waiting_tokens + req.num_prompt > config.max_queued_tokens:
+    room.check(req.tenant, most_requests(config))
+    most = config.max_queued_tokens
+    if num_waiting_tokens + req.num_prompt <= most:
+        return
+    num_own_tokens = sum(len(other.tokens) for other in own)
+    if num_own_tokens and num_own_tokens + req.num_prompt > room.share(req.tenant, most):
         raise Overloaded(
-            f"of the {config.max_queued_tokens} prompt tokens that may be queued (--max-queued-tokens) fewer are left "
+            f"of the {most} prompt tokens that may be queued (--max-queued-tokens) fewer are left "
             f"than the {req.num_prompt} of this one: try again later"
         )
 

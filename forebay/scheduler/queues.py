@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
+from forebay.requests.account import Account
 from forebay.requests.request import Request, Status
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import CacheReport
 from forebay.scheduler.grammars import Constraints
 from forebay.scheduler.handoff import Handoff
+from forebay.scheduler.limits import Room
+from forebay.scheduler.line import Line
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.state import COUNTED
 from forebay.scheduler.suspects import Suspects
@@ -28,12 +31,21 @@ class Flight(NamedTuple):
     reqs: list[Request]
 
 
+class Blocked(NamedTuple):
+    """A request whose turn it was, and which did not start: a row (or a state) was missing, or else pages. `returning`:
+    some of that was on its way back, behind a step in flight."""
+
+    req: Request
+    lacks_row: bool
+    returning: bool
+
+
 class Queues:
     """The living requests (`requests`, by id), and what they hold of the engine's memory (`held`).
 
-    Those that decode stand in `running`; those whose known tokens still lack KV in `extending`; the others wait, in the
-    order of their rank. With another engine for the other half of requests, those that cannot wait yet are `pending`,
-    by rank too, and in `transferring` are those of whom something is on its way. In `finishing` are some that have
+    Those that decode stand in `running`; those whose known tokens still lack KV in `extending`; the others wait, by
+    tenant and rank. With another engine for the other half of requests, those that cannot wait yet are `pending`, in
+    the same order, and in `transferring` are those of whom something is on its way. In `finishing` are some that have
     ended, because a step in flight makes a state of theirs worth keeping. `flights` are the launched steps. Those with
     a grammar are in `constraints`, too, wherever they stand.
     """
@@ -42,9 +54,13 @@ class Queues:
         self.config, self.handoff, self.constraints = config, handoff, constraints
         self.held = Residencies(config)
         self.requests: dict[int, Request] = {}
-        self.pending: list[Request] = []
+        self.room = Room(config.tenants)
+        self.accounts = {name: Account(name, weight) for name, weight in {"": 1, **config.tenants}.items()}
+        self.pending = Line(self.rank)
         self.transferring: list[Request] = []
-        self.waiting: list[Request] = []
+        self.waiting = Line(self.rank)
+        self.blocked: Blocked | None = None  # in the last plan
+        self.way_for: Account | None = None  # nobody starts before this one, which takes places from another tenant
         self.extending: list[Request] = []
         self.running = ScheduleBatch(self.held.table)
         self.finishing: list[Request] = []
@@ -69,17 +85,20 @@ class Queues:
         return len(self.running) + len(self.extending)
 
     @property
-    def candidates(self) -> list[Request]:
-        """Who may start now: nobody whose grammar is not compiled, and while somebody is on trial, nobody else."""
-        waiting = self.waiting
-        if unready := self.constraints.unready:
-            waiting = [req for req in waiting if req.id not in unready]
-        if not self.suspects.groups:
-            return waiting
-        return [req for req in waiting if req in self.suspects.on_trial]
+    def candidates(self) -> Mapping[Account, Sequence[Request]]:
+        """The requests that may start now, by tenant and rank: none whose grammar is not compiled, and while some are
+        on trial, none but those."""
+        unready = self.constraints.unready
+        if not (unready or self.suspects.groups):
+            return self.waiting.of
+        trial = self.suspects.on_trial
+        return {
+            account: [req for req in reqs if req.id not in unready and (not trial or req in trial)]
+            for account, reqs in self.waiting.of.items()
+        }
 
     def rank(self, req: Request) -> tuple[int, int]:
-        """A request's place in a total order that never changes: the smaller, the more it is served.
+        """A request's place in a total order that never changes: the smaller, the more it is served, of its tenant's.
 
         Because the order is fixed, preemption cannot cycle: the first in it is never a victim, so it finishes.
         """
@@ -87,14 +106,25 @@ class Queues:
 
     @property
     def victim(self) -> Request:
-        """Who gives way when memory runs out: the last in rank of all that run, be it the one that needs the memory."""
-        return max([*self.running.reqs, *self.extending], key=self.rank)
+        """The request to retract when memory runs out: the last in rank of the tenant that holds the most pages for its
+        weight. The first in rank of each tenant is spared while others run, and the first of all even then."""
+        reqs = sorted([*self.running.reqs, *self.extending], key=self.rank)
+        first: dict[Account, Request] = {}
+        pages: dict[Account, float] = {}
+        for req in reqs:
+            first.setdefault(req.account, req)
+            pages[req.account] = pages.get(req.account, 0) + req.residency.num_pages / req.account.weight
+        others = [req for req in reqs if req is not first[req.account]]
+        if not others:
+            return reqs[-1]
+        most = max(pages[req.account] for req in others)
+        return next(req for req in reversed(others) if pages[req.account] == most)
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
     def wait_for_the_other_half(self, req: Request) -> None:
         req.move(Status.PENDING)
-        insort(self.pending, req, key=self.rank)
+        self.pending.add(req)
 
     def transfer(self, req: Request) -> None:
         """What layers keep of a request goes to another engine, or comes from there."""
@@ -103,19 +133,33 @@ class Queues:
         self.transferring.append(req)
 
     def enqueue(self, req: Request) -> None:
-        insort(self.waiting, req, key=self.rank)
+        self.join(req.account, self.waiting)
+        self.waiting.add(req)
         self.num_waiting_tokens += len(req.tokens)
+
+    def join(self, account: Account, line: Line) -> None:
+        """A tenant that had nothing in `line` has a request to add. It has no credit for the time before (C32): it
+        begins level with the tenant in line that has been served least. Where nobody is in line nobody has been made to
+        wait, so all begin level."""
+        if account not in line.of:
+            level = min(line.of, key=lambda other: other.service) if line.of else None
+            service = level.service if level else max(other.service for other in self.accounts.values())
+            account.service = max(account.service, service)
+            account.waits_since = self.held.steps.launched
 
     def start(self, req: Request, report: CacheReport, now: float) -> None:
         """A waiting request has been admitted; `report` says what of it was cached."""
         self.waiting.remove(req)
         self.num_waiting_tokens -= len(req.tokens)
+        req.account.waits_since = self.held.steps.launched
         req.move(Status.EXTENDING)
         req.last_progress = now
         req.prompt_logprobs = []  # a retraction before the first token: every position is computed again
         insort(self.extending, req, key=self.rank)
         if req.cache_report is None:
             req.cache_report = report
+            req.account.num_started += 1
+            req.account.queued_s += now - req.arrival
             self.counters["cached_tokens"] += report.cached_tokens
             self.counters[f"misses.{report.miss_reason}"] += 1
         else:
@@ -168,5 +212,9 @@ class Queues:
                 req.held = None
                 req.resume_after = 0
         self.transferring = [req for req in self.transferring if req.status is Status.TRANSFERRING]
-        self.waiting = sorted((req for req in self.requests.values() if req.status is Status.WAITING), key=self.rank)
+        before, self.waiting = self.waiting, Line(self.rank)
+        for req in self.requests.values():
+            if req.status is Status.WAITING:
+                self.join(req.account, before)
+                self.waiting.add(req)
         self.num_waiting_tokens = sum(len(req.tokens) for req in self.waiting)

@@ -56,7 +56,8 @@ def who_is_stuck(queues: Queues) -> list[Ending]:
     if not queues.waiting:
         return []
     quarantine_leaks(queues)
-    return _who_no_longer_fits(queues) or [(queues.candidates[0], _memory_lost(queues))]
+    first = next(reqs[0] for reqs in queues.candidates.values() if reqs)
+    return _who_no_longer_fits(queues) or [(first, _memory_lost(queues))]
 
 
 def quarantine_leaks(queues: Queues) -> int:

@@ -62,6 +62,11 @@ class Releases:
         return self.kv.capacity - self.kv.num_quarantined
 
     @property
+    def is_freeing(self) -> bool:
+        """Whether rows or pages are free as soon as a step in flight has committed."""
+        return any(freed.ticket is None for freed in self.deferred)
+
+    @property
     def deferred_pages(self) -> int:
         """Pages that will be available when the steps in flight have committed; nobody counts on other engines."""
         return sum(freed.num_pages for freed in self.deferred if freed.ticket is None)

@@ -77,7 +77,7 @@ class Residencies(Releases):
         The caller has checked that there is enough: OutOfSlots here is a fault of ours.
         """
         held, pages = self._take(req, match, pin, num_pages)
-        num_loaded = self.offloaded.num_tokens(req.id)
+        num_loaded = self.offloaded.num_tokens(req.id) if self.offloaded.num_bytes else 0
         self.table.move_in(
             held,
             max_kv_len=req.max_kv_len,

@@ -7,24 +7,26 @@ and commits come in the order of the plans. Time is an argument. The same calls 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import chain
 
 import numpy as np
 
 from forebay.base.errors import ForebayError, InvalidRequest, NumericalError
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.slots import Ids
-from forebay.requests.request import Request, Status, blamed_on
+from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.requests.updates import Failure, FinishReason
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
 from forebay.scheduler.audit import audit
+from forebay.scheduler.displacing import PATIENCE, Places
 from forebay.scheduler.grammars import Grammars
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.limits import check_fits, check_room, nothing_may_follow, overdue
 from forebay.scheduler.proposer import Proposer, draft_tokens
-from forebay.scheduler.queues import Flight
+from forebay.scheduler.queues import Blocked, Flight
 from forebay.scheduler.recovery import quarantine_leaks, set_back_who_is_not_on_trial, start_over, who_is_stuck
-from forebay.scheduler.state import SchedulerState, page_map, pool_state
+from forebay.scheduler.state import SchedulerState, page_map, pool_state, tenant_states
 from forebay.scheduler.telling import Sampled, Telling, by_request
 
 
@@ -52,24 +54,34 @@ class Scheduler(Telling):
             raise InvalidRequest(f"request id {req.id} is in use")
         self.handoff.admit(req)
         check_fits(req, self.config, self.held.usable_pages)
-        num_tokens = self.num_waiting_tokens + sum(len(other.tokens) for other in self.pending)
-        check_room(req, self.config, len(self.requests), num_tokens)
+        self._check_room(req)
         if req.params.grammar:
             self.constraints.begin(req)
         self._num_submitted += 1
         req.order = self._num_submitted
+        req.account = self.accounts[req.tenant]
         req.arrival = req.last_progress = now
         req.compute_with(self.weight_version)
         self.counters["requests"] += 1
         self.counters["prompt_tokens"] += req.num_prompt
         self.requests[req.id] = req
+        self.room.enter(req.tenant)
         try:
             self.handoff.enqueue(req, now)
         except Exception:
             del self.requests[req.id]
+            self.room.leave(req.tenant)
             if req.params.grammar:
                 self.constraints.ended(req)
             raise
+
+    def _check_room(self, req: Request) -> None:
+        if req.tenant not in self.accounts:
+            raise InvalidRequest(f"the tenant {req.tenant!r} is not known: give it a weight in `tenants`")
+        num_tokens = self.num_waiting_tokens + sum(len(other.tokens) for other in self.pending)
+        account = self.accounts[req.tenant]
+        own = chain.from_iterable(line.of.get(account, ()) for line in (self.waiting, self.pending))
+        check_room(req, self.config, self.room, num_tokens, own)
 
     def abort(self, request_id: int) -> None:
         """End a request wherever it is; nothing if it ended already or never was."""
@@ -90,13 +102,15 @@ class Scheduler(Telling):
         `width` tokens each, the last ones of them guessed, unless there are prompts in the step."""
         if width > 1 and self.proposer and self.flights:
             return None  # who guesses here must know the last token
-        if self.pending or self.transferring:
+        if self.pending.of or self.transferring:
             self.handoff.before_plan(now)
         for req, error in self.constraints.refused() if self.constraints.unready else ():
             self.finish(req, FinishReason.ERROR, Failure.of(error))
         if self.suspects.groups:
             set_back_who_is_not_on_trial(self)
             width = 1  # nobody is found guilty of what was only guessed
+        elif self.blocked:
+            self._make_way(self.blocked)
         active, roomy = self._who_decodes()
         may_admit = roomy and self.admits
         if active is None or len(active):
@@ -167,6 +181,20 @@ class Scheduler(Telling):
         if counts.any():
             self.counters["draft_tokens"] += self.held.add_drafts(rows, counts, tokens)
 
+    def _make_way(self, blocked: Blocked) -> None:
+        """Where a tenant has waited long enough for places that are within its share, take them from one that is above
+        its own. Nobody else starts before; and nothing is taken while memory is on its way back."""
+        req = blocked.req
+        if req.status is not Status.WAITING or self.held.steps.launched - req.account.waits_since < PATIENCE:
+            return
+        victim = Places(self, self.ratio.value).victim(blocked)
+        if victim is None:
+            return
+        self.way_for = req.account
+        if not (blocked.returning or victim.residency.num_drafts):
+            self.counters["displaced"] += 1
+            self.suspend(victim)
+
     def retract(self, req: Request) -> None:
         """Take a request's memory, because others need it, and let it wait."""
         req.num_retractions += 1
@@ -184,21 +212,17 @@ class Scheduler(Telling):
         self.set_back(req)
 
     def _cut_prompts(self, now: float, may_admit: bool) -> list[Request]:
-        """Draft the step's chunks: first of the prompts under way, then of those who can start, whom it returns."""
+        """Draft the step's chunks: of prompts under way and of those of requests that can start, which are returned."""
+        self.blocked, starts = None, may_admit and bool(self.waiting.of)
+        if not (self.extending or starts):
+            return []
         left = self.config.chunked_prefill_size
         if len(self.running):
             left = min(left, self.config.mixed_chunk_size)
         if self.extending:
             self.held.slide(self.extending)
-        for req in self.extending:
-            with blamed_on(req):
-                chunk = self.held.cut(req, left)
-                if chunk.cost:
-                    self.held.extend(chunk)
-                    left -= chunk.cost
-        if not (self.waiting and may_admit and left > 0):
-            return []
-        admitted = AdmissionPass(self, self.ratio.value).run(left)
+        admitted = AdmissionPass(self, self.ratio.value, starts=starts).run(left)
+        self.way_for = None
         for chunk, report in admitted:
             self.start(chunk.req, report, now)
         return [chunk.req for chunk, _ in admitted]
@@ -346,6 +370,11 @@ class Scheduler(Telling):
             pools=[pool_state(slots, cached, self.held.num_unfenced(slots)) for slots, cached in self.held.pools],
             counters={**self.counters, **self.held.counters},
             map=page_map(self.held.kv),
+            tenants=tenant_states(
+                self.accounts.values(), [*self.running.reqs, *self.extending], self.waiting, self.pending
+            )
+            if self.config.tenants
+            else [],
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -9,7 +11,10 @@ import numpy as np
 
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.slots import CACHE, FREE, QUARANTINE, Slots
+from forebay.requests.account import Account
+from forebay.requests.request import Request
 from forebay.requests.updates import FinishReason
+from forebay.scheduler.line import Line
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +26,20 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     cached: int = 0
     quarantined: int = 0
+
+
+class TenantState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is here of one tenant's, and what was done for it since the start. `queued_s` is the time from arrival to
+    start of the `num_started` requests, `computed_tokens` are of prompts."""
+
+    name: str
+    weight: int
+    num_running: int = 0
+    num_waiting: int = 0
+    num_started: int = 0
+    queued_s: float = 0.0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
 
 
 class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,11 +57,12 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
     pools: list[PoolState]
     counters: dict[str, float]
     map: list[int] = []
+    tenants: list[TenantState] = []  # where any are configured
 
 
 COUNTED: Final = (
     *("requests", "prompt_tokens", "cached_tokens", "computed_prompt_tokens", "recomputed_tokens"),
-    *("generated_tokens", "draft_tokens", "accepted_tokens", "retractions", "retractions_kept"),
+    *("generated_tokens", "draft_tokens", "accepted_tokens", "retractions", "retractions_kept", "displaced"),
     *("steps", "failed_steps", "recoveries"),
     *("books_cleared", "leaked_pages"),
     *(f"misses.{reason}" for reason in MissReason),
@@ -71,3 +91,21 @@ def page_map(slots: Slots, cells: int = 256) -> list[int]:
     kinds = np.select([owner <= FREE, owner > 0, owner == CACHE, owner == QUARANTINE], [0, 1, 2, 3], default=3)
     cells_of: list[int] = kinds.tolist()
     return cells_of
+
+
+def tenant_states(accounts: Iterable[Account], running: Iterable[Request], *lines: Line) -> list[TenantState]:
+    """What there is to tell of each tenant; `lines` are those in which its requests wait."""
+    num_running = Counter(req.account for req in running)
+    return [
+        TenantState(
+            name=account.name,
+            weight=account.weight,
+            num_running=num_running[account],
+            num_waiting=sum(len(line.of.get(account, ())) for line in lines),
+            num_started=account.num_started,
+            queued_s=account.queued_s,
+            computed_tokens=account.computed_tokens,
+            generated_tokens=account.generated_tokens,
+        )
+        for account in accounts
+    ]

@@ -75,6 +75,9 @@ class Telling(Queues):
         except Exception:
             self.news.pop()
             raise
+        account = req.account
+        account.generated_tokens += end
+        account.service += end / account.weight
         req.last_progress = now
         if req.prompt_logprobs:
             req.prompt_logprobs = []
@@ -101,6 +104,7 @@ class Telling(Queues):
         was = req.status
         req.move(Status.FINISHED)
         del self.requests[req.id]
+        self.room.leave(req.tenant)
         self.counters[f"finished.{reason}"] += 1
         if self.proposer:
             self.proposer.ended(req)

@@ -130,7 +130,7 @@ def create_context(
         security=Security(config),
         cluster=Cluster(config),
         isolation=Isolation(config.cache_isolation),
-        lifecycle=Lifecycle(lambda: engine.info.max_requests),
+        lifecycle=Lifecycle(lambda: engine.info.max_requests, config.tenants),
         metrics=Metrics(model.name, config.metrics_compat),
         bodies=Bodies(config.max_body_bytes, json_workers, lenient=config.unknown_fields == "warn"),
         json_workers=json_workers,

@@ -120,6 +120,7 @@ def test_every_auto_has_a_rule_or_may_be_absent() -> None:
 
 def test_every_field_of_the_configuration_has_a_flag() -> None:
     derived = {"radix_cache", "strategy", "track_interval", "api_keys", "admin_api_keys", "adaptive", "cluster_key"}
+    derived |= {"key_names", "tenants"}
     config = resolve()
     wanted = (
         (flat(config.engine).keys() | flat(config.server).keys())

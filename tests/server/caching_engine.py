@@ -44,6 +44,7 @@ class CachingEngine:
         priority: int = 0,
         namespace: str = "",
         author: str = OPERATOR,
+        tenant: str = "",
         resume_points: Sequence[int] = (),
         rendezvous: Rendezvous | None = None,
     ) -> Stream:
@@ -54,6 +55,7 @@ class CachingEngine:
             priority=priority,
             namespace=namespace,
             author=author,
+            tenant=tenant,
             resume_points=list(resume_points),
         )
         mailbox = self._mailboxes[wanted.request_id] = Mailbox(wanted.request_id)

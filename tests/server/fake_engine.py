@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.base.errors import Overloaded, Unavailable
+from forebay.base.errors import Unavailable
 from forebay.engine.frames import Beat, Checked, Ready, State, TreePart, Updates
 from forebay.engine.stream import Receiver
 from forebay.memory.radix_node import OPERATOR, Branch
@@ -26,6 +26,7 @@ from forebay.requests.updates import (
     SpeculationReport,
     Update,
 )
+from forebay.scheduler.limits import Room
 from forebay.scheduler.state import PoolState
 
 HIDDEN_SIZE = 8
@@ -45,6 +46,7 @@ class FakeStream:
         self.params = params
         self.tokens = deque(engine.script(prompt, params))
         self.sent = 0
+        self.tenant = ""
         self.aborted = False
         self.ended = False
         self._engine = engine
@@ -192,14 +194,15 @@ class FakeEngine:
         priority: int = 0,
         namespace: str = "",
         author: str = OPERATOR,
+        tenant: str = "",
         resume_points: Sequence[int] = (),
         rendezvous: Rendezvous | None = None,
     ) -> FakeStream:
         if self.dead is not None:
             raise Unavailable("the engine is not running any more", code="engine_dead")
-        if len(self.running) >= self._limit:
-            raise Overloaded(f"{len(self.running)} requests run or wait")
+        Room({}, (stream.tenant for stream in self.running.values())).check(tenant, self._limit)
         stream = FakeStream(self, next(self._ids), prompt_token_ids, params)
+        stream.tenant = tenant
         self.running[stream.request_id] = stream
         self.submitted.append(stream)
         self.namespaces.append(namespace)

@@ -29,6 +29,7 @@ class Outcome:
     accepted: int = 0
     hits: int = 0
     retractions: int = 0
+    displaced: int = 0
     recomputed: int = 0
     offloaded: int = 0
     state_hits: int = 0

@@ -67,14 +67,18 @@ def whoever_does_not_fit_is_overtaken_for_ever(patch: Patch) -> None:
 
 
 def lpm_passes_over_whoever_has_no_hit(patch: Patch) -> None:
-    in_order = admission.AdmissionPass._in_order
+    line = admission.AdmissionPass._line
 
-    def mutated(self):
+    def mutated(self, *args):
         if self._config.schedule_policy is not SchedulePolicy.LPM:
-            return in_order(self)
-        return sorted(self._waiting, key=lambda req: -self._held.match(req).num_tokens)
+            yield from line(self, *args)
+            return
+        with Patch.context() as inside:
+            inside.setattr(admission, "MAX_OVERTAKES", 1 << 30)
+            reqs = list(line(self, *args))
+        yield from reqs
 
-    patch.setattr(admission.AdmissionPass, "_in_order", mutated)
+    patch.setattr(admission.AdmissionPass, "_line", mutated)
 
 
 FAIRNESS_MUTATIONS = {

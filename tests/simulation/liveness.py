@@ -17,18 +17,13 @@ from forebay.requests.schedule_batch import SCORED_COST
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Update
 from forebay.scheduler import admission
+from forebay.scheduler import scheduler as scheduler_module
 from forebay.scheduler.scheduler import Scheduler
+from tests.simulation.fairness import Fairness
 from tests.simulation.hash_step import HashStep
+from tests.simulation.violation import Violation, require
 
-
-class Violation(AssertionError):
-    """The product broke one of its promises."""
-
-
-def require(holds: bool, what: str) -> None:
-    """Where it is asked for every token or update, whoever asks raises: to put `what` together takes longer."""
-    if not holds:
-        raise Violation(what)
+__all__ = ["Liveness", "Violation", "require"]
 
 
 @dataclass(slots=True)
@@ -48,13 +43,16 @@ class Liveness:
         self._config, self._scheduler = config, scheduler
         self._times: dict[int, _Times] = {}
         self._num_retracted = 0  # in the plan that is being made
+        self.fairness = Fairness(config, scheduler)
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
     def added(self, req: Request, now: float) -> None:
         self._times[req.id] = _Times(now, now)
+        self.fairness.added(req)
 
     def heard(self, updates: Iterable[Update], now: float) -> None:
+        self.fairness.heard(updates)
         for update in updates:
             if update.finish:
                 self._times.pop(update.request_id, None)
@@ -67,6 +65,10 @@ class Liveness:
         for req in [*self._scheduler.extending, *self._scheduler.running.reqs]:
             if req.id in extended:
                 self._times[req.id].progress = now
+
+    def launched(self, plan: StepPlan) -> None:
+        """A plan on the way to a halt, in which nobody starts."""
+        self.fairness.launched(plan)
 
     def planned(self, plan: StepPlan | None, now: float) -> None:
         """A plan was made, or none could be."""
@@ -81,13 +83,15 @@ class Liveness:
             waiting = [req for req in waiting if req in scheduler.suspects.on_trial]
         admissions = [admission for admission in plan.admissions if not admission.prebuilt] if plan else []
         started = [scheduler.requests[admission.request_id] for admission in admissions]
+        self.fairness.planned(plan, started, [] if self._num_retracted or scheduler.suspects.groups else waiting)
         self._overtake(started, waiting)
         for req in started:
             times = self._times[req.id]
             times.started, times.progress = True, now
         retracted, self._num_retracted = self._num_retracted, 0
-        if waiting and not retracted:
-            self._check_head(waiting, plan, started)
+        if waiting and not retracted and not self._makes_way():
+            for tenant in dict.fromkeys(req.tenant for req in waiting):
+                self._check_head([req for req in waiting if req.tenant == tenant], plan, started)
 
     def gives_way(self, req: Request) -> None:
         """The scheduler takes a request's memory, because others could not decode without it."""
@@ -97,10 +101,21 @@ class Liveness:
             len(running) > 1 or self._scheduler.handoff.someone_has_arrived,
             f"{req} is the only one running and gives way to nobody",
         )
-        last = max(running, key=self._rank)
-        require(req is last, f"{req} gives way, and {last} is behind it")
+        last = self._last_of(running)
+        require(req is last, f"{req} gives way, and {last} is to give way before it")
         short = self._pages_short()
         require(short > 0, f"{req} gives way although {-short} pages more than wanted can be had, or will be soon")
+
+    def _last_of(self, running: list[Request]) -> Request:
+        """Of the tenant that has the most pages for its weight, of those that have more than one request; where none
+        has, of all."""
+        tenants = {req.tenant: [other for other in running if other.tenant == req.tenant] for req in running}
+        several = [own for own in tenants.values() if len(own) > 1]
+        if not several:
+            return max(running, key=self._rank)
+        loads = [sum(req.residency.num_pages / req.account.weight for req in own) for own in several]
+        heaviest = [own for own, load in zip(several, loads, strict=True) if load >= max(loads) - 1e-9]
+        return max((max(own, key=self._rank) for own in heaviest), key=self._rank)
 
     def forced(self) -> None:
         """A retraction that the simulation asked for."""
@@ -145,6 +160,8 @@ class Liveness:
             for req in waiting:
                 if self._rank(req) > self._rank(starter):
                     break
+                if req.tenant != starter.tenant:
+                    continue  # it had its turn; see `Fairness`
                 require(
                     before[req.id] < admission.MAX_OVERTAKES, f"{starter} overtakes {req} after {before[req.id]} others"
                 )
@@ -174,11 +191,15 @@ class Liveness:
     def _check_head(self, waiting: list[Request], plan: StepPlan | None, started: list[Request]) -> None:
         """Nobody waits in vain: where the first in rank has all that it could ever need, it starts."""
         scheduler, config, held = self._scheduler, self._config, self._scheduler.held
-        if config.schedule_policy is SchedulePolicy.LPM and len(scheduler.waiting) > 1:
-            return  # others may be tried first
         head, others = waiting[0], [*scheduler.running.reqs, *scheduler.extending]
-        ahead = [req for req in scheduler.waiting if self._rank(req) < self._rank(head)]
-        if len(ahead) > admission.MAX_PASSED or any(req.overtaken >= admission.MAX_OVERTAKES for req in ahead):
+        own = [req for req in scheduler.waiting if req.tenant == head.tenant]
+        if config.schedule_policy is SchedulePolicy.LPM and len(own) > 1:
+            return  # others may be tried first
+        ahead = [req for req in own if self._rank(req) < self._rank(head)]
+        strangers = [req for req in scheduler.waiting if req.tenant != head.tenant]
+        if len(ahead) > admission.MAX_PASSED:
+            return
+        if any(req.overtaken >= admission.MAX_OVERTAKES for req in (*ahead, *strangers)):
             return  # one of those may be what everybody waits for
         if self._budget_left(plan, started) <= 0 or not held.rows.available_size() or held.scarce:
             return
@@ -188,6 +209,13 @@ class Liveness:
         growth = sum(self._pages(req.max_kv_len - len(req.tokens) + 1) + 1 for req in others)
         room = held.kv.num_free + held.cache.num_evictable
         require(need + growth > room, f"{head} waits although it needs {need} pages, the others {growth}, of {room}")
+
+    def _makes_way(self) -> bool:
+        """Whether nobody may start before a request that is owed a place."""
+        scheduler, blocked = self._scheduler, self._scheduler.blocked
+        if blocked is None or len(self._config.tenants) < 2:
+            return False
+        return scheduler.held.steps.launched - blocked.req.account.waits_since >= scheduler_module.PATIENCE
 
     def _budget_left(self, plan: StepPlan | None, started: list[Request]) -> int:
         """Prompt tokens that the plan could have computed besides its own."""

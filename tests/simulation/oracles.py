@@ -37,7 +37,7 @@ class Tracked:
 
     def __init__(self, req: Request, model: HashModel, config: SchedulerConfig, now: float) -> None:
         self.model, self.config = model, config
-        self.id, self.params, self.namespace = req.id, req.params, req.namespace
+        self.id, self.params, self.namespace, self.tenant = req.id, req.params, req.namespace, req.tenant
         self.prompt = req.tokens.tolist()
         self.salt = salt_of(req.cache_namespace)
         self.finish: FinishReason | None = None

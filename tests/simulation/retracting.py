@@ -11,6 +11,7 @@ from forebay.scheduler.admission import MAX_RETRACTIONS
 from forebay.scheduler.grammars import Grammars
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.proposer import Proposer
+from forebay.scheduler.queues import Blocked
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.liveness import Liveness
 
@@ -41,6 +42,14 @@ class RetractingScheduler(Scheduler):
         if self.liveness:
             self.liveness.gives_way(req)
         super().retract(req)
+
+    def _make_way(self, blocked: Blocked) -> None:
+        ranked = sorted([*self.running.reqs, *self.extending], key=self.rank)
+        held = self.liveness.fairness.held(ranked) if self.liveness else {}
+        super()._make_way(blocked)
+        for req in ranked:
+            if self.liveness and req.held is None:
+                self.liveness.fairness.displaced(req, blocked.req, ranked, held)
 
     def _who_decodes(self) -> tuple[Ids | None, bool]:
         active, roomy = super()._who_decodes()

@@ -26,7 +26,7 @@ from forebay.requests.request import Request, Status
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.requests.updates import FinishReason, Update
-from forebay.scheduler import admission
+from forebay.scheduler import admission, scheduler
 from forebay.scheduler.grammars import Constraints
 from forebay.scheduler.proposer import Proposer
 from tests.kinds_of import states_of, windows_of
@@ -46,6 +46,7 @@ from tests.simulation.workload import (
     random_config,
     random_traffic,
     with_speculation,
+    with_tenants,
 )
 
 # Prompts here are too short, and queues too small, for what is worth it in earnest.
@@ -105,6 +106,8 @@ class Simulation:
         rng, params = self.rng, self.conversations.params()
         if self.traffic.pooled and self.widths.random() < self.traffic.pooled:
             params = SamplingParams.of_pooling(Pooling(self.widths.choice(list(PoolingKind))))
+        tenants = self.traffic.tenants
+        tenant = self.widths.choice(tenants) if len(tenants) > 1 else tenants[0]
         again = self.conversations.again()
         prompt = again[0] if again else self.conversations.prompt(params.max_tokens)
         self.add(
@@ -113,6 +116,7 @@ class Simulation:
             priority=rng.randrange(3),
             namespace=again[1] if again else rng.choice(self.traffic.namespaces),
             resume_points=self.conversations.resume_points(prompt),
+            tenant=tenant,
         )
 
     def add(
@@ -123,6 +127,7 @@ class Simulation:
         priority: int = 0,
         namespace: str = "",
         resume_points: Sequence[int] = (),
+        tenant: str = "",
     ) -> Tracked | None:
         """Submit a request; None if it was refused, which must be for the right reason."""
         self.num_added += 1
@@ -134,6 +139,7 @@ class Simulation:
             params,
             priority=priority,
             namespace=namespace,
+            tenant=tenant,
             arrival=self.now,
             resume_points=resume_points,
         )
@@ -157,11 +163,11 @@ class Simulation:
         return num_tokens > self.config.context_length or kv_len > capacity
 
     def _full(self, req: Request) -> bool:
-        config, waiting = self.config, self.scheduler.waiting
+        waiting = list(self.scheduler.waiting)
+        own = sum(len(other.tokens) for other in waiting if other.tenant == req.tenant)
+        living = [tracked.tenant for tracked in self.oracles.live.values()]
         queued = sum(len(other.tokens) for other in waiting)
-        return len(self.oracles.live) >= config.max_running_requests + config.max_queued_requests or (
-            bool(waiting) and queued + req.num_prompt > config.max_queued_tokens
-        )
+        return self.oracles.liveness.fairness.refused(req, living, own, queued)
 
     def abort(self, request_id: int) -> None:
         if request_id in self.oracles.live:
@@ -228,6 +234,8 @@ class Simulation:
         # Else nothing was decided, because tokens must come first, or nobody may start.
         if self.scheduler.admits and not (self.proposer and self.flights and width > 1):
             self.oracles.liveness.planned(plan, self.now)
+        elif plan:
+            self.oracles.liveness.launched(plan)
         self.runner.poison_free([*(plan.host.saves if plan else ()), *self.scheduler.held.draft.saves])
         if plan is None:
             return None
@@ -375,6 +383,7 @@ class Simulation:
             accepted=int(counters["accepted_tokens"]),
             hits=hits,
             retractions=int(counters.get("retractions", 0)),
+            displaced=int(counters["displaced"]),
             recomputed=int(counters.get("recomputed_tokens", 0)),
             offloaded=held.offloaded.num_saved,
             state_hits=hits if states_of(held) else 0,
@@ -385,9 +394,10 @@ class Simulation:
         )
 
 
-def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0) -> Outcome:
+def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0, tenants: bool = False) -> Outcome:
     """One random configuration under random traffic. Whatever is wrong is raised, with the line that replays it. So
-    many of the requests have a grammar, or may not have some tokens, as `grammars` and `restricted` say."""
+    many of the requests have a grammar, or may not have some tokens, as `grammars` and `restricted` say; with
+    `tenants` they come from several."""
     rng, widths = Random(seed), Random(f"{seed} widths")
     config = with_speculation(widths, random_config(rng))
     make_scheduler = partial(RetractingScheduler, every=rng.choice([0, 0, 0, 3, 10]), skips=rng.random() < 0.5)
@@ -395,10 +405,13 @@ def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0) -> Outco
         with (
             patch.object(anchors, "MIN_DISTANCE", CLOSE),
             patch.object(admission, "MAX_OVERTAKES", FEW),
+            patch.object(scheduler, "PATIENCE", FEW),
             patch.object(admission, "SHARE_WORTH_WAITING", rng.choice([SHARED, admission.SHARE_WORTH_WAITING])),
         ):
             load = replace(random_traffic(rng, config), grammars=grammars, restricted=restricted)
             load = replace(load, pooled=Random(f"{seed} pooled").choice([0.0, 0.0, 0.0, 0.4]))
+            if tenants:
+                config, load = with_tenants(Random(f"{seed} tenants"), config, load)
             return Simulation(config, load, rng, make_scheduler=make_scheduler, widths=widths).run()
     except Exception as error:
         error.add_note(f"{config}\nreplay: python -m tests.simulation.simulator --seed {seed}")

@@ -80,7 +80,7 @@ def the_mask_behind_a_draft_is_that_before_it(patch: Patch) -> None:
 
 @mutation
 def a_request_starts_before_its_grammar_is_compiled(patch: Patch) -> None:
-    patch.setattr(Queues, "candidates", property(lambda self: self.waiting))
+    patch.setattr(Queues, "candidates", property(lambda self: self.waiting.of))
 
 
 @mutation

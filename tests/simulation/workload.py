@@ -49,6 +49,7 @@ class Traffic:
     longest_prompt: int
     longest_output: int
     namespaces: tuple[str, ...] = ("",)
+    tenants: tuple[str, ...] = ("",)
     sharing: float = 0.6  # chance that a prompt begins like an earlier conversation
     twins: float = 0.0  # chance that it is the one before once more
     retries: float = 0.0  # chance that the next one is one whose request failed
@@ -185,6 +186,18 @@ def random_traffic(rng: Random, config: SchedulerConfig) -> Traffic:
             expire=0.3,
         ),
     )
+
+
+def with_tenants(rng: Random, config: SchedulerConfig, traffic: Traffic) -> tuple[SchedulerConfig, Traffic]:
+    """The same requests of two to four tenants, of which one often has most."""
+    names = tuple("abcd"[: rng.randint(2, 4)])
+    weights = {name: rng.choice([1, 1, 1, 2, 5]) for name in names}
+    several = names if rng.random() < 0.5 else (*names, *names[:1] * 6)
+    traffic = replace(traffic, tenants=several)
+    if rng.random() < 0.6:  # more wait than can run, for long
+        outputs = max(traffic.longest_output, min(config.context_length, config.num_pages * config.page_size) // 3)
+        traffic = replace(traffic, num_requests=50, arrivals=4.0, longest_output=outputs, stopping=0.1)
+    return replace(config, tenants=weights), traffic
 
 
 def _lossy(rng: Random, capacity: int) -> Traffic:

@@ -253,6 +253,7 @@ def _order(
         priority=body.priority,
         namespace=server.isolation.namespace(context.tenant, body.session),
         author=server.isolation.author(context.tenant, body.session),
+        tenant=context.tenant.name,
         halves=halves,
         seed=server.sampling.seed if body.seed is None else body.seed,
     )
@@ -274,7 +275,7 @@ async def _serve(
     async with contextlib.AsyncExitStack() as undo:
         info = server.engine.info
         source, num_prompts = ("prompt", len(body.prompts)) if isinstance(body, CompletionRequest) else ("messages", 1)
-        undo.enter_context(server.lifecycle.admit(num_prompts * body.choices))
+        undo.enter_context(server.lifecycle.admit(context.tenant.name, num_prompts * body.choices))
         order = _order(server, context, body, params, num_prompts)
         watch = undo.enter_context(Watch(context.receive))
         for asked in body.grammars:

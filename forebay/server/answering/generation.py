@@ -62,6 +62,7 @@ class Generation:
                         priority=order.priority,
                         namespace=order.namespace,
                         author=order.author,
+                        tenant=order.tenant,
                         resume_points=prompt.resume_points,
                         rendezvous=next(halves),
                     )

@@ -18,6 +18,7 @@ class Order:
     params: SamplingParams
     namespace: str
     author: str  # whose prompts the answer may tell of
+    tenant: str = ""  # whose share of the engine it uses
     priority: int = 0
     halves: Sequence[Rendezvous | None] = ()  # in a role: where the other half of each prompt's choices is
     seed: int = RANDOM_SEED

@@ -24,18 +24,18 @@ class UnderWay:
     def known(self, tenant: Tenant, ids: tuple[str | None, ...], abort: Callable[[], None]) -> Iterator[None]:
         """As long as it is being answered it can be ended by one of these ids."""
         known = _Known(ids, abort)
-        own = self._of.setdefault(tenant.name, [])
+        own = self._of.setdefault(tenant.digest, [])
         own.append(known)
         try:
             yield
         finally:
             own.remove(known)
             if not own:
-                self._of.pop(tenant.name, None)
+                self._of.pop(tenant.digest, None)
 
     def abort(self, tenant: Tenant, wanted: str | None) -> int:
         """End those of this tenant that have this id, all of them for None; how many."""
-        found = [known for known in self._of.get(tenant.name, ()) if wanted is None or wanted in known.ids]
+        found = [known for known in self._of.get(tenant.digest, ()) if wanted is None or wanted in known.ids]
         for known in found:
             known.abort()
         return len(found)

@@ -14,10 +14,12 @@ from forebay.memory.radix_node import OPERATOR
 
 
 class Tenant(NamedTuple):
-    """Whoever holds one API key, named by the key's digest; "" where none was needed."""
+    """Whoever holds one API key: the key's digest, and the name that the operator gave its holder; "" where none was
+    needed."""
 
-    name: str
+    digest: str
     is_admin: bool = False
+    name: str = ""
 
 
 ANYBODY: Final = Tenant("")
@@ -44,9 +46,9 @@ class Isolation:
     def namespace(self, tenant: Tenant, session: Session) -> str:
         """The prefix cache that a request uses. A `cache_salt` always makes one of its own."""
         if self._wanted is CacheIsolation.USER:
-            return self._name("user", tenant.name, *session)
+            return self._name("user", tenant.digest, *session)
         if self._wanted is CacheIsolation.KEY:
-            return self._name("key", tenant.name, session.cache_salt)
+            return self._name("key", tenant.digest, session.cache_salt)
         return self._name("none", session.cache_salt)
 
     def author(self, tenant: Tenant, session: Session) -> str:
@@ -56,7 +58,7 @@ class Isolation:
             return OPERATOR
         if not any(session):
             return secrets.token_hex(16)
-        return self._name("author", tenant.name, *session)
+        return self._name("author", tenant.digest, *session)
 
     def _name(self, *parts: str) -> str:
         # With their lengths, so that no two lists of parts are the same bytes, whatever is in them.

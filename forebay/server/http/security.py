@@ -49,6 +49,7 @@ class Security:
         check_exposure(config.host, config.api_keys)
         self._keys = [_digest(key.encode()) for key in config.api_keys]
         self._admin_keys = [_digest(key.encode()) for key in config.admin_api_keys]
+        self._names = {_digest(key.encode()): name for key, name in config.key_names.items()}
         self._hosts = _LOOPBACK_NAMES | {_configured_name(host) for host in (config.host, *config.allowed_hosts)}
         self._hosts -= _WILDCARDS
         self._any_address = config.host in _WILDCARDS
@@ -110,7 +111,7 @@ class Security:
             if not self._admin_keys:
                 raise NotFound(f"{path} does not exist: it needs --admin-api-key-file")
             raise _forbidden("this needs an admin key", "admin_key_required")
-        return Tenant(digest.hex(), admin)
+        return Tenant(digest.hex(), admin, self._names.get(digest, ""))
 
 
 def _among(digest: bytes, known: list[bytes]) -> bool:

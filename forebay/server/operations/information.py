@@ -139,7 +139,7 @@ async def ready(request: Request, server: ServerContext) -> Response:
         return _unfit("not_ready", rest, "the engine does not serve: its memory was released, or it was told to pause")
     if server.lifecycle.draining:
         return _unfit("not_ready", "draining", "the server is shutting down")
-    if server.lifecycle.full:
+    if server.lifecycle.is_full(RequestContext.of(request.scope).tenant.name):
         return _unfit("not_ready", "queue_full", "the queue is full")
     return _json({"status": "ok", "reason": "ok"})
 
@@ -152,8 +152,16 @@ async def current_state(server: ServerContext) -> State | None:
         return server.engine.last_state
 
 
+async def _state_for(request: Request, server: ServerContext) -> State | None:
+    """The same as far as whoever asks may know it: what each tenant does is for admins alone (C29)."""
+    state = await current_state(server)
+    if state is None or RequestContext.of(request.scope).tenant.is_admin:
+        return state
+    return msgspec.structs.replace(state, tenants=[])
+
+
 async def metrics(request: Request, server: ServerContext) -> Response:
-    text = server.metrics.render(await current_state(server), _info(server))
+    text = server.metrics.render(await _state_for(request, server), _info(server))
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -166,7 +174,7 @@ async def debug_state(request: Request, server: ServerContext) -> Response:
     "memory": {"phase": "serving"|"draining"|"asleep"|"waking", "released": [tag, ...], "num_bytes": {tag: number}, ..},
     "server": {"num_inside", "draining"}}`
     """
-    state = await current_state(server)
+    state = await _state_for(request, server)
     if state is None:
         return _unfit("not_ready", "starting", "the model is still loading")
     inside = {"num_inside": server.lifecycle.num_inside, "draining": server.lifecycle.draining}
@@ -185,8 +193,8 @@ async def server_info(request: Request, server: ServerContext) -> Response:
     tenant = RequestContext.of(request.scope).tenant
     may_see_totals = server.security.may_see_totals(tenant)
     config = server.config
-    elsewhere = {"api_keys", "admin_api_keys", "sampling"}
-    state = await current_state(server)
+    elsewhere = {"api_keys", "admin_api_keys", "key_names", "tenants", "sampling"}
+    state = await _state_for(request, server)
     limits = {name: getattr(config, name) for name in config.__slots__ if name not in elsewhere}
     return _json(
         {

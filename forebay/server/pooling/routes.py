@@ -199,9 +199,15 @@ async def _pooled(
     author = server.isolation.author(context.tenant, body.session)
 
     def submit(token_ids: list[int]) -> Stream:
-        return server.engine.submit(prompt_token_ids=token_ids, params=params, namespace=namespace, author=author)
+        return server.engine.submit(
+            prompt_token_ids=token_ids,
+            params=params,
+            namespace=namespace,
+            author=author,
+            tenant=context.tenant.name,
+        )
 
-    with server.lifecycle.admit(most), Watch(context.receive) as watch:
+    with server.lifecycle.admit(context.tenant.name, most), Watch(context.receive) as watch:
         with naming(source):
             made = await prompts()
             for token_ids in made:

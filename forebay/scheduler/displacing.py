@@ -1,0 +1,54 @@
+"""Which request gives its place to another tenant's (C32, decision 50).
+
+A tenant's share of the rows and of the pages is that of its weight among the tenants that have requests. A tenant that
+stays within its share takes places from one that is above its own. So no tenant falls below its share by this, and the
+tenant that gains does not exceed its own: no displacement can be answered by another.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from forebay.memory.holding import footprint
+from forebay.requests.account import Account
+from forebay.requests.request import Request
+from forebay.scheduler.admission import growth
+from forebay.scheduler.queues import Blocked, Queues
+
+PATIENCE: Final = 32  # steps in which a tenant whose turn it is starts nothing before a request of another is displaced
+
+
+class Places:
+    """Who holds how many rows and pages, in requests that run; those count with what they are expected to grow by, as
+    at their admission."""
+
+    def __init__(self, queues: Queues, ratio: float) -> None:
+        self._queues, self._ratio = queues, ratio
+        self._rows: dict[Account, int] = {}
+        self._pages: dict[Account, int] = {}
+        self._page_size = queues.config.page_size
+        self._ranked = sorted([*queues.running.reqs, *queues.extending], key=queues.rank)
+        for req in self._ranked:
+            self._rows[req.account] = self._rows.get(req.account, 0) + 1
+            pages = req.residency.num_pages + growth(req, ratio, self._page_size)
+            self._pages[req.account] = self._pages.get(req.account, 0) + pages
+
+    def victim(self, blocked: Blocked) -> Request | None:
+        """The request that `blocked` displaces: the last in rank of the tenant that is furthest above its share of what
+        is missing. None where no tenant is, where the one that gains would be, and for the first in rank of any."""
+        req, room = blocked.req, self._queues.room
+        num_rows, num_pages = self._queues.held.rows.size, self._queues.config.num_pages
+        need = footprint(len(req.tokens), self._page_size) + growth(req, self._ratio, self._page_size)
+        rows, pages = self._rows.get(req.account, 0) + 1, self._pages.get(req.account, 0) + need
+        if rows > room.share(req.tenant, num_rows) or pages > room.share(req.tenant, num_pages):
+            return None
+        held, total = (self._rows, num_rows) if blocked.lacks_row else (self._pages, num_pages)
+        above = {
+            account: number / room.share(account.name, total)
+            for account, number in held.items()
+            if number > room.share(account.name, total) and self._rows[account] > 1
+        }
+        if not above:
+            return None
+        most = max(above, key=lambda account: above[account])
+        return next(other for other in reversed(self._ranked) if other.account is most)

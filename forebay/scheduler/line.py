@@ -1,0 +1,42 @@
+"""Requests that wait for the same places, several tenants side by side."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from forebay.requests.account import Account
+from forebay.requests.request import Request
+
+
+class Line:
+    """`of` has each tenant's requests in the order of their rank, and no tenant without any. Nothing in here depends on
+    how many requests wait, but what looks at all of them."""
+
+    def __init__(self, rank: Callable[[Request], tuple[int, int]]) -> None:
+        self._rank = rank
+        self.of: dict[Account, list[Request]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self.of.values()))
+
+    def __iter__(self) -> Iterator[Request]:
+        return chain.from_iterable(self.of.values())
+
+    def __contains__(self, req: Request) -> bool:
+        return req in self.of.get(req.account, ())
+
+    def add(self, req: Request) -> None:
+        insort(self.of.setdefault(req.account, []), req, key=self._rank)
+
+    def remove(self, req: Request) -> None:
+        own = self.of[req.account]
+        own.remove(req)
+        if not own:
+            del self.of[req.account]
+
+    @property
+    def first(self) -> Request:
+        """The first in rank of the tenant that has been served least."""
+        return self.of[min(self.of, key=lambda account: account.service)][0]
