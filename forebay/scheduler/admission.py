@@ -152,7 +152,8 @@ class AdmissionPass:
             return
         if self._num_startable is None:
             self._num_startable = min(self._held.rows.available_size(), self._held.rows.size - self._num_running)
-            self._candidates = self._queues.candidates
+            some_wait = self._queues.constraints.unready or self._on_trial
+            self._candidates = self._queues.candidates if some_wait else self._queues.waiting.of
             num_candidates = sum(map(len, self._candidates.values()))
             group.enter_context(self._held.rows.group(min(num_candidates, self._num_startable)))
         waiting = self._candidates.get(account, ())

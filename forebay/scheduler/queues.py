@@ -88,10 +88,7 @@ class Queues:
     def candidates(self) -> Mapping[Account, Sequence[Request]]:
         """The requests that may start now, by tenant and rank: none whose grammar is not compiled, and while some are
         on trial, none but those."""
-        unready = self.constraints.unready
-        if not (unready or self.suspects.groups):
-            return self.waiting.of
-        trial = self.suspects.on_trial
+        unready, trial = self.constraints.unready, self.suspects.on_trial
         return {
             account: [req for req in reqs if req.id not in unready and (not trial or req in trial)]
             for account, reqs in self.waiting.of.items()

@@ -121,15 +121,15 @@ SERVER = (
     Mutant(
         "C29 tenants have namespaces of their own",
         "server/http/isolation.py",
-        'return self._name("key", tenant.name, session.cache_salt)',
+        'return self._name("key", tenant.digest, session.cache_salt)',
         'return self._name("key", session.cache_salt)',
         "server/test_isolation.py::test_two_keys_never_meet_in_four_hundred_interleaved_probes",
     ),
     Mutant(
         "C29 users have namespaces of their own where that is asked for",
         "server/http/isolation.py",
-        'return self._name("user", tenant.name, *session)',
-        'return self._name("user", tenant.name, session.cache_salt)',
+        'return self._name("user", tenant.digest, *session)',
+        'return self._name("user", tenant.digest, session.cache_salt)',
         "server/test_isolation.py::test_who_hits_whose_prompts",
     ),
     Mutant(
@@ -219,7 +219,7 @@ SERVER = (
     Mutant(
         "C29 nobody ends another's request",
         "server/answering/under_way.py",
-        "self._of.get(tenant.name, ())",
+        "self._of.get(tenant.digest, ())",
         "[known for own in self._of.values() for known in own]",
         "server/test_aborting.py::test_c29_only_ones_own_requests_are_ended_by_their_ids",
     ),

@@ -11,6 +11,7 @@ from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Update
 from forebay.scheduler import scheduler as scheduler_module
 from forebay.scheduler.admission import growth
+from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.violation import require
 
@@ -24,6 +25,7 @@ class Fairness:
 
     def __init__(self, config: SchedulerConfig, scheduler: Scheduler) -> None:
         self._config, self._scheduler = config, scheduler
+        self._computes_all = type(scheduler.handoff) is Handoff  # in a role, what others compute is charged for, too
         self._computed: dict[int, int] = {}  # by request: up to here its prompt was cached or computed
         self._charged: Counter[str] = Counter()  # by tenant
         self._service: dict[str, float] = dict.fromkeys(scheduler.accounts, 0.0)
@@ -45,9 +47,8 @@ class Fairness:
     def added(self, req: Request) -> None:
         self._tenant_of[req.id] = req.tenant
 
-    def heard(self, updates: Iterable[Update]) -> None:
-        for update in updates:
-            self._charged[self._tenant_of[update.request_id]] += len(update.token_ids)
+    def heard(self, update: Update) -> None:
+        self._charged[self._tenant_of[update.request_id]] += len(update.token_ids)
 
     def launched(self, plan: StepPlan) -> Counter[str]:
         """By tenant, the tokens of prompts that this plan computes for the first time."""
@@ -64,7 +65,8 @@ class Fairness:
     def planned(self, plan: StepPlan | None, started: Sequence[Request], startable: Sequence[Request]) -> None:
         """`startable` wait, and neither a step in flight nor a prompt under way is to be awaited for them."""
         new = self.launched(plan) if plan else Counter()
-        self._check_books()
+        if self._computes_all:
+            self._check_books()
         if started:
             self._check_turns(started, startable, new)
         self._check_wait(plan, startable)

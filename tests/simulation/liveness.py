@@ -52,8 +52,8 @@ class Liveness:
         self.fairness.added(req)
 
     def heard(self, updates: Iterable[Update], now: float) -> None:
-        self.fairness.heard(updates)
         for update in updates:
+            self.fairness.heard(update)
             if update.finish:
                 self._times.pop(update.request_id, None)
             elif update.token_ids:

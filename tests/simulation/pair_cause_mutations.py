@@ -17,6 +17,7 @@ from forebay.requests.updates import Failure, FinishReason
 from forebay.scheduler import decode_role
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.handoff import ABORTED, LOST, Handoff, Role
+from forebay.scheduler.line import Line
 from forebay.scheduler.prefill_role import PrefillRole
 from forebay.scheduler.queues import Queues
 from tests.simulation.bugs import Mutations, Patch
@@ -152,9 +153,9 @@ def offers_are_made_to_the_last_in_rank_first(patch: Patch) -> None:
     offer = DecodeRole._offer
 
     def mutated(self, now):
-        self.scheduler.pending.reverse()
-        offer(self, now)
-        self.scheduler.pending.reverse()
+        with Patch.context() as inside:
+            inside.setattr(Line, "first", property(lambda line: list(line)[-1]))
+            offer(self, now)
 
     patch.setattr(DecodeRole, "_offer", mutated)
 
@@ -215,7 +216,8 @@ def a_recovery_forgets_the_other_requests(patch: Patch) -> None:
 
     def mutated(self, *, cleared):
         everybody_waits(self, cleared=cleared)
-        self.waiting = self.waiting[:1]
+        for req in list(self.waiting)[1:]:
+            self.waiting.remove(req)
 
     patch.setattr(Queues, "everybody_waits", mutated)
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -196,16 +197,11 @@ async def _pooled(
     info, context = server.engine.info, RequestContext.of(request.scope)
     most = min(count, info.max_running_requests)
     namespace = server.isolation.namespace(context.tenant, body.session)
-    author = server.isolation.author(context.tenant, body.session)
+    author, tenant = server.isolation.author(context.tenant, body.session), context.tenant.name
+    submit_as = partial(server.engine.submit, params=params, namespace=namespace, author=author, tenant=tenant)
 
     def submit(token_ids: list[int]) -> Stream:
-        return server.engine.submit(
-            prompt_token_ids=token_ids,
-            params=params,
-            namespace=namespace,
-            author=author,
-            tenant=context.tenant.name,
-        )
+        return submit_as(prompt_token_ids=token_ids)
 
     with server.lifecycle.admit(context.tenant.name, most), Watch(context.receive) as watch:
         with naming(source):
