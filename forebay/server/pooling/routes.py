@@ -26,7 +26,6 @@ from forebay.engine.embedding import (
     question,
     verdict,
 )
-from forebay.engine.stream import Stream
 from forebay.requests.sampling_params import SamplingParams
 from forebay.scheduler.limits import check_context
 from forebay.server.answering.cache_usage import cache_usage
@@ -198,10 +197,7 @@ async def _pooled(
     most = min(count, info.max_running_requests)
     namespace = server.isolation.namespace(context.tenant, body.session)
     author, tenant = server.isolation.author(context.tenant, body.session), context.tenant.name
-    submit_as = partial(server.engine.submit, params=params, namespace=namespace, author=author, tenant=tenant)
-
-    def submit(token_ids: list[int]) -> Stream:
-        return submit_as(prompt_token_ids=token_ids)
+    submit = partial(server.engine.submit, params=params, namespace=namespace, author=author, tenant=tenant)
 
     with server.lifecycle.admit(context.tenant.name, most), Watch(context.receive) as watch:
         with naming(source):
@@ -210,7 +206,7 @@ async def _pooled(
                 check_context(len(token_ids), 0, info.context_length)
         if watch.gone:
             raise ClientGone
-        batch = Batch(submit, made)
+        batch = Batch(lambda token_ids: submit(prompt_token_ids=token_ids), made)
         batch.started_at = context.arrived_at
         watch.on_gone(batch.leave)
         try:
