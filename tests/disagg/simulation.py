@@ -281,10 +281,10 @@ class Outcome:
 class World:
     """Two decode instances and a prefill instance, whichever processes those are just now."""
 
-    def __init__(self, net: Net, rng: Random) -> None:
+    def __init__(self, net: Net, rng: Random, transport: str = "") -> None:
         self.rng, self.net = rng, net
         self.weather = random_weather(rng)
-        self.transport = rng.choice(["tcp", "shm"])
+        self.transport = transport or rng.choice(["tcp", "shm"])
         self.sizes = [rng.choice([1, 2, 4]) for _ in range(3)]
         self.numbers, self.prompts = count(1), count(1)
         self.seeds: dict[bytes, int] = {}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec.structs import replace
 
-from forebay.config.engine_config import CacheTypes
-from forebay.disagg.layout import mismatch, weights_digest
+from forebay.config.engine_config import CacheTypes, SpeculativeAlgorithm
+from forebay.disagg.layout import Layout, mismatch, weights_digest
+from forebay.disagg.layout import layout_of as layout_of_engine
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import CacheSpec, FullAttention, RecurrentState
 from tests.disagg.pair import EIGHT_BITS, EVERYTHING, NUM_SLOTS, PLAIN, layout_of
@@ -78,3 +81,29 @@ def test_weights_are_told_apart_by_any_of_their_samples(tmp_path: Path) -> None:
         digests |= {weights_digest(tmp_path), weights_digest(file)}
     (tmp_path / "config.json").write_text("{ }")
     assert len(digests | {weights_digest(tmp_path)}) == 9
+
+
+def test_layout_of_draft_checkpoint_and_activations_are_compared(tmp_path: Path) -> None:
+    """C31: columns of a draft model's own cache are only as equal as its weights."""
+    for name in ("model", "draft", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(name.encode())
+
+    def layout(algorithm: SpeculativeAlgorithm, draft: str | None, bits: int = 16) -> Layout:
+        speculation = SimpleNamespace(algorithm=algorithm, draft_model_path=draft and str(tmp_path / draft))
+        config = SimpleNamespace(
+            model_path=str(tmp_path / "model"),
+            speculation=speculation,
+            quantization="none",
+            types=CacheTypes(),
+            activation_bits=bits,
+        )
+        return layout_of_engine(cache(), config, vocab_size=9, kernels="torch")  # type: ignore[arg-type]
+
+    standalone, off = SpeculativeAlgorithm.STANDALONE, SpeculativeAlgorithm.OFF
+    assert "draft_weights" in mismatch(layout(standalone, "draft"), layout(standalone, "other"))
+    assert "draft_weights" in mismatch(layout(standalone, "draft"), layout(off, None))
+    assert "activation_bits" in mismatch(layout(off, None, 8), layout(off, None, 16))
+    assert mismatch(layout(standalone, "draft"), layout(standalone, "draft")) == ""
+    newer = replace(layout(off, None), weight_version=1)
+    assert "weight_version" in mismatch(newer, layout(off, None))

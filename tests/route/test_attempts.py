@@ -1,0 +1,101 @@
+"""Which answers of a server let a request begin again at other servers, and what becomes of the halves (C27)."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forebay.base.errors import ForebayError, Unavailable
+from forebay.route import halves
+from forebay.route.halves import MOST_ATTEMPTS, Halves, first_answer
+from forebay.route.upstream import MEMBER_LOST, Head
+
+
+class Member:
+    def __init__(self) -> None:
+        self.num_checks = 0
+
+    async def check(self) -> None:
+        self.num_checks += 1
+
+
+class Attempt(Halves):
+    """Both halves under way, of which decode answers with `status`."""
+
+    def __init__(self, status: int, members: list[Member]) -> None:
+        self.status, self.num_ends, self.gone = status, 0, False
+        self.prefill, self.decode = (SimpleNamespace(member=member, upstream=self) for member in members)
+
+    async def whole(self) -> bytes:
+        return b'{"error": {"message": "why", "code": "its_code"}}'
+
+    async def answer(self) -> Any:
+        return self.decode, Head(self.status, {})
+
+    def end(self) -> None:
+        self.num_ends += 1
+
+
+class Attempts:
+    """In place of `begin`: one attempt for each of `statuses`; None for a server that cannot be reached."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *statuses: int | None, leaves: bool = False) -> None:
+        self.statuses, self.made, self.leaves = list(statuses), [], leaves
+        self.members = [Member(), Member()]
+        monkeypatch.setattr(halves, "begin", self.begin)
+
+    async def begin(self, *args: object) -> Attempt:
+        status = self.statuses.pop(0)
+        if status is None:
+            self.made.append(None)
+            raise Unavailable("nobody listens", code=MEMBER_LOST)
+        self.made.append(Attempt(status, self.members))
+        return self.made[-1]
+
+    def run(self) -> tuple[Halves, Head]:
+        watch = SimpleNamespace(on_gone=lambda abort: abort() if self.leaves else None)
+        return asyncio.run(first_answer(None, None, watch))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("status", [400, 429, 500, 502])
+def test_first_answer_failure_that_others_would_repeat_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    attempts = Attempts(monkeypatch, status, 200)
+    with pytest.raises(ForebayError) as failed:
+        attempts.run()
+    assert (failed.value.status, failed.value.code, len(attempts.made)) == (status, "its_code", 1)
+    assert attempts.made[0].num_ends == 1
+
+
+@pytest.mark.parametrize("status", [503, 504])
+def test_first_answer_server_that_comes_or_goes_is_left_for_another(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    attempts = Attempts(monkeypatch, status, 200)
+    found, head = attempts.run()
+    assert (found, head.status) == (attempts.made[1], 200)
+    assert (attempts.made[0].num_ends, attempts.made[1].num_ends) == (1, 0)
+    assert [member.num_checks for member in attempts.members] == [1, 1]
+
+
+def test_first_answer_attempts_are_bounded_and_the_last_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = Attempts(monkeypatch, *[503] * (MOST_ATTEMPTS + 2))
+    with pytest.raises(ForebayError, match="why"):
+        attempts.run()
+    assert [attempt.num_ends for attempt in attempts.made] == [1] * 3
+
+
+def test_first_answer_client_that_has_gone_gets_no_other_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = Attempts(monkeypatch, 503, 200, leaves=True)
+    with pytest.raises(ForebayError):
+        attempts.run()
+    assert len(attempts.made) == 1
+
+
+def test_first_answer_server_that_cannot_be_reached_is_left_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = Attempts(monkeypatch, None, 200)
+    assert attempts.run()[1].status == 200
