@@ -3,13 +3,11 @@ whatever it drafts and whatever is around a request; and drafts that are right a
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tests.integration.rig import Rig
 from tests.integration.test_draft_heads import SHAPES, engine_of, known_of, run_steps
@@ -58,12 +56,9 @@ def test_a_draft_model_that_is_right_is_accepted_whole_whatever_is_in_the_cache(
         assert steps == 1 + 40 // width
 
 
-def test_c16_drafts_that_are_no_numbers_cost_acceptance_alone(tmp_path: Path) -> None:
-    draft = shutil.copytree(shared_tiny("llama").path, tmp_path / "draft")
-    tensors = load_file(draft / "model.safetensors")
-    tensors["model.layers.1.input_layernorm.weight"].fill_(float("nan"))
-    save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
-    known = known_of(rig_of("llama", draft))
+def test_c16_drafts_that_are_no_numbers_cost_acceptance_alone() -> None:
+    known = known_of(rig_of("llama", shared_tiny("llama").path))
     engine = engine_of(known.rig, width=4, radix_cache=True)
+    engine.core._runner.proposer.beside.model._blocks[1]._sublayers[0].before.fill_(float("nan"))
     known.check(engine)
     assert engine.count("draft_tokens") > 0
