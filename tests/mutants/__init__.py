@@ -19,10 +19,12 @@ from tests.mutants.runtime import RUNTIME
 from tests.mutants.scheduler import SCHEDULER
 from tests.mutants.server import SERVER
 from tests.mutants.speculation import SPECULATION
+from tests.mutants.tenants import TENANTS
 
 MUTANTS: tuple[Mutant, ...] = (
     *MEMORY,
     *SCHEDULER,
+    *TENANTS,
     *RUNTIME,
     *ENGINE,
     *DISAGG,

@@ -203,6 +203,12 @@ CONTRACTS: Final = {
         "one of them is handled ends that session, request or load, and nothing else.",
         "disagg/frames.py, disagg/bounds.py, disagg/guard.py, server/http/cluster.py, route/",
     ),
+    "C32": Contract(
+        "Tenants",
+        "API keys share an engine's throughput by their weights. No tenant waits for another's backlog beyond a stated "
+        "bound (decision 50), and a full queue rejects requests of the tenant that fills it.",
+        "scheduler/admission.py, scheduler/displacing.py, scheduler/line.py, scheduler/limits.py",
+    ),
 }
 
 _BEGINNING: Final = """# Contracts
