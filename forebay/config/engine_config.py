@@ -298,6 +298,7 @@ class ServerConfig:
     cors_origins: tuple[str, ...]
     cache_isolation: CacheIsolation = CacheIsolation.KEY
     max_body_bytes: int = 4 << 20
+    responses_store_bytes: int = 0  # for each API key; 0 stores no responses
     max_header_bytes: int = 16 << 10
     max_headers: int = 64
     header_timeout_s: float = 10.0

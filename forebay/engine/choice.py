@@ -78,6 +78,7 @@ class Choice:
         table: TokenBytes,
         *,
         discard: bool = False,
+        keep_token_ids: bool = False,
     ) -> None:
         """`discard`: only the log-probabilities of the prompt are wanted."""
         self.index = index
@@ -93,17 +94,19 @@ class Choice:
         self._table = table
         self._params = params
         self._discard = discard
+        self._keep_token_ids = keep_token_ids
         self._wants_scores = params.logprobs >= 0
         self._scores_per_token = 1 + max(0, params.logprobs)
         self._one_call = prompt.reading is not None and prompt.reading.one_call
         self._tells_thinking = prompt.reading is None or prompt.reading.tells_thinking
         # A token is its text and no more: nothing is to be looked for, scored or dropped.
-        self.is_plain = not (params.stop or params.stop_regex or self._wants_scores or self._discard)
+        self.is_plain = not (params.stop or params.stop_regex or self._wants_scores or self._discard or keep_token_ids)
         self.restart()
 
     def restart(self) -> None:
         """What came so far counts for nothing."""
         self.num_tokens = 0
+        self.token_ids: list[int] = []  # of the output, if they are kept
         self.num_calls = self.num_reasoning_tokens = 0
         reading = self.prompt.reading
         self._reader = None if reading is None else reading.make()
@@ -169,6 +172,8 @@ class Choice:
                 tail = self._detokenizer.finish()
                 text, stopped = text + tail.text, tail.stopped
                 self.finish = str(update.finish.value)
+        if self._keep_token_ids:
+            self.token_ids += tokens[: used + (ending and stopped is None)]
         if stopped is not None:
             self.finish, self.stopped = "stop", stopped
             self.stream.abort()

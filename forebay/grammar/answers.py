@@ -23,11 +23,12 @@ from forebay.text.token_bytes import TokenBytes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRules:
     """What an answer must be, behind its thinking. `calls`: of these tools, in any answer (`must_call`: in this one;
-    `one_call`: and no second one). `content`: what it looks like where it calls nothing. `opened`: the prompt ends
-    within the thinking, which has at most `max_thinking_tokens`."""
+    `one_call`: and no second one; `restricted`: there are tools that may not be called). `content`: what it looks like
+    where it calls nothing. `opened`: the prompt ends within the thinking, which has at most `max_thinking_tokens`."""
 
     calls: Sequence[CallRule] = ()
     must_call: bool = False
+    restricted: bool = False
     one_call: bool = False
     content: Grammar | None = None
     opened: bool = False
@@ -37,7 +38,7 @@ class AnswerRules:
 def answer_grammar(formats: AnswerFormats, table: TokenBytes, rules: AnswerRules) -> Grammar | None:
     """None where nothing is to be enforced. Raises InvalidRequest `grammar_invalid` for what cannot be, with the
     client's field."""
-    calls = rules.must_call or any(rule.enforced for rule in rules.calls)
+    calls = rules.must_call or rules.restricted or any(rule.enforced for rule in rules.calls)
     if not (calls or rules.content or rules.max_thinking_tokens is not None):
         return None
     thinks = formats.thinking is not None or formats.calls == CHANNELS
@@ -47,6 +48,7 @@ def answer_grammar(formats: AnswerFormats, table: TokenBytes, rules: AnswerRules
     start = _channels(lark, rules) if CHANNELS in (formats.calls, formats.thinking) else _tags(lark, formats, rules)
     grammars = [{"name": "answer", "lark_grammar": "\n".join((f"start: {start}", *lark.rules))}]
     grammars += _embedded(rules.content) if "@content" in start else []
+    grammars += lark.grammars
     return Grammar(GrammarKind.ANSWER, json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":")))
 
 
@@ -81,7 +83,7 @@ def _tags(lark: Lark, formats: AnswerFormats, rules: AnswerRules) -> str:
         return f"{thinking} SPACE? {_calls_alone(lark, form, rules)}"
     if rules.content is not None:
         return f"{thinking} SPACE? ({_content(lark, rules.content)} | {_calls_alone(lark, form, rules)})"
-    if any(call.enforced for call in rules.calls):
+    if rules.restricted or any(call.enforced for call in rules.calls):
         return f"{thinking} {_calls_in_text(lark, form, rules)}"
     return f"{thinking} {_calls_as_they_come(lark, form)}"
 

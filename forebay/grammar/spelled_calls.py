@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.compiler import json_options
 from forebay.grammar.one_of import one_of_as_any_of
+from forebay.grammar.quoted import quoted
 from forebay.text.answers.calls import Tagged, is_text, resolved
 from forebay.text.answers.formats import CALL_FORMATS, CallFormat
 from forebay.text.token_bytes import TokenBytes
@@ -26,12 +27,14 @@ Schema: TypeAlias = Mapping[str, Any]
 
 class CallRule(NamedTuple):
     """A tool that may be called. Its arguments are any object, or where they are `enforced` what `parameters` say;
-    `field` is where the client has said that."""
+    `field` is where the client has said that. Of a tool that takes one text, `text` is the Lark grammar of it, if it
+    has one."""
 
     name: str
     parameters: Schema
     enforced: bool
     field: str
+    text: str = ""
 
 
 class Spelled(NamedTuple):
@@ -64,6 +67,7 @@ class Lark:
 
     table: TokenBytes
     rules: list[str] = field(default_factory=lambda: list(_TERMINALS))
+    grammars: list[dict[str, str]] = field(default_factory=list)  # of others, which the rules name
 
     def rule(self, body: str, options: str = "") -> str:
         """The name of a rule that says so."""
@@ -104,7 +108,20 @@ class Lark:
         offered, _ = one_of_as_any_of({**schema, "x-guidance": json_options(schema)})
         return self.rule(f"%json {_compact(offered)}")
 
+    def embedded(self, source: str) -> str:
+        """The name of a grammar within this one."""
+        name = f"text{len(self.grammars)}"
+        self.grammars.append({"name": name, "lark_grammar": source})
+        return f"@{name}"
+
+    def quoted(self, text: str, field: str) -> str:
+        """A JSON string of what the grammar `text` says."""
+        return f"{literal(chr(34))} {self.embedded(quoted(text, field))} {literal(chr(34))}"
+
     def arguments(self, call: CallRule) -> str:
+        if call.text:
+            head = f"{{{literal(next(iter(call.parameters['properties'])))}: "
+            return self.rule(f'{literal(head)} {self.quoted(call.text, call.field)} "}}"')
         return self.json({"type": "object", **call.parameters} if call.enforced else {"type": "object"})
 
     def one_of(self, bodies: Sequence[str]) -> str:
@@ -173,6 +190,7 @@ class _Member(NamedTuple):
     schema: Schema
     optional: bool
     is_text: bool
+    text: str = ""  # the grammar of a tool's one text
 
 
 def _members(call: CallRule) -> list[_Member]:
@@ -186,7 +204,7 @@ def _members(call: CallRule) -> list[_Member]:
     for key, schema in properties.items():
         schema = resolved(schema, call.parameters)
         own = {**schema, **shared} if call.enforced and isinstance(schema, dict) else {}
-        found.append(_Member(key, own, key not in (required or ()), is_text(call.parameters, key)))
+        found.append(_Member(key, own, key not in (required or ()), is_text(call.parameters, key), call.text))
     return found
 
 
@@ -256,6 +274,8 @@ class _Tags:
         return lark.rule(f"{key} {self._value(lark, tags, call, member, end)} {_LINE}")
 
     def _value(self, lark: Lark, tags: Tagged, call: CallRule, member: _Member, end: str) -> str:
+        if member.text:
+            return f"{lark.embedded(member.text)} {lark.marker(end)}"
         if not member.is_text:
             return f"{lark.json(member.schema)} {lark.marker(end)}"
         options = list(_options(member.schema))
@@ -270,15 +290,16 @@ class _Tags:
 
 def _python(lark: Lark, calls: Sequence[CallRule], one: bool, *, end: str = "") -> Spelled:
     """`[name(key=value, ...), ...]`."""
-    each = [f'{literal(f"{call.name}(")} {_keywords(lark, _members(call))} ")"' for call in calls]
+    each = [f'{literal(f"{call.name}(")} {_keywords(lark, call)} ")"' for call in calls]
     return Spelled(f'"[" {lark.some(lark.one_of(each), ", ", one)} "]" {lark.marker(end) if end else ""}')
 
 
-def _keywords(lark: Lark, members: Sequence[_Member]) -> str:
+def _keywords(lark: Lark, call: CallRule) -> str:
     """In their order, with commas between those that are there."""
     first, more = '""', '""'
-    for member in reversed(members):
-        value = f"{literal(f'{member.key}=')} {_python_value(lark, member.schema)}"
+    for member in reversed(_members(call)):
+        own = lark.quoted(member.text, call.field) if member.text else _python_value(lark, member.schema)
+        value = f"{literal(f'{member.key}=')} {own}"
         alone, behind = f"{value} {more}", f'", " {value} {more}'
         first = lark.rule(f"{alone} | {first}" if member.optional else alone)
         more = lark.rule(f"{behind} | {more}" if member.optional else behind)

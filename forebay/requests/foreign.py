@@ -51,8 +51,10 @@ ABSENT: Final = _by_name(
             "grammar_triggers preserved_tokens"
         ),
         "the tokens of a text are told by /tokenize, and those of an answer with their logprobs": (
-            "return_tokens return_token_ids return_tokens_as_token_ids return_text_in_logprobs details detokenize"
+            "return_tokens_as_token_ids return_text_in_logprobs details detokenize"
         ),
+        "call it return_token_ids": "return_tokens",
+        "token ids go into prompt, of /v1/completions": "prompt_token_ids",
         "log-probabilities are of the likeliest tokens: ask for up to 20 of them (logprobs, top_logprobs)": (
             "token_ids_logprob logprob_token_ids post_sampling_probs min_keep"
         ),

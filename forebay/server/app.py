@@ -16,11 +16,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from forebay.base.errors import ForebayError
-from forebay.config.engine_config import ServerConfig
+from forebay.config.engine_config import DisaggregationMode, ServerConfig
 from forebay.engine.async_engine import AsyncEngine
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server.answering import generate, llama, ollama
+from forebay.server.answering import generate, llama, ollama, responding
+from forebay.server.answering.response_store import ResponseStore
 from forebay.server.assets import file_endpoint, pass_on, with_cors
 from forebay.server.console import HEADERS, Asset, load_assets
 from forebay.server.context import ServerContext
@@ -33,7 +34,7 @@ from forebay.server.dialects.ollama_request import (
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
-from forebay.server.dialects.responses_request import ResponsesRequest
+from forebay.server.dialects.responses_request import InputTokensRequest, ResponsesRequest
 from forebay.server.gateway import Gateway
 from forebay.server.grammars import GrammarWorkers
 from forebay.server.http.bodies import Bodies
@@ -86,13 +87,17 @@ ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
     ("POST", "/abort_request", abort_request, AbortRequest),
     ("POST", MESSAGES, generate.messages, MessagesRequest),
     ("POST", "/v1/messages/count_tokens", generate.count_tokens, CountTokensRequest),
-    ("POST", RESPONSES, generate.responses, ResponsesRequest),
+    ("POST", RESPONSES, responding.responses, ResponsesRequest),
+    ("POST", f"{RESPONSES}/input_tokens", responding.input_tokens, InputTokensRequest),
+    ("GET", f"{RESPONSES}/{{response_id}}", responding.stored_response, None),
+    ("DELETE", f"{RESPONSES}/{{response_id}}", responding.delete_response, None),
     ("POST", "/v1/embeddings", embeddings.embeddings, EmbeddingRequest),
     ("POST", "/v1/score", embeddings.score, ScoreRequest),
     ("POST", "/v1/rerank", embeddings.rerank, RerankRequest),
     ("GET", "/v1/models", information.models, None),
     ("GET", "/v1/models/{model_id:path}", information.model, None),
     ("POST", "/tokenize", information.tokenize, TokenizeRequest),
+    ("GET", "/tokenizer_info", information.tokenizer_info, None),
     ("POST", "/detokenize", information.detokenize, DetokenizeRequest),
     ("GET", "/health", information.health, None),
     ("GET", "/ready", information.ready, None),
@@ -138,6 +143,7 @@ def create_context(
         grammars=GrammarWorkers(
             lambda: Vocabulary.of(tokenizer.table, engine.info.eos_token_ids, engine.info.vocab_size)
         ),
+        responses=ResponseStore(config.responses_store_bytes if model.mode is DisaggregationMode.NULL else 0),
         sampling=SamplingParams.defaults(config.sampling.values, config.sampling.source),
         started_at=time.time(),
     )

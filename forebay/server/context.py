@@ -15,6 +15,7 @@ from forebay.config.engine_config import ServerConfig
 from forebay.engine.async_engine import AsyncEngine
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.answering.calling import for_template
+from forebay.server.answering.response_store import ResponseStore
 from forebay.server.answering.under_way import UnderWay
 from forebay.server.grammars import GrammarWorkers
 from forebay.server.http.bodies import Bodies
@@ -59,6 +60,7 @@ class ServerContext:
     grammars: GrammarWorkers
     sampling: SamplingParams  # of what requests do not say
     started_at: float
+    responses: ResponseStore
     under_way: UnderWay = field(default_factory=UnderWay)
     trees: Trees = field(default_factory=Trees)
 
@@ -118,6 +120,13 @@ class RequestContext:
     arrived_at: float
     headers: list[tuple[bytes, bytes]]  # of the answer, beside those that its route gives it
 
+    def note_ignored(self, names: Sequence[str]) -> None:
+        """Name fields without effect in a header of the answer, once for all of them."""
+        before = [value.decode() for name, value in self.headers if name == IGNORED_HEADER]
+        value = ", ".join([*before, *(name.encode("unicode_escape").decode() for name in names)])  # no line breaks
+        others = [header for header in self.headers if header[0] != IGNORED_HEADER]
+        self.headers[:] = [*others, (IGNORED_HEADER, value[:MAX_HEADER_CHARS].encode())]
+
     @classmethod
     def of(cls, scope: Scope) -> RequestContext:
         context: RequestContext = scope[REQUEST]
@@ -153,6 +162,5 @@ async def read_body(request: Request, server: ServerContext, kind: type[Known]) 
     context = RequestContext.of(request.scope)
     body = await server.bodies.read(kind, request.scope, context.receive, max_ids)
     if body.passed_over:
-        names = ", ".join(body.passed_over)[:MAX_HEADER_CHARS]
-        context.headers.append((IGNORED_HEADER, names.encode("ascii", "backslashreplace")))
+        context.note_ignored(body.passed_over)
     return body

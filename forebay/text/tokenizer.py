@@ -50,6 +50,7 @@ class Tokenizer:
         self._control_is_normalized = any(token.special and token.normalized for token in added)
         hidden = [word for word in control if parts.added[word] in parts.hidden]
         self._hidden = re.compile("|".join(map(re.escape, hidden)) or r"(?!)")
+        self.special_names = dict(parts.names)  # `bos_token`, `eos_token` and the like, as they are spelled
         self.eos_token_id = parts.added.get(parts.names.get("eos_token", ""))
         self.bos_token_id = parts.added.get(parts.names.get("bos_token", ""))
         source = chat_template or parts.template

@@ -22,7 +22,7 @@ from forebay.server.dialects.ollama_request import (
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
-from forebay.server.dialects.responses_request import ResponsesRequest
+from forebay.server.dialects.responses_request import InputTokensRequest, ResponsesRequest
 from forebay.server.http.errors import MESSAGES, OLLAMA, RESPONSES
 from forebay.server.operations.aborting import AbortRequest
 from forebay.server.operations.tree import TreeRequest
@@ -62,6 +62,7 @@ VALID: dict[type[Strict], dict[str, Any]] = {
     OllamaEmbedRequest: {"model": "tiny", "input": "hello"},
     OllamaShowRequest: {"model": "tiny"},
     ResponsesRequest: {"input": "hello", "max_output_tokens": 1},
+    InputTokensRequest: {"input": "hello"},
     TokenizeRequest: {"prompt": "hello"},
     TreeRequest: {},
     EmbeddingRequest: {"input": "hello"},
@@ -120,7 +121,11 @@ def assert_refused(answer: httpx.Response, *allowed: int) -> None:
         assert set(whole) == {"error"}
         error = {"message": error}
     elif answer.request.url.path.startswith(MESSAGES):
-        assert (set(whole), whole["type"], set(error)) == ({"type", "error"}, "error", {"message", "type"})
+        assert (set(whole), whole["type"], set(error)) == (
+            {"type", "error"},
+            "error",
+            {"message", "type", "details"},
+        )
     else:
         assert (set(whole), set(error)) == ({"error"}, {"message", "type", "param", "code"})
     assert error["message"]
@@ -197,6 +202,7 @@ def test_the_id_carrying_fields_are_all_tried_above() -> None:
     carrying = {
         name for body in VALID for name in body.model_fields if "ids" in name or name in ("logit_bias", "tokens")
     }
+    carrying.remove("return_token_ids")  # a switch
     assert carrying == {"stop_token_ids", "allowed_token_ids", "logit_bias", "tokens", "input_ids"}
 
 

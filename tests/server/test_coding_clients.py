@@ -156,6 +156,9 @@ CODEX_HEADERS = {
 }
 
 
+PATCH = 'start: "*** Begin Patch" LF line+ "*** End Patch"\nline: "+" /(.*)/ LF\n%import common.LF\n'
+
+
 def codex_body(items: list[Any]) -> dict[str, Any]:
     schema = {"type": "object", "properties": {"file_path": {"type": "string"}}, "additionalProperties": False}
     return {
@@ -168,7 +171,7 @@ def codex_body(items: list[Any]) -> dict[str, Any]:
             {
                 "type": "custom",
                 "name": "apply_patch",
-                "format": {"type": "grammar", "syntax": "lark", "definition": "x"},
+                "format": {"type": "grammar", "syntax": "lark", "definition": PATCH},
             },
         ],
         "tool_choice": "auto",
@@ -204,7 +207,7 @@ def test_a_client_of_responses_reads_a_file_and_answers(model: Speaker) -> None:
         *(each for index, kind in enumerate(kinds) for each in written(kind, index)),
         ("completed", None),
     ]
-    assert events[-1]["response"]["metadata"] == {"ignored": "web_search, custom"}
+    assert events[-1]["response"]["metadata"] == {"ignored": "web_search"}
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert events[-1]["response"]["output"] == done
     reasoning, *others = done

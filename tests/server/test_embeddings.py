@@ -163,3 +163,29 @@ def test_a_decode_server_names_where_to_go(launch) -> None:
     server = launch(model=replace(MODEL, mode=DisaggregationMode.DECODE))
     answer = post(server, "/v1/embeddings", input="a")
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_role")
+
+
+def test_embeddings_of_ids_and_texts_in_one_input_are_of_their_tokens_together(embedder: Running) -> None:
+    encode = embedder.tokenizer.encode
+    whole = [12, 34, *encode("hello", add_special_tokens=False), 56]
+    for asked, expected in (
+        ([12, 34, "hello", 56], [whole]),
+        (["hello", [12, 34, "hello", 56], [1, 2]], [encode("hello"), whole, [1, 2]]),
+    ):
+        answer = post(embedder, "/v1/embeddings", input=asked)
+        assert answer.status_code == 200, answer.text
+        assert [stream.prompt for stream in embedder.engine.submitted[-len(expected) :]] == expected
+    for wrong in ([12, None], [[]], [1.5], [["a", -1]], [True]):
+        assert post(embedder, "/v1/embeddings", input=wrong).status_code == 400, wrong
+
+
+def test_rerank_of_texts_answers_in_the_form_of_text_embeddings_inference(judge: Running) -> None:
+    texts = ["one", "two", "three", "four"]
+    ours = post(judge, "/v1/rerank", query="what", documents=texts).json()["results"]
+    theirs = post(judge, "/rerank", query="what", texts=texts, return_text=True).json()
+    assert theirs == [
+        {"index": each["index"], "score": each["relevance_score"], "text": texts[each["index"]]} for each in ours
+    ]
+    assert post(judge, "/rerank", query="what", texts=texts, raw_scores=False).json()[0].keys() == {"index", "score"}
+    for wrong in ({}, {"texts": texts, "documents": texts}, {"texts": texts, "raw_scores": True}):
+        assert post(judge, "/rerank", query="what", **wrong).status_code == 400

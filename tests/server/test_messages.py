@@ -379,6 +379,7 @@ def test_errors_are_the_clients_own_types(launch: Callable[..., Running]) -> Non
             "error": {
                 "type": "invalid_request_error",
                 "message": "unknown field 'temprature': did you mean temperature?",
+                "details": {"error_code": "unknown_field"},
             },
         }
         stream = api.messages.create(model="tiny", max_tokens=500, messages=ASK, stream=True)

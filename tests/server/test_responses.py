@@ -145,9 +145,9 @@ def test_an_answer_that_is_cut_off_is_incomplete(model: Callable[[str], Model]) 
 
 
 def test_what_clients_send_unasked_is_left_out_and_named(model: Callable[[str], Model]) -> None:
-    tools = [{"type": "web_search"}, *TOOLS, {"type": "custom", "name": "patch"}, {"type": "web_search"}]
+    tools = [{"type": "web_search"}, *TOOLS, {"type": "mcp", "server_label": "x"}, {"type": "web_search"}]
     answer = model(QWEN25).ask(CALL, tools=tools, metadata={"run": "7"})
-    assert answer.metadata == {"run": "7", "ignored": "web_search, custom"}
+    assert answer.metadata == {"run": "7", "ignored": "web_search, mcp"}
     assert [tool.name for tool in answer.tools] == ["get_weather"]
     assert [item.type for item in answer.output] == ["function_call"]
     assert "web_search" not in model(QWEN25).prompt()
@@ -186,15 +186,15 @@ def test_what_must_be_said_is_enforced_as_in_a_chat(model: Callable[[str], Model
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"store": True}, "store", "set store=false"),
-    ({"background": True}, "background", "not kept"),
+    ({"background": True}, "background", "while its client waits"),
     ({"previous_response_id": "resp_1"}, "previous_response_id", "send the whole conversation"),
-    ({"conversation": "c"}, "conversation", "send the whole conversation"),
+    ({"conversation": "c"}, "conversation", "send all as input"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type", "item_reference"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type", "only texts"),
     ({"input": [{"type": "reasoning", "encrypted_content": "gAAA"}]}, "input.0.encrypted_content", "not made by"),
     ({"reasoning": {"effort": "low"}}, "reasoning.effort", "chat template"),
     ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", "not supported"),
-    ({"tool_choice": {"type": "web_search"}}, "tool_choice.type", "function"),
+    ({"tool_choice": {"type": "web_search"}}, "tool_choice", "the name of a tool"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "is missing"),
     (
         {"tools": [{"type": "web_search"}, {**TOOLS[0], "parameters": {"type": 5}, "strict": True}]},

@@ -9,6 +9,7 @@ from typing import Any, Final
 from forebay.base.errors import InvalidRequest
 from forebay.engine.choice import Reading
 from forebay.server.protocol.requests import ChatRequest
+from forebay.server.protocol.tools import INVALID_JSON
 from forebay.server.protocol.validation import UNSUPPORTED_FIELD
 from forebay.text.answers.formats import call_id_of
 from forebay.text.answers.probes import Findings, Wanted
@@ -32,13 +33,15 @@ def check_answerable(body: ChatRequest, found: Findings) -> None:
         what = "thinks before each answer" if thinks else "does not think"
         why = f"this model {what}, and its chat template knows no other way: leave {field} out"
         raise InvalidRequest(why, code=UNSUPPORTED_FIELD, param=field)
-    if body.effort is not None and not found.variables:
+    if body.effort is not None and not found.has_efforts:
         what = "how much this model thinks cannot be chosen: its chat template knows no reasoning_effort, leave it out"
         raise InvalidRequest(what, code=UNSUPPORTED_FIELD, param="reasoning_effort")
 
 
 def for_template(messages: list[dict[str, Any]], variables: dict[str, Any], found: Findings) -> list[dict[str, Any]]:
     """The messages as the chat template wants them, `variables` less what it does not read."""
+    if not found.calls.as_text or found.ignores_tools:
+        messages = [_with_objects(message) for message in messages]
     if found.ignores_tools:
         return told_in_text(messages, variables.pop("tools", []))
     numbered = _numbered(messages, call_id_of(found.formats.calls))
@@ -59,6 +62,19 @@ def _numbered(messages: list[dict[str, Any]], pattern: str) -> list[dict[str, An
     return numbered
 
 
+def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with arguments that templates can iterate: text that is not a JSON object becomes a member of one."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": object_of(call["function"]["arguments"])}}
+        for call in message.get("tool_calls", [])
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def object_of(arguments: dict[str, Any] | str) -> dict[str, Any]:
+    return {INVALID_JSON: arguments} if isinstance(arguments, str) else arguments
+
+
 def _as_wanted(message: dict[str, Any], wanted: Wanted) -> dict[str, Any]:
     if wanted.hidden:
         return calls_in_text(message)
@@ -66,10 +82,14 @@ def _as_wanted(message: dict[str, Any], wanted: Wanted) -> dict[str, Any]:
     if not wanted.as_text:
         return message
     functions = [call["function"] for call in message["tool_calls"]]
-    texts = [json.dumps(function["arguments"], ensure_ascii=False) for function in functions]
+    texts = [_text_of(function["arguments"]) for function in functions]
     functions = [{**function, "arguments": text} for function, text in zip(functions, texts, strict=True)]
     calls = zip(message["tool_calls"], functions, strict=True)
     return {**message, "tool_calls": [{**call, "function": function} for call, function in calls]}
+
+
+def _text_of(arguments: dict[str, Any] | str) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def reading_of(body: ChatRequest, found: Findings, tokenizer: Tokenizer, prompt: list[int]) -> Reading | None:

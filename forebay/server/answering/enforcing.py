@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 from forebay.grammar.answers import AnswerRules, answer_grammar
@@ -11,7 +12,7 @@ from forebay.requests.sampling_params import Grammar, GrammarKind
 from forebay.server.answering.calling import TAIL_TOKENS
 from forebay.server.context import ServerContext
 from forebay.server.protocol.requests import ChatRequest
-from forebay.server.protocol.tools import NamedTool, Tool
+from forebay.server.protocol.tools import AllowedTools, AnyTool, GrammarDefinition, TextTool
 
 
 async def enforced_grammar(server: ServerContext, body: ChatRequest, prompt: list[int]) -> Grammar | None:
@@ -20,6 +21,8 @@ async def enforced_grammar(server: ServerContext, body: ChatRequest, prompt: lis
     found, rules = server.model.answers, rules_of(body)
     for call in rules.calls:
         await server.grammars.check(Grammar(GrammarKind.JSON_SCHEMA, _schema_of(call)), call.field)
+        if call.text:
+            await server.grammars.check(Grammar(GrammarKind.LARK, call.text), call.field)
     if found.formats.thinking is not None:
         tail = server.tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
         rules = replace(rules, opened=found.opens_thinking(tail))
@@ -40,26 +43,35 @@ def _schema_of(call: CallRule) -> str:
 
 def rules_of(body: ChatRequest) -> AnswerRules:
     """But for where the thinking begins."""
-    chosen, tools = body.tool_choice, list(enumerate(body.offered_tools))
-    named = isinstance(chosen, NamedTool)
-    if isinstance(chosen, NamedTool):
-        tools = [(i, tool) for i, tool in tools if tool.function.name == chosen.function.name]
-    must_call = named or chosen == "required"
+    allowed, must_call = body.allowed_names, body.must_call
+    named = allowed is not None and not isinstance(body.tool_choice, AllowedTools)
+    tools = [(i, tool) for i, tool in enumerate(body.offered_tools) if allowed is None or tool.function.name in allowed]
     return AnswerRules(
         calls=[_call_rule(i, tool, enforced=must_call) for i, tool in tools],
         must_call=must_call,
+        restricted=allowed is not None,
         one_call=named or body.parallel_tool_calls is False,
         content=next((asked.grammar for asked in body.grammars), None),
         max_thinking_tokens=body.max_thinking_tokens,
     )
 
 
-def _call_rule(number: int, tool: Tool, *, enforced: bool) -> CallRule:
+def _call_rule(number: int, tool: AnyTool, *, enforced: bool) -> CallRule:
     """`enforced`: unless it says otherwise."""
     function, field = tool.function, f"tools.{number}.function.parameters"
+    if isinstance(tool, TextTool) and tool.grammar is not None:
+        field = f"tools.{number}.custom.format.grammar.definition"
+        return CallRule(function.name, function.parameters or {}, True, field, _as_lark(tool.grammar))
     return CallRule(
         function.name,
         function.parameters or {},
         enforced if function.strict is None else function.strict,
         field,
     )
+
+
+def _as_lark(grammar: GrammarDefinition) -> str:
+    if grammar.syntax == "lark":
+        return grammar.definition
+    pattern = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\/", grammar.definition)  # a slash would end it
+    return f"start: /{pattern}/".replace("\n", r"\n")

@@ -37,8 +37,6 @@ from forebay.server.dialects.messages_request import (
 from forebay.server.dialects.native import NativeDialect
 from forebay.server.dialects.native_request import NativeRequest
 from forebay.server.dialects.renaming import renamed
-from forebay.server.dialects.responses import ResponsesDialect
-from forebay.server.dialects.responses_request import ResponsesRequest
 from forebay.server.http.bodies import ClientGone
 from forebay.server.http.watch import Watch
 from forebay.server.protocol.requests import ChatRequest, CompletionRequest, PlainText, Sampling
@@ -56,9 +54,11 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
         _fields(server, f"chatcmpl-{context.request_id}"),
         server.tokenizer.table,
         logprobs=bool(body.logprobs),
+        text_tools=body.text_tools,
         include_usage=body.wants_usage,
         usage_of_each=body.wants_usage_of_each,
         num_prompt_top=body.prompt_logprobs,
+        token_ids=body.return_token_ids,
     )
     num_top = (body.top_logprobs or 0) if body.logprobs else -1
     return await serve_chat(server, context, body, dialect, num_top=num_top)
@@ -111,18 +111,6 @@ def _settled(server: ServerContext, body: CountTokensRequest) -> tuple[ChatReque
     return settled, remarks
 
 
-async def responses(request: Request, server: ServerContext) -> Response:
-    context = RequestContext.of(request.scope)
-    body = await read_body(request, server, ResponsesRequest)
-    server.check_model(body.model)
-    own = {"object": "response", "created_at": int(time.time()), "model": server.model.name}
-    dialect = ResponsesDialect(
-        fields={"id": f"resp_{context.request_id}", **own, **body.echo()}, seals=body.wants_sealed
-    )
-    with renamed(body.renamings):
-        return await serve_chat(server, context, body.chat, dialect)
-
-
 async def serve_chat(
     server: ServerContext,
     context: RequestContext,
@@ -133,6 +121,8 @@ async def serve_chat(
     cut_to_room: bool = False,
 ) -> Response:
     check_answerable(body, server.model.answers)
+    if body.verbosity is not None and "verbosity" not in server.model.answers.variables:
+        context.note_ignored(("verbosity",))
 
     async def prompts() -> list[Prompt]:
         if not server.engine.info.wants_resume_points:
@@ -165,6 +155,7 @@ async def completions(request: Request, server: ServerContext) -> Response:
         include_usage=body.wants_usage,
         usage_of_each=body.wants_usage_of_each,
         num_prompt_top=body.prompt_logprobs,
+        token_ids=body.return_token_ids,
     )
     return await serve_completion(server, context, body, dialect)
 
@@ -255,6 +246,7 @@ def _order(
         author=server.isolation.author(context.tenant, body.session),
         tenant=context.tenant.name,
         halves=halves,
+        keep_token_ids=body.return_token_ids,
         seed=server.sampling.seed if body.seed is None else body.seed,
     )
 

@@ -67,8 +67,8 @@ class Generation:
                         rendezvous=next(halves),
                     )
                     generation.streams.append(stream)
-                    discard = order.discard_output
-                    choices.append(Choice(len(choices), prompt, stream, order.params, table, discard=discard))
+                    kept = {"discard": order.discard_output, "keep_token_ids": order.keep_token_ids}
+                    choices.append(Choice(len(choices), prompt, stream, order.params, table, **kept))
         except BaseException:
             generation.abort()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from forebay.engine.scores import Scored, ranked, token_name
@@ -16,12 +17,19 @@ def chat_logprobs(table: TokenBytes, tokens: list[Scored], *, read: bool) -> dic
     kinds: dict[Kind, str] = _FIELDS if read else {Said: _FIELDS[Said]}
     found: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     for token in tokens:
-        if token.score is not None:
-            entry = _entry(table, token.token_id, token.score.logprob)
-            pairs = zip(token.score.top_ids, token.score.top_logprobs, strict=True)
-            entry["top_logprobs"] = [_entry(table, other, value) for other, value in pairs]
-            found[token.kind].append(entry)
+        found[token.kind] += text_logprobs(table, [token])
     return {**{kinds[kind]: entries for kind, entries in found.items()}, "refusal": None}
+
+
+def text_logprobs(table: TokenBytes, tokens: Sequence[Scored]) -> list[dict[str, Any]]:
+    """Of each token that has a score: itself and the likeliest."""
+    entries = []
+    for token in tokens:
+        if token.score is not None:
+            pairs = zip(token.score.top_ids, token.score.top_logprobs, strict=True)
+            others = [_entry(table, other, value) for other, value in pairs]
+            entries.append({**_entry(table, token.token_id, token.score.logprob), "top_logprobs": others})
+    return entries
 
 
 def _entry(table: TokenBytes, token: int, logprob: float) -> dict[str, Any]:

@@ -22,6 +22,7 @@ class Order:
     priority: int = 0
     halves: Sequence[Rendezvous | None] = ()  # in a role: where the other half of each prompt's choices is
     seed: int = RANDOM_SEED
+    keep_token_ids: bool = False  # the answer has those of its output
     discard_output: bool = False  # only the prompt's log-probabilities are wanted
 
     def params_of(self, number: int, grammar: Grammar | None = None) -> SamplingParams:

@@ -11,16 +11,28 @@ from forebay.server.answering.generation import Generation
 from forebay.server.answering.logprobs import chat_logprobs
 from forebay.server.dialects.chunks import ChunkDialect, encode
 from forebay.server.dialects.items import Call, items_of
-from forebay.text.answers.parts import CallArguments, CallBegun, Part, Said, Thought
+from forebay.server.protocol.tools import input_of
+from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
 from forebay.text.token_bytes import TokenBytes
 
 
 class ChatDialect(ChunkDialect):
     addition = b"delta"
 
-    def __init__(self, fields: dict[str, Any], table: TokenBytes, *, logprobs: bool, **around: Any) -> None:
+    def __init__(
+        self,
+        fields: dict[str, Any],
+        table: TokenBytes,
+        *,
+        logprobs: bool,
+        text_tools: frozenset[str] = frozenset(),
+        **around: Any,
+    ) -> None:
+        """`text_tools` are the names of the tools that take one text."""
         super().__init__({**fields, "object": "chat.completion.chunk"}, table, **around)
         self._logprobs = logprobs
+        self._text_tools = text_tools
+        self._inputs: dict[tuple[int, int], list[str]] = {}  # of a stream, by choice and call: arguments that come
         self._whole = {**fields, "object": "chat.completion"}
 
     def whole(
@@ -31,24 +43,29 @@ class ChatDialect(ChunkDialect):
                 "index": choice.index,
                 "message": {"role": "assistant", "content": text, "refusal": None}
                 if choice.prompt.reading is None
-                else message_of(parts[choice.index]),
+                else message_of(parts[choice.index], self._text_tools),
                 "logprobs": self._scores(choice, tokens) if self._logprobs else None,
                 "finish_reason": choice.finish,
+                **self.ids_of(choice),
             }
             for choice, text, tokens in zip(generation.choices, texts, scores, strict=True)
         ]
-        of_prompt = self.of_prompt(generation.choices[0])
+        first = generation.choices[0]
+        of_prompt = {**self.of_prompt(first), **self.prompt_ids_of(first)}
         return encode({**self._whole, "choices": choices, "usage": generation.usage(), **of_prompt})
 
     def opening(self, generation: Generation) -> bytes:
         super().opening(generation)
-        return b"".join(self._event(choice, b'{"role":"assistant","content":""}') for choice in generation.choices)
+        first, *others = (self._event(choice, b'{"role":"assistant"}') for choice in generation.choices)
+        if ids := self.prompt_ids_of(generation.choices[0]):
+            first = first.removesuffix(b"}\n\n") + b"," + encode(ids)[1:] + b"\n\n"
+        return b"".join((first, *others))
 
     def text(self, choice: Choice, text: str) -> bytes:
         return self._event(choice, delta_of(Said(text)))
 
     def chunk(self, choice: Choice, piece: Piece) -> bytes:
-        added = [delta for part in piece.parts if (delta := delta_of(part))]
+        added = [delta for part in piece.parts if (delta := self._delta(choice, part))]
         if not added and (piece.text or piece.tokens):
             added.append(delta_of(Said(piece.text)))
         out = b""
@@ -58,7 +75,23 @@ class ChatDialect(ChunkDialect):
             out += self._event(choice, delta, scores)
         if piece.finish is not None:
             out += self._event(choice, b"{}", finish=encode(piece.finish))
+        elif not out and self.has_new_ids(choice):
+            out = self._event(choice, b"{}")
         return out
+
+    def _delta(self, choice: Choice, part: Part) -> bytes:
+        """The delta of a part. The text of a tool that takes one comes at once, behind its JSON."""
+        match part:
+            case CallBegun(call, name) if name in self._text_tools:
+                self._inputs[choice.index, call] = []
+                return encode({"tool_calls": [{"index": call, **_text_call(name, "")}]})
+            case CallArguments(call, text) if (choice.index, call) in self._inputs:
+                self._inputs[choice.index, call].append(text)
+                return b""
+            case CallEnded(call) if (choice.index, call) in self._inputs:
+                text = input_of("".join(self._inputs.pop((choice.index, call))))
+                return encode({"tool_calls": [{"index": call, "custom": {"input": text}}]})
+        return delta_of(part)
 
     def _scores(self, choice: Choice, tokens: list[Scored]) -> dict[str, Any]:
         return chat_logprobs(self._table, tokens, read=choice.prompt.reading is not None)
@@ -67,6 +100,10 @@ class ChatDialect(ChunkDialect):
 def _call(name: str, arguments: str) -> dict[str, Any]:
     function = {"name": name, "arguments": arguments}
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+
+def _text_call(name: str, text: str) -> dict[str, Any]:
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "custom", "custom": {"name": name, "input": text}}
 
 
 def delta_of(part: Part) -> bytes:
@@ -84,12 +121,16 @@ def delta_of(part: Part) -> bytes:
             return b""
 
 
-def message_of(parts: list[Part]) -> dict[str, Any]:
+def message_of(parts: list[Part], text_tools: frozenset[str] = frozenset()) -> dict[str, Any]:
     """A whole answer of which all parts are known."""
     items = items_of(parts)
     said = "".join(item.text for item in items if isinstance(item, Said))
     thought = "".join(item.text for item in items if isinstance(item, Thought))
-    calls = [_call(item.name, item.arguments) for item in items if isinstance(item, Call)]
+    calls = [
+        _text_call(item.name, input_of(item.arguments)) if item.name in text_tools else _call(item.name, item.arguments)
+        for item in items
+        if isinstance(item, Call)
+    ]
     message: dict[str, Any] = {"role": "assistant", "content": said or (None if calls else ""), "refusal": None}
     if thought:
         message["reasoning_content"] = thought

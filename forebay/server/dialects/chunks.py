@@ -34,9 +34,11 @@ class ChunkDialect(Dialect):
         include_usage: bool,
         usage_of_each: bool = False,
         num_prompt_top: int | None = None,
+        token_ids: bool = False,
     ) -> None:
         """`fields` are those before `choices`. With `usage_of_each` every event says what came so far; `num_prompt_top`
-        is None where no log-probabilities of the prompt are wanted."""
+        is None where no log-probabilities of the prompt are wanted. With `token_ids` the answer has those of the prompt
+        and of each choice."""
         self._table = table
         self._include_usage = include_usage
         start = b"data: " + encode(fields)[:-1] + b',"choices":['
@@ -46,6 +48,8 @@ class ChunkDialect(Dialect):
         self._usage_of_each = usage_of_each
         self._running: Generation | None = None  # where each event tells its usage
         self._num_prompt_top = num_prompt_top
+        self._token_ids = token_ids
+        self._num_ids: dict[int, int] = {}  # of a stream, by choice: token ids that were sent
 
     def opening(self, generation: Generation) -> bytes:
         if self._usage_of_each:
@@ -56,6 +60,23 @@ class ChunkDialect(Dialect):
         if self._num_prompt_top is None:
             return {}
         return {"prompt_logprobs": prompt_logprobs(self._table, choice.prompt_scores(), self._num_prompt_top)}
+
+    def ids_of(self, choice: Choice) -> dict[str, Any]:
+        return {"token_ids": choice.token_ids} if self._token_ids else {}
+
+    def prompt_ids_of(self, choice: Choice) -> dict[str, Any]:
+        return {"prompt_token_ids": choice.prompt.token_ids} if self._token_ids else {}
+
+    def has_new_ids(self, choice: Choice) -> bool:
+        return self._token_ids and self._num_ids.get(choice.index, 0) < len(choice.token_ids)
+
+    def _new_ids(self, choice: Choice) -> bytes:
+        """The field with the token ids of a choice that were not sent yet, or nothing."""
+        if not self._token_ids:
+            return b""
+        ids = choice.token_ids[self._num_ids.get(choice.index, 0) :]
+        self._num_ids[choice.index] = len(choice.token_ids)
+        return b',"token_ids":%b' % encode(ids)
 
     def closing(self, generation: Generation) -> bytes:
         if not self._include_usage:
@@ -68,6 +89,6 @@ class ChunkDialect(Dialect):
     def _event(self, choice: Choice, added: bytes, logprobs: bytes = b"null", finish: bytes = b"null") -> bytes:
         after = self._after if self._running is None else b'}],"usage":%b}\n\n' % encode(self._running.usage())
         return (
-            b'%b%d,"%b":%b,"logprobs":%b,"finish_reason":%b%b'
-            % (self._before, choice.index, self.addition, added, logprobs, finish, after)
+            b'%b%d,"%b":%b,"logprobs":%b,"finish_reason":%b%b%b'
+            % (self._before, choice.index, self.addition, added, logprobs, finish, self._new_ids(choice), after)
         )  # fmt: skip

@@ -45,6 +45,8 @@ class CompletionDialect(ChunkDialect):
                     "logprobs": self._scores(choice, tokens, len(before)),
                     "finish_reason": choice.finish,
                     **self.of_prompt(choice),
+                    **self.ids_of(choice),
+                    **self.prompt_ids_of(choice),
                 }
             )
         return encode({**self._fields, "choices": choices, "usage": generation.usage()})
@@ -52,13 +54,20 @@ class CompletionDialect(ChunkDialect):
     def opening(self, generation: Generation) -> bytes:
         super().opening(generation)
         texts = ((choice, self._prompt_text(choice)) for choice in generation.choices)
-        return b"".join(self.text(choice, text) for choice, text in texts if text)
+        return b"".join(self._first(choice, text) for choice, text in texts if text or self._token_ids)
+
+    def _first(self, choice: Choice, text: str) -> bytes:
+        """The event of a prompt: its text if that is echoed, and its token ids if they are wanted."""
+        event = self.text(choice, text)
+        ids = self.prompt_ids_of(choice)
+        at = event.index(b'"finish_reason":null') if ids else 0
+        return event[:at] + encode(ids)[1:-1] + b"," + event[at:] if ids else event
 
     def text(self, choice: Choice, text: str) -> bytes:
         return self._event(choice, encode(text))
 
     def chunk(self, choice: Choice, piece: Piece) -> bytes:
-        if not (piece.text or piece.tokens or piece.finish):
+        if not (piece.text or piece.tokens or piece.finish or self.has_new_ids(choice)):
             return b""
         scores = encode(self._tokens(piece.tokens)) if piece.tokens else b"null"
         finish = b"null" if piece.finish is None else encode(piece.finish)

@@ -17,6 +17,7 @@ from forebay.memory.miss_reason import MissReason
 from forebay.server.answering.generation import Generation
 from forebay.server.dialects.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
 from forebay.server.http.errors import MESSAGES, error_ending
+from forebay.server.protocol.tools import INVALID_JSON
 from forebay.text.answers.parts import Part, Said, Thought
 
 UNSIGNED: Final = "unsigned"  # clients drop thinking that has no signature; this one is never looked at
@@ -157,7 +158,7 @@ def input_of(arguments: str) -> Any:
         found = None
     except (ValueError, RecursionError):
         found = _beginning_of(arguments)
-    return found if isinstance(found, dict) else {"invalid_json": arguments}
+    return found if isinstance(found, dict) else {INVALID_JSON: arguments}
 
 
 def _beginning_of(arguments: str) -> Any:

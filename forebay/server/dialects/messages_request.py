@@ -10,12 +10,13 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, PrivateAttr, StringConstraints, Tag, model_validator
 
+from forebay.base.errors import InvalidRequest
 from forebay.requests.sampling_params import BOUNDS, MAX_STOP
 from forebay.server.dialects.renaming import by_type, only, renamed
 from forebay.server.protocol.ignored import one_of
 from forebay.server.protocol.messages import MAX_MESSAGES, MAX_PARTS, CacheControl, TextPart, text_or_list
 from forebay.server.protocol.requests import I32, Bootstrap, ChatRequest, StopString
-from forebay.server.protocol.strict import Label, Strict, Text
+from forebay.server.protocol.strict import History, Label, Strict, Text
 from forebay.server.protocol.tools import MAX_TOOLS, ToolName
 from forebay.server.protocol.validation import (
     INVALID_COMBINATION,
@@ -56,7 +57,7 @@ _BlockText = Annotated[
 ]
 
 
-class ToolUse(Strict):
+class ToolUse(History):
     ignored = {"caller": _DIRECT, "toolset_name": one_of(None)}
     type: Literal["tool_use"]
     id: Label
@@ -77,7 +78,7 @@ class ToolUse(Strict):
         return self
 
 
-class ToolResult(Strict):
+class ToolResult(History):
     ignored = {"toolset_name": one_of(None)}
     type: Literal["tool_result"]
     tool_use_id: Label
@@ -93,7 +94,7 @@ class ToolResult(Strict):
         return {"role": "tool", "content": content, "tool_call_id": self.tool_use_id, **_mark(self.cache_control)}
 
 
-class ThinkingBlock(Strict):
+class ThinkingBlock(History):
     """`signature` says that the model's maker has seen it, which nobody asks here."""
 
     type: Literal["thinking"]
@@ -113,7 +114,7 @@ Block = Annotated[
 ]
 
 
-class Turn(Strict):
+class Turn(History):
     role: Literal["user", "assistant", "system"]
     content: Annotated[
         Annotated[Text, Tag(branch("text"))]
@@ -254,6 +255,7 @@ class CountTokensRequest(Strict):
     ignored = {
         "context_management": one_of(None, {"edits": []}, _ALL_THINKING),
         "mcp_servers": one_of(None, []),
+        "thread": one_of(None),
         "speed": one_of(None, "standard"),
     }
     model: Annotated[str, StringConstraints(max_length=512)]
@@ -268,6 +270,12 @@ class CountTokensRequest(Strict):
 
     @classmethod
     def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
+        if data.get("thread") is not None:
+            raise InvalidRequest(
+                "thread is not supported: send the whole conversation in messages, without thread",
+                code="thread_unsupported_request",  # on which the client sends the request again without it
+                param="thread",
+            )
         body = super().parse(data, lenient=lenient)
         with renamed(_NAMES):
             body._chat = ChatRequest.parse(body.as_chat())

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Final
 
 import msgspec
 
 from forebay.base.errors import ForebayError
-from forebay.engine.choice import Choice
+from forebay.engine.choice import Choice, Piece
 from forebay.engine.scores import Scored
 from forebay.server.answering.generation import Generation
+from forebay.server.answering.logprobs import text_logprobs
 from forebay.server.dialects.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
-from forebay.server.dialects.responses_request import sealed
+from forebay.server.dialects.responses_items import sealed
 from forebay.server.http.errors import shown
-from forebay.text.answers.parts import Part, Said, Thought
+from forebay.server.protocol.tools import input_of
+from forebay.text.answers.parts import CallArguments, Part, Said, Thought
+from forebay.text.token_bytes import TokenBytes
 
-_PREFIXES: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
-# What an item's text is called in events, and the fields of these beside the text.
+_PREFIXES: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+# What an item's text is called in events, and in that of its end.
 _TEXTS: Final = {
-    "message": ("output_text", b',"content_index":0,"logprobs":[]'),
-    "reasoning": ("reasoning_text", b',"content_index":0'),
-    "function_call": ("function_call_arguments", b""),
+    "message": ("output_text", "text"),
+    "reasoning": ("reasoning_text", "text"),
+    "function_call": ("function_call_arguments", "arguments"),
+    "custom_tool_call": ("custom_tool_call_input", "input"),
 }
+_CALLS: Final = ("function_call", "custom_tool_call")
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -37,6 +43,7 @@ class _Written:
     index: int
     name: str = ""
     texts: list[str] = field(default_factory=list)
+    scores: list[dict[str, Any]] = field(default_factory=list)  # of the tokens of a message, if they are wanted
     item_id: str = ""
     call_id: str = ""
 
@@ -49,14 +56,14 @@ class _Written:
         text = "".join(self.texts) if whole else ""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.scores if whole else []}
 
     def as_dict(self, status: str, *, seals: bool) -> dict[str, Any]:
         begun = {"id": self.item_id, "type": self.kind, "status": status}
         whole = status != "in_progress"
         text = "".join(self.texts) if whole else ""
-        if self.kind == "function_call":
-            return {**begun, "call_id": self.call_id, "name": self.name, "arguments": text}
+        if self.kind in _CALLS:
+            return {**begun, "call_id": self.call_id, "name": self.name, _TEXTS[self.kind][1]: text}
         content = [self.part(whole=True)] if whole else []
         if self.kind == "message":
             return {**begun, "role": "assistant", "content": content}
@@ -65,26 +72,58 @@ class _Written:
 
 @dataclass(kw_only=True)
 class ResponsesDialect(ItemsDialect):
-    """`fields` are the answer's own that do not change. With `seals` thinking comes sealed too."""
+    """`fields` are the answer's own that do not change. With `seals` thinking comes sealed too. `table` is None where
+    no log-probabilities are wanted. `text_tools` are the names of the tools that take one text. `keep` is called with
+    the whole response before its end is sent."""
 
     kinds = Kinds(said="message", thought="reasoning", called="function_call")
 
     fields: Mapping[str, Any]
     seals: bool = False
+    table: TokenBytes | None = None
+    text_tools: frozenset[str] = frozenset()
+    keep: Callable[[dict[str, Any]], None] | None = None
     _number: int = 0  # of the next event
     _open: _Written | None = None
     _written: list[dict[str, Any]] = field(default_factory=list)
     _count: int = 0
+    _scores: list[dict[str, Any]] = field(default_factory=list)  # of text that comes next
 
     def whole(
         self, generation: Generation, texts: list[str], parts: list[list[Part]], scores: list[list[Scored]]
     ) -> bytes:
         choice = the_choice(generation)
-        items = [_of(item, index) for index, item in enumerate(items_of(parts_of(choice, texts[0], parts[0])))]
+        found = items_of(parts_of(choice, texts[0], parts[0]))
+        items = [self._of(item, index) for index, item in enumerate(found)]
+        self._share_scores([item for item in items if item.kind == "message"], scores[0])
         self._written = [item.as_dict("completed", seals=self.seals) for item in items]
         if items and choice.finish == "length":
             self._written[-1]["status"] = "incomplete"
         return _encode(self._ended(generation, choice))
+
+    def _share_scores(self, messages: Sequence[_Written], scores: Sequence[Scored]) -> None:
+        """Tokens of text in a row are those of one message."""
+        if self.table is None:
+            return
+        runs = (list(run) for kind, run in groupby(scores, lambda token: token.kind) if kind is Said)
+        for item, run in zip(messages, runs, strict=False):
+            item.scores += text_logprobs(self.table, run)
+
+    def _of(self, item: Item, index: int) -> _Written:
+        match item:
+            case Said(text):
+                return _Written("message", index, texts=[text])
+            case Thought(text):
+                return _Written("reasoning", index, texts=[text])
+            case Call(name, arguments) if name in self.text_tools:
+                return _Written("custom_tool_call", index, name, [input_of(arguments)])
+            case Call(name, arguments):
+                return _Written("function_call", index, name, [arguments])
+
+    def chunk(self, choice: Choice, piece: Piece) -> bytes:
+        if self.table is not None:
+            self._scores += text_logprobs(self.table, [token for token in piece.tokens if token.kind is Said])
+        return super().chunk(choice, piece)
 
     def opening(self, generation: Generation) -> bytes:
         begun = {"response": self._response("in_progress")}
@@ -104,7 +143,19 @@ class ResponsesDialect(ItemsDialect):
         return self._event("response.failed", {"response": failed})
 
     def _call(self, name: str) -> bytes:
-        return self._begin(_Written("function_call", self._count, name))
+        kind = "custom_tool_call" if name in self.text_tools else "function_call"
+        return self._begin(_Written(kind, self._count, name))
+
+    def _part(self, part: Part) -> bytes:
+        """The text of a tool that takes one comes at once, behind its JSON."""
+        item = self._open
+        if item is not None and item.kind == "custom_tool_call":
+            if isinstance(part, CallArguments):
+                item.texts.append(part.text)
+                return b""
+            item.texts = [input_of("".join(item.texts))]
+            return self._text_event(item, "delta", "delta", item.texts[0]) + super()._part(part)
+        return super()._part(part)
 
     def _within(self, kind: str, text: str) -> bytes:
         before, item = b"", self._open
@@ -112,7 +163,15 @@ class ResponsesDialect(ItemsDialect):
             before, item = self._end(), _Written(kind, self._count)
             before += self._begin(item)
         item.texts.append(text)
-        return before + self._text_event(item, "delta", "delta", text)
+        return before + self._text_event(item, "delta", "delta", text, self._taken_scores(item))
+
+    def _taken_scores(self, item: _Written) -> list[dict[str, Any]]:
+        """The scores that belong to an item's text as far as it came."""
+        if item.kind != "message":
+            return []
+        taken, self._scores = self._scores, []
+        item.scores += taken
+        return taken
 
     def _begin(self, item: _Written) -> bytes:
         self._open = item
@@ -124,8 +183,8 @@ class ResponsesDialect(ItemsDialect):
         item = self._open
         if item is None:
             return b""
-        called = "arguments" if item.kind == "function_call" else "text"
-        events = self._text_event(item, "done", called, "".join(item.texts))
+        self._taken_scores(item)
+        events = self._text_event(item, "done", _TEXTS[item.kind][1], "".join(item.texts), item.scores)
         events += self._part_event("done")
         self._open = None
         self._written.append(item.as_dict(status, seals=self.seals))
@@ -135,14 +194,18 @@ class ResponsesDialect(ItemsDialect):
 
     def _part_event(self, what: str) -> bytes:
         item = self._open
-        if item is None or item.kind == "function_call":
+        if item is None or item.kind in _CALLS:
             return b""
         at = {"item_id": item.item_id, "output_index": item.index, "content_index": 0}
         return self._event(f"response.content_part.{what}", {**at, "part": item.part(whole=what == "done")})
 
-    def _text_event(self, item: _Written, what: str, called: str, text: str) -> bytes:
-        name, more = _TEXTS[item.kind]
-        kind = f"response.{name}.{what}".encode()
+    def _text_event(
+        self, item: _Written, what: str, called: str, text: str, scores: Sequence[dict[str, Any]] = ()
+    ) -> bytes:
+        kind = f"response.{_TEXTS[item.kind][0]}.{what}".encode()
+        more = b"" if item.kind in _CALLS else b',"content_index":0'
+        if item.kind == "message":
+            more += b',"logprobs":%b' % _encode(scores) if scores else b',"logprobs":[]'
         self._number += 1
         return (
             b'event: %b\ndata: {"type":"%b","sequence_number":%d,"item_id":"%b","output_index":%d%b,"%b":%b}\n\n'
@@ -160,19 +223,13 @@ class ResponsesDialect(ItemsDialect):
 
     def _ended(self, generation: Generation, choice: Choice) -> dict[str, Any]:
         if choice.finish != "length":
-            return self._response("completed", usage=_usage(generation))
-        why = {"reason": "max_output_tokens"}
-        return self._response("incomplete", incomplete_details=why, usage=_usage(generation))
-
-
-def _of(item: Item, index: int) -> _Written:
-    match item:
-        case Said(text):
-            return _Written("message", index, texts=[text])
-        case Thought(text):
-            return _Written("reasoning", index, texts=[text])
-        case Call(name, arguments):
-            return _Written("function_call", index, name, [arguments])
+            ended = self._response("completed", usage=_usage(generation))
+        else:
+            why = {"reason": "max_output_tokens"}
+            ended = self._response("incomplete", incomplete_details=why, usage=_usage(generation))
+        if self.keep is not None:
+            self.keep(ended)
+        return ended
 
 
 def _usage(generation: Generation) -> dict[str, Any]:

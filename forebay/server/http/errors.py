@@ -1,8 +1,9 @@
 """Errors as clients see them, in a body or at the end of a stream.
 
 OpenAI's `{"error": {"message", "type", "param", "code"}}`, and on Anthropic's routes
-`{"type": "error", "error": {"type", "message"}}`, where the message has to name the field. llama-server's clients get
-`{"error": {"code", "message", "type"}}`, where the code is the status; Ollama's get `{"error": message}`.
+`{"type": "error", "error": {"type", "message", "details": {"error_code"}}}`, where the message has to name the field.
+llama-server's clients get `{"error": {"code", "message", "type"}}`, where the code is the status; Ollama's get
+`{"error": message}`.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def error_json(error: ForebayError, path: str) -> bytes:
     if speaks_ollama:
         return msgspec.json.encode({"error": message})
     kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+    details = {"error_code": error.code}  # clients retry some requests in another form, by this code
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message, "details": details}})
 
 
 def _llama_server_error(error: ForebayError, message: str) -> dict[str, Any]:

@@ -21,9 +21,14 @@ class ErrorAnswer(TypedDict):
     error: Error
 
 
+class AnthropicDetails(TypedDict):
+    error_code: str
+
+
 class AnthropicError(TypedDict):
     type: str
     message: str
+    details: AnthropicDetails
 
 
 class AnthropicErrorAnswer(TypedDict):
@@ -70,6 +75,8 @@ class CompletionChoice(TypedDict):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length", "abort"]
     prompt_logprobs: NotRequired[list[dict[str, RankedLogprob] | None]]
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class Completion(TypedDict):
@@ -126,10 +133,18 @@ class FunctionCall(TypedDict):
     arguments: str
 
 
+class CustomCall(TypedDict):
+    name: str
+    input: str
+
+
 class Call(TypedDict):
+    """`function`, or `custom` for a tool that takes one text."""
+
     id: str
-    type: Literal["function"]
-    function: FunctionCall
+    type: Literal["function", "custom"]
+    function: NotRequired[FunctionCall]
+    custom: NotRequired[CustomCall]
 
 
 class Message(TypedDict):
@@ -147,6 +162,7 @@ class ChatChoice(TypedDict):
     message: Message
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "abort", "tool_calls"]
+    token_ids: NotRequired[list[int]]
 
 
 class ChatCompletion(TypedDict):
@@ -157,6 +173,7 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: NotRequired[list[dict[str, RankedLogprob] | None]]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class ThinkingDetails(TypedDict):
@@ -203,48 +220,6 @@ class TokenCount(TypedDict):
     input_tokens: int
 
 
-class ResponseUsage(TypedDict):
-    input_tokens: int
-    input_tokens_details: CachedDetails
-    output_tokens: int
-    output_tokens_details: ReasoningDetails
-    total_tokens: int
-    weight_version: int
-    cache: CacheUsage
-
-
-class ResponseItem(TypedDict):
-    """A message has a `role`, thinking a `summary` and perhaps `encrypted_content`, and both `content`; a call has
-    `call_id`, `name` and `arguments`."""
-
-    id: str
-    type: Literal["message", "reasoning", "function_call"]
-    status: Literal["completed", "incomplete"]
-    role: NotRequired[Literal["assistant"]]
-    content: NotRequired[list[dict[str, Any]]]
-    summary: NotRequired[list[dict[str, Any]]]
-    encrypted_content: NotRequired[str | None]
-    call_id: NotRequired[str]
-    name: NotRequired[str]
-    arguments: NotRequired[str]
-
-
-class ModelResponse(TypedDict):
-    """The fields of the request that are not long come back in it. `metadata.ignored`: tools that are left out."""
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    model: str
-    status: Literal["completed", "incomplete"]
-    error: None
-    incomplete_details: dict[str, str] | None
-    output: list[ResponseItem]
-    usage: ResponseUsage
-    metadata: dict[str, str]
-    store: Literal[False]
-
-
 class ModelCard(TypedDict):
     id: str
     object: Literal["model"]
@@ -262,6 +237,19 @@ class Tokens(TypedDict):
     tokens: list[int]
     count: int
     max_model_len: int
+
+
+class TokenizerInfo(TypedDict):
+    """Special tokens are as they are spelled; null where the tokenizer has none."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+    vocab_size: int
+    model_max_length: int
 
 
 class Detokenized(TypedDict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import msgspec
@@ -10,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 from forebay.base.package import __version__
 from forebay.server.http.errors import LLAMA_SERVER, MESSAGES, OLLAMA, RESPONSES, speaks_anthropic
 from forebay.server.http.security import ADMIN_PATHS
-from forebay.server.openapi import answers, neighbours
+from forebay.server.openapi import answers, neighbours, response_answers
 from forebay.server.openapi.descriptions import ROUTES, describe
 from forebay.server.operations.aborting import Aborted
 from forebay.server.operations.tree import TreeRows
@@ -23,16 +24,20 @@ LINES: Final = "application/x-ndjson"
 _REF: Final = "#/components/schemas/{}"
 _STATUS_ROUTES: Final = ("/health", "/ready", "/debug/state")  # whose 503 is an answer, not an error
 
+_PARAMETER: Final = re.compile(r"\{(\w+)")
 _CHUNKS: Final = {"description": "A stream of events or of lines, each of them JSON."}
 
-# By path, what a 200 may be: media type to type.
+# By path, or method and path, what a 200 may be: media type to type.
 _ANSWERS: Final[dict[str, dict[str, Any]]] = {
     "/v1/chat/completions": {JSON: answers.ChatCompletion, EVENTS: Any},
     "/v1/completions": {JSON: answers.Completion, EVENTS: Any},
     "/generate": {JSON: answers.Generated | list[answers.Generated], EVENTS: Any},
     MESSAGES: {JSON: answers.AnthropicMessage, EVENTS: Any},
     f"{MESSAGES}/count_tokens": {JSON: answers.TokenCount},
-    RESPONSES: {JSON: answers.ModelResponse, EVENTS: Any},
+    RESPONSES: {JSON: response_answers.ModelResponse, EVENTS: Any},
+    f"{RESPONSES}/input_tokens": {JSON: response_answers.ResponseInputTokens},
+    f"{RESPONSES}/{{response_id}}": {JSON: response_answers.ModelResponse},
+    f"DELETE {RESPONSES}/{{response_id}}": {JSON: response_answers.DeletedResponse},
     "/completion": {JSON: neighbours.LlamaCompletion | list[neighbours.LlamaCompletion], EVENTS: Any},
     "/apply-template": {JSON: neighbours.TemplateText},
     "/props": {JSON: neighbours.Props},
@@ -46,10 +51,11 @@ _ANSWERS: Final[dict[str, dict[str, Any]]] = {
     "/abort_request": {JSON: Aborted},
     "/v1/embeddings": {JSON: embedding_answers.Embeddings},
     "/v1/score": {JSON: embedding_answers.Scores},
-    "/v1/rerank": {JSON: embedding_answers.Reranked},
+    "/v1/rerank": {JSON: embedding_answers.Reranked | list[embedding_answers.ScoredText]},
     "/v1/models": {JSON: answers.ModelList},
     "/v1/models/{model_id:path}": {JSON: answers.ModelCard},
     "/tokenize": {JSON: answers.Tokens},
+    "/tokenizer_info": {JSON: answers.TokenizerInfo},
     "/detokenize": {JSON: answers.Detokenized},
     "/health": {JSON: answers.Health},
     "/ready": {JSON: answers.Health},
@@ -82,14 +88,14 @@ def document(routes: list[tuple[str, str, str, type[Strict] | None]]) -> dict[st
         operation: dict[str, Any] = {
             "operationId": name,
             "summary": ROUTES.get(path.replace(":path}", "}"), name),
-            "responses": _responses(path, schema_of),
+            "responses": _responses(method, path, schema_of),
         }
         if body is not None:
             content = {JSON: {"schema": {"$ref": _REF.format(body.__name__)}}}
             operation["requestBody"] = {"required": True, "content": content}
-        if "{model_id" in path:
-            at = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
-            operation["parameters"] = [at]
+        if names := _PARAMETER.findall(path):
+            about = {"in": "path", "required": True, "schema": {"type": "string"}}
+            operation["parameters"] = [{"name": name, **about} for name in names]
         paths.setdefault(path.replace(":path}", "}"), {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",
@@ -106,9 +112,13 @@ def document(routes: list[tuple[str, str, str, type[Strict] | None]]) -> dict[st
     }
 
 
-def _responses(path: str, schema_of: dict[Any, Any]) -> dict[str, Any]:
+def _answers_of(method: str, path: str) -> dict[str, Any]:
+    return _ANSWERS.get(f"{method} {path}") or _ANSWERS[path]
+
+
+def _responses(method: str, path: str, schema_of: dict[Any, Any]) -> dict[str, Any]:
     error = {"description": "Refused or failed", "content": {JSON: {"schema": schema_of[_failed(path)]}}}
-    content = {media: {"schema": schema_of[kind]} for media, kind in _ANSWERS[path].items()}
+    content = {media: {"schema": schema_of[kind]} for media, kind in _answers_of(method, path).items()}
     found = {"200": {"description": "As asked", "content": content}, "4XX": error, "5XX": error}
     if path in _STATUS_ROUTES:
         content = {JSON: {"schema": schema_of[answers.Health]}}

@@ -23,6 +23,7 @@ from forebay.server.protocol.requests import CheckTransfersRequest, DetokenizeRe
 
 TICK_LIMIT_S: Final = 5.0
 SAMPLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what models have defaults of
+SPECIAL: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
 STATE_TIMEOUT_S: Final = 2.0
 
 log = get_logger("server")
@@ -82,6 +83,21 @@ def _piece(server: ServerContext, token: int) -> dict[str, Any]:
         return {"id": token, "piece": raw.decode()}
     except UnicodeDecodeError:
         return {"id": token, "piece": list(raw)}
+
+
+async def tokenizer_info(request: Request, server: ServerContext) -> Response:
+    """What a client needs in order to use this server's tokenizer as its own (lm-eval)."""
+    template = server.tokenizer.chat_template
+    special = {name: server.tokenizer.special_names.get(name) for name in SPECIAL}
+    return _json(
+        {
+            "tokenizer_class": "forebay",
+            **special,
+            "chat_template": None if template is None else template.source,
+            "vocab_size": server.tokenizer.vocab_size,
+            "model_max_length": server.engine.info.context_length,
+        }
+    )
 
 
 async def detokenize(request: Request, server: ServerContext) -> Response:

@@ -58,6 +58,14 @@ class Ranked(TypedDict):
     document: NotRequired[RankedText]
 
 
+class ScoredText(TypedDict):
+    """In the form of text-embeddings-inference."""
+
+    index: int
+    score: float
+    text: NotRequired[str]
+
+
 class Reranked(TypedDict):
     id: str
     model: str

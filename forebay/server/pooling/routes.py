@@ -7,6 +7,7 @@ import base64
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any, Final
 
 import msgspec
@@ -112,10 +113,13 @@ async def score(request: Request, server: ServerContext) -> Response:
 async def rerank(request: Request, server: ServerContext) -> Response:
     """The documents by how well they fit the query, the best first; of equal ones those that came first."""
     body = await read_body(request, server, RerankRequest)
-    texts = body.texts
+    texts = body.all_texts
     pairs = [(body.query, text) for text in texts]
-    scores, usage = await _scores(request, server, body, pairs, body.instruction, "documents")
+    scores, usage = await _scores(request, server, body, pairs, body.instruction, body.source)
     best = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n]
+    if body.texts is not None:
+        listed = [{"index": i, "score": scores[i], **({"text": texts[i]} if body.return_text else {})} for i in best]
+        return _json(msgspec.json.encode(listed))
     results = [
         {
             "index": i,
@@ -165,14 +169,29 @@ async def _scores(
 
 
 async def _encoded(
-    server: ServerContext, body: PlainText, texts: Sequence[str | list[int]], source: str
+    server: ServerContext, body: PlainText, texts: Sequence[str | list[int | str]], source: str
 ) -> list[list[int]]:
     made = []
     for number, text in enumerate(texts, 1):
-        made.append(await prompt_ids(server, body, text, source))
+        made.append(await _input_ids(server, body, text, source))
         if number % TOKENIZED_IN_A_ROW == 0:
             await asyncio.sleep(0)
     return made
+
+
+async def _input_ids(server: ServerContext, body: PlainText, pieces: str | list[int | str], source: str) -> list[int]:
+    """The tokens of an input. Special tokens are put around a text that begins it alone."""
+    if isinstance(pieces, str):
+        return await prompt_ids(server, body, pieces, source)
+    ids: list[int] = []
+    for is_text, run in groupby(pieces, lambda piece: isinstance(piece, str)):
+        if not is_text:
+            ids += await prompt_ids(server, body, [piece for piece in run if isinstance(piece, int)], source)
+            continue
+        for text in run:
+            bare = body.model_copy(update={"add_special_tokens": False}) if ids else body
+            ids += await prompt_ids(server, bare, str(text), source)
+    return ids
 
 
 async def _pooled(

@@ -66,7 +66,6 @@ IGNORED: Final[dict[str, Harmless]] = {
     "modalities": one_of(None, ["text"]),
     "audio": _NOTHING,
     "reasoning_effort": one_of(None, "none"),
-    "verbosity": one_of(None, "medium"),
     "web_search_options": _NOTHING,
     "suffix": one_of(None, ""),
 }

@@ -9,8 +9,8 @@ from pydantic import Field, StringConstraints, Tag, model_validator
 
 from forebay.base.errors import InvalidRequest
 from forebay.server.protocol.ignored import MESSAGE_IGNORED
-from forebay.server.protocol.strict import Label, Strict, Text
-from forebay.server.protocol.tools import MAX_TOOLS, ToolCall
+from forebay.server.protocol.strict import History, Label, Strict, Text
+from forebay.server.protocol.tools import MAX_TOOLS, AnyCall
 from forebay.server.protocol.validation import (
     INVALID_COMBINATION,
     MISSING_FIELD,
@@ -28,7 +28,7 @@ def text_or_list(value: Any) -> str | None:
     return branch("text") if isinstance(value, str) else branch("list") if isinstance(value, list) else None
 
 
-class CacheControl(Strict):
+class CacheControl(History):
     """A client's mark: others will go on from here."""
 
     # What is cached stays until its memory is wanted: nobody can be promised an hour, and who asks for it is told so.
@@ -36,7 +36,7 @@ class CacheControl(Strict):
     type: Literal["ephemeral"]
 
 
-class TextPart(Strict):
+class TextPart(History):
     type: Literal["text"]
     text: Text
     cache_control: CacheControl | None = None
@@ -57,12 +57,12 @@ Content = Annotated[
 ]
 
 
-class ChatMessage(Strict):
+class ChatMessage(History):
     ignored = MESSAGE_IGNORED
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     reasoning_content: Text | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[AnyCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: Label | None = None
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
     cache_control: CacheControl | None = None
@@ -81,8 +81,9 @@ class ChatMessage(Strict):
         wrong = next((field for field, role in own.items() if getattr(self, field) and self.role != role), None)
         if wrong is not None:
             raise refusal(INVALID_COMBINATION, wrong, f"{wrong} is only allowed with role {own[wrong]}")
-        if self.content is None and not self.tool_calls:
-            raise refusal(MISSING_FIELD, "content", "content is missing: only a message with tool_calls may have none")
+        if self.content is None and not self.tool_calls and self.reasoning_content is None:
+            what = "content is missing: only a message with tool_calls or reasoning_content may have none"
+            raise refusal(MISSING_FIELD, "content", what)
         if self.role == "tool" and self.tool_call_id is None:
             raise refusal(MISSING_FIELD, "tool_call_id", "tool_call_id is missing: it says whose result this is")
         return self
@@ -92,6 +93,7 @@ class ChatMessage(Strict):
         the second refuse it in a message with both words and calls."""
         parts = self.content if isinstance(self.content, list) else None
         content = self.content if parts is None else "".join(part.text for part in parts)
+        content = "" if content is None and not self.tool_calls else content
         thought = self.reasoning_content
         thinking = None if content and self.tool_calls else thought
         more = {

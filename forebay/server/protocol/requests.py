@@ -30,7 +30,7 @@ from forebay.server.protocol.messages import Messages, Templated, Thinking, text
 from forebay.server.protocol.sender import Sender
 from forebay.server.protocol.strict import Label, Strict, Text
 from forebay.server.protocol.structured import Structured
-from forebay.server.protocol.tools import MAX_TOOLS, NamedTool, Tool, ToolChoice
+from forebay.server.protocol.tools import MAX_TOOLS, AllowedTools, AnyTool, TextTool, ToolChoice
 from forebay.server.protocol.validation import (
     INVALID_COMBINATION,
     INVALID_VALUE,
@@ -159,6 +159,7 @@ class Sampling(Sampler, Sender, Structured, Bootstrap):
     ) = None
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    return_token_ids: bool = False
     request_id: Label | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=I32)] = 0
 
@@ -258,7 +259,8 @@ class ChatRequest(Thinking, Templated, Sampling):
         "stream_reasoning": one_of(None, True),
     }
     messages: Messages
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_thinking_tokens: Annotated[int, Field(ge=0, le=I32)] | None = None
@@ -280,14 +282,33 @@ class ChatRequest(Thinking, Templated, Sampling):
         return [self, *super().wishes]
 
     @property
-    def offered_tools(self) -> list[Tool]:
-        """Those that the model may call."""
+    def offered_tools(self) -> list[AnyTool]:
+        """The tools that the prompt shows."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
+    def allowed_names(self) -> frozenset[str] | None:
+        """The names of the tools that the model may call; None for all of them."""
+        chosen = self.tool_choice
+        return None if chosen is None or isinstance(chosen, str) else frozenset(chosen.tool_names)
+
+    @property
+    def must_call(self) -> bool:
+        if isinstance(self.tool_choice, AllowedTools):
+            return self.tool_choice.allowed_tools.mode == "required"
+        return self.tool_choice not in (None, "auto", "none")
+
+    @property
+    def text_tools(self) -> frozenset[str]:
+        """The names of the tools that take one text."""
+        return frozenset(tool.function.name for tool in self.tools or () if isinstance(tool, TextTool))
+
+    @property
     def template_variables(self) -> dict[str, Any]:
-        tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.offered_tools]
-        return {**super().template_variables, **({"tools": tools} if tools else {})}
+        shown = (tool.function.model_dump(exclude_none=True, exclude={"strict"}) for tool in self.offered_tools)
+        tools = [{"type": "function", "function": function} for function in shown]
+        verbosity = {} if self.verbosity is None else {"verbosity": self.verbosity}
+        return {**super().template_variables, **verbosity, **({"tools": tools} if tools else {})}
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
@@ -297,8 +318,10 @@ class ChatRequest(Thinking, Templated, Sampling):
             raise refusal(INVALID_VALUE, "tools", f"there are two tools with the name {twice}: give each one its own")
         if self.tool_choice == "required" and not names:
             raise refusal(INVALID_COMBINATION, "tool_choice", "tool_choice is required, and there are no tools")
-        if isinstance(self.tool_choice, NamedTool) and (name := self.tool_choice.function.name) not in names:
-            raise refusal(INVALID_VALUE, "tool_choice.function.name", f"there is no tool with the name {name}")
+        chosen = self.tool_choice
+        if chosen is not None and not isinstance(chosen, str) and (unknown := set(chosen.tool_names) - set(names)):
+            what = f"there is no tool with the name {min(unknown)}"
+            raise refusal(INVALID_VALUE, f"tool_choice.{chosen.names_at}", what)
         return self
 
     @model_validator(mode="after")

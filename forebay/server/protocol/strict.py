@@ -23,6 +23,7 @@ from forebay.server.protocol.ignored import MAX_LABEL, Harmless
 from forebay.server.protocol.validation import UNKNOWN_FIELD, refusal, validation_error
 
 MAX_TEXT: Final = 64 << 20  # characters; the body's limit comes first
+MAX_PASSED_OVER: Final = 64  # names that are kept: a body may hold any number of unknown fields
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 Label = Annotated[str, StringConstraints(max_length=MAX_LABEL)]
 
@@ -32,7 +33,12 @@ class _Passing:
     """Of one body."""
 
     lenient: bool
-    over: list[str] = field(default_factory=list)
+    over: dict[str, None] = field(default_factory=dict)
+
+    def count(self, name: str, value: Any) -> None:
+        """Count a field without effect, unless its value is empty."""
+        if value not in (None, "", [], {}) and len(self.over) < MAX_PASSED_OVER:
+            self.over[name[:MAX_LABEL]] = None
 
 
 class Strict(BaseModel):
@@ -54,20 +60,29 @@ class Strict(BaseModel):
     def _drop_what_asks_for_nothing(cls, data: Any, info: ValidationInfo) -> Any:
         if not isinstance(data, dict):
             return data
-        for name, harmless in cls.ignored.items():
-            if name in data:
-                harmless.check(name, data[name])
+        passing = info.context or _Passing(lenient=False)
+        for name in cls.ignored.keys() & data.keys():
+            cls._pass_ignored(name, data[name], passing)
         kept = {key: value for key, value in data.items() if key not in cls.ignored}
         unknown = [key for key in kept if key not in cls.names()]
         if not unknown:
             return kept
-        passing = info.context or _Passing(lenient=False)
         for key in unknown:
-            why = why_absent(key)
-            if key not in cls.passed and (why or not passing.lenient):
-                raise refusal(UNKNOWN_FIELD, key[:MAX_LABEL].encode("utf-8", "backslashreplace").decode(), why)
-        passing.over += [key for key in unknown if kept[key] is not None]
+            cls._check_unknown(key, passing)
+            passing.count(key, kept[key])
         return {key: value for key, value in kept.items() if key in cls.names()}
+
+    @classmethod
+    def _pass_ignored(cls, name: str, value: Any, passing: _Passing) -> None:
+        """Raise a refusal if the value of an `ignored` field asks for something."""
+        cls.ignored[name].check(name, value)
+
+    @classmethod
+    def _check_unknown(cls, name: str, passing: _Passing) -> None:
+        """Raise a refusal if an unknown field may change the answer."""
+        why = why_absent(name)
+        if name not in cls.passed and (why or not passing.lenient):
+            raise refusal(UNKNOWN_FIELD, name[:MAX_LABEL].encode("utf-8", "backslashreplace").decode(), why)
 
     @classmethod
     @cache
@@ -92,13 +107,36 @@ class Strict(BaseModel):
         passing = _Passing(lenient)
         try:
             body = cls.model_validate(data, context=passing)
-            body._passed_over = tuple(dict.fromkeys(passing.over))
+            body._passed_over = tuple(passing.over)
             return body
         except ValidationError as error:
             details = [dict(item) for item in error.errors(include_url=False)]
             raise validation_error(
                 details, frozenset(name for kind in body_types() for name in kind.names()), list(cls.names())
             ) from error
+
+
+class History(Strict):
+    """A message, or a part of one. Clients send back what they received, with fields of their own: a field that is
+    unknown, or an `ignored` one with a value that is not expected, is ignored and counted."""
+
+    @classmethod
+    def _pass_ignored(cls, name: str, value: Any, passing: _Passing) -> None:
+        if not cls.ignored[name].accepts(value):
+            passing.count(name, value)
+
+    @classmethod
+    def _check_unknown(cls, name: str, passing: _Passing) -> None:
+        """Accept every field."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        found = super().__get_pydantic_json_schema__(core_schema, handler)
+        schema = handler.resolve_ref_schema(found)
+        schema["additionalProperties"] = True
+        for name in cls.ignored:
+            schema["properties"][name] = {"description": "Ignored."}
+        return found
 
 
 def body_types(kind: type[Strict] = Strict) -> Iterator[type[Strict]]:

@@ -2,52 +2,67 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
-from pydantic import Field, StringConstraints, Tag, model_validator
+from pydantic import Field, StringConstraints, Tag
+from pydantic_core import from_json
 
 from forebay.server.protocol.ignored import Harmless
-from forebay.server.protocol.strict import Label, Strict, Text
-from forebay.server.protocol.validation import INVALID_VALUE, branch, by_shape, refusal
+from forebay.server.protocol.strict import History, Label, Strict, Text
+from forebay.server.protocol.validation import branch, by_shape
 
 MAX_TOOLS: Final = 128
+INVALID_JSON: Final = "invalid_json"  # the key of arguments that are not a JSON object
+INPUT: Final = "input"  # the parameter by which a model is told of a tool that takes one text
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
-class CalledFunction(Strict):
-    """`arguments` is an object of JSON in a string."""
+class CalledFunction(History):
+    """`arguments` is the text that the model wrote: usually a JSON object, and any text if the call was cut off."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
     arguments: Text
 
     @property
-    def decoded(self) -> dict[str, Any]:
-        """Raises ValueError."""
-        value = msgspec.json.decode(self.arguments or "{}")
-        if not isinstance(value, dict):
-            raise ValueError(f"{type(value).__name__} is no object")
-        return value
-
-    @model_validator(mode="after")
-    def _is_json(self) -> Self:
+    def decoded(self) -> dict[str, Any] | str:
+        """The arguments as an object, or the text itself if it is not a JSON object."""
         try:
-            self.decoded  # noqa: B018
-        except (ValueError, RecursionError) as error:
-            what = f"arguments is no object of JSON in a string ({str(error)[:100]})"
-            raise refusal(INVALID_VALUE, "arguments", what) from error
-        return self
+            value = msgspec.json.decode(self.arguments or "{}")
+        except (ValueError, RecursionError):
+            return self.arguments
+        return value if isinstance(value, dict) else self.arguments
 
 
-class ToolCall(Strict):
+class ToolCall(History):
     ignored = {"index": Harmless(lambda value: value is None or isinstance(value, int), {"type": ["integer", "null"]})}
     id: Label
     type: Literal["function"] = "function"
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        function = {"name": self.function.name, "arguments": self.function.decoded}
-        return {"id": self.id, "type": "function", "function": function}
+        return _call_for_template(self.id, self.function.name, self.function.decoded)
+
+
+class CalledWithText(History):
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    input: Text
+
+
+class TextCall(History):
+    """The call of a tool that takes one text."""
+
+    ignored = ToolCall.ignored
+    id: Label
+    type: Literal["custom"]
+    custom: CalledWithText
+
+    def for_template(self) -> dict[str, Any]:
+        return _call_for_template(self.id, self.custom.name, {INPUT: self.custom.input})
+
+
+def _call_for_template(call_id: str, name: str, arguments: dict[str, Any] | str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class ToolFunction(Strict):
@@ -65,8 +80,78 @@ class Tool(Strict):
     function: ToolFunction
 
 
+class GrammarDefinition(Strict):
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[Text, Field(min_length=1)]
+
+
+class AnyInput(Strict):
+    type: Literal["text"]
+
+
+class GrammarInput(Strict):
+    type: Literal["grammar"]
+    grammar: GrammarDefinition
+
+
+class TextToolOptions(Strict):
+    name: ToolName
+    description: Text | None = None
+    format: (
+        Annotated[
+            Annotated[AnyInput, Tag(branch("text"))] | Annotated[GrammarInput, Tag(branch("grammar"))],
+            by_shape(lambda value: _by_type(value, "text", "grammar"), "an object whose type is text or grammar"),
+        ]
+        | None
+    ) = None
+
+
+class TextTool(Strict):
+    """A tool that takes one text. The model is told of a function with one parameter."""
+
+    type: Literal["custom"]
+    custom: TextToolOptions
+
+    @property
+    def grammar(self) -> GrammarDefinition | None:
+        return self.custom.format.grammar if isinstance(self.custom.format, GrammarInput) else None
+
+    @property
+    def function(self) -> ToolFunction:
+        told = {} if self.grammar is None else {"description": f"Must match this grammar:\n{self.grammar.definition}"}
+        return ToolFunction(
+            name=self.custom.name,
+            description=self.custom.description,
+            parameters={
+                "type": "object",
+                "properties": {INPUT: {"type": "string", **told}},
+                "required": [INPUT],
+                "additionalProperties": False,
+            },
+            strict=True,
+        )
+
+
+def input_of(arguments: str) -> str:
+    """Return the text of a `TextTool`'s call; of a call that was cut off, what there is of it."""
+    try:
+        found = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return arguments
+    text = found.get(INPUT) if isinstance(found, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def _by_type(value: Any, *kinds: str) -> str | None:
+    """Return the branch of the `type` of an object; the first if it has no other."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if not isinstance(value, dict | Strict):
+        return None
+    return branch(kind if isinstance(kind, str) and kind in kinds else kinds[0])
+
+
 def _choice_shape(value: Any) -> str | None:
-    return branch("text") if isinstance(value, str) else branch("tool") if isinstance(value, dict) else None
+    return branch("text") if isinstance(value, str) else _by_type(value, "function", "custom", "allowed_tools")
 
 
 class NamedFunction(Strict):
@@ -74,11 +159,60 @@ class NamedFunction(Strict):
 
 
 class NamedTool(Strict):
+    names_at: ClassVar[str] = "function.name"
     type: Literal["function"]
     function: NamedFunction
 
+    @property
+    def tool_names(self) -> list[str]:
+        return [self.function.name]
+
+
+class NamedTextTool(Strict):
+    names_at: ClassVar[str] = "custom.name"
+    type: Literal["custom"]
+    custom: NamedFunction
+
+    @property
+    def tool_names(self) -> list[str]:
+        return [self.custom.name]
+
+
+AnyTool: TypeAlias = Annotated[
+    Annotated[Tool, Tag(branch("function"))] | Annotated[TextTool, Tag(branch("custom"))],
+    by_shape(lambda value: _by_type(value, "function", "custom"), "an object"),
+]
+AnyCall: TypeAlias = Annotated[
+    Annotated[ToolCall, Tag(branch("function"))] | Annotated[TextCall, Tag(branch("custom"))],
+    by_shape(lambda value: _by_type(value, "function", "custom"), "an object"),
+]
+AnyName: TypeAlias = Annotated[
+    Annotated[NamedTool, Tag(branch("function"))] | Annotated[NamedTextTool, Tag(branch("custom"))],
+    by_shape(lambda value: _by_type(value, "function", "custom"), "an object"),
+]
+
+
+class AllowedNames(Strict):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AnyName], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class AllowedTools(Strict):
+    """Of all the tools, which the prompt shows, the model may call these."""
+
+    names_at: ClassVar[str] = "allowed_tools.tools"
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedNames
+
+    @property
+    def tool_names(self) -> list[str]:
+        return [name for tool in self.allowed_tools.tools for name in tool.tool_names]
+
 
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag(branch("text"))] | Annotated[NamedTool, Tag(branch("tool"))],
-    by_shape(_choice_shape, "none, auto, required or the name of a tool"),
+    Annotated[Literal["none", "auto", "required"], Tag(branch("text"))]
+    | Annotated[NamedTool, Tag(branch("function"))]
+    | Annotated[NamedTextTool, Tag(branch("custom"))]
+    | Annotated[AllowedTools, Tag(branch("allowed_tools"))],
+    by_shape(_choice_shape, "none, auto, required, the name of a tool or allowed_tools"),
 ]

@@ -40,6 +40,7 @@ _VARIABLES: Final[Mapping[str, tuple[Any, Any]]] = {
     "enable_thinking": (True, False),
     "thinking": (True, False),
     "reasoning_effort": ("low", "high"),
+    "verbosity": ("low", "high"),
 }
 _MAX_EVIDENCE: Final = 160
 AUTO: Final = "auto"
@@ -68,6 +69,10 @@ class Findings:
     calls: Wanted = Wanted()
     variables: frozenset[str] = frozenset()
     evidence: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_efforts(self) -> bool:
+        return bool(self.variables & {"enable_thinking", "thinking", "reasoning_effort"})
 
     @property
     def can_switch(self) -> bool:
