@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.one_of import one_of_as_any_of
@@ -107,7 +107,7 @@ def source_of(grammar: Grammar) -> str:
     value = _json(grammar) if grammar.kind in _JSON_KINDS else None
     try:
         return _translated(grammar, value)
-    except (ValueError, AssertionError, KeyError, TypeError) as error:
+    except (ValueError, AssertionError, KeyError, TypeError, GbnfToLarkError) as error:
         raise refused(grammar, str(error) or "it is malformed") from error
 
 

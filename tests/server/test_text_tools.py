@@ -168,6 +168,7 @@ def test_text_tool_grammar_is_enforced_in_each_spelling(
     ("definition", "words"),
     [
         ("start: (", "cannot be used"),
+        ("x", "Expected ::="),
         ("start: A\n%import python.NAME -> A", "cannot be used"),
         ("start: /(?=a)b/", "cannot be used"),
         ('start: "a"\n%ignore /x/', "%ignore is not supported"),
