@@ -351,14 +351,7 @@ def _count(name: str, default: int, help: str, high: int = MAX_COUNT) -> Flag:
 
 _LIMITS: Final = in_group(
     LIMITS,
-    Flag(
-        "responses_store_bytes",
-        BYTES,
-        "memory for stored responses (previous_response_id) of each API key, the least recently used dropped; 0 stores "
-        "none",
-        default=0,
-        high=64 << 30,
-    ),
+    Flag("responses_store_bytes", BYTES, "stored responses of each API key; 0: store none", default=0, high=64 << 30),
     Flag("max_body_bytes", BYTES, "largest body of a request", default=4 << 20, low=1024, high=64 << 20),
     Flag("max_header_bytes", BYTES, "all headers of a request together", default=16 << 10, low=1024, high=1 << 20),
     _count("max_headers", 64, "most headers of a request"),
