@@ -28,14 +28,20 @@ from forebay.verify.run import Outcome, Verdict, Verification
 _COLUMNS: Final = 80
 _NAME: Final = 32  # columns of a circumstance's name
 _MAX_SHOWN: Final = 3  # answers that differ
-_STYLES: Final = {Verdict.SAME: "green", Verdict.DIFFERENT: "bold red", Verdict.FAILED: "bold red"}
+_STYLES: Final = {
+    Verdict.SAME: "green",
+    Verdict.NOT_SHOWN: "yellow",
+    Verdict.DIFFERENT: "bold red",
+    Verdict.FAILED: "bold red",
+}
 
 
 def run(words: Sequence[str]) -> int:
     summary = (
         "Ask a model the same things alone and in all that an engine does around a request (company, chunks, cached, "
         "evicted and retracted memory, guesses, sleep, prefill and decode apart), and compare token by token. Exit "
-        "code 1 if an answer differs."
+        "code 1 if an answer differs, a request fails, or a circumstance did not come about for each way of choosing "
+        "tokens."
     )
     examples = ["", "./my-model --quantization int8", "--only cache --requests 64"]
     parser = Parser("verify", summary, "[MODEL] [options]", examples)
@@ -69,7 +75,7 @@ def run(words: Sequence[str]) -> int:
         print(json.dumps([asdict(outcome) for outcome in outcomes], indent=2))
     if own.report:
         Path(own.report).write_text(_markdown(outcomes, verification, shlex.join(["forebay", "verify", *words])))
-    return int(any(outcome.verdict in (Verdict.DIFFERENT, Verdict.FAILED) for outcome in outcomes))
+    return int(any(outcome.verdict not in (Verdict.SAME, Verdict.LEFT_OUT) for outcome in outcomes))
 
 
 async def _verify(verification: Verification, chosen: Sequence[Circumstance], console: Console) -> list[Outcome]:

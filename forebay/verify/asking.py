@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,7 +16,7 @@ from forebay.engine.launch import launch
 from forebay.engine.stream import Stream
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Rendezvous
-from forebay.requests.updates import FinishReason
+from forebay.requests.updates import CacheReport, FinishReason, MemoryReport
 from forebay.verify.questions import Question
 
 WELL_UNDER_WAY: Final = 3  # tokens: whoever has so many decodes
@@ -24,11 +24,21 @@ WELL_UNDER_WAY: Final = 3  # tokens: whoever has so many decodes
 
 @dataclass(slots=True)
 class Answer:
-    """What became of a question: its tokens, and what the model said of each."""
+    """The answer to a question: its tokens, their log-probabilities, and what was around it.
+
+    `cache` and `memory` are the engine's reports on it. `company` is how many answers decoded at the same time at most,
+    itself included; `accepted_per_step` its tokens per decode step, 1 without an accepted draft; `interrupted` whether
+    all memory was released while it decoded.
+    """
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: FinishReason | None = None
+    cache: CacheReport = field(default_factory=CacheReport)
+    memory: MemoryReport = field(default_factory=MemoryReport)
+    company: int = 0
+    accepted_per_step: float = 1.0
+    interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +88,8 @@ def _difference(number: int, place: int, alone: Answer, found: Answer) -> Differ
 
 class Engines:
     """One engine, or a prefill and a decode engine, that are asked `questions`. With `alone`, the answers that each got
-    by itself, what they say is compared; `findings` has what was found, `answers` the last ones by question. `config`
-    is that of the engine which decodes."""
+    by itself, what they say is compared; `findings` has what was found, `answers` the last ones by question, `all` of
+    them with their question's number. `config` is that of the engine which decodes. Questions are asked in `order`."""
 
     def __init__(
         self,
@@ -92,18 +102,34 @@ class Engines:
         self.config, self.engine, self.prefill, self.questions, self.alone = config, engine, prefill, questions, alone
         self.findings = Findings()
         self.answers: dict[int, Answer] = {}
-        self.most_at_once = self.num_interrupted = 0
+        self.all: list[tuple[int, Answer]] = []
+        self.most_at_once = 0
         self.half_decode = asyncio.Event()  # or the first has ended
-        self._decoding: set[int] = set()
+        self.order = list(range(len(questions)))
+        self._decoding: dict[int, Answer] = {}  # by the request's id
         self._rooms = 0
 
     @property
-    def num_decoding(self) -> int:
-        return len(self._decoding)
+    def num_interrupted(self) -> int:
+        return sum(answer.interrupted for _, answer in self.all)
 
-    @property
-    def numbers(self) -> range:
-        return range(len(self.questions))
+    def rotate(self) -> None:
+        """Ask the questions in another order from now on: who comes last is the first that is retracted."""
+        step = max(1, len(self.order) // 3)
+        self.order = self.order[step:] + self.order[:step]
+        self.half_decode.clear()
+
+    def interrupt(self) -> None:
+        """Note that memory was released in the middle of those that decode."""
+        for answer in self._decoding.values():
+            answer.interrupted = True
+
+    def ways_without(self, touched: Callable[[Engines, Question, Answer], bool]) -> list[str]:
+        """Return the ways of choosing tokens of which no answer was `touched`."""
+        found = {
+            self.questions[number].way for number, answer in self.all if touched(self, self.questions[number], answer)
+        }
+        return sorted({question.way for question in self.questions} - found)
 
     async def counters(self) -> Counter[str]:
         """What the engine has counted since it started; of two, both together."""
@@ -127,20 +153,28 @@ class Engines:
                     answer.tokens += update.token_ids
                     answer.logprobs += update.logprobs or []
                     answer.finish = update.finish
-                    self._decoding.add(stream.request_id)
-                    self.most_at_once = max(self.most_at_once, self.num_decoding)
-                    if 2 * self.num_decoding >= len(self.questions):
+                    answer.cache = update.cache or answer.cache
+                    answer.memory = update.memory or answer.memory
+                    if update.speculation:
+                        answer.accepted_per_step = update.speculation.accepted_per_step
+                    self._decoding[stream.request_id] = answer
+                    num_decoding = len(self._decoding)
+                    self.most_at_once = max(self.most_at_once, num_decoding)
+                    for other in self._decoding.values():
+                        other.company = max(other.company, num_decoding)
+                    if 2 * num_decoding >= len(self.questions):
                         self.half_decode.set()
                     if under_way and len(answer.tokens) >= WELL_UNDER_WAY:
                         under_way.set()
                     if give_up_after is not None and len(answer.tokens) >= give_up_after:
                         stream.abort()
             finally:
-                self._decoding.discard(stream.request_id)
+                self._decoding.pop(stream.request_id, None)
                 self.half_decode.set()
                 if under_way:
                     under_way.set()
         self.answers[number] = answer
+        self.all.append((number, answer))
         if self.alone:
             self.findings.compare(number, self.alone[number], answer)
 
@@ -155,19 +189,29 @@ class Engines:
         return await stack.enter_async_context(whole)
 
     async def ask_one_by_one(self, *, backwards: bool = False) -> None:
-        for number in reversed(self.numbers) if backwards else self.numbers:
+        for number in reversed(self.order) if backwards else self.order:
             await self.ask(number)
 
     async def ask_all(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for number in self.numbers:
+            for number in self.order:
+                group.create_task(self.ask(number))
+
+    async def ask_beside_the_longest(self) -> None:
+        """Ask one question of each way of choosing tokens after another, each right behind the longest question: where
+        there is no room for both answers, the longest keeps its memory."""
+        longest = max(range(len(self.questions)), key=lambda number: len(self.questions[number].prompt))
+        first = {question.way: number for number, question in reversed([*enumerate(self.questions)])}
+        for number in sorted(first.values()):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.ask(longest))
                 group.create_task(self.ask(number))
 
     async def ask_as_they_come(self, *, some_give_up: bool = False) -> None:
         """Each is asked when the one before it decodes; every third gives up after as many tokens as it has come
         places before it."""
         async with asyncio.TaskGroup() as group:
-            for number in self.numbers:
+            for number in self.order:
                 under_way = asyncio.Event()
                 tokens = number + 1 if some_give_up and number % 3 == 0 else None
                 group.create_task(self.ask(number, give_up_after=tokens, under_way=under_way))

@@ -1,6 +1,7 @@
 """What may be around a request: how the engine is set up, how it is asked, and how to tell that it came about.
 
-That is told by what the engine counts: a circumstance that did not come about proves nothing.
+That is told by what the engine counts and reports: a circumstance that did not come about proves nothing, and one that
+came about for greedy requests alone proves nothing about sampled, penalised or constrained ones.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from forebay.base.units import ceil_div, human_bytes
 from forebay.config.engine_config import DisaggregationMode, TransferBackend
 from forebay.config.flag import Value
 from forebay.engine.frames import TAGS
-from forebay.verify.asking import Engines
+from forebay.memory.miss_reason import MissReason
+from forebay.requests.updates import FinishReason
+from forebay.verify.asking import Answer, Engines
 from forebay.verify.questions import Question
 
 Flags = Mapping[str, Value]
@@ -33,6 +36,7 @@ ALONE: Final[Flags] = {
     "ledger": "raise",
 }
 _SPARE_PAGES: Final = 4
+_PRESSED_PAGES: Final = 3
 _HOST_BYTES: Final = 1 << 30
 _CHUNK_PAGES: Final = 2
 
@@ -40,25 +44,33 @@ _CHUNK_PAGES: Final = 2
 @dataclass(frozen=True, slots=True)
 class Circumstance:
     """`flags` are those of the engine, or `prefill_flags` of a second one before it. `play` asks the questions. `shown`
-    says from what the engines counted how far it came about, in words; "" where it did not."""
+    says from what the engines counted how far it came about, in words; "" where it did not. `touched` says whether it
+    came about for one answer. Until that is so for each way of choosing tokens, the questions are asked again, in
+    another order."""
 
     name: str
     flags: Flags
     play: Callable[[Engines], Awaitable[None]]
     shown: Callable[[Engines, Counter[str]], str]
+    touched: Callable[[Engines, Question, Answer], bool]
     prefill_flags: Flags = field(default_factory=dict)
 
 
 class Room:
     """How much memory the questions need, in tokens: `roomy` for all of them and all that is cached of them, `tight`
-    for a third of the prompts, and at least for any one with its answer."""
+    for a third of the prompts, and at least for any one with its answer; `pressed` for any one with its answer, and
+    beside it for a prompt of three pages, but not for its answer."""
 
     def __init__(self, questions: Sequence[Question], page_size: int) -> None:
         prompts = [ceil_div(len(question.prompt) + 1, page_size) for question in questions]
         whole = [ceil_div(len(question.prompt) + question.params.max_tokens, page_size) for question in questions]
         self.page_size = page_size
+        self.chunk = page_size * (
+            _CHUNK_PAGES if max(len(q.prompt) for q in questions) > _CHUNK_PAGES * page_size else 1
+        )
         self.roomy = (2 * sum(whole) + _SPARE_PAGES) * page_size
         self.tight = max(sum(prompts) // 3, max(whole) + _SPARE_PAGES) * page_size
+        self.pressed = (max(whole) + _PRESSED_PAGES) * page_size
 
 
 def circumstances(room: Room, guess: Flags, num_threads: int) -> list[Circumstance]:
@@ -66,28 +78,41 @@ def circumstances(room: Room, guess: Flags, num_threads: int) -> list[Circumstan
     cached: Flags = {"disable_radix_cache": False}
     replayed: Flags = {"disable_cuda_graph": False}
     tight: Flags = {"max_total_tokens": room.tight, "schedule_conservativeness": 0.0}
-    chunks: Flags = dict.fromkeys(("chunked_prefill_size", "mixed_chunk_size"), _CHUNK_PAGES * room.page_size)
+    pressed: Flags = {**tight, "max_total_tokens": room.pressed}
+    chunks: Flags = dict.fromkeys(("chunked_prefill_size", "mixed_chunk_size"), room.chunk)
     overlapped: Flags = {"overlap_depth": 1}
     found = [
-        Circumstance("one by one again, backwards", {}, _backwards, lambda engines, count: "each alone"),
-        Circumstance("all at once, from graphs", replayed, _at_once, _company),
-        Circumstance("coming and going", replayed, _coming, _company),
-        Circumstance("prompts in chunks", {**replayed, **chunks}, _coming, _in_chunks),
-        Circumstance("steps planned ahead", {**replayed, **overlapped}, _coming, _company),
-        Circumstance("pages of one token", {"page_size": 1}, _coming, _company),
-        Circumstance("from the prefix cache", {**replayed, **cached}, _twice, _from_cache),
-        Circumstance("evicted and asked again", {**cached, "max_total_tokens": room.tight}, _twice, _evicted),
-        Circumstance("retracted", {**tight, **replayed}, _at_once, _retracted),
-        Circumstance("retracted to the host", {**tight, "retraction_host_bytes": _HOST_BYTES}, _at_once, _kept),
-        Circumstance("guessed ahead", {**replayed, **guess}, _twice, _guessed),
-        Circumstance("others give up", {**cached, **overlapped}, _giving_up, _given_up),
-        Circumstance("asleep in the middle", cached, _asleep, _released),
+        Circumstance("one by one again, backwards", {}, _backwards, lambda engines, count: "each alone", _answered),
+        Circumstance("all at once, from graphs", replayed, _at_once, _company, _accompanied),
+        Circumstance("coming and going", replayed, _coming, _company, _accompanied),
+        Circumstance("prompts in chunks", {**replayed, **chunks}, _coming, _in_chunks, _cut),
+        Circumstance("steps planned ahead", {**replayed, **overlapped}, _coming, _company, _accompanied),
+        Circumstance("pages of one token", {"page_size": 1}, _coming, _company, _accompanied),
+        Circumstance("from the prefix cache", {**replayed, **cached}, _twice, _from_cache, _hit),
+        Circumstance(
+            "evicted and asked again", {**cached, "max_total_tokens": room.tight}, _twice, _evicted, _missed_as_evicted
+        ),
+        Circumstance("retracted", {**pressed, **replayed}, _pressed, _retracted, _computed_again),
+        Circumstance(
+            "retracted to the host", {**pressed, "retraction_host_bytes": _HOST_BYTES}, _pressed, _kept, _copied_back
+        ),
+        Circumstance("guessed ahead", {**replayed, **guess}, _twice, _guessed, _accepted),
+        Circumstance("others give up", {**cached, **overlapped}, _giving_up, _given_up, _went_on),
+        Circumstance("asleep in the middle", cached, _asleep, _released, _interrupted),
         *(_apart(backend) for backend in (TransferBackend.SHM, TransferBackend.TCP)),
-        Circumstance("all of it, planned ahead", {**tight, **cached, **replayed, **chunks, **overlapped}, _all, _much),
-        Circumstance("all of it, guessed ahead", {**tight, **cached, **replayed, **chunks, **guess}, _all, _much),
+        Circumstance(
+            "all of it, planned ahead",
+            {**tight, **cached, **replayed, **chunks, **overlapped},
+            _all,
+            _much,
+            _accompanied,
+        ),
+        Circumstance(
+            "all of it, guessed ahead", {**tight, **cached, **replayed, **chunks, **guess}, _all, _much, _accompanied
+        ),
     ]
     if num_threads > 1:
-        found.insert(2, Circumstance("one thread", {"num_threads": 1}, _at_once, _company))
+        found.insert(2, Circumstance("one thread", {"num_threads": 1}, _at_once, _company, _accompanied))
     return found
 
 
@@ -97,7 +122,7 @@ def _apart(backend: TransferBackend) -> Circumstance:
         {"disaggregation_mode": mode, "disaggregation_transfer_backend": backend, "disaggregation_bootstrap_port": 0}
         for mode in (DisaggregationMode.DECODE, DisaggregationMode.PREFILL)
     ]
-    return Circumstance(name, sides[0], _coming, _transferred, prefill_flags=sides[1])
+    return Circumstance(name, sides[0], _coming, _transferred, _answered, prefill_flags=sides[1])
 
 
 async def _backwards(engines: Engines) -> None:
@@ -106,6 +131,11 @@ async def _backwards(engines: Engines) -> None:
 
 async def _at_once(engines: Engines) -> None:
     await engines.ask_all()
+
+
+async def _pressed(engines: Engines) -> None:
+    await engines.ask_all()
+    await engines.ask_beside_the_longest()
 
 
 async def _coming(engines: Engines) -> None:
@@ -133,7 +163,7 @@ async def _asleep(engines: Engines) -> None:
         group.create_task(engines.ask_all())
         await engines.half_decode.wait()
         await engines.engine.release(TAGS, mode="retract")
-        engines.num_interrupted = engines.num_decoding
+        engines.interrupt()
         await engines.engine.wake_up()
     await engines.ask_all()
 
@@ -200,6 +230,48 @@ def _much(engines: Engines, count: Counter[str]) -> str:
         "guesses right": count["accepted_tokens"],
     }
     return ", ".join(f"{value:,.0f} {what}" for what, value in parts.items() if value)
+
+
+def _answered(engines: Engines, question: Question, answer: Answer) -> bool:
+    return True
+
+
+def _accompanied(engines: Engines, question: Question, answer: Answer) -> bool:
+    return answer.company > 1
+
+
+def _cut(engines: Engines, question: Question, answer: Answer) -> bool:
+    return len(question.prompt) > engines.config.scheduling.chunked_prefill_size
+
+
+def _hit(engines: Engines, question: Question, answer: Answer) -> bool:
+    return answer.cache.cached_tokens > 0
+
+
+def _missed_as_evicted(engines: Engines, question: Question, answer: Answer) -> bool:
+    return answer.cache.miss_reason is MissReason.EVICTED
+
+
+def _computed_again(engines: Engines, question: Question, answer: Answer) -> bool:
+    """Retracted behind its first token: what was computed again is more than its prompt."""
+    return answer.memory.recomputed_tokens > answer.memory.retractions * len(question.prompt)
+
+
+def _copied_back(engines: Engines, question: Question, answer: Answer) -> bool:
+    memory = answer.memory
+    return memory.retractions > 0 and memory.recomputed_tokens < memory.retractions * len(question.prompt)
+
+
+def _accepted(engines: Engines, question: Question, answer: Answer) -> bool:
+    return answer.accepted_per_step > 1.0
+
+
+def _went_on(engines: Engines, question: Question, answer: Answer) -> bool:
+    return answer.company > 1 and answer.finish is not FinishReason.ABORT
+
+
+def _interrupted(engines: Engines, question: Question, answer: Answer) -> bool:
+    return answer.interrupted
 
 
 def _times(count: float) -> str:

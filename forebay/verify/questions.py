@@ -52,12 +52,13 @@ class Question(NamedTuple):
 def make_questions(
     tokenizer: Tokenizer, num: int, max_tokens: int, *, page_size: int, context_length: int, seed: int
 ) -> list[Question]:
-    """`num` of them, the same for the same `seed`. Lengths lie around the ends of pages, and elsewhere; every second
-    one begins like others, up to a length of its own. None ends before it has `max_tokens` unless a grammar ends it.
+    """Return `num` questions, the same for the same `seed`. None ends before it has `max_tokens` unless a grammar ends
+    it. The first of each way of choosing tokens has three pages; then come lengths around the ends of pages, and any
+    others. Every second question, but for those at the ends of pages, begins like others, up to a length of its own.
 
     Raises ConfigError where the context has no room for them.
     """
-    longest = min(LONGEST, context_length - max_tokens)
+    longest = min(max(LONGEST, 5 * page_size), context_length - max_tokens)
     if longest < 2 * page_size:
         raise ConfigError(
             f"a context of {context_length} tokens leaves {longest} for a prompt before {max_tokens} are generated, "
@@ -65,16 +66,21 @@ def make_questions(
         )
     rng = random.Random(seed)
     trunk = _text(tokenizer, rng, min(TRUNK_TOKENS, longest - 1))
-    lengths = [1, page_size - 1 or 1, page_size, page_size + 1, 2 * page_size, longest]
+    edges = [longest, 1, page_size - 1 or 1, page_size, page_size + 1, 2 * page_size]
     questions = []
     for number in range(num):
-        shared = rng.randrange(page_size, len(trunk)) if number % 2 and len(trunk) > page_size else 0
-        length = lengths[number // 2] if not shared and number // 2 < len(lengths) else rng.randint(2, longest - shared)
+        edge = number - len(_WAYS)
+        if 0 <= edge < len(edges):
+            shared, length = 0, edges[edge]
+        else:
+            length = min(longest, 2 * page_size + rng.randint(1, page_size)) if edge < 0 else rng.randint(2, longest)
+            most = min(length, len(trunk))
+            shared = rng.randrange(page_size, most) if number % 2 and most > page_size else 0
         way, params = _WAYS[number % len(_WAYS)]
         params = msgspec.structs.replace(
             params, max_tokens=max_tokens, seed=number, ignore_eos=params.grammar is None, logprobs=TOPS
         )
-        prompt = trunk[:shared] + _text(tokenizer, rng, min(length, longest - shared))
+        prompt = trunk[:shared] + _text(tokenizer, rng, length - shared)
         questions.append(Question(prompt, params, way))
     return questions
 

@@ -15,11 +15,12 @@ from forebay.config.flag import Value
 from forebay.config.resolve import resolve
 from forebay.config.speculation import PREFIX
 from forebay.text.tokenizer import Tokenizer
-from forebay.verify.asking import Answer, Findings, started
+from forebay.verify.asking import Answer, Engines, Findings, started
 from forebay.verify.circumstances import ALONE, Circumstance, Flags, Room, circumstances
 from forebay.verify.questions import Question, make_questions
 
 _CLUSTER_KEY: Final = secrets.token_bytes(32)
+MOST_ROUNDS: Final = 8  # of asking everything; one or two are enough for most circumstances
 BY_DEFAULT: Final[Flags] = {"speculative_algorithm": "NGRAM"}  # guesses
 
 
@@ -27,7 +28,7 @@ class Verdict(StrEnum):
     SAME = "same"
     DIFFERENT = "different"
     FAILED = "failed"  # a request did
-    NOT_SHOWN = "not shown"  # the same, but it did not come about
+    NOT_SHOWN = "not shown"  # the same, but it did not come about for each way of choosing tokens
     LEFT_OUT = "left out"  # the engine refuses to be set up like that
 
 
@@ -70,7 +71,7 @@ class Verification:
     async def ask_alone(self) -> None:
         async with started([self._resolved(self._roomy)], self.questions) as engines:
             await engines.ask_one_by_one()
-            self.alone = [engines.answers[number] for number in engines.numbers]
+            self.alone = [engines.answers[number] for number in range(len(self.questions))]
 
     async def outcome(self, circumstance: Circumstance) -> Outcome:
         began = time.monotonic()
@@ -85,7 +86,7 @@ class Verification:
             configs = [self._resolved({**self._roomy, **side}) for side in sides or [{}]]
             async with started(configs, self.questions, self.alone) as engines:
                 findings = engines.findings
-                await circumstance.play(engines)
+                missing = await _play(circumstance, engines)
                 shown = circumstance.shown(engines, await engines.counters())
         except (ConfigError, ModelError) as error:
             return Outcome(name, Verdict.LEFT_OUT, error.message)
@@ -93,6 +94,8 @@ class Verification:
             return Outcome(name, Verdict.FAILED, _first(failure).message, findings)
         if findings.differences:
             return Outcome(name, Verdict.DIFFERENT, shown, findings)
+        if shown and missing:
+            return Outcome(name, Verdict.NOT_SHOWN, f"{shown}; but not for: {', '.join(missing)}", findings)
         return Outcome(name, Verdict.SAME if shown else Verdict.NOT_SHOWN, shown, findings)
 
     @property
@@ -108,6 +111,17 @@ class Verification:
             return resolve(given, warn=lambda text: None).engine
         engine = resolve({**given, "insecure_no_cluster_key": True}, warn=lambda text: None).engine
         return replace(engine, disaggregation=replace(engine.disaggregation, cluster_key=_CLUSTER_KEY))
+
+
+async def _play(circumstance: Circumstance, engines: Engines) -> list[str]:
+    """Ask until the circumstance came about for each way of choosing tokens; return the ways for which it did not."""
+    for _ in range(MOST_ROUNDS):
+        await circumstance.play(engines)
+        missing = engines.ways_without(circumstance.touched)
+        if not missing:
+            break
+        engines.rotate()
+    return missing
 
 
 def _first(failure: ForebayError | ExceptionGroup[Exception]) -> ForebayError:

@@ -455,6 +455,13 @@ RUNTIME = (
         "runtime/test_penalties.py::test_a_rows_next_tenant_inherits_nothing",
     ),
     Mutant(
+        "C26 C28 forebay verify finds a penalty that a resumed request has forgotten",
+        "runtime/penalties.py",
+        "        output = tokens[admission.num_prompt :]\n",
+        "        output = tokens[:0]\n",
+        "verify/test_verify.py::test_verify_retracted_comes_about_for_each_way_of_choosing_tokens",
+    ),
+    Mutant(
         "C26 penalties count what was said before a retraction",
         "runtime/penalties.py",
         "        self.counts.index_add_(0, output, torch.ones(len(output), device=device))\n",

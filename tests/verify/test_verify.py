@@ -13,9 +13,10 @@ from forebay.cli.verify import summary_of
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import FinishReason
 from forebay.text.tokenizer import Tokenizer
-from forebay.verify.asking import Answer, Difference, Findings
+from forebay.verify import run
+from forebay.verify.asking import Answer, Difference, Engines, Findings
 from forebay.verify.circumstances import Circumstance
-from forebay.verify.questions import make_questions
+from forebay.verify.questions import Question, make_questions
 from forebay.verify.run import Outcome, Verdict, Verification
 
 
@@ -35,7 +36,9 @@ def test_questions_are_of_many_lengths_and_some_begin_alike(tokenizer: Tokenizer
     lengths = [len(question.prompt) for question in asked]
     assert {1, 15, 16, 17, 32} <= set(lengths)
     assert max(lengths) <= 320
-    assert asked[1].prompt[:16] == asked[3].prompt[:16] != asked[6].prompt[:16]
+    assert asked[1].prompt[:16] == asked[3].prompt[:16]
+    assert len({tuple(question.prompt[:16]) for question in asked}) > 3
+    assert all(32 < len(question.prompt) <= 48 for question in asked[:8]), "three pages, one of each way"
     assert len({question.way for question in asked}) > 5
     with pytest.raises(ConfigError, match=r"a context of 48 tokens leaves 16 for a prompt"):
         make_questions(tokenizer, 16, 32, page_size=16, context_length=48, seed=3)
@@ -83,9 +86,9 @@ async def test_what_changes_tokens_is_found_and_what_did_not_come_about_is_not_c
     await verification.ask_alone()
     by_name = {one.name: one for one in verification.circumstances}
     alone, cached = by_name["one by one again, backwards"], by_name["from the prefix cache"]
-    other = Circumstance("eight bits", {"kv_cache_dtype": "int8"}, alone.play, alone.shown)
-    never = Circumstance("never cached", {}, cached.play, cached.shown)
-    refused = Circumstance("ahead", {"overlap_depth": 7}, alone.play, alone.shown)
+    other = Circumstance("eight bits", {"kv_cache_dtype": "int8"}, alone.play, alone.shown, alone.touched)
+    never = Circumstance("never cached", {}, alone.play, cached.shown, alone.touched)
+    refused = Circumstance("ahead", {"overlap_depth": 7}, alone.play, alone.shown, alone.touched)
     verdicts = [(await verification.outcome(one)).verdict for one in (other, never, refused)]
     assert verdicts == [Verdict.DIFFERENT, Verdict.NOT_SHOWN, Verdict.LEFT_OUT]
 
@@ -126,6 +129,56 @@ def test_who_guesses_is_the_users_to_say(embedded_model: Path) -> None:
     assert "speculative_num_draft_tokens" not in by_name["retracted"]
     assert not verification.varied & given.keys()
     assert {"overlap_depth", "chunked_prefill_size", "max_total_tokens"} <= verification.varied
+
+
+async def test_verify_circumstance_that_missed_a_way_of_choosing_tokens_is_asked_again_and_then_not_shown(
+    embedded_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "MOST_ROUNDS", 3)
+    verification = Verification({"model_path": str(embedded_model)}, num=4, max_tokens=8, seed=0)
+    await verification.ask_alone()
+    orders = []
+
+    async def play(engines: Engines) -> None:
+        orders.append(list(engines.order))
+        await engines.ask_one_by_one()
+
+    def touched(engines: Engines, question: Question, answer: Answer) -> bool:
+        return question.way != "greedy" and len(orders) > 1
+
+    alone = verification.circumstances[0]
+    outcome = await verification.outcome(Circumstance("alone", {}, play, alone.shown, touched))
+    assert (outcome.verdict, outcome.what) == (Verdict.NOT_SHOWN, "each alone; but not for: greedy")
+    assert len(orders) == 3
+    assert len({tuple(order) for order in orders}) == 3, "each time in another order"
+
+
+async def test_verify_retracted_comes_about_for_each_way_of_choosing_tokens(embedded_model: Path) -> None:
+    """C26, C28: the requests that were retracted behind their first token include sampled, penalised and constrained
+    ones, and their tokens are the same."""
+    verification = Verification({"model_path": str(embedded_model)}, num=8, max_tokens=24, seed=0)
+    await verification.ask_alone()
+    (retracted,) = (one for one in verification.circumstances if one.name == "retracted")
+    outcome = await verification.outcome(retracted)
+    assert outcome.verdict is Verdict.SAME, outcome
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"),
+    [(Verdict.SAME, 0), (Verdict.LEFT_OUT, 0), (Verdict.DIFFERENT, 1), (Verdict.FAILED, 1), (Verdict.NOT_SHOWN, 1)],
+)
+def test_verify_exit_code_is_1_unless_every_circumstance_was_shown_or_left_out(
+    verdict: Verdict, code: int, embedded_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask_alone(self: Verification) -> None:
+        pass
+
+    async def outcome(self: Verification, circumstance: Circumstance) -> Outcome:
+        return Outcome(circumstance.name, verdict if "chunks" in circumstance.name else Verdict.SAME, "")
+
+    monkeypatch.setattr(Verification, "ask_alone", ask_alone)
+    monkeypatch.setattr(Verification, "outcome", outcome)
+    assert main(["verify", str(embedded_model), "--json"]) == code
 
 
 @pytest.mark.slow
