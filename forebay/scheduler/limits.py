@@ -96,7 +96,7 @@ class Room:
     def share(self, tenant: str, limit: int) -> int:
         """What the tenant may have of `limit` while others are here: all of it where nobody else is."""
         here = {tenant, *self._num_of}
-        return max(1, limit * self._weight(tenant) // sum(map(self._weight, here)))
+        return min(limit, max(1, limit * self._weight(tenant) // sum(map(self._weight, here))))
 
     def has_room(self, tenant: str, limit: int, count: int = 1) -> bool:
         """Whether there is room for `count` requests more."""

@@ -346,7 +346,7 @@ def test_room_share_counts_those_inside_alone():
     room = Room({"a": 3, "b": 1, "c": 4})
     assert room.share("a", 80) == 80
     room.enter("b", 2)
-    assert (room.share("a", 80), room.share("b", 80), room.share("c", 2)) == (60, 80, 1)
+    assert (room.share("a", 80), room.share("b", 80), room.share("c", 2), room.share("a", 0)) == (60, 80, 1, 0)
     room.leave("b", 2)
     assert room.share("a", 80) == 80
 

@@ -339,11 +339,11 @@ def test_a_tenant_is_whoever_holds_a_key_and_an_admin_whoever_holds_an_admins() 
     a, b, c = (
         security.authorize("GET", "/v1/models", [(b"authorization", b"Bearer " + key)]) for key in (b"a", b"b", b"c")
     )
-    assert len({a.name, b.name, c.name}) == 3
+    assert len({a.digest, b.digest, c.digest}) == 3
     assert [tenant.is_admin for tenant in (a, b, c)] == [False, True, True]
-    assert a.name != "a"
+    assert a.digest != "a"
     without = Security(CONFIG).authorize("GET", "/v1/models", [])
-    assert (without.name, without.is_admin) == (
+    assert (without.digest, without.is_admin) == (
         "",
         False,
     )  # who may flush a keyless server may not read others' prompts
