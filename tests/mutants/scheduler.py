@@ -597,14 +597,14 @@ SCHEDULER = (
     Mutant(
         "C22 an offer is taken for the prompt that it is of",
         "scheduler/prefill_role.py",
-        "        and offered.digest == digest_of(req.tokens)\n",
-        "",
+        "    return half_of(offered) == half_wanted(req)\n",
+        "    return half_of(offered)[:2] == half_wanted(req)[:2]\n",
         "scheduler/test_prefill_role.py::test_an_offer_that_is_not_of_this_prompt_waits_and_is_turned_down[change0]",
     ),
     Mutant(
         "C22 what is said of a half that has ended is not kept for another's",
         "scheduler/prefill_role.py",
-        "        self._over[half] = why, req.arrival + 2 * self._options.bootstrap_timeout_s\n",
+        "        self._over[half_wanted(req)] = why, req.arrival + 2 * self._options.bootstrap_timeout_s\n",
         "",
         "scheduler/test_prefill_role.py::"
         "test_prefill_keeps_nothing_that_is_said_of_a_half_that_has_ended_and_refuses_its_offer_at_once",
@@ -620,7 +620,7 @@ SCHEDULER = (
     Mutant(
         "C22 places are offered only where there is room for what all will soon need",
         "scheduler/decode_role.py",
-        "        if own + int(others.sum()) > held.available_pages:",
+        "        if self._pages_soon(req, num_cached) + demand.soon > held.available_pages:",
         "        if False:",
         "scheduler/test_decode_role.py::test_places_are_offered_only_where_there_is_room_for_what_all_will_soon_need",
     ),
