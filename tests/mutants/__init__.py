@@ -18,6 +18,7 @@ from tests.mutants.route import ROUTE
 from tests.mutants.runtime import RUNTIME
 from tests.mutants.scheduler import SCHEDULER
 from tests.mutants.server import SERVER
+from tests.mutants.simulated import SIMULATED
 from tests.mutants.speculation import SPECULATION
 from tests.mutants.tenants import TENANTS
 
@@ -33,4 +34,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *SPECULATION,
     *GRAMMAR,
     *POOLING,
+    *SIMULATED,
 )
