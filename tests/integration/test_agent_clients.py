@@ -88,7 +88,12 @@ def test_anthropic_cut_off_call_goes_back_and_is_answered(tree: Tree) -> None:
     messages: list[Any] = [{"role": "user", "content": ASKED}]
     with anthropic.Anthropic(base_url=tree.url, api_key="none", max_retries=0, timeout=HANGS_S) as api:
         for max_tokens, choice in ((CUT_OFF, "any"), (60, "any"), (20, "none")):
-            asked: Any = {"tools": tools, "tool_choice": {"type": choice}, "max_tokens": max_tokens, "temperature": 0}
+            asked: Any = {
+                "tools": tools,
+                "tool_choice": {"type": choice},
+                "max_tokens": max_tokens,
+                "extra_body": {"temperature": 0},
+            }
             answer = api.messages.create(model=MODEL, messages=messages, **asked)
             results: list[Any] = [
                 {"type": "tool_result", "tool_use_id": block.id, "content": "sun"}

@@ -52,7 +52,7 @@ class ResponseStore:
     def put(self, tenant: Tenant, response: dict[str, Any], items: list[dict[str, Any]]) -> None:
         stored = Stored(msgspec.json.encode(response), msgspec.json.encode([*items, *response["output"]]))
         with self._lock:
-            shelf = self._shelves.setdefault(tenant.name, _Shelf())
+            shelf = self._shelves.setdefault(tenant.digest, _Shelf())
             shelf.drop(response["id"])
             shelf.responses[response["id"]] = stored
             shelf.num_bytes += stored.num_bytes
@@ -63,7 +63,7 @@ class ResponseStore:
         """Raises NotFound; InvalidRequest if nothing is stored at all. `param` is the field that names the response."""
         self.check_is_on(param)
         with self._lock:
-            shelf = self._shelves.get(tenant.name, _Shelf())
+            shelf = self._shelves.get(tenant.digest, _Shelf())
             if response_id not in shelf.responses:
                 raise self._unknown(response_id, param)
             shelf.responses.move_to_end(response_id)
@@ -73,7 +73,7 @@ class ResponseStore:
         """Raises as `get`."""
         self.check_is_on(None)
         with self._lock:
-            if not self._shelves.get(tenant.name, _Shelf()).drop(response_id):
+            if not self._shelves.get(tenant.digest, _Shelf()).drop(response_id):
                 raise self._unknown(response_id, None)
 
     def check_is_on(self, param: str | None) -> None:
