@@ -298,6 +298,8 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("POST", f"{MESSAGES}/count_tokens", forward),
     ("POST", RESPONSES, generate),
     ("POST", f"{RESPONSES}/input_tokens", forward),
+    ("GET", f"{RESPONSES}/{{response_id}}", forward),  # a server of one role says that it stores none
+    ("DELETE", f"{RESPONSES}/{{response_id}}", forward),
     ("POST", "/v1/embeddings", pooled),
     ("POST", "/v1/score", pooled),
     ("POST", "/v1/rerank", pooled),
