@@ -13,7 +13,7 @@ from tests.models.tiny import CASES, make_tiny, random_ids
 PROMPT = 20
 SOME = (1, 2, 5, 7, 19)  # chunks: less than a convolution, a page and a window, and more than each
 ALL = pytest.param(range(1, PROMPT + 1), marks=pytest.mark.slow)
-TOLERANCE = {"rtol": 0, "atol": 1e-4}
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # float32, summed in another order: with AVX2 1.2e-4 of 1.7 in Zamba 2
 
 
 @pytest.mark.parametrize("case", CASES)
