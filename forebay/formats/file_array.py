@@ -79,7 +79,8 @@ class FileArray:
         return self.shape[0]
 
     def reshape(self, *shape: int) -> FileArray:
-        assert math.prod(shape) == math.prod(self.shape), (shape, self.shape)
+        if math.prod(shape) != math.prod(self.shape):
+            raise ValueError(f"an array of shape {self.shape} cannot be read as {shape}")
         return FileArray(self._file, self.dtype, shape, self._offset)
 
     def part(self, first: int, stop: int) -> FileArray:

@@ -40,7 +40,7 @@ from forebay.base.errors import ConfigError, ModelError, brief
 from forebay.base.package import __version__
 from forebay.base.progress import Progress
 from forebay.base.units import human_bytes
-from forebay.formats.hub_names import BLOBS, COMMIT, SNAPSHOTS, HubModel, hub_folder, repository_folder
+from forebay.formats.hub_names import BLOBS, COMMIT, REVISIONS, HubModel, hub_folder, repository_folder
 
 hub_settings.HF_HUB_DISABLE_TELEMETRY = True  # which asks the hub what it should look for here, and tells it
 
@@ -141,7 +141,7 @@ class Hub:
                 tally.ended.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        return self._folder(repository) / SNAPSHOTS / repository.commit
+        return self._folder(repository) / REVISIONS / repository.commit
 
     def begin(self, repository: Repository, name: str, num_bytes: int, target: Path) -> Path:
         """Fetch the beginning of a file, and make `target` a file of the same size that begins so and has holes."""
@@ -171,7 +171,7 @@ class Hub:
 
     def _fetch(self, repository: Repository, file: RemoteFile, tally: _Tally) -> None:
         self._fetch_blob(repository, file, tally)
-        link = self._folder(repository) / SNAPSHOTS / repository.commit / file.name
+        link = self._folder(repository) / REVISIONS / repository.commit / file.name
         link.parent.mkdir(parents=True, exist_ok=True)
         scratch = link.with_name(f".{file.digest}.{os.getpid()}.{threading.get_ident()}")
         scratch.symlink_to(os.path.relpath(self._blob(repository, file), link.parent))
@@ -217,7 +217,7 @@ class Hub:
 
     def _check_space(self, repository: Repository, files: Sequence[RemoteFile]) -> None:
         self.cache.mkdir(parents=True, exist_ok=True)
-        there = self._folder(repository) / SNAPSHOTS / repository.commit
+        there = self._folder(repository) / REVISIONS / repository.commit
         need = sum(file.num_bytes for file in files if not (there / file.name).exists())
         free = shutil.disk_usage(self.cache).free
         if need > free:

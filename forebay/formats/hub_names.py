@@ -18,7 +18,7 @@ from forebay.base.errors import ModelError
 from forebay.formats.safetensors import INDEX_NAME, SINGLE_NAME, weight_files
 
 MAIN: Final = "main"
-SNAPSHOTS: Final = "snapshots"
+REVISIONS: Final = "snapshots"
 BLOBS: Final = "blobs"
 _PART: Final = r"[A-Za-z0-9_][\w.-]*"
 _NAME: Final = re.compile(
@@ -75,7 +75,7 @@ def repository_folder(repo: str, cache: Path | None = None) -> Path:
 def repository_of(path: Path) -> str | None:
     """`org/name` of a snapshot, or of a file in one; None of any other path."""
     for folder in (path, *path.parents):
-        if folder.parent.name == SNAPSHOTS and folder.parent.parent.name.startswith("models--"):
+        if folder.parent.name == REVISIONS and folder.parent.parent.name.startswith("models--"):
             return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
     return None
 
@@ -96,7 +96,7 @@ def revision_folder(model: HubModel, cache: Path | None = None) -> Path | None:
         commit = (folder / "refs" / model.revision).read_text().strip()
     except OSError:
         commit = model.revision if COMMIT.fullmatch(model.revision) else ""
-    found = folder / SNAPSHOTS / commit
+    found = folder / REVISIONS / commit
     return found if commit and found.is_dir() else None
 
 

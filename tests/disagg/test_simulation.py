@@ -46,7 +46,7 @@ def calm_world(transport: str) -> Iterator[World]:
         yield world
 
 
-def wait(world: World, holds: Callable[[], bool], seconds: float) -> bool:
+def holds_within(world: World, holds: Callable[[], bool], seconds: float) -> bool:
     """Whether `holds` becomes true within so many virtual seconds."""
     until = world.net.now + seconds
     while world.net.now < until and not holds():
@@ -59,7 +59,7 @@ def offered(world: World) -> Part:
     decode = world.decodes[0]
     world.offer(decode)
     part = next(reversed(decode.parts.values()))
-    assert wait(world, lambda: part.ticket.nonce in world.prefill.parts, 2 * SILENCE_S)
+    assert holds_within(world, lambda: part.ticket.nonce in world.prefill.parts, 2 * SILENCE_S)
     return part
 
 
@@ -70,10 +70,10 @@ def test_c22_prefill_engine_that_takes_no_news_renews_no_lease(transport):
         decode = world.decodes[0]
         world.offer(decode)
         part = next(iter(decode.parts.values()))
-        assert wait(world, lambda: "Renewed" in part.events, LEASE_S)
-        wait(world, lambda: False, LEASE_S + SILENCE_S)
+        assert holds_within(world, lambda: "Renewed" in part.events, LEASE_S)
+        holds_within(world, lambda: False, LEASE_S + SILENCE_S)
         count = len(part.events)
-        wait(world, lambda: False, LEASE_S)
+        holds_within(world, lambda: False, LEASE_S)
         assert len(part.events) == count
 
 
@@ -84,7 +84,7 @@ def test_c22_prefill_process_that_dies_for_good_closes_its_tickets(transport):
         world._start = lambda mode, place: world.prefill
         world._kill(0)
         world._start = start
-        assert wait(world, lambda: part.is_over, BOOTSTRAP_S + SILENCE_S)
+        assert holds_within(world, lambda: part.is_over, BOOTSTRAP_S + SILENCE_S)
         assert part.events[-2:] == ["Broken", "Closed"]
 
 
@@ -96,19 +96,19 @@ def test_c27_offer_without_a_prefill_process_ends_with_the_bootstrap_timeout(tra
         decode = world.decodes[0]
         world.offer(decode)
         part = next(iter(decode.parts.values()))
-        assert not wait(world, lambda: part.is_over, BOOTSTRAP_S / 2)
-        assert wait(world, lambda: part.is_over, BOOTSTRAP_S)
+        assert not holds_within(world, lambda: part.is_over, BOOTSTRAP_S / 2)
+        assert holds_within(world, lambda: part.is_over, BOOTSTRAP_S)
 
 
 def test_c22_shipment_that_stands_still_loses_its_lease():
     with calm_world("tcp") as world:
         part = offered(world)
         sent = world.prefill.parts[part.ticket.nonce]
-        assert wait(world, lambda: sent.tail, 60.0)
+        assert holds_within(world, lambda: sent.tail, 60.0)
         decode = world.decodes[0]
         decode.silent_until = world.net.now + LEASE_S + 3 * SILENCE_S
         world._fault("stall")
-        assert wait(world, lambda: sent.is_over, 2 * LEASE_S + SILENCE_S)
+        assert holds_within(world, lambda: sent.is_over, 2 * LEASE_S + SILENCE_S)
 
 
 def test_c22_stranger_cannot_end_or_fence_the_ticket_of_another_instance():
@@ -117,5 +117,5 @@ def test_c22_stranger_cannot_end_or_fence_the_ticket_of_another_instance():
         for _ in range(40):
             world._stranger()
             world.tick()
-        assert wait(world, lambda: part.is_over, 60.0)
+        assert holds_within(world, lambda: part.is_over, 60.0)
         assert "Arrived" in part.events

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from forebay.base.errors import InvalidRequest
 from forebay.base.log import event, get_logger
 from forebay.engine.frames import TAGS, WEIGHTS, State
-from forebay.formats.hub_names import BLOBS, SNAPSHOTS
+from forebay.formats.hub_names import BLOBS, REVISIONS
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import PauseRequest, ReleaseRequest, ResumeRequest, UpdateWeightsRequest
 
@@ -108,11 +108,11 @@ def _below(root: str | None, model_path: str) -> str:
 
 def _stays(entry: Path, top: Path) -> bool:
     """Whether it is below `top`, or a file of a snapshot there whose content is among the blobs of its repository."""
-    target, snapshot = entry.resolve(), entry.parent.resolve()
+    target, revision = entry.resolve(), entry.parent.resolve()
     if target.is_relative_to(top):
         return True
     return (
-        snapshot.is_relative_to(top)
-        and snapshot.parent.name == SNAPSHOTS
-        and target.parent == snapshot.parent.parent / BLOBS
+        revision.is_relative_to(top)
+        and revision.parent.name == REVISIONS
+        and target.parent == revision.parent.parent / BLOBS
     )
