@@ -34,6 +34,7 @@ class Fairness:
         self._in_line: set[str] = set()
         self._denied: Counter[str] = Counter()  # plans in a row
         self._started_at: dict[str, int] = {}
+        self._ever_started: set[int] = set()
         self.num_turns = self.num_displaced = self.longest_denial = 0
 
     @property
@@ -121,14 +122,18 @@ class Fairness:
     def _check_turns(self, started: Sequence[Request], startable: Sequence[Request], new: Mapping[str, int]) -> None:
         """Whoever starts is of the tenant that has been served least, of those whose first in rank needs no more."""
         accounts = self._scheduler.accounts
+        before_now = set(self._ever_started)
         for req in started:
             self._started_at[req.tenant] = self._scheduler.held.steps.launched - 1
+            self._ever_started.add(req.id)
         if self._config.schedule_policy is SchedulePolicy.LPM:
             return
         first: dict[str, Request] = {}
         for req in sorted(startable, key=self._scheduler.rank):
             first.setdefault(req.tenant, req)
         for starter in started:
+            if starter.id in before_now:
+                continue  # its report is of the first start: this one may have found more
             before = accounts[starter.tenant].service - new[starter.tenant] / accounts[starter.tenant].weight
             for tenant, req in first.items():
                 if tenant == starter.tenant or req in started or not self._needs_no_more(req, starter):

@@ -177,7 +177,7 @@ class Liveness:
             return False  # the report is of the first start: this one may find what the one before left
         if (
             self._config.schedule_policy is SchedulePolicy.LPM
-            and self._times[starter.id].overtaken >= admission.MAX_OVERTAKES
+            and max(self._times[starter.id].overtaken, starter.overtaken) >= admission.MAX_OVERTAKES
         ):
             return False  # then it is the starter's turn
         # A hit that it is tried for first may be given up for lack of a slot when it starts.
