@@ -128,7 +128,7 @@ def test_chat_ends_with_length_if_the_answer_is_cut_off(plain: Speaker) -> None:
 def test_chat_tool_is_called_and_its_result_comes_back_without_ids(plain: Speaker) -> None:
     called = [{"function": {"name": "get_weather", "arguments": {"city": "Zürich"}}}]
     whole, lines = plain.say(f"Let me look.\n{CALL}\n{CALL}", messages=[ASK], tools=[TOOL])
-    assert whole["message"] == {"role": "assistant", "content": "Let me look.", "tool_calls": called * 2}
+    assert whole["message"] == {"role": "assistant", "content": "Let me look.\n", "tool_calls": called * 2}
     assert whole["done_reason"] == "stop"
     assert [call for line in lines for call in line["message"].get("tool_calls", [])] == called * 2
     results = [{"role": "tool", "tool_name": "get_weather", "content": f"result {i}"} for i in range(2)]
