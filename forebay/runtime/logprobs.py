@@ -16,7 +16,8 @@ from torch import Tensor
 
 from forebay.requests.step_plan import TokenLogprob
 
-# On one thread, a position among 49,152 tokens takes 0.93 ms where 256 are scored at a time, and 0.52 ms where 42 are.
+# The logits of a block then fit in a processor's cache: with 49,152 tokens, blocks of 42 positions took 0.56 times what
+# blocks of 256 did.
 _BLOCK_BYTES: Final = 8 << 20
 _MAX_BLOCK: Final = 256
 
@@ -45,8 +46,6 @@ def _most_likely(logits: Tensor, k: int) -> Tensor:
         return logits.new_empty(len(logits), 0, dtype=torch.int64)
     values, ids = logits.topk(k, dim=-1)
     least = values[:, -1:]
-    if not logits.is_cuda and _is_determined(logits, values, k):
-        return ids
     ids, by_id = ids.sort(dim=-1)
     values, by_value = values.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
     vocab_size = logits.shape[1]
@@ -56,17 +55,6 @@ def _most_likely(logits: Tensor, k: int) -> Tensor:
     place = torch.arange(k, device=logits.device) - (values > least).sum(dim=-1, keepdim=True)
     ids = torch.where(place < 0, ids.gather(1, by_value), tied.gather(1, place.clamp(min=0)))
     return ids.clamp_(max=vocab_size - 1)  # a row with a NaN has no ties, and must not index beyond the row
-
-
-def _is_determined(logits: Tensor, values: Tensor, k: int) -> bool:
-    """Return whether the k largest logits differ from each other and from all others in each row.
-
-    Without equal logits one `topk` is the answer, and the second one, over the whole vocabulary, is not needed. On a
-    GPU the question would be a synchronisation.
-    """
-    if not bool((values[:, 1:] < values[:, :-1]).all()):
-        return False
-    return bool((torch.count_nonzero(logits >= values[:, -1:], dim=1) == k).all())
 
 
 def block_size(vocab_size: int) -> int:

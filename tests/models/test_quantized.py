@@ -83,7 +83,7 @@ def in_codes(case: str, folder: Path, type_name: str) -> Path:
 
 def _quantized(file: GgufFile, name: str, type_name: str) -> np.ndarray:
     shape = file.tensors[name].shape
-    numbers = np.array(file.raw(name)).view(np.float32).reshape(shape)
+    numbers = file.raw(name).read().view(np.float32).reshape(shape)
     if len(shape) == 1 or shape[-1] % 32 or any(part in name for part in ("norm", "conv", "ssm_a", "ffn_gate_inp")):
         return numbers
     return gguf.quants.quantize(numbers, GGMLQuantizationType[type_name])

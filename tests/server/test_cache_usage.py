@@ -162,7 +162,7 @@ def test_a_clients_cache_control_is_a_checkpoint(launch: Launch, message: dict[s
     assert last.endswith(ending)
 
 
-@pytest.mark.parametrize("mark", [{"type": "forever"}, {"type": "ephemeral", "until": "1h"}, {}, "ephemeral"])
+@pytest.mark.parametrize("mark", [{"type": "forever"}, {}, "ephemeral"])
 def test_another_cache_control_is_refused_by_name(launch: Launch, mark: Any) -> None:
     server = launch()
     with server.client() as http:
@@ -170,3 +170,13 @@ def test_another_cache_control_is_refused_by_name(launch: Launch, mark: Any) -> 
         answer = http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400
     assert "cache_control" in answer.json()["error"]["param"]
+
+
+def test_cache_control_with_an_unknown_field_counts_and_the_field_is_named_as_ignored(launch: Launch) -> None:
+    server = launch(lambda: FakeEngine(wants_resume_points=True))
+    mark = {"type": "ephemeral", "until": "1h"}
+    with server.client() as http:
+        body = {**CHAT, "messages": [{"role": "user", "content": "hello", "cache_control": mark}]}
+        answer = http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200
+    assert "until" in answer.headers["x-forebay-ignored"]

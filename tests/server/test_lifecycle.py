@@ -174,7 +174,7 @@ def test_tokenize_and_detokenize_are_inverse(shared: Running) -> None:
         ids = http.post("/tokenize", json={"prompt": "hello <|im_end|> é"}).json()
         assert ids["count"] == len(ids["tokens"])
         text = http.post("/detokenize", json={"tokens": ids["tokens"]}).json()
-    assert text == {"prompt": "hello <|im_end|> é"}
+    assert text == {"prompt": "hello <|im_end|> é", "content": "hello <|im_end|> é"}
 
 
 def test_texts_are_taken_by_a_server_whose_engine_sleeps(shared: Running) -> None:

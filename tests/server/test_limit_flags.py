@@ -46,7 +46,9 @@ ASKED: list[tuple[str, int, dict[str, Any], dict[str, Any], int]] = [
 
 
 def test_every_limit_is_tried_here() -> None:
-    tried = {name for name, *_ in ASKED} | set(TIMES) | {"max_connections", "max_stream_chunks"}
+    tried = (
+        {name for name, *_ in ASKED} | set(TIMES) | {"max_connections", "max_stream_chunks", "responses_store_bytes"}
+    )
     assert tried == {flag.name for flag in FLAGS if flag.group == LIMITS}
 
 

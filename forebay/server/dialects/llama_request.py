@@ -22,7 +22,7 @@ def _bias_shape(value: Any) -> str | None:
     return branch("object") if isinstance(value, dict) else branch("pairs") if isinstance(value, list) else None
 
 
-_Pair = Annotated[list[int | float | bool], Field(min_length=2, max_length=2)]
+_Pair = Annotated[list[int | float | bool], Field(min_length=2, max_length=2, fail_fast=True)]
 LogitBias = Annotated[
     Annotated[dict[DecimalId, Bias], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True), Tag(branch("object"))]
     | Annotated[list[_Pair], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True), Tag(branch("pairs"))],

@@ -89,7 +89,7 @@ class OllamaMessage(Strict):
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
     thinking: Text | None = None
-    images: list[Any] | None = None
+    images: Annotated[list[Any], Field(fail_fast=True)] | None = None
     tool_calls: Annotated[list[OllamaToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_name: Label | None = None
     tool_call_id: Label | None = None
