@@ -190,7 +190,7 @@ def _own(messages: list[dict[str, Any]], *behind: str) -> dict[str, Any]:
 
 
 class _Items(Strict):
-    items: list[Item]
+    items: Annotated[list[Item], Field(fail_fast=True)]
 
 
 def written(items: Sequence[Item]) -> list[dict[str, Any]]:
