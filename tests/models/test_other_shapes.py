@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from forebay import models
 from forebay.families import TYPES
@@ -68,17 +67,13 @@ def test_any_shape_agrees_with_transformers_and_with_itself(model_type, seed, tm
     expected = tiny.logits(ids)
     error = float((whole - expected).abs().max())
     # Some shapes have larger numbers, such as Zamba2's without a residual around its shared blocks.
-    assert error < TOLERANCE or error < 4 * _own_error(tiny, ids, expected), error
+    assert error < TOLERANCE or error < 4 * tiny.own_error(ids), error
     for page_size in (1, 16):
         driver, parts = Driver(model, page_size=page_size), []
         while driver.lens[1] < LENGTH:
             first = driver.lens[1]
             parts.append(driver.step([(1, ids[first : first + rng.randint(1, 12)])])[0])
         assert torch.equal(torch.cat(parts), whole)
-
-
-def _own_error(tiny: Tiny, ids: list[int], expected: Tensor) -> float:
-    return float((Tiny(tiny.path, tiny.oracle.double()).logits(ids) - expected).abs().max())
 
 
 def _saved(model_type: str, fields: dict[str, Any], folder: Path, seed: int) -> Tiny:
