@@ -8,20 +8,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from forebay.requests.sampling_params import SamplingParams
 from forebay.server.dialects.ollama_request import OllamaChatRequest, OllamaEmbedRequest, OllamaGenerateRequest
-from forebay.text.answers.probes import find_formats
-from tests.server.conftest import MODEL, Running, start
+from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine
+from tests.server.scripted_server import ScriptedServer
 from tests.server.test_refusals import assert_said
 from tests.text.answers.templates import QWEN3_THINKING, QWEN25
-from tests.text.tiny_tokenizer import tiny_tokenizer
 
 COUNTS = ("total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration", "eval_count", "eval_duration")
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
@@ -40,23 +37,7 @@ TOOL = {
 ASK = {"role": "user", "content": "How is it?"}
 
 
-class Speaker:
-    """A server whose model says `answer`."""
-
-    def __init__(self, template: str) -> None:
-        self.answer = ""
-        tokenizer = tiny_tokenizer(template=template)
-
-        def script(prompt: list[int], params: SamplingParams) -> list[int]:
-            return tokenizer.encode(self.answer)
-
-        model = replace(MODEL, answers=find_formats(tokenizer))
-        self.server = start(tokenizer, lambda: FakeEngine(script, width=3), model=model)
-
-    def prompt(self) -> str:
-        stream = self.server.engine.submitted[-1]
-        return self.server.tokenizer.decode(stream.prompt, skip_special_tokens=False)
-
+class Speaker(ScriptedServer):
     def say(self, answer: str, path: str = "/api/chat", **body: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The whole answer, and the lines of the streamed one."""
         self.answer = answer

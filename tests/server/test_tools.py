@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import openai
@@ -12,13 +11,10 @@ import pytest
 
 from forebay.grammar.compiler import compiled
 from forebay.grammar.vocabulary import Vocabulary
-from forebay.requests.sampling_params import SamplingParams
-from forebay.text.answers.probes import find_formats
 from tests.deadlines import HANGS_S
-from tests.server.conftest import MODEL, start
-from tests.server.fake_engine import FakeEngine
+from tests.server.scripted_server import ScriptedServer
 from tests.text.answers.templates import GPT_OSS, QWEN3, QWEN3_THINKING, QWEN25
-from tests.text.tiny_tokenizer import TEMPLATE, tiny_tokenizer
+from tests.text.tiny_tokenizer import TEMPLATE
 
 TOOLS: Any = [
     {
@@ -34,23 +30,7 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city":  "Zürich \\"
 ASK: list[Any] = [{"role": "user", "content": "How is it?"}]
 
 
-class Speaker:
-    """A server whose model says `answer`."""
-
-    def __init__(self, template: str) -> None:
-        self.answer = ""
-        tokenizer = tiny_tokenizer(template=template)
-
-        def script(prompt: list[int], params: SamplingParams) -> list[int]:
-            return tokenizer.encode(self.answer)
-
-        model = replace(MODEL, answers=find_formats(tokenizer))
-        self.server = start(tokenizer, lambda: FakeEngine(script, width=3), model=model)
-
-    def prompt(self) -> str:
-        stream = self.server.engine.submitted[-1]
-        return self.server.tokenizer.decode(stream.prompt, skip_special_tokens=False)
-
+class Speaker(ScriptedServer):
     def say(self, answer: str, messages: list[Any], **wishes: Any) -> Any:
         """The message and the reason, whole and streamed, which are the same."""
         self.answer = answer

@@ -1,0 +1,29 @@
+"""A server whose model says what a test wants, through a chat template that knows tools."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from forebay.requests.sampling_params import SamplingParams
+from forebay.text.answers.probes import find_formats
+from tests.server.conftest import MODEL, start
+from tests.server.fake_engine import FakeEngine
+from tests.text.tiny_tokenizer import tiny_tokenizer
+
+
+class ScriptedServer:
+    """A server whose model says `answer`."""
+
+    def __init__(self, template: str) -> None:
+        self.answer = ""
+        tokenizer = tiny_tokenizer(template=template)
+
+        def script(prompt: list[int], params: SamplingParams) -> list[int]:
+            return tokenizer.encode(self.answer)
+
+        model = replace(MODEL, answers=find_formats(tokenizer))
+        self.server = start(tokenizer, lambda: FakeEngine(script, width=3), model=model)
+
+    def prompt(self) -> str:
+        stream = self.server.engine.submitted[-1]
+        return self.server.tokenizer.decode(stream.prompt, skip_special_tokens=False)
