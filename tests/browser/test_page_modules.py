@@ -155,6 +155,16 @@ def test_tree_keeps_the_versions_of_a_message(modules: Page) -> None:
     ) == ["bc", "abd", "c", "d", "bd", "c", "c", ""]
 
 
+def test_ids_sort_by_when_they_were_made(modules: Page) -> None:
+    ids = modules.evaluate(
+        """async () => {
+            const { newId } = await import("/console/tree.js");
+            return Array.from({ length: 1000 }, newId);
+        }"""
+    )
+    assert ids == sorted(set(ids))
+
+
 def test_imported_chats_are_checked_field_by_field(modules: Page) -> None:
     told, kept = modules.evaluate(
         """async () => {
@@ -162,22 +172,32 @@ def test_imported_chats_are_checked_field_by_field(modules: Page) -> None:
             const head = { format: "forebay.conversations", version: 1 };
             const message = { id: "m0000001", parent: null, role: "user", content: "hi", evil: 1, finish: {} };
             const options = { temperature: 9, top_p: 0.5, x: 1 };
-            const chat = { id: "c0000001", title: 7, options, messages: [message] };
-            const orphan = { ...message, parent: "m0000009" };
+            // As pages once named them: an answer made within the millisecond of its question sorts before it.
+            const answer = { ...message, id: "m0000000", parent: "m0000001", role: "assistant", content: "ho" };
+            const chat = { id: "c0000001", title: 7, options, messages: [answer, message] };
+            const circle = [{ ...message, parent: "m0000009" }, { ...message, id: "m0000009", parent: "m0000001" }];
             const told = [
                 "{", "[]", JSON.stringify({ ...head, version: 2, conversations: [] }),
                 JSON.stringify({ ...head, conversations: [{ ...chat, id: "<b>" }] }),
-                JSON.stringify({ ...head, conversations: [{ ...chat, messages: [orphan] }] }),
+                JSON.stringify({ ...head, conversations: [{ ...chat, messages: circle }] }),
             ].map((text) => { try { fromJson(text); } catch (error) { return error.message; } });
             return [told, fromJson(JSON.stringify({ ...head, conversations: [chat] }))];
         }"""
     )
     assert [text.split(" ")[0] for text in told] == ["this", "these", "it", "chat", "chat"]
+    assert told[-1] == "chat 1 has a message that is above itself."
     [chat] = kept
     assert (chat["title"], chat["options"]["temperature"], chat["options"]["top_p"]) == ("Imported chat", "", 0.5)
-    assert chat["messages"] == [
-        {"id": "m0000001", "conversation": "c0000001", "parent": None, "role": "user", "content": "hi", "finish": ""}
-    ]
+    answer, message = chat["messages"]
+    assert message == {
+        "id": "m0000001",
+        "conversation": "c0000001",
+        "parent": None,
+        "role": "user",
+        "content": "hi",
+        "finish": "",
+    }
+    assert (answer["id"], answer["parent"], answer["content"]) == ("m0000000", "m0000001", "ho")
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

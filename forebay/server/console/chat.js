@@ -201,10 +201,10 @@ export class Chat {
     this.toEnd();
     this.onBusy(true);
     await this.write(answer, asked, abort.signal, () => turn.drawSoon());
-    turn.draw();
     await Promise.all([this.keep(answer), this.store.patch(conversation, { head: answer.id, updated: Date.now() })]);
+    turn.draw();
     if (this.abort !== abort) return; // another conversation is open
-    this.abort = null;
+    this.abort = null; // at once with the draw: an action that can be seen is never refused
     if (this.isStale) this.refresh();
     turn.ask(true);
     this.tell();

@@ -45,6 +45,7 @@ function conversationOf(given, place) {
   if (!ID.test(given?.id) || !Array.isArray(given.messages)) throw wrong("has no id or no messages");
   const messages = given.messages.map((message) => messageOf(message, given.id));
   if (messages.includes(null)) throw wrong(`has a message that is none: its ${messages.indexOf(null) + 1}th`);
+  if (!new Tree(messages).isSound) throw wrong("has a message that is above itself");
   const ids = new Set(messages.map(({ id }) => id));
   return {
     id: given.id,
@@ -74,7 +75,7 @@ const pick = (from, names) => Object.fromEntries(names.map((name) => [name, from
 function messageOf(given, conversation) {
   const { id, parent, role, content } = given ?? {};
   const results = records(given?.results, ["id", "name", "content"]);
-  const isWhole = ID.test(id) && (parent === null || (ID.test(parent) && parent < id)) && isText(content);
+  const isWhole = ID.test(id) && (parent === null || ID.test(parent)) && isText(content);
   if (!isWhole || !["user", "assistant", "tool"].includes(role) || (role === "tool" && !results)) return null;
   const kept = {
     files: records(given.files, ["name", "text"]),

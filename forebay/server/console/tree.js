@@ -1,9 +1,12 @@
 // A conversation is a tree of messages: each knows its parent, and of those with one parent one is shown.
 
-// Ids sort by when they were made, and no two tabs make the same one.
+let last = 0; // the time of the newest id
+
+// Ids sort by when they were made, those of one millisecond too, and no two tabs make the same one.
 export function newId() {
+  last = Math.max(Date.now(), last + 1);
   const random = crypto.getRandomValues(new Uint32Array(2));
-  return Date.now().toString(36).padStart(9, "0") + [...random].map((part) => part.toString(36).padStart(7, "0")).join("");
+  return last.toString(36).padStart(9, "0") + [...random].map((part) => part.toString(36).padStart(7, "0")).join("");
 }
 
 export class Tree {
@@ -28,6 +31,20 @@ export class Tree {
     const path = [];
     for (let at = this.byId.get(head); at; at = this.byId.get(at.parent)) path.unshift(at);
     return path;
+  }
+
+  // Whether each message has an end above it: none is, by its parents, above itself.
+  get isSound() {
+    const sound = new Set();
+    for (const start of this.byId.values()) {
+      const path = new Set();
+      for (let at = start; at && !sound.has(at); at = this.byId.get(at.parent)) {
+        if (path.has(at)) return false;
+        path.add(at);
+      }
+      for (const each of path) sound.add(each);
+    }
+    return true;
   }
 
   // The versions of a message: those with its parent, itself among them.
