@@ -18,7 +18,6 @@ from forebay.models import Model
 from forebay.ops.recurrence import StateBatch
 from forebay.pools.cache_spec import cache_sizes
 from tests.models.drive import NUM_ROWS, Driver
-from tests.models.test_oracle import TOLERANCE
 from tests.models.tiny import CASES, random_ids
 from tests.pools.caches import cache_types
 
@@ -51,7 +50,7 @@ def branches(driver: Driver) -> list[tuple[list[int], int, Tensor]]:
 def test_a_sequence_goes_on_from_snapshots_inside_the_steps_of_another(case, tiny, load):
     oracle = tiny(case)
     for tokens, length, logits in branches(with_snapshots(load(oracle.path))):
-        torch.testing.assert_close(logits, oracle.logits(tokens)[length:], **TOLERANCE)
+        oracle.assert_agrees(logits, tokens, f"behind {length}", first=length)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
