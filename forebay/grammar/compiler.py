@@ -10,13 +10,13 @@ from typing import Any, Final
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
+from forebay.base import json_text
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.one_of import one_of_as_any_of
 from forebay.requests.sampling_params import Grammar, GrammarKind
 
 MAX_BYTES: Final = 64 << 10
 MAX_ANSWER_BYTES: Final = 512 << 10  # of all the tools of a request
-MAX_DEPTH: Final = 32
 MAX_CHOICES: Final = 1024
 MAX_ERROR_CHARS: Final = 500
 _JSON_KINDS: Final = (GrammarKind.JSON_SCHEMA, GrammarKind.CHOICE, GrammarKind.STRUCTURAL)
@@ -160,18 +160,6 @@ def _tags(value: Any) -> Iterable[StructTag]:
 
 def _json(grammar: Grammar) -> Any:
     try:
-        value = json.loads(grammar.text)
-    except (ValueError, RecursionError) as error:
+        return json.loads(json_text.checked(grammar.text))
+    except ValueError as error:
         raise refused(grammar, f"it is no JSON: {error}") from error
-    level, depth = [value], 0
-    while level := [child for parent in level for child in _children(parent)]:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise refused(grammar, f"it is nested more than {MAX_DEPTH} deep")
-    return value
-
-
-def _children(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from forebay.base.errors import InvalidRequest
-from forebay.grammar.compiler import MAX_BYTES, MAX_DEPTH, compiled
+from forebay.base.json_text import MAX_DEPTH
+from forebay.grammar.compiler import MAX_BYTES, compiled
 from forebay.grammar.vocabulary import FORCED_CHARS
 from forebay.requests.sampling_params import Grammar, GrammarKind
 from tests.grammar.vocabularies import EOS, PADDED, TOKENIZER, VOCABULARY, encode, tokenizer
@@ -62,7 +63,7 @@ def test_control_tokens_and_columns_without_bytes_are_never_text() -> None:
         (GrammarKind.JSON_SCHEMA, '{"type": "strin"}', "strin"),
         (GrammarKind.JSON_SCHEMA, '{"$ref": "#/x"}', "/x"),
         (GrammarKind.JSON_SCHEMA, "{", "line 1 column 2"),
-        (GrammarKind.JSON_SCHEMA, nested(MAX_DEPTH + 1), f"more than {MAX_DEPTH} deep"),
+        (GrammarKind.JSON_SCHEMA, nested(MAX_DEPTH + 1), f"deeper than {MAX_DEPTH} levels"),
         (GrammarKind.JSON_SCHEMA, "[" * 30_000, "no JSON"),
         (GrammarKind.JSON_SCHEMA, '{"title": "' + "x" * MAX_BYTES + '"}', f"at most {MAX_BYTES}"),
         (GrammarKind.REGEX, "(unclosed", "1(8)"),

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 from pydantic_core import from_json
 
+from forebay.base import json_text
 from forebay.base.errors import ForebayError
 from forebay.engine.choice import Choice
 from forebay.engine.scores import Scored
@@ -153,10 +154,10 @@ def input_of(arguments: str) -> Any:
     """A call's arguments where they have to be an object: as the model wrote them, character for character; what is
     there of them where they were cut off; and under a name of its own what is no JSON."""
     try:
-        if isinstance(msgspec.json.decode(arguments or "{}"), dict):
+        if isinstance(json_text.decode(arguments or "{}"), dict):
             return msgspec.Raw(arguments.encode() or b"{}")
         found = None
-    except (ValueError, RecursionError):
+    except ValueError:
         found = _beginning_of(arguments)
     return found if isinstance(found, dict) else {INVALID_JSON: arguments}
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from forebay.base import json_text
 from forebay.base.errors import InvalidRequest
 
-MAX_DEPTH: Final = 32
 MAX_CONTAINERS: Final = 20_000
 MAX_VALUES: Final = 5 * MAX_CONTAINERS  # beside token ids; the objects that are known have fewer each
 MAX_STRINGS: Final = 2 * MAX_VALUES  # keys are strings too
 
-_NOT_BRACKETS: Final = bytes(sorted(set(range(256)) - set(b"[]{}")))
-_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
-
 
 def parse_json_object(body: bytes, max_ids: int = 0) -> dict[str, Any]:
     """The object in `body`. Raises InvalidRequest for what is not UTF-8, not strict JSON (NaN, Infinity, a BOM), nested
-    deeper than `MAX_DEPTH`, of more than `MAX_CONTAINERS` objects and lists, `MAX_STRINGS` strings or `MAX_VALUES` +
-    `max_ids` values, or with a key twice in one object."""
+    deeper than `json_text.MAX_DEPTH`, of more than `MAX_CONTAINERS` objects and lists, `MAX_STRINGS` strings or
+    `MAX_VALUES` + `max_ids` values, or with a key twice in one object."""
     _check_size(body, MAX_VALUES + max_ids)
     try:
         value = json.loads(body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)
@@ -27,8 +24,6 @@ def parse_json_object(body: bytes, max_ids: int = 0) -> dict[str, Any]:
         raise _invalid(f"byte {error.start} is not UTF-8") from error
     except json.JSONDecodeError as error:
         raise _invalid(f"{error.msg} at character {error.pos}") from error
-    except RecursionError as error:
-        raise _invalid(f"it is nested deeper than {MAX_DEPTH} levels") from error
     except ValueError as error:  # an integer of thousands of digits
         raise _invalid("a number has too many digits") from error
     if not isinstance(value, dict):
@@ -62,22 +57,14 @@ def _check_size(body: bytes, max_values: int) -> None:
     quotes = body.count(b'"') - body.count(b'\\"')
     if quotes > 2 * MAX_STRINGS:
         raise _invalid(f"it has {quotes // 2} strings or more; at most {MAX_STRINGS} are read")
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH and body.count(b",") < max_values:
+    if not json_text.may_be_deep(body) and body.count(b",") < max_values:
         return
-    delimited = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    outside = b"".join(delimited.split(b'"')[::2])
+    outside = json_text.outside_strings(body)
     num_values = outside.count(b",") + 1
     if num_values > max_values:
         raise _invalid(f"it has {num_values} values or more; at most {max_values} are read")
-    _check_depth(outside.translate(None, _NOT_BRACKETS))
-
-
-def _check_depth(brackets: bytes) -> None:
+    brackets = json_text.brackets_of(outside)
     if len(brackets) > 2 * MAX_CONTAINERS:
         raise _invalid(f"it has {len(brackets) // 2} lists and objects; at most {MAX_CONTAINERS} are read")
-    brackets = brackets.translate(_SQUARE)
-    for _ in range(MAX_DEPTH):
-        brackets = brackets.replace(b"[]", b"")
-    # Each pass removes every innermost level, so what is left is deeper, or not balanced.
-    if brackets:
-        raise _invalid(f"it is nested deeper than {MAX_DEPTH} levels, or its brackets do not match")
+    if json_text.is_deep(brackets):
+        raise _invalid(json_text.TOO_DEEP)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-import msgspec
 from pydantic import Field, StringConstraints, Tag
 from pydantic_core import from_json
 
+from forebay.base import json_text
 from forebay.server.protocol.ignored import Harmless
 from forebay.server.protocol.strict import History, Label, Strict, Text
 from forebay.server.protocol.validation import branch, by_shape
@@ -28,8 +28,8 @@ class CalledFunction(History):
     def decoded(self) -> dict[str, Any] | str:
         """The arguments as an object, or the text itself if it is not a JSON object."""
         try:
-            value = msgspec.json.decode(self.arguments or "{}")
-        except (ValueError, RecursionError):
+            value = json_text.decode(self.arguments or "{}")
+        except ValueError:
             return self.arguments
         return value if isinstance(value, dict) else self.arguments
 

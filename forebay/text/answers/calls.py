@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from forebay.base import json_text
 from forebay.text.answers.answer import Answer
 from forebay.text.answers.python_values import python_value, quoted
 from forebay.text.answers.tape import Reading, Sink, Tape, drop, json_string, json_value, markers_of
@@ -335,8 +336,8 @@ def _typed(text: str) -> str:
 
 def _is_json(text: str) -> bool:
     try:
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except (msgspec.DecodeError, RecursionError):
+        json_text.decode(text, type=msgspec.Raw)
+    except ValueError:
         return False
     return True
 

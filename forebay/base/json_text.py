@@ -1,0 +1,54 @@
+"""JSON that somebody else wrote: how deep it is nested is known before a parser goes into it.
+
+Parsers recurse. One that is stopped by the interpreter's limit has used the whole stack, and whatever is collected at
+that moment cannot run its finalizers: files and processes of others are left open.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+MAX_DEPTH: Final = 32
+TOO_DEEP: Final = f"it is nested deeper than {MAX_DEPTH} levels, or its brackets do not match"
+
+_NOT_BRACKETS: Final = bytes(sorted(set(range(256)) - set(b"[]{}")))
+_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
+
+
+def decode(text: str, type: Any = Any) -> Any:
+    """The value of `text`, of msgspec's `type`. Raises ValueError for what is not JSON, or is nested deeper than
+    `MAX_DEPTH`."""
+    return msgspec.json.decode(checked(text), type=type)
+
+
+def checked(text: str) -> bytes:
+    """The bytes of it. Raises ValueError where they are nested deeper than `MAX_DEPTH`, or not UTF-8."""
+    data = text.encode()
+    if may_be_deep(data) and is_deep(brackets_of(outside_strings(data))):
+        raise ValueError(TOO_DEEP)
+    return data
+
+
+def may_be_deep(data: bytes) -> bool:
+    """False says that a look at its strings is not needed."""
+    return data.count(b"[") + data.count(b"{") > MAX_DEPTH
+
+
+def outside_strings(data: bytes) -> bytes:
+    """What stands in no string of it."""
+    delimited = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return b"".join(delimited.split(b'"')[::2])
+
+
+def brackets_of(outside: bytes) -> bytes:
+    return outside.translate(None, _NOT_BRACKETS)
+
+
+def is_deep(brackets: bytes) -> bool:
+    """Whether these are nested deeper than `MAX_DEPTH`, or do not match. Each pass removes every innermost level."""
+    brackets = brackets.translate(_SQUARE)
+    for _ in range(MAX_DEPTH):
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)
