@@ -291,6 +291,9 @@ class Half(Simulation):
         self.causes.cleared = False
         self.oracles.check()
 
+    def pass_time(self, seconds: float) -> None:
+        """Do nothing: `Pair` sets the time of both engines, which never decreases."""
+
     def tick(self) -> bool:
         done = super().tick()
         self._send_orders()
@@ -379,10 +382,10 @@ class Pair:
     def tick(self) -> None:
         rng = self.rng
         self.now += rng.random() * 2 * self.traffic.tick_s
+        self.prefill.now = self.decode.now = self.now
         while self.coming and rng.random() < 0.7:
             self.coming.pop(rng.randrange(len(self.coming)))()
         for half in rng.sample([self.prefill, self.decode], 2):
-            half.now = self.now
             if rng.random() < 0.9:
                 half.tick()
             self.wire.tick()

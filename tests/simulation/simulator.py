@@ -200,7 +200,7 @@ class Simulation:
     def tick(self) -> bool:
         """Let things happen, then plan, launch and commit once. False when there was nothing to do."""
         rng, faults = self.rng, self.faults
-        self.now += rng.random() * 2 * self.traffic.tick_s
+        self.pass_time(rng.random() * 2 * self.traffic.tick_s)
         if rng.random() < faults.abort:
             self._abort_somebody()
         if rng.random() < faults.flush:
@@ -220,6 +220,9 @@ class Simulation:
             self.land()
         self.oracles.check()
         return landing or plan is not None
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
 
     def width(self) -> int:
         """Of the next step."""

@@ -7,7 +7,7 @@ More seeds: `python -m tests.simulation.pair --seeds 0:10000 --jobs 2`.
 import pytest
 
 from tests.simulation.liveness import Violation
-from tests.simulation.pair import PairOutcome, main, run_pair
+from tests.simulation.pair import Half, PairOutcome, main, random_pair, run_pair
 from tests.simulation.pair_cause_mutations import CAUSES
 from tests.simulation.pair_liveness import TICKS, TICKS_PER_TOKEN, Rooms
 from tests.simulation.pair_mutations import MUTATIONS
@@ -26,6 +26,26 @@ def test_c22_both_halves_of_a_request_end_once_with_one_engines_tokens_or_a_type
     assert min(outcome.arrived, outcome.whole) >= outcome.pairs // 4
     assert min(outcome.arrived, outcome.hurt) >= 40
     assert run_pair(chunk * SEEDS_PER_CHUNK).digest == outcomes[0].digest
+
+
+class _Timed(Half):
+    """An engine that notes each value of its clock."""
+
+    @property
+    def now(self) -> float:
+        return self.times[-1]
+
+    @now.setter
+    def now(self, seconds: float) -> None:
+        self.times = [*vars(self).get("times", []), seconds]
+
+
+def test_pair_clocks_of_both_engines_never_decrease():
+    """Seed 653 failed because prefill heard an offer a second time at an earlier time than the first."""
+    pair = random_pair(653, half=_Timed)
+    pair.run()
+    for half in (pair.prefill, pair.decode):
+        assert half.times == sorted(half.times)
 
 
 def test_the_command_line_replays_one_seed(capsys):
