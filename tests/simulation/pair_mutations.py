@@ -220,7 +220,7 @@ def a_failed_step_forgets_what_has_arrived(patch: Patch) -> None:
 
     def mutated(self, *, cleared):
         start_over(self, cleared=cleared)
-        self._arrived.clear()
+        self._arrived.of.clear()
 
     patch.setattr(DecodeRole, "start_over", mutated)
 
