@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.base.errors import EngineError, Unavailable
 from forebay.engine.frames import Beat, State
 from forebay.memory.miss_reason import MissReason
+from forebay.server.http import door
 from forebay.server.operations.metrics import Metrics
 from tests.deadlines import HANGS_S, NEVER_S, wait_until
 from tests.server.conftest import Running
@@ -186,6 +190,26 @@ def test_texts_are_taken_by_a_server_whose_engine_sleeps(shared: Running) -> Non
             assert shared.tokenizer._backend._whole is None
             assert http.post("/tokenize", json=body).json() == tokens
             assert shared.tokenizer._backend._whole is not None
+
+
+def test_i4_door_that_closes_takes_who_has_connected_and_nobody_else() -> None:
+    """Between the last look into the queue and the close nobody can get into it, who would be reset."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
+        address = listener.getsockname()
+        early = socket.create_connection(address, timeout=HANGS_S)
+        if not door._take_no_first_segments(listener):
+            pytest.skip("this kernel takes no filters of sockets")
+        late = pool.submit(socket.create_connection, address, HANGS_S)
+        taken, _ = listener.accept()
+        early.sendall(b"hello")
+        assert taken.recv(8) == b"hello"
+        listener.setblocking(False)
+        assert door._next_in(listener) is None
+        listener.close()
+        with pytest.raises(ConnectionRefusedError):  # when it asks again, a second later
+            late.result()
+        early.close()
+        taken.close()
 
 
 def test_i4_whoever_has_connected_is_answered_before_the_door_closes(launch) -> None:

@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -23,6 +23,7 @@ from forebay.base.loop_clock import LoopClock
 from forebay.base.signals import AT_ONCE, ENDING
 from forebay.config.engine_config import ServerConfig
 from forebay.requests.updates import Failure
+from forebay.server.http.door import close_the_door
 from forebay.server.http.lifecycle import Lifecycle
 from forebay.server.http.protocol import protocol_class
 
@@ -96,7 +97,7 @@ async def listen(
             lifecycle.draining = True
             grace = 0.0 if server.force_exit else config.drain_timeout_s
             await _drain(lifecycle, behind, server, clock, grace)
-            await _close_the_door(server, sock)
+            await close_the_door(server, sock, 0.0 if server.force_exit else CLOSE_GRACE_S)
             server.should_exit = True
             await running
             sock.close()
@@ -185,42 +186,6 @@ async def _drain(lifecycle: Lifecycle, behind: Behind, server: _Server, clock: L
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(empty, CLOSE_GRACE_S)
     log.info(event("drained", requests=lifecycle.num_inside))
-
-
-async def _close_the_door(server: _Server, sock: socket.socket) -> None:
-    """Take no more connections. Whoever has one already, or waits in the kernel's queue for one, is answered: a reset
-    would not say that the request can go to another server."""
-    loop, config = asyncio.get_running_loop(), server.config
-    queue = sock.dup()  # without it the queue would be reset together with the listener
-    for listener in server.servers:
-        listener.close()
-    with queue:
-        last = list(iter(lambda: _next_in(queue), None))
-    for connection in last:
-        await loop.connect_accepted_socket(
-            lambda: config.http_protocol_class(  # type: ignore[call-arg]
-                config=config, server_state=server.server_state, app_state=server.lifespan.state
-            ),
-            connection,
-        )
-    if not server.force_exit:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(_until(lambda: not any(map(_waits, server.server_state.connections))), CLOSE_GRACE_S)
-
-
-def _next_in(queue: socket.socket) -> socket.socket | None:
-    try:
-        connection, _ = queue.accept()
-    except OSError:  # it is empty, or this one is gone already
-        return None
-    connection.setblocking(False)
-    return connection
-
-
-def _waits(connection: Any) -> bool:
-    """Whether a connection has not been answered yet, or not its last request."""
-    cycle = connection.cycle
-    return not connection.transport.is_closing() and (cycle is None or not cycle.response_complete)
 
 
 async def _until(condition: Callable[[], bool]) -> None:
