@@ -176,6 +176,22 @@ def test_chat_names_what_changes_nothing(plain: Speaker) -> None:
     assert json.loads(answer.text.splitlines()[0])["model"] == "tiny:latest"
 
 
+def test_chat_history_with_unknown_fields_is_served_and_they_are_named(plain: Speaker) -> None:
+    call = {"function": {"name": "f", "arguments": {}, "index": "first", "strict": True}, "parsed": {"a": 1}}
+    said = {"role": "assistant", "tool_calls": [call], "done_reason": "stop", "audio": None}
+    messages = [{**ASK, "metadata": {"turn": 1}}, said, {"role": "tool", "tool_name": "f", "content": "sun"}]
+    answer = post(plain.server, "/api/chat", {"model": "tiny", "messages": messages})
+    ignored = {*answer.headers["x-forebay-ignored"].split(", ")}
+    assert ignored == {"metadata", "done_reason", "parsed", "index", "strict"}
+
+
+def test_chat_with_an_unknown_field_outside_the_history_is_refused(plain: Speaker) -> None:
+    with plain.server.client() as client:
+        answer = client.post("/api/chat", json={"model": "tiny", "messages": [ASK], "metadata": {}})
+    assert answer.status_code == 400
+    assert "metadata" in answer.json()["error"]
+
+
 def test_generate_goes_through_the_template_unless_raw(plain: Speaker) -> None:
     whole, lines = plain.say("hello", "/api/generate", prompt="Say it.", system="Be brief.", context=[], template="")
     assert (whole["response"], whole["done_reason"]) == ("hello", "stop")

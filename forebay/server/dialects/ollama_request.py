@@ -15,7 +15,7 @@ from forebay.server.pooling.requests import EmbeddingRequest, TextOrTexts
 from forebay.server.protocol.ignored import Harmless, one_of
 from forebay.server.protocol.messages import MAX_MESSAGES
 from forebay.server.protocol.requests import I32, ChatRequest, CompletionRequest
-from forebay.server.protocol.strict import Label, Strict, Text
+from forebay.server.protocol.strict import History, Label, Strict, Text
 from forebay.server.protocol.structured import Object
 from forebay.server.protocol.tools import MAX_TOOLS, Tool
 from forebay.server.protocol.validation import INVALID_COMBINATION, UNSUPPORTED_FIELD, branch, by_shape, refusal
@@ -69,7 +69,7 @@ Think = Annotated[
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 
 
-class OllamaCall(Strict):
+class OllamaCall(History):
     """The function that was called; `arguments` are an object."""
 
     ignored: ClassVar[dict[str, Harmless]] = {
@@ -79,13 +79,13 @@ class OllamaCall(Strict):
     arguments: Object = Field(default_factory=dict)
 
 
-class OllamaToolCall(Strict):
+class OllamaToolCall(History):
     id: Label | None = None
     type: Literal["function"] = "function"
     function: OllamaCall
 
 
-class OllamaMessage(Strict):
+class OllamaMessage(History):
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
     thinking: Text | None = None
