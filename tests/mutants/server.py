@@ -223,4 +223,18 @@ SERVER = (
         "[known for own in self._of.values() for known in own]",
         "server/test_aborting.py::test_c29_only_ones_own_requests_are_ended_by_their_ids",
     ),
+    Mutant(
+        "C33 a request has four breakpoints at most",
+        "server/protocol/messages.py",
+        "    check_breakpoints(sum(len(message.breakpoints) for message in messages))\n",
+        "",
+        "server/test_cache_usage.py::test_cache_control_of_a_fifth_block_is_refused",
+    ),
+    Mutant(
+        "C27 unknown fields in the history of an Ollama chat are ignored and counted",
+        "server/dialects/ollama_request.py",
+        "class OllamaMessage(History):",
+        "class OllamaMessage(Strict):",
+        "server/test_ollama.py::test_chat_history_with_unknown_fields_is_served_and_they_are_named",
+    ),
 )

@@ -172,6 +172,23 @@ def test_another_cache_control_is_refused_by_name(launch: Launch, mark: Any) -> 
     assert "cache_control" in answer.json()["error"]["param"]
 
 
+@pytest.mark.parametrize(
+    ("path", "needed"),
+    [("/v1/chat/completions", {"max_tokens": 1}), ("/tokenize", {}), ("/apply-template", {})],
+)
+def test_cache_control_of_a_fifth_block_is_refused(launch: Launch, path: str, needed: dict[str, Any]) -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a", **mark}] * 2, **mark}, SYSTEM | mark]
+    server = launch()
+    with server.client() as http:
+        four = http.post(path, json={**needed, "messages": messages})
+        five = http.post(path, json={**needed, "messages": [*messages, messages[-1]]})
+    assert (four.status_code, five.status_code) == (200, 400), four.text
+    error = five.json()["error"]
+    assert error["param"] == "messages.cache_control"
+    assert "5 blocks have cache_control; at most 4 may" in error["message"]
+
+
 def test_cache_control_with_an_unknown_field_counts_and_the_field_is_named_as_ignored(launch: Launch) -> None:
     server = launch(lambda: FakeEngine(wants_resume_points=True))
     mark = {"type": "ephemeral", "until": "1h"}

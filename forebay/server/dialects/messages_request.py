@@ -14,7 +14,14 @@ from forebay.base.errors import InvalidRequest
 from forebay.requests.sampling_params import BOUNDS, MAX_STOP
 from forebay.server.dialects.renaming import by_type, only, renamed
 from forebay.server.protocol.ignored import one_of
-from forebay.server.protocol.messages import MAX_MESSAGES, MAX_PARTS, CacheControl, TextPart, text_or_list
+from forebay.server.protocol.messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    CacheControl,
+    TextPart,
+    check_breakpoints,
+    text_or_list,
+)
 from forebay.server.protocol.requests import I32, Bootstrap, ChatRequest, StopString
 from forebay.server.protocol.strict import History, Label, Strict, Text
 from forebay.server.protocol.tools import MAX_TOOLS, ToolName
@@ -27,7 +34,6 @@ from forebay.server.protocol.validation import (
     by_shape,
     refusal,
 )
-from forebay.text.resumption import MAX_BREAKPOINTS
 
 BILLING_HEADER: Final = "x-anthropic-billing-header:"  # Claude Code begins its system text with it
 _ERROR: Final = "Error: "  # chats have no other word for a tool that failed
@@ -303,12 +309,7 @@ class CountTokensRequest(Strict):
 
     @model_validator(mode="after")
     def _check_marks(self) -> Self:
-        count = sum(mark is not None for mark in self._marks())
-        if count > MAX_BREAKPOINTS:
-            what = (
-                f"{count} blocks have cache_control; at most {MAX_BREAKPOINTS} may: keep those of the longest prefixes"
-            )
-            raise refusal(INVALID_VALUE, "cache_control", what)
+        check_breakpoints(sum(mark is not None for mark in self._marks()))
         return self
 
     def _marks(self) -> Iterator[CacheControl | None]:

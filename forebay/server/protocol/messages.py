@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, StringConstraints, Tag, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, Tag, model_validator
 
 from forebay.base.errors import InvalidRequest
 from forebay.server.protocol.ignored import MESSAGE_IGNORED
@@ -13,12 +13,14 @@ from forebay.server.protocol.strict import History, Label, Strict, Text
 from forebay.server.protocol.tools import MAX_TOOLS, AnyCall
 from forebay.server.protocol.validation import (
     INVALID_COMBINATION,
+    INVALID_VALUE,
     MISSING_FIELD,
     UNSUPPORTED_FIELD,
     branch,
     by_shape,
     refusal,
 )
+from forebay.text.resumption import MAX_BREAKPOINTS
 
 MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 256
@@ -107,7 +109,23 @@ class ChatMessage(History):
         return {"role": role, "content": content, **{key: value for key, value in more.items() if value}, **calls}
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+def check_breakpoints(count: int) -> None:
+    """Raise a refusal of more marks than a request may have."""
+    if count > MAX_BREAKPOINTS:
+        what = f"{count} blocks have cache_control; at most {MAX_BREAKPOINTS} may: keep those of the longest prefixes"
+        raise refusal(INVALID_VALUE, "cache_control", what)
+
+
+def _check_marks(messages: list[ChatMessage]) -> list[ChatMessage]:
+    check_breakpoints(sum(len(message.breakpoints) for message in messages))
+    return messages
+
+
+Messages = Annotated[
+    list[ChatMessage],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+    AfterValidator(_check_marks),
+]
 
 
 class ThinkingSwitch(Strict):
