@@ -9,7 +9,9 @@ them under a pin. A hit ends where every kind can be resumed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
@@ -21,7 +23,7 @@ from forebay.config.engine_config import EvictionPolicy
 from forebay.memory.kinds.kind import Kind
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_index import RadixIndex
-from forebay.memory.radix_node import NO_NODE, OPERATOR, Adoption, Match, Node, Pin, Root
+from forebay.memory.radix_node import NO_NODE, OPERATOR, Adoption, Match, Node, Pin, Root, Shares, Tenants
 from forebay.memory.slots import CACHE, NO_IDS, Holder, Ids, Slots
 
 _MAX_TOMBSTONES: Final = 64  # first pages of evicted children a node remembers, so that a miss can say "evicted"
@@ -40,7 +42,8 @@ class RadixCache(RadixIndex):
     """Prefixes of finished and running requests, page by page.
 
     `slots` is the pool of pages: the cache takes pages over from requests (`extend_pin`) and returns them there
-    (`evict`). Units are pages except where a name says tokens. `clock` counts the uses that are told apart.
+    (`evict`). Units are pages except where a name says tokens. `clock` counts the uses that are told apart. `weights`
+    are those of tenants, 1 for any other; `shares` counts the pages that are charged to each.
     """
 
     def __init__(
@@ -50,15 +53,19 @@ class RadixCache(RadixIndex):
         *,
         policy: EvictionPolicy = EvictionPolicy.LRU,
         kinds: Sequence[Kind] = (),
+        weights: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(page_size, kinds)
+        self._tenants = Tenants(weights or {})
+        self.shares = Shares(self._tenants)
         for kind in kinds:
-            kind.tree = self
+            kind.tree, kind.shares = self, Shares(self._tenants)
         self._slots = slots
         self._cuts_leaves = not any(kind.at_ends for kind in kinds)
         self._order = _EVICTION_ORDER[policy]
         self.clock = 0
-        self._leaves = SortedList()  # unpinned leaves as (useful, order, stamp, node), the next to evict first
+        # By tenant its unpinned leaves as (useful, order, stamp, node), the next to evict first.
+        self._leaves: dict[str, SortedList] = {}
         self._stamps = 0
         self._num_to_flush = 0
         self._flushes = False
@@ -68,9 +75,17 @@ class RadixCache(RadixIndex):
 
     # -- pinning --------------------------------------------------------------------------------------------------
 
-    def pin(self, match: Match, namespace: str = "", priority: int = 0, author: str = OPERATOR) -> Pin:
-        """Hold what `match` found, for `author`: refresh its path and keep it from eviction. The match must be of this
-        very state of the tree."""
+    def pin(
+        self,
+        match: Match,
+        namespace: str = "",
+        priority: int = 0,
+        author: str = OPERATOR,
+        tenant: str = "",
+        at: float = 0.0,
+    ) -> Pin:
+        """Hold what `match` found, for `author` of `tenant`, whose request came `at` so many seconds: refresh its path
+        and keep it from eviction. The match must be of this very state of the tree."""
         node = match.node
         assert node is NO_NODE or match.version == self.version, "the tree has changed since the match"
         if node is NO_NODE:
@@ -89,7 +104,8 @@ class RadixCache(RadixIndex):
         num_pages = match.num_tokens // self.page_size
         for kind in self.kinds:
             kind.touch(node, num_pages)
-        return Pin(node, num_pages, author)
+        self._tenants.use(tenant, at)
+        return Pin(node, num_pages, author, tenant)
 
     def unpin(self, pin: Pin) -> None:
         self._unlock(pin.node)
@@ -110,7 +126,7 @@ class RadixCache(RadixIndex):
         adopted = pages[len(replaced) :]
         if len(adopted):
             self._slots.transfer(adopted, owner, CACHE)
-            node = self._attach(node, key[position:end], adopted, pin.author)
+            node = self._attach(node, key[position:end], adopted, pin)
             for kind in self.kinds:
                 kind.attached(node, owner)
         if node is not pin.node:
@@ -133,14 +149,16 @@ class RadixCache(RadixIndex):
 
     # -- evicting -------------------------------------------------------------------------------------------------
 
-    def evict(self, num_pages: int, why: MissReason = MissReason.EVICTED, most_leaves: int = sys.maxsize) -> int:
-        """Free `num_pages` unpinned pages, or all there are: leaf by leaf in the policy's order, and of the last leaf
-        only its end. It ends early behind `most_leaves` leaves. Returns how many pages. They are missed from then on
-        because of `why`."""
+    def evict(self, num_pages: int, why: MissReason = MissReason.EVICTED) -> int:
+        """Free `num_pages` unpinned pages, or all there are: leaf by leaf in the policy's order, of the tenant that
+        holds the most for its weight (C32), and of the last leaf only its end. Returns how many pages. They are missed
+        from then on because of `why`."""
+        return self._evict(self._victims(), num_pages, why)
+
+    def _evict(self, victims: Iterator[Node], num_pages: int, why: MissReason, most_leaves: int = sys.maxsize) -> int:
         freed: list[Ids] = []
         missing = num_pages
-        while missing > 0 and len(freed) < most_leaves and self._leaves:
-            *_, node = self._leaves[0]
+        while missing > 0 and len(freed) < most_leaves and (node := next(victims, None)):
             count = len(node.pages)
             if count > missing and self._cuts_leaves:
                 count = missing
@@ -156,6 +174,25 @@ class RadixCache(RadixIndex):
             self.num_evicted_pages += count
             self._slots.return_ids(np.concatenate(freed), CACHE)
         return count
+
+    def _victims(self) -> Iterator[Node]:
+        """The next leaf to evict, each time; the caller evicts it."""
+        for tenant, rest in self.shares.turns():
+            leaves = self._leaves.get(tenant)
+            while leaves and self.shares.held[tenant] > rest:
+                yield leaves[0][-1]
+
+    def _oldest(self) -> Iterator[Node]:
+        """The same in the policy's order alone, whosever they are."""
+        heap = [(leaves[0], leaves) for leaves in self._leaves.values() if leaves]
+        heapify(heap)
+        while heap:
+            rank, leaves = heap[0]
+            yield rank[-1]
+            if leaves:
+                heapreplace(heap, (leaves[0], leaves))
+            else:
+                heappop(heap)
 
     def lost(self, nodes: Iterable[Node]) -> None:
         """The cache dropped slots of a kind: matches made before are void, and the eviction rank of `nodes` has
@@ -187,7 +224,7 @@ class RadixCache(RadixIndex):
         """Evict one slice of what is to be flushed; returns whether there is more."""
         if not self._flushes:
             return False
-        count = self.evict(self._num_to_flush, most_leaves=_LEAVES_PER_SLICE)
+        count = self._evict(self._oldest(), self._num_to_flush, MissReason.EVICTED, _LEAVES_PER_SLICE)
         self._num_to_flush -= count
         if count and self._num_to_flush > 0:
             return True
@@ -205,6 +242,7 @@ class RadixCache(RadixIndex):
         gone = dict(islice(self._roots.items(), _MAX_EMPTY_ROOTS)) if released else {}
         self._roots.clear()
         self._leaves.clear()
+        self.shares.clear()
         self.num_pages = self.num_evictable = self._num_to_flush = 0
         self._flushes = False
         self.version += 1
@@ -224,6 +262,7 @@ class RadixCache(RadixIndex):
         for pin in pins:
             own[id(pin.node)] = own.get(id(pin.node), 0) + 1
         pages = evictable = 0
+        held: Counter[str] = Counter()
         for root in self._roots.values():
             for node in self._subtree(root):
                 locked_children = sum(child.locks > 0 for child in node.children.values())
@@ -235,8 +274,10 @@ class RadixCache(RadixIndex):
                     assert child.parent is node, "a child names another parent"
                     assert child.key.startswith(first), "a child stands under another first page"
                 pages += len(node.pages)
+                held[node.tenant] += len(node.pages)
                 evictable += len(node.pages) if node.locks == 0 else 0
         assert not own, "a pin's node is not in the tree"
+        assert held == self.shares.held, f"tenants have {held} pages; booked {self.shares.held}"
         for kind in self.kinds:
             kind.check(self.nodes())
         assert (pages, evictable) == (self.num_pages, self.num_evictable), (
@@ -257,21 +298,22 @@ class RadixCache(RadixIndex):
             return
         del self._roots[root.namespace]
 
-    def _attach(self, parent: Node, key: bytes, pages: Ids, author: str) -> Node:
-        node = Node(key, pages, parent, author)
+    def _attach(self, parent: Node, key: bytes, pages: Ids, pin: Pin) -> Node:
+        node = Node(key, pages, parent, pin.author, pin.tenant)
         first = key[: self._page_bytes]
         parent.children[first] = node
         parent.tombstones.pop(first, None)
         self._withdraw(parent)  # no longer a leaf
         self.num_pages += len(pages)
         self.num_evictable += len(pages)
+        self.shares.add(pin.tenant, len(pages))
         return node
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut an edge after `at` bytes; returns the upper part. `node` stays the deeper one, so pins on it hold."""
         parent, num_pages = node.parent, at // self._page_bytes
         assert parent is not None
-        upper = Node(node.key[:at], node.pages[:num_pages], parent, node.author)
+        upper = Node(node.key[:at], node.pages[:num_pages], parent, node.author, node.tenant)
         upper.last_access, upper.hits, upper.priority = node.last_access, node.hits, node.priority
         upper.locks = 1 if node.locks else 0
         parent.children[node.key[: self._page_bytes]] = upper
@@ -312,12 +354,12 @@ class RadixCache(RadixIndex):
         self._stamps += 1
         self._withdraw(leaf)
         leaf.rank = (useful, self._order(leaf), self._stamps, leaf)
-        self._leaves.add(leaf.rank)
+        self._leaves.setdefault(leaf.tenant, SortedList()).add(leaf.rank)
 
     def _withdraw(self, node: Node) -> None:
         """Make it no candidate, if it is one."""
         if node.rank is not None:
-            self._leaves.remove(node.rank)
+            self._leaves[node.tenant].remove(node.rank)
             node.rank = None
 
     def _remove_leaf(self, node: Node, why: MissReason) -> None:
@@ -328,6 +370,7 @@ class RadixCache(RadixIndex):
         first = node.key[: self._page_bytes]
         del parent.children[first]
         self._withdraw(node)
+        self.shares.add(node.tenant, -len(node.pages))
         told = parent.tombstones
         if len(told) >= (_MAX_RELEASED if why is MissReason.RELEASED else _MAX_TOMBSTONES):
             del told[next(iter(told))]

@@ -1,12 +1,14 @@
-"""The nodes of the prefix tree, and what looking something up in it gives."""
+"""The nodes of the prefix tree, the tenants that are charged for them, and what looking something up in it gives."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from sortedcontainers import SortedList
 
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.slots import NO_IDS, Ids
@@ -15,6 +17,7 @@ TOKEN_BYTES: Final = 4
 NAME_BYTES: Final = 8  # of a branch
 NOTHING_ELSE: Final[Mapping[str, int]] = {}
 OPERATOR: Final = ""  # the author who may see what any author has put into the cache
+IDLE_S: Final = 3600.0  # the longest for which Anthropic's clients can ask that a prefix be kept (`"ttl": "1h"`)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -23,13 +26,14 @@ class Node:
 
     `locks` counts the pins that end here plus the children that are locked, so a locked node has only locked ancestors,
     and a pin or an unpin stops at the first ancestor whose locks do not change. `author` is who put these tokens here,
-    all of them. `tombstones` say by first page why a child is gone.
+    all of them, and `tenant` is charged for them (C32). `tombstones` say by first page why a child is gone.
     """
 
     key: bytes
     pages: Ids
     parent: Node | None
     author: str = OPERATOR
+    tenant: str = ""
     children: dict[bytes, Node] = field(default_factory=dict)
     locks: int = 0
     last_access: int = 0
@@ -113,11 +117,12 @@ def no_match(reason: MissReason) -> Match:
 @dataclass(slots=True, eq=False)
 class Pin:
     """A prefix that cannot be evicted while this is held: `num_pages` pages from the root to `node`. What is adopted
-    behind it is `author`'s."""
+    behind it is `author`'s, and `tenant` is charged for it."""
 
     node: Node
     num_pages: int
     author: str = OPERATOR
+    tenant: str = ""
 
 
 class Adoption(NamedTuple):
@@ -128,3 +133,96 @@ class Adoption(NamedTuple):
     replaced: Ids
     num_adopted: int
     remapped: Ids
+
+
+class Tenants:
+    """The tenants of a prefix cache: their `weights`, 1 for any other, and when each used it last."""
+
+    def __init__(self, weights: Mapping[str, int]) -> None:
+        self._weights = weights
+        self._now = 0.0  # of the latest use, in seconds
+        self._uses: OrderedDict[str, float] = OrderedDict()  # of those that are not idle, the latest last
+        self._idle: set[str] = set()
+
+    def weight(self, tenant: str) -> int:
+        return self._weights.get(tenant, 1)
+
+    def use(self, tenant: str, at: float) -> None:
+        """The tenant uses the cache for a request that came `at` so many seconds."""
+        self._now = max(self._now, at)
+        self._uses[tenant] = self._now
+        self._uses.move_to_end(tenant)
+        self._idle.discard(tenant)
+
+    @property
+    def idle(self) -> set[str]:
+        """The tenants that have not used the cache for more than `IDLE_S` before its latest use."""
+        while self._uses and self._now - next(iter(self._uses.values())) > IDLE_S:
+            self._idle.add(self._uses.popitem(last=False)[0])
+        return self._idle
+
+
+class Shares:
+    """How many slots of one pool the prefix cache holds for each tenant: `held`, without those that hold none.
+
+    `add` is a dictionary's work; sorting the tenants waits for somebody who asks whose `turns` it is, and costs
+    O(log tenants) for each that has changed since.
+    """
+
+    def __init__(self, tenants: Tenants) -> None:
+        self._tenants = tenants
+        self.held: Counter[str] = Counter()
+        self._changed: set[str] = set()
+        self._loads: dict[str, float] = {}  # what each holds for its weight, as it stands in `_order`
+        self._order = SortedList()  # (load, tenant)
+
+    def add(self, tenant: str, count: int) -> None:
+        self.held[tenant] += count
+        self._changed.add(tenant)
+
+    def clear(self) -> None:
+        self.held.clear()
+        self._changed.clear()
+        self._loads.clear()
+        self._order.clear()
+
+    def turns(self) -> Iterator[tuple[str, int]]:
+        """Name the tenant that loses slots next, and how many to leave it, until nobody has any to lose.
+
+        Idle tenants lose all that they have. Of the others the one that holds the most for its weight loses what it has
+        more than the next one, a slot at least. The caller takes slots one after another until no more than those to be
+        left are held. A tenant that lost none in its turn is named again when all others have lost what they can: its
+        nodes may have stood above theirs.
+        """
+        for tenant in sorted(self._tenants.idle & self.held.keys()):
+            yield tenant, 0
+        while (yield from self._round()):
+            pass
+
+    def _round(self) -> Generator[tuple[str, int], None, bool]:
+        """Turns until each tenant has lost none in its last one; returns whether any has lost some."""
+        self._sort()
+        num_spent, num_before = 0, self.held.total()
+        while num_spent < len(self._order):
+            _, tenant = self._order[-1 - num_spent]
+            before = self.held[tenant]
+            yield tenant, self._rest(tenant, num_spent)
+            num_spent += self.held[tenant] == before
+            self._sort()
+        return self.held.total() < num_before
+
+    def _rest(self, tenant: str, num_spent: int) -> int:
+        others = len(self._order) - num_spent - 1
+        load: float = self._order[others - 1][0] if others else 0.0
+        return min(int(load * self._tenants.weight(tenant)), self.held[tenant] - 1)
+
+    def _sort(self) -> None:
+        for tenant in self._changed:
+            if (load := self._loads.pop(tenant, None)) is not None:
+                self._order.remove((load, tenant))
+            if self.held[tenant]:
+                load = self._loads[tenant] = self.held[tenant] / self._tenants.weight(tenant)
+                self._order.add((load, tenant))
+            else:
+                del self.held[tenant]
+        self._changed.clear()

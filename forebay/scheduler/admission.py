@@ -151,7 +151,7 @@ class AdmissionPass:
         if not self._starts:
             return
         if self._num_startable is None:
-            self._num_startable = min(self._held.rows.available_size(), self._held.rows.size - self._num_running)
+            self._num_startable = min(self._held.rows.slots.num_free, self._held.rows.size - self._num_running)
             some_wait = self._queues.constraints.unready or self._on_trial
             self._candidates = self._queues.candidates if some_wait else self._queues.waiting.of
             num_candidates = sum(map(len, self._candidates.values()))

@@ -44,7 +44,13 @@ class Releases:
         self.kinds = make_kinds(config, self.rows)
         self.nothing_resumable = {kind.name: 0 for kind in self.kinds}  # when nothing is found
         self.at_ends = any(kind.at_ends for kind in self.kinds)  # whether it matters where prompts part
-        self.cache = RadixCache(self.kv, config.page_size, policy=config.radix_eviction_policy, kinds=self.kinds)
+        self.cache = RadixCache(
+            self.kv,
+            config.page_size,
+            policy=config.radix_eviction_policy,
+            kinds=self.kinds,
+            weights=config.tenants,
+        )
         self.table = RowTable(self.rows.slots.num_rows, config.page_size)
         self.steps = Steps()
         self.deferred: list[DeferredFree] = []  # what has been let go of and is not released yet

@@ -41,7 +41,7 @@ class Residencies(Releases):
     def pin(self, req: Request, match: Match) -> tuple[Match, Pin]:
         """Keep all that `match` found, until `unpin` or for as long as the request needs it; or a miss, where what
         it would go on from takes the slot that the request needs for its own: better to start than to wait."""
-        pin = self.cache.pin(match, req.cache_namespace, req.priority, req.author)
+        pin = self.cache.pin(match, req.cache_namespace, req.priority, req.author, req.tenant, req.arrival)
         if pin.num_pages:
             for kind in self.kinds:
                 kind.lock(pin.node, match.pages)

@@ -217,7 +217,7 @@ class Scheduler(Telling):
         if not (self.extending or starts):
             return []
         left = self.config.chunked_prefill_size
-        if len(self.running):
+        if self.running.reqs:
             left = min(left, self.config.mixed_chunk_size)
         if self.extending:
             self.held.slide(self.extending)

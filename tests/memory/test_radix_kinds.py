@@ -24,18 +24,21 @@ def key(tokens: list[int]) -> bytes:
 class Rig:
     """A cache with pages, states (`num_slots`) and windows of `window` tokens (0: none)."""
 
-    def __init__(self, page_size: int = 1, num_slots: int = 8, window: int = 0, num_pages: int = 100) -> None:
+    def __init__(
+        self, page_size: int = 1, num_slots: int = 8, window: int = 0, num_pages: int = 100, weights=None
+    ) -> None:
         self.kv = Slots("kv", num_pages)
         self.states = CachedStates(MambaPool(num_slots)) if num_slots else None
         rows = ReqToTokenPool(1, 100, page_size=page_size)
         self.windows = Windows(num_pages, num_pages, rows, window=window) if window else None
         kinds = [kind for kind in (self.states, self.windows) if kind]
-        self.cache = RadixCache(self.kv, page_size, kinds=kinds)
+        self.cache = RadixCache(self.kv, page_size, kinds=kinds, weights=weights)
 
-    def insert(self, tokens: list[int], *state_at: int, author: str = OPERATOR) -> Pin:
-        """Compute and adopt a prefix, with states after so many tokens; the pin at its end, which is let go."""
+    def insert(self, tokens: list[int], *state_at: int, **who) -> Pin:
+        """Compute and adopt a prefix, with states after so many tokens; the pin at its end, which is let go. `who` says
+        whose it is."""
         ps = self.cache.page_size
-        pin = self.cache.pin(self.cache.match(b""), author=author)
+        pin = self.cache.pin(self.cache.match(b""), **who)
         pages = self.kv.take_ids(len(tokens) // ps, ALICE)
         if self.windows:
             self.windows.take(pages, ALICE)
@@ -210,6 +213,7 @@ def evict_windows(rig: Rig, tokens: list[int], first: int, count: int) -> None:
     """The windows of tokens [first, first + count) go (page size 1)."""
     pages = _all_pages(rig, tokens)[first : first + count]
     assert rig.windows.evict_from(pages, count) == count
+    rig.windows.shares.add("", -count)
 
 
 def _all_pages(rig: Rig, tokens: list[int]) -> np.ndarray:

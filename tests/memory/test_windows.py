@@ -5,6 +5,7 @@ import pytest
 
 from forebay.memory.draft import Draft
 from forebay.memory.kinds.window import Windows
+from forebay.memory.radix_node import Shares, Tenants
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, Holder, OutOfSlots
 
@@ -16,7 +17,9 @@ def ids(*values: int) -> np.ndarray:
 
 
 def make(num_window_pages: int = 6, page_size: int = 4, window: int = 6) -> Windows:
-    return Windows(num_window_pages, 20, ReqToTokenPool(1, 80, page_size=page_size), window=window)
+    pool = Windows(num_window_pages, 20, ReqToTokenPool(1, 80, page_size=page_size), window=window)
+    pool.shares = Shares(Tenants({}))
+    return pool
 
 
 @pytest.mark.parametrize(

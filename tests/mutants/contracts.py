@@ -206,8 +206,9 @@ CONTRACTS: Final = {
     "C32": Contract(
         "Tenants",
         "API keys share an engine's throughput by their weights. No tenant waits for another's backlog beyond a stated "
-        "bound (decision 50), and a full queue rejects requests of the tenant that fills it.",
-        "scheduler/admission.py, scheduler/displacing.py, scheduler/line.py, scheduler/limits.py",
+        "bound (decision 50), and a full queue rejects requests of the tenant that fills it. The prefix cache evicts "
+        "from the tenant that holds the most for its weight (decision 51).",
+        "scheduler/admission.py, scheduler/displacing.py, scheduler/line.py, scheduler/limits.py, memory/radix_node.py",
     ),
 }
 

@@ -335,8 +335,8 @@ MEMORY = (
     Mutant(
         "C29 a split of the tree keeps the author",
         "memory/radix_cache.py",
-        "upper = Node(node.key[:at], node.pages[:num_pages], parent, node.author)",
-        "upper = Node(node.key[:at], node.pages[:num_pages], parent)",
+        "upper = Node(node.key[:at], node.pages[:num_pages], parent, node.author, node.tenant)",
+        "upper = Node(node.key[:at], node.pages[:num_pages], parent, tenant=node.tenant)",
         "memory/test_radix_kinds.py::test_c29_where_prompts_part_is_told_of_an_authors_own_only",
     ),
     Mutant(
@@ -405,7 +405,7 @@ MEMORY = (
     Mutant(
         "C18 of a split node the windows of the upper part go first",
         "memory/kinds/window.py",
-        "        self._nodes.move_to_end(upper, last=False)\n",
+        "        nodes.move_to_end(upper, last=False)\n",
         "",
         "memory/test_radix_kinds.py::test_windows_of_both_parts_of_a_split_node_can_be_evicted_the_upper_ones_first",
     ),
@@ -419,8 +419,8 @@ MEMORY = (
     Mutant(
         "C18 useless states are evicted first",
         "memory/kinds/cached_states.py",
-        "                cached.rank = _SHADOWED\n                self._ranks[_SHADOWED][step] = None\n",
-        "                self._ranks[cached.rank][step] = None\n",
+        "                cached.rank = _SHADOWED\n                ranks[_SHADOWED][step] = None\n",
+        "                ranks[cached.rank][step] = None\n",
         "memory/test_radix_kinds.py::test_useless_states_are_evicted_first_then_ends_then_branching_points",
     ),
     Mutant(

@@ -662,8 +662,8 @@ SCHEDULER = (
     Mutant(
         "C27 a flush drops a slice at a time",
         "memory/radix_cache.py",
-        "        count = self.evict(self._num_to_flush, most_leaves=_LEAVES_PER_SLICE)\n",
-        "        count = self.evict(self._num_to_flush)\n",
+        "self._num_to_flush, MissReason.EVICTED, _LEAVES_PER_SLICE)\n",
+        "self._num_to_flush, MissReason.EVICTED)\n",
         "memory/test_radix_cache.py::test_radix_cache_flush_of_many_leaves_goes_on_in_slices_and_spares_later_pages",
     ),
     Mutant(

@@ -3,6 +3,8 @@
 from tests.mutants.mutant import Mutant
 
 _TEST = "scheduler/test_tenants.py::test_c32_"
+_SHARES = "memory/test_shares.py::test_c32_"
+_NODES = "memory/radix_node.py"
 
 TENANTS = (
     Mutant(
@@ -53,5 +55,111 @@ TENANTS = (
         " or own + count <= self.share(tenant, limit)",
         "",
         f"{_TEST}full_queue_refuses_the_tenant_that_fills_it_and_takes_others",
+    ),
+    # -- the prefix cache ---------------------------------------------------------------------------------------------
+    Mutant(
+        "C32 the tenant that holds the most loses first",
+        _NODES,
+        "self._order[-1 - num_spent]",
+        "self._order[num_spent]",
+        f"{_SHARES}tenant_that_floods_the_cache_loses_its_own",
+    ),
+    Mutant(
+        "C32 what a tenant holds counts by its weight",
+        _NODES,
+        "self.held[tenant] / self._tenants.weight(tenant)",
+        "float(self.held[tenant])",
+        f"{_SHARES}share_of_the_cache_is_that_of_the_weight",
+    ),
+    Mutant(
+        "C32 a tenant loses no more than makes it equal to the next",
+        _NODES,
+        "        return min(int(load * self._tenants.weight(tenant)), self.held[tenant] - 1)\n",
+        "        return 0\n",
+        f"{_SHARES}two_tenants_lose_alike_once_they_hold_as_much",
+    ),
+    Mutant(
+        "C32 an idle tenant loses first",
+        _NODES,
+        "sorted(self._tenants.idle & self.held.keys())",
+        "()",
+        f"{_SHARES}tenant_idle_for_an_hour_loses_first",
+    ),
+    Mutant(
+        "C32 a tenant that comes back is idle no more",
+        _NODES,
+        "        self._idle.discard(tenant)\n",
+        "",
+        f"{_SHARES}idle_tenant_that_comes_back_has_its_share",
+    ),
+    Mutant(
+        "C32 a request that came long ago uses the cache now",
+        _NODES,
+        "self._now = max(self._now, at)",
+        "self._now = at",
+        f"{_SHARES}idle_tenant_that_comes_back_has_its_share",
+    ),
+    Mutant(
+        "C32 a tenant whose nodes stood above others' has another turn",
+        _NODES,
+        "        while (yield from self._round()):\n            pass\n",
+        "        yield from self._round()\n",
+        f"{_SHARES}pages_below_which_another_tenant_goes_on_are_evicted_behind_its_own",
+    ),
+    Mutant(
+        "C32 a tenant whose slots are all in use is passed over",
+        _NODES,
+        "            num_spent += self.held[tenant] == before\n",
+        "            if self.held[tenant] == before:\n                break\n",
+        f"{_SHARES}slots_in_use_are_passed_over",
+    ),
+    Mutant(
+        "C32 a state is charged to the tenant that attached it",
+        "memory/kinds/cached_states.py",
+        "_Cached(slot, pin.tenant)",
+        "_Cached(slot, node.tenant)",
+        f"{_SHARES}state_is_charged_to_the_tenant_that_attached_it",
+    ),
+    Mutant(
+        "C32 a split of the tree keeps the tenant",
+        "memory/radix_cache.py",
+        "node.author, node.tenant)",
+        "node.author)",
+        f"{_SHARES}state_is_charged_to_the_tenant_that_attached_it",
+    ),
+    Mutant(
+        "C32 a guess takes no state from a tenant that has none to spare",
+        "memory/kinds/cached_states.py",
+        "victim is not None and self._at[victim].rank == _SHADOWED",
+        "any(cached.rank == _SHADOWED for cached in self._at.values())",
+        f"{_SHARES}state_that_nobody_misses_is_one_of_the_tenant_that_would_lose_it",
+    ),
+    Mutant(
+        "C32 windows that come back are charged again",
+        "memory/kinds/window.py",
+        "                self.shares.add(node.tenant, self.num_kept(node) - before)\n",
+        "                pass\n",
+        f"{_SHARES}windows_that_come_back_are_charged_again",
+    ),
+    Mutant(
+        "C32 a flush drops what is oldest, whosever it is",
+        "memory/radix_cache.py",
+        "self._evict(self._oldest(), ",
+        "self._evict(self._victims(), ",
+        f"{_SHARES}flush_spares_what_another_tenant_adds_meanwhile",
+    ),
+    Mutant(
+        "C32 the scheduler names the tenant to the cache",
+        "scheduler/residency.py",
+        "req.author, req.tenant, req.arrival)",
+        "req.author)",
+        "soak/test_shares.py::test_c32_flood_of_one_key_leaves_the_checkpoints_of_another",
+    ),
+    Mutant(
+        "C32 the cache knows the weights of tenants",
+        "scheduler/releases.py",
+        "            weights=config.tenants,\n",
+        "",
+        "scheduler/test_scarce_states.py::test_c32_flood_of_one_tenant_leaves_the_conversations_of_another_by_its_weight",
     ),
 )

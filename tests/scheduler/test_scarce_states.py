@@ -32,6 +32,16 @@ def test_the_hints_of_one_long_prompt_push_no_other_conversation_out():
     assert states_of(rig.scheduler.held).num_skipped > 0
 
 
+def test_c32_flood_of_one_tenant_leaves_the_conversations_of_another_by_its_weight():
+    rig = scarce(4, tenants={"a": 1, "b": 3})
+    chats = [[*range(i, i + 20)] for i in (100, 200, 300)]
+    for chat in chats:
+        run(rig, chat, tenant="b", namespace="b")
+    for i in range(400, 700, 20):
+        run(rig, [*range(i, i + 20)], tenant="a", namespace="a")
+    assert [run(rig, [*chat, 1000, 7], tenant="b", namespace="b") for chat in chats] == [20, 20, 20]
+
+
 @pytest.mark.parametrize("num_cached", [2, 3])
 def test_a_prefix_shared_by_strangers_gets_its_state_although_a_conversation_must_give_way(num_cached):
     rig = scarce(num_cached)

@@ -84,7 +84,7 @@ def splitting_an_edge_leaves_the_state_with_the_upper_part(patch: Patch) -> None
         split(self, upper, lower)
         if lower in self._at:
             self._at[upper] = self._at.pop(lower)
-            del self._ranks[self._at[upper].rank][lower]
+            del self._ranks[self._at[upper].tenant][self._at[upper].rank][lower]
             self._below[lower] -= 1
             self._place(upper)
 

@@ -162,7 +162,7 @@ def a_pinned_leaf_is_evicted(patch: Patch) -> None:
         lock(self, node)
         if rank is not None:
             node.rank = rank
-            self._leaves.add(rank)
+            self._leaves[node.tenant].add(rank)
 
     patch.setattr(RadixCache, "_lock", mutated)
 

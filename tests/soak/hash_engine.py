@@ -3,8 +3,9 @@ request may read, and cost nearly nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import Final
 
 from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, StateStrategy
@@ -25,7 +26,7 @@ CONTEXT: Final = 192
 PRUNE_EVERY: Final = 256  # steps
 
 
-def scheduler_config() -> SchedulerConfig:
+def scheduler_config(tenants: Mapping[str, int]) -> SchedulerConfig:
     """A hybrid of all kinds of layers in pools so small that requests evict and retract each other."""
     pages = window_pages_per_request(WINDOW, PAGE, DEPTH, INTERVAL)
     state = KindConfig(
@@ -49,6 +50,7 @@ def scheduler_config() -> SchedulerConfig:
         radix_cache=True,
         overlap_depth=DEPTH,
         ledger=Ledger.RAISE,
+        tenants=tenants,
         kinds=state,
     )
 
@@ -82,8 +84,8 @@ class SoakedRunner:
         runner.broken &= alive
 
 
-def hash_engine() -> ThreadedEngine:
-    config = scheduler_config()
+def hash_engine(tenants: Mapping[str, int] = MappingProxyType({})) -> ThreadedEngine:
+    config = scheduler_config(tenants)
     scheduler = Scheduler(config)
     runner = SoakedRunner(scheduler, config)
     core = EngineCore(scheduler, runner, vocab_size=VOCAB, eos_token_ids=[EOS])

@@ -1,14 +1,15 @@
 """The recurrent states that the prefix cache keeps, and which of them goes first (C18).
 
-A state costs the same whatever the length of its prefix, so what counts is whether anybody will come back to it. First
-go those that a later state on the same unbranched path shadows; then the ends of paths, the longest unused first; and
-last the branching points, unless they are most of what there is.
+A state costs the same whatever the length of its prefix, so what counts is whether anybody will come back to it. The
+tenant that attached it is charged for it, and the one that holds the most for its weight loses the next (C32): first of
+its states those that a later one on the same unbranched path shadows; then the ends of paths, the longest unused first;
+and last the branching points, unless they are most of what it has.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from forebay.memory.kinds.hybrid_rows import STATE, MambaPool
@@ -18,19 +19,20 @@ from forebay.memory.radix_node import Node, Pin
 from forebay.memory.slots import CACHE, NO_SLOT, Holder, Ids, as_ids
 
 _SHADOWED, _END, _BRANCH = range(3)
+_Ranks = tuple[OrderedDict[Node, None], OrderedDict[Node, None], OrderedDict[Node, None]]
 
 
 class _Cached:
     """The state after a node's last token. `locks` counts the steps that will copy it."""
 
-    __slots__ = ("locks", "rank", "slot")
+    __slots__ = ("locks", "rank", "slot", "tenant")
 
-    def __init__(self, slot: int) -> None:
-        self.slot, self.locks, self.rank = slot, 0, _END
+    def __init__(self, slot: int, tenant: str) -> None:
+        self.slot, self.tenant, self.locks, self.rank = slot, tenant, 0, _END
 
 
 class CachedStates(Kind):
-    """States at the ends of nodes. Of each rank the least recently used stands first.
+    """States at the ends of nodes. Of each tenant's, and of each rank, the least recently used stands first.
 
     Pages with no state at or below them are dead: nobody can go on from there until somebody computes one again.
     """
@@ -44,14 +46,15 @@ class CachedStates(Kind):
         self.slots = self.pool = pool
         self._at: dict[Node, _Cached] = {}
         self._below: dict[Node, int] = {}  # states at or below a node, of those that have any
-        self._ranks: tuple[OrderedDict[Node, None], ...] = (OrderedDict(), OrderedDict(), OrderedDict())
+        self._ranks: defaultdict[str, _Ranks] = defaultdict(lambda: (OrderedDict(), OrderedDict(), OrderedDict()))
         self.num_evicted = 0
         self.num_dead_pages = 0
 
     @property
     def has_useless(self) -> bool:
-        """Whether a state can be evicted that nobody will miss."""
-        return any(self._at[node].locks == 0 for node in self._ranks[_SHADOWED])
+        """Whether the next state to evict is one that nobody will miss."""
+        victim = next(self._victims(), None) if self.num_evictable else None
+        return victim is not None and self._at[victim].rank == _SHADOWED
 
     def slot_of(self, node: Node) -> int:
         """The slot with the state at the end of `node`, NO_SLOT for none."""
@@ -68,8 +71,9 @@ class CachedStates(Kind):
             self._touch(node)
             return False
         self.pool.transfer(as_ids([slot]), owner, CACHE)
-        self._at[node] = _Cached(slot)
+        self._at[node] = _Cached(slot, pin.tenant)
         self.num_cached += 1
+        self.shares.add(pin.tenant, 1)
         self._count(node, 1)
         self._place(node)
         self._shadow(node)
@@ -106,8 +110,8 @@ class CachedStates(Kind):
 
     def evict(self, num_slots: int) -> int:
         """The useless first. Their KV stays until its pages are wanted: it goes before any that can be resumed."""
-        nodes: list[Node] = []
-        while len(nodes) < num_slots and (node := self._next_victim()) is not None:
+        nodes, victims = list[Node](), self._victims()
+        while len(nodes) < num_slots and (node := next(victims, None)):
             self._drop(node)
             nodes.append(node)
         self.num_evicted += len(nodes)
@@ -115,10 +119,16 @@ class CachedStates(Kind):
             self.tree.lost(nodes)
         return len(nodes)
 
-    def _next_victim(self) -> Node | None:
-        order = [*self._ranks]
-        if 2 * len(self._ranks[_BRANCH]) > self.num_cached:
-            order = [self._ranks[_SHADOWED], self._ranks[_BRANCH], self._ranks[_END]]
+    def _victims(self) -> Iterator[Node]:
+        """Where the next state to evict is, each time; the caller evicts it."""
+        for tenant, rest in self.shares.turns():
+            while self.shares.held[tenant] > rest and (node := self._next_of(tenant)):
+                yield node
+
+    def _next_of(self, tenant: str) -> Node | None:
+        shadowed, ends, branches = order = self._ranks[tenant]
+        if 2 * len(branches) > self.shares.held[tenant]:
+            order = shadowed, branches, ends
         return next((node for rank in order for node in rank if self._at[node].locks == 0), None)
 
     def _drop(self, node: Node) -> None:
@@ -127,7 +137,8 @@ class CachedStates(Kind):
         assert cached.locks == 0, f"state {cached.slot} goes although a step will copy it"
         self.pool.free(as_ids([cached.slot]), CACHE)
         self.num_cached -= 1
-        del self._ranks[cached.rank][node]
+        self.shares.add(cached.tenant, -1)
+        del self._ranks[cached.tenant][cached.rank][node]
         self._count(node, -1)
 
     # -- what the prefix tree tells -----------------------------------------------------------------------------------
@@ -157,20 +168,22 @@ class CachedStates(Kind):
         self.pool.clear()
         self._at.clear()
         self._below.clear()
-        for rank in self._ranks:
-            rank.clear()
+        self._ranks.clear()
+        self.shares.clear()
         self.num_cached = self.num_locked = self.num_dead_pages = 0
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _touch(self, node: Node) -> None:
         """Somebody goes on from this state."""
-        del self._ranks[self._at[node].rank][node]
+        cached = self._at[node]
+        del self._ranks[cached.tenant][cached.rank][node]
         self._place(node)
 
     def _place(self, node: Node) -> None:
-        rank = self._at[node].rank = _BRANCH if len(node.children) > 1 else _END
-        self._ranks[rank][node] = None
+        cached = self._at[node]
+        cached.rank = _BRANCH if len(node.children) > 1 else _END
+        self._ranks[cached.tenant][cached.rank][node] = None
 
     def _shadow(self, node: Node) -> None:
         """The states above on the same path, up to the first branching point, are of little use from now on."""
@@ -178,9 +191,10 @@ class CachedStates(Kind):
         while step is not None and len(step.children) == 1:
             cached = self._at.get(step)
             if cached is not None:
-                del self._ranks[cached.rank][step]
+                ranks = self._ranks[cached.tenant]
+                del ranks[cached.rank][step]
                 cached.rank = _SHADOWED
-                self._ranks[_SHADOWED][step] = None
+                ranks[_SHADOWED][step] = None
                 return
             step = step.parent
 
@@ -205,6 +219,7 @@ class CachedStates(Kind):
 
     def check(self, nodes: Iterable[Node]) -> None:
         states = locked = dead = 0
+        held: Counter[str] = Counter()
         for node in nodes:
             cached, count = self._at.get(node), self._below.get(node, 0)
             dead += len(node.pages) if count == 0 else 0
@@ -212,7 +227,10 @@ class CachedStates(Kind):
             assert count == below + (cached is not None), "a node miscounts the states below it"
             if cached is not None:
                 states, locked = states + 1, locked + (cached.locks > 0)
-                assert node in self._ranks[cached.rank], "a state is missing among the victims"
+                held[cached.tenant] += 1
+                assert node in self._ranks[cached.tenant][cached.rank], "a state is missing among the victims"
         booked = (self.num_cached, self.num_locked, self.num_dead_pages)
         assert (states, locked, dead) == booked, f"counted {states}, {locked}, {dead}; booked {booked}"
-        assert states == sum(map(len, self._ranks)) == len(self._at), "a node that is gone is still a victim"
+        assert held == self.shares.held, f"tenants have {held} states; booked {self.shares.held}"
+        victims = sum(len(rank) for ranks in self._ranks.values() for rank in ranks)
+        assert states == victims == len(self._at), "a node that is gone is still a victim"

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from forebay.memory.draft import Draft
 from forebay.memory.holding import Holding, Residency, RowTable
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.radix_node import Node
+from forebay.memory.radix_node import Node, Shares
 from forebay.memory.slots import NO_IDS, Holder, Ids, Slots
 
 
@@ -49,6 +49,7 @@ class Kind:
     at_ends: ClassVar[bool] = False  # can be resumed only at ends of nodes, where it was given something
     slots: Slots
     tree: Tree  # set by the tree that asks
+    shares: Shares  # likewise: cached slots by the tenants that are charged for them
     num_cached = 0  # slots of the prefix cache, of which `num_locked` cannot be evicted
     num_locked = 0
 

@@ -7,7 +7,7 @@ needs one contiguous window.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -64,8 +64,8 @@ class Windows(Kind):
         self._counted = np.zeros_like(self.locks)  # of `check_locks`, which runs after MemoryError too
         self.begins: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
         self._rows = rows
-        # Those that may have windows, the least recently used first.
-        self._nodes: OrderedDict[Node, None] = OrderedDict()
+        # By tenant those nodes that may have windows, the least recently used first.
+        self._nodes: defaultdict[str, OrderedDict[Node, None]] = defaultdict(OrderedDict)
 
     def first_needed(self, kv_len: int) -> int:
         """Index of the first page that the query at position `kv_len` reads, or any query after it."""
@@ -203,19 +203,34 @@ class Windows(Kind):
         return int(np.count_nonzero(self.is_there(node.pages)))
 
     def evict(self, num_slots: int) -> int:
-        """Of a node the first pages go first: whoever resumes at its end needs only the last ones."""
-        missing, emptied = num_slots, []
-        for node in self._nodes:
+        """Those of the tenant first that holds the most for its weight (C32)."""
+        missing = num_slots
+        for tenant, rest in self.shares.turns() if missing > 0 else ():
+            missing -= self._evict_of(tenant, rest, missing)
             if missing <= 0:
                 break
-            missing -= self.evict_from(node.pages, missing)
-            if not self.is_there(node.pages).any():
-                emptied.append(node)
-        for node in emptied:
-            del self._nodes[node]
         if missing < num_slots:
             self.tree.lost(())
         return num_slots - missing
+
+    def _evict_of(self, tenant: str, rest: int, most: int) -> int:
+        """Free up to `most` windows of a tenant, node by node until it holds no more than `rest`; how many. Of a node
+        the first pages go first: whoever resumes at its end needs only the last ones."""
+        nodes, missing, emptied = self._nodes[tenant], most, []
+        for node in nodes:
+            if missing <= 0 or self.shares.held[tenant] <= rest:
+                break
+            missing -= self._evict_from_node(node, missing)
+            if not self.is_there(node.pages).any():
+                emptied.append(node)
+        for node in emptied:
+            del nodes[node]
+        return most - missing
+
+    def _evict_from_node(self, node: Node, most: int) -> int:
+        count = self.evict_from(node.pages, most)
+        self.shares.add(node.tenant, -count)
+        return count
 
     def evict_from(self, pages: Ids, most: int) -> int:
         """Free up to `most` unlocked windows of cached pages, the first ones; how many."""
@@ -228,14 +243,15 @@ class Windows(Kind):
         first = self.first_needed(num_pages * self.page_size)
         step: Node | None = node
         while step is not None and step.parent is not None and num_pages > first:
-            self._nodes[step] = None
-            self._nodes.move_to_end(step)
+            nodes = self._nodes[step.tenant]
+            nodes[step] = None
+            nodes.move_to_end(step)
             num_pages -= len(step.pages)
             step = step.parent
 
     def attached(self, node: Node, owner: int) -> None:
-        self.give_to_cache(node.pages, owner)
-        self._nodes[node] = None
+        self.shares.add(node.tenant, self.give_to_cache(node.pages, owner))
+        self._nodes[node.tenant][node] = None
 
     def replaced(self, nodes: Sequence[Node], cached: Ids, own: Ids, owner: int) -> Ids:
         """The cache takes over the windows that it had lost, and those that begin before its own, which the request
@@ -244,30 +260,35 @@ class Windows(Kind):
         better = self.is_there(own) & (~there | (self.begins[own] < self.begins[cached]))
         own, cached, there = own[better], cached[better], there[better]
         if len(own):
+            kept = [self.num_kept(node) for node in nodes]
             for column in (self.full_to_window, self.begins):
                 column[own], column[cached] = column[cached], column[own]
             self.slots.transfer(self.full_to_window[own[there]].astype(np.int64), CACHE, owner)
             self.num_cached -= int(np.count_nonzero(there))
             self.give_to_cache(cached, owner)
+            for node, before in zip(nodes, kept, strict=True):
+                self.shares.add(node.tenant, self.num_kept(node) - before)
         for node in nodes:
-            self._nodes[node] = None
+            self._nodes[node.tenant][node] = None
         return cached
 
-    def give_to_cache(self, pages: Ids, owner: int) -> None:
-        """The cache adopts `pages`, and with them the window pages that are there."""
+    def give_to_cache(self, pages: Ids, owner: int) -> int:
+        """The cache adopts `pages`, and with them the window pages that are there; how many."""
         windows = self.full_to_window[pages]
         ids = windows[windows != NO_SLOT].astype(np.int64)
         self.slots.transfer(ids, owner, CACHE)
         self.num_cached += len(ids)
+        return len(ids)
 
     def split(self, upper: Node, lower: Node) -> None:
         """The upper part stands first: whoever resumes further down needs it less."""
-        self._nodes[upper] = None
-        self._nodes.move_to_end(upper, last=False)
+        nodes = self._nodes[upper.tenant]
+        nodes[upper] = None
+        nodes.move_to_end(upper, last=False)
 
     def removed(self, node: Node) -> None:
-        self.evict_from(node.pages, len(node.pages))
-        self._nodes.pop(node, None)
+        self._evict_from_node(node, len(node.pages))
+        self._nodes[node.tenant].pop(node, None)
 
     def clear(self) -> None:
         """No page has a window, and every one is free."""
@@ -277,12 +298,19 @@ class Windows(Kind):
         self.num_cached = self.num_locked = 0
         self.start[:] = 0
         self._nodes.clear()
+        self.shares.clear()
 
     # -- checking -----------------------------------------------------------------------------------------------------
 
     def holder(self, held: Residency) -> Holder:
         windows = self.full_to_window[self._rows.pages(held.row, held.pin.num_pages, held.num_pages)]
         return Holder(held.id, windows[windows != NO_SLOT].astype(np.int64))
+
+    def check(self, nodes: Iterable[Node]) -> None:
+        held: Counter[str] = Counter()
+        for node in nodes:
+            held[node.tenant] += self.num_kept(node)
+        assert held == self.shares.held, f"tenants have {held} windows; booked {self.shares.held}"
 
     def check_locks(self, residents: Iterable[Residency], holdings: Iterable[Holding]) -> None:
         locks = self._counted
