@@ -132,7 +132,7 @@ class Causes:
                 part.causes.append(event.failure)
                 part.settled = True
                 return part
-            case Arrived() if part and self.is_altered(event.ticket):
+            case Arrived() if part and not part.settled and self.is_altered(event.ticket):
                 what = f"{event.tail.num_tokens} tokens were sent of a prompt of {part.prompt[1]}"
                 part.causes.append(Failure("EngineError", "transfer_lost", what))
                 part.settled = True
