@@ -170,9 +170,8 @@ class DecodeSide:
             peer.unsaid.append((since, frame))
 
     def _close(self, receipt: Receipt) -> None:
-        if receipt.stage is not Stage.CLOSING:
-            receipt.stage = Stage.CLOSING
-            self._desk.mover.submit(mover.Drop(receipt.ticket.nonce))
+        receipt.stage = Stage.CLOSING
+        self._desk.mover.submit(mover.Drop(receipt.ticket.nonce))
 
     def _settle(self, peer: Peer, receipt: Receipt) -> None:
         """Where all has come, and the sender has said that this was all: with that it writes no more."""

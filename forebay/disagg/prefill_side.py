@@ -193,9 +193,7 @@ class PrefillSide:
             self._send(session, frames.Withdrawn(frame.nonce, Failure.of(error)))
             self._send(session, frames.Fenced(frame.nonce))
             return
-        self._shipments[frame.nonce] = Shipment(
-            ticket, session, frame.num_tokens, places, departing, self._desk.clock()
-        )
+        self._shipments[frame.nonce] = Shipment(ticket, session, places, departing, self._desk.clock())
         self._desk.emit(Offered(ticket, frame.num_tokens, frame.digest, frame.start, frame.weight_version))
 
     def _declined(self, hello: frames.Hello, frame: frames.Declined) -> None:
@@ -218,8 +216,6 @@ class PrefillSide:
         pieces = shipment.departing.send(order.spans)
         if order.tail is not None:
             shipment.departing.check_complete()
-            if order.tail.num_tokens != shipment.num_tokens:
-                raise OfferError(f"the tail is of {order.tail.num_tokens} tokens, the offer of {shipment.num_tokens}")
         session, shipment.tail = shipment.session, order.tail
         there = Whereabouts(session.shapes, shipment.places)
         theirs = [there(piece.kind, piece.first, piece.end) for piece in pieces]
@@ -359,11 +355,8 @@ class PrefillSide:
             self._lose(session, failures.heartbeat_timeout(session.where, self._desk.silence_s))
 
     def _held(self, session: Session) -> list[bytes]:
-        """What this engine still has, where it takes news: one that hangs renews nothing."""
+        """What this engine still has, where it takes news: one that hangs renews nothing.
+        Decode renews only what has not come to its end there."""
         if self._desk.untaken_s() > self._desk.options.lease_s:
             return []
-        return [
-            shipment.ticket.nonce
-            for shipment in self._of_session(session)
-            if shipment.stage in (Stage.OPEN, Stage.COMPLETED)
-        ]
+        return [shipment.ticket.nonce for shipment in self._of_session(session)]

@@ -43,7 +43,6 @@ class Shipment:
 
     ticket: Ticket
     session: Session
-    num_tokens: int
     places: dict[str, Span]
     departing: Departing
     moved_at: float

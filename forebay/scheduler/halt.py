@@ -84,20 +84,12 @@ def forget_caches(scheduler: Scheduler) -> None:
     """After a halt: the device's caches are gone, and everything is as after `clear`. What the host has stays (C25)."""
     held = scheduler.held
     held.clear([], committed=held.steps.committed, released=True)
-    _wait_for_no_step(scheduler)
 
 
 def keep_cached(scheduler: Scheduler) -> dict[str, Ids]:
     """The same, but of what is cached as much stays as fits into host memory, if what lies in these places, by kind of
     cache, is put back there before the next step."""
-    places = scheduler.held.keep_cached()
-    _wait_for_no_step(scheduler)
-    return places
-
-
-def _wait_for_no_step(scheduler: Scheduler) -> None:
-    for req in scheduler.waiting:
-        req.resume_after = 0
+    return scheduler.held.keep_cached()
 
 
 def weights_changed(scheduler: Scheduler, version: int) -> None:
@@ -115,4 +107,4 @@ def weights_changed(scheduler: Scheduler, version: int) -> None:
             del req.tokens[req.num_prompt :]
             scheduler.news.append(Update(req.id, [], restarted=True))
         req.compute_with(version)
-        req.resume_after, req.cache_report = 0, None
+        req.cache_report = None

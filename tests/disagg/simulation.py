@@ -18,6 +18,7 @@ import numpy as np
 from forebay.base.errors import EngineError
 from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions
 from forebay.disagg import frames
+from forebay.disagg.decode_side import DecodeSide
 from forebay.disagg.layout import PROTOCOL, Layout
 from forebay.disagg.pages import KindShape
 from forebay.disagg.worker import Worker
@@ -46,6 +47,7 @@ from tests.simulation.liveness import require
 HOST, PORT = "prefill", 8998
 BOOTSTRAP_S, LEASE_S, BEAT_S = 3.0, 4.0, 0.4
 SILENCE_S: Final = 3 * BEAT_S
+STALL_S: Final = 2 * SILENCE_S  # the longest: what was on its way before is read behind it
 TICK_S: Final = 0.02
 REST_S: Final = 4 * (BOOTSTRAP_S + LEASE_S + SILENCE_S)  # within which everything ends once faults have stopped
 CANARY: Final = 0xEE
@@ -77,6 +79,7 @@ class Weather:
     stalls: float = 0.0  # a worker does nothing for a while
     rests: float = 0.0
     alters: float = 0.0  # per chunk
+    slows: float = 0.0  # per chunk of a one-sided writer
     strangers: float = 0.0
     declines: float = 0.0
 
@@ -92,6 +95,7 @@ class Part:
     since: float
     events: list[str] = field(default_factory=list)
     withdrawn: bool = False
+    code: str = ""  # of the failure with which it broke
     sent: int = -1  # tokens that prefill sent; -1 before the first
     tail: bool = False
 
@@ -133,11 +137,16 @@ class Engine:
         self.emit, self.worker._desk.emit = self.worker._desk.emit, self._emit
         self.parts: dict[bytes, Part] = {}
         self.silent_until = self.deaf_until = self.tick_at = 0.0
+        self.untaken_since: float | None = None  # the oldest event that the engine has not taken
+        self.heard_at: dict[bytes, float] = {}  # when the worker heard of each ticket, which its engine may not yet
         self.rests = False
 
     def _emit(self, event: Event) -> None:
         if isinstance(event, Renewed):
             self.world.renewed(event)
+        if self.untaken_since is None:
+            self.untaken_since = self.world.net.now
+        self.heard_at.setdefault(event.ticket.nonce, self.world.net.now)
         self.emit(event)
 
     # -- turning -------------------------------------------------------------------------------------------------------
@@ -153,8 +162,17 @@ class Engine:
             self.tick_at = now + worker._period_s
             worker._side.tick()
         if now >= self.deaf_until and self.rng.random() < 0.6:
+            self.untaken_since = None
             for event in worker.poll():
                 self.take(event)
+
+    @property
+    def sessions(self) -> set[int]:
+        """The mover's names for the sessions that there are."""
+        side = self.worker._side
+        if isinstance(side, DecodeSide):
+            return {peer.session.epoch for peer in side._peers.values() if peer.session}
+        return {*side._by_number}
 
     # -- places --------------------------------------------------------------------------------------------------------
 
@@ -226,6 +244,7 @@ class Engine:
         part.events.append(name)
         match event:
             case Broken(_, failure):
+                part.code = failure.code
                 self.world.explain(self, part, failure)
             case Arrived(_, tail):
                 self._arrived(part, tail)
@@ -318,8 +337,9 @@ class World:
 
     # -- traffic -------------------------------------------------------------------------------------------------------
 
-    def offer(self, decode: Engine) -> None:
-        num_tokens = self.rng.randint(1, 12)
+    def offer(self, decode: Engine, num_tokens: int = 0) -> None:
+        """Offer places for so many tokens; 0: for 1 to 12."""
+        num_tokens = num_tokens or self.rng.randint(1, 12)
         nonce, seed = self.rng.randbytes(16), next(self.prompts)
         ticket = Ticket(decode.worker.instance, self.rng.randint(1, 9), nonce)
         self.seeds[nonce] = seed
@@ -351,7 +371,7 @@ class World:
         if spans is None:
             prefill.worker.submit(Withdraw(event.ticket, ABORTED))
             spans = {kind: Span(start=0, ids=np.empty(0, dtype=np.int64)) for kind in prefill.shapes}
-        part = Part(event.ticket, self.seeds[nonce], spans, event.num_tokens, self.net.now)
+        part = Part(event.ticket, self.seeds[nonce], spans, event.num_tokens, prefill.heard_at[nonce])
         part.withdrawn = not len(spans["kv"].ids)
         prefill.parts[nonce] = part
 
@@ -371,23 +391,27 @@ class World:
     def explain(self, engine: Engine, part: Part, failure: Failure) -> None:
         """A transfer breaks only through a fault, a limit or an abort of this run."""
         self.num_broken += 1
-        nonce, code, start = part.ticket.nonce, failure.code, part.since - SILENCE_S - 1.0
+        nonce, code, start = part.ticket.nonce, failure.code, part.since - STALL_S - SILENCE_S
         seen = {name for at, name in self.faults if at >= start}
+        slowed = any(at >= part.since for at in self.net.slowed_at)
         aborted = any(other.parts[nonce].withdrawn for other in self._all if nonce in other.parts)
         causes = {
             "aborted": aborted,
             "peer_lost": bool(seen & {"cut", "kill", "stall", "altered"}) or bool(self.net.num_altered),
             "heartbeat_timeout": bool(seen & {"stall", "kill"}),
-            "lease_timeout": bool(seen & {"stall", "hang", "kill", "cut"}),
+            "lease_timeout": slowed or bool(seen & {"stall", "hang", "kill", "cut"}),
             "bootstrap_timeout": bool(seen & {"stall", "kill", "cut"}),
             "checksum_mismatch": self.net.num_altered > 0,
             "peer_asleep": "rest" in seen or self.prefill.rests,
+            "invalid_offer": "crowd" in seen,
+            "layout_mismatch": "mismatch" in seen,
+            "peer_rejected": "bug" in seen,
         }
         require(causes.get(code, False), f"{engine.worker.instance}: {failure} of {part}; there were {seen}")
 
     def renewed(self, event: Renewed) -> None:
         """The peer that renews a lease has an engine that takes news; a beat may be on its way for a moment."""
-        oldest = self.prefill.worker._oldest_event
+        oldest = self.prefill.untaken_since
         if oldest is None:
             return
         stalled = any(name == "stall" and at > self.net.now - 2 * SILENCE_S - 1.0 for at, name in self.faults)
@@ -413,7 +437,7 @@ class World:
             engine.deaf_until = net.now + rng.choice([1.0, 2 * LEASE_S + 4.0])
             self._fault("hang")
         if rng.random() < weather.stalls:
-            engine.silent_until = net.now + rng.choice([0.5, 2 * SILENCE_S])
+            engine.silent_until = net.now + rng.choice([0.5, STALL_S])
             self._fault("stall")
         if rng.random() < weather.rests:
             self.prefill.rests = not self.prefill.rests
@@ -505,7 +529,7 @@ class World:
                     engine.worker.submit(Withdraw(part.ticket, ABORTED))
 
     def run(self) -> Outcome:
-        self.net.alter = self.weather.alters
+        self.net.alter, self.net.slow = self.weather.alters, self.weather.slows
         for _ in range(self.rng.randint(400, 1200)):
             for decode in self.decodes:
                 if self.rng.random() < self.weather.offers:
@@ -518,7 +542,7 @@ class World:
 
     def drain(self) -> None:
         """Faults have stopped: each ticket ends and is closed in time, and all places are as they were left."""
-        self.net.alter, self.weather = 0.0, Weather(offers=0.0)
+        self.net.alter, self.net.slow, self.weather = 0.0, 0.0, Weather(offers=0.0)
         for engine in self.engines:
             engine.deaf_until = engine.silent_until = 0.0
         if self.prefill.rests:
@@ -554,6 +578,12 @@ class World:
         while self.net.now < quiet_until + REST_S and not self._is_idle:
             self.tick()
         require(self.num_arrived == before + len(self.decodes), "an offer behind all faults did not arrive")
+        for engine in self.engines:
+            mover = engine.worker._mover
+            kept = {*mover._outboxes, *mover._readers} - engine.sessions
+            links = len(engine.worker._users)
+            require(not engine.is_decode or links == len(engine.sessions), f"{links} links are read")
+            require(not kept, f"{engine.worker.instance} moves bytes of sessions {kept}, which are over")
 
     @property
     def _is_idle(self) -> bool:
@@ -573,6 +603,7 @@ def random_weather(rng: Random) -> Weather:
         alters=rng.choice([0.0, 0.01]),
         strangers=rng.choice([0.0, 0.02]),
         declines=rng.choice([0.0, 0.1]),
+        slows=rng.choice([0.0, 0.01]),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 from collections.abc import Callable
@@ -112,6 +113,30 @@ def test_shm_file_of_a_decode_engine_cannot_shrink() -> None:
     fd, _ = decode.regions.place(next(iter(decode.cache.regions())).address)
     with pytest.raises(PermissionError):
         os.ftruncate(fd, 0)
+    decode.transfers.close()
+
+
+def test_shm_regions_outside_their_files_are_refused() -> None:
+    """A view behind the end of a map is memory of something else."""
+    prefill = half(DisaggregationMode.PREFILL)
+    shapes = shapes_of(prefill.cache)
+    kind = next(iter(shapes))
+    for file, offset, num_bytes in ((0, -1, 8), (0, 0, -8), (0, 4096, 1), (0, 4000, 97), (1, 0, 8)):
+        with pytest.raises(WireError, match="region"):
+            shm._regions(shm._Files([(kind, file, offset, num_bytes)]), [mmap.mmap(-1, 4096)], shapes, 4)
+    with pytest.raises(WireError, match="regions"):
+        shm._regions(shm._Files([]), [], shapes, 4)
+    prefill.transfers.close()
+
+
+def test_shm_reach_that_closes_lets_nobody_in() -> None:
+    decode = half(DisaggregationMode.DECODE, backend="shm")
+    reach = shm.ShmReach([*decode.cache.regions()], decode.regions.place, timeout_s=5.0)
+    reach._is_closing = True
+    with pytest.raises((WireError, OSError)):
+        join(decode, reach.invitation)
+    assert reach.writer_is_dead()
+    reach.close()
     decode.transfers.close()
 
 

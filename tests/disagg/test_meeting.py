@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from forebay.base.errors import ConfigError
-from forebay.config.engine_config import DisaggregationMode
+from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.disagg import dial, frames, layout, link
+from forebay.disagg.seal import WireError
 from forebay.requests.transfers import Broken, Decline, Offer, Offered, Withdraw
 from forebay.requests.updates import Failure
 from tests.deadlines import NEVER_S, wait_until
@@ -82,6 +83,17 @@ def test_another_protocol_is_refused_with_both_numbers(older: ModuleType, monkey
         assert broken.failure.code == "layout_mismatch"
         assert "protocol: prefill speaks {}, decode {}".format(*numbers) in broken.failure.message
         assert_ends(decode, made.ticket)
+
+
+def test_prefill_peer_of_another_protocol_is_answered_and_sent_away() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        prefill = link.Link(near, "there", lambda: 0.0, Chaos())
+        prefill.await_greeting(b"k")
+        hello = frames.Hello(protocol=layout.PROTOCOL + 1, instance="d", epoch=1, nonce=bytes(32))
+        with pytest.raises(WireError, match=f"decode speaks protocol {layout.PROTOCOL + 1}, prefill"):
+            prefill.admit(b"k", hello, "p")
+        assert far.recv(1 << 12)
 
 
 @pytest.mark.parametrize(("backend", "module"), [("nixl", "nixl_cu12._bindings"), ("mooncake", "mooncake.engine")])

@@ -27,14 +27,17 @@ from forebay.disagg.pages import KindShape, Piece
 from forebay.disagg.tcp import chunk_of
 
 SLOWEST_S = 0.05  # for a frame on its way
+SLOWEST_WRITE_S = 2.5  # of a one-sided writer: longer than a session takes to be lost and begun anew
 
 
 class Net:
-    """Virtual time, and whatever is to happen at some moment of it. `alter` is the chance of a chunk to be altered."""
+    """Virtual time, and whatever is to happen at some moment of it. `alter` is the chance of a chunk to be altered,
+    `slow` of a one-sided write to take long; `slowed_at` is when such writes began."""
 
     def __init__(self, rng: Random) -> None:
-        self.rng, self.now, self.alter = rng, 0.0, 0.0
+        self.rng, self.now, self.alter, self.slow = rng, 0.0, 0.0, 0.0
         self.num_altered = 0
+        self.slowed_at: list[float] = []
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.sockets: list[Sock] = []
         self.memories: dict[bytes, Memory] = {}
@@ -347,15 +350,32 @@ class TcpReader:
 
 @dataclass
 class Poker(Writer):
-    """Reaches into decode's memory by itself."""
+    """Reaches into decode's memory by itself: what has begun is written while its process lives, whoever asks for it.
+    With the chance `net.slow` a write takes `SLOWEST_WRITE_S`."""
 
     there: Any = None
     process: Process = field(default_factory=Process)
     closes_at_once: bool = False
+    due: float = 0.0
 
     def begin(self, nonce: bytes, piece: Piece, places: Any) -> None:
         super().begin(nonce, piece, places)
-        self.holds_places = True
+        self.holds_places, self.chunk, self.due = True, None, self.net.now
+        if self.net.rng.random() < self.net.slow:
+            self.due += SLOWEST_WRITE_S
+            self.net.slowed_at.append(self.net.now)
+        self.net.works.append(self._write)
+
+    def _write(self) -> None:
+        if self.net.now < self.due:
+            self.net.works.append(self._write)
+        elif self.process.alive:
+            self.chunk = super().advance()
+            if self.chunk is None:
+                self.net.works.append(self._write)
+
+    def advance(self) -> Chunk | None:
+        return self.chunk
 
     def _leave(self, chunk: Chunk, piece: Piece, places: Any, data: np.ndarray) -> None:
         self.there.scatter(piece._replace(places=places), data)

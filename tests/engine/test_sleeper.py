@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import Conflict, EngineError
+from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions
 from forebay.engine.frames import KV_CACHE, TAGS, WEIGHTS, Release, Resume, UpdateWeights
 from forebay.engine.sleep import RETRY_AFTER_S, Phase, Sleeper
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.transfers import Rendezvous
+from forebay.requests.updates import CacheReport
+from forebay.scheduler.handoff import Handoff
+from forebay.scheduler.prefill_role import PrefillRole
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.rig import config
 
@@ -53,8 +58,8 @@ class Memory:
 
 
 class Rig:
-    def __init__(self, **options: bool) -> None:
-        self.now, self.memory, self.scheduler = 0.0, Memory(), Scheduler(config())
+    def __init__(self, role: Handoff | None = None, **options: bool) -> None:
+        self.now, self.memory, self.scheduler = 0.0, Memory(), Scheduler(config(), None, role)
         self.sleeper = Sleeper(self.scheduler, self.memory, lambda: self.now, **options)
         self.updates: list[tuple[str | None, int]] = []
         self.sleeper.on_update = lambda path, version: self.updates.append((path, version))
@@ -174,6 +179,42 @@ def test_sleeper_update_that_loses_the_weights_releases_them() -> None:
     assert rig.sleeper.state.released == [WEIGHTS]
     assert ("release", WEIGHTS) in rig.memory.calls
     assert (rig.sleeper.away, rig.scheduler.admits, rig.updates) == (True, False, [])
+
+
+class Guesser:
+    """A proposer that notes which requests it is to forget."""
+
+    def __init__(self) -> None:
+        self.forgotten: list[int] = []
+
+    def ended(self, req: Request) -> None:
+        self.forgotten.append(req.id)
+
+
+def test_sleeper_update_restarts_what_has_tokens_of_the_old_weights() -> None:
+    rig = Rig()
+    rig.scheduler.proposer = guesser = Guesser()  # type: ignore[assignment]
+    begun, waits = rig.request(), rig.request()
+    begun.tokens.append(7)
+    rig.scheduler.num_waiting_tokens += 1
+    begun.cache_report = CacheReport()
+    rig.scheduler.suspects.accuse([(begun, 0)])
+    assert rig.update() == ""
+    assert [(update.request_id, update.restarted) for update in rig.scheduler.take_news()] == [(begun.id, True)]
+    assert (begun.num_output, begun.cache_report, guesser.forgotten) == (0, None, [begun.id])
+    assert rig.scheduler.num_waiting_tokens == 2 * begun.num_prompt
+    assert not rig.scheduler.suspects.groups, "steps failed with other weights"
+    assert {req.weight_version for req in (begun, waits)} == {1}
+
+
+def test_sleeper_request_that_waits_for_its_other_half_wakes() -> None:
+    role = PrefillRole(DisaggregationOptions(mode=DisaggregationMode.PREFILL))
+    rig = Rig(role, wake_on_request=True)
+    assert rig.release(*TAGS) == ""
+    req = Request(1, [1, 2, 3], SamplingParams(max_tokens=3), rendezvous=Rendezvous("here", 1, 5))
+    rig.scheduler.add(req, rig.now)
+    rig.settle()
+    assert rig.memory.there == set(TAGS)
 
 
 @pytest.mark.parametrize("fails", [False, True])

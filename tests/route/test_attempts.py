@@ -89,6 +89,24 @@ def test_first_answer_attempts_are_bounded_and_the_last_failure_is_told(monkeypa
     assert [attempt.num_ends for attempt in attempts.made] == [1] * 3
 
 
+def test_first_answer_servers_that_are_gone_at_the_second_attempt_leave_the_first_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attempts = Attempts(monkeypatch, None, None, None)
+    failures = iter(["first", "second", "third"])
+    begin = attempts.begin
+
+    async def fails(*args: object) -> Attempt:
+        try:
+            return await begin(*args)
+        except Unavailable as error:
+            raise Unavailable(next(failures), code=error.code) from None
+
+    monkeypatch.setattr(halves, "begin", fails)
+    with pytest.raises(Unavailable, match="first"):
+        attempts.run()
+
+
 def test_first_answer_client_that_has_gone_gets_no_other_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = Attempts(monkeypatch, 503, 200, leaves=True)
     with pytest.raises(ForebayError):

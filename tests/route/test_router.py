@@ -176,6 +176,7 @@ def test_a_client_that_leaves_ends_both_halves(route: Route, stream: bool) -> No
     for server in servers:
         server.until(lambda server=server: len(server.engine.aborted) == 1)
     at_rest(routed)
+    assert b"requests_refused_total{" not in routed.router.metrics.render(routed.router.members)
 
 
 def test_prefill_that_refuses_is_heard_at_once_and_decode_waits_for_nothing(route: Route) -> None:

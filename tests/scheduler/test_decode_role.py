@@ -199,6 +199,32 @@ def test_places_are_offered_only_where_there_is_room_for_what_all_will_soon_need
     assert [req.status for req in reqs] == [Status.TRANSFERRING, Status.TRANSFERRING, Status.PENDING]
 
 
+def test_c26_decode_offers_nothing_before_a_retracted_request_runs_again():
+    half = decode()
+    was_here = half.add(6, max_new=8)
+    half.step()
+    half.scheduler.retract(was_here)
+    half.meet(3)
+    half.scheduler.handoff.before_plan(half.now)
+    assert not half.take_orders()
+    half.step()
+    half.scheduler.handoff.before_plan(half.now)
+    assert half.take_orders()
+
+
+def test_c27_decode_offers_nothing_while_requests_are_on_trial():
+    half = decode()
+    suspect = half.add(6, max_new=8)
+    half.step()
+    half.meet(3)
+    half.scheduler.suspects.accuse([(suspect, 0)])
+    half.scheduler.handoff.before_plan(half.now)
+    assert not half.take_orders()
+    half.scheduler.suspects.acquit(suspect)
+    half.scheduler.handoff.before_plan(half.now)
+    assert half.take_orders()
+
+
 def test_c26_places_from_which_a_step_has_yet_to_save_are_not_offered():
     kinds = KindConfig(slot_bytes={"kv": 10}, retraction_host_bytes=1 << 20, recompute_bytes_per_token=100)
     half = decode(overlap_depth=1, radix_cache=False, kinds=kinds)
