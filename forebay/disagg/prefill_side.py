@@ -190,8 +190,7 @@ class PrefillSide:
             places = {kind: place.span() for kind, place in frame.places.items()}
             departing = Departing(self._desk.shapes, extents(session.shapes, places, frame.num_tokens))
         except OfferError as error:
-            self._send(session, frames.Withdrawn(frame.nonce, Failure.of(error)))
-            self._send(session, frames.Fenced(frame.nonce))
+            self._send(session, frames.Withdrawn(frame.nonce, Failure.of(error)))  # decode asks for the fence
             return
         self._shipments[frame.nonce] = Shipment(ticket, session, places, departing, self._desk.clock())
         self._desk.emit(Offered(ticket, frame.num_tokens, frame.digest, frame.start, frame.weight_version))

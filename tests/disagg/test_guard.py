@@ -140,6 +140,16 @@ def test_shm_reach_that_closes_lets_nobody_in() -> None:
     decode.transfers.close()
 
 
+def test_shm_writer_is_dead_when_its_process_has_ended() -> None:
+    decode = half(DisaggregationMode.DECODE, backend="shm")
+    reach = shm.ShmReach([*decode.cache.regions()], decode.regions.place, timeout_s=5.0)
+    join(decode, reach.invitation)
+    assert not reach.writer_is_dead(), "it is this process"
+    reach.close()
+    assert not reach.writer_is_dead()
+    decode.transfers.close()
+
+
 NOBODY = msgspec.msgpack.encode((b"\0forebay-" + b"0" * 32, b"w" * shm.WORD_BYTES))
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from forebay.disagg import frames
 from tests.disagg.simulation import (
+    BEAT_S,
     BOOTSTRAP_S,
     HOST,
     LEASE_S,
@@ -81,6 +82,16 @@ def test_c22_prefill_engine_that_takes_no_news_renews_no_lease(transport):
         count = len(part.events)
         holds_within(world, lambda: False, LEASE_S)
         assert len(part.events) == count
+
+
+def test_c22_prefill_engine_that_takes_news_renews_its_leases():
+    with calm_world("tcp") as world:
+        part = offered(world)
+        world.prefill.send_some = lambda part: None
+        for _ in range(3):
+            count = len(part.events)
+            holds_within(world, lambda: False, LEASE_S)
+            assert len(part.events) >= count + LEASE_S / BEAT_S / 2
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])

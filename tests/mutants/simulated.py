@@ -511,13 +511,6 @@ SIMULATED = (
         "disagg/test_simulation.py::test_c31_layout_with_new_weights_is_of_the_next_session",
     ),
     Mutant(
-        "C22 an offer that is refused is fenced",
-        "disagg/prefill_side.py",
-        "Failure.of(error)))\n            self._send(session, frames.Fenced(frame.nonce))\n",
-        "Failure.of(error)))\n",
-        "disagg/test_simulation.py::test_c22_offer_that_prefill_has_no_room_for_is_fenced",
-    ),
-    Mutant(
         "C22 shared memory is of one machine",
         "disagg/prefill_side.py",
         'if name != "shm" or frame.machine == desk.machine]',
@@ -620,7 +613,7 @@ SIMULATED = (
         "route/app.py",
         "        if halves.gone:\n            raise ClientGone from None\n        raise\n\n\ndef _end",
         "        raise\n\n\ndef _end",
-        "route/test_router.py::test_a_client_that_leaves_ends_both_halves",
+        "route/test_attempts.py::test_answer_that_breaks_is_a_failure_unless_the_client_has_gone",
     ),
     Mutant(
         "C27 a server that ends again and again waits no longer than so",
@@ -649,5 +642,26 @@ SIMULATED = (
         "            if code == EXIT_REFUSED and not member.info:",
         "            if False:",
         "route/test_fleet.py::test_fleet_configuration_that_is_refused_ends_the_router_unless_it_was_served",
+    ),
+    Mutant(
+        "C22 an engine that takes news renews its leases",
+        "disagg/worker.py",
+        "        self._news.clear()\n        self._oldest_event = None\n",
+        "        self._news.clear()\n",
+        "disagg/test_simulation.py::test_c22_prefill_engine_that_takes_news_renews_its_leases",
+    ),
+    Mutant(
+        "C22 a writer that lives is not dead",
+        "disagg/shm.py",
+        "        return self._process < 0 or has_ended(self._process)",
+        "        return True",
+        "disagg/test_guard.py::test_shm_writer_is_dead_when_its_process_has_ended",
+    ),
+    Mutant(
+        "C21 of early offers the oldest is taken",
+        "scheduler/early_offers.py",
+        "return self.discard(next(iter(tickets))) if tickets else None",
+        "return self.discard(next(reversed(tickets))) if tickets else None",
+        "scheduler/test_prefill_role.py::test_early_offers_of_one_half_the_oldest_is_taken_first",
     ),
 )

@@ -10,8 +10,10 @@ import pytest
 
 from forebay.base.errors import ForebayError, Unavailable
 from forebay.route import halves
+from forebay.route.app import _whole
 from forebay.route.halves import MOST_ATTEMPTS, Halves, first_answer
 from forebay.route.upstream import MEMBER_LOST, Head
+from forebay.server.http.bodies import ClientGone
 
 
 class Member:
@@ -105,6 +107,16 @@ def test_first_answer_servers_that_are_gone_at_the_second_attempt_leave_the_firs
     monkeypatch.setattr(halves, "begin", fails)
     with pytest.raises(Unavailable, match="first"):
         attempts.run()
+
+
+@pytest.mark.parametrize(("gone", "error"), [(True, ClientGone), (False, Unavailable)])
+def test_answer_that_breaks_is_a_failure_unless_the_client_has_gone(gone: bool, error: type[Exception]) -> None:
+    async def whole() -> bytes:
+        raise Unavailable("the connection broke", code=MEMBER_LOST)
+
+    under_way = SimpleNamespace(gone=gone, decode=SimpleNamespace(upstream=SimpleNamespace(whole=whole)))
+    with pytest.raises(error):
+        asyncio.run(_whole(under_way))  # type: ignore[arg-type]
 
 
 def test_first_answer_client_that_has_gone_gets_no_other_attempt(monkeypatch: pytest.MonkeyPatch) -> None:

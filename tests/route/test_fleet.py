@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -28,13 +27,14 @@ class Ends:
         self.member = SimpleNamespace(name=self.server.origin, info={})
         monkeypatch.setattr(Fleet, "_start", lambda _, server: self.start(server))
         monkeypatch.setattr(fleet.asyncio, "sleep", self.sleep)
+        monkeypatch.setattr(fleet, "time", SimpleNamespace(monotonic=lambda: 100.0))
 
     async def sleep(self, seconds: float) -> None:
         self.waits.append(seconds)
 
     def start(self, server: Server) -> None:
         server.num_starts += 1
-        server.started_at = time.monotonic() - self.life_s
+        server.started_at = 100.0 - self.life_s
         server.process = self
 
     def wait(self, timeout: float = 0.0) -> int:

@@ -10,6 +10,7 @@ from forebay.requests.request import Status
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.transfers import Broken, Closed, Offered, Rest, Send, Sent, Ticket, Withdraw, digest_of
 from forebay.requests.updates import FinishReason
+from forebay.scheduler.early_offers import EarlyOffers, half_of
 from forebay.scheduler.halt import Halt, Mode, go_on
 from forebay.scheduler.handoff import ASLEEP
 from tests.scheduler.roles import BROKEN, late, offered, prefill, refused
@@ -269,3 +270,14 @@ def test_a_check_of_more_than_there_is_takes_nothing(num_tokens: int) -> None:
         half.scheduler.handoff.set_aside(Ticket("d", 0, b"n"), num_tokens)
     half.scheduler.audit()
     assert half.scheduler.held.deferred == []
+
+
+def test_early_offers_of_one_half_the_oldest_is_taken_first():
+    early = EarlyOffers()
+    one, two, other = (
+        Offered(Ticket("d", room, nonce), 3, b"p", 0) for room, nonce in ((5, b"1"), (5, b"2"), (6, b"3"))
+    )
+    for number, offer in enumerate((one, two, other, one)):  # the first comes twice
+        early.add(offer, float(number))
+    assert [early.take(half_of(one)) for _ in range(3)] == [two, one, None]
+    assert (early.take_oldest(), len(early)) == (other, 0)
