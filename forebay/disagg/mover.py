@@ -355,7 +355,6 @@ class Mover:
             self._report(Landed(chunk.nonce, arrival.bytes_per_s))
 
     def _fail(self, nonce: bytes, failure: Failure) -> None:
-        self._arrivals.pop(nonce, None)
         self._report(Failed(nonce, failure))
 
     # -- ends ------------------------------------------------------------------------------------------------------

@@ -257,7 +257,7 @@ class PrefillSide:
 
     def on_wrote(self, report: mover.Wrote) -> None:
         shipment = self._shipments.get(report.chunk.nonce)
-        if shipment is None or shipment.stage is not Stage.OPEN:
+        if shipment is None:
             return
         shipment.unwritten -= 1
         shipment.moved_at = self._desk.clock()

@@ -65,8 +65,7 @@ class Halt:
         for req in [*s.running.reqs, *s.extending, *s.transferring]:
             if self.mode is Mode.ABORT:
                 s.finish(req, FinishReason.ERROR, Failure.of(stopped))
-            elif req.status is Status.TRANSFERRING or req.residency.ticket:
-                # A transfer ends with its request: what it may touch would be in use for as long as that waits.
+            elif req.status is Status.TRANSFERRING:
                 s.finish(req, FinishReason.ERROR, ASLEEP)
             else:
                 s.suspend(req)

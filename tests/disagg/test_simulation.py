@@ -176,8 +176,10 @@ def test_c22_session_that_ends_at_any_moment_of_its_beginning_is_begun_anew(tran
                 world.tick()
             decode.worker.weights_changed(None, 0)
             world._fault("cut")
+            part = next(iter(decode.parts.values()))
             world.drain()
             assert decode.worker._side._epoch >= 2
+            assert part.code != "bootstrap_timeout", "what had no session has the next one"
 
 
 def test_c31_layout_with_new_weights_is_of_the_next_session():

@@ -119,6 +119,20 @@ def test_answer_that_breaks_is_a_failure_unless_the_client_has_gone(gone: bool, 
         asyncio.run(_whole(under_way))  # type: ignore[arg-type]
 
 
+def test_first_answer_without_any_server_that_is_up_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    async def begin(*args: object) -> Attempt:
+        made.append(1)
+        raise Unavailable("no decode server is up", code="no_decode_server")
+
+    attempts = Attempts(monkeypatch)
+    monkeypatch.setattr(halves, "begin", begin)
+    with pytest.raises(Unavailable, match="is up"):
+        attempts.run()
+    assert made == [1]
+
+
 def test_first_answer_client_that_has_gone_gets_no_other_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = Attempts(monkeypatch, 503, 200, leaves=True)
     with pytest.raises(ForebayError):

@@ -199,6 +199,19 @@ def test_places_are_offered_only_where_there_is_room_for_what_all_will_soon_need
     assert [req.status for req in reqs] == [Status.TRANSFERRING, Status.TRANSFERRING, Status.PENDING]
 
 
+def test_c22_places_of_an_ended_transfer_count_until_its_ticket_is_closed():
+    half = decode(num_pages=8, radix_cache=False)
+    first = half.meet(12, room=1, max_new=1)
+    half.step()
+    half.abort(first.id)
+    long = half.meet(4, room=2, max_new=25)  # seven pages, in the end
+    half.step()
+    assert long.status is Status.PENDING
+    half.hear(Closed(half.orders[0].ticket))
+    half.step()
+    assert long.status is Status.TRANSFERRING
+
+
 def test_c26_decode_offers_nothing_before_a_retracted_request_runs_again():
     half = decode()
     was_here = half.add(6, max_new=8)

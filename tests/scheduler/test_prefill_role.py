@@ -281,3 +281,30 @@ def test_early_offers_of_one_half_the_oldest_is_taken_first():
         early.add(offer, float(number))
     assert [early.take(half_of(one)) for _ in range(3)] == [two, one, None]
     assert (early.take_oldest(), len(early)) == (other, 0)
+
+
+def test_prefill_offers_refused_at_rest_are_forgotten():
+    half = prefill()
+    half.hear(Offered(Ticket("d", 5, b"n"), 3, b"p", 0))
+    halt = Halt(half.scheduler, Mode.WAIT)
+    assert [order.failure for order in half.take_orders() if isinstance(order, Withdraw)] == [ASLEEP]
+    assert halt.done
+    go_on(half.scheduler, half.now)
+    late(half, 1e6)
+    assert not [order for order in half.take_orders() if isinstance(order, Withdraw)]
+    assert sum(isinstance(order, Withdraw) for order in half.orders) == 1
+
+
+def test_prefill_request_retracted_at_rest_ends_with_its_ticket():
+    """What it named may be read until then, and would be in use for as long as the request waits."""
+    half = prefill(chunked_prefill_size=4)
+    req = half.meet(10)
+    half.hear(offered(req))
+    half.step()
+    halt = Halt(half.scheduler, Mode.RETRACT)
+    for _ in range(2):
+        assert halt.plan(half.now) is None
+    half.updates += half.scheduler.take_news()
+    assert half.failure_of(req) == "peer_asleep"
+    half.hear(Closed(offered(req).ticket))
+    assert halt.done

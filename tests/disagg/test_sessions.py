@@ -1,0 +1,201 @@
+"""When sessions end, whom they take with them, and how many there may be, in virtual time (C22, C33)."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from forebay.base.errors import EngineError
+from forebay.disagg import dial, failures, frames, mover, prefill_side
+from forebay.disagg.pages import Piece
+from forebay.disagg.tcp import chunk_of
+from tests.disagg.simulation import BEAT_S, BOOTSTRAP_S, HOST, LEASE_S, PORT, SILENCE_S, Engine, World
+from tests.disagg.test_simulation import calm_world, holds_within, offered
+from tests.disagg.virtual import OneSided
+
+
+def session_of(decode: Engine):
+    return next(iter(decode.worker._side._peers.values())).session
+
+
+def sends_nothing(world: World) -> None:
+    world.prefill.send_some = lambda part: None
+
+
+@pytest.mark.parametrize("silent", ["prefill", "decode"])
+def test_c22_peer_that_is_silent_is_lost_by_the_other(silent):
+    with calm_world("tcp") as world:
+        part = offered(world)
+        sent = world.prefill.parts[part.ticket.nonce]
+        sends_nothing(world)
+        engine, other = (world.prefill, part) if silent == "prefill" else (world.decodes[0], sent)
+        engine.silent_until = world.net.now + 9 * LEASE_S
+        world._fault("stall")
+        assert holds_within(world, lambda: other.code == "heartbeat_timeout", SILENCE_S + 0.5)
+
+
+def test_c22_session_is_lost_once():
+    """What ends the first a second time leaves its successor alone."""
+    with calm_world("tcp") as world:
+        offered(world)
+        decode = world.decodes[0]
+        first = session_of(decode)
+        world._fault("cut")
+        first.lose(failures.peer_lost("there", "why"))
+        world.offer(decode)
+        assert holds_within(world, lambda: bool(session_of(decode) and session_of(decode).is_joined), BOOTSTRAP_S)
+        second = session_of(decode)
+        first.lose(failures.peer_lost("there", "why"))
+        assert session_of(decode) is second
+
+
+def test_c22_connection_of_chunks_that_ends_ends_the_session():
+    """At once, and not when the next chunk is missed."""
+    with calm_world("tcp") as world:
+        part = offered(world)
+        sends_nothing(world)
+        (reader,) = world.decodes[0].worker._mover._readers.values()
+        world._fault("cut")
+        world.net.cut(reader.sock)
+        assert holds_within(world, lambda: part.code == "peer_lost", 0.5)
+
+
+def test_c33_sessions_are_bounded(monkeypatch):
+    monkeypatch.setattr(prefill_side, "MAX_SESSIONS", 1)
+    with calm_world("tcp") as world:
+        offered(world)
+        world._fault("cut")
+        world.offer(world.decodes[1])
+        assert not holds_within(world, lambda: len(world.prefill.sessions) > 1, BOOTSTRAP_S / 2)
+
+
+def test_c33_remembered_epochs_are_bounded(monkeypatch):
+    monkeypatch.setattr(prefill_side, "MAX_KNOWN", 1)
+    with calm_world("tcp") as world:
+        for decode in world.decodes:
+            offered(world, decode=decode)
+        assert [*world.prefill.worker._side._epochs] == [world.decodes[1].worker.instance]
+
+
+def test_c33_strangers_are_bounded_and_time_out(monkeypatch):
+    monkeypatch.setattr(prefill_side, "MAX_STRANGERS", 2)
+    with calm_world("tcp") as world:
+        guests = world.prefill.worker._side._guests
+        for _ in range(4):
+            world.net.connect((HOST, PORT), 1.0)
+        holds_within(world, lambda: not world.net.listeners[HOST, PORT].coming, 1.0)
+        assert len(guests) == 2
+        assert not holds_within(world, lambda: not guests, BOOTSTRAP_S - 1.0)
+        assert holds_within(world, lambda: not guests, 1.5)
+
+
+@pytest.mark.parametrize("machine", ["here", "there"])
+def test_c22_process_of_another_machine_has_no_number_here(machine):
+    with calm_world("shm") as world:
+        decode, asked = world.decodes[0], []
+
+        class Far(OneSided):
+            def reach(self, pid):
+                asked.append(pid)
+                return super().reach(pid)
+
+        for engine in world.engines:
+            engine.worker._desk.transports = ["far"]
+            engine.worker._desk.one_sided["far"] = Far(world.net, engine.memory, engine.process)
+        decode.worker._desk.machine = machine
+        offered(world)
+        assert asked == [os.getpid() if machine == "here" else 0]
+
+
+def test_c33_chunk_of_another_size_than_its_places_is_read_beside_them():
+    with calm_world("tcp") as world:
+        part = offered(world, num_tokens=4)
+        sends_nothing(world)
+        moves, span = world.decodes[0].worker._mover, part.spans["state"]
+        piece = Piece("state", 0, 1, 0, 1, span.ids)
+        moves._memory.parts = lambda piece: [memoryview(bytearray(16))]  # as of a run that is long enough
+        assert moves._target(chunk_of(part.ticket.nonce, piece, 16, 0))
+        assert not moves._target(chunk_of(part.ticket.nonce, piece, 15, 0))
+        assert not moves._target(chunk_of(bytes(16), piece, 16, 0))
+
+
+def test_c22_write_to_a_session_that_is_over_is_no_failure():
+    with calm_world("tcp") as world:
+        moves, reports = world.prefill.worker._mover, []
+        moves._report = reports.append
+        piece = Piece("state", 0, 1, 0, 1, np.array([1]))
+        moves.submit(mover.Write(99, bytes(16), [piece], [np.array([1])]))
+        moves._turn()
+        assert reports == []
+
+
+def test_c22_frame_of_a_session_before_it_is_joined_ends_it():
+    with calm_world("tcp") as world:
+        world._stranger()
+        assert holds_within(world, lambda: bool(world.prefill.sessions), 1.0)
+        offering = frames.Offering(nonce=bytes(16), room=1, num_tokens=4, digest=b"", start=0, places={})
+        world.strangers[0].send(offering)
+        assert holds_within(world, lambda: not world.prefill.sessions, 1.0)
+
+
+def test_c22_decode_connects_again_a_quarter_of_a_beat_later():
+    with calm_world("tcp") as world:
+        decode, attempts = world.decodes[0], []
+        connect = world.net.connect
+
+        def counted(address, timeout):
+            attempts.append(world.net.now)
+            return connect(address, timeout)
+
+        dial.socket.create_connection = counted
+        world.prefill.process.alive = False
+        world._fault("kill")
+        decode.worker._period_s = 0.0
+        world.offer(decode)
+        holds_within(world, lambda: False, 2 * BEAT_S)
+        assert 2 <= len(attempts) <= 9
+
+
+@pytest.mark.parametrize("ended", ["worker", "mover"])
+def test_worker_of_which_a_thread_has_ended_raises(ended):
+    with calm_world("tcp") as world:
+        worker = world.prefill.worker
+        (worker if ended == "worker" else worker._mover)._thread.is_alive = lambda: False
+        with pytest.raises(EngineError) as raised:
+            worker.poll()
+        assert raised.value.code == "transfers_ended"
+
+
+def test_c22_ticket_of_which_all_is_there_lands_at_once():
+    with calm_world("tcp") as world:
+        moves, reports = world.decodes[0].worker._mover, []
+        moves._report = reports.append
+        moves.submit(mover.Expect(bytes(16), SimpleNamespace(is_complete=True)))
+        moves._turn()
+        assert reports == [mover.Landed(bytes(16), 0.0)]
+
+
+def test_c33_peer_that_settles_before_all_was_sent_is_not_believed():
+    with calm_world("tcp") as world:
+        part = offered(world)
+        sends_nothing(world)
+        session_of(world.decodes[0]).send(frames.Settled(part.ticket.nonce))
+        holds_within(world, lambda: False, 1.0)
+        assert world.prefill.parts[part.ticket.nonce].events == []
+
+
+def test_c22_new_session_of_an_engine_ends_its_old_one():
+    """Whose connection nobody has closed yet."""
+    with calm_world("shm") as world:
+        offered(world)
+        decode = world.decodes[0]
+        first = session_of(decode)
+        first._links[0].close = lambda: None
+        world._fault("cut")
+        first.lose(failures.peer_lost("there", "why"))
+        world.offer(decode)
+        assert holds_within(world, lambda: bool(session_of(decode) and session_of(decode).is_joined), SILENCE_S / 2)
+        assert len(world.prefill.sessions) == 1
