@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from forebay.config.engine_config import SchedulerConfig
 from forebay.requests.request import Request
@@ -33,7 +33,6 @@ from tests.simulation.liveness import require
 if TYPE_CHECKING:
     from forebay.scheduler.scheduler import Scheduler
 
-INJECTED: Final = "injected"  # the message of every failed step
 _Prompt = tuple[int, int, bytes]
 """A room, and the length and digest of a prompt: these identify a request on either engine."""
 

@@ -27,6 +27,9 @@ class Outcome:
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    found: int = 0  # drafts, by n-grams
+    right: int = 0  # of these
+    disturbed: int = 0
     hits: int = 0
     retractions: int = 0
     displaced: int = 0

@@ -281,8 +281,8 @@ def a_request_is_saved_with_the_tokens_of_its_last_chunk_only(patch: Patch) -> N
 def the_prompt_is_compared_with_what_its_admission_left_of_the_cache(patch: Patch) -> None:
     admit, report = AdmissionPass._admit, AdmissionPass._report
 
-    def mutated(self, req, match, waiting):
-        found = admit(self, req, match, waiting)
+    def mutated(self, req, match):
+        found = admit(self, req, match)
         return found and report(self, req, match)
 
     patch.setattr(AdmissionPass, "_admit", mutated)

@@ -9,16 +9,14 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from random import Random
 from typing import Any, Final, Self
-from unittest.mock import patch
 
 import numpy as np
 
-from forebay.base.errors import EngineError, InvalidRequest, Overloaded, RequestTooLarge, Unavailable
+from forebay.base.errors import Overloaded, Unavailable
 from forebay.config.engine_config import (
     DisaggregationMode,
     DisaggregationOptions,
@@ -26,7 +24,6 @@ from forebay.config.engine_config import (
     SpeculativeAlgorithm,
     StateStrategy,
 )
-from forebay.memory import anchors
 from forebay.memory.kinds.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
 from forebay.memory.slots import FREE, Slots
@@ -34,19 +31,17 @@ from forebay.requests.request import Request
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.transfers import Closed, Event, Offer, Rendezvous, Tail, Ticket
 from forebay.requests.updates import Failure, Update
-from forebay.scheduler import admission, recovery
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.prefill_role import PrefillRole
-from tests.simulation.causes import INJECTED, Causes
+from tests.simulation.causes import Causes
 from tests.simulation.command_line import command_line
-from tests.simulation.hash_runner import StepFailed
 from tests.simulation.hashing import salt_of
 from tests.simulation.liveness import require
 from tests.simulation.oracles import Oracles, Tracked
 from tests.simulation.pair_liveness import TICKS, TICKS_PER_TOKEN, PairLiveness, Rooms
 from tests.simulation.retracting import RetractingScheduler
-from tests.simulation.simulator import CLOSE, FEW, Simulation
+from tests.simulation.simulator import Simulation, scaled_down
 from tests.simulation.wire import Wire, WireFaults
 from tests.simulation.workload import (
     PROPOSED_ON,
@@ -105,7 +100,7 @@ class HalfTracked(Tracked):
     def _may_end_with(self, failure: Failure | None) -> bool:
         if failure is None:
             return False
-        own = failure.kind == "NumericalError" or failure.code == "aborted" or failure.message == INJECTED
+        own = failure.kind == "NumericalError" or failure.code == "aborted" or failure.code == "step_failed"
         return (own and super()._may_end_with(failure)) or self.causes.explain(self.id, failure)
 
 
@@ -206,17 +201,16 @@ class Half(Simulation):
         req = Request(number, prompt, params, **known)
         room = where.room if where else 0
         why = self._why_refused(req, room)
-        try:
-            self.scheduler.add(req, self.now)
-        except (InvalidRequest, RequestTooLarge, Overloaded, Unavailable) as error:
-            require(error.code == why, f"{req} was refused with {error.code}, not {why}: {error}")
+        refused = self._submit(req)
+        code = refused.code if refused else ""
+        require(code == why, f"{req} was refused with {refused}, not {why or 'admitted'}")
+        if refused:
             self._send_orders()
             self.num_refused += 1
             return None
-        require(not why, f"{req} was admitted and should have been refused with {why}")
         self.rooms[room] = number
-        tracked = self.oracles.added(req, self.now)
-        self.causes.added(req)
+        tracked = self.oracles.added(self.scheduler.added, self.now)
+        self.causes.added(self.scheduler.added)
         self._heard(self.scheduler.take_news())  # what came before it may have ended it
         self._send_orders()
         return tracked
@@ -262,31 +256,24 @@ class Half(Simulation):
         tracked = self.oracles.live.get(request_id)
         return tracked.room if tracked else 0
 
-    def expire(self) -> None:
+    def expire(self, run: Callable[[], None]) -> None:
+        super().expire(run)
         self.causes.expires = True
-        super().expire()
+        self._heard(self.scheduler.take_news())
         self.causes.expires = False
 
     def recover(self, rng: Random) -> None:
         """Something fails between two steps; sometimes the ledgers are wrong, too."""
-        scheduler, kv = self.scheduler, self.scheduler.held.kv
+        if not self.device.may_fail:
+            return
+        kv = self.scheduler.held.kv
         free = np.flatnonzero(kv.owner == FREE)
         if len(free) > 0 and rng.random() < 0.5:
             self.causes.damaged()
             kv.owner[free[0]] = _NO_REQUEST
             self.oracles.num_damaged += 1
             self.oracles.liveness.cleared()
-        while self.flights:
-            with suppress(StepFailed):
-                self.flights.popleft()[1].result(fails=True)
-        known = [*scheduler.requests.values()] if rng.random() < 0.5 else []
-        culprit = rng.choice(known) if known else None
-        runs = [*scheduler.running.reqs, *scheduler.extending]
-        for req in [culprit] if culprit else runs if len(runs) == 1 else []:
-            self._of(req.id, "may_fail")
-        with patch.object(recovery, "log"):
-            scheduler.recover(EngineError(INJECTED), culprit)
-        self._heard(scheduler.take_news())
+        self.disturb(rng, ["hear"])
         self._send_orders()
         self.causes.cleared = False
         self.oracles.check()
@@ -438,7 +425,7 @@ class Pair:
         """Faults and arrivals have stopped: both sides must come to rest, with nothing left anywhere."""
         self.wire.faults, self.checks, self.recovers = WireFaults(), 0.0, 0.0
         for half in (self.prefill, self.decode):
-            half.faults, half.scheduler.every = Faults(expire=1.0), 0
+            half.faults, half.scheduler.every = Faults(), 0
         limit = self._limit()
         for _ in range(limit):
             if not self.coming and self.prefill.done and self.decode.done and not self.wire.links:
@@ -451,8 +438,8 @@ class Pair:
             require(not half.scheduler.held.deferred, "something is deferred although every fence is open")
             for pool in half.scheduler.state(self.now).pools:
                 require(pool.quarantined == pool.running == 0, f"in quarantine: {pool}")
-            known = half.proposer.known if half.proposer else set()
-            require(not known, f"whoever proposes drafts was not told that requests {known} have ended")
+            if half.proposer:
+                half.proposer.check_drained()
 
     def _limit(self) -> int:
         tokens = sum(len(live.tokens) + live.params.max_tokens for live in self.decode.oracles.live.values())
@@ -481,7 +468,7 @@ def random_pair(seed: int, pair: type[Pair] = Pair, half: type[Half] = Half, res
     hurried = not calm and rng.random() < 0.15
     times = (1.0, 0.5, 3.0) if hurried else (20.0, 5.0, 60.0) if not calm else (1e3, 1e3, 1e3)
     base = replace(base, **dict(zip(("queue_timeout_s", "stall_timeout_s", "request_timeout_s"), times, strict=True)))
-    traffic = replace(traffic, faults=Faults() if calm else replace(traffic.faults, expire=0.5))
+    traffic = replace(traffic, faults=Faults() if calm else replace(traffic.faults, between_steps=0.0))
     wire = WireFaults(late=rng.choice([0.0, 0.3, 0.8]))
     if not calm:
         lost, altered = rng.choice([0.0, 0.02]), rng.choice([0.0, 0.02])
@@ -554,7 +541,7 @@ def run_pair(seed: int, restricted: float = 0.0) -> PairOutcome:
     """Whatever is wrong is raised, with the line that replays it."""
     pair = None
     try:
-        with patch.object(anchors, "MIN_DISTANCE", CLOSE), patch.object(admission, "MAX_OVERTAKES", FEW):
+        with scaled_down():
             pair = random_pair(seed, restricted=restricted)
             return pair.run()
     except Exception as error:

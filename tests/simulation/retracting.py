@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
 import numpy as np
 
+from forebay.base.errors import ForebayError
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
+from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.scheduler.admission import MAX_RETRACTIONS
 from forebay.scheduler.grammars import Grammars
 from forebay.scheduler.handoff import Handoff
@@ -16,12 +22,30 @@ from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.liveness import Liveness
 
 
+class Watcher(Protocol):
+    """Is told of the calls of an engine core, and raises what is to go wrong, or is wrong."""
+
+    def disturbed(self, at: str) -> None: ...
+
+    def planned(self, plan: StepPlan | None, width: int) -> None: ...
+
+    def committing(self, plan: StepPlan, result: StepResult) -> None: ...
+
+    def committed(self, plan: StepPlan, result: StepResult) -> None: ...
+
+    def failing(self, plan: StepPlan) -> None: ...
+
+    def recovering(self) -> None: ...
+
+    def expire(self, run: Callable[[], None]) -> None: ...
+
+
 class RetractingScheduler(Scheduler):
     """Takes the memory of the last in rank in every `every`-th plan, needed or not; 0 for never. It spares whoever has
     been retracted as often as the scheduler promises at most, and waits until the host knows how long its row is.
 
     Where `skips`, whose row has changed sits a step out while others decode, as it would if pages were short: what the
-    plan tells the device is then about a request that is not in it.
+    plan tells the device is then about a request that is not in it. A `watcher` sees every call.
     """
 
     def __init__(
@@ -37,6 +61,51 @@ class RetractingScheduler(Scheduler):
         super().__init__(config, proposer, handoff, grammars)
         self.every, self.skips, self._num_plans, self._due = every, skips, 0, False
         self.liveness: Liveness | None = None
+        self.watcher: Watcher | None = None
+        self.added: Request | None = None  # at last
+
+    # -- what it is called for ----------------------------------------------------------------------------------------
+
+    def add(self, req: Request, now: float) -> None:
+        super().add(req, now)
+        self.added = req
+
+    def plan(self, now: float, width: int = 1) -> StepPlan | None:
+        if self.watcher:
+            self.watcher.disturbed("plan")
+        plan = super().plan(now, width)
+        if self.watcher:
+            self.watcher.planned(plan, width)
+            self.watcher.disturbed("planned")
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        if not self.watcher:
+            super().commit(plan, result, now)
+            return
+        self.watcher.disturbed("commit")
+        self.watcher.committing(plan, result)
+        super().commit(plan, result, now)
+        self.watcher.committed(plan, result)
+
+    def fail(self, plan: StepPlan, error: ForebayError) -> None:
+        if self.watcher:
+            self.watcher.failing(plan)
+        super().fail(plan, error)
+
+    def recover(self, error: ForebayError, culprit: Request | None) -> bool:
+        if self.watcher:
+            self.watcher.recovering()
+        return super().recover(error, culprit)
+
+    def expire(self, now: float) -> None:
+        run = partial(super().expire, now)
+        if self.watcher:
+            self.watcher.expire(run)
+        else:
+            run()
+
+    # -- what it does more often --------------------------------------------------------------------------------------
 
     def retract(self, req: Request) -> None:
         if self.liveness:

@@ -1,5 +1,6 @@
 """Simulations for tests that say themselves what happens, and the kinds of models that they are run with."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 
@@ -7,6 +8,8 @@ from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, Sp
 from forebay.memory.kinds.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
 from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import StepPlan, StepResult
+from tests.simulation.hash_runner import StepFailed
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.simulator import Simulation
 from tests.simulation.workload import Traffic, speculating
@@ -33,26 +36,57 @@ def traffic(**changes) -> Traffic:
     return replace(asked, **changes)
 
 
+class Scripted(Simulation):
+    """Launches and lands one by one, as a test says, besides whole turns."""
+
+    width: int | None = None  # of every step; None for a random one
+
+    def launch(self) -> StepPlan | None:
+        """Plan a step and launch it, whatever is in flight."""
+        width = self.width or (self.widths.width(1) if self.widths else 1)
+        plan = self.scheduler.plan(self.now, width)
+        if plan is not None:
+            self.core._launch(plan, width)
+        self._heard(self.core._take_news())
+        return plan
+
+    def land(self, poisoned: Mapping[int, int] | None = None) -> StepResult | None:
+        """Commit the oldest step; what it brought. None if it failed."""
+        self.device.poisoned, self.device.result = poisoned, None
+        self.core._land()
+        self._heard(self.core._take_news())
+        return self.device.result
+
+    def fail(self) -> None:
+        """The oldest step fails, although it has not run."""
+        flight = self.flights.popleft()
+        self.runner.in_flight.clear()
+        self.core._in_flight.clear()
+        self.device.failed[flight.plan.step] = flight.step.tenants.tolist()
+        self.core._fail(flight.plan, StepFailed("injected"))
+        self._heard(self.core._take_news())
+
+
 def simulation(
     seed: int = 0, *, make_scheduler=RetractingScheduler, load: Traffic | None = None, **changes
-) -> Simulation:
+) -> Scripted:
     return simulation_of(config(**changes), seed, make_scheduler=make_scheduler, load=load)
 
 
 def simulation_of(
     asked: SchedulerConfig, seed: int = 0, *, make_scheduler=RetractingScheduler, load: Traffic | None = None
-) -> Simulation:
-    return Simulation(asked, load or traffic(), Random(seed), make_scheduler=make_scheduler)
+) -> Scripted:
+    return Scripted(asked, load or traffic(), Random(seed), make_scheduler=make_scheduler)
 
 
-def wide(asked: SchedulerConfig, proposed_on: str, width: int = 4, **changes) -> Simulation:
+def wide(asked: SchedulerConfig, proposed_on: str, width: int = 4, **changes) -> Scripted:
     """Decodes as wide as they can be, whose drafts are all right."""
     algorithm = {"host": SpeculativeAlgorithm.NGRAM, "device": SpeculativeAlgorithm.EAGLE}[proposed_on]
     sim = simulation_of(speculating(asked, algorithm, width), **changes)
-    sim.width = lambda: width
+    sim.width = sim.widths.fixed = width
     sim.propose.right = width
     if sim.proposer:
-        sim.proposer.shy = 0.0
+        sim.proposer.shy, sim.proposer.made_up = 0.0, 1.0
     return sim
 
 

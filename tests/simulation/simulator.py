@@ -8,36 +8,38 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from random import Random
-from typing import Final
+from typing import Any, Final
 from unittest.mock import patch
 
-import numpy as np
-
-from forebay.base.errors import EngineError, Overloaded, RequestTooLarge
-from forebay.config.engine_config import SchedulerConfig
+from forebay.config.engine_config import SchedulerConfig, SpeculationOptions
+from forebay.engine import core, sleep
+from forebay.engine.core import EngineCore
+from forebay.engine.frames import AddRequest
 from forebay.memory import anchors
-from forebay.memory.slots import CACHE
-from forebay.requests.request import Request, Status
+from forebay.requests.request import Request, RequestFault
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.step_plan import StepPlan, StepResult
-from forebay.requests.updates import FinishReason, Update
-from forebay.scheduler import admission, scheduler
+from forebay.requests.updates import Failure, FinishReason, Update
+from forebay.scheduler import admission, recovery, scheduler
 from forebay.scheduler.grammars import Constraints
 from forebay.scheduler.proposer import Proposer
+from forebay.speculation.adaptive import Widths
 from tests.kinds_of import states_of, windows_of
 from tests.simulation.command_line import command_line
 from tests.simulation.event_log import Outcome, log_plan
+from tests.simulation.faulty_device import Disturbance, FaultyDevice, Flight
 from tests.simulation.grammars import HashGrammars
 from tests.simulation.hash_runner import HashRunner, StepFailed
-from tests.simulation.hash_step import HashStep, Pools
+from tests.simulation.hash_step import Pools
 from tests.simulation.hashing import salt_of
 from tests.simulation.oracles import Oracles, Tracked, require
-from tests.simulation.proposers import DeviceProposer, HostProposer, References
+from tests.simulation.proposers import DeviceProposer, HostProposer, RandomWidths, References
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.workload import (
     Conversations,
@@ -53,13 +55,15 @@ from tests.simulation.workload import (
 CLOSE: Final = 4  # tokens between anchors
 FEW: Final = 3  # overtakings
 SHARED: Final = 6  # tokens of a prompt under way that are waited for
+EXPIRE_INTERVAL_S: Final = 0.03
+PLACES: Final = ("hear", "plan", "planned", "commit")  # of disturbances
 SchedulerFactory = Callable[[SchedulerConfig, Proposer | None], RetractingScheduler]
 
 
 class Simulation:
-    """One scheduler, one hash runner, and the loop that the engine turns: plan, launch, commit with `depth` in flight.
+    """One engine core over the hash runner, in virtual time, and all that it is asked for.
 
-    `tick` lets traffic and faults happen and turns the loop once; `drain` turns it until nothing is left. Where tokens
+    `tick` lets traffic and faults happen and turns the core once; `drain` turns it until nothing is left. Where tokens
     are drafted, `widths` decides how many and how well.
     """
 
@@ -72,13 +76,13 @@ class Simulation:
         make_scheduler: SchedulerFactory = RetractingScheduler,
         widths: Random | None = None,
     ) -> None:
-        self.config, self.traffic, self.rng = config, traffic, rng
-        self.widths, self.most_width = widths or Random(0), config.speculation.num_draft_tokens
+        self.config, self.traffic, self.rng, self.now = config, traffic, rng, 0.0
+        self.choices = widths or Random(0)
         model, algorithm = traffic.model(config), config.speculation.algorithm
         self.references = References(model)
-        self.propose = DeviceProposer(self.widths, self.references)
-        host = self.most_width > 1 and not algorithm.on_device
-        self.proposer = HostProposer(self.widths, self.propose) if host else None
+        self.propose = DeviceProposer(self.choices, self.references)
+        host = config.speculation.num_draft_tokens > 1 and not algorithm.on_device
+        self.proposer = HostProposer(self.choices, self.propose, self.references, config.speculation) if host else None
         self.grammars = HashGrammars(traffic.vocab)
         self.scheduler = make_scheduler(config, self.proposer)
         self.scheduler.constraints = Constraints(self.grammars)
@@ -91,23 +95,44 @@ class Simulation:
             propose=self.propose if algorithm.on_device else None,
             take_masks=self.grammars.take,
         )
+        self.device = FaultyDevice(self)
+        self.widths = self._make_widths(config.speculation)
+        self.core = EngineCore(
+            self.scheduler,
+            self.device,
+            vocab_size=traffic.vocab,
+            clock=lambda: self.now,
+            widths=self.widths,
+            **self._other_parts(),
+        )
+        self.scheduler.watcher = self
         self.oracles = Oracles(config, self.scheduler, self.runner)
         self.scheduler.liveness = self.oracles.liveness
         self.capacity = min(config.context_length, config.num_pages * config.page_size)  # tokens, for one request
         self.conversations = Conversations(rng, traffic, self.capacity)
-        self.flights: deque[tuple[StepPlan, HashStep]] = deque()
         self.faults = traffic.faults
-        self.now = 0.0
-        self.num_added = self.num_refused = self.num_steps = 0
+        self.disturbance: Disturbance | None = None
+        self.num_added = self.num_refused = self.num_steps = self.num_disturbed = 0
+
+    def _make_widths(self, options: SpeculationOptions) -> Widths | None:
+        return RandomWidths(options, self.choices) if options.num_draft_tokens > 1 else None
+
+    def _other_parts(self) -> dict[str, Any]:
+        """What else the core is made with."""
+        return {}
+
+    @property
+    def flights(self) -> deque[Flight]:
+        return self.device.flights
 
     # -- traffic ------------------------------------------------------------------------------------------------------
 
     def arrive(self) -> None:
         rng, params = self.rng, self.conversations.params()
-        if self.traffic.pooled and self.widths.random() < self.traffic.pooled:
-            params = SamplingParams.of_pooling(Pooling(self.widths.choice(list(PoolingKind))))
+        if self.traffic.pooled and self.choices.random() < self.traffic.pooled:
+            params = SamplingParams.of_pooling(Pooling(self.choices.choice(list(PoolingKind))))
         tenants = self.traffic.tenants
-        tenant = self.widths.choice(tenants) if len(tenants) > 1 else tenants[0]
+        tenant = self.choices.choice(tenants) if len(tenants) > 1 else tenants[0]
         again = self.conversations.again()
         prompt = again[0] if again else self.conversations.prompt(params.max_tokens)
         self.add(
@@ -143,18 +168,29 @@ class Simulation:
             arrival=self.now,
             resume_points=resume_points,
         )
-        too_large, full = self._too_large(req), self._full(req)
-        try:
-            self.scheduler.add(req, self.now)
-        except RequestTooLarge:
-            require(too_large, f"{req} would fit and was refused as too large")
-        except Overloaded:
-            require(full and not too_large, f"{req} was refused although the queue has room")
-        else:
-            require(not too_large and not full, f"{req} was let in although it should not have been")
-            return self.oracles.added(req, self.now)
+        right = "RequestTooLarge" if self._too_large(req) else "Overloaded" if self._full(req) else ""
+        refused = self._submit(req)
+        kind = refused.kind if refused else ""
+        require(kind == right, f"{req} was refused with {refused}, not {right or 'let in'}")
+        if not refused:
+            return self.oracles.added(self.scheduler.added, self.now)
         self.num_refused += 1
         return None
+
+    def _submit(self, req: Request) -> Failure | None:
+        """Ask the core for what `req` wants; why it is refused."""
+        wanted = AddRequest(
+            request_id=req.id,
+            prompt_token_ids=req.tokens.tolist(),
+            params=req.params,
+            priority=req.priority,
+            namespace=req.namespace,
+            tenant=req.tenant,
+            resume_points=list(req.resume_points),
+            rendezvous=req.rendezvous,
+        )
+        told = self.core.add(wanted)
+        return told[0].failure if told else None
 
     def _too_large(self, req: Request) -> bool:
         kv_len = req.num_prompt + req.params.max_tokens - 1
@@ -172,150 +208,120 @@ class Simulation:
     def abort(self, request_id: int) -> None:
         if request_id in self.oracles.live:
             self.oracles.live[request_id].may_abort = True
-        self.scheduler.abort(request_id)
-        updates = self.scheduler.take_news()
+        updates = self.core.abort(request_id)
         require(len(updates) <= 1, f"an abort of {request_id} ended {updates}")
         self._heard(updates)
         require(request_id not in self.oracles.live, f"request {request_id} was aborted and lives on")
 
-    def _abort_somebody(self, plan: StepPlan | None = None) -> None:
-        """Rather one for whom `plan`, just launched, does something that must not count before it has completed."""
-        delicate = sorted(self._delicate(plan) & self.oracles.live.keys()) if plan else []
+    def _abort_somebody(self) -> None:
+        """Rather one for whom a step in flight does something that must not count before it has completed."""
+        delicate = sorted(self._delicate() & self.oracles.live.keys())
         live = delicate if delicate and self.rng.random() < 0.7 else sorted(self.oracles.live)
         self.abort(self.rng.choice(live) if live and self.rng.random() < 0.9 else self.num_added + 1)
 
-    def _delicate(self, plan: StepPlan) -> set[int]:
-        tenants = self.runner.tenant[plan.rows[plan.states.snap_seqs]].tolist()
-        return {*tenants, *(load.request_id for load in plan.host.loads)}
-
-    def expire(self) -> None:
-        due = self.oracles.liveness.due(self.now)
-        self.scheduler.expire(self.now)
-        updates = self.scheduler.take_news()
-        self.oracles.liveness.expired(updates, due, self.now)
-        self._heard(updates)
+    def _delicate(self) -> set[int]:
+        plans = [flight.plan for flight in self.flights]
+        tenants = [self.runner.tenant[plan.rows[plan.states.snap_seqs]].tolist() for plan in plans]
+        return {*chain(*tenants), *(load.request_id for plan in plans for load in plan.host.loads)}
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def tick(self) -> bool:
-        """Let things happen, then plan, launch and commit once. False when there was nothing to do."""
-        rng, faults = self.rng, self.faults
+        """Let things happen, then turn the core once. False when it launched and landed nothing."""
+        rng, faults, done = self.rng, self.faults, self.device.num_done
         self.pass_time(rng.random() * 2 * self.traffic.tick_s)
         if rng.random() < faults.abort:
             self._abort_somebody()
         if rng.random() < faults.flush:
             self.scheduler.flush_cache()
-        self.scheduler.go_on_flushing()
         windows = windows_of(self.scheduler.held)
         if windows and rng.random() < faults.windows_lost:
             windows.evict(windows.num_cached)
-        if rng.random() < faults.expire:
-            self.expire()
-        plan = self.launch()
-        if rng.random() < faults.abort:
-            self._abort_somebody(plan)
+        if rng.random() < faults.between_steps:
+            self.disturb(rng)
+        self._heard(self.core.hear() if self.core.idle else self.core.step())
         self.runner.check_in_flight()
-        landing = bool(self.flights) and (plan is None or len(self.flights) > self.config.overlap_depth)
-        if landing:
-            self.land()
         self.oracles.check()
-        return landing or plan is not None
+        return self.device.num_done > done
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
 
-    def width(self) -> int:
-        """Of the next step."""
-        return self.widths.randint(1, self.most_width) if self.most_width > 1 else 1
+    def disturb(self, rng: Random, places: Sequence[str] = PLACES) -> None:
+        """Something fails between two steps, or in what follows: for one request, or nobody knows for whom."""
+        known = sorted(self.scheduler.requests) if rng.random() < 0.5 else []
+        culprit = self.scheduler.requests[rng.choice(known)] if known else None
+        self.disturbance = Disturbance(rng.choice(places), culprit)
+        self._heard(self.core._guarded(partial(self.disturbed, "hear")))
 
-    def decide(self, width: int) -> StepPlan | None:
-        return self.scheduler.plan(self.now, width)
+    # -- what the scheduler is called for -----------------------------------------------------------------------------
 
-    def launch(self) -> StepPlan | None:
-        width = self.width()
-        plan = self.decide(width)
+    def disturbed(self, at: str) -> None:
+        """Raise what is to go wrong there."""
+        its = self.disturbance
+        if its is None or its.at != at or not self.device.may_fail:
+            return
+        self.disturbance = None
+        self.device.void()
+        self.device.num_done += 1
+        culprit = its.culprit if its.culprit and its.culprit.id in self.scheduler.requests else None
+        runs = [*self.scheduler.running.reqs, *self.scheduler.extending]
+        for req in [culprit] if culprit else runs if len(runs) == 1 else []:
+            self._of(req.id, "may_fail")
+        self.num_disturbed += 1
+        if culprit:
+            raise RequestFault(culprit) from StepFailed("injected")
+        raise StepFailed("injected")
+
+    def planned(self, plan: StepPlan | None, width: int) -> None:
         # Else nothing was decided, because tokens must come first, or nobody may start.
         if self.scheduler.admits and not (self.proposer and self.flights and width > 1):
             self.oracles.liveness.planned(plan, self.now)
         elif plan:
             self.oracles.liveness.launched(plan)
         self.runner.poison_free([*(plan.host.saves if plan else ()), *self.scheduler.held.draft.saves])
-        if plan is None:
-            return None
-        self.num_steps += 1
-        log_plan(self.oracles.log, plan, self.scheduler.held, self.config)
-        if self.rng.random() < self._launch_fails(plan):
-            self.runner.launch_in_part(plan, self.rng.random())
-            for admission in [admission for admission in plan.admissions if not admission.prebuilt]:
-                at = plan.rows[: plan.num_extends] == admission.row
-                self.runner.cached.setdefault(admission.request_id, int(plan.starts[at][0]))
-            while self.flights:  # steps end in the order they were planned
-                if not self.land():
-                    return plan  # void with the one that failed
-            ids = [int(self.runner.tenant[row]) for row in plan.rows.tolist()]
-            self._fail(plan, ids + [admission.request_id for admission in plan.admissions])
-        else:
-            self.flights.append((plan, self.runner.launch(plan)))
-        return plan
+        if plan is not None:
+            self.num_steps += 1
+            log_plan(self.oracles.log, plan, self.scheduler.held, self.config)
 
-    def _launch_fails(self, plan: StepPlan) -> float:
-        """The chance of it; greater where the plan carries writes that those who live on rely on: to rows of others
-        than it computes for, or to windows of cached pages."""
-        chance = self.faults.launch_fails
-        if not chance or not (len(plan.writes.write_rows) or len(plan.windows.map_pages)):
-            return chance
-        owner = self.scheduler.held.kv.owner
-        others = (
-            np.isin(plan.writes.write_rows, plan.rows, invert=True).any()
-            or (owner[plan.windows.map_pages] == CACHE).any()
-        )
-        return max(chance, 0.8) if others else chance
-
-    def land(self) -> bool:
-        """Commit the oldest step; False where it failed."""
-        plan, step = self.flights.popleft()
-        rng, faults = self.rng, self.faults
-        not_finite = {}
-        if plan.num_seqs and rng.random() < faults.not_finite:
-            i = rng.randrange(plan.num_seqs)
-            not_finite[i] = self.widths.randrange(int(plan.q_lens[i]))
-        left = any(self._is_waiting(request_id) for request_id in step.tenants.tolist())
-        fails = rng.random() < faults.result_fails * (4 if left else 1)
-        try:
-            result = step.result(fails=fails, poisoned=not_finite)
-        except StepFailed:
-            self._fail(plan, step.tenants.tolist())
-            return False
-        self.commit(plan, step, result)
-        return True
-
-    def commit(self, plan: StepPlan, step: HashStep, result: StepResult) -> None:
+    def committing(self, plan: StepPlan, result: StepResult) -> None:
         """Who failed hears what was chosen before, as it would have without drafts, and then has ended."""
-        failed = [(i, int(step.tenants[i])) for i in result.failed]
-        for i, tenant in failed:
-            if tracked := self.oracles.live.get(tenant):
-                tracked.breaks_at = len(tracked.received) + (result.num_new[i] - 1 if result.num_new else 0)
-        self.scheduler.commit(plan, result, self.now)
-        self.oracles.liveness.computed(plan, step, self.now)
-        self._heard(self.scheduler.take_news())
-        for _, tenant in failed:
-            require(tenant not in self.oracles.live, f"request {tenant} was not finite and lives on")
+        for i in result.failed:
+            if tracked := self.oracles.live.get(int(self.device.landed.tenants[i])):
+                untold = sum(len(update.token_ids) for update in self.scheduler.news if update.request_id == tracked.id)
+                new = result.num_new[i] - 1 if result.num_new else 0
+                tracked.breaks_at = len(tracked.received) + untold + new
 
-    def _is_waiting(self, request_id: int) -> bool:
-        """Whether a request was retracted while a step computed for it."""
-        req = self.scheduler.requests.get(request_id)
-        return req is not None and req.status is Status.WAITING
+    def committed(self, plan: StepPlan, result: StepResult) -> None:
+        self.device.num_failures = 0
+        self.oracles.liveness.computed(plan, self.device.landed, self.now)
+        for i in result.failed:
+            tenant = int(self.device.landed.tenants[i])
+            require(tenant not in self.scheduler.requests, f"request {tenant} was not finite and lives on")
 
-    def _fail(self, plan: StepPlan, request_ids: list[int]) -> None:
-        """Only who was alone in a failed step may end with it. What was launched behind it is void."""
+    def failing(self, plan: StepPlan) -> None:
+        """Only who was alone in a failed step may end with it. What was not injected is raised."""
+        computed = self.device.failed.pop(plan.step, None)
+        if computed is None:
+            raise sys.exception() or AssertionError(f"step {plan.step} did not fail")
+        self.device.num_failures += 1
         if plan.num_seqs == 1:
-            for request_id in request_ids:
+            for request_id in computed:
                 self._of(request_id, "may_fail")
-        while self.flights:
-            with suppress(StepFailed):
-                self.flights.popleft()[1].result(fails=True)
-        self.scheduler.fail(plan, EngineError("injected"))
-        self._heard(self.scheduler.take_news())
+
+    def recovering(self) -> None:
+        """What was not injected is raised."""
+        error = sys.exception()
+        if isinstance(error, RequestFault):
+            error = error.__cause__
+        if not isinstance(error, StepFailed):
+            raise error or AssertionError("recovery from nothing")
+        self.device.num_failures += 1
+
+    def expire(self, run: Callable[[], None]) -> None:
+        due, told = self.oracles.liveness.due(self.now), len(self.scheduler.news)
+        run()
+        self.oracles.liveness.expired(self.scheduler.news[told:], due, self.now)
 
     def _of(self, request_id: int, may: str) -> None:
         if request_id in self.oracles.live:
@@ -341,7 +347,7 @@ class Simulation:
                 expected -= 1
             self.turn()
         for _ in range(rng.choice([0, 20, 60])):
-            if not self.scheduler.idle:
+            if not self.core.idle:
                 self.turn()
         self.drain()
         return self.outcome()
@@ -353,13 +359,13 @@ class Simulation:
 
     def drain(self) -> int:
         """Faults and arrivals have stopped: everything must end within a bound (B-3); how many steps it took."""
-        self.faults, self.scheduler.every = Faults(), 0
+        self.faults, self.disturbance, self.scheduler.every = Faults(), None, 0
         limit = self.drain_limit()
         for used in range(limit):
-            if self.scheduler.idle:
+            if self.core.idle:
                 self.oracles.check_drained()
-                known = self.proposer.known if self.proposer else set()
-                require(not known, f"whoever proposes drafts was not told that requests {known} have ended")
+                if self.proposer:
+                    self.proposer.check_drained()
                 return used
             self.turn()
         raise AssertionError(f"not drained after {limit} steps: {list(self.scheduler.requests.values())}")
@@ -384,6 +390,9 @@ class Simulation:
             tokens=self.oracles.num_tokens,
             drafted=int(counters["draft_tokens"]),
             accepted=int(counters["accepted_tokens"]),
+            found=self.proposer.num_found if self.proposer else 0,
+            right=self.proposer.num_right if self.proposer else 0,
+            disturbed=self.num_disturbed,
             hits=hits,
             retractions=int(counters.get("retractions", 0)),
             displaced=int(counters["displaced"]),
@@ -397,6 +406,24 @@ class Simulation:
         )
 
 
+@contextmanager
+def scaled_down(
+    share: int = admission.SHARE_WORTH_WAITING, *, expire_interval_s: float = EXPIRE_INTERVAL_S
+) -> Iterator[None]:
+    """Inside, constants are as small as prompts and queues are here, and what fails on purpose is not logged."""
+    with (
+        patch.object(anchors, "MIN_DISTANCE", CLOSE),
+        patch.object(admission, "MAX_OVERTAKES", FEW),
+        patch.object(admission, "SHARE_WORTH_WAITING", share),
+        patch.object(scheduler, "PATIENCE", FEW),
+        patch.object(core, "EXPIRE_INTERVAL_S", expire_interval_s),
+        patch.object(core, "log"),
+        patch.object(sleep, "log"),
+        patch.object(recovery, "log"),
+    ):
+        yield
+
+
 def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0, tenants: bool = False) -> Outcome:
     """One random configuration under random traffic. Whatever is wrong is raised, with the line that replays it. So
     many of the requests have a grammar, or may not have some tokens, as `grammars` and `restricted` say; with
@@ -405,12 +432,7 @@ def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0, tenants:
     config = with_speculation(widths, random_config(rng))
     make_scheduler = partial(RetractingScheduler, every=rng.choice([0, 0, 0, 3, 10]), skips=rng.random() < 0.5)
     try:
-        with (
-            patch.object(anchors, "MIN_DISTANCE", CLOSE),
-            patch.object(admission, "MAX_OVERTAKES", FEW),
-            patch.object(scheduler, "PATIENCE", FEW),
-            patch.object(admission, "SHARE_WORTH_WAITING", rng.choice([SHARED, admission.SHARE_WORTH_WAITING])),
-        ):
+        with scaled_down(rng.choice([SHARED, admission.SHARE_WORTH_WAITING])):
             load = replace(random_traffic(rng, config), grammars=grammars, restricted=restricted)
             load = replace(load, pooled=Random(f"{seed} pooled").choice([0.0, 0.0, 0.0, 0.4]))
             if tenants:

@@ -8,56 +8,28 @@ python -m tests.simulation.sleeping --seeds 0:3000 --jobs 2
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from unittest.mock import patch
+from typing import Any
 
-import numpy as np
-
-from forebay.memory import anchors
+from forebay.engine.frames import KV_CACHE, WEIGHTS, Release, Resume, UpdateWeights
+from forebay.engine.sleep import Phase
 from forebay.requests.parts import I64
-from forebay.requests.step_plan import StepPlan, StepResult
-from forebay.scheduler import admission, halt
-from forebay.scheduler.halt import Halt, Mode
+from forebay.scheduler import admission
+from forebay.scheduler.halt import Mode
 from tests.kinds_of import states_of
 from tests.simulation.command_line import command_line
 from tests.simulation.device_memory import POISON
 from tests.simulation.event_log import Outcome
-from tests.simulation.hash_runner import NO_TOKEN, HashRunner, StepFailed
+from tests.simulation.hash_runner import NO_TOKEN
 from tests.simulation.hashing import U64, salt_of
 from tests.simulation.liveness import require
 from tests.simulation.retracting import RetractingScheduler
-from tests.simulation.simulator import CLOSE, FEW, SHARED, Simulation
+from tests.simulation.simulator import SHARED, Simulation, scaled_down
 from tests.simulation.workload import random_config, random_traffic, with_speculation
 
 MODES = (*Mode, Mode.RETRACT)  # which has most to go wrong
-
-
-@dataclass(frozen=True)
-class CopyStep:
-    """A step of nobody, which only copies to the host. Nothing is in flight before it, so it does so at once."""
-
-    runner: HashRunner
-    plan: StepPlan
-    tenants = np.empty(0, dtype=np.int64)
-
-    def __post_init__(self) -> None:
-        runner, ids = self.runner, [save.request_id for save in self.plan.host.saves]
-        # What has arrived and has run in no step yet has no row on the device.
-        lens = [
-            int(runner.lengths.kv_lens[runner.row_of[id]]) if id in runner.row_of else runner.arrived[id] for id in ids
-        ]
-        if runner.windows:
-            runner.windows.write_map(self.plan)
-        runner.host.save(self.plan, lens, runner.broken)
-        runner.host.drop(self.plan)
-
-    def result(self, *, fails: bool = False, poisoned: object = None) -> StepResult:
-        if fails:
-            self.runner.host.spoil(self.plan)
-            raise StepFailed(f"step {self.plan.step} failed")
-        return StepResult(token_ids=[])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,38 +50,62 @@ class SleepOutcome(Outcome):
     updates: int = 0
     restarts: int = 0
     kept: int = 0
-    dropped: int = 0
 
 
 class Sleeping:
-    """What a `Simulation` does besides, if in its place: it sleeps by `chance`, and `keeps` its prefix cache or not."""
+    """What a `Simulation` does besides, if in its place: it sleeps by `chance`, and `keeps` its prefix cache or not.
 
-    def __init__(self, *args, **others) -> None:
+    It is the `Memory` of its core's `Sleeper`.
+    """
+
+    def __init__(self, *args, chance: float = 0.0, keeps: bool = False, **others) -> None:
+        self.chance, self.keeps, self.sleeps = chance, keeps, Random(0)
         super().__init__(*args, **others)
-        self.chance, self.keeps, self.sleeps = 0.0, False, Random(0)
+        self.core.sleeper.on_update = self._updated
         self.kept: Kept | None = None
-        self.halt: Halt | None = None
-        self.asleep = False
-        self.num_sleeps = self.num_updates = self.num_restarts = self.num_kept = self.num_dropped = 0
+        self.generations = [slots.generation.copy() for slots, _ in self.scheduler.held.pools]
+        self.num_asked = self.num_sleeps = self.num_updates = self.num_restarts = self.num_kept = 0
+
+    def _other_parts(self) -> dict[str, Any]:
+        return {"memory": self, "keep_prefix_cache": self.keeps}
 
     def tick(self) -> bool:
-        rng, moved = self.sleeps, False
-        if self.halt is None and not self.asleep and rng.random() < self.chance:
-            self.halt = Halt(self.scheduler, rng.choice(MODES))
-            if self.halt.mode is Mode.ABORT:
-                for tracked in self.oracles.live.values():
-                    tracked.may_stop = True
-        elif self.halt is not None and self.halt.done:
-            moved, self.halt, self.asleep = True, None, True
-            self._rest(self._what())
-        elif self.asleep and (rng.random() < 0.3 or not self.chance):
-            moved, self.asleep = True, False
-            if self.kept:
-                self._put_back(self.kept)
-            halt.go_on(self.scheduler, self.now)
+        rng, sleeper, num_asked = self.sleeps, self.core.sleeper, self.num_asked
+        was_away = sleeper.away
+        if sleeper.phase is Phase.SERVING and rng.random() < self.chance:
+            self._halt(rng.choice(MODES))
+        elif sleeper.resting and not sleeper.draining and (rng.random() < 0.3 or not self.chance):
+            self._go_on(sleeper.state.released)
+        moved = super().tick()
+        for serial, failure in sleeper.take_answers():
+            require(failure is None, f"transition {serial} failed with {failure}")
+        if was_away and not sleeper.away:
             self._goes_on()
-        self._heard(self.scheduler.take_news())
-        return super().tick() or moved or self.halt is not None or self.asleep
+        return moved or was_away or sleeper.away or self.num_asked > num_asked
+
+    def _halt(self, mode: Mode) -> None:
+        if mode is Mode.ABORT:
+            for tracked in self.oracles.live.values():
+                tracked.may_stop = True
+        what, serial = self._what(), self.num_asked + 1
+        if what == "update":
+            self._ask(UpdateWeights(serial=serial, path="", mode=mode))
+        else:
+            tags = {"pause": [], "release": [KV_CACHE], "release and update": [KV_CACHE, WEIGHTS]}[what]
+            self._ask(Release(serial=serial, tags=tags, mode=mode))
+
+    def _go_on(self, released: list[str]) -> None:
+        """Weights that are gone are not taken again: others are."""
+        serial = self.num_asked + 1
+        if WEIGHTS in released:
+            self._ask(UpdateWeights(serial=serial, path="", mode=Mode.WAIT))
+        else:
+            self._ask(Resume(serial=serial, tags=released))
+
+    def _ask(self, frame: Release | Resume | UpdateWeights) -> None:
+        self.num_asked += 1
+        self.core.sleeper.handle(frame)
+        self._heard(self.core._take_news())
 
     def _what(self) -> str:
         """Is done at the halt."""
@@ -118,59 +114,57 @@ class Sleeping:
     def _goes_on(self) -> None:
         """The time in which it slept is no delay."""
 
-    def decide(self, width: int) -> StepPlan | None:
-        if self.halt is not None:
-            plan = self.halt.plan(self.now, width)
-            self._heard(self.scheduler.take_news())
-            if plan is not None and not plan.num_seqs:
-                self.flights.append((plan, CopyStep(self.runner, plan)))
-                return None
-            return plan
-        return None if self.asleep else super().decide(width)
-
     def drain(self) -> int:
         self.chance = 0.0
         return super().drain()
 
-    # -- what changes while nothing runs ------------------------------------------------------------------------------
+    # -- what it has in memory: `Memory` ------------------------------------------------------------------------------
 
-    def _rest(self, what: str) -> None:
-        scheduler, runner = self.scheduler, self.runner
-        require(not self.flights and not runner.in_flight, "a halt with steps in flight")
-        scheduler.audit()
-        generations = [slots.generation.copy() for slots, _ in scheduler.held.pools]
-        self.num_sleeps += 1
-        if "release" in what:
-            if self.keeps:
-                self._keep()
-            else:
-                halt.forget_caches(scheduler)
-            self._poison()
-        if "update" in what:
-            self.kept, self.oracles.caches_are_there = None, True
-            self.num_updates += 1
-            halt.weights_changed(scheduler, scheduler.weight_version + 1)
-            self._expect_other_tokens()
-        if what != "pause":
-            self._check_clear(generations)
-        self._heard(scheduler.take_news())
+    def num_bytes(self) -> dict[str, int]:
+        return {}
 
-    def _keep(self) -> None:
+    def check(self, tags: Collection[str]) -> None: ...
+
+    def keep(self, places: Mapping[str, I64]) -> int:
+        self._at_rest()
         scheduler, runner = self.scheduler, self.runner
-        before = scheduler.held.cache.num_pages
-        places = halt.keep_cached(scheduler)
         num_bytes = sum(len(ids) * self.config.kinds.slot_bytes[kind] for kind, ids in places.items())
         require(num_bytes <= scheduler.held.offloaded.room, f"{num_bytes} bytes of the cache are kept")
         self.kept = Kept(
-            places=places,
+            places=dict(places),
             pages=runner.pages.by_slot[places["kv"]],
             windows=runner.windows.bytes.by_slot[places["window"]] if runner.windows else None,
             states=runner.states.states[places["state"]] if runner.states else None,
             lens=runner.states.lens[places["state"]] if runner.states else None,
         )
-        self.oracles.caches_are_there = False
         self.num_kept += len(places["kv"])
-        self.num_dropped += before - len(places["kv"])
+        return num_bytes
+
+    def release(self, tags: Collection[str]) -> None:
+        self._at_rest()
+        self.num_sleeps += 1
+        if KV_CACHE in tags:
+            self.oracles.caches_are_there = self.kept is None
+            self._poison()
+            self._check_clear()
+
+    def resume(self, tags: Collection[str], progress: Callable[[], None]) -> None:
+        if KV_CACHE in tags and self.kept:
+            self._put_back(self.kept)
+
+    def update(self, path: str | None, given: Mapping[str, Any], progress: Callable[[], None]) -> None:
+        self._at_rest()
+        self.kept, self.oracles.caches_are_there = None, True
+        self.num_updates += 1
+
+    def _at_rest(self) -> None:
+        require(not self.flights and not self.runner.in_flight, "a halt with steps in flight")
+        self.scheduler.audit()
+        self._heard(self.scheduler.take_news())
+
+    def _updated(self, path: str | None, version: int) -> None:
+        self._expect_other_tokens()
+        self._check_clear()
 
     def _put_back(self, kept: Kept) -> None:
         runner, self.kept, self.oracles.caches_are_there = self.runner, None, True
@@ -205,13 +199,14 @@ class Sleeping:
             self.runner.cached.pop(req.id, None)
             tracked.begin_again()
 
-    def _check_clear(self, generations: list[np.ndarray]) -> None:
+    def _check_clear(self) -> None:
         """C25: everything is as after `clear`, but generations, which grow for ever."""
         held = self.scheduler.held
-        for (slots, cached), before in zip(held.pools, generations, strict=True):
+        for (slots, cached), before in zip(held.pools, self.generations, strict=True):
             require(slots.num_free + cached == slots.capacity, f"{slots.name} are not all free after a release")
             require(not cached or self.kept is not None, f"{slots.name} are cached after a release")
             require(bool((slots.generation >= before).all()), f"generations of {slots.name} were reset")
+        self.generations = [slots.generation.copy() for slots, _ in held.pools]
         require(not held.rows.req_to_token.any(), "a row maps to pages after a release")
         require(not held.table._block.any(), "a column by row is not zero after a release")
         if states_of(held):
@@ -219,9 +214,9 @@ class Sleeping:
 
 
 class SleepingSimulation(Sleeping, Simulation):
-    def __init__(self, *args, chance: float, keeps: bool, **others) -> None:
+    def __init__(self, *args, **others) -> None:
         super().__init__(*args, **others)
-        self.chance, self.keeps, self.sleeps = chance, keeps, Random(str(self.rng.random()))
+        self.sleeps = Random(str(self.rng.random()))
 
     def _goes_on(self) -> None:
         for times in self.oracles.liveness._times.values():
@@ -234,7 +229,6 @@ class SleepingSimulation(Sleeping, Simulation):
             updates=self.num_updates,
             restarts=self.num_restarts,
             kept=self.num_kept,
-            dropped=self.num_dropped,
         )
 
 
@@ -248,14 +242,9 @@ def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0) -> Sleep
         return RetractingScheduler(asked, proposer, every=every, skips=skips)
 
     try:
-        with (
-            patch.object(anchors, "MIN_DISTANCE", CLOSE),
-            patch.object(admission, "MAX_OVERTAKES", FEW),
-            patch.object(admission, "SHARE_WORTH_WAITING", rng.choice([SHARED, admission.SHARE_WORTH_WAITING])),
-        ):
+        with scaled_down(rng.choice([SHARED, admission.SHARE_WORTH_WAITING]), expire_interval_s=1e9):
             load = random_traffic(rng, config)
             load = replace(load, grammars=grammars, restricted=restricted)
-            load = replace(load, faults=replace(load.faults, expire=0.0))
             chance = rng.choice([0.02, 0.1, 0.3])
             return SleepingSimulation(
                 config,

@@ -9,14 +9,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from unittest.mock import patch
 
-from forebay.memory import anchors
 from forebay.requests.updates import Update
-from forebay.scheduler import admission
 from tests.simulation.command_line import command_line
 from tests.simulation.pair import Half, Pair, PairOutcome, random_pair
-from tests.simulation.simulator import CLOSE, FEW
+from tests.simulation.simulator import scaled_down
 from tests.simulation.sleeping import Sleeping
 
 
@@ -56,7 +53,7 @@ class SleepingHalf(Sleeping, Half):
 
     @property
     def done(self) -> bool:
-        return super().done and not self.asleep
+        return super().done and not self.core.sleeper.away
 
 
 class SleepingPair(Pair):
@@ -64,7 +61,7 @@ class SleepingPair(Pair):
         chance = rng.choice([0.02, 0.06])
         for half, other in ((self.prefill, self.decode), (self.decode, self.prefill)):
             half.other, half.chance = other, chance * rng.choice([0, 1, 1])
-            half.keeps, half.sleeps = rng.random() < 0.5, Random(rng.random())
+            half.core.sleeper.keep_prefix_cache, half.sleeps = rng.random() < 0.5, Random(rng.random())
 
     def tick(self) -> None:
         for half in (self.prefill, self.decode):
@@ -90,7 +87,7 @@ class SleepingPair(Pair):
 def run_seed(seed: int) -> SleepingPairOutcome:
     """Whatever is wrong is raised, with the line that replays it."""
     try:
-        with patch.object(anchors, "MIN_DISTANCE", CLOSE), patch.object(admission, "MAX_OVERTAKES", FEW):
+        with scaled_down():
             pair = random_pair(seed, SleepingPair, SleepingHalf)
             pair.sleeps(Random(f"{seed} sleeps"))
             return pair.run()

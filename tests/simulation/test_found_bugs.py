@@ -145,9 +145,7 @@ def test_the_cache_adopts_what_comes_back_from_the_host_only_when_it_is_there(de
 
 def test_a_copy_on_the_host_goes_when_the_step_that_was_to_load_it_fails():
     sim, tracked = coming_back(0)
-    plan, step = sim.flights.pop()
-    sim.runner.in_flight.clear()  # it never ran
-    sim._fail(plan, step.tenants.tolist())
+    sim.fail()
     sim.drain()  # which finds what the host still has
     assert tracked.finish is FinishReason.LENGTH
 

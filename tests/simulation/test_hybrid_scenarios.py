@@ -188,9 +188,9 @@ def test_c3_c18_c19_hits_of_every_length_end_at_the_last_place_that_can_be_resum
     whole = (length - 1) // page_size * page_size
     for shared in range(length + 1):
         sim = simulation_of(asked)
-        first = [sim.rng.randrange(500) for _ in range(length)]
+        first = [sim.rng.randrange(300) for _ in range(length)]
         other, third = (
-            first[:shared] + [at + sim.rng.randrange(400) for _ in range(length - shared)] for at in (500, 1000)
+            first[:shared] + [at + sim.rng.randrange(300) for _ in range(length - shared)] for at in (300, 600)
         )
         most = min(shared // page_size * page_size, whole)
         for prompt, least in [(first, 0), (first, whole), (other, 0), (other, whole), (third, most), (first, whole)]:

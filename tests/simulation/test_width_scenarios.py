@@ -175,11 +175,9 @@ def test_c30_what_is_not_finite_behind_the_first_rejection_harms_nobody(kind, nu
         tracked = sim.add(PROMPT, greedy(20))
         decoded(sim, tracked)
         sim.launch()
-        plan, step = sim.flights.popleft()
-        result = step.result(poisoned={0: position})
+        result = sim.land({0: position})
         harmed = position <= num_right
         assert (result.failed, result.num_new) == ((0,) if harmed else (), [1 + min(position, num_right)])
-        sim.commit(plan, step, result)
         sim.drain()
         assert tracked.finish is (FinishReason.ERROR if harmed else FinishReason.LENGTH)
         assert len(tracked.received) == (1 + position if harmed else 20)
@@ -205,8 +203,7 @@ def test_c16_c30_an_end_before_what_is_not_finite_comes_first(ending, depth, kin
             decoded(sim, tracked)
             while len(sim.flights) <= depth and sim.launch():
                 pass
-            plan, step = sim.flights.popleft()
-            sim.commit(plan, step, step.result(poisoned={0: position}))
+            sim.land({0: position})
             ended = min(position, place) + 1
             assert (tracked.received, tracked.finish) == (right[:ended], ends_with(ending, place <= position))
             sim.drain()

@@ -25,6 +25,7 @@ from tests.simulation.hashing import HashModel
 from tests.simulation.restricted import restricted
 
 MOST_WIDTH: Final = 8
+NGRAM_CAPACITY: Final = 60  # tokens: outputs come and go
 PROPOSED_ON: Final = (SpeculativeAlgorithm.NGRAM, SpeculativeAlgorithm.EAGLE)  # the host, the device
 
 
@@ -38,7 +39,7 @@ class Faults:
     launch_fails: float = 0.0
     result_fails: float = 0.0
     not_finite: float = 0.0
-    expire: float = 0.0
+    between_steps: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +133,11 @@ def speculating(config: SchedulerConfig, algorithm: SpeculativeAlgorithm, width:
     if kinds.num_window_pages:
         more = config.max_running_requests * -(-ahead // config.page_size)
         kinds = replace(kinds, num_window_pages=kinds.num_window_pages + more)
-    return replace(config, kinds=kinds, speculation=SpeculationOptions(algorithm=algorithm, num_draft_tokens=width))
+    return replace(
+        config,
+        kinds=kinds,
+        speculation=SpeculationOptions(algorithm=algorithm, num_draft_tokens=width, ngram_capacity=NGRAM_CAPACITY),
+    )
 
 
 def _num_slots(rng: Random, config: SchedulerConfig, strategy: StateStrategy) -> int:
@@ -183,7 +188,7 @@ def random_traffic(rng: Random, config: SchedulerConfig) -> Traffic:
             launch_fails=rng.choice([0.0, 0.02, 0.02, 0.1]),
             result_fails=rng.choice([0.0, 0.02, 0.1]),
             not_finite=rng.choice([0.0, 0.02]),
-            expire=0.3,
+            between_steps=rng.choice([0.0, 0.0, 0.02]),
         ),
     )
 
