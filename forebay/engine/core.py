@@ -132,7 +132,7 @@ class EngineCore:
 
     @property
     def _without_requests(self) -> bool:
-        return not self._in_flight and self.scheduler.idle and not self.sleeper.draining
+        return self.scheduler.idle and not self.sleeper.draining
 
     @property
     def stuck(self) -> bool:

@@ -120,11 +120,15 @@ class FaultyDevice:
     def _launch_in_part(self, plan: StepPlan) -> None:
         runner = self._sim.runner
         runner.launch_in_part(plan, self._sim.rng.random())
-        for admission in [admission for admission in plan.admissions if not admission.prebuilt]:
-            at = plan.rows[: plan.num_extends] == admission.row
-            runner.cached.setdefault(admission.request_id, int(plan.starts[at][0]))
+        self.never_launched(plan)
         ids = [int(runner.tenant[row]) for row in plan.rows.tolist()]
         self._fails(plan, ids + [admission.request_id for admission in plan.admissions])
+
+    def never_launched(self, plan: StepPlan) -> None:
+        """Of those that would have started with it the first start is known, which their reports are about."""
+        for admission in [admission for admission in plan.admissions if not admission.prebuilt]:
+            at = plan.rows[: plan.num_extends] == admission.row
+            self._sim.runner.cached.setdefault(admission.request_id, int(plan.starts[at][0]))
 
     def _fails(self, plan: StepPlan, request_ids: list[int]) -> None:
         self.failed[plan.step] = request_ids

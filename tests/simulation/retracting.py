@@ -25,7 +25,7 @@ from tests.simulation.liveness import Liveness
 class Watcher(Protocol):
     """Is told of the calls of an engine core, and raises what is to go wrong, or is wrong."""
 
-    def disturbed(self, at: str) -> None: ...
+    def disturbed(self, at: str, plan: StepPlan | None = None) -> None: ...
 
     def planned(self, plan: StepPlan | None, width: int) -> None: ...
 
@@ -36,6 +36,9 @@ class Watcher(Protocol):
     def failing(self, plan: StepPlan) -> None: ...
 
     def recovering(self) -> None: ...
+
+    def count_failure(self) -> None:
+        """Of a failure that smaller groups will tell nothing more about."""
 
     def expire(self, run: Callable[[], None]) -> None: ...
 
@@ -70,13 +73,18 @@ class RetractingScheduler(Scheduler):
         super().add(req, now)
         self.added = req
 
+    def abort(self, request_id: int) -> None:
+        if self.watcher:
+            self.watcher.disturbed("abort")
+        super().abort(request_id)
+
     def plan(self, now: float, width: int = 1) -> StepPlan | None:
         if self.watcher:
             self.watcher.disturbed("plan")
         plan = super().plan(now, width)
         if self.watcher:
             self.watcher.planned(plan, width)
-            self.watcher.disturbed("planned")
+            self.watcher.disturbed("planned", plan)
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
@@ -89,14 +97,20 @@ class RetractingScheduler(Scheduler):
         self.watcher.committed(plan, result)
 
     def fail(self, plan: StepPlan, error: ForebayError) -> None:
+        num_requests = len(self.requests)
         if self.watcher:
             self.watcher.failing(plan)
         super().fail(plan, error)
+        if self.watcher and (len(self.requests) < num_requests or not self.suspects.groups):
+            self.watcher.count_failure()
 
     def recover(self, error: ForebayError, culprit: Request | None) -> bool:
         if self.watcher:
             self.watcher.recovering()
-        return super().recover(error, culprit)
+        several = super().recover(error, culprit)
+        if self.watcher and not several:
+            self.watcher.count_failure()
+        return several
 
     def expire(self, now: float) -> None:
         run = partial(super().expire, now)

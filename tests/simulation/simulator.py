@@ -21,7 +21,7 @@ from forebay.config.engine_config import SchedulerConfig, SpeculationOptions
 from forebay.engine import core, sleep
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
-from forebay.memory import anchors
+from forebay.memory import anchors, radix_cache
 from forebay.requests.request import Request, RequestFault
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.step_plan import StepPlan, StepResult
@@ -29,7 +29,7 @@ from forebay.requests.updates import Failure, FinishReason, Update
 from forebay.scheduler import admission, recovery, scheduler
 from forebay.scheduler.grammars import Constraints
 from forebay.scheduler.proposer import Proposer
-from forebay.speculation.adaptive import Widths
+from forebay.speculation.adaptive import Mark, Widths
 from tests.kinds_of import states_of, windows_of
 from tests.simulation.command_line import command_line
 from tests.simulation.event_log import Outcome, log_plan
@@ -55,8 +55,9 @@ from tests.simulation.workload import (
 CLOSE: Final = 4  # tokens between anchors
 FEW: Final = 3  # overtakings
 SHARED: Final = 6  # tokens of a prompt under way that are waited for
+WISHES: Final = ("id", "tokens", "priority", "namespace", "tenant", "arrival", "rendezvous")
 EXPIRE_INTERVAL_S: Final = 0.03
-PLACES: Final = ("hear", "plan", "planned", "commit")  # of disturbances
+PLACES: Final = ("hear", "plan", "planned", "commit", "abort")  # of disturbances
 SchedulerFactory = Callable[[SchedulerConfig, Proposer | None], RetractingScheduler]
 
 
@@ -112,6 +113,7 @@ class Simulation:
         self.conversations = Conversations(rng, traffic, self.capacity)
         self.faults = traffic.faults
         self.disturbance: Disturbance | None = None
+        self.decoding: dict[int, tuple[Mark, int]] = {}  # by request, since its first token, where widths are measured
         self.num_added = self.num_refused = self.num_steps = self.num_disturbed = 0
 
     def _make_widths(self, options: SpeculationOptions) -> Widths | None:
@@ -190,6 +192,11 @@ class Simulation:
             rendezvous=req.rendezvous,
         )
         told = self.core.add(wanted)
+        if not told:
+            wishes, taken = (
+                [*(getattr(its, name) for name in WISHES), *its.resume_points] for its in (req, self.scheduler.added)
+            )
+            require(wishes == taken, f"{req} wants {wishes} and has {taken}")
         return told[0].failure if told else None
 
     def _too_large(self, req: Request) -> bool:
@@ -208,10 +215,12 @@ class Simulation:
     def abort(self, request_id: int) -> None:
         if request_id in self.oracles.live:
             self.oracles.live[request_id].may_abort = True
+        num_disturbed = self.num_disturbed
         updates = self.core.abort(request_id)
-        require(len(updates) <= 1, f"an abort of {request_id} ended {updates}")
         self._heard(updates)
-        require(request_id not in self.oracles.live, f"request {request_id} was aborted and lives on")
+        if self.num_disturbed == num_disturbed:
+            require(len(updates) <= 1, f"an abort of {request_id} ended {updates}")
+            require(request_id not in self.oracles.live, f"request {request_id} was aborted and lives on")
 
     def _abort_somebody(self) -> None:
         """Rather one for whom a step in flight does something that must not count before it has completed."""
@@ -240,6 +249,7 @@ class Simulation:
         if rng.random() < faults.between_steps:
             self.disturb(rng)
         self._heard(self.core.hear() if self.core.idle else self.core.step())
+        require(not (self.core.stuck and self.flights), "a core with a step in flight says that it is stuck")
         self.runner.check_in_flight()
         self.oracles.check()
         return self.device.num_done > done
@@ -256,13 +266,15 @@ class Simulation:
 
     # -- what the scheduler is called for -----------------------------------------------------------------------------
 
-    def disturbed(self, at: str) -> None:
-        """Raise what is to go wrong there."""
+    def disturbed(self, at: str, plan: StepPlan | None = None) -> None:
+        """Raise what is to go wrong there; `plan` is then not launched."""
         its = self.disturbance
         if its is None or its.at != at or not self.device.may_fail:
             return
         self.disturbance = None
         self.device.void()
+        if plan:
+            self.device.never_launched(plan)
         self.device.num_done += 1
         culprit = its.culprit if its.culprit and its.culprit.id in self.scheduler.requests else None
         runs = [*self.scheduler.running.reqs, *self.scheduler.extending]
@@ -304,7 +316,6 @@ class Simulation:
         computed = self.device.failed.pop(plan.step, None)
         if computed is None:
             raise sys.exception() or AssertionError(f"step {plan.step} did not fail")
-        self.device.num_failures += 1
         if plan.num_seqs == 1:
             for request_id in computed:
                 self._of(request_id, "may_fail")
@@ -316,6 +327,8 @@ class Simulation:
             error = error.__cause__
         if not isinstance(error, StepFailed):
             raise error or AssertionError("recovery from nothing")
+
+    def count_failure(self) -> None:
         self.device.num_failures += 1
 
     def expire(self, run: Callable[[], None]) -> None:
@@ -328,10 +341,26 @@ class Simulation:
             setattr(self.oracles.live[request_id], may, True)
 
     def _heard(self, updates: list[Update]) -> None:
+        if self.widths:
+            self._check_reports(updates, self.widths)
         for ended in self.oracles.heard(updates, self.now):
             self.conversations.remember(ended.tokens)
             if ended.may_fail and ended.finish is FinishReason.ERROR:
                 self.conversations.failed(ended.prompt, ended.namespace)
+
+    def _check_reports(self, updates: list[Update], widths: Widths) -> None:
+        """What speculation did for a request counts from its first token, of its last output."""
+        for update in updates:
+            request_id = update.request_id
+            if update.cache is not None:
+                self.decoding[request_id] = widths.now, 0
+            elif request_id in self.decoding:
+                begin, count = self.decoding[request_id]
+                self.decoding[request_id] = begin, count + len(update.token_ids)
+            if update.finish is not None:
+                begin, count = self.decoding.pop(request_id, (widths.now, 0))
+                right = widths.report(begin, count)
+                require(update.speculation == right, f"{update} reports no {right}")
 
     # -- whole runs ---------------------------------------------------------------------------------------------------
 
@@ -364,6 +393,7 @@ class Simulation:
         for used in range(limit):
             if self.core.idle:
                 self.oracles.check_drained()
+                require(not self.core._decoding, f"of {self.core._decoding} what is measured is kept for ever")
                 if self.proposer:
                     self.proposer.check_drained()
                 return used
@@ -413,6 +443,7 @@ def scaled_down(
     """Inside, constants are as small as prompts and queues are here, and what fails on purpose is not logged."""
     with (
         patch.object(anchors, "MIN_DISTANCE", CLOSE),
+        patch.object(radix_cache, "_LEAVES_PER_SLICE", FEW),
         patch.object(admission, "MAX_OVERTAKES", FEW),
         patch.object(admission, "SHARE_WORTH_WAITING", share),
         patch.object(scheduler, "PATIENCE", FEW),

@@ -16,6 +16,7 @@ from typing import Any
 from forebay.engine.frames import KV_CACHE, WEIGHTS, Release, Resume, UpdateWeights
 from forebay.engine.sleep import Phase
 from forebay.requests.parts import I64
+from forebay.requests.step_plan import StepPlan
 from forebay.scheduler import admission
 from forebay.scheduler.halt import Mode
 from tests.kinds_of import states_of
@@ -82,6 +83,11 @@ class Sleeping:
         if was_away and not sleeper.away:
             self._goes_on()
         return moved or was_away or sleeper.away or self.num_asked > num_asked
+
+    def planned(self, plan: StepPlan | None, width: int) -> None:
+        super().planned(plan, width)
+        starts = [admission for admission in plan.admissions if not admission.prebuilt] if plan else []
+        require(not (starts and self.core.sleeper.away), f"{starts} start on the way to a halt")
 
     def _halt(self, mode: Mode) -> None:
         if mode is Mode.ABORT:
@@ -160,7 +166,7 @@ class Sleeping:
     def _at_rest(self) -> None:
         require(not self.flights and not self.runner.in_flight, "a halt with steps in flight")
         self.scheduler.audit()
-        self._heard(self.scheduler.take_news())
+        self._heard(self.core._take_news())
 
     def _updated(self, path: str | None, version: int) -> None:
         self._expect_other_tokens()

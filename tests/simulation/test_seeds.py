@@ -30,8 +30,8 @@ def test_b1_b3_b7_c19_c27_every_request_ends_once_with_the_references_tokens(chu
     assert min(outcome.state_hits, outcome.window_hits, outcome.offloaded, outcome.evicted_states) >= 10
     assert outcome.states_taken >= 200
     assert outcome.drafted - 200 > outcome.accepted > 200
-    assert outcome.found > outcome.right + 20 > 40  # n-grams guess right and wrong
-    assert outcome.disturbed > 10
+    assert outcome.found > 2 * outcome.right > 10  # n-grams guess right and wrong
+    assert outcome.disturbed > 5
     # B-7: a seed replays to the same event log, and no two whose engines did something have the same.
     digests = [outcome.digest for outcome in outcomes]
     busy = [outcome.digest for outcome in outcomes if outcome.steps]
