@@ -205,7 +205,8 @@ SIMULATED = (
         "scheduler/decode_role.py",
         "            if not open_ticket.settled:\n                self._withdraw(open_ticket.ticket, LOST)",
         "            pass",
-        "simulation/test_pair.py::test_c22_both_halves_of_a_request_end_once_with_one_engines_tokens_or_a_typed_error[0]",
+        "simulation/test_pair.py::test_pair_simulator_failure_without_cause_or_progress_is_found"
+        "[transfers_go_on_to_requests_whose_places_were_cleared]",
     ),
     Mutant(
         "C25 a drain ends with its time",
