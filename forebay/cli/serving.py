@@ -64,7 +64,7 @@ async def _serve(config: Config, process: EngineProcess, started: float, sock: s
     from forebay.server.serve import serve
     from forebay.text.tokenizer import Tokenizer
 
-    sock = sock or bind(config.server)
+    inherited, sock = sock is not None, sock or bind(config.server)
     engine = await AsyncEngine.connect(process)
     try:
         tokenizer = Tokenizer.from_path(config.engine.model_path, config.server.chat_template)
@@ -83,7 +83,7 @@ async def _serve(config: Config, process: EngineProcess, started: float, sock: s
         telling.append(asyncio.create_task(_tell(config, engine, url, started)))
 
     try:
-        await serve(config.server, model, engine, tokenizer, sock=sock, on_ready=on_ready)
+        await serve(config.server, model, engine, tokenizer, sock=sock, inherited=inherited, on_ready=on_ready)
     finally:
         for task in telling:
             task.cancel()

@@ -21,6 +21,7 @@ async def serve(
     tokenizer: Tokenizer,
     *,
     sock: socket.socket | None = None,
+    inherited: bool = False,
     on_ready: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
@@ -29,7 +30,8 @@ async def serve(
     context = create_context(config, model, engine, tokenizer)
     engine.on_rest, engine.on_wake = tokenizer.rest, tokenizer.wake
     try:
-        await listen(config, create_app(context), context.lifecycle, engine, sock=sock, on_ready=on_ready, stop=stop)
+        app, lifecycle = create_app(context), context.lifecycle
+        await listen(config, app, lifecycle, engine, sock=sock, inherited=inherited, on_ready=on_ready, stop=stop)
     finally:
         context.json_workers.close()
         context.workers.close()

@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.base.errors import EngineError, Unavailable
@@ -210,6 +211,19 @@ def test_i4_door_that_closes_takes_who_has_connected_and_nobody_else() -> None:
             late.result()
         early.close()
         taken.close()
+
+
+async def test_i4_socket_that_is_inherited_still_takes_connections_for_the_next_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        server = uvicorn.Server(uvicorn.Config(app="none"))
+        server.servers = []
+        with listener.dup() as own:
+            await door.close_the_door(server, own, 0.0, stays_open=True)
+        with socket.create_connection(listener.getsockname(), timeout=HANGS_S):
+            taken = door._next_in(listener)
+            assert taken is not None
+            taken.close()
 
 
 def test_i4_whoever_has_connected_is_answered_before_the_door_closes(launch) -> None:

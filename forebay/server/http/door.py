@@ -37,12 +37,14 @@ _NO_FIRST_SEGMENTS: Final = b"".join(
 log = get_logger("server")
 
 
-async def close_the_door(server: uvicorn.Server, sock: socket.socket, grace_s: float) -> None:
+async def close_the_door(
+    server: uvicorn.Server, sock: socket.socket, grace_s: float, *, stays_open: bool = False
+) -> None:
     """Take no more connections of `sock`, which `server` listens on and the caller closes. Whoever has one already, or
     waits in the kernel's queue for one, is answered within `grace_s`: a reset would not say that the request can go to
-    another server."""
+    another server. Where others have the socket too it `stays_open`, and new connections wait for them."""
     queue = sock.dup()  # without it the queue would be reset together with the listener
-    if _take_no_first_segments(queue):
+    if not stays_open and _take_no_first_segments(queue):
         await asyncio.sleep(HANDSHAKE_S)
     for listener in server.servers:
         listener.close()

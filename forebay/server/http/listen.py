@@ -72,6 +72,7 @@ async def listen(
     behind: Behind,
     *,
     sock: socket.socket | None = None,
+    inherited: bool = False,
     on_ready: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
@@ -79,8 +80,9 @@ async def listen(
     any other that ends processes, does not wait: whoever is served is told so. `config` is as `fit_file_limit` left it
     when `app` was made for it.
 
-    Owns what is behind it: it is closed at the end. `on_ready` is called with the URL when the socket accepts. Raises
-    the root cause (EngineError) if that died.
+    Owns what is behind it, and closes it at the end. A socket that is `inherited` still listens then, for whoever gets
+    it next. `on_ready` is called with the URL when the socket accepts. Raises the root cause (EngineError) if that
+    died.
     """
     sock = sock or bind(config)
     clock = LoopClock()
@@ -97,7 +99,7 @@ async def listen(
             lifecycle.draining = True
             grace = 0.0 if server.force_exit else config.drain_timeout_s
             await _drain(lifecycle, behind, server, clock, grace)
-            await close_the_door(server, sock, 0.0 if server.force_exit else CLOSE_GRACE_S)
+            await close_the_door(server, sock, 0.0 if server.force_exit else CLOSE_GRACE_S, stays_open=inherited)
             server.should_exit = True
             await running
             sock.close()
