@@ -24,7 +24,6 @@ from forebay.config.engine_config import SpeculationOptions
 from forebay.requests.request import Request
 from forebay.speculation.last_places import LastPlaces
 
-MANY: Final = 64  # new tokens: with more of them a match begins anew at their end
 LONGEST_OUTPUT: Final = 1 << 14  # tokens: of a longer output only its end is kept, so that entering it takes 0.5 ms
 _BITS: Final = 32  # of a place in an output
 
@@ -115,9 +114,6 @@ class Ngram:
                 req.cache_namespace, _salt(req.cache_namespace), _places_for(len(req.tokens))
             )
         tokens, own, recent = req.tokens, reader.own, reader.recent
-        if len(tokens) - reader.num_read > MANY:
-            reader.num_read = len(tokens) - 1
-            own.length = recent.length = 0
         if reader.num_read < len(tokens):
             self._follow_own(reader, tokens)
             self._follow_recent(reader, tokens)

@@ -12,10 +12,12 @@ import pytest
 
 from forebay.base import fault
 from forebay.base.clock import RunClock
+from forebay.config.engine_config import SpeculationOptions
 from forebay.engine.core import MAX_FAILURES_IN_A_ROW, EngineBroken, EngineCore
 from forebay.engine.frames import AddRequest
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update
+from forebay.speculation.adaptive import Widths
 from tests.engine.engine_fakes import READY, changed, fake_core, reference
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
@@ -162,6 +164,23 @@ def test_who_is_alone_in_a_step_that_fails_ends_typed(depth: int, kind: str) -> 
     drain(core, client)
     assert client.codes() == {1: "out_of_memory" if kind == "memory" else "step_failed", 2: None}
     assert client.tokens[2] == reference([1, 2], 6)
+
+
+def test_core_widths_are_asked_for_only_while_requests_run() -> None:
+    asked: list[int] = []
+
+    class Asked(Widths):
+        def width(self, num_running: int) -> int:
+            asked.append(num_running)
+            return super().width(num_running)
+
+    core, _ = fake_core(changed(max_running_requests=2), widths=Asked(SpeculationOptions(num_draft_tokens=4)))
+    core.add(wanted(1, [1, 2, 3], 5))
+    while not core.idle:
+        core.step()
+    core.step()
+    assert asked
+    assert min(asked) == 1
 
 
 @DEPTHS

@@ -110,7 +110,8 @@ def test_a_request_that_comes_back_after_a_retraction_has_the_logits_it_would_ha
 
 def test_a_rows_next_tenant_inherits_nothing():
     penalties = Penalties(V, torch.device("cpu"))
-    penalties.admit(admission(1, SamplingParams(repetition_penalty=2.0, logit_bias={3: 50.0}), [1, 2], [3]))
+    wishes = SamplingParams(repetition_penalty=2.0, logit_bias={3: 50.0}, allowed_token_ids=(3, 4))
+    penalties.admit(admission(1, wishes, [1, 2], [3]))
     penalties.admit(admission(1, SamplingParams(), [4], []))
     logits = random_logits(1, 1)
     penalties.record(torch.tensor([3]), one(1))

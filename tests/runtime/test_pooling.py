@@ -8,7 +8,8 @@ import torch
 
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.step_plan import Admission
-from forebay.runtime.pooling import Pooler
+from forebay.runtime.pooling import Pooler, Vectors
+from forebay.runtime.to_host import ToHost
 
 ROW = 3
 
@@ -48,3 +49,19 @@ def test_a_row_that_has_another_tenant_is_not_pooled():
     admit(pooler, 6, None)
     with pytest.raises(KeyError):
         seen(pooler, torch.ones(2, 4), 2)
+
+
+@pytest.mark.parametrize("kind", PoolingKind)
+def test_pooler_chunk_that_ends_a_token_before_the_prompt_gives_no_vector(kind):
+    hidden, pooler = torch.arange(24, dtype=torch.float32).view(6, 4), Pooler(lambda hidden: hidden)
+    admit(pooler, 6, kind)
+    assert seen(pooler, hidden[:5], 0) is None
+    right = {PoolingKind.MEAN: hidden.mean(0), PoolingKind.CLS: hidden[0], PoolingKind.LAST: hidden[5]}[kind]
+    assert np.array_equal(seen(pooler, hidden[5:], 5), right.numpy())
+
+
+def test_pooler_vector_with_one_number_that_is_not_finite_is_bad():
+    values = torch.tensor([1.0, 2.0, float("nan"), 4.0, 5.0])
+    vectors, bad = Vectors([2, 7], [2, 3], ToHost(values)).result()
+    assert bad == [7]
+    assert vectors[2] == np.array([1, 2], dtype="<f4").tobytes()

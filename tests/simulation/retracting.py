@@ -35,7 +35,7 @@ class Watcher(Protocol):
 
     def failing(self, plan: StepPlan) -> None: ...
 
-    def recovering(self) -> None: ...
+    def recovering(self, culprit: Request | None) -> None: ...
 
     def count_failure(self) -> None:
         """Of a failure that smaller groups will tell nothing more about."""
@@ -106,7 +106,7 @@ class RetractingScheduler(Scheduler):
 
     def recover(self, error: ForebayError, culprit: Request | None) -> bool:
         if self.watcher:
-            self.watcher.recovering()
+            self.watcher.recovering(culprit)
         several = super().recover(error, culprit)
         if self.watcher and not several:
             self.watcher.count_failure()

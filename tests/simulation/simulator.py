@@ -113,8 +113,9 @@ class Simulation:
         self.conversations = Conversations(rng, traffic, self.capacity)
         self.faults = traffic.faults
         self.disturbance: Disturbance | None = None
+        self.unrecovered: tuple[str, Request | None] | None = None  # a disturbance, and for whom it was
         self.decoding: dict[int, tuple[Mark, int]] = {}  # by request, since its first token, where widths are measured
-        self.num_added = self.num_refused = self.num_steps = self.num_disturbed = 0
+        self.num_added = self.num_refused = self.num_steps = self.num_disturbed = self.num_failed = 0
 
     def _make_widths(self, options: SpeculationOptions) -> Widths | None:
         return RandomWidths(options, self.choices) if options.num_draft_tokens > 1 else None
@@ -248,11 +249,20 @@ class Simulation:
             windows.evict(windows.num_cached)
         if rng.random() < faults.between_steps:
             self.disturb(rng)
-        self._heard(self.core.hear() if self.core.idle else self.core.step())
+        self._turn()
         require(not (self.core.stuck and self.flights), "a core with a step in flight says that it is stuck")
         self.runner.check_in_flight()
         self.oracles.check()
         return self.device.num_done > done
+
+    def _turn(self) -> None:
+        """One of the core. What it launched stays in flight until as many are as may be."""
+        flights, steps, failed = len(self.flights), self.num_steps, self.num_failed
+        self._heard(self.core.hear() if self.core.idle else self.core.step())
+        require(self.unrecovered is None, f"nothing came of what was wrong for {self.unrecovered}")
+        if self.num_steps > steps and self.num_failed == failed and not self.core.sleeper.away:
+            right = min(flights + 1, self.config.overlap_depth)
+            require(len(self.flights) == right, f"{len(self.flights)} steps are in flight and {right} should be")
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -281,6 +291,7 @@ class Simulation:
         for req in [culprit] if culprit else runs if len(runs) == 1 else []:
             self._of(req.id, "may_fail")
         self.num_disturbed += 1
+        self.unrecovered = at, culprit
         if culprit:
             raise RequestFault(culprit) from StepFailed("injected")
         raise StepFailed("injected")
@@ -314,19 +325,23 @@ class Simulation:
     def failing(self, plan: StepPlan) -> None:
         """Only who was alone in a failed step may end with it. What was not injected is raised."""
         computed = self.device.failed.pop(plan.step, None)
+        self.num_failed += 1
         if computed is None:
             raise sys.exception() or AssertionError(f"step {plan.step} did not fail")
         if plan.num_seqs == 1:
             for request_id in computed:
                 self._of(request_id, "may_fail")
 
-    def recovering(self) -> None:
+    def recovering(self, culprit: Request | None) -> None:
         """What was not injected is raised."""
         error = sys.exception()
         if isinstance(error, RequestFault):
             error = error.__cause__
         if not isinstance(error, StepFailed):
             raise error or AssertionError("recovery from nothing")
+        require(self.unrecovered is not None and self.unrecovered[1] is culprit, f"{culprit} is blamed")
+        self.unrecovered = None
+        self.num_failed += 1
 
     def count_failure(self) -> None:
         self.device.num_failures += 1

@@ -198,3 +198,21 @@ def test_widths_double_up_to_the_most(most: int):
     widths = Widths(SpeculationOptions(algorithm=SpeculativeAlgorithm.NGRAM, adaptive=True, num_draft_tokens=most))
     doubling = [1 << i for i in range(5) if 1 << i < most]
     assert list(widths._widths) == [*doubling, most]
+
+
+def test_widths_few_buckets_serve_any_number_of_requests():
+    widths = Widths(options())
+    for num_running in range(1, 1025):
+        widths.width(num_running)
+    assert [*widths._buckets][:12] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16]
+    assert len(widths._buckets) <= 8 + 4 * 8
+
+
+def test_widths_wider_and_narrower_ones_are_tried_in_turn():
+    simulation = Simulation(COSTS["steep"], 3, calm=True)
+    simulation.run(3000, lambda step: 4, right=0.7)
+    bucket = simulation.widths._bucket(4)
+    assert bucket.widths[bucket.chosen] == 4
+    simulation.taken.clear()
+    simulation.run(1000, lambda step: 4, right=0.7)
+    assert min(simulation.taken[width] for width in (2, 8)) > 20

@@ -14,7 +14,7 @@ from forebay.config.engine_config import SpeculationOptions
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.speculation.last_places import LastPlaces
-from forebay.speculation.ngram import MANY, Ngram
+from forebay.speculation.ngram import Ngram
 
 DEPTH = 6
 FEW_TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
@@ -80,7 +80,7 @@ def test_guesses_are_what_followed_the_match_in_its_own_tokens(tokens: list[int]
     assert list(guesses) == own_guess(tokens, most, first, by)
 
 
-@given(tokens=st.lists(st.integers(0, 9), min_size=MANY + 1, max_size=3 * MANY), more=FEW_TOKENS)
+@given(tokens=st.lists(st.integers(0, 9), min_size=65, max_size=192), more=FEW_TOKENS)
 def test_a_prompt_read_at_once_gives_the_matches_of_one_read_token_by_token(tokens: list[int], more: list[int]):
     at_once, bit_by_bit = ngram(), ngram()
     req, growing = request(tokens), request(tokens[:1])
@@ -147,6 +147,27 @@ def test_a_match_is_trusted_for_as_many_tokens_as_it_has_itself():
         req.tokens.append(token)
         lengths.append(len(proposer.propose(req, 8)))
     assert lengths == [1, 2, 3, 4, 5, DEPTH, DEPTH, DEPTH, DEPTH]
+
+
+def test_ngram_match_in_an_output_is_trusted_for_as_many_tokens_as_it_has_itself():
+    proposer, req = ngram(), request([11, 1, 2], id=2)
+    proposer.ended(grown(1, [9], list(range(1, 10))))
+    lengths = [len(proposer.propose(req, 8))]
+    for token in (3, 4, 5):
+        req.tokens.append(token)
+        lengths.append(len(proposer.propose(req, 8)))
+    assert lengths == [2, 3, 4, 4], "of the last one the output ends"
+
+
+def test_ngram_match_in_an_output_has_the_last_two_tokens():
+    """One slot for all pairs, whose latest place is behind another token and the same last one."""
+    proposer = ngram()
+    proposer._kept_places = LastPlaces(1, np.int64)
+    proposer._kept_places._mask = 0
+    proposer.ended(grown(1, [9], [5, 3, 7]))
+    proposer._kept_places._places[:] = (1 << 32) | 2
+    assert list(proposer.propose(request([8, 4, 3], id=2), 8)) == []
+    assert list(proposer.propose(request([8, 5, 3], id=3), 8)) == [7]
 
 
 def test_what_repeats_goes_on_repeating():
