@@ -163,7 +163,6 @@ class EngineCore:
                 namespace=wanted.namespace,
                 author=wanted.author,
                 tenant=wanted.tenant,
-                arrival=now,
                 eos_token_ids=self._eos_token_ids,
                 resume_points=wanted.resume_points,
                 rendezvous=self.exchange.with_nonce(wanted.rendezvous) if self.exchange else wanted.rendezvous,

@@ -394,6 +394,8 @@ class Simulation:
             if not self.core.idle:
                 self.turn()
         self.drain()
+        if not self.core.sleeper.away:
+            self._flush()
         return self.outcome()
 
     def turn(self) -> None:
@@ -414,6 +416,14 @@ class Simulation:
                 return used
             self.turn()
         raise AssertionError(f"not drained after {limit} steps: {list(self.scheduler.requests.values())}")
+
+    def _flush(self) -> None:
+        """An engine that is idle but for a flush goes on until nothing is cached."""
+        self.scheduler.flush_cache()
+        for _ in range(self.scheduler.held.cache.num_pages):
+            if not self.core.idle:
+                self.tick()
+        require(not self.scheduler.held.cache.num_pages, "an engine with nothing else to do leaves a flush half done")
 
     def drain_limit(self) -> int:
         """Each request alone: its chunks and its tokens, each with a step in flight, and as often again as it may be
