@@ -9,6 +9,7 @@ import select
 import socket
 import time
 from collections.abc import Iterator
+from threading import Event, Lock, Thread
 from typing import TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.disagg import frames, shm
 from forebay.disagg.faults import Faults
 from forebay.disagg.layout import PROTOCOL, Layout
-from forebay.disagg.link import Link
+from forebay.disagg.link import Link, LinkLost
 from forebay.disagg.memory import HostMemory, checksum, chunk_bytes, shapes_of
 from forebay.disagg.pages import pieces
 from forebay.disagg.tcp import tune
@@ -37,6 +38,7 @@ class Peer:
         tune(sock)
         self.link, self.key = Link(sock, "scripted", time.time, Chaos()), key
         self.unread: list[msgspec.Struct] = []
+        self._lock, self._closed = Lock(), Event()
 
     def wait(self, kind: type[F]) -> F:
         wait_until(lambda: self._find(kind) is not None)
@@ -48,15 +50,28 @@ class Peer:
     def _find(self, kind: type[F]) -> F | None:
         if not any(isinstance(frame, kind) for frame in self.unread):
             select.select([self.link], [], [], 0.05)
-            self.unread += self.link.receive()
+            with self._lock:
+                self.unread += self.link.receive()
         return next((frame for frame in self.unread if isinstance(frame, kind)), None)
 
     def send(self, *sent: msgspec.Struct) -> None:
-        for frame in sent:
-            self.link.send(frame)
+        with self._lock:
+            for frame in sent:
+                self.link.send(frame)
+
+    def beat(self) -> None:
+        """From now on, as a right peer does, in a thread: else it is taken for silent after three beats."""
+        Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        with contextlib.suppress(LinkLost):
+            while not self._closed.wait(0.1):
+                self.send(frames.Beat())
 
     def close(self) -> None:
-        self.link.close()
+        self._closed.set()
+        with self._lock:
+            self.link.close()
 
 
 class ScriptedPrefill:
@@ -74,7 +89,9 @@ class ScriptedPrefill:
         peer.link.admit(KEY, peer.wait(frames.Hello), instance)
         return peer
 
-    def join(self, decode: Half, layout: Layout, transport: str, instance: str = "scripted") -> None:
+    def join(
+        self, decode: Half, layout: Layout, transport: str, instance: str = "scripted", *, beats: bool = False
+    ) -> None:
         self.control = self._accept(instance)
         self.control.wait(frames.Introduce)
         self.control.send(frames.Welcome(layout, transport, "", 0))
@@ -93,6 +110,8 @@ class ScriptedPrefill:
                 faults=Faults(Chaos(), time.time),
             )
         self.control.send(frames.Joined())
+        if beats:
+            self.control.beat()
 
     def chunks(self, prefill: Half, nonce: bytes, span: Span, num_tokens: int) -> list[tuple[frames.Chunk, bytes]]:
         """All of a prompt's KV as it lies there."""

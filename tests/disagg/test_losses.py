@@ -48,21 +48,21 @@ def test_a_restarted_engine_is_used_again(backend: str, who: str) -> None:
         transfer(prefill, decode, N, seed=3)
 
 
-@pytest.mark.slow  # its peer sends no beats: on a busy machine decode takes it for silent, and the test waits in vain
 def test_places_that_a_peer_writes_to_are_closed_by_its_own_word_alone() -> None:
     """Not by a time, not by a lost connection, and not by another process that has its port."""
     with decode_alone(backend="shm", options=STEADY) as (peer, decode):
         made = scripted_offer(peer, decode)
-        peer.join(decode, layout_of(decode.cache), "shm")
+        peer.join(decode, layout_of(decode.cache), "shm", beats=True)
         peer.control.wait(frames.Offering)
         decode.transfers.submit(Withdraw(made.ticket, GONE))
         peer.control.wait(frames.Withdrawn)
         decode.wait(Broken, made.ticket)
         assert decode.transfers.num_unfenced == 1
         peer.control.close()
-        peer.join(decode, layout_of(decode.cache), "shm", "successor")
+        peer.join(decode, layout_of(decode.cache), "shm", "successor", beats=True)
         peer.control.wait(frames.Withdrawn)
         other = scripted_offer(peer, decode)
+        peer.control.wait(frames.Offering)
         peer.control.send(frames.Fenced(made.ticket.nonce), frames.Withdrawn(other.ticket.nonce, GONE))
         decode.wait(Broken, other.ticket)
         assert decode.by_ticket[made.ticket.nonce] == ["Broken"]
@@ -70,7 +70,7 @@ def test_places_that_a_peer_writes_to_are_closed_by_its_own_word_alone() -> None
         peer.control.send(frames.Fenced(other.ticket.nonce))
         assert_ends(decode, other.ticket)
         peer.control.close()
-        peer.join(decode, layout_of(decode.cache), "shm")
+        peer.join(decode, layout_of(decode.cache), "shm", beats=True)
         peer.control.wait(frames.Withdrawn)
         peer.control.send(frames.Fenced(made.ticket.nonce))
         assert_ends(decode, made.ticket)
