@@ -130,11 +130,11 @@ class Tiny:
 
     def assert_agrees(self, logits: Tensor, ids: list[int], what: str = "", *, first: int = 0) -> None:
         """Check logits [n, V] of n of `ids`, from the place `first` on: within 1e-4 of the oracle's or, where float32
-        is coarser for the model itself (Zamba 2: 1.6e-4), within the error of the oracle."""
+        is coarser for the model itself (Zamba 2: 1.6e-4), within twice its own error: each has one."""
         expected = self.logits(ids)[first : first + len(logits)]
         assert logits.shape == expected.shape
         error = float((logits - expected).abs().max())
-        assert error <= 1e-4 or error <= self.own_error(ids), f"{what}: {error:.3g} from the oracle's logits"
+        assert error <= 1e-4 or error <= 2 * self.own_error(ids), f"{what}: {error:.3g} from the oracle's logits"
 
 
 def make_oracle(case: str, *, seed: int = 0, **overrides: Any) -> Any:
