@@ -180,12 +180,7 @@ def _fill_ahead(job: _Job, words: I32) -> None:
 def _read(place: _Place, tokens: list[int]) -> None:
     if not tokens or place.error:
         return
-    if place.rewinds:
-        place.known.consume_tokens(tokens)
-    else:
-        for token in tokens:
-            place.known.compute_bitmask()  # tokens are counted by the masks before them
-            place.known.consume_token(token)
+    place.known.consume_tokens(tokens)
     _broken(place)
 
 

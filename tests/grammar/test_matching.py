@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forebay.grammar import matching
+from forebay.grammar.compiler import CHECKED, compiled
 from forebay.grammar.matching import Grammars
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import Grammar, GrammarKind, SamplingParams
+from tests.deadlines import HANGS_S
 
 LETTERS = "abc,"
 END = len(LETTERS)
@@ -39,7 +42,7 @@ def request(grammar: Grammar, number: int = 1) -> Request:
 def begun(known: Grammars, grammar: Grammar, number: int = 1) -> Request:
     req = request(grammar, number)
     known.begin(req)
-    known.wait(10.0)
+    known.wait(HANGS_S)
     assert known.ready(req)
     return req
 
@@ -81,6 +84,8 @@ def test_c16_matching_masks_behind_drafts_are_those_of_tokens_read_one_by_one(na
         while legal < len(drafts) and drafts[legal] in found[legal]:
             legal += 1
             assert found[legal] == one_by_one(grammar, output + drafts[:legal])
+        if name != "rewinds":  # there the library decides
+            assert all(here == [*range(END + 1)] for here in found[legal + 1 :])
         taken = drafts[: rng.randint(0, legal)]
         here = [token for token in found[len(taken)] if token != END]
         if not here:
@@ -107,11 +112,22 @@ def test_matching_matcher_that_breaks_allows_nothing_at_any_place(name: str) -> 
     assert known.error(req).code == "grammar_state"
 
 
+def test_matching_matcher_that_breaks_at_a_mask_allows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "compiled", lambda grammar, tokenizer: compiled(grammar, tokenizer, CHECKED))
+    vocabulary = Vocabulary([b"</s>", b"x" * 16, b"x", b"y"], [0], [0])
+    known = Grammars(lambda: vocabulary.tokenizer(lambda text: [2] * len(text)), len(vocabulary.tokens))
+    req = begun(known, Grammar(GrammarKind.REGEX, "y+|((x{0,100}){0,100}){0,100}"))
+    assert masks(known, req, [])[0]
+    req.tokens.append(1)
+    assert masks(known, req, [2, 2], 2) == [[], [], []]
+    assert known.error(req).code == "grammar_state"
+
+
 def test_matching_grammar_that_could_not_be_compiled_is_tried_again() -> None:
     known, first = grammars(), request(GRAMMARS["rewinds"])
     make, known._make_tokenizer = known._make_tokenizer, lambda: 1 / 0
     known.begin(first)
-    known.wait(10.0)
+    known.wait(HANGS_S)
     with pytest.raises(ZeroDivisionError):
         known.ready(first)
     known.ended(first)

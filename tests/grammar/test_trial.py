@@ -50,3 +50,8 @@ def test_what_breaks_behind_a_few_tokens_is_refused_with_their_number(
 )
 def test_what_does_not_is_taken(worker: Worker, grammar: Grammar) -> None:
     assert worker.answer(encode(grammar)) == b""
+
+
+def test_trial_ambiguous_grammar_that_breaks_behind_hundreds_of_tokens_is_refused(worker: Worker) -> None:
+    answer = worker.answer(encode(Grammar(GrammarKind.LARK, 'start: e\ne: e e e | e e | "a"'))).decode()
+    assert "breaks behind 100 tokens" in answer

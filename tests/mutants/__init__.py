@@ -8,6 +8,7 @@
 them too.
 """
 
+from tests.mutants.core import CORE
 from tests.mutants.disagg import DISAGG
 from tests.mutants.engine import ENGINE
 from tests.mutants.grammar import GRAMMAR
@@ -35,4 +36,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *GRAMMAR,
     *POOLING,
     *SIMULATED,
+    *CORE,
 )
