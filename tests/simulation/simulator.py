@@ -427,13 +427,14 @@ class Simulation:
 
     def drain_limit(self) -> int:
         """Each request alone: its chunks and its tokens, each with a step in flight, and as often again as it may be
-        retracted."""
+        retracted. A flush that is under way drops a page a step at least."""
         chunk, retries = self.config.chunked_prefill_size, 3
         alone = sum(
             -(-len(tracked.tokens) // chunk) + tracked.params.max_tokens + 2 * self.config.overlap_depth + 2
             for tracked in self.oracles.live.values()
         )
-        return 10 + retries * alone
+        flush = self.config.num_pages if self.scheduler.flushing else 0
+        return 10 + retries * alone + flush
 
     def outcome(self) -> Outcome:
         counters, held = self.scheduler.counters, self.scheduler.held
