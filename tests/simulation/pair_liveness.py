@@ -14,7 +14,7 @@ from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.transfers import Arrived, Closed, Event, Offer, Order, Renewed, Ticket
 from forebay.requests.updates import Update
-from forebay.scheduler.decode_role import HANDOVERS_PER_PLAN, DecodeRole
+from forebay.scheduler.decode_role import HANDOVERS_PER_PLAN
 from tests.simulation.hash_step import HashStep
 from tests.simulation.liveness import Liveness, _Times, require
 from tests.simulation.retracting import RetractingScheduler
@@ -114,10 +114,9 @@ class PairLiveness(Liveness):
             super()._check_head(waiting, plan, started)
 
     def _check_arrived(self) -> None:
-        """What has arrived runs as soon as fewer requests run than may."""
-        scheduler = self._scheduler
-        assert isinstance(scheduler.handoff, DecodeRole)
-        arrived, most = scheduler.handoff._arrived, self._config.max_running_requests
+        """A request that has its first token runs as soon as fewer requests run than may."""
+        scheduler, most = self._scheduler, self._config.max_running_requests
+        arrived = [req for req in scheduler.transferring if req.num_output]
         require(
             not arrived or scheduler.num_running >= most,
             f"{arrived} arrived, and {scheduler.num_running} run of {most}",
