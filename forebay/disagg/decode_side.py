@@ -112,10 +112,7 @@ class DecodeSide:
             self._connect(peer)
 
     def decline(self, order: Decline) -> None:
-        peer = self._peer_of(order)
-        self._decline(peer, order, order.failure, self._desk.clock())
-        if peer.unsaid:
-            self._connect(peer)
+        self._decline(self._peer_of(order), order, order.failure, self._desk.clock())
 
     def _peer_of(self, order: Offer | Decline) -> Peer:
         return self._peers.setdefault((order.host, order.port), Peer((order.host, order.port)))

@@ -39,8 +39,7 @@ class Halt:
     @property
     def done(self) -> bool:
         s = self._scheduler
-        runs = s.num_running or s.flights or s.finishing or s.transferring or s.handoff.num_open
-        return not (runs or s.held.deferred or s.held.draft.saves)
+        return not (s.num_running or s.flights or s.transferring or s.handoff.num_open or s.held.draft.saves)
 
     def plan(self, now: float, width: int = 1) -> StepPlan | None:
         """The next step on the way; None where the next thing is a commit, or `done`."""

@@ -48,7 +48,7 @@ def set_back_who_is_not_on_trial(queues: Queues) -> None:
 def who_is_stuck(queues: Queues) -> list[Ending]:
     """Nothing could be planned. Where nothing is on its way back either, some memory is lost: who needs more than there
     is left should end now rather than with its time-out, and not hold up the others."""
-    busy = queues.flights or queues.finishing or queues.held.deferred or queues.transferring
+    busy = queues.flights or queues.held.deferred or queues.transferring
     if busy or queues.constraints.unready:
         return []
     if queues.num_running:
