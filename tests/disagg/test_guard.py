@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -183,3 +184,15 @@ class Inviting:
 
     def close(self) -> None:
         pass
+
+
+def test_c33_process_of_another_user_is_not_let_into_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    reach: Any = object.__new__(shm.ShmReach)
+    reach._word, reach._process = bytes(shm.WORD_BYTES), -1
+    user = os.getuid()
+    monkeypatch.setattr(shm.os, "getuid", lambda: user + 1)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.send(b"no word")
+        with pytest.raises(WireError, match=f"of user {user} asked"):
+            reach._admit(ours)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import selectors
+import socket
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from forebay.base.errors import EngineError
-from forebay.disagg import dial, failures, frames, mover, prefill_side
+from forebay.config.engine_config import Chaos
+from forebay.disagg import dial, failures, frames, link, mover, prefill_side
+from forebay.disagg.faults import Faults
 from forebay.disagg.pages import Piece
-from forebay.disagg.tcp import chunk_of
+from forebay.disagg.tcp import TcpWriter, chunk_of
 from tests.disagg.simulation import BEAT_S, BOOTSTRAP_S, HOST, LEASE_S, PORT, SILENCE_S, Engine, World
 from tests.disagg.test_simulation import calm_world, holds_within, offered
 from tests.disagg.virtual import OneSided
@@ -199,3 +203,101 @@ def test_c22_new_session_of_an_engine_ends_its_old_one():
         world.offer(decode)
         assert holds_within(world, lambda: bool(session_of(decode) and session_of(decode).is_joined), SILENCE_S / 2)
         assert len(world.prefill.sessions) == 1
+
+
+class FullSocket:
+    """Takes nothing until it `is_free`."""
+
+    is_free = False
+
+    def sendmsg(self, parts):
+        if not self.is_free:
+            raise BlockingIOError
+        return sum(map(len, parts))
+
+    def fileno(self):
+        return -1
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("ends", ["sent", "session"])
+def test_c22_places_that_a_connection_sends_from_are_held_until_it_has_ended(ends):
+    """A long run of places is sent without a copy."""
+    with calm_world("tcp") as world:
+        moves, reports, sock = world.prefill.worker._mover, [], FullSocket()
+        moves._report = reports.append
+        memory = SimpleNamespace(parts=lambda piece: [memoryview(bytes(16))], num_bytes=lambda piece: 16)
+        sealer = SimpleNamespace(seal=lambda frame: b"frame")
+        writer = TcpWriter(sock, sealer, memory, None, Faults(Chaos(), lambda: 0.0))
+        moves.submit(mover.AddWriter(99, writer))
+        moves.submit(mover.Write(99, bytes(16), [Piece("state", 0, 1, 0, 1, np.array([1]))], [np.array([1])]))
+        for job in (None, mover.Drop(bytes(16)), None):
+            if job:
+                moves.submit(job)
+            moves._turn()
+        assert reports == []
+        sock.is_free = ends == "sent"
+        if ends == "session":
+            moves.submit(mover.EndSession(99))
+        moves._turn()
+        assert reports[-1] == mover.Dropped(bytes(16))
+
+
+def test_c22_lost_session_reads_no_more_chunks():
+    """Its peer may hang, with the connection open."""
+    with calm_world("tcp") as world:
+        offered(world)
+        sends_nothing(world)
+        decode = world.decodes[0]
+        world._fault("stall")
+        world.prefill.silent_until = world.net.now + 9 * LEASE_S
+        session = session_of(decode)
+        session.lose(failures.peer_lost("there", "why"))
+        assert holds_within(world, lambda: session.epoch not in decode.worker._mover._readers, 0.5)
+
+
+def test_c27_peer_that_cannot_be_reached_is_forgotten():
+    """And what was to be told to it, too."""
+    with calm_world("tcp") as world:
+        decode = world.decodes[0]
+        world.prefill.process.alive = False
+        world._fault("kill")
+        world.offer(decode)
+        assert holds_within(world, lambda: bool(decode.worker._side._peers), 1.0)
+        assert holds_within(world, lambda: not decode.worker._side._peers, BOOTSTRAP_S + 1.0)
+
+
+def test_c33_frames_behind_the_end_of_a_link_are_not_handled():
+    with calm_world("tcp") as world:
+        worker, seen, two = world.decodes[0].worker, [], [frames.Beat(), frames.Beat()]
+
+        class Talker:
+            def receive(self):
+                return iter(two)
+
+        def on_frame(talker, frame):
+            seen.append(frame)
+            del worker._users[talker]
+
+        talker, user = Talker(), SimpleNamespace(on_frame=on_frame)
+        worker._users[talker] = user
+        worker._talk(talker, user, selectors.EVENT_READ)
+        assert len(seen) == 1
+
+
+def test_c33_peer_that_reads_nothing_is_lost(monkeypatch):
+    monkeypatch.setattr(link, "MAX_UNSENT_BYTES", 1 << 16)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        end = link.Link(ours, "there", lambda: 0.0, Chaos())
+        end.sealer = SimpleNamespace(seal=lambda frame: bytes(1 << 16))
+
+        def send_much():
+            for _ in range(200):
+                end.send(frames.Beat())
+
+        with pytest.raises(link.LinkLost, match="bytes unread"):
+            send_much()

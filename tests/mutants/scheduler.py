@@ -673,4 +673,32 @@ SCHEDULER = (
         "        self._num_to_flush = self.num_evictable\n",
         "memory/test_radix_cache.py::test_radix_cache_flush_of_many_leaves_goes_on_in_slices_and_spares_later_pages",
     ),
+    Mutant(
+        "C27 a request whose transfer was cleared has no lease",
+        "scheduler/decode_role.py",
+        "        if cleared:\n            self._of.clear()",
+        "        if False:\n            self._of.clear()",
+        "scheduler/test_decode_role.py::test_c27_request_whose_transfer_was_cleared_has_no_lease",
+    ),
+    Mutant(
+        "C27 a transfer that has arrived has no lease",
+        "scheduler/decode_role.py",
+        "        receiving.deadline = np.inf\n",
+        "",
+        "scheduler/test_decode_role.py::test_c27_transfer_that_has_arrived_has_no_lease",
+    ),
+    Mutant(
+        "C32 a prompt that arrived is charged once",
+        "scheduler/decode_role.py",
+        "        req.num_charged = req.num_prompt\n",
+        "",
+        "scheduler/test_decode_role.py::test_c32_prompt_that_arrived_and_is_computed_again_is_charged_once",
+    ),
+    Mutant(
+        "C4 no places are offered where a kind of cache is scarce",
+        "scheduler/decode_role.py",
+        "        if held.scarce or not self._has_room",
+        "        if not self._has_room",
+        "scheduler/test_decode_role.py::test_c4_request_without_a_free_state_is_offered_no_places",
+    ),
 )

@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from forebay.base.errors import Unavailable
 from forebay.route.members import WORTH_WAITING
-from forebay.route.upstream import Upstream
+from forebay.route.upstream import MEMBER_LOST, Upstream
 from tests.deadlines import HANGS_S
 from tests.route.conftest import PROVEN, Route, Routed, start_router
 from tests.server.fake_engine import FakeEngine
@@ -65,6 +66,20 @@ def test_what_is_embedded_is_prefills_alone(route: Route) -> None:
         assert [entry["index"] for entry in answer.json()["data"]] == [0, 1]
         assert http.post("/v1/embeddings", json={"input": []}).json()["error"]["param"] == "input"
     assert num_submitted(routed) == ([2], [0])
+
+
+def test_c27_prefill_server_that_breaks_while_it_embeds_is_down(route: Route, monkeypatch: pytest.MonkeyPatch) -> None:
+    routed = route()
+
+    async def breaks(self: Upstream) -> None:
+        raise Unavailable("the connection broke", code=MEMBER_LOST)
+
+    monkeypatch.setattr(Upstream, "head", breaks)
+    with routed.client() as http:
+        answer = http.post("/v1/embeddings", json={"input": ["a"]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, MEMBER_LOST)
+    assert not routed.router.members.prefill[0].up
+    at_rest(routed)
 
 
 def test_a_stream_comes_through_as_it_is(route: Route) -> None:

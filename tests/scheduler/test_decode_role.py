@@ -331,6 +331,54 @@ def test_with_wrong_books_what_is_offered_stays_out_of_use_and_is_computed_here(
     assert half.free_pages == 64
 
 
+def test_c27_request_whose_transfer_was_cleared_has_no_lease(monkeypatch):
+    half = decode(radix_cache=False)
+    half.add(3, max_new=8)
+    half.step()
+    coming = half.meet(10, room=1)
+    half.step()
+    half.launch()
+    with monkeypatch.context() as patch:
+        patch.setattr(Residencies, "start_over", lambda self, *args: 1 / 0)
+        half.updates += half.fail(EngineError("step"))
+    late(half, 31.0)
+    assert half.failure_of(coming) is None
+    assert coming.status is Status.WAITING
+
+
+def test_c27_transfer_that_has_arrived_has_no_lease():
+    half = decode()
+    req = half.meet(10)
+    half.step()
+    half.hear(Arrived(half.orders[0].ticket, Tail(10, 50)))
+    late(half, 31.0)
+    assert half.failure_of(req) is None
+    half.hear(Closed(half.orders[0].ticket))
+    half.run()
+    assert half.tokens_of(req) == [50, 1000, 1000, 1000]
+
+
+def test_c32_prompt_that_arrived_and_is_computed_again_is_charged_once():
+    half = decode(radix_cache=False)
+    req = half.meet(10)
+    half.step()
+    arrive(half, half.orders[0])
+    half.step()
+    half.scheduler.retract(req)
+    half.run()
+    assert req.account.service == 14
+
+
+def test_c4_request_without_a_free_state_is_offered_no_places():
+    """A state that has leaked is out of use, and its row is not."""
+    half = decode(kinds=KindConfig(num_slots=2), radix_cache=False, max_running_requests=2, extra=0)
+    (states,) = half.scheduler.held.kinds
+    states.slots.take_ids(1, 99)
+    first, second = half.meet(10, room=1), half.meet(10, room=2)
+    half.step()
+    assert (first.status, second.status) == (Status.TRANSFERRING, Status.PENDING)
+
+
 def test_c4_slots_are_certain_before_memory_is_divided():
     options = DisaggregationOptions(mode=DisaggregationMode.DECODE, decode_extra_slots=2)
     few = KindConfig(num_slots=9)

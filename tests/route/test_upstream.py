@@ -1,0 +1,81 @@
+"""Connections to servers behind the router: which are used again, and what becomes of those that break (C27)."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forebay.base.errors import Unavailable
+from forebay.base.http_client import Origin
+from forebay.route import upstream
+from forebay.route.app import _Relayed
+from forebay.route.upstream import MEMBER_LOST, Pool
+
+HANGS_S = 20.0
+
+
+def asked(answer: bytes, num_times: int, *, closes: bool = False) -> int:
+    """Ask a server that gives this `answer` so many times; return how many connections that took."""
+    num_connections, served = 0, list[asyncio.Task[None] | None]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        served.append(asyncio.current_task())
+        while await reader.readline():
+            while await reader.readline() != b"\r\n":
+                pass
+            writer.write(answer)
+            if closes:
+                break
+        writer.close()
+        await writer.wait_closed()
+
+    async def ask() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            pool = Pool(Origin(f"http://{host}:{port}", ""))
+            for _ in range(num_times):
+                await asyncio.wait_for(pool.ask("GET", "/", {}), HANGS_S)
+            pool.close()
+            await asyncio.gather(*(task for task in served if task))
+
+    asyncio.run(ask())
+    return num_connections
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n"
+
+
+def test_upstream_idle_connection_is_used_again() -> None:
+    assert asked(OK + b"\r\n", 3) == 1
+
+
+def test_upstream_connection_idle_for_too_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream, "IDLE_S", 0.0)
+    assert asked(OK + b"\r\n", 3) == 3
+
+
+def test_upstream_server_that_says_close_is_not_asked_on_that_connection_again() -> None:
+    assert asked(OK + b"Connection: close\r\n\r\n", 3) == 3
+
+
+def test_c27_upstream_server_that_closes_before_its_answer_is_whole_is_lost() -> None:
+    with pytest.raises(Unavailable) as raised:
+        asked(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", 1, closes=True)
+    assert raised.value.code == MEMBER_LOST
+
+
+def test_c27_client_that_reads_too_slowly_ends_both_halves() -> None:
+    aborted: list[int] = []
+    connection: Any = SimpleNamespace(write_chunk=lambda piece: piece == b"taken")
+    halves: Any = SimpleNamespace(abort=lambda: aborted.append(1))
+    relayed = _Relayed(connection, None, halves, {}, AsyncExitStack())  # type: ignore[arg-type]
+    relayed._write(b"taken")
+    assert aborted == []
+    relayed._write(b"not taken")
+    assert aborted == [1]
