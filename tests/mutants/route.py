@@ -179,13 +179,6 @@ ROUTE = (
         "route/test_upstream.py::test_upstream_server_that_says_close_is_not_asked_on_that_connection_again",
     ),
     Mutant(
-        "C27 a connection that is lost fails its answer",
-        "route/upstream.py",
-        '        self._fail("closed the connection before its answer was complete")',
-        "        pass",
-        "route/test_upstream.py::test_c27_upstream_server_that_closes_before_its_answer_is_whole_is_lost",
-    ),
-    Mutant(
         "C27 a client that reads too slowly ends both halves",
         "route/app.py",
         "        if not self._connection.write_chunk(piece):\n            self._halves.abort()",

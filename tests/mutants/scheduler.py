@@ -484,8 +484,8 @@ SCHEDULER = (
     Mutant(
         "C25 memory is released when steps in flight have landed",
         "scheduler/halt.py",
-        "        runs = s.num_running or s.flights or s.finishing",
-        "        runs = s.num_running or s.finishing",
+        "        return not (s.num_running or s.flights or s.transferring",
+        "        return not (s.num_running or s.transferring",
         "simulation/test_sleeping.py::test_c25_c26_requests_end_once_with_their_versions_tokens_whenever_the_engine_sleeps",
     ),
     Mutant(
