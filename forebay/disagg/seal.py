@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import struct
 import types
-from typing import Final, NoReturn
+from typing import Final
 
 import msgspec
 
@@ -70,7 +70,8 @@ class Sealer:
 class Opener:
     """Bytes, cut anywhere, to frames of a union of tagged structs. Holds at most one unfinished frame.
 
-    The first fault raises WireError, and so does every later call: after it nothing on the stream can be trusted.
+    The first fault raises WireError, and so does every later call, since what is faulty stays in front: after it
+    nothing on the stream can be trusted.
     """
 
     def __init__(
@@ -79,7 +80,6 @@ class Opener:
         self._decoder: msgspec.msgpack.Decoder[msgspec.Struct] = msgspec.msgpack.Decoder(union)
         self._key, self._epoch, self._cap, self._next = key, epoch, cap, 0
         self._buffer = bytearray()
-        self._fault: str | None = None
 
     def succeeded_by(self, other: Opener) -> Opener:
         """`other`, which goes on with what follows the last frame."""
@@ -104,29 +104,25 @@ class Opener:
 
     def missing(self) -> int:
         """How many bytes at least the next frame is short of."""
-        if self._fault is not None:
-            raise WireError(self._fault)
         have = len(self._buffer)
         if have < PREFIX_BYTES:
             return PREFIX_BYTES - have
         size, epoch, sequence = map(int, _HEADER.unpack_from(self._buffer))
         if size > self._cap:
-            self._refuse(f"the peer announced a frame of {size} bytes; the cap is {self._cap}")
+            raise WireError(f"the peer announced a frame of {size} bytes; the cap is {self._cap}")
         if epoch != self._epoch:
-            self._refuse(f"the peer sent a frame of session {epoch} in session {self._epoch}")
+            raise WireError(f"the peer sent a frame of session {epoch} in session {self._epoch}")
         if sequence != self._next:
-            self._refuse(f"the peer sent frame {sequence} where {self._next} was due")
+            raise WireError(f"the peer sent frame {sequence} where {self._next} was due")
         return max(0, PREFIX_BYTES + size - have)
 
     def _open(self, header: memoryview, given: memoryview, body: memoryview) -> msgspec.Struct:
         if not hmac.compare_digest(mac(self._key, header, body), given):
-            self._refuse("a frame has not the seal of this session: another --cluster-key-file, or bytes were altered")
+            raise WireError(
+                "a frame has not the seal of this session: another --cluster-key-file, or bytes were altered"
+            )
         try:
             return self._decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             # The reason names types and fields of ours, never the peer's bytes.
-            self._refuse(f"frame {self._next} is none of the expected types: {str(error)[:200]}")
-
-    def _refuse(self, fault: str) -> NoReturn:
-        self._fault = fault
-        raise WireError(fault)
+            raise WireError(f"frame {self._next} is none of the expected types: {str(error)[:200]}") from error

@@ -191,6 +191,17 @@ def test_c33_peer_that_settles_before_all_was_sent_is_not_believed():
         assert world.prefill.parts[part.ticket.nonce].events == []
 
 
+def test_c33_ticket_that_is_offered_twice_ends_its_session():
+    with calm_world("tcp") as world:
+        part = offered(world)
+        sends_nothing(world)
+        again = frames.Offering(nonce=part.ticket.nonce, room=1, num_tokens=4, digest=bytes(16), start=0, places={})
+        world._fault("cut")
+        session_of(world.decodes[0]).send(again)
+        events = world.prefill.parts[part.ticket.nonce].events
+        assert holds_within(world, lambda: "Broken" in events, SILENCE_S)
+
+
 def test_c22_new_session_of_an_engine_ends_its_old_one():
     """Whose connection nobody has closed yet."""
     with calm_world("shm") as world:

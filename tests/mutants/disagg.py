@@ -312,4 +312,32 @@ DISAGG = (
         "        if pid == 0:",
         "disagg/test_guard.py::test_c33_process_of_another_user_is_not_let_into_the_caches",
     ),
+    Mutant(
+        "C22 a chunk under way is diverted with its own ticket alone",
+        "disagg/tcp.py",
+        "self._chunk.nonce == nonce and not self._is_staged",
+        "not self._is_staged",
+        "disagg/test_streams.py::test_c22_chunk_under_way_goes_on_when_another_ticket_is_given_up",
+    ),
+    Mutant(
+        "C22 a peer is heard with every whole frame",
+        "disagg/link.py",
+        "            self.heard = self._clock()\n",
+        "",
+        "disagg/test_streams.py::test_c22_peer_is_heard_when_what_it_says_is_whole",
+    ),
+    Mutant(
+        "C33 a ticket is offered once",
+        "disagg/prefill_side.py",
+        "        if frame.nonce in self._shipments:\n            raise WireError",
+        "        if False:\n            raise WireError",
+        "disagg/test_sessions.py::test_c33_ticket_that_is_offered_twice_ends_its_session",
+    ),
+    Mutant(
+        "C22 places left at a clear wait for the last of their tickets",
+        "scheduler/handoff.py",
+        "return all(ticket.is_open for ticket in self.tickets)",
+        "return any(ticket.is_open for ticket in self.tickets)",
+        "scheduler/test_decode_role.py::test_c22_places_left_at_a_clear_wait_for_the_last_of_their_tickets",
+    ),
 )

@@ -386,6 +386,19 @@ def test_c4_slots_are_certain_before_memory_is_divided():
         Residencies(config(disaggregation=options, kinds=few, radix_cache=False))
 
 
+def test_c22_places_left_at_a_clear_wait_for_the_last_of_their_tickets() -> None:
+    half = decode()
+    role, tickets = half.scheduler.handoff, [Ticket("d", 0, b"n"), Ticket("d", 1, b"o")]
+    for ticket in tickets:
+        role.set_aside(ticket, 10)
+    left = role.left()
+    assert left is not None
+    for ticket in tickets:
+        assert not left.ticket.is_open
+        half.hear(Closed(ticket))
+    assert left.ticket.is_open
+
+
 def test_what_a_check_has_is_out_of_use_until_its_ticket_is_closed() -> None:
     half = decode()
     role, held, ticket = half.scheduler.handoff, half.scheduler.held, Ticket("d", 0, b"n")
