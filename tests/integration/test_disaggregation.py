@@ -308,7 +308,7 @@ def test_c22_an_unknown_room_times_out_and_one_in_use_is_refused(pair: Servers) 
             assert answer.json()["error"]["code"] in ("bootstrap_timeout", "lease_timeout"), answer.text
         assert http.post(f"{at['prefill']}/v1/completions", json={**body, "bootstrap_room": None}).status_code == 400
         twice = http.post(
-            f"{at['decode']}/v1/completions", json={**body, "prompt": ["a", "b"], "bootstrap_room": [5, 5]}
+            f"{at['decode']}/v1/completions", json={**body, "prompt": ["a", "b"], "bootstrap_room": [7, 7]}
         )
         assert (twice.status_code, twice.json()["error"]["code"]) == (400, "room_in_use")
 
