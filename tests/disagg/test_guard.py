@@ -15,6 +15,8 @@ import pytest
 from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.disagg import shm
 from forebay.disagg.faults import Faults
+from forebay.disagg.guard import Guard
+from forebay.disagg.link import LinkLost
 from forebay.disagg.memory import HostMemory, shapes_of
 from forebay.disagg.prefill_side import PrefillSide
 from forebay.disagg.seal import WireError
@@ -196,3 +198,23 @@ def test_c33_process_of_another_user_is_not_let_into_the_caches(monkeypatch: pyt
         theirs.send(b"no word")
         with pytest.raises(WireError, match=f"of user {user} asked"):
             reach._admit(ours)
+
+
+def test_c33_process_that_does_not_know_the_word_is_not_let_into_the_caches() -> None:
+    reach: Any = object.__new__(shm.ShmReach)
+    reach._word, reach._process = bytes(shm.WORD_BYTES), -1
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.send(b"w" * shm.WORD_BYTES)
+        theirs.shutdown(socket.SHUT_WR)  # or whoever lets it in waits for its answer
+        with pytest.raises(WireError, match="does not know the word"):
+            reach._admit(ours)
+
+
+@pytest.mark.parametrize(
+    ("error", "count"), [(LinkLost("gone"), 0), (OSError("gone"), 0), (WireError("no frame"), 1), (MemoryError(), 1)]
+)
+def test_guard_counts_sessions_that_messages_ended_and_not_the_network(error: Exception, count: int) -> None:
+    guard = Guard()
+    guard.reason("there", error)
+    assert guard.num_rejected == count

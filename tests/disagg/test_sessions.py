@@ -202,6 +202,46 @@ def test_c33_ticket_that_is_offered_twice_ends_its_session():
         assert holds_within(world, lambda: "Broken" in events, SILENCE_S)
 
 
+def test_c22_fence_of_a_ticket_that_nobody_broke_closes_nothing():
+    with calm_world("tcp") as world:
+        part = offered(world)
+        sends_nothing(world)
+        session = session_of(world.decodes[0])
+        world.decodes[0].worker._side.on_session_frame(session, frames.Fenced(part.ticket.nonce))
+        assert not holds_within(world, lambda: "Closed" in part.events, BEAT_S)
+
+
+def test_c22_engine_of_a_new_session_is_not_taken_for_asleep():
+    with calm_world("tcp") as world:
+        offered(world)
+        peer = next(iter(world.decodes[0].worker._side._peers.values()))
+        peer.rests = True
+        world._fault("cut")
+        peer.session.lose(failures.peer_lost("there", "why"))
+        assert not peer.rests
+
+
+def test_c22_session_that_nobody_joins_is_over_in_time():
+    with calm_world("tcp") as world:
+        decode = world.decodes[0]
+        world.prefill.silent_until = world.net.now + 9 * LEASE_S
+        world._fault("stall")
+        world.offer(decode)
+        assert holds_within(world, lambda: bool(decode.sessions), BOOTSTRAP_S / 2)
+        first = session_of(decode)
+        assert holds_within(world, lambda: session_of(decode) is not first, 2 * BOOTSTRAP_S)
+
+
+def test_c22_session_is_over_with_its_connection_of_chunks_at_prefill_too():
+    with calm_world("tcp") as world:
+        offered(world)
+        sends_nothing(world)
+        (number,) = world.prefill.sessions
+        world._fault("cut")
+        world.prefill.worker._side.on_mover_lost(mover.Lost(number, "why"))
+        assert number not in world.prefill.sessions
+
+
 def test_c22_new_session_of_an_engine_ends_its_old_one():
     """Whose connection nobody has closed yet."""
     with calm_world("shm") as world:

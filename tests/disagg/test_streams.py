@@ -52,6 +52,16 @@ def test_c22_chunk_under_way_goes_on_when_another_ticket_is_given_up(
     assert bytes(places) == (DATA if given_up == ANOTHER else DATA[:20] + bytes(44))
 
 
+def test_c22_chunk_that_ends_with_its_connection_never_comes(ends: tuple[socket.socket, socket.socket]) -> None:
+    here, there = ends
+    reader = TcpReader(here, Opener(Chunk, KEY, 1), np.zeros(len(DATA), dtype=np.uint8))
+    piece = Piece("kv", 0, 1, 0, 1, np.array([1]))
+    there.sendall(Sealer(KEY, 1).seal(chunk_of(MINE, piece, len(DATA), checksum(DATA))) + DATA[:20])
+    there.close()
+    with pytest.raises(ConnectionResetError, match="end of file"):
+        reader.advance(lambda chunk: [])
+
+
 def test_c22_peer_is_heard_when_what_it_says_is_whole(ends: tuple[socket.socket, socket.socket]) -> None:
     here, there = ends
     now = 0.0
