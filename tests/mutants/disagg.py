@@ -389,4 +389,11 @@ DISAGG = (
         "            pass\n",
         "disagg/test_sessions.py::test_c22_session_is_over_with_its_connection_of_chunks_at_prefill_too",
     ),
+    Mutant(
+        "C33 a chunk that has no room is refused",
+        "disagg/tcp.py",
+        " or not 0 < frame.num_bytes <= len(self._staging)",
+        "",
+        "disagg/test_streams.py::test_c33_chunk_that_has_no_room_is_refused",
+    ),
 )

@@ -192,4 +192,25 @@ ROUTE = (
         "                raise\n            finally",
         "route/test_router.py::test_c27_prefill_server_that_breaks_while_it_embeds_is_down",
     ),
+    Mutant(
+        "C27 a half ends once",
+        "route/halves.py",
+        "        if not self._ended:\n",
+        "        if True:\n",
+        "route/test_halves.py::test_half_that_is_ended_twice_gives_its_connection_back_once",
+    ),
+    Mutant(
+        "C27 a first half ends where the second cannot begin",
+        "route/halves.py",
+        "        first.end()\n        raise",
+        "        raise",
+        "route/test_halves.py::test_halves_first_ends_where_the_second_cannot_begin",
+    ),
+    Mutant(
+        "C27 a drained half ends however its connection ends",
+        "route/halves.py",
+        "        finally:\n            self.prefill.end()\n\n    def abort",
+        "        finally:\n            pass\n\n    def abort",
+        "route/test_halves.py::test_halves_drained_prefill_ends_also_where_its_connection_breaks",
+    ),
 )

@@ -1,0 +1,77 @@
+"""Whatever becomes of a half, its server counts it once and gets its connection back once."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forebay.base.errors import Unavailable
+from forebay.base.http_client import Origin
+from forebay.route.halves import Half, Halves, RoutedRequest, begin
+
+REQUEST = RoutedRequest(path="/v1/completions", headers={}, content=b"{}", blocks=[])
+
+
+class Upstream:
+    def send(self, *request: object) -> None:
+        pass
+
+    def relay(self) -> None:
+        pass
+
+    async def ended(self) -> None:
+        raise Unavailable("closed the connection before its answer was complete")
+
+
+class Pool:
+    origin = Origin("http://127.0.0.1:1")
+
+    def __init__(self, error: Unavailable | None = None) -> None:
+        self.error, self.returned = error, list[object]()
+
+    async def take(self) -> Upstream:
+        if self.error:
+            raise self.error
+        return Upstream()
+
+    def give_back(self, upstream: object) -> None:
+        self.returned.append(upstream)
+
+
+def member(error: Unavailable | None = None) -> Any:
+    return SimpleNamespace(name="m", pool=Pool(error), proof={}, bootstrap_port=0, in_flight=0, num_requests=0)
+
+
+def half(of: Any) -> Half:
+    return Half(of, Upstream())  # type: ignore[arg-type]
+
+
+def test_half_that_is_ended_twice_gives_its_connection_back_once() -> None:
+    server = member()
+    one = half(server)
+    assert server.in_flight == 1
+    one.end()
+    one.end()
+    assert (server.in_flight, len(server.pool.returned)) == (0, 1)
+
+
+def test_halves_first_ends_where_the_second_cannot_begin() -> None:
+    prefill, decode, lost = member(), member(Unavailable("not reached")), []
+    members: Any = SimpleNamespace(
+        choose_prefill=lambda blocks: prefill,
+        choose_decode=lambda: decode,
+        lost=lambda server, why: lost.append(server),
+    )
+    with pytest.raises(Unavailable, match="not reached"):
+        asyncio.run(begin(members, REQUEST))
+    assert lost == [decode]
+    assert (prefill.in_flight, prefill.num_requests, len(prefill.pool.returned)) == (0, 1, 1)
+
+
+def test_halves_drained_prefill_ends_also_where_its_connection_breaks() -> None:
+    prefill, decode = member(), member()
+    asyncio.run(Halves(half(prefill), half(decode)).drain())
+    assert (prefill.in_flight, decode.in_flight) == (0, 1)
