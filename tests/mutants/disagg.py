@@ -396,4 +396,25 @@ DISAGG = (
         "",
         "disagg/test_streams.py::test_c33_chunk_that_has_no_room_is_refused",
     ),
+    Mutant(
+        "C25 prefill says once that it rests",
+        "scheduler/prefill_role.py",
+        "        if self._rests and not self._refuses:",
+        "        if self._rests:",
+        "scheduler/test_prefill_role.py::test_prefill_says_once_that_it_rests",
+    ),
+    Mutant(
+        "C25 an offer that has come waits while no request may start",
+        "scheduler/prefill_role.py",
+        "        if self.scheduler.admits:\n            self._find_offer(req)",
+        "        self._find_offer(req)",
+        "scheduler/test_prefill_role.py::test_prefill_offer_that_waits_is_taken_when_requests_may_start_again",
+    ),
+    Mutant(
+        "C25 the time in which no request could start is no delay",
+        "scheduler/halt.py",
+        "        req.last_progress = now\n",
+        "        pass\n",
+        "scheduler/test_prefill_role.py::test_time_in_which_no_request_could_start_is_no_delay",
+    ),
 )

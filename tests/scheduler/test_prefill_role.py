@@ -308,3 +308,31 @@ def test_prefill_request_retracted_at_rest_ends_with_its_ticket():
     assert half.failure_of(req) == "peer_asleep"
     half.hear(Closed(offered(req).ticket))
     assert halt.done
+
+
+def test_prefill_says_once_that_it_rests():
+    half = prefill()
+    half.scheduler.admits = False
+    for _ in range(2):
+        half.scheduler.handoff.rest()
+    assert [order.asleep for order in half.take_orders() if isinstance(order, Rest)] == [True]
+
+
+def test_prefill_offer_that_waits_is_taken_when_requests_may_start_again():
+    half = prefill()
+    first = half.meet(3)
+    offer = offered(first, room=6)
+    half.hear(offer)
+    half.scheduler.admits, half.scheduler.handoff.wakes = False, True
+    req = half.meet([*first.tokens], room=6)
+    assert req.status is Status.PENDING
+    go_on(half.scheduler, half.now)
+    assert req.status is Status.WAITING
+
+
+def test_time_in_which_no_request_could_start_is_no_delay():
+    half = prefill()
+    req = half.meet(3)
+    half.hear(offered(req))
+    go_on(half.scheduler, 50.0)
+    assert req.last_progress == 50.0
