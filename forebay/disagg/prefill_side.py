@@ -204,7 +204,7 @@ class PrefillSide:
     def send(self, order: Send) -> None:
         """Of a ticket that has broken meanwhile, nothing."""
         shipment = self._shipments.get(order.ticket.nonce)
-        if shipment is None or shipment.stage is not Stage.OPEN or shipment.tail is not None:
+        if shipment is None or shipment.stage is not Stage.OPEN:
             return
         try:
             self._depart(shipment, order)

@@ -103,6 +103,7 @@ def test_layout_of_draft_checkpoint_and_activations_are_compared(tmp_path: Path)
     standalone, off = SpeculativeAlgorithm.STANDALONE, SpeculativeAlgorithm.OFF
     assert "draft_weights" in mismatch(layout(standalone, "draft"), layout(standalone, "other"))
     assert "draft_weights" in mismatch(layout(standalone, "draft"), layout(off, None))
+    assert mismatch(layout(SpeculativeAlgorithm.FROZEN_KV_MTP, "draft"), layout(off, None)) == "", "it keeps no KV"
     assert "activation_bits" in mismatch(layout(off, None, 8), layout(off, None, 16))
     assert mismatch(layout(standalone, "draft"), layout(standalone, "draft")) == ""
     newer = replace(layout(off, None), weight_version=1)

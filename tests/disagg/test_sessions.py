@@ -15,6 +15,7 @@ from forebay.config.engine_config import Chaos
 from forebay.disagg import dial, failures, frames, link, mover, prefill_side
 from forebay.disagg.faults import Faults
 from forebay.disagg.pages import Piece
+from forebay.disagg.seal import WireError
 from forebay.disagg.tcp import TcpWriter, chunk_of
 from tests.disagg.simulation import BEAT_S, BOOTSTRAP_S, HOST, LEASE_S, PORT, SILENCE_S, Engine, World
 from tests.disagg.test_simulation import calm_world, holds_within, offered
@@ -352,3 +353,23 @@ def test_c33_peer_that_reads_nothing_is_lost(monkeypatch):
 
         with pytest.raises(link.LinkLost, match="bytes unread"):
             send_much()
+
+
+def test_c22_session_is_joined_by_one_connection_of_chunks():
+    with calm_world("tcp") as world:
+        offered(world)
+        side = world.prefill.worker._side
+        (session,) = side._sessions.values()
+        with pytest.raises(WireError, match="waits for a connection of chunks"):
+            side._attach(session.link, session.hello)
+
+
+def test_c22_offer_to_an_engine_that_is_asleep_breaks_at_once():
+    with calm_world("tcp") as world:
+        offered(world)
+        decode = world.decodes[0]
+        next(iter(decode.worker._side._peers.values())).rests = True
+        world._fault("rest")
+        world.offer(decode)
+        part = next(reversed(decode.parts.values()))
+        assert holds_within(world, lambda: "Broken" in part.events, BEAT_S)

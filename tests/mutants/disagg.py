@@ -417,4 +417,25 @@ DISAGG = (
         "        pass\n",
         "scheduler/test_prefill_role.py::test_time_in_which_no_request_could_start_is_no_delay",
     ),
+    Mutant(
+        "C22 a session has one connection of chunks",
+        "disagg/prefill_side.py",
+        ' or session.transport != "tcp" or session.is_joined:',
+        ' or session.transport != "tcp":',
+        "disagg/test_sessions.py::test_c22_session_is_joined_by_one_connection_of_chunks",
+    ),
+    Mutant(
+        "C22 nothing is offered to an engine that is asleep",
+        "disagg/decode_side.py",
+        "        if peer.rests:\n",
+        "        if False:\n",
+        "disagg/test_sessions.py::test_c22_offer_to_an_engine_that_is_asleep_breaks_at_once",
+    ),
+    Mutant(
+        "C31 only a draft model that keeps KV is compared",
+        "disagg/layout.py",
+        "draft = config.speculation.draft_model_path if config.speculation.algorithm.keeps_kv else None",
+        "draft = config.speculation.draft_model_path",
+        "disagg/test_layout.py::test_layout_of_draft_checkpoint_and_activations_are_compared",
+    ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -33,6 +34,7 @@ class Ends:
         self.waits.append(seconds)
 
     def start(self, server: Server) -> None:
+        assert not self.fleet._ending, "who was ended is started again"
         server.num_starts += 1
         server.started_at = 100.0 - self.life_s
         server.process = self
@@ -77,3 +79,31 @@ def test_fleet_configuration_that_is_refused_ends_the_router_unless_it_was_serve
     ends.member.info = {"model": "it"} if came_up else {}
     ends.run()
     assert (len(ends.dead), ends.server.num_starts) == ((0, 2) if came_up else (1, 1))
+
+
+def test_fleet_process_that_ends_with_the_fleet_is_not_started_again(monkeypatch):
+    ends = Ends(monkeypatch, times=0)
+    ends.run()
+    assert (ends.server.num_starts, ends.lost) == (1, [])
+
+
+def test_fleet_process_that_does_not_end_in_time_is_killed():
+    seen: list[str] = []
+
+    class Stubborn:
+        def terminate(self) -> None:
+            seen.append("terminate")
+
+        def kill(self) -> None:
+            seen.append("kill")
+
+        def wait(self, timeout: float | None = None) -> int:
+            if "kill" not in seen:
+                raise subprocess.TimeoutExpired("it", timeout or 0.0)
+            seen.append("waited for")
+            return -9
+
+    server = Server(DisaggregationMode.DECODE, (), socket.create_server(("127.0.0.1", 0)))
+    server.process = Stubborn()
+    Fleet([server]).__exit__(None, None, None)
+    assert seen == ["terminate", "kill", "waited for"]

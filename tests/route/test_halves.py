@@ -10,7 +10,9 @@ import pytest
 
 from forebay.base.errors import Unavailable
 from forebay.base.http_client import Origin
-from forebay.route.halves import Half, Halves, RoutedRequest, begin
+from forebay.route.halves import Half, Halves, RoutedRequest, _outcome, begin
+from forebay.route.router import Router
+from tests.server.conftest import CONFIG
 
 REQUEST = RoutedRequest(path="/v1/completions", headers={}, content=b"{}", blocks=[])
 
@@ -21,6 +23,9 @@ class Upstream:
 
     def relay(self) -> None:
         pass
+
+    async def head(self) -> None:
+        await asyncio.Event().wait()
 
     async def ended(self) -> None:
         raise Unavailable("closed the connection before its answer was complete")
@@ -75,3 +80,30 @@ def test_halves_drained_prefill_ends_also_where_its_connection_breaks() -> None:
     prefill, decode = member(), member()
     asyncio.run(Halves(half(prefill), half(decode)).drain())
     assert (prefill.in_flight, decode.in_flight) == (0, 1)
+
+
+def test_c27_halves_whose_answer_nobody_waits_for_any_more_end() -> None:
+    prefill, decode = member(), member()
+
+    async def cancelled() -> None:
+        waiting = asyncio.create_task(_outcome(Halves(half(prefill), half(decode))))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert (prefill.in_flight, decode.in_flight) == (1, 1)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    asyncio.run(cancelled())
+    assert (prefill.in_flight, decode.in_flight) == (0, 0)
+
+
+def test_c27_halves_under_way_end_with_the_router() -> None:
+    prefill, decode = member(), member()
+
+    async def close() -> None:
+        router = Router(CONFIG, SimpleNamespace(close=lambda: None))  # type: ignore[arg-type]
+        router.under_way.add(Halves(half(prefill), half(decode)))
+        await router.close(0.0)
+
+    asyncio.run(close())
+    assert (prefill.in_flight, decode.in_flight) == (0, 0)

@@ -78,7 +78,8 @@ def test_c27_prefill_server_that_breaks_while_it_embeds_is_down(route: Route, mo
     with routed.client() as http:
         answer = http.post("/v1/embeddings", json={"input": ["a"]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, MEMBER_LOST)
-    assert not routed.router.members.prefill[0].up
+    prefill = routed.router.members.prefill[0]
+    assert (prefill.up, prefill.in_flight) == (False, 0)
     at_rest(routed)
 
 

@@ -13,7 +13,7 @@ from forebay.base.errors import Unavailable
 from forebay.base.http_client import Origin
 from forebay.route import upstream
 from forebay.route.app import _Relayed
-from forebay.route.upstream import MEMBER_LOST, Pool
+from forebay.route.upstream import MEMBER_LOST, Pool, Upstream
 
 
 def asked(answer: bytes, num_times: int, *, closes: bool = False) -> int:
@@ -77,3 +77,52 @@ def test_c27_client_that_reads_too_slowly_ends_both_halves() -> None:
     assert aborted == []
     relayed._write(b"not taken")
     assert aborted == [1]
+
+
+def test_c27_upstream_broken_connection_fails_whoever_waits_for_its_head_or_end() -> None:
+    async def broken() -> list[object]:
+        connection = Upstream(Origin("http://127.0.0.1:1", ""))
+        waiting = [asyncio.ensure_future(connection.head()), asyncio.ensure_future(connection.ended())]
+        await asyncio.sleep(0)
+        connection.connection_lost(None)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return [waiter.done() and getattr(waiter.exception(), "code", "") for waiter in waiting]
+
+    assert asyncio.run(broken()) == [MEMBER_LOST, MEMBER_LOST]
+
+
+class Connection:
+    def __init__(self, *, at_rest: bool = True) -> None:
+        self.at_rest, self.is_open = at_rest, True
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+def test_upstream_pool_closes_what_is_not_at_rest_or_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream, "MAX_IDLE", 2)
+    connections: Any = [Connection(), Connection(at_rest=False), Connection(), Connection()]
+
+    async def give_back() -> None:
+        pool = Pool(Origin("http://127.0.0.1:1", ""))
+        for connection in connections:
+            pool.give_back(connection)
+
+    asyncio.run(give_back())
+    assert [connection.is_open for connection in connections] == [True, False, True, False]
+
+
+def test_upstream_pool_that_gives_up_closes_what_is_taken_and_no_more() -> None:
+    connections: Any = [Connection(), Connection()]
+
+    async def give_up() -> None:
+        pool = Pool(Origin("http://127.0.0.1:1", ""))
+        for connection in connections:
+            pool.give_back(connection)
+        both = [await pool.take(), await pool.take()]
+        pool.give_back(both[0])
+        pool.give_up()
+        assert [connection.is_open for connection in both] == [True, False]
+
+    asyncio.run(give_up())

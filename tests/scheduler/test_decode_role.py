@@ -413,3 +413,13 @@ def test_what_a_check_has_is_out_of_use_until_its_ticket_is_closed() -> None:
     half.hear(Closed(ticket))
     assert {pool.name: pool.free for pool in half.scheduler.state(0.0).pools} == before
     assert (held.deferred, role.num_open) == ([], 0)
+
+
+def test_decode_keeps_nothing_of_a_request_that_has_ended():
+    half = decode()
+    req = half.meet(3)
+    half.step()
+    arrive(half, half.orders[0])
+    half.run()
+    assert req.status is Status.FINISHED
+    assert half.scheduler.handoff._fresh == set()

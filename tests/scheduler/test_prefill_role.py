@@ -13,6 +13,7 @@ from forebay.requests.updates import FinishReason
 from forebay.scheduler.early_offers import EarlyOffers, half_of
 from forebay.scheduler.halt import Halt, Mode, go_on
 from forebay.scheduler.handoff import ASLEEP
+from forebay.scheduler.limits import most_requests
 from tests.scheduler.roles import BROKEN, late, offered, prefill, refused
 
 
@@ -336,3 +337,47 @@ def test_time_in_which_no_request_could_start_is_no_delay():
     half.hear(offered(req))
     go_on(half.scheduler, 50.0)
     assert req.last_progress == 50.0
+
+
+def test_prefill_offer_of_a_request_of_the_same_prompt_and_room_as_one_that_ended_is_its_own():
+    half = prefill()
+    gone = half.meet(3)
+    half.abort(gone.id)
+    req = half.meet([*gone.tokens])
+    half.hear(offered(req))
+    assert (req.status, half.orders) == (Status.WAITING, [])
+
+
+def test_prefill_remembers_only_so_many_halves_that_have_ended():
+    half = prefill(max_running_requests=1, max_queued_requests=1)
+    gone = [half.meet(3, room=room) for room in range(1)]
+    for room in range(1, most_requests(half.scheduler.config) + 1):
+        half.abort(gone[-1].id)
+        gone.append(half.meet(3, room=room))
+    half.abort(gone[-1].id)
+    half.hear(offered(gone[0]))
+    assert half.orders == []
+    half.hear(offered(gone[-1]))
+    assert [(type(order), order.failure.code) for order in half.orders] == [(Withdraw, "aborted")]
+
+
+def test_prefill_sends_from_the_page_in_which_decode_has_its_last_token():
+    half = prefill(page_size=4)
+    req = half.meet(12)
+    half.hear(offered(req, start=6))
+    half.step()
+    assert [(order.spans["kv"].start, len(order.spans["kv"].ids)) for order in half.orders] == [(4, 2), (12, 0)]
+
+
+def test_prefill_request_retracted_under_its_last_chunk_computes_its_first_token_again():
+    half = prefill()
+    req = half.meet(10)
+    half.hear(offered(req))
+    half.launch()
+    half.scheduler.retract(req)
+    half.commit()
+    half.take_orders()
+    assert (req.num_output, half.updates) == (0, [])
+    half.step()
+    *_, last = half.orders
+    assert (last.tail.num_tokens, last.tail.token_id, req.num_output) == (10, 1000, 1)
