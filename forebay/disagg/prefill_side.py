@@ -295,8 +295,7 @@ class PrefillSide:
             return
         log.warning(event("decode_lost", where=session.where, code=failure.code, why=failure.message))
         del self._by_link[session.link]
-        if self._sessions.get(session.hello.instance) is session:
-            del self._sessions[session.hello.instance]
+        del self._sessions[session.hello.instance]
         self._desk.unwatch(session.link)
         session.link.close()
         self._desk.mover.submit(mover.EndSession(session.number))

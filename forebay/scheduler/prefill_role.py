@@ -166,7 +166,7 @@ class PrefillRole(Role):
         match event:
             case Offered() if open_ticket is None:
                 self._offered(event, now)
-            case Sent() if open_ticket and open_ticket.req and not open_ticket.settled:
+            case Sent() if open_ticket and open_ticket.req:
                 self._sent(cast(_Sending, open_ticket), open_ticket.req)
             case Broken() if open_ticket:
                 self._fail(open_ticket, event.failure)

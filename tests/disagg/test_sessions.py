@@ -243,8 +243,9 @@ def test_c22_session_is_over_with_its_connection_of_chunks_at_prefill_too():
         assert number not in world.prefill.sessions
 
 
-def test_c22_new_session_of_an_engine_ends_its_old_one():
-    """Whose connection nobody has closed yet."""
+def test_c22_new_session_of_an_engine_ends_its_old_one(monkeypatch):
+    """Whose connection nobody has closed yet, so that it counts as one more."""
+    monkeypatch.setattr(prefill_side, "MAX_SESSIONS", 1)
     with calm_world("shm") as world:
         offered(world)
         decode = world.decodes[0]
@@ -373,3 +374,107 @@ def test_c22_offer_to_an_engine_that_is_asleep_breaks_at_once():
         world.offer(decode)
         part = next(reversed(decode.parts.values()))
         assert holds_within(world, lambda: "Broken" in part.events, BEAT_S)
+
+
+def test_c22_lost_connection_of_chunks_ends_its_session_and_no_other():
+    lost = []
+    with calm_world("tcp") as world:
+        side = world.decodes[0].worker._side
+        side._peers = {
+            epoch: peer_of(SimpleNamespace(epoch=epoch, where="there", lose=lambda failure, n=epoch: lost.append(n)))
+            for epoch in (1, 2, 3)
+        }
+        side.on_mover_lost(mover.Lost(2, "why"))
+        side._peers = {}
+    assert lost == [2]
+
+
+def peer_of(session):
+    return SimpleNamespace(session=session)
+
+
+def test_c33_ticket_that_cannot_be_handled_ends_decodes_session():
+    with calm_world("tcp") as world:
+        part = offered(world)
+        session = session_of(world.decodes[0])
+        world._fault("cut")
+        world.decodes[0].worker._side.lose_ticket(part.ticket.nonce, failures.peer_lost("there", "why"))
+        assert session._is_over
+
+
+def test_c22_broken_ticket_whose_places_nobody_else_writes_to_is_fenced_at_once():
+    with calm_world("tcp") as world:
+        part = offered(world)
+        sends_nothing(world)
+        side = world.decodes[0].worker._side
+        world._fault("cut")
+        side.lose_ticket(part.ticket.nonce, failures.peer_lost("there", "why"))
+        assert side.num_unfenced == 0
+
+
+def test_c22_only_tickets_that_broke_are_fenced(monkeypatch):
+    sent, send = [], prefill_side.PrefillSide._send
+    monkeypatch.setattr(
+        prefill_side.PrefillSide, "_send", lambda side, session, frame: (sent.append(frame), send(side, session, frame))
+    )
+    with calm_world("tcp") as world:
+        part = offered(world)
+        assert holds_within(world, lambda: "Closed" in part.events, LEASE_S)
+        assert holds_within(world, lambda: not world.prefill.worker._side._shipments, LEASE_S)
+    assert [type(frame) for frame in sent if isinstance(frame, frames.Completed | frames.Fenced)] == [frames.Completed]
+
+
+def test_c22_decode_sends_one_beat_in_its_time():
+    with calm_world("tcp") as world:
+        offered(world)
+        session, sent = session_of(world.decodes[0]), []
+        session.send = sent.append
+        for _ in range(3):
+            session.tick(world.net.now + BEAT_S)
+        assert sent == [frames.Beat()]
+
+
+def test_prefill_that_ends_closes_the_connections_of_strangers():
+    closed = []
+
+    class Stranger:
+        def close(self):
+            closed.append(self)
+
+    with calm_world("tcp") as world:
+        side = world.prefill.worker._side
+        side._guests[Stranger()] = None
+        side.close()
+        side._guests.clear()
+        assert len(closed) == 1
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_c22_prefill_joins_a_session_once(transport):
+    with calm_world(transport) as world:
+        offered(world)
+        side = world.prefill.worker._side
+        (session,) = side._sessions.values()
+        with pytest.raises(WireError):
+            side._on_session_frame(session, frames.Invite(b"address"))
+        assert len(session_of(world.decodes[0])._links) == 1, "the mover has the connection of chunks"
+
+
+def test_c33_engines_that_were_heard_of_last_are_remembered(monkeypatch):
+    monkeypatch.setattr(prefill_side, "MAX_KNOWN", 2)
+    with calm_world("tcp") as world:
+        side = world.prefill.worker._side
+        side._epochs.clear()
+        for instance in ("first", "second", "first", "third"):
+            side._remember(SimpleNamespace(instance=instance, epoch=1))
+        assert [*side._epochs] == ["first", "third"]
+
+
+def test_c27_peer_to_whom_something_is_yet_to_be_said_is_remembered():
+    with calm_world("tcp") as world:
+        side, where = world.decodes[0].worker._side, ("there", 1)
+        for unsaid in ([(0.0, frames.Beat())], []):
+            peer = SimpleNamespace(address=where, receipts={}, unsaid=unsaid, session=None)
+            side._peers = {where: peer}
+            side._forget(peer)
+            assert bool(side._peers) == bool(unsaid)

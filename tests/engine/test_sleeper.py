@@ -36,7 +36,7 @@ class Memory:
 
     def keep(self, places: Mapping[str, Any]) -> int:
         if self.fails:
-            raise MemoryError("no room for the copies")
+            raise self.fails if isinstance(self.fails, RuntimeError) else MemoryError("no room for the copies")
         self.kept = True
         return 7
 
@@ -179,6 +179,16 @@ def test_sleeper_update_that_loses_the_weights_releases_them() -> None:
     assert rig.sleeper.state.released == [WEIGHTS]
     assert ("release", WEIGHTS) in rig.memory.calls
     assert (rig.sleeper.away, rig.scheduler.admits, rig.updates) == (True, False, [])
+    assert rig.update() == "weights_lost"
+    assert rig.sleeper.state.released == [WEIGHTS]
+
+
+@pytest.mark.parametrize("fails", [MemoryError("none"), RuntimeError("not enough memory")], ids=["python", "torch"])
+def test_sleeper_without_memory_for_copies_sleeps_and_keeps_nothing(fails: Exception) -> None:
+    rig = Rig()
+    rig.sleeper.keep_prefix_cache, rig.memory.fails = True, fails
+    rig.sleeper.sleep([KV_CACHE])
+    assert (rig.sleeper.state.released, rig.sleeper.state.kept_tokens) == ([KV_CACHE], 0)
 
 
 class Guesser:

@@ -164,4 +164,18 @@ ENGINE = (
         "        elif False:",
         "engine/test_sleep.py::test_a_drain_that_takes_too_long_changes_nothing",
     ),
+    Mutant(
+        "C25 weights that are lost are released once",
+        "engine/sleep.py",
+        "self._released += [WEIGHTS] if WEIGHTS not in self._released else []",
+        "self._released += [WEIGHTS]",
+        "engine/test_sleeper.py::test_sleeper_update_that_loses_the_weights_releases_them",
+    ),
+    Mutant(
+        "C25 copies that torch has no memory for are not kept",
+        "engine/sleep.py",
+        "except (MemoryError, RuntimeError) as error:  #",
+        "except MemoryError as error:  #",
+        "engine/test_sleeper.py::test_sleeper_without_memory_for_copies_sleeps_and_keeps_nothing",
+    ),
 )

@@ -276,4 +276,18 @@ ROUTE = (
         "            finally:\n                pass\n",
         "route/test_router.py::test_c27_prefill_server_that_breaks_while_it_embeds_is_down",
     ),
+    Mutant(
+        "C33 an answer that nobody asked for closes its connection",
+        "route/upstream.py",
+        "        except (httptools.HttpParserError, AttributeError):",
+        "        except httptools.HttpParserError:",
+        "route/test_upstream.py::test_c33_upstream_server_that_answers_unasked_is_closed",
+    ),
+    Mutant(
+        "C27 a server that does not speak HTTP is named so",
+        "route/upstream.py",
+        '            self._fail("does not speak HTTP")\n            self.close()',
+        "            self.close()",
+        "route/test_upstream.py::test_c27_upstream_server_that_does_not_speak_http_is_lost_and_named_so",
+    ),
 )

@@ -736,4 +736,18 @@ SCHEDULER = (
         "",
         "scheduler/test_decode_role.py::test_decode_keeps_nothing_of_a_request_that_has_ended",
     ),
+    Mutant(
+        "C32 who is offered places has started",
+        "scheduler/decode_role.py",
+        "        account.num_started += 1\n",
+        "",
+        "scheduler/test_decode_role.py::test_decode_charges_who_is_offered_places_and_lets_go_of_its_closed_ticket",
+    ),
+    Mutant(
+        "C22 a request lets go of its closed ticket",
+        "scheduler/decode_role.py",
+        "        req.residency.ticket = None\n",
+        "",
+        "scheduler/test_decode_role.py::test_decode_charges_who_is_offered_places_and_lets_go_of_its_closed_ticket",
+    ),
 )

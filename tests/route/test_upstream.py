@@ -126,3 +126,28 @@ def test_upstream_pool_that_gives_up_closes_what_is_taken_and_no_more() -> None:
         assert [connection.is_open for connection in both] == [True, False]
 
     asyncio.run(give_up())
+
+
+def test_c33_upstream_server_that_answers_unasked_is_closed() -> None:
+    class Wire:
+        is_open = True
+
+        def is_closing(self) -> bool:
+            return not self.is_open
+
+        def close(self) -> None:
+            self.is_open = False
+
+    async def unasked() -> bool:
+        connection, transport = Upstream(Origin("http://127.0.0.1:1", "")), Wire()
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        connection.data_received(OK + b"\r\n")
+        return connection.is_open
+
+    assert not asyncio.run(unasked())
+
+
+def test_c27_upstream_server_that_does_not_speak_http_is_lost_and_named_so() -> None:
+    with pytest.raises(Unavailable, match="does not speak HTTP") as raised:
+        asked(b"SSH-2.0-there\r\n", 1, closes=True)
+    assert raised.value.code == MEMBER_LOST

@@ -423,3 +423,13 @@ def test_decode_keeps_nothing_of_a_request_that_has_ended():
     half.run()
     assert req.status is Status.FINISHED
     assert half.scheduler.handoff._fresh == set()
+
+
+def test_decode_charges_who_is_offered_places_and_lets_go_of_its_closed_ticket():
+    half = decode()
+    req = half.meet(3)
+    half.now += 2.0
+    half.step()
+    assert (req.account.num_started, req.account.queued_s) == (1, 2.0)
+    arrive(half, half.orders[0])
+    assert req.residency.ticket is None
