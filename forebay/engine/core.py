@@ -169,7 +169,7 @@ class EngineCore:
             )
             self.scheduler.add(request, now)
         except Exception as error:
-            self.stats.refused += 1
+            self.stats.counters["engine.refused"] += 1
             where = f"request {wanted.request_id}"
             if not isinstance(error, ForebayError):
                 log.error(event("add_failed", at=where), exc_info=error)
@@ -234,7 +234,7 @@ class EngineCore:
         num_running = len(self.scheduler.running)
         width = self._widths.width(num_running) if self._widths and num_running else 1
         plan = (self.sleeper if self.sleeper.away else self.scheduler).plan(now, width)
-        self.stats.host_s += self._clock() - now
+        self.stats.counters["engine.host_seconds"] += self._clock() - now
         ahead = [plan, *(step.plan for step in self._in_flight)]
         self.step_limit_s = self._pace.limit_s(max(step.num_tokens if step else 0 for step in ahead))
         if plan is not None:
@@ -249,7 +249,7 @@ class EngineCore:
                 self.stats.last_step_at = self._clock()  # what memory takes is no step's time
         told = bool(self.scheduler.news) or self.scheduler.handoff.has_orders
         self._progressed = plan is not None or bool(self._in_flight) or told or flushing
-        self.stats.busy_s += self._clock() - now
+        self.stats.counters["engine.busy_seconds"] += self._clock() - now
 
     def _launch(self, plan: StepPlan, width: int) -> None:
         try:
@@ -280,13 +280,13 @@ class EngineCore:
             self._widths.mixed_ended()
         elif self._widths and plan.num_seqs:
             self._widths.ended(plan.num_seqs, width, len(result.token_ids), seconds)
-        self.stats.steps += 1
+        self.stats.counters["engine.steps"] += 1
         self.stats.last_step_at = now
-        self.stats.host_s += self._clock() - now
+        self.stats.counters["engine.host_seconds"] += self._clock() - now
         return True
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
-        self.stats.step_failures += 1
+        self.stats.counters["engine.step_failures"] += 1
         num_requests = len(self.scheduler.requests)
         with self._reserve.spent():
             log.error(event("step_failed", step=plan.step, seqs=plan.num_seqs, tokens=plan.num_tokens), exc_info=error)

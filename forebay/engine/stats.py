@@ -1,13 +1,6 @@
 """What the engine counts beside the scheduler, and the forms in which both are reported.
 
-Counters only grow. `State.counters` carries the scheduler's (`generated_tokens`, `cached_tokens`, `finished.<reason>`,
-...) and, under `engine.`, these:
-
-    engine.refused         requests refused on arrival
-    engine.step_failures   steps that cost their requests an error
-    engine.steps           steps committed
-    engine.host_seconds    time in plan and commit
-    engine.busy_seconds    time in steps, the model's part included
+Counters are declared in `scheduler.counters`; these have names that begin with `engine.`.
 """
 
 from __future__ import annotations
@@ -19,6 +12,7 @@ from msgspec.structs import asdict
 from forebay.base.log import event
 from forebay.engine.exchange import Exchange
 from forebay.engine.frames import Speculating, State
+from forebay.scheduler.counters import OF_ENGINE, zeros
 from forebay.scheduler.scheduler import Scheduler
 from forebay.speculation.adaptive import Widths
 
@@ -31,11 +25,7 @@ class Stats:
 
     def __init__(self, now: float, widths: Widths | None = None, exchange: Exchange | None = None) -> None:
         self._widths, self._exchange = widths, exchange
-        self.refused = 0
-        self.step_failures = 0
-        self.steps = 0
-        self.host_s = 0.0
-        self.busy_s = 0.0
+        self.counters = zeros(OF_ENGINE)
         self.last_step_at = now
         self._line_busy_s = 0.0
         self._line_tokens = (0.0, 0.0)
@@ -43,15 +33,8 @@ class Stats:
     def frame(self, scheduler: Scheduler, now: float, *, answers: int = 0, **others: Any) -> State:
         """Where the engine stands, as the frame that says so; `others` are what else it says."""
         state = scheduler.state(now)
-        own = {
-            "engine.refused": self.refused,
-            "engine.step_failures": self.step_failures,
-            "engine.steps": self.steps,
-            "engine.host_seconds": self.host_s,
-            "engine.busy_seconds": self.busy_s,
-        }
         age_s = 0.0 if scheduler.idle else now - self.last_step_at
-        known = asdict(state) | {"counters": {**state.counters, **own}}
+        known = asdict(state) | {"counters": {**state.counters, **self.counters}}
         widths = self._widths
         speculation = None if widths is None else Speculating(width=widths.current, recent=widths.recent)
         now_there = others | {"transfers": self._exchange.state() if self._exchange else None}
@@ -59,7 +42,7 @@ class Stats:
 
     def worked_s(self) -> float:
         """Seconds of work since the last `line`."""
-        return self.busy_s - self._line_busy_s
+        return self.counters["engine.busy_seconds"] - self._line_busy_s
 
     def line(self, scheduler: Scheduler, now: float) -> str:
         """The log line of the work since the last one; rates are over that work, not over the idle time in between."""
@@ -68,7 +51,7 @@ class Stats:
         tokens = (counters["computed_prompt_tokens"], counters["generated_tokens"])
         elapsed = max(self.worked_s(), 1e-9)
         prefill, decode = ((new - old) / elapsed for new, old in zip(tokens, self._line_tokens, strict=True))
-        self._line_busy_s, self._line_tokens = self.busy_s, tokens
+        self._line_busy_s, self._line_tokens = self.counters["engine.busy_seconds"], tokens
         kv = state.pools[0]
         busy = [tenant for tenant in state.tenants if tenant.num_running or tenant.num_waiting][:_MOST_TENANTS]
         tenants = ",".join(f"{tenant.name or '-'}:{tenant.num_running}+{tenant.num_waiting}" for tenant in busy)

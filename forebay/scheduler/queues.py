@@ -15,12 +15,12 @@ from forebay.requests.request import Request, Status
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import CacheReport
+from forebay.scheduler.counters import OF_SCHEDULER, zeros
 from forebay.scheduler.grammars import Constraints
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.limits import Room
 from forebay.scheduler.line import Line
 from forebay.scheduler.residency import Residencies
-from forebay.scheduler.state import COUNTED
 from forebay.scheduler.suspects import Suspects
 
 
@@ -69,7 +69,7 @@ class Queues:
         self.admits = True  # whether requests start; see `scheduler.halt`
         self.weight_version = 0  # of the weights that compute whatever is computed now
         self.suspects = Suspects()
-        self.counters = dict.fromkeys(COUNTED, 0.0)  # numbers that only grow; any other name is a KeyError
+        self.counters = zeros(OF_SCHEDULER)
 
     @property
     def is_saving(self) -> bool:

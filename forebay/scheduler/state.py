@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final
 
 import msgspec
 import numpy as np
 
-from forebay.memory.miss_reason import MissReason
 from forebay.memory.slots import CACHE, FREE, QUARANTINE, Slots
 from forebay.requests.account import Account
 from forebay.requests.request import Request
-from forebay.requests.updates import FinishReason
 from forebay.scheduler.line import Line
 
 
@@ -58,17 +55,6 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
     counters: dict[str, float]
     map: list[int] = []
     tenants: list[TenantState] = []  # where any are configured
-
-
-COUNTED: Final = (
-    *("requests", "prompt_tokens", "cached_tokens", "computed_prompt_tokens", "recomputed_tokens"),
-    *("generated_tokens", "draft_tokens", "accepted_tokens", "retractions", "retractions_kept", "displaced"),
-    *("steps", "failed_steps", "recoveries"),
-    *("books_cleared", "leaked_pages"),
-    *(f"misses.{reason}" for reason in MissReason),
-    *(f"finished.{reason}" for reason in FinishReason),
-)
-"""What the scheduler counts; the pools and the kinds of cache count more."""
 
 
 def pool_state(slots: Slots, cached: int = 0, unfenced: int = 0) -> PoolState:

@@ -9,8 +9,9 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from forebay.engine.frames import Occupied, Ready, Speculating, State, Transferring
 from forebay.requests.updates import SpeculationReport
+from forebay.scheduler.counters import COUNTERS, zeros
 from forebay.scheduler.state import PoolState
-from forebay.server.operations.metrics import _ENGINE_COUNTERS, Metrics
+from forebay.server.operations.metrics import Metrics
 from scripts.site.tables import code, codes, table
 
 _STATE = State(
@@ -20,7 +21,7 @@ _STATE = State(
     num_waiting_tokens=0,
     oldest_wait_s=0.0,
     pools=[PoolState(name="kv", total=2, free=1, running=1)],
-    counters=dict.fromkeys(_ENGINE_COUNTERS, 0.0),
+    counters=zeros(COUNTERS),
     last_step_age_s=0.0,
     memory=Occupied(num_bytes={"kv_cache": 1}),
     speculation=Speculating(width=1, recent=SpeculationReport(1.0, 1.0)),

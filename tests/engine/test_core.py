@@ -122,7 +122,7 @@ def test_a_step_that_fails_once_costs_nobody_who_was_not_alone_in_it(depth: int,
         client.take(core.add(request))
     fault.arm(name, kind, at)
     drain(core, client)
-    assert core.stats.step_failures == 1
+    assert core.stats.counters["engine.step_failures"] == 1
     for request in requests:
         right = reference(request.prompt_token_ids, request.params.max_tokens)
         assert client.tokens[request.request_id] == right
@@ -241,7 +241,7 @@ def test_what_can_never_be_served_is_refused_on_arrival(request_: AddRequest, co
     client.take(core.add(request_))
     assert client.codes() == {1: code}
     assert core.idle
-    assert core.stats.refused == 1
+    assert core.stats.counters["engine.refused"] == 1
 
 
 def test_a_fault_while_adding_fails_that_request_only() -> None:

@@ -99,7 +99,7 @@ def test_c16_a_step_with_guesses_that_fails_costs_no_token(name: str, at: int) -
         client.take(core.add(request))
     fault.arm(name, "runtime", at)
     drain(core, client)
-    assert core.stats.step_failures == 1
+    assert core.stats.counters["engine.step_failures"] == 1
     for request in requests:
         assert client.tokens[request.request_id] == reference(request.prompt_token_ids, request.params.max_tokens)
 

@@ -215,7 +215,7 @@ def check_requests(case: list[AddRequest]) -> None:
                 ended[update.request_id] = ended.get(update.request_id, 0) + 1
     assert core.idle
     assert ended == dict.fromkeys(waiting, 1)
-    assert core.stats.step_failures == 0
+    assert core.stats.counters["engine.step_failures"] == 0
     held = core.scheduler.held
     assert held.kv.num_free + held.cache.num_pages == held.kv.capacity
 

@@ -98,9 +98,9 @@ def test_c16_a_head_changes_no_bit_in_any_shape_of_the_engine(right: Known, shap
 
 
 def run_steps(engine: Engine, tokens: int) -> tuple[list[int], int]:
-    before = engine.core.stats.steps
+    before = engine.core.stats.counters["engine.steps"]
     (result,) = engine.run([[5, 9, 7, 3, 11, 4]], greedy(tokens))
-    return result.token_ids, engine.core.stats.steps - before
+    return result.token_ids, engine.core.stats.counters["engine.steps"] - before
 
 
 @pytest.mark.parametrize("case", RIGHT)

@@ -96,6 +96,8 @@ def test_what_is_wrong_is_found(tmp_path, torch_ops, quiet, monkeypatch):
 
 
 def test_every_type_has_a_case():
+    without = sorted(set(TYPES) - set(CASE_OF))
+    assert not without, f"add a tiny configuration of {', '.join(without)} to CASES in tests/models/tiny.py"
     assert set(TYPES) == set(CASE_OF)
 
 

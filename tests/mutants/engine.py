@@ -13,8 +13,8 @@ ENGINE = (
     Mutant(
         "C27 a fault while a request is added fails that request only",
         "engine/core.py",
-        "        except Exception as error:\n            self.stats.refused += 1",
-        "        except ForebayError as error:\n            self.stats.refused += 1",
+        '        except Exception as error:\n            self.stats.counters["engine.refused"] += 1',
+        '        except ForebayError as error:\n            self.stats.counters["engine.refused"] += 1',
         "engine/test_core.py::test_a_fault_while_adding_fails_that_request_only",
     ),
     Mutant(

@@ -20,6 +20,7 @@ from forebay.memory.kinds.window import WindowDemand, Windows, window_margin
 from forebay.memory.req_to_token_pool import DecodeReqToTokenPool, ReqToTokenPool
 
 DEMANDS: Final[tuple[type[KindDemand], ...]] = (WindowDemand, StateDemand)
+COUNTERS: Final = (*Windows.COUNTERS, *States.COUNTERS)
 
 
 class CacheSizes(NamedTuple):

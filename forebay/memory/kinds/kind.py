@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
+from forebay.base.counters import Counter
 from forebay.memory.draft import Draft
 from forebay.memory.holding import Holding, Residency, RowTable
 from forebay.memory.miss_reason import MissReason
@@ -42,6 +43,8 @@ class Kind:
 
     Units are pages of full KV, counted from the root of the tree, except where a name says otherwise.
     """
+
+    COUNTERS: ClassVar[tuple[Counter, ...]] = ()
 
     name: ClassVar[str]
     missing: ClassVar[MissReason] = MissReason.NONE  # why a hit ends where this kind cannot be resumed
@@ -190,7 +193,7 @@ class Kind:
 
     @property
     def counters(self) -> dict[str, float]:
-        """What it has counted, by name."""
+        """The values of `COUNTERS`, by name."""
         return {}
 
     def holder(self, held: Residency) -> Holder:

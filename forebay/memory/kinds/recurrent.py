@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from forebay.base.counters import Counter
 from forebay.config.engine_config import SchedulerConfig, StateStrategy
 from forebay.memory.anchors import Anchor, Reason, plan_anchors
 from forebay.memory.draft import Draft
@@ -106,6 +107,13 @@ class States(CachedStates):
     With `extra_buffer` the step that passes an anchor writes the state to another slot as well. With `no_buffer`
     chunks end there, and the next plan copies the live state; the last state is given away when the request leaves.
     """
+
+    COUNTERS = (
+        Counter("states_taken", "States written down for the prefix cache"),
+        Counter("states_skipped", "States that were wanted and had no slot"),
+        Counter("states_evicted", "States dropped from the prefix cache to make room"),
+        Counter("dead_kv_tokens"),  # which also falls: a gauge of its own in /metrics
+    )
 
     def __init__(self, config: SchedulerConfig, rows: HybridReqToTokenPool) -> None:
         super().__init__(rows.mamba_pool)

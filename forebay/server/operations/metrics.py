@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from forebay.engine.frames import Occupied, Ready, State
 from forebay.memory.miss_reason import MissReason
+from forebay.scheduler.counters import COUNTERS
 from forebay.server.answering.generation import Generation
 from forebay.server.operations.metrics_compat import NAMES, Renamed
 from forebay.server.pooling.prompts import Batch
@@ -21,30 +22,6 @@ from forebay.server.pooling.prompts import Batch
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _INTERVALS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
 _TOKENS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
-
-# By the names in `State.counters`; `scheduler/scheduler.py` and `engine/stats.py` say when they grow. What the server
-# counts itself (requests, finish reasons, prompt and cached tokens) is not here: two counts of one thing differ.
-_ENGINE_COUNTERS: Final = {
-    "recomputed_tokens": "Tokens computed once more after their choice was retracted",
-    "computed_prompt_tokens": "Tokens that went through the model as part of a prompt",
-    "generated_tokens": "Tokens sampled so far, those of running choices included",
-    "draft_tokens": "Tokens guessed and verified",
-    "accepted_tokens": "Tokens guessed, verified and right",
-    "retractions": "Times that a running choice gave its pages up and waited again",
-    "retractions_kept": "Retractions whose KV and state were kept on the host",
-    "states_taken": "States written down for the prefix cache",
-    "states_skipped": "States that were wanted and had no slot",
-    "states_evicted": "States dropped from the prefix cache to make room",
-    "evicted_pages": "Pages dropped from the prefix cache to make room",
-    "leaked_pages": "Pages that nobody owned and that were set aside",
-    "ledger_violations": "Slots that were freed, taken or used against the rules",
-    "engine.steps": "Steps that the engine committed",
-    "engine.step_failures": "Steps that cost their choices an error",
-    "engine.refused": "Choices that the engine refused before they were queued",
-    "engine.host_seconds": "Seconds spent planning and committing steps",
-    "engine.busy_seconds": "Seconds spent in steps, the model's part included",
-}
-
 
 _TRANSFERS: Final = {
     "pending": "Requests that wait for their other half",
@@ -182,8 +159,8 @@ class _EngineCollector(Collector):
                 yield _gauge(f"transfers_{name}", text, getattr(state.transfers, name))
         dead = state.counters.get("dead_kv_tokens", 0)
         yield _gauge("dead_kv_tokens", "Cached KV tokens with no state left to go on from", dead)
-        for name, text in _ENGINE_COUNTERS.items():
-            if name in state.counters:
+        for name, text in COUNTERS:  # what the server counts itself has no text: two counts of one thing differ
+            if text and name in state.counters:
                 metric = f"forebay:engine_{name.removeprefix('engine.').replace('.', '_')}"
                 yield CounterMetricFamily(metric, text, state.counters[name])
 

@@ -1,0 +1,56 @@
+"""All counters of an engine, each declared once: its name, and its description in /metrics.
+
+To add one, declare it here, or with the kind of cache that counts it (`Kind.COUNTERS`), and increment it where the
+event happens. A name that is not declared raises KeyError there. `State.counters`, /debug/state and /metrics follow
+from the declaration.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from forebay.base.counters import Counter
+from forebay.memory.kinds.build import COUNTERS as OF_KINDS
+from forebay.memory.miss_reason import MissReason
+from forebay.requests.updates import FinishReason
+
+OF_SCHEDULER: Final = (
+    Counter("requests"),
+    Counter("prompt_tokens"),
+    Counter("cached_tokens"),
+    Counter("recomputed_tokens", "Tokens computed once more after their choice was retracted"),
+    Counter("computed_prompt_tokens", "Tokens that went through the model as part of a prompt"),
+    Counter("generated_tokens", "Tokens sampled so far, those of running choices included"),
+    Counter("draft_tokens", "Draft tokens verified"),
+    Counter("accepted_tokens", "Draft tokens accepted"),
+    Counter("retractions", "Times that a running choice gave its pages up and waited again"),
+    Counter("retractions_kept", "Retractions whose KV and state were kept on the host"),
+    Counter("displaced", "Times that a running choice gave its pages up to another tenant"),
+    Counter("steps"),
+    Counter("failed_steps"),
+    Counter("recoveries", "Times that the engine started over after failed steps"),
+    Counter("books_cleared", "Recoveries that freed all memory"),
+    Counter("leaked_pages", "Pages that nobody owned and that were set aside"),
+    *(Counter(f"misses.{reason}") for reason in MissReason),
+    *(Counter(f"finished.{reason}") for reason in FinishReason),
+)
+
+OF_POOLS: Final = (
+    Counter("evicted_pages", "Pages dropped from the prefix cache to make room"),
+    Counter("ledger_violations", "Slots that were freed, taken or used against the rules"),
+)
+
+OF_ENGINE: Final = (
+    Counter("engine.steps", "Steps that the engine committed"),
+    Counter("engine.step_failures", "Steps that cost their choices an error"),
+    Counter("engine.refused", "Choices that the engine refused before they were queued"),
+    Counter("engine.host_seconds", "Seconds spent planning and committing steps"),
+    Counter("engine.busy_seconds", "Seconds spent in steps, the model's part included"),
+)
+
+COUNTERS: Final = (*OF_SCHEDULER, *OF_KINDS, *OF_POOLS, *OF_ENGINE)
+
+
+def zeros(counters: tuple[Counter, ...]) -> dict[str, float]:
+    """Return a new count of 0 for each of `counters`, by name."""
+    return dict.fromkeys((counter.name for counter in counters), 0.0)
