@@ -175,7 +175,7 @@ def serve(fd: int, limits: Limits, answer: Callable[[bytes], bytes]) -> None:
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Of what is written, and not of address space: some systems' archive of all languages alone takes 220 MB of that
+    """Limit written memory, not address space: some systems' archive of all languages alone takes 220 MB of that
     in every process that has set a locale."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     limit = num_bytes if most == resource.RLIM_INFINITY else min(most, num_bytes)

@@ -47,7 +47,7 @@ class Cpu:
 
     @property
     def bfloat16(self) -> tuple[str, ...]:
-        """Its instructions for bfloat16 products."""
+        """Flags of the instructions for bfloat16 products."""
         return tuple(sorted(self.flags & BFLOAT16_FLAGS))
 
     @property

@@ -1,4 +1,4 @@
-"""Who can reach an address, and what must not be reachable."""
+"""Checks of who can reach an address, and of what must not be reachable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the C library keeps of memory that was freed, and a reserve for when there is no more."""
+"""The C library's share of memory that was freed, and a reserve for when there is no more."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def encode_request(origin: Origin, method: str, path: str, payload: dict[str, An
 
 
 def error_text(status: int, body: bytes) -> str:
-    """What a server's error answer says, in one line."""
+    """Return the message of a server's error answer, in one line."""
     try:
         error = json.loads(body.decode())["error"]
         return f"{status} {error.get('code') or error.get('type')}: {error['message']}"
@@ -169,7 +169,7 @@ async def get_json(origin: Origin, path: str) -> dict[str, Any]:
 
 
 async def post_json(origin: Origin, path: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """The same of a POST."""
+    """Send a POST with a JSON body and return the answer, as `get_json` does."""
     return await _exchange(origin, "POST", path, payload)
 
 
@@ -185,7 +185,7 @@ async def _exchange(origin: Origin, method: str, path: str, payload: dict[str, A
 
 
 def _object(origin: Origin, data: bytes) -> dict[str, Any]:
-    """What a server sent as JSON. Raises EngineError for what is none, or no object."""
+    """Parse a server's answer as a JSON object. Raises EngineError for anything else."""
     try:
         value = json.loads(data.decode())  # of bytes it would guess the encoding, UTF-16 and -32 among them
     except (ValueError, RecursionError):

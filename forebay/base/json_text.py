@@ -37,7 +37,7 @@ def may_be_deep(data: bytes) -> bool:
 
 
 def outside_strings(data: bytes) -> bytes:
-    """What stands in no string of it."""
+    """Return the parts of a JSON text outside its strings."""
     delimited = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     return b"".join(delimited.split(b'"')[::2])
 

@@ -62,7 +62,7 @@ def variants_for(flags: frozenset[str]) -> tuple[Variant, ...]:
 
 
 def lacks(flags: frozenset[str]) -> str:
-    """What a CPU with `flags` has not of the variants better than its best, and what each costs; empty for the best."""
+    """Name what a CPU with `flags` lacks for the better variants, with the cost of each; "" for the best variant."""
     return "; ".join(_lacks(flags))
 
 

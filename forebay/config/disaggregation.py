@@ -1,4 +1,4 @@
-"""What can be set about prefill and decode on servers of their own: flags, what "auto" becomes, and what clashes."""
+"""Settings of prefill and decode instances: flags, what "auto" becomes, and what clashes."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ def refuse_without_server(who: str, config: Config) -> None:
 
 
 def field_values(settled: Settled, cluster_key: bytes) -> dict[str, Any]:
-    """What `DisaggregationOptions` holds."""
+    """Return the field values of `DisaggregationOptions`."""
     values = {flag.field.removeprefix(PREFIX): settled[flag.name] for flag in FLAGS if flag.name in settled}
     enums = {"mode": role_of(settled), "transfer_backend": TransferBackend(str(values["transfer_backend"]))}
     return {**values, **enums, "cluster_key": cluster_key, "chaos": chaos_of(str(settled.get("chaos", "")))}

@@ -36,7 +36,7 @@ class Accepted:
 
 
 def _by_name(names: Mapping[str, str]) -> MappingProxyType[str, str]:
-    """Of lines and the names that each is about, each name's line."""
+    """Return the line of each name, given lines and the names that each is about."""
     return MappingProxyType({name: line for line, of in names.items() for name in of.split()})
 
 

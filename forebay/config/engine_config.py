@@ -16,7 +16,7 @@ MAX_PAGE_SIZE: Final = 1024  # tokens
 
 
 class Ledger(StrEnum):
-    """What a pool does about a double free, a free of somebody else's slot, or a leak (C8)."""
+    """The reaction of a pool to a double free, a free of somebody else's slot, or a leak (C8)."""
 
     OFF = "off"
     COUNT = "count"  # log, count, quarantine, go on
@@ -36,7 +36,7 @@ class EvictionPolicy(StrEnum):
 
 
 class CacheIsolation(StrEnum):
-    """Who shares a prefix cache; a `cache_salt` always has one of its own."""
+    """The requests that share a prefix cache; a `cache_salt` always has a cache of its own."""
 
     NONE = "none"  # everybody
     KEY = "key"  # whoever holds the same API key
@@ -56,7 +56,7 @@ class KernelBackend(StrEnum):
 
 
 class SpeculativeAlgorithm(StrEnum):
-    """Who guesses. The field's names."""
+    """The source of draft tokens, under the field's names."""
 
     OFF = "off"
     NGRAM = "NGRAM"  # what followed before: in the request itself, then in recent outputs
@@ -118,7 +118,7 @@ class CacheTypes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryOptions:
-    """What the caches may have. How many pages, slots and rows that is, `memory.budget` divides before weights are
+    """Limits of the caches' memory. How many pages, slots and rows that is, `memory.budget` divides before weights are
     loaded; `max_total_tokens` and `max_running_requests` are upper limits to it."""
 
     kv_cache_bytes: int
@@ -143,7 +143,7 @@ class KindOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindConfig(KindOptions):
-    """What the scheduler must know of layers that keep something else than all tokens' KV.
+    """Facts that the scheduler needs about layers that keep something else than all tokens' KV.
 
     `num_slots` 0: no recurrent layer; `num_window_pages` 0: no layer with a sliding window of `window` tokens.
     What a page or slot of each kind of cache has in bytes, of all layers, is for the cost of copying it to the host.
@@ -158,7 +158,7 @@ class KindConfig(KindOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulingOptions:
-    """Who runs, who waits, and how long. Limits are in requests, tokens and seconds, as named."""
+    """Limits on requests that run and wait. Limits are in requests, tokens and seconds, as named."""
 
     chunked_prefill_size: int = 2048  # most tokens of prompts in one step
     mixed_chunk_size: int = 2048  # the same, in a step in which others decode
@@ -234,7 +234,7 @@ class DisaggregationOptions:
     chaos: Chaos = Chaos()
 
     def named(self, process: str) -> str:
-        """What a process of this role is called in logs."""
+        """Name of a process of this role in logs."""
         return process if self.mode is DisaggregationMode.NULL else f"{self.mode}-{process}"
 
     @property
@@ -261,7 +261,7 @@ class SchedulerConfig(SchedulingOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    """What the engine process needs, in groups that are handed on whole to those who use them."""
+    """Settings of the engine process, in groups that are passed on whole to the components that use them."""
 
     model_path: str  # a folder with config.json and *.safetensors, or one .gguf file
     served_model_name: str
@@ -288,7 +288,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerConfig:
-    """What the server process needs. Sizes are in bytes, times in seconds."""
+    """Settings of the server process. Sizes are in bytes, times in seconds."""
 
     host: str
     port: int

@@ -27,7 +27,7 @@ class _MemoryInfo(ctypes.Structure):
 
 
 def gpu_memory() -> GpuMemory | None:
-    """Of the GPU that this process would use: the first that CUDA_VISIBLE_DEVICES leaves. None without one."""
+    """Return the memory of the GPU that this process would use, the first in CUDA_VISIBLE_DEVICES; None without one."""
     try:
         nvml = ctypes.CDLL(_LIBRARY)
     except OSError:

@@ -44,7 +44,7 @@ Keys = tuple[tuple[ApiKey, ...], tuple[ApiKey, ...]]
 
 
 def all_keys(written: Settled) -> Keys:
-    """Those that settings name, by themselves or as the lines of files. Raises ConfigError."""
+    """Return the keys that settings give, directly or as the lines of files. Raises ConfigError."""
     keys = _keys(written, "api_key", "key"), _keys(written, "admin_api_key", "admin")
     weights_of([*keys[0], *keys[1]])
     return keys

@@ -1,4 +1,4 @@
-"""What can be set about the kinds of cache beside full KV: their flags, what "auto" becomes, and what clashes."""
+"""Settings of the kinds of cache beside full KV: flags, what "auto" becomes, and what clashes."""
 
 from __future__ import annotations
 

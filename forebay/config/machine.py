@@ -1,4 +1,4 @@
-"""What this machine offers: cores, memory, instruction sets. Containers' limits count."""
+"""Resources of this machine: cores, memory, instruction sets. Containers' limits count."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def written_values(flags: Mapping[str, object], env: Mapping[str, str], file: Pa
 def resolve_server(
     flags: Mapping[str, object], env: Mapping[str, str], file: Path | None, warn: Callable[[str], None]
 ) -> ServerConfig:
-    """Of a server without a model of its own. Raises ConfigError as `resolve` does."""
+    """Resolve the settings of a server without a model of its own. Raises ConfigError as `resolve` does."""
     given, warnings = _gather(flags, env, file)
     for warning in warnings:
         warn(warning)
@@ -156,7 +156,7 @@ def resolve_server(
 def _gather(
     flags: Mapping[str, object], env: Mapping[str, str], file: Path | None
 ) -> tuple[dict[str, Given], list[str]]:
-    """What holds for each setting before any rule, and warnings about the environment."""
+    """Return the value of each setting before any rule, and warnings about the environment."""
     from_env, warnings = from_environment(env)
     path = file or (Path(env[CONFIG_VARIABLE]) if env.get(CONFIG_VARIABLE) else None)
     given = {flag.name: from_one_flag(flag) for flag in FLAGS}
@@ -323,7 +323,7 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
 
 
 def _asleep(settled: Settled, asked: Callable[[str], str]) -> Iterator[str]:
-    """What cannot be released, or kept."""
+    """Yield what sleep cannot release or keep."""
     if settled["keep_prefix_cache"] and (settled["disable_radix_cache"] or not settled.number("retraction_host_bytes")):
         yield (
             f"{asked('keep_prefix_cache')}: there is no prefix cache, or no host memory for it: leave it out, or use "

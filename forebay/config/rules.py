@@ -1,4 +1,4 @@
-"""What each "auto" becomes on this machine with this model, and why. One function per setting."""
+"""Rules that decide each "auto" for this machine and model, with the reason. One function per setting."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ITEM_BYTES: Final = {"int8": 1, "bfloat16": 2, "float32": 4}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What the rules may look at: the checkpoint, the weights of what drafts for it, and the machine. `memory` is where
+    """Inputs of the rules: the checkpoint, the weights of its draft model, and the machine. `memory` is where
     the model computes; `gpu` is None unless that is a GPU."""
 
     model_path: Path
@@ -118,7 +118,7 @@ def _kv_cache_dtype(facts: Facts, settled: Settled) -> Decision:
 
 
 def weight_bytes(facts: Facts, settled: Settled) -> int:
-    """Of the model and of what drafts for it."""
+    """Return the bytes of the weights of the model and of its draft model."""
     quantization, itemsize = Quantization(str(settled["quantization"])), ITEM_BYTES[str(settled["dtype"])]
     return sum(weights.held_bytes(quantization, itemsize) for weights in (facts.weights, facts.draft))
 

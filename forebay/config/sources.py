@@ -178,7 +178,7 @@ def _add(given: dict[str, Given], flag: Flag, item: Given) -> None:
 
 
 def from_one_flag(flag: Flag) -> Given:
-    """What holds when nobody wrote anything."""
+    """Return the default of a setting, as if nothing was given."""
     return Given(flag.default, "rule" if flag.default is AUTO else "default", flag.option)
 
 

@@ -1,4 +1,4 @@
-"""What can be set about speculation: its flags, what "auto" becomes, and what cannot work."""
+"""Settings of speculative decoding: flags, what "auto" becomes, and what cannot work."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def problems(settled: Settled, asked: Callable[[str], str]) -> Iterator[str]:
 
 
 def field_values(settled: Settled, *, auto: bool) -> dict[str, Any]:
-    """What `SpeculationOptions` holds; `auto`: nobody named the algorithm."""
+    """Return the field values of `SpeculationOptions`; `auto`: the algorithm was not given."""
     values = {flag.name.removeprefix(PREFIX): settled[flag.name] for flag in FLAGS if flag.name in settled}
     algorithm = algorithm_of(settled)
     return {**values, "algorithm": algorithm, "adaptive": auto and algorithm is not SpeculativeAlgorithm.OFF}

@@ -112,8 +112,8 @@ class Attention:
         return self._output(ctx, out)
 
     def _project(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x [T, H] -> q [T, Hq, D], k and v [T, Hk, D], normed where the family does so, and the gates [T, Hq * D]
-        where there are any, or [T, 0]."""
+        """x [T, H] -> q [T, Hq, D], k and v [T, Hk, D], normed where the family does so, and the gates [T, Hq * D], or
+        [T, 0] without gates."""
         spec, ops = self._spec, self._ops
         gates, values = spec.q_size if spec.output_gate else 0, 0 if spec.values_from_keys else spec.kv_size
         q, k, v, gate = torch.split(self._qkv(ctx, x), [spec.q_size, spec.kv_size, values, gates], dim=-1)
@@ -145,7 +145,7 @@ def _cache_spec(spec: AttentionSpec) -> CacheSpec:
 
 
 def _qkv(spec: AttentionSpec, parts: Parts) -> Linear:
-    """Of q, k, v and, with an `output_gate`, the gates."""
+    """Build the linear layer of q, k, v and, with an `output_gate`, the gates."""
     q, kv = spec.q_size, spec.kv_size
     values = {} if spec.values_from_keys else {"v_proj": kv}
     outputs = {"q_proj": (1 + spec.output_gate) * q, "k_proj": kv, **values}

@@ -24,7 +24,7 @@ from forebay.pools.cache_spec import CacheSpec
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a model's layers are built with, handed from one to the next. Names of weights are those of the checkpoint
+    """Inputs of layer construction, passed from one layer to the next. Names of weights are those of the checkpoint
     behind `prefix`; what the layers keep, `kept`, are the entries of the `CachePool` from number `first` on."""
 
     ops: Ops
@@ -35,7 +35,7 @@ class Parts:
     first: int = 0
 
     def within(self, name: str) -> Parts:
-        """The same for the parts of `name`."""
+        """Return a copy for the parts of `name`."""
         return replace(self, prefix=f"{self.prefix}{name}.")
 
     def linear(
@@ -80,7 +80,8 @@ class Parts:
         return self.tensor("A_log", *shape, float32=True, change=lambda a_log: -a_log.exp())
 
     def conv_kernel(self, channels: Mapping[str, int], width: int) -> Tensor:
-        """Of causal convolutions by name (`.weight` is added) and number of channels, one behind the other: [W, C]."""
+        """Return the kernel of causal convolutions, given by name (`.weight` is added) and number of channels, one
+        behind the other: [W, C]."""
         kernel = self._joined(channels, "weight", (1, width))
         return self.weights.tensor(kernel, change=lambda kernel: kernel.squeeze(1).T.contiguous())
 

@@ -1,4 +1,5 @@
-"""What a layer may know about the step it runs in. No ambient state: this is an argument. T is the number of tokens."""
+"""The facts that a layer may use about the step it runs in. No ambient state: this is an argument. T is the number of
+tokens."""
 
 from __future__ import annotations
 

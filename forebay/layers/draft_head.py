@@ -39,8 +39,11 @@ class DraftHead:
         self._join = parts.linear({"eh_proj": size}, 2 * size)
 
     def __call__(self, ctx: ForwardContext, embedded: Tensor, hidden: Tensor) -> Tensor:
-        """hidden [T, H] of the tokens at the context's positions, after the last norm, and the embeddings [T, H] of the
-        tokens behind each -> [T, H], which stands for the hidden states of these. Writes KV."""
+        """Return the predicted hidden states [T, H] of the next tokens.
+
+        hidden [T, H] is of the tokens at the context's positions, after the last norm; embedded [T, H] of the token
+        behind each. Writes KV.
+        """
         ops, eps = self._ops, self._eps
         of_embedding, of_hidden, last = self._norms
         both = [ops.rms_norm(embedded, of_embedding, eps), ops.rms_norm(hidden, of_hidden, eps)]

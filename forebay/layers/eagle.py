@@ -40,8 +40,10 @@ class EagleLayers:
         self._blocks = [block.build(parts) for block in spec.blocks]
 
     def __call__(self, ctx: ForwardContext, embedded: Tensor, hidden: Tensor) -> Tensor:
-        """The embeddings [T, H] of the tokens behind those at the context's positions, and hidden [T, H] of these ->
-        what stands for the hidden states of the tokens behind, [T, H]. Writes KV."""
+        """Return the predicted hidden states [T, H] of the next tokens.
+
+        hidden [T, H] is of the tokens at the context's positions; embedded [T, H] of the token behind each. Writes KV.
+        """
         ops = self._ops
         x = self._join(ctx, ops.concat([embedded, hidden]))
         residual = ops.zeros_like(x)
@@ -100,8 +102,11 @@ class Eagle3Layers:
         return self._join(ctx, tapped)
 
     def __call__(self, ctx: ForwardContext, embedded: Tensor, hidden: Tensor) -> Tensor:
-        """The embeddings [T, H] of the tokens behind those at the context's positions, and hidden [T, H] of these, of
-        `join` or of this -> the same of the tokens behind, [T, H], not yet normed. Writes KV."""
+        """Return the predicted hidden states [T, H] of the next tokens, not yet normed.
+
+        hidden [T, H] is of the tokens at the context's positions, from `join` or from this method; embedded [T, H] of
+        the token behind each. Writes KV.
+        """
         ops, eps = self._ops, self._spec.norm_eps
         of_embedding, of_hidden, between = self._norms
         normed = ops.rms_norm(hidden, of_hidden, eps)

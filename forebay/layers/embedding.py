@@ -68,7 +68,7 @@ class PerLayerInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PerLayerGateSpec:
-    """What a layer adds of its own input, its `layer`-th `size` entries: W (gelu(Wg x) p)."""
+    """A gate that adds part of the per-layer input, its `layer`-th `size` entries: W (gelu(Wg x) p)."""
 
     name: str
     layer: int

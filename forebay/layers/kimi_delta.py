@@ -32,7 +32,7 @@ class KimiDeltaSpec:
 
     @property
     def gate_rank(self) -> int:
-        """What the first layer gives for decays, and for gates."""
+        """Output width of the first of two linear layers, for decays and for gates."""
         return self.delta.head_dim if self.low_rank else self.delta.size
 
     def build(self, parts: Parts) -> KimiDeltaLayer:

@@ -21,7 +21,8 @@ from forebay.pools.cache_spec import RecurrentState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Multipliers:
-    """What a family multiplies the input, the parts of the first linear layer's output, and the mixer's output by."""
+    """Factors by which a family multiplies the input, the parts of the first linear layer's output, and the mixer's
+    output by."""
 
     inputs: float = 1.0
     gate: float = 1.0

@@ -23,7 +23,8 @@ UP_DOWN: Final = ("up_proj", "down_proj")
 
 
 class Activation(StrEnum):
-    """Of a gate, whose product with up goes on, or by itself: the square of a ReLU (Primer, arXiv 2109.08668, 4.1)."""
+    """Activation function of a gate, which is multiplied with up, or used alone: the square of a ReLU (Primer, arXiv
+    2109.08668, 4.1)."""
 
     SILU = "silu"
     GELU_TANH = "gelu_pytorch_tanh"

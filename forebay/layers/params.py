@@ -1,4 +1,4 @@
-"""What a weight is made of: checkpoint tensors, their shapes, and how they are joined.
+"""Declarations of weights: checkpoint tensors, their shapes, and how they are joined.
 
 Layers name their weights where they are constructed and nowhere else. A dry build of a model collects what it asks for,
 which is checked against the checkpoint before a byte of that is read.
@@ -33,8 +33,8 @@ class TensorParam:
     `rows` of what is so joined make up the weight: so a step finds side by side what a family interleaves. `offset` is
     added to every entry when it is loaded: some families store norm weights as differences from 1. `scales` are runs of
     rows, all of them or none, and what each is multiplied by when it is loaded: so a constant multiplier of a layer's
-    input or output costs nothing in a step. `min_bits` are the fewest in which it may be held, 4 or 8 bits for a
-    matrix that is only multiplied with or looked up in, or 16 for the model's dtype.
+    input or output costs nothing in a step. `min_bits` are the fewest bits that may hold it: 4 or 8 for a
+    matrix that is only multiplied with or looked up in, 16 for the model's dtype.
     """
 
     names: tuple[str, ...]
@@ -90,12 +90,12 @@ class Weights(Protocol):
 
     @property
     def held_bytes(self) -> Mapping[str, int]:
-        """Of all weights, how many are in what form: `bfloat16`, `8 bits`, `4 bits`."""
+        """Bytes of all weights by the form that holds them: `bfloat16`, `8 bits`, `4 bits`."""
         ...
 
     @property
     def numbers(self) -> Sequence[float]:
-        """What `number` has given so far."""
+        """Numbers that `number` has returned so far."""
         ...
 
     def tensor(self, param: TensorParam, *, float32: bool = False, change: Change = unchanged) -> Tensor:

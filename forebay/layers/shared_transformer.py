@@ -21,7 +21,7 @@ from forebay.pools.cache_spec import FullAttention
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedTransformerSpec:
-    """What all uses have in common. The block's input is 2H wide; no residual goes around its parts."""
+    """The part that all uses share. The block's input is 2H wide; no residual goes around its parts."""
 
     name: str
     hidden_size: int

@@ -1,5 +1,5 @@
-"""What a layer keeps of the tokens it has seen, as named columns. A model returns its layers' specs; outside of
-`pools` nobody asks which.
+"""Declarations of the cache that a layer keeps of past tokens, as named columns. A model returns its layers' specs;
+outside of `pools` nobody asks which.
 
 Sizing, the tables that hold the bytes, copies and snapshots are all derived from the columns. No torch: planning needs
 them too.
@@ -20,7 +20,7 @@ from forebay.memory.kinds.build import CacheSizes
 
 
 class Per(StrEnum):
-    """What a column has an entry for, by the name of the kind of cache that hands it out."""
+    """The unit that a column has an entry for, by the name of the kind of cache that allocates it."""
 
     TOKEN = "kv"
     WINDOW_TOKEN = "window"  # of the last tokens only; the pages of older ones are given back

@@ -8,7 +8,8 @@ from forebay.pools.regions import Saver
 
 
 def make_saver() -> Saver:
-    """Of this process. It takes the place of torch's allocator inside its regions alone, without LD_PRELOAD."""
+    """Make the saver of this process. It takes the place of torch's allocator inside its regions alone, without
+    LD_PRELOAD."""
     torch_memory_saver.hook_mode = "torch"
     saver: Saver = torch_memory_saver
     return saver

@@ -26,7 +26,7 @@ _LINUX: Final = sys.platform == "linux"
 
 
 class Tag(StrEnum):
-    """What is released together, as the field calls it."""
+    """A group of memory that is released together, under the field's name."""
 
     KV_CACHE = "kv_cache"
     WEIGHTS = "weights"
@@ -37,7 +37,7 @@ class Saver(Protocol):
     """GPU memory whose pages go and come back while its addresses stay: what torch-memory-saver is, a pool per tag."""
 
     def region(self, tag: str, enable_cpu_backup: bool) -> AbstractContextManager[None]:
-        """What torch allocates inside has this tag."""
+        """Give this tag to all that torch allocates inside the block."""
         ...
 
     def pause(self, tag: str) -> None: ...
@@ -85,9 +85,9 @@ class Regions:
         by page when they are first written.
 
         torch writes them all at once: 4 GiB then take ten seconds of start-up and are resident from the beginning.
-        Without `large_pages` the system is told to use none: a step would wait for 2 MiB of zeros in each layer
-        wherever it is the first to write (a 40-token prompt on scattered pages took 650 ms of CPU time instead of 38,
-        and decoding gained nothing).
+        Without `large_pages` the system is told to use none. A step would wait for 2 MiB of zeros in each layer
+        wherever it is the first to write. A 40-token prompt on scattered pages took 650 ms of CPU time instead of 38,
+        and decoding gained nothing.
         """
         if num_bytes == 0 or self._device.type != "cpu" or not _LINUX:
             with self.inside(tag):
@@ -109,7 +109,7 @@ class Regions:
         return taken
 
     def inside(self, tag: Tag) -> AbstractContextManager[None]:
-        """Of a GPU: what torch allocates meanwhile has this tag, and nothing else should be allocated."""
+        """Give this tag to all that torch allocates on a GPU meanwhile; nothing else should be allocated."""
         return self._saver.region(tag, enable_cpu_backup=tag in self.backed_up) if self._saver else nullcontext()
 
     def num_bytes(self, tag: Tag) -> int:

@@ -1,4 +1,4 @@
-"""What the device knows of each request, indexed by request row. The host's tables are the truth (C1, C10)."""
+"""The device's columns of each request, indexed by request row. The host's tables are the truth (C1, C10)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What travels: a request, the batch of running ones, the plan of a step, and what came of it."""
+"""Data that moves between components: a request, the batch of running ones, the plan of a step, and what came of it."""

@@ -1,4 +1,4 @@
-"""What an engine does for one tenant: the holder of an API key, or of several keys of one name."""
+"""The work that an engine does for one tenant: the holder of an API key, or of several keys of one name."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ cache, the vocabulary, or the step's own sequences."""
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What a column of a part is, beside its type: `Annotated[I64, Column("S", ...)]`.
+    """Declaration of a part's column, beside its type: `Annotated[I64, Column("S", ...)]`.
 
     Columns of one `length` (a letter) are equally long. Their numbers index `pool`, from `least` on; a column without a
     pool indexes nothing. Of those with a `device` type the device gets a copy, under the column's name or

@@ -91,7 +91,7 @@ class Request:
         self.compute_with(0)
 
     def compute_with(self, weight_version: int) -> None:
-        """It shares nothing with requests of other weights."""
+        """Set the version of the weights, which separates the request's cache from that of other versions."""
         self.weight_version, self.cache_namespace = weight_version, f"{weight_version}/{self.namespace}"
 
     @property
@@ -104,7 +104,7 @@ class Request:
 
     @property
     def residency(self) -> Residency:
-        """What it holds, of a request that holds something."""
+        """The memory of a request that has some."""
         assert self.held is not None, f"{self} holds nothing"
         return self.held
 
@@ -130,7 +130,7 @@ class RequestFault(Exception):
 
 @contextmanager
 def blamed_on(req: Request) -> Iterator[None]:
-    """Whatever is raised inside is `req`'s fault."""
+    """Blame `req` for any exception raised inside."""
     try:
         yield
     except Exception as error:

@@ -52,7 +52,7 @@ class GrammarKind(StrEnum):
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """What the output must match as a whole."""
+    """A grammar that the whole output must match."""
 
     kind: GrammarKind
     text: str = ""
@@ -65,7 +65,7 @@ class PoolingKind(StrEnum):
 
 
 class Pooling(msgspec.Struct, frozen=True, array_like=True):
-    """What is told of a prompt instead of tokens that follow it: a vector of float32, the hidden state behind the last
+    """The result of a prompt that generates no tokens: a vector of float32, the hidden state behind the last
     norm; or with `token_ids`, where the last token is pooled, the log-probabilities of these behind it."""
 
     kind: PoolingKind
@@ -115,7 +115,7 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
     (`of_pooling`).
 
     An output ends with `max_tokens`, with an end token of the model's unless `ignore_eos`, with one of
-    `stop_token_ids`, or where its text has one of `stop` or matches one of `stop_regex`, which are left out of it
+    `stop_token_ids`, or where its text has one of `stop` or matches one of `stop_regex`. The text of these is left out
     unless `include_stop_str_in_output`. Before `min_tokens` no end token can come, and no stop string counts that
     ends there. Only `allowed_token_ids` can come where there are any, and never what completes one of `bad_words`:
     texts, as the tokenizer spells them with and without a space before, or tuples of token ids.
@@ -150,11 +150,11 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
 
     @classmethod
     def of_pooling(cls, pooling: Pooling) -> SamplingParams:
-        """Of a prompt that is pooled. Its KV is that of a prompt with one token behind it."""
+        """Return the parameters of a pooled prompt. Its KV is that of a prompt with one token behind it."""
         return msgspec.structs.replace(_POOLED, pooling=pooling)
 
     def of_tokens(self) -> SamplingParams:
-        """These without what is about texts and their number, which an engine does not know."""
+        """Return a copy without the fields about texts and their number, which an engine does not use."""
         return self if self._is_of_tokens else msgspec.structs.replace(self, **_TEXTLESS)
 
     @property
@@ -168,7 +168,8 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
 
     @classmethod
     def defaults(cls, values: Mapping[str, float], source: str) -> Self:
-        """Those of a model. Raises ModelError for what no request may have."""
+        """Return the parameters that a model gives as defaults. Raises ModelError for values that no request may
+        have."""
         try:
             params = msgspec.convert(values, cls)
             params.check_values()
@@ -179,7 +180,7 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
         return params
 
     def with_seed(self) -> SamplingParams:
-        """These, with a fresh seed where there is none and one is needed: greedy choices draw nothing."""
+        """Return a copy with a random seed if none was given and sampling is not greedy."""
         if self.seed != RANDOM_SEED or self.greedy:
             return self
         return msgspec.structs.replace(self, seed=secrets.randbits(63))
@@ -286,8 +287,8 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
 
 
 def seed_of_choice(seed: int, number: int) -> int:
-    """Of output `number` of a prompt: a user's `seed` or one derived from it, so that outputs differ and repeat; or a
-    fresh one each."""
+    """Return the seed of output `number` of a prompt: a user's `seed` or one derived from it, so that outputs differ
+    and repeat; or a fresh one each."""
     if seed == RANDOM_SEED:
         return secrets.randbits(63)
     seed &= MAX_SEED

@@ -1,7 +1,7 @@
-"""What one step does, decided in full before anything runs.
+"""The plan of one step, decided in full before anything runs.
 
 Lengths of columns: S sequences in the step, X of them extends, E tokens of those, G draft tokens, Q sequences under a
-grammar, W row writes, M window page writes, N snapshots, C clears, D copies, K tokens that a request brings.
+grammar; W row writes, M window page writes, N snapshots, C clears, D copies; K tokens that a request brings.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Admission(Part, frozen=True, kw_only=True):
 
     @property
     def kv_len(self) -> int:
-        """Of a prebuilt row: tokens that have KV before the step."""
+        """Tokens of a prebuilt row that have KV before the step."""
         return len(self.token_ids) - 1
 
 
@@ -174,14 +174,14 @@ class TokenLogprob(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step sampled, in the order of the plan's sampling sequences: `num_new[j]` tokens of sequence j, which are
-    the guesses that were accepted and the token behind them; None where each has one.
+    """Tokens that a step sampled, in the order of the plan's sampling sequences: `num_new[j]` tokens of sequence j,
+    which are the guesses that were accepted and the token behind them; None where each has one.
 
     `failed` holds indices (into all of the plan's sequences) for which something was not finite, logits or what else
     the step computed: the last token of theirs is none, and whatever the step wrote for them is worth nothing (C30).
     `logprobs` is None where nobody asked, else has an entry for each token. `prompt_logprobs` maps an extend's index to
     one entry per position of its chunk: entry j is about token j + 1 of the chunk, and the last one about the token
-    after the chunk (None there where the chunk ends the prompt, since that one is sampled). `vectors` has by index
+    after the chunk. That is None if the chunk ends the prompt, since the next token is sampled. `vectors` has by index
     those of pooled extends that end their prompt, as `Update.vector`.
     """
 
@@ -200,6 +200,6 @@ class Launched(Protocol):
 
 
 class Runner(Protocol):
-    """Whatever carries plans out: the model runner, or the hash model in tests."""
+    """Interface of components that execute plans: the model runner, and the hash model in tests."""
 
     def launch(self, plan: StepPlan) -> Launched: ...

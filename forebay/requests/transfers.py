@@ -1,4 +1,5 @@
-"""What a scheduler and whoever moves caches between engines tell each other: ids and lengths, no bytes and no sockets.
+"""Messages between a scheduler and the component that moves caches between engines: ids and lengths, no bytes and no
+sockets.
 
 A request that is computed on one engine (prefill) and generated on another (decode) has one ticket on both. Decode
 offers places for all that layers will keep of its prompt; prefill sends that as its steps commit, and with the last of
@@ -46,7 +47,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
 
 
 def digest_of(tokens: array[int]) -> bytes:
-    """Of a prompt's ids, int32: by this and the number of its room an offer finds its request."""
+    """Return the digest of a prompt's ids, int32. An offer finds its request by this and the number of its room."""
     return blake2b(tokens, digest_size=DIGEST_BYTES).digest()
 
 
@@ -63,7 +64,7 @@ class Span(Part, frozen=True, kw_only=True):
 
 
 class Tail(msgspec.Struct, frozen=True, array_like=True):
-    """What ends a transfer: KV of `num_tokens` tokens has been sent, and `token_id` was sampled behind them. The first
+    """The end of a transfer: KV of `num_tokens` tokens has been sent, and `token_id` was sampled behind them. The first
     token's log-probability and the prompt's come where the request asked for them; `cache` says what of the prompt was
     in prefill's cache."""
 
@@ -181,10 +182,10 @@ Event = Offered | Renewed | Arrived | Sent | Broken | Closed
 
 
 class Transfers(Protocol):
-    """Whoever carries orders out, on threads of its own; neither call waits."""
+    """Interface of the component that executes orders, on threads of its own; neither call waits."""
 
     def submit(self, order: Order) -> None: ...
 
     def poll(self) -> Sequence[Event]:
-        """What has happened since the last call, each ticket's in order."""
+        """Return the events since the last call; those of one ticket are in order."""
         ...

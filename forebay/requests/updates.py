@@ -1,4 +1,4 @@
-"""What a client learns about its request."""
+"""Updates that a client receives about its request."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class CacheReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class MemoryReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What became of a request's memory: how often it was retracted, how many tokens were computed again for that, and
-    the lengths of prompt and answer from which the cache lets others go on, where that is not so after every page."""
+    """The history of a request's memory: how often it was retracted and how many tokens were computed again for that;
+    the lengths of prompt and answer at which others can resume from the cache, if not after every page."""
 
     retractions: int = 0
     recomputed_tokens: int = 0
@@ -64,8 +64,11 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SpeculationReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What guessing ahead did for a request: its tokens by the decode steps that brought them, 1 where no guess was
-    right, and how much sooner it had them than without, by what steps without guesses took meanwhile."""
+    """The effect of speculative decoding on a request.
+
+    `accepted_per_step`: its tokens per decode step that brought them; 1 if no draft token was accepted. `net_speedup`:
+    how much sooner it had them than without drafts, by the time that steps without drafts took meanwhile.
+    """
 
     accepted_per_step: float
     net_speedup: float

@@ -1,1 +1,1 @@
-"""Who guesses what comes next, and how much guessing pays. Nothing here can change a token."""
+"""Sources of draft tokens, and the choice of how many pay. Nothing here can change a token."""

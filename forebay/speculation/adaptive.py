@@ -8,7 +8,7 @@ newest, and is chosen only while E > 0. A step moves E by a x (gain - E). So all
 and the sum of the E that its steps found. That sum has nothing negative from steps that were chosen, whatever comes
 and however often it changes: by the time a width is given up it has lost no more than it had gained. Only trials,
 steps of a width that is not the chosen one, can lose. They are paid for in advance: of what each step's tokens are
-worth `TRIAL_SHARE` is set aside, a trial waits until what it is expected to lose is there, and what it did lose is
+worth `TRIAL_SHARE` is set aside. A trial waits until what it is expected to lose is there, and what it did lose is
 taken away, below nothing if need be. So `auto` loses that share at most, but for the last trial, and as far as plain
 steps take what they took before. A number of running requests that is new begins with the averages of the nearest
 one: where those mislead, E is moved from there to where it belongs, which takes some dozen steps.
@@ -70,7 +70,7 @@ class Pace:
 
 
 class Bucket:
-    """What was learned of steps with about as many running requests, and the width that they take. It begins with what
+    """Measurements of steps with about as many running requests, and the width that they take. It begins with what
     was learned of `nearest`, but for steps of width 1, which come first."""
 
     def __init__(self, widths: tuple[int, ...], nearest: Bucket | None = None) -> None:
@@ -86,7 +86,7 @@ class Bucket:
 
     @property
     def plain_s(self) -> float:
-        """Of a step of width 1; 0 while that is not known."""
+        """Seconds of a step of width 1; 0 while that is not known."""
         return self.paces[0].step_s
 
     def next(self) -> int:
@@ -110,8 +110,9 @@ class Bucket:
         return max(PLAIN_STEPS / 8, min(PLAIN_STEPS, share / PLAIN_SHARE))
 
     def _expected_loss_s(self, tried: int) -> float:
-        """Of a step, against the chosen width. One that was never seen is taken to bring what the widest seen brings,
-        and to take as much longer as that takes longer than the one before it, for each token of a request."""
+        """Return the expected loss of a step against the chosen width. A width that was never measured is
+        taken to bring as many tokens as the widest measured one. For each token of a request it takes longer by as
+        much as the widest measured width takes longer than the one before."""
         seen = tried
         while not self.paces[seen].num_steps:
             seen -= 1
@@ -185,7 +186,7 @@ class Widths:
         self.current = 1
 
     def width(self, num_running: int) -> int:
-        """Of the next step of decodes, of so many requests."""
+        """Return the width of the next decode step, of so many requests."""
         self._num_asked += 1
         if self._adaptive:
             self.current = self._widths[self._bucket(num_running).next()]
@@ -213,7 +214,8 @@ class Widths:
         self.now = self.now._replace(num_mixed=self.now.num_mixed + 1)
 
     def report(self, begin: Mark, num_tokens: int) -> SpeculationReport | None:
-        """Of a request that had `num_tokens` in the steps since `begin`; None where it had none of decodes alone."""
+        """Return the report of a request that had `num_tokens` in the steps since `begin`; None where it had none of
+        decodes alone."""
         now = self.now
         steps, seconds = now.num_steps - begin.num_steps, now.seconds - begin.seconds
         tokens = num_tokens - (now.num_mixed - begin.num_mixed)
@@ -226,7 +228,7 @@ class Widths:
 
     @property
     def recent(self) -> SpeculationReport:
-        """Of the last `RECENT_STEPS` of decodes alone, or up to twice as many."""
+        """Means of the last `RECENT_STEPS` of decodes alone, or up to twice as many."""
         now, begin = self.now, self._before
         steps, seconds = now.num_steps - begin.num_steps, now.seconds - begin.seconds
         if not seconds:

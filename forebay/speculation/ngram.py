@@ -72,7 +72,7 @@ class Match:
 
 @dataclass(slots=True)
 class Reader:
-    """What is known of one request: its tokens up to `num_read` have been compared with its matches, those up to
+    """The index of one request: its tokens up to `num_read` have been compared with its matches, those up to
     `num_indexed` are in `places`. `own` is the match in its own tokens, `recent` the one in an output of its namespace.
     """
 

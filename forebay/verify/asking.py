@@ -43,8 +43,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of question `number` token `place` is `found` (None: there is none), and alone it was `expected`. `gap` is by how
-    much that one was likelier there, in nats; None where the other was not among the likeliest."""
+    """A token that differs: of question `number` token `place` is `found` (None: there is none), and alone it was
+    `expected`. `gap` is by how much that one was likelier there, in nats; None where the other was not among the
+    likeliest."""
 
     number: int
     place: int
@@ -55,7 +56,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Findings:
-    """What comparing has found so far."""
+    """Results of the comparison so far."""
 
     num_answers: int = 0
     num_tokens: int = 0
@@ -132,7 +133,7 @@ class Engines:
         return sorted({question.way for question in self.questions} - found)
 
     async def counters(self) -> Counter[str]:
-        """What the engine has counted since it started; of two, both together."""
+        """Return the engine's counters since its start; of two engines, their sums."""
         counted: Counter[str] = Counter()
         for engine in (self.engine, self.prefill):
             counted.update((await engine.state()).counters if engine else {})

@@ -1,4 +1,4 @@
-"""What may be around a request: how the engine is set up, how it is asked, and how to tell that it came about.
+"""Circumstances around a request: how the engine is set up, how it is asked, and how to tell that it came about.
 
 That is told by what the engine counts and reports: a circumstance that did not come about proves nothing, and one that
 came about for greedy requests alone proves nothing about sampled, penalised or constrained ones.

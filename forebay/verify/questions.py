@@ -1,4 +1,5 @@
-"""What is asked: texts of many lengths, some of which begin alike, each with its own way of choosing tokens."""
+"""Prompts of the comparison: texts of many lengths, some of which begin alike, each with its own way of choosing
+tokens."""
 
 from __future__ import annotations
 

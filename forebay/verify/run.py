@@ -34,7 +34,7 @@ class Verdict(StrEnum):
 
 @dataclass(slots=True)
 class Outcome:
-    """`what`: how far it came about, or why it did not."""
+    """The result of one circumstance. `what`: how far it came about, or why it did not."""
 
     name: str
     verdict: Verdict
@@ -44,7 +44,8 @@ class Outcome:
 
 
 class Verification:
-    """Of the model, the compute and the guesses that `given` names: settings, of which circumstances decide others.
+    """A verification of the model, compute and speculation that `given` names: settings, of which circumstances decide
+    others.
 
     Raises ConfigError and ModelError where that cannot be.
     """
@@ -125,7 +126,7 @@ async def _play(circumstance: Circumstance, engines: Engines) -> list[str]:
 
 
 def _first(failure: ForebayError | ExceptionGroup[Exception]) -> ForebayError:
-    """What one of them failed with. Raises anything that is no error of a request's."""
+    """Return the error that one of them failed with. Raises anything that is no error of a request's."""
     while isinstance(failure, ExceptionGroup):
         found, others = failure.split(ForebayError)
         if found is None:
