@@ -24,19 +24,12 @@ PRONOUNS |= {"whose", "of"}
 
 STARTS_WITH_A_PRONOUN: dict[str, int] = {
     "cli": 28,
-    "disagg": 39,
     "engine": 39,
     "families": 42,
     "formats": 25,
-    "grammar": 17,
-    "memory": 32,
-    "models": 18,
-    "ops": 19,
-    "route": 15,
     "runtime": 49,
     "scheduler": 47,
     "server": 88,
-    "text": 20,
 }
 LONG_SENTENCES: dict[str, int] = {
     "disagg": 2,
@@ -52,7 +45,6 @@ LONG_SENTENCES: dict[str, int] = {
     "runtime": 4,
     "scheduler": 4,
     "server": 5,
-    "text": 1,
 }
 WITHOUT_DOCSTRING: dict[str, int] = {
     "base": 36,

@@ -1,4 +1,5 @@
-"""What transports by addresses share: where a peer's regions lie, and chunks as stretches, neighbours on both sides."""
+"""Parts that transports by addresses share: where a peer's regions lie, and chunks as stretches, neighbours on both
+sides."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def _addresses(regions: Told) -> Addresses:
 
 
 def shapes_there(regions: Told, shapes: Mapping[str, KindShape], page_size: int) -> dict[str, KindShape]:
-    """Of a peer with pages of `page_size` tokens. WireError where it has told of other regions than these."""
+    """Return the shapes of a peer with pages of `page_size` tokens. Raises WireError if its regions differ from
+    these."""
     theirs: dict[str, KindShape] = {}
     seen: dict[str, list[int]] = {kind: [] for kind in shapes}
     for kind, _, num_bytes in regions:
@@ -63,7 +65,7 @@ class Stretches(NamedTuple):
 def _stretches(
     piece: Piece, places: I64, shapes: Mapping[str, KindShape], ours: Addresses, theirs: Addresses
 ) -> Stretches:
-    """Of a piece that goes to `places`."""
+    """Return the stretches of memory of a piece that goes to `places`."""
     bounds = np.array(runs(piece.places, places))
     here, there = piece.places[bounds[:, 0]], places[bounds[:, 0]]
     counts = bounds[:, 1] - bounds[:, 0]
@@ -76,8 +78,8 @@ def _stretches(
 
 
 class WriterByAddress:
-    """Of a library to which decode's end is known as `peer`. What it writes cannot be taken back, so it is closed when
-    nothing is under way."""
+    """A writer over a library to which decode's end is known as `peer`. What it writes cannot be taken back, so it is
+    closed when nothing is under way."""
 
     holds_places = True
     closes_at_once = False
@@ -121,7 +123,7 @@ class ReachByAddress:
         return self._process >= 0 and has_ended(self._process)
 
     def close(self) -> None:
-        """What was registered stays: a writer may still be at it."""
+        """Keep the registration, since a writer may still use it."""
 
     def __del__(self) -> None:
         if self._process >= 0:

@@ -30,9 +30,9 @@ _SHARING: Final = sys.platform == "linux"
 def make_transfers(
     config: EngineConfig, cache: CachePool, *, vocab_size: int, kernels: str, place: Place | None
 ) -> Worker:
-    """What carries orders out in the role of `config.disaggregation`; prefill listens from here on. `kernels` names the
-    variant that computes; `place` says where other processes find the cache's addresses (`Regions.place`), None where
-    they cannot. `close` ends it.
+    """Make the component that executes orders in the role of `config.disaggregation`; prefill listens from here on.
+    `kernels` names the variant that computes; `place` says where other processes find the cache's addresses
+    (`Regions.place`), None where they cannot. `close` ends it.
 
     Raises ConfigError for what cannot work, OSError where the port is taken.
     """

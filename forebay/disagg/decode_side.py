@@ -82,7 +82,7 @@ class DecodeSide:
         return sum(receipt.stage is Stage.BROKEN for _, receipt in [*self._receipts.values()])
 
     def transport(self, address: Address) -> str:
-        """Of the session with the prefill server there; for any thread."""
+        """Return the transport of the session with the prefill server there, "" without one; for any thread."""
         peer = self._peers.get(address)
         return peer.session.transport if peer is not None and peer.session is not None else ""
 
@@ -257,7 +257,7 @@ class DecodeSide:
         peer.say_what_is_unsaid()
 
     def on_session_lost(self, session: Session, failure: Failure) -> None:
-        """What was offered in it breaks; what waits for one may still have the next."""
+        """Break the tickets that were offered in the session; those that wait for a session may use the next one."""
         peer = self._peers[session.address]
         peer.session, peer.rests = None, False
         peer.retry_at = self._desk.clock() + self._desk.options.heartbeat_s / RETRIES_PER_BEAT

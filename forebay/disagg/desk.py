@@ -1,4 +1,4 @@
-"""What both sides of transfers work with: options, clock, links, the mover, and where news go."""
+"""Objects that both sides of transfers share: options, clock, links, the mover, and where news go."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MISSED_BEATS = 3
 
 
 class LinkUser(Protocol):
-    """Who is told of a link, by the worker's thread."""
+    """Receiver of a link's events, called by the worker's thread."""
 
     def on_frame(self, link: Link, frame: object) -> None: ...
 

@@ -25,7 +25,7 @@ log = get_logger("disagg")
 
 
 class SessionUser(Protocol):
-    """Who is told, by the worker's thread."""
+    """Receiver of a session's events, called by the worker's thread."""
 
     def on_joined(self, session: Session) -> None: ...
 

@@ -17,7 +17,7 @@ Message = Sequence[memoryview]
 
 
 class Faults:
-    """What goes in comes out: all of it and at once where nothing is asked for."""
+    """Injected faults of messages; without any configured, each message passes at once and unchanged."""
 
     def __init__(self, chaos: Chaos, clock: Callable[[], float]) -> None:
         self._chaos, self._clock = chaos, clock
@@ -40,7 +40,7 @@ class Faults:
             yield self._held.popleft()[1]
 
     def spoil(self, message: Message) -> list[Message]:
-        """What leaves in its place."""
+        """Return the messages that leave in place of this one."""
         if self._is_idle:
             return [message]
         if self.loses():

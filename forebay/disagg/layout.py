@@ -1,5 +1,5 @@
-"""What two engines must have in common before one reads what the other has computed (C31): said in words, compared by a
-digest, and where that differs by the words."""
+"""The properties that two engines must share before one reads what the other has computed (C31). They are written in
+words and compared by a digest; if that differs, the words are compared."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """Of all but the page size, in which two may differ."""
+        """Return the digest of all fields but the page size, in which two engines may differ."""
         return hashlib.sha256(msgspec.msgpack.encode(msgspec.structs.replace(self, page_size=0))).hexdigest()
 
 
@@ -96,8 +96,8 @@ def _columns_mismatch(prefill: list[str], decode: list[str]) -> str:
 
 
 def weights_digest(path: Path) -> str:
-    """Of a checkpoint's configuration and of each weight file its size, its beginning (the header) and samples from all
-    of it: two trainings of one architecture have the same header, and reading all would take as long as loading."""
+    """Return the digest of a checkpoint: its configuration, and of each weight file the size, the header and samples.
+    Two trainings of one architecture have the same header, and reading all would take as long as loading."""
     digest = hashlib.blake2b(digest_size=16)
     files = [path] if path.is_file() else sorted((*path.glob("config.json"), *path.glob("*.safetensors")))
     for file in files:

@@ -31,7 +31,7 @@ class Memory(Protocol):
     def num_bytes(self, piece: Piece) -> int: ...
 
     def staging(self, num_bytes: int) -> U8:
-        """What `gather` fills and `scatter` reads best."""
+        """Return a buffer that suits `gather` and `scatter`."""
         ...
 
     def gather(self, piece: Piece, out: U8) -> U8:
@@ -72,7 +72,7 @@ def shapes_of(cache: CachePool) -> dict[str, KindShape]:
 
 
 def chunk_bytes(shapes: Mapping[str, KindShape]) -> int:
-    """What the largest chunk needs: one place of one region always goes in one piece."""
+    """Return the bytes of the largest chunk: one place of one region always goes in one piece."""
     return max([CHUNK_BYTES, *(size for shape in shapes.values() for size in shape.bytes_per_place)])
 
 

@@ -49,7 +49,7 @@ class EndSession(NamedTuple):
 
 
 class Expect(NamedTuple):
-    """What comes for this ticket goes there."""
+    """Accept chunks of this ticket, for these places."""
 
     nonce: bytes
     landing: Landing
@@ -120,7 +120,7 @@ class _Outbox:
 
 @dataclass(slots=True)
 class _Arrival:
-    """What has come of a ticket: since the end of its first chunk so many bytes."""
+    """Progress of a ticket that is arriving: bytes since the end of its first chunk."""
 
     landing: Landing
     since: float = 0.0
@@ -270,7 +270,7 @@ class Mover:
         return True
 
     def _let_go(self, box: _Outbox) -> None:
-        """Its writer touches nothing any more."""
+        """Forget the chunk under way, whose writer touches no places any more."""
         nonce, box.current = box.current, None
         if nonce is not None and box.writer.is_lost:
             self._lost.add(nonce)
@@ -317,7 +317,7 @@ class Mover:
         return self._memory.parts(piece)
 
     def _land(self, chunk: Chunk, checksum: int, data: U8 | None) -> None:
-        """What came with a chunk goes where its ticket says, if it is not there."""
+        """Check a chunk and copy it to the places of its ticket, unless it lies there already."""
         arrival = self._arrivals.get(chunk.nonce)
         if arrival is None:
             return

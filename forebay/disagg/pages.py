@@ -20,14 +20,14 @@ CHUNK_BYTES: Final = 16 << 20  # to tell of one costs two threads and a frame: a
 
 
 class OfferError(EngineError):
-    """What was offered or sent does not fit together."""
+    """Raised if what was offered or sent does not fit together."""
 
     default_code = "transfer_incomplete"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindShape:
-    """What the places of a kind are: `page_size` of them in a page, in every region so many bytes. `by_token`: each is
+    """Shape of the places of a kind: `page_size` of them in a page, in every region so many bytes. `by_token`: each is
     about one token of the sequence; else about all of it. The token behind the sequence reads `num_read` of them with
     its own, and no others are sent, whatever else is in their pages; 0: it reads all."""
 
@@ -70,7 +70,7 @@ class KindShape:
 
 
 class Piece(NamedTuple):
-    """What a chunk carries: positions [first, end) of regions [region, region + num_regions) of a kind, which lie at
+    """The content of a chunk: positions [first, end) of regions [region, region + num_regions) of a kind, which lie at
     `places` here."""
 
     kind: str
@@ -148,7 +148,8 @@ class Landing:
 
 
 def extents(shapes: Mapping[str, KindShape], spans: Mapping[str, Span], num_tokens: int) -> dict[str, tuple[int, int]]:
-    """Of each kind the positions to be sent. OfferError for places that are none of these pools', or too few."""
+    """Return the positions to send of each kind. Raises OfferError for places that are none of these pools', or too
+    few."""
     found = {}
     for kind, span in spans.items():
         if kind not in shapes:
@@ -165,8 +166,8 @@ def extents(shapes: Mapping[str, KindShape], spans: Mapping[str, Span], num_toke
 
 
 class Departing:
-    """What of a sequence has been given away: the pieces of every `Send`, in order. `wanted` are the positions of each
-    kind that decode has places for."""
+    """The sent part of a sequence: the pieces of every `Send`, in order. `wanted` are the positions of each kind that
+    decode has places for."""
 
     def __init__(self, shapes: Mapping[str, KindShape], wanted: Mapping[str, tuple[int, int]]) -> None:
         self._shapes = shapes

@@ -18,7 +18,7 @@ MOST_TOLD: Final = 8  # regions that hold something else
 
 
 class Pattern:
-    """Of `num_tokens` tokens in `spans`; `columns` are the lines of `Layout`."""
+    """A test pattern of `num_tokens` tokens in `spans`; `columns` are the lines of `Layout`."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Pattern:
             self._memory.scatter(piece, np.zeros(self._memory.num_bytes(piece), dtype=np.uint8))
 
     def wrong(self) -> list[str]:
-        """Of the first regions that hold something else, where that begins: what was sent, and what is there."""
+        """Describe the first regions that hold something else: where that begins, what was sent, and what is there."""
         found: dict[str, str] = {}
         for piece in self._pieces():
             data = self._data(piece)

@@ -176,7 +176,8 @@ class PrefillSide:
                 raise WireError(f"a {type(frame).__name__} frame came where none was due")
 
     def _of(self, session: Session, nonce: bytes) -> Shipment | None:
-        """Of any session of this engine: an earlier one's tickets may still have to be closed."""
+        """Return the shipment of a ticket from any session of this engine: an earlier one's tickets may still have to
+        be closed."""
         shipment = self._shipments.get(nonce)
         return shipment if shipment is not None and shipment.ticket.peer == session.hello.instance else None
 
@@ -202,7 +203,7 @@ class PrefillSide:
     # -- orders ----------------------------------------------------------------------------------------------------
 
     def send(self, order: Send) -> None:
-        """Of a ticket that has broken meanwhile, nothing."""
+        """Send what the order names, unless its ticket has broken meanwhile."""
         shipment = self._shipments.get(order.ticket.nonce)
         if shipment is None or shipment.stage is not Stage.OPEN:
             return
@@ -353,8 +354,8 @@ class PrefillSide:
             self._lose(session, failures.heartbeat_timeout(session.where, self._desk.silence_s))
 
     def _held(self, session: Session) -> list[bytes]:
-        """What this engine still has, where it takes news: one that hangs renews nothing.
-        Decode renews only what has not come to its end there."""
+        """Return the tickets that this engine still holds; none while it takes no events, so that a hanging engine
+        renews nothing. Decode renews only what has not come to its end there."""
         if self._desk.untaken_s() > self._desk.options.lease_s:
             return []
         return [shipment.ticket.nonce for shipment in self._of_session(session)]

@@ -1,4 +1,4 @@
-"""What prefill knows of a connection, of a decode engine, and of a ticket."""
+"""Prefill's records of a connection, of a decode engine, and of a ticket."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ log = get_logger("disagg")
 
 
 def machine(proc: Path = PROC) -> str:
-    """The same for two processes of one user that can hand each other descriptors and know each other's numbers.
+    """Return an id that two processes share if they belong to one user and can exchange descriptors and process
+    numbers.
 
     Without /proc the value is another one at each call: it equals no peer's, and caches travel over TCP.
     """
@@ -97,7 +98,7 @@ class Shm:
         self._place, self._timeout_s, self._faults = place, timeout_s, faults
 
     def reach(self, pid: int) -> ShmReach:
-        """Who comes is asked of the kernel."""
+        """Open this memory to one writer. `pid` is not used: the kernel tells which process connects."""
         assert self._place is not None, "decode was to know where its caches are"
         return ShmReach(self._regions, self._place, self._timeout_s)
 

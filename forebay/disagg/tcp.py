@@ -102,7 +102,7 @@ class TcpReader:
         return chunk, self._sum.intdigest(), self._staging[: chunk.num_bytes] if self._is_staged else None
 
     def divert(self, nonce: bytes) -> None:
-        """What is still to come of a chunk of this ticket goes nowhere."""
+        """Discard the rest of a chunk of this ticket."""
         if self._chunk is not None and self._chunk.nonce == nonce and not self._is_staged:
             self._is_staged = True
             self._unfilled = deque([self._staging[: sum(map(len, self._unfilled))].data])

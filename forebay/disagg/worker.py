@@ -182,7 +182,7 @@ class Worker:
             self._end_what_came_late()
 
     def _end_what_came_late(self) -> None:
-        """What was done beside: whoever wanted it is gone, and closes it."""
+        """Finish work that was done beside the worker: its owner is gone, and closes the result."""
         while self._orders:
             with suppress(IndexError):  # another thread was first
                 what = self._orders.popleft()

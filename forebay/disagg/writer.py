@@ -1,7 +1,6 @@
-"""What a transport is: how chunks leave the memory of prefill and come into that of decode.
+"""The interface of transports: how chunks leave the memory of prefill and come into that of decode.
 
-Chunks are gathered and checked by the thread that calls here (`mover.py`); nothing here waits.
-"""
+Chunks are gathered and checked by the thread that calls here (`mover.py`); nothing here waits."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ class Reach(Protocol):
 
     @property
     def invitation(self) -> bytes:
-        """What the writer needs to know."""
+        """Bytes that the writer needs to connect."""
         ...
 
     def writer_is_dead(self) -> bool:

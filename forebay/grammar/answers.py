@@ -22,7 +22,7 @@ from forebay.text.token_bytes import TokenBytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRules:
-    """What an answer must be, behind its thinking. `calls`: of these tools, in any answer (`must_call`: in this one;
+    """Rules of an answer, behind its thinking. `calls`: of these tools, in any answer (`must_call`: in this one;
     `one_call`: and no second one; `restricted`: there are tools that may not be called). `content`: what it looks like
     where it calls nothing. `opened`: the prompt ends within the thinking, which has at most `max_thinking_tokens`."""
 
@@ -66,7 +66,7 @@ def _content(lark: Lark, content: Grammar) -> str:
 
 
 def _embedded(content: Grammar | None) -> list[dict[str, Any]]:
-    """Its grammars, of which the first is called `content`."""
+    """Return the embedded grammars, of which the first is called `content`."""
     if content is None:
         return []
     source = source_of(content)

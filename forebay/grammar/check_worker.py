@@ -38,7 +38,7 @@ class Worker:
         self._trial: Trial | None = None
 
     def answer(self, question: bytes) -> bytes:
-        """What is wrong with it; nothing where nothing is."""
+        """Return what is wrong with a grammar; "" if nothing is."""
         if self._tokenizer is None or self._trial is None:
             vocabulary = _decode_vocabulary(question)
             by_bytes = {spelled: token for token, spelled in enumerate(vocabulary.tokens) if len(spelled) == 1}

@@ -1,4 +1,4 @@
-"""What clients' grammars are checked by before an engine meets them: a process that can be ended."""
+"""Checks of clients' grammars before an engine compiles them, in a process that can be killed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _started(make_vocabulary: Callable[[], Vocabulary]) -> ConfinedProcess:
 
 
 class GrammarChecks:
-    """What is known of the latest grammars. Thread-safe."""
+    """Results of the latest grammar checks. Thread-safe."""
 
     def __init__(self, make_vocabulary: Callable[[], Vocabulary]) -> None:
         """`make_vocabulary` is called whenever a process starts."""

@@ -29,7 +29,8 @@ _BOUNDED: Final = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What llguidance may use for one output. A lexer state takes 1 to 2 KB; a row has the parser items of a place."""
+    """Limits of llguidance's work for one output. A lexer state takes 1 to 2 KB; a row has the parser items of a
+    place."""
 
     row_items: int
     step_items: int
@@ -147,7 +148,7 @@ def _choice(texts: Any) -> str:
 
 
 def _tags(value: Any) -> Iterable[StructTag]:
-    """Of `{"structures": [{"begin", "schema", "end"}], "triggers": [..]}`."""
+    """Compile `{"structures": [{"begin", "schema", "end"}], "triggers": [..]}`."""
     triggers = value["triggers"]
     for structure in value["structures"]:
         begin = structure["begin"]

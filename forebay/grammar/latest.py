@@ -1,4 +1,4 @@
-"""What is remembered of grammars."""
+"""A bounded memory of grammars."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ V = TypeVar("V")
 
 
 class Latest(Generic[V]):
-    """Of the grammars that were used latest: no more than may be, and never less than one."""
+    """The grammars that were used latest, up to a limit and at least one."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Grammar, V] = OrderedDict()  # the latest used last

@@ -36,7 +36,7 @@ _KEPT_STEPS: Final = 8  # whose masks somebody may still take: those of a step t
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """Of one request. Whatever is behind `matcher` belongs to the thread that fills masks."""
+    """The position of one request in its grammar. The state behind `matcher` belongs to the thread that fills masks."""
 
     prototype: Future[LLMatcher]
     rewinds: bool
@@ -116,7 +116,7 @@ class Grammars:
         )
 
     def ended(self, req: Request) -> None:
-        """What nobody else waits for is not compiled any more."""
+        """Forget a request, and cancel the compilation that no other request waits for."""
         assert req.params.grammar is not None, f"{req} has no grammar"
         prototype = self._places.pop(req.id).prototype
         if any(place.prototype is prototype for place in self._places.values()):
@@ -190,7 +190,7 @@ def _broken(place: _Place) -> bool:
 
 
 def _allowed(place: _Place, tokens: list[int], guesses: list[int], most: int, stop_ids: frozenset[int]) -> list[int]:
-    """What the grammar forces, else the guesses that it allows; no end, and nothing behind one."""
+    """Return the tokens that the grammar forces, else the draft tokens that it allows, up to an end token."""
     _read(place, tokens)
     if place.error:
         return []

@@ -179,7 +179,7 @@ def _members(members: Any, flags: int) -> Ranges:
 
 @cache
 def _category(name: str) -> Ranges:
-    """Of Unicode, as the regular expressions of llguidance have it."""
+    """Return a Unicode category as llguidance's regular expressions write it."""
     letters = map(chr, range(_LAST + 1))
     match name:
         case "CATEGORY_DIGIT":

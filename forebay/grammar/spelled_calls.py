@@ -230,7 +230,7 @@ def _pattern(text: str) -> str:
 
 
 def call_in_text(form: CallFormat, names: Sequence[str]) -> str:
-    """What begins a call of one of these tools where the reader takes it for one without a marker."""
+    """Return the beginning of a call of one of these tools, for readers that accept calls without a marker."""
     either = "|".join(map(_pattern, names))
     match form.name:
         case "qwen3_coder":

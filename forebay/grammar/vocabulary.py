@@ -25,8 +25,8 @@ SLICES: Final = [
 
 
 class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
-    """Of a model with so many columns as there are `tokens`: those without bytes, which pad it, and `special` ones are
-    never text."""
+    """The vocabulary of a model with so many columns as there are `tokens`: those without bytes, which pad it, and
+    `special` ones are never text."""
 
     tokens: list[bytes]
     special: list[int]
@@ -47,8 +47,9 @@ class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Tokens:
-    """What `TokenizerWrapper` asks for. For each mask it is asked for the tokens of the last token and of all that the
-    grammar forces behind it, of which one is looked at: of a long text those of the beginning are told."""
+    """The tokenizer interface that `TokenizerWrapper` expects. For each mask it is asked for the tokens of the last
+    token and of all that the grammar forces behind it, of which one is looked at: of a long text those of the beginning
+    are told."""
 
     bos_token_id = None
 

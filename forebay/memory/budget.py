@@ -37,7 +37,8 @@ class BudgetLine(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class KindDemand(ABC):
-    """What layers ask for one kind of cache beside full KV, in slots of `slot_bytes`, its padding slot not counted.
+    """The demand of layers for one kind of cache beside full KV, in slots of `slot_bytes`, its padding slot not
+    counted.
 
     With `per_page` they are so many for each KV page, in `PARTS`, once the requests have what they need; where it is
     None, `num_slots` decides before there are pages.
@@ -74,7 +75,7 @@ class KindDemand(ABC):
 
     @abstractmethod
     def limits(self, budget: MemoryBudget) -> dict[str, int]:
-        """What the scheduler's `KindConfig` has to say of it."""
+        """Return the fields of the scheduler's `KindConfig` about this kind."""
 
     @abstractmethod
     def num_cached(self, budget: MemoryBudget, num_running: int, context: int) -> int:
@@ -83,10 +84,10 @@ class KindDemand(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryDemand(MemoryOptions):
-    """What is to be divided and what was asked for. `kv_bytes_per_token` are those of all layers together, 0 where none
-    keeps all tokens. `max_total_tokens` None: as the memory has it. `pre_alloc_size` requests, whose prompts arrive
-    while others run, hold as much as those; they are the first to have no room. A step may verify `width` tokens of a
-    request, 1 where nothing is guessed: each has `logits_bytes` of logits and `inputs_bytes` that recurrent layers
+    """The memory to divide and the limits that were given. `kv_bytes_per_token` are those of all layers together, 0
+    where none keeps all tokens. `max_total_tokens` None: as the memory has it. `pre_alloc_size` requests, whose prompts
+    arrive while others run, hold as much as those; they are the first to have no room. A step may verify `width` tokens
+    of a request, 1 where nothing is guessed: each has `logits_bytes` of logits and `inputs_bytes` that recurrent layers
     keep of it, and who guesses on the device keeps `draft_row_bytes` of a row."""
 
     kv_bytes_per_token: int
@@ -127,13 +128,13 @@ class MemoryDemand(MemoryOptions):
 
     @property
     def guess_bytes(self) -> int:
-        """What verifying guesses takes besides what is kept: where nothing is guessed, nothing."""
+        """Bytes that verifying draft tokens takes besides the caches; 0 without speculation."""
         rows, each = self.max_running_requests, self.logits_bytes + self.inputs_bytes
         return (rows * self.width * each + (rows + 1) * self.draft_row_bytes) if self.width > 1 else 0
 
     def least_bytes(self, num_requests: int, given: Mapping[str, int] | None = None) -> int:
-        """What so many requests need at least to run at once: a page of KV each, and what else layers keep. Kinds that
-        were `given` slots have those."""
+        """Return the minimum bytes for `num_requests` concurrent requests: a page of KV each, and what else layers
+        keep. Kinds that were `given` slots have those."""
         given = given or {}
         num_slots = [given.get(kind.name, kind.least(self, num_requests)) for kind in self.kinds]
         others = sum(kind.bytes_of(num) for kind, num in zip(self.kinds, num_slots, strict=True))
@@ -176,7 +177,7 @@ class MemoryBudget(PoolSizes):
 
     @property
     def slot_bytes(self) -> dict[str, int]:
-        """What one slot of each pool takes, in all layers together."""
+        """Bytes of one slot of each pool, in all layers together."""
         row_bytes = self.demand.row_bytes(1, self.context_length) - self.demand.row_bytes(0, self.context_length)
         kinds = {kind.name: kind.slot_bytes for kind in self.demand.kinds}
         return {KV: self.demand.page_bytes, "rows": row_bytes, **kinds}

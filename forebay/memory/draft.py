@@ -1,4 +1,4 @@
-"""What the next step will do to memory, written down as it is decided."""
+"""The changes of memory that the next step makes, recorded as they are decided."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ RowWrites = tuple[Ids, Ids, Ids]
 
 
 class Draft:
-    """Of the step that will be launched next, `step`: the host's tables change at once, and what the device has to be
-    told of it stands here until the plan is made.
+    """The changes of the step that will be launched next, `step`: the host's tables change at once, and what the device
+    has to be told of it stands here until the plan is made.
 
     There is always one. What commits and releases change between two plans belongs to the next step, too.
     """
@@ -47,7 +47,7 @@ class Draft:
 
     @property
     def row_writes(self) -> RowWrites:
-        """What was written, in order."""
+        """Return the row writes, in order."""
         if len(self._row_writes) == 1:
             return self._row_writes[0]
         if not self._row_writes:
@@ -56,7 +56,7 @@ class Draft:
         return rows, columns, pages
 
     def remap(self, pages: Ids) -> None:
-        """What goes with these pages, by a map of its own, is elsewhere from now on."""
+        """Record that the slots mapped to these pages have changed."""
         self._remapped.append(pages)
 
     @property

@@ -1,4 +1,4 @@
-"""What one request holds, in one place, for exactly as long as it holds something; and what it let go of too early.
+"""The memory that one request holds, for exactly as long as it holds any, and what it released early.
 
 Of a row, from its beginning (tokens above, pages below; a page belongs where its first token does):
 
@@ -12,8 +12,7 @@ released yet. The last has pages and no launched step: known tokens whose turn h
 on beyond `extend_target`, and the pages with it.
 
 Where a step in flight verifies guessed tokens, only the device knows how long the row is: `kv_bound` is as long as it
-can become, and it comes back to what was accepted when the step commits. Until then there is no `kv_len`.
-"""
+can become, and it comes back to what was accepted when the step commits. Until then there is no `kv_len`."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ class Outrun(Exception):
 
 
 class RowTable:
-    """What the host knows of its rows: a column of int64 for each quantity, indexed by row as the device's are.
+    """The host's table of rows: a column of int64 for each quantity, indexed by row as the device's are.
 
     A batch is an array of rows into it: filtering and merging batches moves ids, and no column can be forgotten (C9).
     Of `kv_bound` tokens `num_drafts` may turn out not to be accepted. Row 0 stays zero.
@@ -109,10 +108,10 @@ class _Entry:
 
 
 class Residency:
-    """What request `id` holds: a row, its first `pin.num_pages` pages through the prefix cache, the others up to
+    """The memory of request `id`: a row, its first `pin.num_pages` pages through the prefix cache, the others up to
     `num_pages` itself. `extend_target` is how many tokens were known at its admission: extends go up to there. What it
-    holds of other kinds of cache they know by its row. With a `ticket` another engine may read or write all of it, too.
-    """
+    holds of other kinds of cache they know by its row. With a `ticket` another engine may read or write all of it,
+    too."""
 
     __slots__ = ("extend_target", "id", "pin", "row", "table", "ticket")
 
@@ -148,8 +147,8 @@ def num_at_once(num_pages: int, page_size: int, most: int, length: int) -> int:
 def footprint_ahead(
     kv_len: Ids | int, max_kv_len: Ids | int, num_reserved: int, page_size: int, held_pages: Ids | int = 0
 ) -> Ids:
-    """The same of one or many that decode, so that each has room for `num_reserved` tokens more, or for all that may
-    still come; what is left of its last page counts."""
+    """Return the pages that one or many decoding requests must still be given so that each has room for `num_reserved`
+    tokens more, or for all that may still come; what is left of its last page counts."""
     longest = np.minimum(kv_len + num_reserved, max_kv_len)
     pages: Ids = np.maximum(-(-longest // page_size) - held_pages, 0)
     return pages
@@ -206,7 +205,7 @@ class _Releases(Protocol):
 
 
 class Holding(NamedTuple):
-    """What of one kind of cache is let go of: slots of its owner's, and what of the cache's that had `locked`."""
+    """Slots of one kind of cache that are released: slots of its owner's, and what of the cache's that had `locked`."""
 
     kind: _Releases
     ids: Ids = NO_IDS
@@ -215,8 +214,8 @@ class Holding(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeferredFree:
-    """What is left of a residency, or a part that it gave up: released when `fence` is open, and with a `ticket` that
-    one too. Whatever it did not have is empty."""
+    """The rest of a residency, or a part that it gave up: released when `fence` is open, and with a `ticket` that one
+    too. Whatever it did not have is empty."""
 
     fence: Fence
     ticket: Transfer | None = None

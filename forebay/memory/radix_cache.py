@@ -183,7 +183,7 @@ class RadixCache(RadixIndex):
                 yield leaves[0][-1]
 
     def _oldest(self) -> Iterator[Node]:
-        """The same in the policy's order alone, whosever they are."""
+        """Yield nodes to evict in the policy's order alone, whatever tenant they belong to."""
         heap = [(leaves[0], leaves) for leaves in self._leaves.values() if leaves]
         heapify(heap)
         while heap:

@@ -126,9 +126,9 @@ class Pin:
 
 
 class Adoption(NamedTuple):
-    """What became of a request's pages: `replaced` are the cache's own pages for those it already had (the request's
-    copies of them, from the pin's end on, stay the request's); the ones after them now belong to the cache. What goes
-    with `remapped`, some of the replaced ones, is elsewhere from now on."""
+    """The result of adopting a request's pages: `replaced` are the cache's own pages for those it already had (the
+    request's copies of them, from the pin's end on, stay the request's); the ones after them now belong to the cache.
+    What goes with `remapped`, some of the replaced ones, is elsewhere from now on."""
 
     replaced: Ids
     num_adopted: int

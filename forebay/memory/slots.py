@@ -26,7 +26,7 @@ NO_IDS: Final[Ids] = np.empty(0, dtype=np.int64)
 
 
 def inside(counts: Ids) -> Ids:
-    """Of what stands in runs of so many each, the place of each in its run: [2, 3] -> [0, 1, 0, 1, 2]."""
+    """Return the place of each entry in its run, for runs of these lengths: [2, 3] -> [0, 1, 0, 1, 2]."""
     places: Ids = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return places
 
@@ -282,7 +282,7 @@ class Slots:
 
 
 def all_equal(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
-    """Of arrays of one length, without a third as long."""
+    """Compare arrays of one length, without allocating a third."""
     return all((first[part] == second[part]).all() for part in _ranges(len(first)))
 
 

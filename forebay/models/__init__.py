@@ -34,8 +34,8 @@ def _no_progress(done: int, total: int) -> None:
 
 
 def describe(config: ModelConfig, *, draft_head: bool = False) -> DecoderSpec:
-    """What the model is made of, with or without its `draft_head`. ModelError where its type has none, and of what
-    only drafts for others."""
+    """Describe the parts of the model, with or without its `draft_head`. Raises ModelError if its type has none, and
+    for models that only draft for others."""
     if config.model_type in (*ASSISTANTS, *HEADS):
         raise ModelError(
             f"a {config.model_type} only drafts for another model: serve that one, and give this as its draft"

@@ -70,11 +70,12 @@ class Assistant:
         return ops.add_rms_norm(x, residual, self._norm, self._eps)
 
     def token_ids(self, ctx: ForwardContext, x: Tensor) -> Tensor:
-        """What `forward` made, [S, h] -> the most likely next tokens, [S] int64; any where it is not finite."""
+        """Map the result of `forward`, [S, h], to the most likely next tokens, [S] int64; any where it is not
+        finite."""
         return self._head(ctx, x)
 
     def hidden(self, ctx: ForwardContext, x: Tensor) -> Tensor:
-        """What `forward` made, [S, h] -> the hidden states of these next tokens, [S, H]."""
+        """Map the result of `forward`, [S, h], to the hidden states of these next tokens, [S, H]."""
         return self._after(ctx, x)
 
 
@@ -128,8 +129,8 @@ def load_assistant(
     num_positions: int,
     quantization: Quantization = Quantization.NONE,
 ) -> Assistant:
-    """Of a model of configuration `target`, up to `num_positions`. As `models.load` otherwise; ModelError too where the
-    two do not belong together."""
+    """Load the assistant of a model of configuration `target`, up to `num_positions`. As `models.load` otherwise;
+    ModelError too where the two do not belong together."""
     family = importlib.import_module(f"forebay.families.{checkpoint.config.model_type}.model")
     if not hasattr(family, "assistant"):
         raise ModelError(f"{checkpoint.path}: a model of type {checkpoint.config.model_type} is no assistant")

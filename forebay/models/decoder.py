@@ -57,7 +57,7 @@ def decoder_spec(
     norm: str = "model.norm",
     norm_offset: float = 0.0,
 ) -> DecoderSpec:
-    """What all families have around their layers, under the checkpoint's names."""
+    """Describe the parts that all families have around their layers, under the checkpoint's names."""
     return DecoderSpec(
         blocks=tuple(blocks),
         embedding=embedding_table(f"{embedding}.weight", config.vocab_size, config.hidden_size),
@@ -158,7 +158,8 @@ def block_spec(
 def draft_head_spec(
     config: ModelConfig, *blocks: BlockSpec, name: str | None = None, norm_offset: float = 0.0
 ) -> DraftHeadSpec:
-    """What all draft heads have around their blocks, the first of which is the layer behind the model's."""
+    """Describe the parts that all draft heads have around their blocks, the first of which is the layer behind the
+    model's."""
     return DraftHeadSpec(
         name=name or layer_name(config.num_layers),
         hidden_size=config.hidden_size,
@@ -169,7 +170,7 @@ def draft_head_spec(
 
 
 class Model:
-    """What the engine knows of a model. Its weights are read-only after loading, and it keeps nothing of a step.
+    """The engine's interface to a model. Its weights are read-only after loading, and it keeps nothing of a step.
 
     Of `weight_bytes`, which is without whatever packing adds, `held_bytes` says how many are in what form: `bfloat16`,
     `8 bits`, `4 bits`. `numbers` are weights that stand in steps as they are, in order. What it keeps are the entries
@@ -205,7 +206,7 @@ class Model:
         self.kept_by_block = tuple(kept)
 
     def cache_specs(self) -> tuple[CacheSpec, ...]:
-        """What each mixer keeps, in the order of the `CachePool`'s entries; last what the draft head keeps."""
+        """The cache of each mixer, in the order of the `CachePool`'s entries; last what the draft head keeps."""
         return tuple(spec for kept in self.kept_by_block for spec in kept)
 
     def forward(self, ctx: ForwardContext, input_ids: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
-"""What guesses ahead with hidden states of the model that it drafts for, as the runtime sees it.
+"""The runtime's interface to models that draft from hidden states of the target model.
 
-Shape letters: T tokens, H hidden size, F entries of what it is fed with, N chosen tokens.
-"""
+Shape letters: T tokens, H hidden size, F entries of what it is fed with, N chosen tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from forebay.pools.cache_spec import CacheSpec
 
 
 class Drafter(Protocol):
-    """Its weights are read-only, and it keeps nothing of a step but KV, in layers behind the model's."""
+    """A draft model. The weights are read-only, and it keeps nothing of a step but KV, in layers behind the model's."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -27,12 +26,12 @@ class Drafter(Protocol):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """What of the model it is fed with, see `Model.tapped`."""
+        """The hidden states of the target model that it reads, see `Model.tapped`."""
         ...
 
     @property
     def cache_specs(self) -> tuple[CacheSpec, ...]:
-        """What it keeps that `Model.cache_specs` does not say, behind these."""
+        """The cache that it keeps beside `Model.cache_specs`, behind these."""
         ...
 
     @property
@@ -46,7 +45,7 @@ class Drafter(Protocol):
         ...
 
     def draft(self, ctx: ForwardContext, next_ids: Tensor, hidden: Tensor) -> Tensor:
-        """The same of hidden [T, H] that `follow` or this gave."""
+        """Continue from hidden [T, H] of `follow` or of this method."""
         ...
 
     def token_ids(self, hidden: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""What a model needs, told by building it without weights: its layers ask for each weight where they would use it.
+"""The weights that a model needs, found by building it without any: its layers ask for each weight where they would use
+it.
 
 Tensors of the device `meta` stand for the weights: shapes, which can be viewed, split and joined. Nothing is computed
-with them (see `Change`): the first such computation would take a second, in which torch imports its compiler.
-"""
+with them (see `Change`): the first such computation would take a second, in which torch imports its compiler."""
 
 from __future__ import annotations
 

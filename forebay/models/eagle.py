@@ -83,7 +83,7 @@ class Eagle3:
 
 
 def eagle_cache_specs(config: EagleConfig) -> tuple[CacheSpec, ...]:
-    """What a head of this configuration keeps."""
+    """Return the cache specs of a head of this configuration."""
     return (FullAttention(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),) * config.num_layers
 
 

@@ -36,7 +36,7 @@ _ARGUMENT = "@"
 
 
 class Term(NamedTuple):
-    """What a part is called, with an `@` for its input, and the equations that define it."""
+    """The name of a part, with an `@` for its input, and the equations that define it."""
 
     call: str
     lines: tuple[str, ...]

@@ -80,7 +80,7 @@ def _stored(config: ModelConfig, draft_head: bool) -> dict[str, tuple[tuple[int,
 
 
 def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator, *, offset: float) -> Tensor:
-    """What a checkpoint's tensor of this name may hold; `offset` is added to it when it is loaded."""
+    """Make random values for a checkpoint's tensor of this name; `offset` is added to it when it is loaded."""
     kind = name.removesuffix(".weight").rpartition(".")[2]
     if kind == "A_log":
         return _uniform(shape, generator, *_DECAYS).log()

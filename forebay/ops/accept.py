@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Known(NamedTuple):
-    """What the device knows of its rows: how many tokens have KV, the one behind these, and the drafts behind that."""
+    """The device's columns of its rows: how many tokens have KV, the one behind these, and the drafts behind that."""
 
     kv_lens: Tensor  # [R] int64
     last_tokens: Tensor  # [R] int64
@@ -49,7 +49,7 @@ class AcceptOps:
 
 
 def by_token(q_start: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Of each token its sequence, and how many of the sequence's tokens stand before it [T]."""
+    """Return the sequence of each token, and how many of the sequence's tokens stand before it [T]."""
     tokens = torch.arange(num_tokens, dtype=torch.int32, device=q_start.device)
     seqs = torch.searchsorted(q_start, tokens, right=True) - 1
     return seqs, tokens.long() - q_start.index_select(0, seqs)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class KvCache(NamedTuple):
-    """What a layer keeps of each token, by location.
+    """The KV cache of a layer, by location.
 
     v may be a view into k's rows: a token's value is then what lies in its key at that place (latent attention), and v
     has the scales of k. Entries are of the step's dtype or smaller. Scales are those of int8 caches, None otherwise: a

@@ -85,18 +85,19 @@ def _built(target: Path, variant: Variant, compiler: str) -> Path:
 
 
 def _sources() -> list[Path]:
-    """What takes long to compile comes first, and large files do: no thread is then left with it at the end."""
+    """Return the source files, largest first, since these take long to compile: no thread is then left with it at the
+    end."""
     return sorted(SOURCES.glob("*.cpp"), key=lambda path: (-path.stat().st_size, path.name))
 
 
 def _fingerprint(variant: Variant) -> str:
-    """Of all that a library is made of, but for the compiler."""
+    """Return the digest of all that a library is made of, but for the compiler."""
     whole = "".join(_object_key(source, variant) for source in sorted(_sources()))
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
 def _object_key(source: Path, variant: Variant, version: str = "") -> str:
-    """Of the source, the headers of ours that it includes, what it is compiled with and for."""
+    """Return the digest of a source, the headers of ours that it includes, and its flags and target."""
     text = _text(source)
     digest = hashlib.sha256(repr((_FLAGS, _flags(text, variant), version)).encode())
     digest.update(text.encode())

@@ -146,7 +146,7 @@ class ExpertOps(TorchLinear, ElementwiseOps):
 
 
 def _best(scores: Tensor, count: int) -> Tensor:
-    """Of the last dimension: the best first, of equal ones the first."""
+    """Return the top entries of the last dimension: the best first, of equal ones the first."""
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 

@@ -126,7 +126,7 @@ class Kernels:
         return function
 
     def addresses(self, pattern: str) -> dict[torch.dtype, int]:
-        """Of functions that other kernels call."""
+        """Return the addresses of functions that other kernels call."""
         functions = {dtype: getattr(self._lib, pattern.format(suffix)) for dtype, suffix in _SUFFIXES.items()}
         return {dtype: ctypes.cast(function, c_void_p).value or 0 for dtype, function in functions.items()}
 

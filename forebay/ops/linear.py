@@ -1,7 +1,6 @@
-"""What the ops of linear layers do, for every backend.
+"""The ops of linear layers, for every backend.
 
-Shape letters: T tokens, N and K a linear layer's outputs and inputs.
-"""
+Shape letters: T tokens, N and K a linear layer's outputs and inputs."""
 
 from __future__ import annotations
 

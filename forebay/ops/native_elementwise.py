@@ -96,7 +96,7 @@ class NativeElementwise:
         return out
 
     def _copy_into(self, out: Tensor, x: Tensor) -> None:
-        """Of two or three dimensions."""
+        """Copy a tensor of two or three dimensions."""
         size = x.itemsize
         inner = x.shape[1] if x.dim() == 3 else 1
         strides = [stride * size for t in (out, x) for stride in (t.stride(0), t.stride(1) if t.dim() == 3 else 0)]

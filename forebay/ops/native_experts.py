@@ -120,5 +120,5 @@ def _as_packed_linear(layer: NativeLinearWeight, dtype: torch.dtype) -> list[int
 
 
 def _dtypes(layers: Sequence[NativeLinearWeight]) -> set[torch.dtype]:
-    """What x may be for every layer."""
+    """Return the dtypes of x that every layer accepts."""
     return set[torch.dtype].intersection(*(set(layer.panels) for layer in layers))

@@ -44,7 +44,7 @@ class NativeLinearWeight:
 
 
 class CodePart(NamedTuple):
-    """That of cpu/codes.h."""
+    """The struct of the same name in cpu/codes.h."""
 
     first_panel: int
     offset: int

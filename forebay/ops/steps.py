@@ -107,8 +107,8 @@ class StepOps(AcceptOps):
         kv_lens.index_add_(0, rows, q_start.diff().long())
 
     def decode_ids(self, rows: Tensor, q_start: Tensor, known: Known, num_tokens: int, vocab: int) -> Tensor:
-        """What decodes compute, [T] int64: of each row its last token, then its first drafts. What is no token of the
-        vocabulary becomes 0."""
+        """Return the ids that decodes compute, [T] int64: of each row its last token, then its first drafts. What is no
+        token of the vocabulary becomes 0."""
         seqs, offsets = by_token(q_start, num_tokens)
         row_of_token = rows.index_select(0, seqs)
         ids = known.last_tokens.index_select(0, row_of_token)

@@ -196,7 +196,7 @@ async def metrics(request: Request, router: Router) -> Response:
 
 
 async def server_info(request: Request, router: Router) -> Response:
-    """What gateways and the page ask for, of all members together."""
+    """Return the /server_info of all members together, for gateways and the page."""
     up = [member.info for member in router.members.decode if member.info]
     first = up[0] if up else {}
     limits = {name: first.get(name) for name in LIMITS}
@@ -215,7 +215,8 @@ async def server_info(request: Request, router: Router) -> Response:
 
 
 async def debug_state(request: Request, router: Router) -> Response:
-    """Of all members that tell: their pools under their own names, and what they count together."""
+    """Return the state of all members that answer: their pools under their own names, and the sums of their
+    counters."""
     headers = _passed_on(request, RequestContext.of(request.scope))
     answers = await asyncio.gather(*(_told(member, headers) for member in router.members.all))
     told: list[dict[str, Any]] = [state for state in answers if "pools" in state]
@@ -264,7 +265,8 @@ def _path(request: Request) -> str:
 
 
 def _passed_on(request: Request, context: RequestContext) -> dict[str, str]:
-    """What members know their clients by and read bodies by. Nothing else of a client's headers reaches a member."""
+    """Return the headers by which members know clients and read bodies. No other header of a client reaches a
+    member."""
     kept = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
     return {**kept, "x-request-id": context.request_id}
 

@@ -44,8 +44,8 @@ class RoutedRequest:
 
 
 class Half:
-    """What one server does of a request. Made by `begin`; `end` leaves the connection for the next request where the
-    answer has come whole, and closes it where not, which tells the server that nobody waits any more."""
+    """The part of a request that one server computes. Made by `begin`; `end` leaves the connection for the next request
+    where the answer has come whole, and closes it where not, which tells the server that nobody waits any more."""
 
     def __init__(self, member: Member, upstream: Upstream) -> None:
         self.member, self.upstream = member, upstream
@@ -75,8 +75,8 @@ class Halves:
         self.gone = False  # nobody waits for the answer any more
 
     async def answer(self) -> tuple[Half, Head]:
-        """Whose answer is the client's: decode's, or prefill's where that refuses first, since decode would then wait
-        for nothing. Raises Unavailable where a connection breaks."""
+        """Return the half whose answer the client gets, with its head: decode's, or prefill's if that refuses first,
+        since decode would then wait in vain. Raises Unavailable where a connection breaks."""
         theirs = asyncio.ensure_future(self.prefill.upstream.head())
         ours = asyncio.ensure_future(self.decode.upstream.head())
         try:

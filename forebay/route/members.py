@@ -52,7 +52,7 @@ class Member:
         return int(self.info.get("disaggregation_bootstrap_port") or 0)
 
     def failed(self, why: str) -> None:
-        """It is asked nothing until a check finds it well."""
+        """Mark the member as failed: it gets no request until a check succeeds."""
         self.num_failures += 1
         self.down(why)
 
@@ -136,8 +136,8 @@ class Members:
         return any(member.up for member in self.prefill) and any(member.up for member in self.decode)
 
     def choose_prefill(self, blocks: Sequence[bytes]) -> Member:
-        """Who has the longest known beginning of the prompt, unless it has much more to do than another. Raises
-        Unavailable where none is up."""
+        """Return the member with the longest cached prefix of the prompt, unless it is much busier than another. Raises
+        Unavailable if none is up."""
         members = _up(self.prefill)
         least = _least_busy(members)
         known = self.prefixes.longest(blocks)
@@ -148,11 +148,11 @@ class Members:
         return who
 
     def choose_decode(self) -> Member:
-        """Who has least to do. Raises Unavailable where none is up."""
+        """Return the least busy member. Raises Unavailable if none is up."""
         return _least_busy(_up(self.decode))
 
     def lost(self, member: Member, why: str) -> None:
-        """Its process has ended, or does not answer."""
+        """Mark a member whose process has ended or does not answer."""
         member.failed(why)
         self.prefixes.forget(member.name)
 

@@ -1,4 +1,4 @@
-"""What the router counts itself; the members have their own /metrics."""
+"""Metrics that the router counts itself; the members have their own /metrics."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Prefixes:
         return len(self._known)
 
     def longest(self, blocks: Sequence[bytes]) -> str | None:
-        """Who had the longest known beginning of this prompt last."""
+        """Return the member that last had the longest known prefix of this prompt."""
         return next((self._known[block] for block in reversed(blocks) if block in self._known), None)
 
     def learn(self, blocks: Sequence[bytes], who: str) -> None:
@@ -66,6 +66,6 @@ class Prefixes:
             self._known.popitem(last=False)
 
     def forget(self, who: str) -> None:
-        """Its cache is gone."""
+        """Forget a member, whose cache is gone."""
         for block in [block for block, known in self._known.items() if known == who]:
             del self._known[block]

@@ -1,4 +1,4 @@
-"""What the router's routes share."""
+"""State that the router's routes share."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Pool:
         self._taken: set[Upstream] = set()
 
     async def take(self) -> Upstream:
-        """Whoever takes one gives it back, or closes it. Raises Unavailable where nobody listens."""
+        """Return a connection, which the caller gives back or closes. Raises Unavailable if no server listens."""
         now = asyncio.get_running_loop().time()
         while self._idle:
             since, upstream = self._idle.pop()
@@ -146,7 +146,7 @@ class Pool:
             upstream.close()
 
     def give_up(self) -> None:
-        """Whoever waits for an answer is told that none will come."""
+        """Close all connections in use, which fails those who wait for an answer."""
         for upstream in list(self._taken):
             upstream.close()
 

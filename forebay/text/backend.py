@@ -1,4 +1,4 @@
-"""What makes tokens of a text, of the package `tokenizers`: there while it is used."""
+"""The tokenizer of the package `tokenizers`, in memory while it is used."""
 
 from __future__ import annotations
 

@@ -95,7 +95,8 @@ class Detokenizer:
         return text
 
     def finish(self) -> Delta:
-        """What was held back: half a character becomes U+FFFD, the beginning of a stop string is text after all."""
+        """Return the text that was held back: half a character becomes U+FFFD, the beginning of a stop string is text
+        after all."""
         tail = self._decoder.decode(b"", True)
         text, stopped = self._search(tail) if tail else ("", None)
         if stopped is None:

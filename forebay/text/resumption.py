@@ -77,7 +77,7 @@ def _common_chars(text: str, other: str) -> int:
 
 
 def _otherwise(message: Message, beginning: str) -> Message:
-    """The same message with another continuation; what follows no text of people has."""
+    """Return the message with another continuation, which no text of people has."""
     return {**message, "content": f"{beginning}\U000ffffd"}
 
 

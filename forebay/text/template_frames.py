@@ -1,4 +1,4 @@
-"""What a chat template's process is told and answers: msgpack of these types."""
+"""Messages to and from a chat template's process: msgpack of these types."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class TokenBytes:
         return [self._read(token, piece) for token, piece in enumerate(self._pieces)]
 
     def forget(self) -> None:
-        """What was met; it is read again."""
+        """Drop the bytes that are cached; they are read again."""
         self._known.clear()
         self._texts.clear()
 
@@ -90,7 +90,7 @@ class TokenBytes:
         return self._added.get(spelling)
 
     def showing(self, spellings: Collection[str]) -> TokenBytes:
-        """The same, with the control tokens that are spelled so in the text."""
+        """Return a copy that shows the control tokens that are spelled so in the text."""
         wanted = {word.encode() for word in spellings}
         shown = {token for token in self.skipped if self.spelled(token) in wanted}
         return TokenBytes(self._pieces, self._reader, self._literal, self.skipped - shown) if shown else self

@@ -79,7 +79,7 @@ class Tokenizer:
         self._backend.rest()
 
     def wake(self) -> None:
-        """What the next text does by itself, but in this thread (`text.backend`)."""
+        """Load the tokenizer in this thread, as the next text would (`text.backend`)."""
         self._backend.whole()
 
     @property
@@ -190,7 +190,7 @@ class Tokenizer:
         return text
 
     def _encode_rendered(self, text: str, mark: str, *, with_ends: bool) -> _Encoded:
-        """What a template wrote; `ends` count no marks. Templates write the begin token themselves."""
+        """Encode the text of a template; `ends` count no marks. Templates write the begin token themselves."""
         if mark not in text:
             return self._encode(text, add_special_tokens=False, plain=False, with_ends=with_ends)
         ids: list[int] = []

@@ -31,9 +31,8 @@ _MAX_JSON_VALUES: Final = 3_000_000  # Gemma 3's tokenizer.json has 1.9 million,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerParts:
-    """What a checkpoint says about its text: `control` are the ids that structure a conversation, `hidden` those of
-    them that are no part of a text, `names` spells `bos_token`, `eos_token` and the like, `template` is the chat
-    template."""
+    """The tokenizer of a checkpoint. `control` are the ids that structure a conversation, `hidden` those of them that
+    are no part of a text; `names` spells `bos_token`, `eos_token` and the like, `template` is the chat template."""
 
     backend: tokenizers.Tokenizer
     pieces: Sequence[str]  # by id; "" for an id without one

@@ -40,11 +40,11 @@ class CacheSizes(NamedTuple):
 
     @property
     def bytes_per_request(self) -> int:
-        """Of what has the same size however long it is."""
+        """Bytes of a request that do not depend on its length."""
         return self.state_bytes
 
     def of_a_request(self) -> list[str]:
-        """What a request takes that does not grow with its length, in words."""
+        """Describe the memory of a request that does not grow with its length, in words."""
         found = []
         if self.window:
             size = human_bytes(self.window_bytes_per_token * self.window)
@@ -62,8 +62,8 @@ def make_demands(
     width: int,
     num_certain: int = 0,
 ) -> tuple[KindDemand, ...]:
-    """Of the kinds that layers keep, where a step computes up to `width` tokens of a decode. Without a prefix cache
-    nothing is tracked. `num_certain` requests, of a decode server, have slots whatever was configured."""
+    """Make the demands of the kinds that layers keep, for steps of up to `width` tokens of a decode. Without a prefix
+    cache nothing is tracked. `num_certain` requests, of a decode server, have slots whatever was configured."""
     demands: list[KindDemand] = []
     depth, tracks = scheduling.overlap_depth, options.strategy is StateStrategy.EXTRA_BUFFER and scheduling.radix_cache
     if sizes.window_bytes_per_token:

@@ -1,9 +1,8 @@
-"""What a kind of cache beside full KV is asked and told.
+"""The interface of a kind of cache beside full KV.
 
 Full KV is the backbone: its pages are the edges of the prefix tree. Whatever else layers keep for a token, a window or
 a sequence is a `Kind`: it owns its slots, and hangs what the prefix cache keeps of it on the tree's nodes. The tree
-asks every kind the same questions, and a model without such layers loops over nothing.
-"""
+asks every kind the same questions, and a model without such layers loops over nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from forebay.memory.slots import NO_IDS, Holder, Ids, Slots
 
 
 class Arrival(NamedTuple):
-    """What is known of a prompt that starts: its length, the lengths from which others are likely to go on
+    """Facts about a prompt that starts: its length, the lengths from which others are likely to go on
     (`resume_points`), and those at which others part from it (`branches`); and whether it goes on from what comes from
     elsewhere, the host or another engine."""
 
@@ -158,8 +157,8 @@ class Kind:
         return {}
 
     def ends(self, held: Residency, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
-        """Of the `ends` (in tokens) at which the cache could adopt what the steps up to `committed` wrote, those at
-        which it can be resumed; with `last` the request is leaving."""
+        """Filter `ends` (in tokens), at which the cache could adopt what the steps up to `committed` wrote, to those
+        that can be resumed; with `last` the request is leaving."""
         return ends
 
     def next_end(self, held: Residency, stop: int, end: int | None) -> int | None:

@@ -70,7 +70,7 @@ class Tracking:
 
     @property
     def latest(self) -> Snapshot | None:
-        """What is tracked, unless a step in flight may overwrite it."""
+        """Return the latest tracked state, unless a step in flight may overwrite it."""
         return None if self.tracked and any(wish.slot == self.tracked.slot for wish in self.pending) else self.tracked
 
     def complete(self, step: int, kv_committed: int) -> None:
@@ -137,7 +137,7 @@ class States(CachedStates):
         self.make_room(self._rows.slots_per_req)
 
     def admit(self, held: Residency, arrival: Arrival, draft: Draft) -> None:
-        """Its slots came with its row."""
+        """Begin tracking; the request's slots came with its row."""
         live, *buffers = self._rows.slots_of(held.row)
         ahead: list[Anchor] = []
         if self._config.radix_cache:

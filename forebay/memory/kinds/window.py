@@ -96,7 +96,8 @@ class Windows(Kind):
         return ids
 
     def admit(self, held: Residency, arrival: Arrival, draft: Draft) -> None:
-        """What comes from elsewhere may be so long that its window begins behind that of the pin."""
+        """Give the request its window pages. A prompt from elsewhere may be so long that its window begins behind that
+        of the pin."""
         row, num_pinned = held.row, held.pin.num_pages
         first = self.start[row] = self.first_needed(held.kv_len)
         if arrival.from_elsewhere:
@@ -108,7 +109,7 @@ class Windows(Kind):
             self.begins[pages[:1]] = max(0, held.kv_len - self.window + 1 - first * self.page_size)
 
     def slots_with(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
-        """Of the pages that are still read."""
+        """Return the window slots of the pages that are still read."""
         ids: Ids = self.full_to_window[pages[max(start, self.first_needed(held.kv_len)) :]].astype(np.int64)
         return ids
 
@@ -190,7 +191,7 @@ class Windows(Kind):
         self.unlock_windows(self._last(pages))
 
     def _last(self, pages: Ids) -> Ids:
-        """Of a prefix's pages those whose windows are needed behind it."""
+        """Return those of a prefix's pages whose windows are needed behind it."""
         return pages[self.first_needed(len(pages) * self.page_size) :]
 
     def adopted(self, held: Residency, start: int, end: int) -> None:
@@ -203,7 +204,7 @@ class Windows(Kind):
         return int(np.count_nonzero(self.is_there(node.pages)))
 
     def evict(self, num_slots: int) -> int:
-        """Those of the tenant first that holds the most for its weight (C32)."""
+        """Evict pages, first those of the tenant that holds the most for its weight (C32)."""
         missing = num_slots
         for tenant, rest in self.shares.turns() if missing > 0 else ():
             missing -= self._evict_of(tenant, rest, missing)

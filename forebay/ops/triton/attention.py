@@ -539,7 +539,8 @@ def _tiling(decodes: bool, group: int, num_kv_heads: int, d: int, dtype: torch.d
 
 
 def _parts(out: Tensor, segments: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What segments leave: their sums, largest scores and sums of weights; `out` itself where there is one."""
+    """Allocate the results of segments: their sums, largest scores and sums of weights; `out` itself where there is
+    one."""
     if segments == 1:
         return out, out, out
     num_tokens, num_heads, dv = out.shape

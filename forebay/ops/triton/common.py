@@ -1,4 +1,4 @@
-"""What several kernels share."""
+"""Functions that several kernels share."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _gated_rms_norm(
     SIGMOID: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Of one group of one row; SHARED: one weight for all groups."""
+    """Normalize one group of one row; SHARED: one weight for all groups."""
     row = tl.program_id(0).to(tl.int64)
     inside = tl.arange(0, BLOCK)
     live = inside < GROUP

@@ -49,7 +49,7 @@ def _mask_logits(logits, at, words, vocab, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def _weights(logits, row, start, vocab, top, temperature, least, BLOCK: tl.constexpr):
-    """What is kept of exp((logits - top) / temperature), in float32: at least `least`."""
+    """Return exp((logits - top) / temperature) in float32, of which those of at least `least` are kept."""
     at = start + tl.arange(0, BLOCK)
     values = tl.load(logits + row * vocab + at, mask=at < vocab, other=float("-inf"))
     weights = tl.exp((values - top) / temperature)

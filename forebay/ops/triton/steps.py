@@ -1,4 +1,4 @@
-"""What surrounds the model: one program per sequence, or per block of entries."""
+"""Kernels around the model: one program per sequence, or per block of entries."""
 
 from __future__ import annotations
 

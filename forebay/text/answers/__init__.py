@@ -1,1 +1,1 @@
-"""What a model says, told apart: text, thinking and calls of tools."""
+"""Parsing of answers into text, thinking and tool calls."""

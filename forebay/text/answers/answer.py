@@ -57,7 +57,7 @@ class Answer:
         self._waits = self._drops = False
 
     def _add(self, kind: Told, text: str, num_behind: int) -> None:
-        """What has just been taken, all but the last characters of it."""
+        """Append what has just been taken, all but the last characters of it."""
         self.parts.append(kind(text))
         self.settled = self.tape.taken - num_behind
         self._mark(kind, self.settled - len(text))
@@ -85,7 +85,7 @@ class Answer:
         return Said(text) if kind is Said else Thought(text)
 
     def turn(self, kind: Kind | None = None) -> None:
-        """What follows is not the text that was before, and is of `kind`; so is the white space since then."""
+        """Begin a part of `kind`, to which the white space since the last part belongs."""
         if kind is not None:
             self._mark(kind, self.settled)
         self._blank.clear()
@@ -109,7 +109,7 @@ class Answer:
         self.layout()
 
     def layout(self) -> None:
-        """What has been taken since the last call belongs to calls, and is no text."""
+        """Count what has been taken since the last call as part of calls, not as text."""
         self.tape.record = []
         self.settled = self.tape.taken
 

@@ -33,7 +33,7 @@ def objects(answer: Answer, known: bool) -> Reading[None]:
 
 
 def named_objects(answer: Answer, known: bool) -> Reading[None]:
-    """The same in text, where an object with another first member is none of a call."""
+    """Read calls in text, where an object with another first member is not part of a call."""
     yield from _objects(answer, known, in_list=False, name_first=True)
 
 
@@ -275,7 +275,7 @@ class Tagged:
 
     @property
     def ends_inside(self) -> tuple[str, ...]:
-        """What ends a value whose own end is missing: the next key, or the end of the call."""
+        """Marks that end a value whose own end is missing: the next key, or the end of the call."""
         return tuple(f"\n{tag}" if self.lines else tag for tag in (self.key, self.closes))
 
     def _value(self, answer: Answer, is_text: bool) -> Reading[str]:

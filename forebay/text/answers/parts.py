@@ -1,4 +1,4 @@
-"""What an answer is made of, and what tells it apart."""
+"""The parts of an answer, and the reader that separates them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Reader(Protocol):
     def settled(self) -> int: ...
 
     def kind(self, begin: int, end: int) -> Kind:
-        """Of the characters of a token there: it is of the text if one of them is."""
+        """Return the kind of a token's characters: text if one of them is text."""
 
     def push(self, text: str) -> list[Part]: ...
 

@@ -143,7 +143,7 @@ def _rendered(render: Render, messages: Sequence[Message], **variables: Any) -> 
 
 
 def _answered(render: Render, answer: Message) -> str:
-    """What the template writes of an answer, which the model would have written."""
+    """Return what the template writes for an answer, which the model would have generated."""
     before = _rendered(render, [_ASKED], tools=_TOOLS) or ""
     whole = _rendered(render, [_ASKED, answer], tools=_TOOLS, add_generation_prompt=False) or ""
     pairs = enumerate(zip(before, whole, strict=False))

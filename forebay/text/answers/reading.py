@@ -1,4 +1,4 @@
-"""Who reads an answer: a `Reader` of the formats that a model has."""
+"""Selection of the `Reader` for the formats of a model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class AnswerFormats:
 
     @property
     def with_thinking_said(self) -> AnswerFormats:
-        """That thinking is text like any other. Channels would be seen in it: they stay told apart."""
+        """Return formats that treat thinking as text. Channels stay separate, since their marks would show in it."""
         return AnswerFormats(CHANNELS if self.thinking == CHANNELS else self.calls, None)
 
 
