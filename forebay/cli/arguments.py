@@ -49,14 +49,14 @@ class Parsed:
 
     @property
     def written(self) -> dict[str, str]:
-        """What was set on the command line, in the environment or the file, with values for people."""
+        """Return the settings of the command line, the environment and the file, with values for people."""
         from forebay.config.resolve import shown
 
         return {name: shown(name, value) for name, value in self.values.items()}
 
     @property
     def values(self) -> dict[str, Value]:
-        """The same, as they are."""
+        """Return the settings with their values as they are."""
         from forebay.config.resolve import written_values
 
         return written_values(self.flags, dict(os.environ), self.config_file)
@@ -83,14 +83,14 @@ class Parsed:
         return decide(warn=note, survey=survey or HERE)
 
     def absent_model(self) -> HubModel | None:
-        """That of the hub which was named and is not here."""
+        """Return the hub's model that was named and is not on this machine."""
         from forebay.formats.store import absent_model
 
         name, revision = (self.values.get(name) for name in ("model_path", "revision"))
         return None if name is None else absent_model(str(name), None if revision is None else str(revision))
 
     def resolve_server(self) -> ServerConfig:
-        """Of a command that has no engine."""
+        """Resolve the settings of a command without an engine."""
         from forebay.config.resolve import resolve_server
 
         return resolve_server(self.flags, dict(os.environ), self.config_file, note)

@@ -1,5 +1,5 @@
-"""What the benchmarks of vLLM and SGLang are asked, read for `forebay bench serve`: backends, datasets,
-percentiles and goodput."""
+"""Options of the benchmarks of vLLM and SGLang, read for `forebay bench serve`: backends, datasets, percentiles and
+goodput."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def summarize(
 
 
 def _latencies(sample: Sample) -> dict[str, float]:
-    """Of one request, in milliseconds; one token has no TPOT."""
+    """Return the latencies of one request, in milliseconds; one token has no TPOT."""
     first, last, more = sample.arrivals[0], sample.arrivals[-1], sample.num_output_tokens - 1
     found = {"ttft": 1e3 * (first - sample.sent), "e2el": 1e3 * (sample.ended - sample.sent)}
     return found | ({"tpot": 1e3 * (last - first) / more} if more > 0 else {})

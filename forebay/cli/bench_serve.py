@@ -56,8 +56,8 @@ class Load:
 
 
 class Run(NamedTuple):
-    """What a load gave: samples in the order of the prompts, the seconds from the first request to the last answer's
-    end, and the CPU seconds that this process spent in them."""
+    """The result of a load: samples in the order of the prompts, the seconds from the first request to the last
+    answer's end, and the CPU seconds that this process spent in them."""
 
     samples: list[Sample]
     seconds: float
@@ -109,7 +109,7 @@ def _arrivals(load: Load) -> list[float]:
 
 
 def to_sample(answer: Answer) -> Sample:
-    """What an answer says of its request. Its tokens are counted by its usage or, where a server sends none, by its
+    """Make the sample of an answered request. Its tokens are counted by its usage or, where a server sends none, by its
     events: one each."""
     sample = Sample(answer.sent, ended=answer.ended, error=answer.failure)
     try:

@@ -178,7 +178,7 @@ def _model() -> Finding:
 
 
 def _caches() -> Finding:
-    """What lies in the store and in the hub's cache; both are the user's to clean."""
+    """Check the sizes of the store and of the hub's cache; both are the user's to clean."""
     sizes = {folder: _size(folder) for folder in (models_folder(), hub_folder())}
     what = ", ".join(f"{human_bytes(size)} in {folder}" for folder, size in sizes.items())
     return Finding("models", Verdict.OK, f"{what}: `forebay models list`, `forebay models rm`")

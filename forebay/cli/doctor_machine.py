@@ -1,4 +1,4 @@
-"""What of this machine slows an engine down, for `forebay doctor`, and the way out."""
+"""Properties of this machine that slow an engine down, for `forebay doctor`, and the remedies."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def cores(cgroup: Path = machine.CGROUP, proc: Path = PROC) -> Finding:
 
 
 def load(proc: Path = PROC, wait: Callable[[float], None] = time.sleep) -> Finding:
-    """What others take of the cores while we wait."""
+    """Return the share of the cores that other processes take while this one waits."""
     count = machine.usable_cores(proc=proc).value
     before, started = _cpu_seconds(proc), time.monotonic()
     wait(WATCHED_S)

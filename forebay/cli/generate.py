@@ -53,7 +53,7 @@ def add_sampling(parser: Parser, *, max_tokens: int | None) -> None:
 
 
 def given(own: argparse.Namespace) -> dict[str, Any]:
-    """Of the sampling parameters those that were given."""
+    """Return the sampling parameters that were given."""
     values = {name: getattr(own, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     return {name: value for name, value in values.items() if value is not None}
 

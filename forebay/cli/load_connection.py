@@ -23,7 +23,7 @@ Read = tuple[float, bytes]
 
 @dataclass(slots=True)
 class Answer:
-    """What came back for one request; times in seconds of one monotonic clock. `failure` says why it is not whole."""
+    """The answer to one request; times in seconds of one monotonic clock. `failure` says why it is not whole."""
 
     sent: float
     ended: float = 0.0

@@ -21,7 +21,7 @@ from forebay.text.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class Took:
-    """Of one answer; times are `time.monotonic`."""
+    """Durations of one answer; times are `time.monotonic`."""
 
     began: float = field(default_factory=time.monotonic)
     first: float = 0.0

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def guarded(work: Callable[[], int]) -> int:
-    """Its exit code, or that of what it raises, which is told in words."""
+    """Run a command and return its exit code, or that of its exception, whose message is printed."""
     open_standard_streams()
     try:
         code = work()

@@ -80,7 +80,7 @@ def _list(words: Sequence[str]) -> None:
 
 
 def _here() -> Iterator[tuple[str, str, Path]]:
-    """What can be served, by the name that `serve` takes; of the hub's models with the revision."""
+    """Return the models that can be served, by the name that `serve` takes; of the hub's models with the revision."""
     for path in cached():
         yield short_name(path), "", path
     for repo, revision, folder in revisions():
@@ -131,7 +131,7 @@ def _remove(words: Sequence[str]) -> None:
 
 
 def _named(name: str) -> Path:
-    """Of what is listed. A folder or file elsewhere is its owner's to remove."""
+    """Return a listed model by its name. A folder or file elsewhere is its owner's to remove."""
     matches = [
         path for known, revision, path in _here() if name.lower() in (known.lower(), f"{known}@{revision}".lower())
     ]

@@ -74,7 +74,7 @@ async def _check(origins: Sequence[Origin], host: str, wait_s: float) -> int:
 
 
 def layout_lines(layout: Info, prefill_page_size: int) -> list[str]:
-    """What both sides have in common; columns of one shape are counted."""
+    """Describe the layout that both sides share; columns of one shape are counted."""
     columns = Counter((line.split()[0], line.partition(": ")[2]) for line in layout["columns"])
     told = {name: value for name, value in layout.items() if name not in ("columns", "page_size") and value != ""}
     return [
@@ -85,7 +85,7 @@ def layout_lines(layout: Info, prefill_page_size: int) -> list[str]:
 
 
 async def _info(origin: Origin, until: float) -> Info:
-    """What the server says of itself once it takes requests."""
+    """Return the server's description of itself, once it takes requests."""
     while True:
         try:
             await get_json(origin, "/ready")

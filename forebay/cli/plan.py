@@ -140,8 +140,8 @@ def run(words: Sequence[str]) -> int:
 
 
 def ways_out(parsed: Parsed, planned: Callable[[Parsed], Plan]) -> list[str]:
-    """What would fit with less memory for each weight or token, by what one would have to write. What somebody wrote
-    already stays."""
+    """Return plans that fit with less memory for each weight or token, by the options to add. Options that were given
+    stay."""
     lines = []
     for way in WAYS:
         if way.keys() & parsed.values.keys():
@@ -163,8 +163,8 @@ def _memory(text: str | None) -> Amount:
 
 
 def make_plan(parsed: Parsed, *, memory: Amount, path: Path | None, read: Callable[..., Shape]) -> Plan:
-    """Of the model at `path`, or of that which was named, as `read_shape` reads it. Raises ConfigError where the
-    weights or not a single request would fit, as serving would."""
+    """Plan the memory of the model at `path`, or of the named model, as `read_shape` reads it. Raises ConfigError where
+    the weights or not a single request would fit, as serving would."""
     found: dict[str, Any] = {} if path is None else {"find": lambda *named: path}
     config = parsed.resolve(Survey(model=lambda *which: read(*which)[::2], memory=lambda: memory, **found))
     model, needs, weights = read(Path(config.engine.model_path), config.engine.speculation.by_own_head)
@@ -206,7 +206,7 @@ def _layers(config: Config, kept: Iterable[tuple[CacheSpec, ...]]) -> tuple[Laye
 
 
 def _settings(config: Config, written: dict[str, str], budget: MemoryBudget) -> list[SettingRow]:
-    """What was asked for, and what it comes to once the memory is divided."""
+    """Return the settings as given, and as they are once the memory is divided."""
     by_name = {setting.name: setting for setting in config.settings}
     there = {kind.name for kind in budget.demand.kinds}
     absent = {name: kind.absent for kind in DEMANDS if kind.name not in there for name in kind.settings}
@@ -222,7 +222,7 @@ def _settings(config: Config, written: dict[str, str], budget: MemoryBudget) -> 
 
 
 def _divided(name: str, config: Config, budget: MemoryBudget) -> tuple[str, str] | None:
-    """What the division of memory made of a setting; None where it left it alone."""
+    """Return a setting's value after the division of memory; None if that does not change it."""
     reasons = {line.item: line.reason for line in budget.lines}
     if name == "max_total_tokens":
         return str(budget.max_total_tokens), reasons["KV pages"]

@@ -92,7 +92,7 @@ async def _serve(config: Config, process: EngineProcess, started: float, sock: s
 
 
 def _served(config: Config, tokenizer: Tokenizer) -> ServedModel:
-    """What the checkpoint's files say, for the server. Raises ModelError."""
+    """Read the checkpoint's files for the server. Raises ModelError."""
     from forebay.engine.embedding import Texts
     from forebay.server.served_model import ServedModel
     from forebay.text.answers.probes import find_formats

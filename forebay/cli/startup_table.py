@@ -1,5 +1,5 @@
-"""What `forebay serve` prints once it is ready: where it is and who fits, then memory planned against actual, then what
-was decided and why."""
+"""The table that `forebay serve` prints once it is ready: where it is and who fits, then memory planned against actual,
+then what was decided and why."""
 
 from __future__ import annotations
 

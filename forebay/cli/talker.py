@@ -1,4 +1,4 @@
-"""Whom one talks to in the terminal: a running server, or an engine of our own; one interface."""
+"""Partners of a chat in the terminal: a running server, or an engine of our own; one interface."""
 
 from __future__ import annotations
 

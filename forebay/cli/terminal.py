@@ -19,7 +19,7 @@ _FENCES = ("```", "~~~")
 
 class Screen(Protocol):
     async def ask(self) -> str | None:
-        """What was typed, None at its end."""
+        """Return the typed line; None at the end of input."""
         ...
 
     async def show(self, reply: AsyncIterator[str], pieces: list[str]) -> None:
@@ -29,7 +29,7 @@ class Screen(Protocol):
     def say(self, text: str) -> None: ...
 
     def remark(self, text: str) -> None:
-        """What a person may overlook, and a program must not read."""
+        """Print a remark for people, which a program that reads the output does not get."""
         ...
 
 

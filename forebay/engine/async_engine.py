@@ -103,7 +103,7 @@ class AsyncEngine(TextEngine):
 
     @property
     def info(self) -> Ready:
-        """What the engine said when it was up; raises Unavailable (code `starting`) before."""
+        """The engine's description of itself when it was ready; raises Unavailable (code `starting`) before."""
         if self._ready.done() and self._ready.exception() is None:
             return self._ready.result()
         raise self._unavailable()
@@ -220,7 +220,7 @@ class AsyncEngine(TextEngine):
         return await self._ask(UpdateWeights, path=path, mode=mode, timeout_s=timeout_s)
 
     async def check_transfers(self, host: str, port: int) -> Checked:
-        """Of a decode engine: fetch a pattern from the prefill server that listens there. Raises what is wrong."""
+        """Fetch a test pattern from the prefill server that listens there; for decode engines. Raises what is wrong."""
         mode = self._process.config.disaggregation.mode
         if mode is not DisaggregationMode.DECODE:
             raise Conflict(f"the server's --disaggregation-mode is {mode}: ask a decode server", code="not_decode")
@@ -345,7 +345,7 @@ class AsyncEngine(TextEngine):
             self._drained.set()
 
     def _cut(self, request_id: int) -> None:
-        """Its mailbox was full, and has ended the stream."""
+        """Abort a request whose mailbox was full, which has ended the stream."""
         log.warning(event("slow_consumer_cut", id=request_id))
         self._abort(request_id)
         del self._mailboxes[request_id]

@@ -70,7 +70,7 @@ def _weight_names(repository: Repository, path: Path) -> list[str]:
 
 
 def _check_fits(path: Path, resolved: Callable[[Survey], Config]) -> None:
-    """What drafts for the model is left out: it may not be here either."""
+    """Check that the model fits, without its draft model: that may not be here either."""
     shape: list[Shape] = []
 
     def survey(*which: Any) -> tuple[ModelConfig, WeightShapes]:

@@ -148,7 +148,7 @@ def _core(
 
 
 def _proposer(options: SpeculationOptions) -> Ngram | None:
-    """Who guesses on the host; None where nobody does."""
+    """Make the proposer of draft tokens on the host; None without one."""
     return Ngram(options) if options.algorithm is SpeculativeAlgorithm.NGRAM else None
 
 

@@ -40,7 +40,7 @@ ROOM: Final = 0  # a label
 
 
 class Pattern(Protocol):
-    """What is to arrive in some places. `wrong` names what holds something else."""
+    """The test pattern that should arrive in some places. `wrong` names what holds something else."""
 
     @property
     def num_bytes(self) -> int: ...
@@ -82,7 +82,7 @@ class _Check:
 
 
 class Checks:
-    """Of one engine in a role; owned by its thread, and nothing here waits."""
+    """Transfer checks of one engine in a role; owned by its thread, and nothing here waits."""
 
     def __init__(self, scheduler: Scheduler, transfers: Patterned) -> None:
         self._scheduler, self._transfers = scheduler, transfers

@@ -40,8 +40,8 @@ class Prompt:
 
 
 class Piece(NamedTuple):
-    """What one update adds to a choice; `finish` comes with the last. Where answers are read, `parts` are what `text`
-    would be."""
+    """The addition of one update to a choice; `finish` comes with the last. Where answers are read, `parts` are what
+    `text` would be."""
 
     text: str
     tokens: list[Scored]
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
 
 class Abortable(Protocol):
-    """What brings a choice its updates."""
+    """A source of a choice's updates, which can be aborted."""
 
     @property
     def request_id(self) -> int: ...
@@ -104,7 +104,7 @@ class Choice:
         self.restart()
 
     def restart(self) -> None:
-        """What came so far counts for nothing."""
+        """Discard the output so far."""
         self.num_tokens = 0
         self.token_ids: list[int] = []  # of the output, if they are kept
         self.num_calls = self.num_reasoning_tokens = 0
@@ -122,7 +122,7 @@ class Choice:
         self._waiting = WaitingScores(self._detokenizer, self._reader, tells_thinking=self._tells_thinking)
 
     def feed_tokens(self, token_ids: list[int]) -> str | Piece:
-        """What more tokens add to a plain choice; most often text and nothing else."""
+        """Return what more tokens add to a plain choice; most often text and nothing else."""
         if self._reader is None:
             self.num_tokens += len(token_ids)
             return "".join(map(self._detokenizer.push_token, token_ids))

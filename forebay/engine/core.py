@@ -313,7 +313,7 @@ class EngineCore:
             self._count_failure(cause)
 
     def _abandon(self) -> None:
-        """What is in flight is void, but may write until it has ended."""
+        """Abandon the steps in flight, which are void but may write until they have ended."""
         for step in self._in_flight:
             with suppress(Exception):
                 step.launched.result()
@@ -328,7 +328,7 @@ class EngineCore:
 
 
 def _as_typed(error: Exception, where: str) -> ForebayError:
-    """What the client may know: the kind of fault and where to look it up, never our internals."""
+    """Return the error that a client may see: the kind of fault and where to look it up, without internals."""
     if isinstance(error, ForebayError):
         return error
     if is_out_of_memory(error):

@@ -67,8 +67,8 @@ def _config_of(path: Path) -> ModelConfig:
 
 
 def draft_cache_specs(config: EngineConfig, target: ModelConfig) -> tuple[CacheSpec, ...]:
-    """What a head or a model in a checkpoint of its own keeps behind the layers of the model that it drafts for.
-    ConfigError for a model that cannot draft for it."""
+    """Return the cache of a draft head or model with a checkpoint of its own, behind the layers of the target model.
+    Raises ConfigError for a model that cannot draft for it."""
     options = config.speculation
     if options.draft_model_path is None or options.algorithm not in (*_OF_HEADS, SpeculativeAlgorithm.STANDALONE):
         return ()

@@ -38,7 +38,8 @@ class Texts:
 
     @classmethod
     def of(cls, model_path: str, pooling: str) -> Texts:
-        """Of the checkpoint at `model_path`. Raises ModelError for files that are not what their names say."""
+        """Read the texts of the checkpoint at `model_path`. Raises ModelError for files that are not what their names
+        say."""
         return cls(embedding=embedding_of(Path(model_path)), pooling=PoolingKind(pooling))
 
     @property
@@ -63,21 +64,22 @@ class Texts:
         }
 
     def vectors(self) -> SamplingParams:
-        """What a text is sent with that is to become a vector. Raises InvalidRequest where the checkpoint wants more
+        """Return the parameters of a text that becomes a vector. Raises InvalidRequest where the checkpoint wants more
         than is done here."""
         if self.embedding.refused:
             raise InvalidRequest(f"this model's vectors cannot be had: {self.embedding.refused}", param="model")
         return SamplingParams.of_pooling(Pooling(self.pooling))
 
     def vector(self, data: bytes, dimensions: int | None = None) -> Vector:
-        """Of what came back: its first `dimensions` numbers, of length 1 where the model's are."""
+        """Return the first `dimensions` numbers of a result, normalized if the model's vectors are."""
         values = np.frombuffer(data, dtype="<f4").astype(np.float64)[:dimensions]
         if self.embedding.normalize:
             values = values / (np.linalg.norm(values) or 1.0)
         return values.astype(np.float32)
 
     def verdicts(self, tokenizer: Tokenizer, vocab_size: int) -> SamplingParams:
-        """What a question is sent with whose answer is yes or no. Raises InvalidRequest where these are no tokens."""
+        """Return the parameters of a question with the answer yes or no. Raises InvalidRequest if these are no
+        tokens."""
         tokens = self.embedding.judges_by
         if not tokens:
             spelled = [tokenizer.encode(word, add_special_tokens=False) for word in _ANSWERS]

@@ -29,8 +29,8 @@ class Connected(Transfers, Patterned, Protocol):
     def fileno(self) -> int: ...
 
     def weights_changed(self, path: str | None, version: int) -> None:
-        """Whatever is computed from now on is so with weights of this version, those at `path`: of what peers were told
-        before nothing holds. No ticket is open."""
+        """Announce weights of this version, those at `path`, for all that is computed from now on. No ticket is
+        open."""
         ...
 
 

@@ -131,7 +131,7 @@ class Transferring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a check: `bytes_per_s` by `transport`, 0 where there was too little to tell; `layout` by name, the
+    """The result of a check: `bytes_per_s` by `transport`, 0 where there was too little to tell; `layout` by name, the
     same on both sides but for the page size; `wrong` are the columns that hold something else, with both values."""
 
     num_bytes: int

@@ -55,7 +55,7 @@ log = get_logger("llm")
 
 @dataclass(kw_only=True, slots=True)
 class EmbeddingOutput:
-    """What became of one text."""
+    """The vector of one text."""
 
     prompt: str | None
     prompt_token_ids: list[int]
@@ -167,7 +167,7 @@ class LLM:
         return self._write(outputs, params, talks, use_tqdm, raise_on_error)
 
     def get_tokenizer(self) -> Tokenizer:
-        """What turns texts into tokens and back here: `encode`, `decode`, `encode_chat`."""
+        """Return the tokenizer: `encode`, `decode`, `encode_chat`."""
         return self.tokenizer
 
     def embed(
@@ -229,8 +229,8 @@ class LLM:
         self._core.sleeper.update(model_path, {})
 
     def update_weights_from_tensor(self, named_tensors: Mapping[str, Tensor]) -> None:
-        """The same of some tensors, by the checkpoint's names, in its dtypes. They are copied when they are loaded and
-        kept, so that they can be loaded again."""
+        """Replace some tensors, given by the checkpoint's names and in its dtypes. They are copied when they are loaded
+        and kept, so that they can be loaded again."""
         self._core.sleeper.update(None, {name: GivenTensor(tensor) for name, tensor in named_tensors.items()})
 
     @property
@@ -280,7 +280,7 @@ class LLM:
         return found
 
     def _pool(self, outputs: list[RequestOutput], params: SamplingParams, shown: bool) -> list[Update]:
-        """What prompts that are pooled have become; their `outputs` are told of the cache. Raises as `generate`."""
+        """Return the results of pooled prompts; their `outputs` report the cache. Raises as `generate`."""
         asked = [_Asked(self._request(output, params, []), None, place) for place, output in enumerate(outputs)]
         told: dict[int, Update] = {}
         with _Bar("reading", len(outputs), shown=shown) as bar, closing(self._run(iter(asked))) as news:
@@ -298,8 +298,8 @@ class LLM:
         )
 
     def _run(self, wanted: Iterator[_Asked]) -> Generator[tuple[_Asked, Update], None, None]:
-        """What each request is told: all at once when it ends, or as it comes where somebody wants to see it. The
-        engine is fed as rows come free, so that its queue, made for servers, never overflows."""
+        """Yield the updates of each request: all at once when it ends, or as they come for streams. The engine is fed
+        as rows come free, so that its queue, made for servers, never overflows."""
         if self._core.sleeper.resting:
             raise Conflict("the engine is asleep: call wake_up", code="asleep")
         live: dict[int, _Asked] = {}

@@ -132,7 +132,7 @@ class EngineLoop:
         threading.Thread(target=run, name="heartbeat", daemon=True).start()
 
     def beat(self) -> Beat:
-        """What the loop is at, for another thread to tell. Each tensor that is loaded is a sign of life."""
+        """Return the progress of the loop, for another thread. Each tensor that is loaded is a sign of life."""
         began = self._turn_began
         return Beat(
             turn_age_s=0.0 if began is None else max(0.0, self._clock() - max(began, self._core.sleeper.loaded_at)),

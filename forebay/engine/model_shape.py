@@ -1,4 +1,4 @@
-"""What is read of a model before its weights are there: a folder with nothing but a config.json will do, and the
+"""Reading a model's shape before its weights are there: a folder with nothing but a config.json will do, and the
 beginning of a GGUF file."""
 
 from __future__ import annotations

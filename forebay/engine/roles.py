@@ -1,4 +1,4 @@
-"""What a role adds to an engine: its scheduler's policy, and whoever carries caches to or from its peers."""
+"""Parts that a role adds to an engine: its scheduler's policy, and the transfers to or from its peers."""
 
 from __future__ import annotations
 

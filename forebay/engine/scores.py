@@ -42,7 +42,7 @@ class WaitingScores:
         self._tokens: list[Scored] = []
 
     def add(self, token_ids: Sequence[int], scores: Sequence[TokenLogprob]) -> None:
-        """Of the tokens that were pushed last."""
+        """Add the scores of the tokens that were pushed last."""
         self._tokens += map(Scored, token_ids, self._detokenizer.offsets[-len(token_ids) :], scores)
 
     def released(self, *, everything: bool, ended: bool) -> list[Scored]:

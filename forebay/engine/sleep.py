@@ -37,7 +37,7 @@ class Phase(StrEnum):
 
 
 class Memory(Protocol):
-    """What an engine occupies, by tag. Nothing is in flight when it is called."""
+    """The memory of an engine, by tag. Nothing is in flight when it is called."""
 
     def num_bytes(self) -> dict[str, int]:
         """By tag."""
@@ -66,7 +66,7 @@ class Memory(Protocol):
 
 
 class NoMemory:
-    """Of an engine that occupies nothing."""
+    """The memory of an engine that has none."""
 
     def num_bytes(self) -> dict[str, int]:
         return {}
@@ -85,7 +85,7 @@ class NoMemory:
 
 @dataclass(slots=True)
 class _Transition:
-    """What is to be done at the halt, who asked for it (0: nobody), and until when it may take."""
+    """A transition under way: the action at the halt, the serial of its frame (0: none), and its deadline."""
 
     act: Callable[[float], None]
     serial: int

@@ -1,7 +1,6 @@
-"""What the engine counts beside the scheduler, and the forms in which both are reported.
+"""The engine's own counters beside the scheduler's, and the forms in which both are reported.
 
-Counters are declared in `scheduler.counters`; these have names that begin with `engine.`.
-"""
+Counters are declared in `scheduler.counters`; these have names that begin with `engine.`."""
 
 from __future__ import annotations
 

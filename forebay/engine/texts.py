@@ -72,7 +72,7 @@ class TextEngine(ABC):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """What turns texts into tokens and back here: `encode`, `decode`, `encode_chat`."""
+        """The tokenizer: `encode`, `decode`, `encode_chat`."""
         if self._tokenizer is None:
             raise Conflict("this engine knows token ids alone: make it with AsyncEngine.start", code="no_tokenizer")
         return self._tokenizer

@@ -1,4 +1,4 @@
-"""What an engine has loaded, and how that is loaded again, the same or other weights, into the places where it lies."""
+"""The weights that an engine has loaded, and how the same or other weights are loaded again into their places."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class CompletionOutput:
 
 @dataclass(kw_only=True, slots=True)
 class RequestOutput:
-    """What came of one prompt: `SamplingParams.n` outputs. `text`, `token_ids`, `finish_reason` and `logprobs` are
+    """The result of one prompt: `SamplingParams.n` outputs. `text`, `token_ids`, `finish_reason` and `logprobs` are
     those of the first.
 
     `error` is set where it failed, whose `finish_reason` is `error`; what was generated before is kept. `cache` says
@@ -75,7 +75,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """What is new of output `index`: text that may be shown, and the tokens that have come, of which some text may be
+    """The addition to output `index`: text that may be shown, and the tokens that have come, of which some text may be
     held back yet. The last of an output has its `finish_reason`; all else is as in `CompletionOutput`."""
 
     index: int
@@ -110,14 +110,15 @@ class Writing:
         return all(made.finish_reason is not None for made in self.output.outputs)
 
     def begin(self, sources: Sequence[Abortable]) -> None:
-        """These bring the updates."""
+        """Take the requests that bring the updates."""
         prompt = Tokens(token_ids=self.output.prompt_token_ids)
         self._choices = [
             Choice(number, prompt, source, self.params, self._table) for number, source in enumerate(sources)
         ]
 
     def take(self, index: int, update: Update) -> TextDelta:
-        """What is new of an output that has not finished. The first failure ends all, and is in `output.error`."""
+        """Return the addition to an output that has not finished. The first failure ends all, and is in
+        `output.error`."""
         choice, made = self._choices[index], self.output.outputs[index]
         if update.restarted:
             choice.restart()

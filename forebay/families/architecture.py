@@ -1,5 +1,5 @@
-"""What there is to know of a GGUF architecture to read its files as one of our model types, and the names that many of
-them share."""
+"""Facts about a GGUF architecture that are needed to read its files as one of our model types, and the names that many
+of them share."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ PRE_NORM: Final = {**ATTENTION, **MLP, "attn_norm": "input_layernorm", "ffn_norm
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says besides its weights: `own` is the metadata under its architecture's name, and `config`, which is
-    completed, the same as the fields of a config.json."""
+    """The content of a file besides its weights: `own` is the metadata under its architecture's name, and `config`,
+    which is completed, the same as the fields of a config.json."""
 
     file: GgufFile
     own: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Header:
         return any(stored.endswith(f".{name}") for stored in self.file.tensors)
 
     def kinds(self, signs: Mapping[str, str], otherwise: str) -> list[str]:
-        """Of each layer what the first of the weights `signs` that it has stands for, or `otherwise`."""
+        """Return the kind of each layer: what the first weight of `signs` that it has stands for, or `otherwise`."""
         there = self.file.tensors
         return [
             next((kind for sign, kind in signs.items() if f"blk.{layer}.{sign}.weight" in there), otherwise)

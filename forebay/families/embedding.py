@@ -1,8 +1,7 @@
-"""What a checkpoint's files say of how a text becomes a vector, and how a document is judged.
+"""Settings in a checkpoint's files about how a text becomes a vector, and how a document is judged.
 
 The layout is sentence-transformers': `modules.json` lists what comes behind the layers, each part with a folder of its
-own.
-"""
+own."""
 
 from __future__ import annotations
 
@@ -44,8 +43,8 @@ class Embedding:
 
 
 def embedding_of(path: Path) -> Embedding:
-    """Of the checkpoint at `path`; a file alone says nothing. Raises ModelError for files that are not what their names
-    say."""
+    """Read the settings of the checkpoint at `path`; a single file has none. Raises ModelError for files that are not
+    what their names say."""
     if not path.is_dir():
         return Embedding()
     found = _pooling(path) if is_there(path / _POOLING) else Embedding()

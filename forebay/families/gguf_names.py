@@ -1,4 +1,4 @@
-"""What a GGUF file calls things, in transformers' names: its architecture, metadata (as a config.json) and tensors."""
+"""Translation of a GGUF file's names to transformers': its architecture, metadata (as a config.json) and tensors."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ _CHECKED_KEYS: Final = (
 
 
 def architectures(likely: str = "") -> Iterator[tuple[str, str, Architecture]]:
-    """Those of all families: what files call them, the model_type, and the rest. First come those of the type that is
-    called alike, which saves whoever finds it there the import of all others."""
+    """Yield the architectures of all families: their name in files, the model_type, and the rest. First come those of
+    the type that is called alike, which saves whoever finds it there the import of all others."""
     for model_type in sorted(TYPES, key=lambda model_type: model_type != likely.replace("-", "_")):
         name = f"forebay.families.{model_type}.gguf"
         if importlib.util.find_spec(name) is not None:
@@ -157,7 +157,7 @@ def _rope_scaling(file: GgufFile, own: Mapping[str, Any]) -> dict[str, Any] | No
 
 
 def _rope_factors(file: GgufFile) -> list[float]:
-    """What Llama 3's scaling divides each frequency by; llama.cpp's converter computes them once and stores them."""
+    """Return the divisors of Llama 3's frequency scaling; llama.cpp's converter computes them once and stores them."""
     tensor = file.tensors[ROPE_FACTORS]
     if tensor.type.name != "F32" or math.prod(tensor.shape) > _MAX_ROPE_FACTORS:
         raise ModelError(f"{file.path}: {ROPE_FACTORS} is {tensor.type.name} {tensor.shape}, not a short list of F32")

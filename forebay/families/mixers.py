@@ -1,4 +1,4 @@
-"""What a configuration says of its mixers: families read these values, and layers are built with them."""
+"""Values of a configuration about its mixers: families read these values, and layers are built with them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Mamba2Mixer:
 
     @property
     def channels(self) -> int:
-        """Of the convolution."""
+        """Channels of the convolution."""
         return self.intermediate_size + 2 * self.group_channels
 
 
@@ -78,7 +78,7 @@ class DeltaNet:
 
     @property
     def channels(self) -> int:
-        """Of the convolution, over q, k and v."""
+        """Channels of the convolution, over q, k and v."""
         return 2 * self.key_size + self.value_size
 
 
@@ -94,5 +94,5 @@ class KimiDelta:
 
     @property
     def size(self) -> int:
-        """Of q, k or v of all heads."""
+        """Size of q, k or v of all heads."""
         return self.num_heads * self.head_dim

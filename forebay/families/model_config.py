@@ -30,7 +30,7 @@ _SHARED: Final = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quanti
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experts:
-    """Of each layer that has any; `intermediate_size` is one expert's."""
+    """The experts of each layer that has any; `intermediate_size` is one expert's."""
 
     num_experts: int
     per_token: int
@@ -39,7 +39,8 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """What every architecture has; a family adds what only it has, under transformers' names where these agree.
+    """The values that every architecture has; a family adds what only it has, under transformers' names where these
+    agree.
 
     `layer_types` are `full_attention`, `sliding_attention` or whatever else a family mixes tokens with.
     `unknown_options` are names of fields that the file has and nobody here knows: they may change what the model
@@ -85,9 +86,10 @@ def none_unused(config: ModelConfig, name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """What a folder's `config.py` offers, as `FAMILY`: how its fields are read; those of a small model beside the sizes
-    of all; which fields that it does not ask for change nothing of what it computes (see `options`); what safetensors
-    files call its tensors; which of these, by our names, are of no use to a model of such a configuration."""
+    """The interface of a folder's `config.py`, as `FAMILY`: how its fields are read; those of a small model beside the
+    sizes of all; which fields that it does not ask for change nothing of what it computes (see `options`); what
+    safetensors files call its tensors; which of these, by our names, are of no use to a model of such a
+    configuration."""
 
     parse: Callable[[Fields], ModelConfig]
     small: Callable[[Shape], dict[str, Any]] = nothing
@@ -97,7 +99,7 @@ class Family:
 
 
 def family(model_type: str) -> Family:
-    """Of one of `TYPES`."""
+    """Return the family of one of `TYPES`."""
     found: Family = importlib.import_module(f"forebay.families.{model_type}.config").FAMILY
     return found
 
@@ -125,7 +127,7 @@ def config_from_folder(folder: Path) -> ModelConfig:
 
 
 def config_of(raw: Mapping[str, Any], where: str = "config.json", *, generation: Fields | None = None) -> ModelConfig:
-    """Of a config.json's fields; `where` is what errors call it."""
+    """Read a config.json's fields; `where` is what errors call it."""
     raw = _as_head(_text_config(raw, where))
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in (*TYPES, *ASSISTANTS, *HEADS):

@@ -1,4 +1,4 @@
-"""What becomes of the fields of a config.json that no reader has asked for: harmless, refused, or unknown."""
+"""Treatment of the fields of a config.json that no reader has asked for: harmless, refused, or unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's authors would have it sampled with."""
+"""Sampling defaults by a model's authors."""
 
 from __future__ import annotations
 

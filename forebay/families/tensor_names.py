@@ -1,4 +1,4 @@
-"""What else a model type's checkpoints call its tensors, and which of theirs a language model has no use for."""
+"""Other names of a model type's tensors in checkpoints, and which of theirs a language model has no use for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TensorNames:
     whole: tuple[str, ...] = ()
 
     def here(self, name: str, num_layers: int) -> str:
-        """What `name` is called here; "" for a tensor without use to the model."""
+        """Return our name of the tensor `name`; "" for a tensor without use to the model."""
         name = self._renamed(name)
         layer = _LAYER.match(name)
         if self.draft_layers and layer is not None and int(layer[1]) >= num_layers:
@@ -49,8 +49,8 @@ class TensorNames:
         return bool(self.draft_head) and self._renamed(name).endswith(_JOINS)
 
     def in_draft_head(self, name: str, num_layers: int) -> str:
-        """What `name` is called here; "" for a tensor without use to the draft head, which shares embedding and logits
-        with the model, whether the files repeat them or not."""
+        """Return our name of the draft head's tensor `name`; "" for a tensor without use to the draft head, which
+        shares embedding and logits with the model, whether the files repeat them or not."""
         name, layers = self._renamed(name), (num_layers, num_layers + 1)
         for theirs, ours in self.draft_head:
             begin = theirs.format(*layers)
@@ -59,7 +59,7 @@ class TensorNames:
         return ""
 
     def stored_in_draft_head(self, name: str, num_layers: int) -> str:
-        """What a file calls the draft head's tensor `name`: of several names the first."""
+        """Return a file's name of the draft head's tensor `name`: of several names the first."""
         layers = (num_layers, num_layers + 1)
         for theirs, ours in self.draft_head:
             if name.startswith(ours.format(*layers)):

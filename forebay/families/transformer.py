@@ -20,7 +20,7 @@ _MAX_WIDTH: Final = 8  # the native convolution's
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Defaults:
-    """What transformers 5.23 assumes of a type where a config.json is silent, and whether its biases count.
+    """Defaults of transformers 5.23 for a type where a config.json is silent, and whether its biases count.
 
     `head_dim` 0 stands for hidden_size / num_attention_heads; `kv_heads`: there may be no num_key_value_heads, of which
     there are then as many as attention heads.
@@ -48,7 +48,7 @@ class Windows:
 
 
 def common(fields: Fields) -> dict[str, Any]:
-    """What all models have, as `ModelConfig` calls it."""
+    """Return the values that all models have, as `ModelConfig` calls it."""
     vocab_size = fields.size("vocab_size")
     return {
         "model_type": fields.raw["model_type"],

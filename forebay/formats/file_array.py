@@ -84,7 +84,7 @@ class FileArray:
         return FileArray(self._file, self.dtype, shape, self._offset)
 
     def part(self, first: int, stop: int) -> FileArray:
-        """These rows, unread."""
+        """Return these rows, unread."""
         return FileArray(self._file, self.dtype, (stop - first, *self.shape[1:]), self._offset + first * self.row_bytes)
 
     def read(self) -> Array:
@@ -106,7 +106,7 @@ class FileArray:
         return np.concatenate([self.part(int(run[0]), int(run[-1]) + 1).read() for run in runs])
 
     def pieces(self) -> Iterator[Array]:
-        """Its rows in order, some at a time."""
+        """Yield the rows in order, some at a time."""
         step = max(1, PIECE_BYTES // max(1, self.row_bytes))
         for first in range(0, len(self), step):
             yield self.part(first, min(first + step, len(self))).read()

@@ -43,7 +43,7 @@ def dequantize(raw: U8, block: BlockType) -> F32:
 
 
 def split(raw: U8, block: BlockType) -> GroupQuantized:
-    """Of a type with codes: those of raw [rows, bytes per row], and what they are multiplied with, apart."""
+    """Split raw [rows, bytes per row] of a type with codes into the codes and their factors."""
     form, parts = block.codes, block.parts
     if form is None or parts is None:
         raise TypeError(f"{block.name} has no codes")
@@ -67,7 +67,7 @@ def _blocks(raw: U8, block: BlockType) -> U8:
 
 
 def _bytes(blocks: U8, start: int, size: int) -> U8:
-    """Of each block these bytes. Copied as one number each: six times as fast as slices."""
+    """Return these bytes of each block. Copied as one number each: six times as fast as slices."""
     return blocks[:, start : start + size].view(f"V{size}").copy().view(np.uint8)
 
 

@@ -228,7 +228,7 @@ class Hub:
 
     @contextlib.contextmanager
     def _in_words(self, model: HubModel) -> Iterator[None]:
-        """What the library raises as what a user can do about it."""
+        """Convert the library's exceptions to errors that name a remedy."""
         again = "what was fetched is kept, and the same command goes on from there"
         try:
             yield

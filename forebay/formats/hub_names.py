@@ -51,7 +51,7 @@ class HubModel:
 
 
 def hub_model(name: str, revision: str | None = None) -> HubModel | None:
-    """What `org/name`, `org/name:Q4_K_M`, `hf://org/name@revision/file.gguf` stand for; None for what is no such name.
+    """Parse `org/name`, `org/name:Q4_K_M` or `hf://org/name@revision/file.gguf`; None for what is no such name.
     A `revision` in the name goes before the other."""
     found = _NAME.fullmatch(name)
     if found is None:
@@ -62,7 +62,8 @@ def hub_model(name: str, revision: str | None = None) -> HubModel | None:
 
 
 def hub_folder() -> Path:
-    """Of the cache, as the environment says: `HF_HUB_CACHE`, or `hub` in `HF_HOME`, which is in `XDG_CACHE_HOME`."""
+    """Return the cache's folder by the environment: `HF_HUB_CACHE`, or `hub` in `HF_HOME`, which is in
+    `XDG_CACHE_HOME`."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     return Path(os.path.expandvars(named or os.path.join(home, "hub"))).expanduser()
@@ -81,7 +82,7 @@ def repository_of(path: Path) -> str | None:
 
 
 def revisions(cache: Path | None = None) -> Iterator[tuple[str, str, Path]]:
-    """Of all that is in the cache: the repository, the revision that is here (or its commit), and its folder."""
+    """Yield all revisions in the cache: the repository, the revision that is here (or its commit), and its folder."""
     for folder in sorted((cache or hub_folder()).glob("models--*")):
         repo, refs = folder.name.removeprefix("models--").replace("--", "/"), folder / "refs"
         named = {path.read_text().strip(): str(path.relative_to(refs)) for path in refs.rglob("*") if path.is_file()}
@@ -123,8 +124,8 @@ def find_in_cache(model: HubModel, cache: Path | None = None) -> Path:
 
 
 def chosen_gguf(names: Iterable[str], model: HubModel) -> str | None:
-    """Of a repository's files the GGUF file that is meant; None where it has safetensors and no GGUF file is asked for,
-    or none at all. ModelError where there are several that may be meant, or none of those asked for."""
+    """Choose the GGUF file among a repository's files; None where it has safetensors and no GGUF file is asked for, or
+    none at all. ModelError where there are several that may be meant, or none of those asked for."""
     names = set(names)
     if model.file:
         return model.file if model.file in names else None

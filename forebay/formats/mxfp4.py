@@ -22,7 +22,7 @@ _BLOCK: Final = 32
 
 
 def unpacked(packed: Mapping[str, FileArray], where: str) -> dict[str, StoredTensor]:
-    """Of each pair `x_blocks` [E, N, K / 32, 16] and `x_scales` [E, N, K / 32] the tensor `x`, [E, K, N]."""
+    """Return the tensor `x`, [E, K, N], of each pair `x_blocks` [E, N, K / 32, 16] and `x_scales` [E, N, K / 32]."""
     tensors: dict[str, StoredTensor] = {}
     for stem in {name.removesuffix(BLOCKS).removesuffix(SCALES) for name in packed}:
         blocks, scales = packed.get(stem + BLOCKS), packed.get(stem + SCALES)

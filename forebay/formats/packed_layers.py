@@ -61,7 +61,7 @@ class Packing:
         return part in PART_NAMES[self.method] and (part != "weight" or dtype == "I8")
 
     def format(self, width: int) -> CodeFormat | None:
-        """Of layers of so many inputs; None where their groups are no whole steps."""
+        """Return the format of layers of so many inputs; None where their groups are no whole steps."""
         group = self.group or math.gcd(width, _WHOLE_ROWS)
         whole = group % GROUP == 0 and width % group == 0
         return CodeFormat(bits=self.bits, minimums=not self.symmetric, group=group) if whole else None

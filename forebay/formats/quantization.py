@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Quantization(StrEnum):
-    """What matrices are held in."""
+    """The form in which matrices are held."""
 
     NONE = "none"  # the model's dtype
     FILE = "file"  # the file's own codes, where it has some that are held without loss, else the model's dtype

@@ -56,14 +56,14 @@ class CodeFormat:
 
     @property
     def zero(self) -> int:
-        """What is taken from that for which a code stands: half of its range, where no minimum does it."""
+        """The value that is subtracted from a code: half of its range, unless a minimum replaces it."""
         if self.levels or self.bits == 8:
             return 128
         return 0 if self.minimums else 1 << self.bits - 1
 
     @property
     def factor_bits(self) -> int:
-        """Of a factor as it is packed: those of two-bit codes have four, all others eight."""
+        """Bits of a factor as it is packed: those of two-bit codes have four, all others eight."""
         return 4 if self.bits == 2 else 8
 
     def num_bytes(self, num_elements: int) -> int:
@@ -92,11 +92,11 @@ class GroupQuantized:
         return len(self.codes), self.codes.shape[1]
 
     def steps(self) -> tuple[F32, F32 | None]:
-        """What a code of one more adds, and the least value, of as many inputs as share both, [N, groups]."""
+        """Return the step between codes and the least value, for as many inputs as share both, [N, groups]."""
         return _products(self.scales, self.factors), _products(self.minimums, self.minimum_factors)
 
     def signed_codes(self) -> npt.NDArray[np.int16]:
-        """What the codes stand for, less zero."""
+        """Return the codes minus their zero."""
         return (LEVELS[self.codes] if self.format.levels else self.codes) - np.int16(self.format.zero)
 
     def values(self) -> F32:
@@ -124,7 +124,7 @@ class GroupQuantized:
         return self._with(self.format, taken)
 
     def regrouped(self, group: int) -> GroupQuantized:
-        """The same with the scales repeated for each `group` inputs, which divides the groups that there are."""
+        """Return a copy with the scales repeated for each `group` inputs, which divides the groups that there are."""
         times = self.format.group // group
 
         def repeated(part: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
@@ -213,7 +213,7 @@ class StoredCodes:
         return sum(form.num_bytes(len(rows) * self.shape[1]) for form, rows in self.runs)
 
     def _owners(self) -> Order:
-        """Of each row the number of its source."""
+        """Return the source number of each row."""
         ends = np.cumsum([source.num_rows for source in self.sources])
         return ends.searchsorted(self.order, side="right")
 
@@ -304,7 +304,7 @@ QUANTIZED_FORMATS: Final = {
 def held_format(
     quantization: Quantization, own: CodeFormat | None, *, in_features: int, min_bits: int
 ) -> CodeFormat | None:
-    """What a matrix that the file holds in `own` codes is held in; None for the model's dtype.
+    """Return the format that holds a matrix which the file has in `own` codes; None for the model's dtype.
 
     `min_bits` are the fewest that it can do with: 4, 8, or 16 for the model's dtype. Codes of no more bits than are
     asked for stay as they are.

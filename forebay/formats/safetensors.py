@@ -118,7 +118,7 @@ def _shard_names(index: Path) -> list[str]:
 
 
 def why_no_weights(names: Iterable[str]) -> str:
-    """Of a folder or repository with files of these names, no checkpoint's among them: what it is, and what to do."""
+    """Describe a folder or repository with files of these names, none of a checkpoint: what it is, and what to do."""
     names = sorted(names)
     if ADAPTER_NAME in names:
         return (

@@ -96,7 +96,7 @@ def find_model(name: str | None, folder: Path | None = None, *, revision: str | 
 
 
 def find_named(name: str | None, folder: Path | None = None) -> Path | None:
-    """The same of what is no name of a hub's; None where there is nothing."""
+    """Find a model by a name that is not a hub's; None if there is none."""
     folder = folder or models_folder()
     if name is None or name.lower() == DEFAULT_MODEL.name.lower():
         path = folder / DEFAULT_MODEL.file
@@ -119,7 +119,7 @@ def absent_model(name: str, revision: str | None = None) -> HubModel | None:
 
 
 def model_title(name: str | None, path: Path) -> str:
-    """What a served model is called: as it was named, of a hub's."""
+    """Return the title of a served model: the name that was given, for a hub's."""
     model = hub_model(name) if name is not None and find_named(name) is None else None
     return short_name(path) if model is None else str(model)
 

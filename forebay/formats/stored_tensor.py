@@ -35,7 +35,7 @@ class StoredTensor(Protocol):
 
     @property
     def codes(self) -> StoredCodes | None:
-        """The same values as the file holds them; None where that is no `GroupQuantized`."""
+        """Return the values as the file holds them; None if that is no `GroupQuantized`."""
         ...
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]: ...
@@ -87,5 +87,5 @@ def one_below_the_other(first: StoredTensor, second: StoredTensor) -> StoredTens
 
 
 def less_one(tensor: StoredTensor) -> StoredTensor:
-    """Of norm weights that are stored as they are used, the differences from 1."""
+    """Return the differences from 1 of norm weights that are stored as they are used."""
     return ComputedTensor(tensor.shape, [tensor], lambda: (piece - 1 for piece in tensor.pieces()))

@@ -13,8 +13,8 @@ from forebay.formats.quantized import CodeFormat, StoredCodes, held_format
 
 
 class WeightKind(NamedTuple):
-    """What decides the form in which weights are held: `own` codes in the file, their rows' length, and the fewest bits
-    they can do with (see `held_format`)."""
+    """The properties that decide the form in which weights are held: `own` codes in the file, their rows' length, and
+    the fewest bits they can do with (see `held_format`)."""
 
     own: CodeFormat | None
     in_features: int

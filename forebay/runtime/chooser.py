@@ -1,7 +1,6 @@
-"""What rows choose that want other than the most likely token.
+"""Choice of tokens for rows that want other than the most likely one.
 
-Shape letters: N positions that are sampled from, S sequences, V vocabulary.
-"""
+Shape letters: N positions that are sampled from, S sequences, V vocabulary."""
 
 from __future__ import annotations
 
@@ -65,9 +64,9 @@ class Chooser:
         input_ids: Tensor | None = None,
         masked: Masked | None = None,
     ) -> tuple[GreedyTokens, Tensor | None]:
-        """What is chosen instead of `raw`, and what `settle` says of it: how many of each span's tokens [S] that makes,
-        or None where each span has one. lens [N] are the positions of the tokens chosen; `spans` and `input_ids` as for
-        `Penalties.apply`; `masked` are the positions under a grammar."""
+        """Choose tokens in place of `raw`, and return them with the result of `settle`: how many of each span's tokens
+        [S] stay, or None where each span has one. lens [N] are the positions of the tokens chosen; `spans` and
+        `input_ids` as for `Penalties.apply`; `masked` are the positions under a grammar."""
         (ids, finite, logits), wants = raw, sampling.wants
         if wants & Wants.ADJUST:
             logits = self._penalties.apply(logits, spans, input_ids)
@@ -85,7 +84,8 @@ class Chooser:
         return chosen, num_new
 
     def logprobs(self, raw: Tensor, chosen: GreedyTokens, inputs: Sections, sampling: Sampling) -> ToHost | None:
-        """Of the chosen tokens where somebody asked, by the model's own logits `raw` [N, V]."""
+        """Return the log-probabilities of the chosen tokens for requests that asked, by the model's own logits `raw`
+        [N, V]."""
         if not len(sampling.reporting):
             return None
         which, k = inputs["reporting"], int(sampling.num_top.max())

@@ -18,7 +18,7 @@ from forebay.runtime.plan_columns import padded
 
 
 class DecodeInputs(Table):
-    """What differs from step to step. A padded row is request row 0, whose KV goes to page 0."""
+    """The inputs that differ from step to step. A padded row is request row 0, whose KV goes to page 0."""
 
     declared = {**padded("S"), **TRACKED}
 

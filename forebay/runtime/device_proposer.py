@@ -1,4 +1,4 @@
-"""Whoever drafts tokens where the model computes, as the runner sees them. The host knows how many, and not which."""
+"""The runner's interface to proposers that draft tokens on the device. The host knows how many, and not which."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DeviceProposer(Protocol):
     """Nothing that it does can change a token: a draft is accepted if it is what is chosen in its place."""
 
     def arrays(self, plan: StepPlan) -> dict[str, Array]:
-        """What of `DRAFTING` this plan has."""
+        """Return the arrays of `DRAFTING` that this plan has."""
         ...
 
     def before(self, plan: StepPlan, inputs: Sections) -> None:

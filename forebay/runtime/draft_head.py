@@ -77,7 +77,8 @@ class Head:
         self.ops.scatter(self.kept[column], rows, self.ops.gather(self.rows.kv_lens, rows))
 
     def context(self, batch: Batch, lens: Tensor, next_ids: Tensor) -> ForwardContext:
-        """Of the tokens behind the `lens` [R] tokens of their rows, where next_ids [T] come behind each."""
+        """Return the context of the tokens behind the `lens` [R] tokens of their rows, where next_ids [T] come behind
+        each."""
         placed = self.ops.place_tokens(*batch, lens, self.forward.pages, len(next_ids))
         return self.forward.context(StepTokens(input_ids=next_ids, batch=batch, placed=placed, kinds=self._kinds))
 

@@ -56,7 +56,7 @@ class Beside:
         self._layers = [forward.cache.kv(layer) for layer in range(num_layers - num_own, num_layers)]
 
     def hidden(self, batch: Batch, input_ids: Tensor) -> Tensor:
-        """Of input_ids [T], behind the `lens` tokens of their rows -> [T, H]. Writes KV."""
+        """Return the hidden states [T, H] of input_ids [T], behind the `lens` tokens of their rows. Writes KV."""
         placed = self.ops.place_tokens(*batch, self.kept["lens"], self.forward.pages, len(input_ids))
         tokens = StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=self._kinds)
         ctx = self.forward.context(tokens)

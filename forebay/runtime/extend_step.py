@@ -66,7 +66,8 @@ class ExtendStep:
 
 
 def tokens_of(forward: Forward, batch: Batch, columns: Columns, input_ids: Tensor, snap_start: Tensor) -> StepTokens:
-    """Of a step of any shape: `columns` are those of `Sequences` and `Stops` that are not given otherwise."""
+    """Return the tokens of a step of any shape: `columns` are those of `Sequences` and `Stops` that are not given
+    otherwise."""
     placed = forward.place(batch, len(input_ids))
     bounds = {"q_start": batch.q_start, "snap_start": snap_start, "positions": placed.positions}
     kinds = of_prompts(columns, **bounds, ops=forward.ops, cache=forward.cache)

@@ -1,8 +1,7 @@
-"""What steps of every shape do alike: where tokens stand, the model over the pools, and the most likely tokens.
+"""Parts that steps of every shape share: where tokens stand, the model over the pools, and the most likely tokens.
 
 Shape letters: T tokens, S sequences, N chosen positions, V vocabulary, H hidden size, F entries of what a
-proposer goes on from.
-"""
+proposer goes on from."""
 
 from __future__ import annotations
 
@@ -63,7 +62,8 @@ class GreedyTokens(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """What decodes choose behind each of their tokens, as `GreedyTokens` has it, and what a proposer goes on from."""
+    """The tokens that decodes choose behind each of their tokens, as `GreedyTokens` has it, and what a proposer goes on
+    from."""
 
     token_ids: Tensor  # [T]
     finite: Tensor  # [T]
@@ -91,7 +91,7 @@ class Forward:
         return self.ops.place_tokens(*batch, self.rows.kv_lens, self.pages, num_tokens)
 
     def context(self, tokens: StepTokens) -> ForwardContext:
-        """What the layers are told of a step."""
+        """Make the context of the layers for a step."""
         full = PagedKv(
             page_table=self.rows.req_to_token,
             rows=tokens.batch.rows,
@@ -104,7 +104,8 @@ class Forward:
         return ForwardContext(positions=tokens.placed.positions, full=full, cache=self.cache, **others)
 
     def hidden(self, tokens: StepTokens) -> HiddenStates:
-        """Of each token, and whether it is a number at all. The rows have come further by all of them."""
+        """Return the hidden state of each token, and whether it is finite. The rows have come further by all of
+        them."""
         hidden, seen = self._run(tokens)
         finite = self.ops.finite_rows(hidden)
         self.ops.advance(self.rows.kv_lens, *tokens.batch)
@@ -123,7 +124,7 @@ class Forward:
         return GreedyTokens(*self.ops.argmax_rows(logits), logits)
 
     def decode(self, tokens: StepTokens, settle: Callable[[GreedyTokens], Tensor]) -> Decoded:
-        """Of decodes; `settle` is given what they choose and says how many tokens of each sequence that makes [S]."""
+        """Run decodes; `settle` is given what they choose and says how many tokens of each sequence that makes [S]."""
         hidden, seen = self._run(tokens)
         chosen = self.greedy(hidden)
         return Decoded(*chosen, tokens.input_ids, tokens.placed.positions, seen, settle(chosen))

@@ -102,7 +102,7 @@ class FrozenDraft:
             self.runners[plan.width - 2].run({"drafting_rows": rows}, plan.num_seqs)
 
     def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, seen: Tensor) -> None:
-        """What is kept is of each row's last token that stays; nothing of a row without any."""
+        """Keep the hidden state of each row's last token that stays; nothing of a row without any."""
         rows = inputs["req_pool_indices"]
         q_start = inputs["q_start"] if "q_start" in inputs else self._counts[: plan.num_seqs + 1]
         if plan.width > 1:
@@ -112,8 +112,8 @@ class FrozenDraft:
         self.keep(rows, seen, q_start, num_new)
 
     def keep(self, rows: Tensor, hidden: Tensor, q_start: Tensor, num_new: Tensor) -> None:
-        """Of each of `rows` [S] int32 what hidden [T, H] has of its `num_new`-th token [S] int64: its tokens begin at
-        q_start [S + 1] int32. Nothing of a row with 0."""
+        """Keep for each of `rows` [S] int32 the entry of hidden [T, H] of its `num_new`-th token [S] int64: its tokens
+        begin at q_start [S + 1] int32. Nothing of a row with 0."""
         if not len(hidden):
             return
         wide, kept = rows.long(), self.kept[_HIDDEN]

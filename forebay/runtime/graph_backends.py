@@ -33,7 +33,7 @@ class GraphBackend(Protocol):
 
 
 class Eager:
-    """The same buffers and the same padding, and the step's own Python."""
+    """A backend without graphs: the same buffers and padding, and the step's own Python."""
 
     name: ClassVar = "eager"
     captures_quickly: ClassVar = True

@@ -37,8 +37,8 @@ class Padded(Protocol):
 
 
 class Settled(Protocol):
-    """What is still to be done behind a step, when more is known. It reads the step's inputs and outputs, and the
-    memory that `forget` gives free."""
+    """The work that follows a step, once more is known. It reads the step's inputs and outputs, and the memory that
+    `forget` gives free."""
 
     def settle(self) -> tuple[()]: ...
 

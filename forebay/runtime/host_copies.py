@@ -49,7 +49,8 @@ class HostCopies:
 
 
 def get_cpu_copy(cache: CachePool, places: Places) -> tuple[Tensor, ...]:
-    """What the device's work so far leaves at these places of every column, without waiting for it."""
+    """Return a host copy of these places of every column, as the device's work so far leaves them, without waiting for
+    it."""
     return tuple(_to_host(tensor.index_select(0, at)) for tensor, at in _parts(cache, places))
 
 

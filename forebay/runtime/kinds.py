@@ -65,7 +65,7 @@ def _nothing(plan: StepPlan) -> bool:
 
 
 def stops_of_decodes(plan: StepPlan) -> dict[str, Array]:
-    """Of a step that only decodes, where there are any: a sequence has one at most."""
+    """Return the stops of a step that only decodes: a sequence has one at most."""
     work = plan.states
     if not len(work.snap_seqs):
         return {}
@@ -76,8 +76,8 @@ def stops_of_decodes(plan: StepPlan) -> dict[str, Array]:
 
 
 def stops_of_drafts(plan: StepPlan) -> dict[str, Array]:
-    """Of a step of decodes with drafts. Where it is not certain what stays, or a state is wished for, the slot is
-    written behind the step."""
+    """Return the stops of a step of decodes with drafts. Where it is not certain what stays, or a state is wished for,
+    the slot is written behind the step."""
     if _nothing(plan):
         return {}
     written = np.where(plan.q_lens > 1, PAD, plan.states.state_slots)
@@ -86,7 +86,7 @@ def stops_of_drafts(plan: StepPlan) -> dict[str, Array]:
 
 
 def stops_of_tokens(plan: StepPlan, q_start: Array) -> dict[str, Array]:
-    """Of a step of any shape; those of decodes, which stand behind their only token, are wishes."""
+    """Return the stops of a step of any shape; those of decodes, which stand behind their only token, are wishes."""
     work = plan.states
     if _nothing(plan):
         return {}
@@ -101,7 +101,7 @@ def stops_of_tokens(plan: StepPlan, q_start: Array) -> dict[str, Array]:
 
 
 def change_kinds(cache: CachePool, sections: Mapping[str, Tensor]) -> None:
-    """What a step changes of the caches before the model runs, in the order that `StepPlan` says."""
+    """Apply a step's changes of the caches before the model runs, in the order that `StepPlan` says."""
     if cache.full_to_window is not None and "map_pages" in sections:
         cache.full_to_window.index_copy_(0, sections["map_pages"], sections["map_windows"])
     if "clears" in sections:
@@ -116,7 +116,7 @@ def pages_of(cache: CachePool, table: Tensor) -> Pages:
 
 
 def of_layers(cache: CachePool, full: PagedKv, placed: Placement, tokens: KindTokens) -> dict[str, Any]:
-    """What layers are told, by its names in `ForwardContext`."""
+    """Return the inputs of layers, by their names in `ForwardContext`."""
     window = full
     if cache.full_to_window is not None:
         window = replace(full, out_cache_loc=placed.out_window_loc, page_map=cache.full_to_window)
@@ -139,7 +139,7 @@ def check_kinds(plan: StepPlan) -> None:
 
 
 def _check_stops(plan: StepPlan) -> None:
-    """Those of extends lie inside what is computed, and in order; a decode has one at most."""
+    """Check that the stops of extends lie inside what is computed, and in order; a decode has one at most."""
     seqs, lens = plan.states.snap_seqs, plan.states.snap_lens
     if (np.diff(seqs * (lens.max() + 1) + lens) <= 0).any():
         raise IndexOutOfPool(f"snap_seqs {seqs} at snap_lens {lens} are not in order")
@@ -153,7 +153,7 @@ def _check_stops(plan: StepPlan) -> None:
 
 
 def no_kinds(device: torch.device) -> KindTokens:
-    """Of a step of layers none of which has any."""
+    """Return the inputs of a step whose layers have no such kind."""
     nothing = torch.empty(0, dtype=torch.int32, device=device)
     return States(StateBatch(**{field.name: nothing for field in fields(StateBatch)}))
 
@@ -161,22 +161,22 @@ def no_kinds(device: torch.device) -> KindTokens:
 def of_prompts(
     columns: Columns, *, q_start: Tensor, snap_start: Tensor, positions: Tensor, ops: Ops, cache: CachePool
 ) -> KindTokens:
-    """Of a step of any shape."""
+    """Return the inputs of a step of any shape."""
     slots, ends, lens = (columns[name] for name in ("snap_slots", "snap_ends", "snap_lens"))
     due = ops.due(slots, ends, lens, positions) if cache.has(Per.SLOT) else slots
     return States(_batch(columns, q_start, q_start[1:], snap_start, ends, due))
 
 
 def of_decodes(columns: Columns, counts: Tensor, *, positions: Tensor, ops: Ops, cache: CachePool) -> KindTokens:
-    """Of a token of each sequence; `counts` are 0, 1, 2 and so on up to their number."""
+    """Return the inputs of one token of each sequence; `counts` are 0, 1, 2 and so on up to their number."""
     slots, lens = columns["mamba_track_indices"], columns["mamba_track_lens"]
     due = ops.due(slots, counts[1:], lens, positions) if cache.has(Per.SLOT) else slots
     return States(_batch(columns, counts, counts[1:], counts, counts[1:], due))
 
 
 def of_drafts(columns: Columns, q_start: Tensor, zeros: Tensor) -> KindTokens:
-    """Of tokens that are verified: no state follows them, and what ran is there to be run again. `zeros` are one more
-    than sequences."""
+    """Return the inputs of tokens that are verified: no state follows them, and what ran is there to be run again.
+    `zeros` are one more than sequences."""
     batch = _batch(columns, q_start, q_start[1:], zeros, zeros[:0], zeros[:0])
     return States(replace(batch, write_slots=columns["write_slots"]), ran=[])
 
@@ -184,7 +184,8 @@ def of_drafts(columns: Columns, q_start: Tensor, zeros: Tensor) -> KindTokens:
 def of_accepted(
     columns: Columns, q_start: Tensor, counts: Tensor, positions: Tensor, num_new: Tensor, ops: Ops
 ) -> StateBatch:
-    """Of those of them that stay, num_new [S] of each sequence; `counts` are 0, 1, 2 and so on up to their number."""
+    """Return the inputs of accepted tokens, num_new [S] of each sequence; `counts` are 0, 1, 2 and so on up to their
+    number."""
     wishes = columns["mamba_track_lens"], columns["mamba_track_indices"]
     q_stop, ends, due = ops.accepted_stops(q_start, num_new, positions, columns["write_slots"], *wishes)
     return _batch(columns, q_start, q_stop, counts, ends, due)

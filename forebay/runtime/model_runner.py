@@ -253,7 +253,7 @@ class ModelRunner:
         )
 
     def _stage(self, plan: StepPlan, shape: Shape, sampling: Sampling, targets: Ids = NO_IDS) -> Sections:
-        """What the step is told, and the drafts that it verifies where they are made here."""
+        """Send the step's inputs, with the drafts that it verifies if they are made on the device."""
         inputs = self.inputs.stage(plan, shape, sampling, targets)
         if self.proposer is not None:
             self.proposer.before(plan, inputs)

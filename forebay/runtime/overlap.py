@@ -14,7 +14,7 @@ from forebay.runtime.model_runner import ModelRunner
 
 
 class StepBefore(Exception):
-    """This step was queued behind one that failed, and may rely on what that one did not do."""
+    """Raised for a step that was queued behind one that failed, and may rely on work that was not done."""
 
 
 class OverlappedRunner:

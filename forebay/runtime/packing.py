@@ -18,8 +18,8 @@ Array = npt.NDArray[Any]
 
 
 class Sections(dict[str, Tensor]):
-    """What was sent, by name, on the device; what was not is empty. They are views of a buffer, valid until the next
-    step but one is sent."""
+    """The arrays that were sent, by name, on the device; others are empty. They are views of a buffer, valid until the
+    next step but one is sent."""
 
     def __init__(self, nothing: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Sections(dict[str, Tensor]):
         return self._nothing[name]
 
     def of(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Those of `names` that were sent."""
+        """Return those of `names` that were sent."""
         return {name: self[name] for name in names if name in self}
 
 

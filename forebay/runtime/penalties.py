@@ -1,4 +1,4 @@
-"""What a request's own tokens and wishes do to its logits: penalties and logit bias, and then restrictions. V is the
+"""Changes of logits by a request's own tokens and parameters: penalties and logit bias, and then restrictions. V is the
 vocabulary."""
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Span(NamedTuple):
 
 
 def spans_of(rows: Ids, q_lens: Ids | None = None) -> list[Span]:
-    """Of rows with as many entries each, or with one."""
+    """Return the spans of rows with as many entries each, or with one."""
     stops = range(1, len(rows) + 1) if q_lens is None else np.cumsum(q_lens).tolist()
     return [Span(row, first, stop) for row, first, stop in zip(rows.tolist(), (0, *stops), stops, strict=False)]
 

@@ -21,7 +21,7 @@ _BLOCK: Final = 256  # tokens of which there are partial sums at a time
 
 
 class Vectors(NamedTuple):
-    """Of the extends at these `places` of a plan, so many numbers each, one behind the other."""
+    """The vectors of the extends at these `places` of a plan, so many numbers each, one behind the other."""
 
     places: list[int]
     counts: list[int]
@@ -44,7 +44,7 @@ class _Tenant:
     kept: Tensor | None = None
 
     def see(self, hidden: Tensor, start: int) -> None:
-        """Of its tokens from `start` on, [T, H]."""
+        """Take the hidden states of the tokens from `start` on, [T, H]."""
         match self.pooling.kind:
             case PoolingKind.MEAN:
                 assert (self.kept is None) == (start == 0), f"a mean goes on at token {start}"
@@ -91,7 +91,7 @@ class Pooler:
             self._tenants[admission.row] = _Tenant(pooling, len(admission.token_ids))
 
     def pool(self, plan: StepPlan, hidden: Tensor) -> Vectors | None:
-        """What the step's hidden states [T, H] make of its pooled extends; None where no prompt of theirs ends."""
+        """Pool the step's hidden states [T, H] of its pooled extends; None if no prompt of theirs ends."""
         firsts, starts, ends = np.cumsum(plan.q_lens) - plan.q_lens, plan.starts, plan.ends
         whole: dict[int, tuple[_Tenant, Tensor]] = {}  # by place, with the last token's hidden state
         for place in plan.pooled:

@@ -75,8 +75,8 @@ class Arena:
         return torch.from_numpy(array)[:num_bytes].view(dtype).view(shape)
 
     def unowned(self, tensor: Tensor) -> Tensor:
-        """The same bytes under a tensor that does not keep them from being used again; `tensor` itself if they are not
-        of this arena."""
+        """Return the bytes under a tensor that does not keep them from being used again; `tensor` itself if they are
+        not of this arena."""
         for block in self._blocks:
             offset = tensor.data_ptr() - block.ctypes.data
             if 0 <= offset < len(block):
@@ -192,7 +192,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._begin_tape()
 
     def _by_kernel(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """What moves bytes alone need not leave the tape."""
+        """Record an operation that only moves bytes, so that it does not leave the tape."""
         if func in (_aten.fill_.Scalar, _aten.zero_.default):
             return native.fill(self._kernels, args[0], args[1] if len(args) > 1 else 0)
         if func is _aten.copy_.default:

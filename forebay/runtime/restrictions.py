@@ -18,7 +18,7 @@ _ANY: Final = -1  # what is before a shorter word; and before an output, where i
 
 
 class Restrictions:
-    """Of one request, on the device: the host may not know how many of its tokens were accepted."""
+    """Restrictions of one request, on the device: the host may not know how many of its tokens were accepted."""
 
     def __init__(self, admission: Admission, vocab_size: int, device: torch.device) -> None:
         params, output = admission.params, admission.token_ids[admission.num_prompt :].tolist()

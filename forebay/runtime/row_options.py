@@ -1,4 +1,4 @@
-"""What the host remembers of each row's wishes, so that no step has to ask the device."""
+"""The host's copy of each row's sampling options, so that no step has to ask the device."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from forebay.pools.request_rows import SamplingRows
 
 
 class Wants(IntFlag):
-    """What a row needs besides the most likely token."""
+    """The needs of a row besides the most likely token."""
 
     GREEDY = 0
     DRAW = 1

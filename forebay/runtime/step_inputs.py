@@ -56,7 +56,8 @@ _BUILT: Final = {"kv_lens": "built_lens", "last_tokens": "built_tokens"}
 
 
 class Shape(Enum):
-    """What runs a plan: a step of decodes of one token each, of decodes with drafts, or of any tokens."""
+    """The shape of a step that runs a plan: a step of decodes of one token each, of decodes with drafts, or of any
+    tokens."""
 
     DECODES = auto()
     DRAFTS = auto()
@@ -137,18 +138,18 @@ class StepInputs:
                 return _of_tokens(plan)
 
     def verify_columns(self, sections: Sections) -> dict[str, Tensor]:
-        """What `VerifyInputs` has a source for."""
+        """Return the columns that `VerifyInputs` has a source for."""
         return sections.of(VerifyInputs.columns) | {"q_ends": sections["q_start"][1:]}
 
     def extend_columns(self, sections: Sections, input_ids: Tensor) -> dict[str, Tensor]:
-        """What `ExtendInputs` has a source for."""
+        """Return the columns that `ExtendInputs` has a source for."""
         computed = {"input_ids": input_ids, "q_ends": sections["q_start"][1:]}
         if "snap_start" in sections:
             computed["snap_stops"] = sections["snap_start"][1:]
         return sections.of(ExtendInputs.columns) | computed
 
     def input_ids(self, plan: StepPlan, sections: Sections) -> Tensor:
-        """Of all tokens of a step whose decodes have one each."""
+        """Return the ids of all tokens of a step whose decodes have one each."""
         known = sections["input_ids"]
         if not plan.num_decodes:
             return known

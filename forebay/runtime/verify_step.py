@@ -39,7 +39,8 @@ class VerifyInputs(RaggedInputs):
 
 
 class Verified(NamedTuple):
-    """What a step has left to do: `ran` again, for the tokens that are accepted. Who holds this holds its memory."""
+    """The rest of a verify step: `ran` again, for the tokens that are accepted. A reference to this keeps its
+    memory."""
 
     inputs: VerifyInputs
     decoded: Decoded

@@ -1,8 +1,7 @@
-"""Who may start now, so that what is admitted can be finished.
+"""Admission of requests, so that each admitted request can be finished.
 
 A running request is expected to grow by a part of what it may still generate, the new-token ratio. It starts cautious,
-falls while nothing goes wrong, and rises after a retraction. The bounds are those that SGLang 0.5 ships.
-"""
+falls while nothing goes wrong, and rises after a retraction. The bounds are those that SGLang 0.5 ships."""
 
 from __future__ import annotations
 
@@ -197,7 +196,7 @@ class AdmissionPass:
         return report
 
     def _does_not_fit(self, req: Request, *, lacks_row: bool) -> None:
-        """It is passed over, or everybody waits for it."""
+        """Pass over a request that does not fit, or let all others wait for it."""
         queues = self._queues
         queues.blocked = queues.blocked or Blocked(req, lacks_row, self._held.is_freeing or bool(queues.finishing))
         self._unfit.setdefault(req.account, []).append(req)

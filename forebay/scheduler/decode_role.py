@@ -286,7 +286,7 @@ class DecodeRole(Role):
                 self._begin_to_tell(req, receiving.tail, now)
 
     def _begin_to_tell(self, req: Request, tail: Tail, now: float) -> None:
-        """Its first token, which may be its last."""
+        """Append the request's first token, which may be its last."""
         req.residency.ticket = None
         req.residency.kv_committed = req.num_prompt
         req.cache_report = tail.cache

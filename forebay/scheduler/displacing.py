@@ -19,8 +19,8 @@ PATIENCE: Final = 32  # steps in which a tenant whose turn it is starts nothing 
 
 
 class Places:
-    """Who holds how many rows and pages, in requests that run; those count with what they are expected to grow by, as
-    at their admission."""
+    """The rows and pages of each tenant's running requests; those count with what they are expected to grow by, as at
+    their admission."""
 
     def __init__(self, queues: Queues, ratio: float) -> None:
         self._queues, self._ratio = queues, ratio

@@ -19,7 +19,7 @@ class Grammars(Protocol):
     tokens since, so nobody is told of a commit or a retraction."""
 
     def begin(self, req: Request) -> None:
-        """It has a grammar, and is at the beginning of its output, perhaps once more."""
+        """Begin the grammar of a request at the start of its output, perhaps once more."""
         ...
 
     def ready(self, req: Request) -> bool:
@@ -85,7 +85,8 @@ class Constraints:
             self.grammars.wait(timeout_s)
 
     def sit_out(self, reqs: Sequence[Request], in_flight: Iterable[Sequence[Request]]) -> Mask:
-        """Whose next token cannot be decided yet: the last one is on its way, or the grammar is not compiled."""
+        """Mark the requests whose next token cannot be decided yet: the last one is on its way, or the grammar is not
+        compiled."""
         flying = {req.id for flight in in_flight for req in flight if req.id in self.living}
         return np.array([req.id in flying or req.id in self.unready for req in reqs], dtype=np.bool_)
 

@@ -20,7 +20,7 @@ from forebay.scheduler.suspects import Suspects
 
 
 class Mode(StrEnum):
-    """What becomes of the requests that run."""
+    """The treatment of running requests at a halt."""
 
     WAIT = "wait"  # they finish
     RETRACT = "retract"  # they wait with their tokens, and go on later
@@ -85,8 +85,10 @@ def forget_caches(scheduler: Scheduler) -> None:
 
 
 def keep_cached(scheduler: Scheduler) -> dict[str, Ids]:
-    """The same, but of what is cached as much stays as fits into host memory, if what lies in these places, by kind of
-    cache, is put back there before the next step."""
+    """Release all memory, but keep as much of the cache as fits into host memory.
+
+    Returns the places of the kept cache, by kind. Their content must be back there before the next step.
+    """
     return scheduler.held.keep_cached()
 
 

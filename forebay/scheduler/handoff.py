@@ -1,9 +1,9 @@
-"""What an engine's role changes of a request's way through the scheduler; of one that computes all of it, nothing.
+"""The policy of an engine's role in the scheduler; an engine that computes whole requests needs none.
 
 On a server for prompts or for decoding a request has its other half on another engine. Its `Ticket` is open here from
 the offer until nobody touches the places any more that it named (`OpenTicket`), and whatever a request lets go of
-meanwhile waits for that. The scheduler tells its role what happens to requests; the role writes orders, takes events.
-"""
+meanwhile waits for that. The scheduler tells its role what happens to requests; the role writes orders, takes
+events."""
 
 from __future__ import annotations
 
@@ -149,7 +149,8 @@ class Handoff:
         """A step is about to be planned, and somebody is pending or transferring."""
 
     def most_drafts(self, reqs: Sequence[Request], most: Ids) -> Ids:
-        """Of `most` draft tokens of each of these requests, which a step decodes, how many the device can have."""
+        """Limit `most` draft tokens of each of these requests, which a step decodes, to those that the device can
+        have."""
         return most
 
     @property
@@ -195,7 +196,7 @@ class Handoff:
             self._take(event, open_ticket, now)
 
     def take_orders(self) -> list[Order]:
-        """What whoever carries transfers out is to do, once and in order."""
+        """Return the orders for the component that executes transfers, once and in order."""
         orders, self._orders = self._orders, []
         return orders
 
@@ -225,7 +226,7 @@ class Handoff:
         )
 
     def _take(self, event: Event, open_ticket: OpenTicket | None, now: float) -> None:
-        """Of a ticket that is open here, or of one that is not known."""
+        """Handle an event of a ticket that is open here, or of an unknown one."""
 
     def _close(self, open_ticket: OpenTicket, now: float) -> None:
         del self._tickets[open_ticket.ticket]
@@ -236,14 +237,15 @@ class Handoff:
         self._orders.append(Withdraw(ticket, failure))
 
     def _fail(self, open_ticket: OpenTicket, failure: Failure) -> None:
-        """It will not come to its end: neither will its request."""
+        """Fail a ticket that cannot be completed, and its request."""
         open_ticket.settled = True
         if open_ticket.req:
             self.scheduler.finish(open_ticket.req, FinishReason.ERROR, failure)
 
 
 class Role(Handoff, ABC):
-    """Of an engine that computes one half. A room is a label: only one living request is in it (`_rooms`)."""
+    """The role of an engine that computes one half of requests. A room is a label: only one living request is in it
+    (`_rooms`)."""
 
     def __init__(self, options: DisaggregationOptions) -> None:
         super().__init__()
@@ -253,7 +255,7 @@ class Role(Handoff, ABC):
 
     @abstractmethod
     def _room(self, rendezvous: Rendezvous) -> object:
-        """What must not come twice."""
+        """Return the key that only one living request may have."""
 
     def admit(self, req: Request) -> None:
         where = req.rendezvous
@@ -276,7 +278,7 @@ class Role(Handoff, ABC):
                 self._withdraw(open_ticket.ticket, failure or ABORTED)
 
     def rest(self) -> None:
-        """Who waits with an open ticket would have it for as long as it waits."""
+        """End the requests that wait with an open ticket, since they would keep it for as long as they wait."""
         for req in [req for req in self.scheduler.waiting if req.id in self._of]:
             self.scheduler.finish(req, FinishReason.ERROR, ASLEEP)
 

@@ -1,5 +1,5 @@
-"""What a request is refused for, with the numbers: too many tokens, too many requests; and who has to leave. The server
-asks here first what it can know before the engine does."""
+"""Limits that refuse a request, with the numbers: too many tokens, too many requests; and which request has to leave.
+The server asks here first what it can know before the engine does."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Room:
             del self._num_of[tenant]
 
     def share(self, tenant: str, limit: int) -> int:
-        """What the tenant may have of `limit` while others are here: all of it where nobody else is."""
+        """Return the tenant's share of `limit` while others are here: all of it if there are none."""
         here = {tenant, *self._num_of}
         return min(limit, max(1, limit * self._weight(tenant) // sum(map(self._weight, here))))
 

@@ -11,8 +11,8 @@ from forebay.requests.request import Request
 
 
 class Line:
-    """`of` has each tenant's requests in the order of their rank, and no tenant without any. Nothing in here depends on
-    how many requests wait, but what looks at all of them."""
+    """A waiting line. `of` has each tenant's requests in the order of their rank, and no tenant without any. Nothing in
+    here depends on how many requests wait, but what looks at all of them."""
 
     def __init__(self, rank: Callable[[Request], tuple[int, int]]) -> None:
         self._rank = rank

@@ -1,4 +1,4 @@
-"""What retracted requests have in host memory, so that they need not compute it again (C26)."""
+"""Host copies of retracted requests, so that they need not compute their KV again (C26)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Offloaded:
         return max(0, self._config.retraction_host_bytes - self.num_bytes)
 
     def bytes_of(self, num_slots: Mapping[str, int]) -> int:
-        """Of so many slots by kind of cache."""
+        """Return the bytes of so many slots by kind of cache."""
         return sum(num * self._config.slot_bytes.get(kind, 0) for kind, num in num_slots.items())
 
     def num_tokens(self, request_id: int) -> int:
@@ -75,7 +75,7 @@ class Offloaded:
             draft.drops.append(request_id)
 
     def start_over(self, void: Iterable[HostWork | StepDraft], committed: int) -> list[int]:
-        """What `void` was to do does not count: only copies that a step up to `committed` has made can be relied on.
+        """Forget copies that `void` was to make: only copies that a step up to `committed` has made can be relied on.
         All others are gone, wherever those steps stopped; whose they were, which the next step has to drop."""
         gone: set[int] = set()
         for work in void:

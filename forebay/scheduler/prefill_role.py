@@ -57,7 +57,7 @@ class PrefillRole(Role):
     # -- a request's way ---------------------------------------------------------------------------------------------
 
     def admit(self, req: Request) -> None:
-        """Of its tokens only the first is computed here. One that is pooled has no other half."""
+        """Admit a request, of which only the first token is computed here. A pooled request has no other half."""
         if req.rendezvous is None and not req.params.pooling:
             raise InvalidRequest(
                 "this server computes prompts for decode servers: bootstrap_host, bootstrap_port and bootstrap_room "
@@ -102,8 +102,8 @@ class PrefillRole(Role):
         self.scheduler.enqueue(req)
 
     def ended(self, req: Request, failure: Failure | None) -> None:
-        """What comes of its other half only now is of nobody: kept, it would be taken for the next request's in that
-        room."""
+        """Answer or remember the other half of an ended request. An offer that was kept would be taken for the next
+        request's in that room."""
         super().ended(req, failure)
         if req not in self._unheard:
             return
@@ -126,7 +126,7 @@ class PrefillRole(Role):
                 sending.next = stop
 
     def keeps(self, req: Request, reason: FinishReason, update: Update | None) -> bool:
-        """Its first token is known, which is the tail of what is sent."""
+        """Send the request's first token, which is the tail of the transfer."""
         sending = self._sending(req)
         if sending is None or sending.settled or update is None or reason in (FinishReason.ABORT, FinishReason.ERROR):
             return False

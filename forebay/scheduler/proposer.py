@@ -1,4 +1,4 @@
-"""Who guesses tokens ahead of the model, as far as the scheduler knows."""
+"""The scheduler's interface to proposers of draft tokens."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class Queues:
         self.pending.add(req)
 
     def transfer(self, req: Request) -> None:
-        """What layers keep of a request goes to another engine, or comes from there."""
+        """Mark a request as transferring: its cache goes to another engine, or comes from there."""
         self.remove(req)
         req.move(Status.TRANSFERRING)
         self.transferring.append(req)

@@ -169,8 +169,8 @@ class Releases:
             self.deferred.append(freed)
 
     def committed(self, plan: StepPlan, num_new: Ids) -> None:
-        """This step, whose decodes have so many tokens more, and all before it have completed: what they wrote counts,
-        and what only they could write is released."""
+        """Take in a step that has completed, as all before it. Its decodes have `num_new` tokens more. Its writes
+        count, and what only it could write is released."""
         num = plan.num_extends
         if num:
             self.table.commit(plan.rows[:num], plan.ends)
@@ -215,7 +215,7 @@ class Releases:
             kind.start_over(self.draft)
 
     def _draft_anew(self, void: Sequence[StepPlan], committed: int) -> None:
-        """What the steps of `void` were to do, and what was decided since, does not count."""
+        """Discard the changes of the steps of `void`, and of what was decided since."""
         drops = self.offloaded.start_over([*(plan.host for plan in void), self.draft], committed)
         self.draft = StepDraft(self.steps.launched + 1, self.rows, drops)
 
@@ -278,7 +278,7 @@ class Releases:
         return next((kind.cached(self.cache.nodes()).ids for kind in self.kinds if kind.slots is slots), NO_IDS)
 
     def waiting_in(self, slots: Slots) -> Iterator[tuple[DeferredFree, Ids]]:
-        """What of a pool was let go of and is not released yet."""
+        """Yield the slots of a pool that wait for their release."""
         for left in self.deferred:
             if slots is self.kv:
                 yield left, left.pages
@@ -293,7 +293,7 @@ class Releases:
 
     @property
     def counters(self) -> dict[str, float]:
-        """What the pools and the cache have counted."""
+        """The counters of the pools and of the cache."""
         counted: dict[str, float] = {
             "evicted_pages": self.cache.num_evicted_pages,
             "ledger_violations": sum(slots.num_violations for slots, _ in self.pools),

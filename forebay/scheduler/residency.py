@@ -23,13 +23,13 @@ from forebay.scheduler.step_draft import StepDraft
 
 
 class Residencies(Releases):
-    """What one engine has of rows, KV pages, prefix cache and other kinds of cache, and who holds it: what a request
-    does is its `Residency`."""
+    """The rows, KV pages, prefix cache and other kinds of cache of one engine, and their holders. A request holds its
+    `Residency`."""
 
     # -- coming in ------------------------------------------------------------------------------------------------
 
     def match(self, req: Request) -> Match:
-        """What the cache has of the request's tokens; the last one is always computed, so it is never asked for."""
+        """Match the request's tokens with the cache; the last one is always computed, so it is never asked for."""
         if not self._reuse:
             return no_match(MissReason.DISABLED)
         if req.wants_prompt_logprobs:
@@ -135,7 +135,7 @@ class Residencies(Releases):
         return {self.kv.name: Span(start=start, ids=pages)}
 
     def places(self, held: Residency, start: int, kv_start: int) -> dict[str, Span]:
-        """The same of all that layers keep of its tokens from `start` on, but of KV from `kv_start` on."""
+        """Return the places of all that layers keep of its tokens from `start` on, but of KV from `kv_start` on."""
         spans = self.kv_places(held, kv_start, held.kv_len)
         pages = self.rows.pages(held.row, 0, ceil_div(held.kv_len, self.page_size))
         for kind in self.kinds:
@@ -145,7 +145,7 @@ class Residencies(Releases):
         return spans
 
     def _host_copy(self, held: Residency) -> HostCopy:
-        """Of all that layers keep of the request's first `kv_len` tokens."""
+        """Return a host copy of all that layers keep of the request's first `kv_len` tokens."""
         pages = self.rows.pages(held.row, 0, ceil_div(held.kv_len, self.page_size))
         slots = {kind.name: kind.slots_with(held, pages) for kind in self.kinds}
         return HostCopy(request_id=held.id, slots={self.kv.name: pages, **slots})
@@ -190,10 +190,10 @@ class Residencies(Releases):
         batch.prepare_for_decode(active)
 
     def add_drafts(self, rows: Ids, counts: Ids, draft_tokens: list[int]) -> int:
-        """Of these rows, which the next step decodes, it also verifies so many draft tokens each; how many those are.
-        Their pages come as those of tokens do, a few steps early; where there are too few without anybody giving way,
-        only those are verified that stand on pages which the rows have. `draft_tokens` are these tokens, where the host
-        has them."""
+        """Add draft tokens to these rows, which the next step decodes and verifies, and return their number. Their
+        pages come as those of tokens do, a few steps early; where there are too few without anybody giving way, only
+        those are verified that stand on pages which the rows have. `draft_tokens` are these tokens, where the host has
+        them."""
         bound, num_pages = self.table.kv_bound[rows], self.table.num_pages[rows]
         missing = np.maximum(ceil_div(bound + counts, self.page_size) - num_pages, 0)
         if (total := int(missing.sum())) > self.available_pages:
@@ -242,7 +242,7 @@ class Residencies(Releases):
         return plan
 
     def opens_page(self, rows: Ids) -> npt.NDArray[np.bool_]:
-        """Of each row, whether its next token is the first of a page that it does not have."""
+        """Return for each row whether its next token is the first of a page that it does not have."""
         opens: npt.NDArray[np.bool_] = self.table.kv_bound[rows] >= self.table.num_pages[rows] * self.page_size
         return opens
 

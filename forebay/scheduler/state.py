@@ -1,4 +1,4 @@
-"""What the scheduler can tell about itself."""
+"""Snapshots of the scheduler's state."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is here of one tenant's, and what was done for it since the start. `queued_s` is the time from arrival to
-    start of the `num_started` requests, `computed_tokens` are of prompts."""
+    """The requests of one tenant, and the work for it since the start. `queued_s` is the time from arrival to start of
+    the `num_started` requests, `computed_tokens` are of prompts."""
 
     name: str
     weight: int
@@ -71,7 +71,7 @@ def pool_state(slots: Slots, cached: int = 0, unfenced: int = 0) -> PoolState:
 
 
 def page_map(slots: Slots, cells: int = 256) -> list[int]:
-    """Who holds a sample of the pool's slots, evenly spread."""
+    """Return the holders of a sample of the pool's slots, evenly spread."""
     ids = np.linspace(1, slots.capacity, min(cells, slots.capacity)).astype(np.int64)
     owner = slots.owner[ids]
     kinds = np.select([owner <= FREE, owner > 0, owner == CACHE, owner == QUARANTINE], [0, 1, 2, 3], default=3)
@@ -80,7 +80,7 @@ def page_map(slots: Slots, cells: int = 256) -> list[int]:
 
 
 def tenant_states(accounts: Iterable[Account], running: Iterable[Request], *lines: Line) -> list[TenantState]:
-    """What there is to tell of each tenant; `lines` are those in which its requests wait."""
+    """Return the state of each tenant; `lines` are those in which its requests wait."""
     num_running = Counter(req.account for req in running)
     return [
         TenantState(

@@ -17,7 +17,7 @@ from forebay.requests.step_plan import KIND_PARTS, Admission, HostCopy, HostWork
 
 
 class StepDraft(Draft):
-    """What the step computes of prompts, and what it copies to the host and back, besides what it does to memory."""
+    """The prompts that a step computes, and its copies to the host and back, besides its changes of memory."""
 
     def __init__(self, step: int, rows: ReqToTokenPool, drops: Iterable[int] = ()) -> None:
         super().__init__(step, rows)

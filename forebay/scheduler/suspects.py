@@ -1,4 +1,4 @@
-"""Who is to blame for a step that failed: found by running its requests again in ever smaller groups."""
+"""Search for the request that makes a step fail, by running its requests again in ever smaller groups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Suspects:
         return self.groups[0] if self.groups else ()
 
     def accuse(self, accused: Accused) -> None:
-        """These were together in a step that failed."""
+        """Record requests that were together in a step that failed."""
         for req, _ in accused:
             self.acquit(req)
         half = -(-len(accused) // 2)

@@ -1,4 +1,4 @@
-"""What requests are told: their tokens, and their end, which each has exactly once (C27)."""
+"""Updates of requests: their tokens, and their end, which each has exactly once (C27)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Telling(Queues):
         handoff.bind(self)
 
     def take_news(self) -> list[Update]:
-        """What there is to tell of requests, once: also of calls that did not come to their end."""
+        """Return the updates of requests, once: also of calls that did not come to their end."""
         news, self.news = self.news, []
         return news
 
@@ -117,7 +117,8 @@ class Telling(Queues):
         update.memory = self._let_go(req, was, failed=reason is FinishReason.ERROR)
 
     def _let_go(self, req: Request, was: Status, *, failed: bool) -> MemoryReport | None:
-        """Of all that it holds, now or when its steps in flight have landed; what there is to tell of it."""
+        """Release all that a request holds, now or when its steps in flight have landed, and return the report of its
+        memory."""
         held, checkpoints = req.held, []
         if held is None:
             self.held.offloaded.drop(req.id, self.held.draft)

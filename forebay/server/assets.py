@@ -1,4 +1,5 @@
-"""What our applications share: the page's files, one place where errors become answers, and whose pages may ask."""
+"""Parts that our applications share: the page's files, one place where errors become answers, and whose pages may
+ask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every route shares, and what is known about one request before its route runs."""
+"""State that every route shares, and facts about one request before its route runs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ServerContext:
     async def render(
         self, encode: Callable[..., T], messages: Sequence[ChatMessage], body: Templated, **options: Any
     ) -> T:
-        """What `encode`, of the tokenizer, makes of a conversation. Templates always run in a worker."""
+        """Render a conversation with `encode`, of the tokenizer. Templates always run in a worker."""
         self.tokenizer.wake()
         variables = body.template_variables
         return await self.workers.run(
@@ -94,7 +94,7 @@ class ServerContext:
         )
 
     def table(self, body: Sampling) -> TokenBytes:
-        """What tokens are in the text of an answer."""
+        """The bytes of each token in the text of an answer."""
         return self.tokenizer.table if body.skip_special_tokens else self.tokenizer.whole_table
 
     def check_model(self, name: str | None) -> None:
@@ -156,8 +156,8 @@ def new_request_context(
 
 
 async def read_body(request: Request, server: ServerContext, kind: type[Known]) -> Known:
-    """What the client sent, as `kind`. Raises Unavailable while the model loads: how many token ids make sense is known
-    from it alone."""
+    """Parse the client's body as `kind`. Raises Unavailable while the model loads: how many token ids make sense is
+    known from it alone."""
     max_ids = server.engine.info.context_length * server.config.max_prompts
     context = RequestContext.of(request.scope)
     body = await server.bodies.read(kind, request.scope, context.receive, max_ids)

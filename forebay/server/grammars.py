@@ -24,8 +24,8 @@ class GrammarWorkers:
         self._workers = Workers("grammar", NUM_THREADS)
 
     async def check(self, grammar: Grammar, field: str) -> Grammar:
-        """The same, which an engine will compile. Raises InvalidRequest `grammar_invalid` that names the client's
-        `field` and says what is wrong where; Overloaded where nobody has time to find out."""
+        """Check a grammar and return it, for an engine to compile. Raises InvalidRequest `grammar_invalid` that names
+        the client's `field` and the fault; Overloaded if no worker is free."""
         try:
             if not self._checks.recall(grammar):
                 await self._workers.run(partial(self._checks.check, grammar))

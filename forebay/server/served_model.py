@@ -1,4 +1,4 @@
-"""What the server needs to know about the model behind it."""
+"""Facts that the server needs about its model."""
 
 from __future__ import annotations
 

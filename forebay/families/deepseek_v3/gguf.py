@@ -93,7 +93,8 @@ def _configure(header: Header) -> None:
 
 
 def restore_latent(tensors: Tensors) -> Tensors:
-    """What makes keys of latent vectors is parted from what makes values, and stored with inputs before outputs."""
+    """Split the weight that makes keys of latent vectors from the one that makes values, and stored with inputs before
+    outputs."""
     restored: Tensors = {}
     for name, tensor in tensors.items():
         if name.endswith(".k_b_proj.weight"):

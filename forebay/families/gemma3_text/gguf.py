@@ -1,4 +1,4 @@
-"""What files do not say, the rotary base of windows and the scale of scores, is what llama.cpp takes for granted."""
+"""Names of Gemma 3 in GGUF. Files omit the rotary base of windows and the scale of scores, which llama.cpp assumes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What drafts for Gemma 4: a few layers of queries alone, over the KV that the model keeps."""
+"""The draft model for Gemma 4: a few layers of queries alone, over the KV that the model keeps."""

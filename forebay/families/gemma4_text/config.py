@@ -82,7 +82,7 @@ def parse(fields: Fields) -> Gemma4Config:
 
 
 def _attention(fields: Fields) -> dict[str, Any]:
-    """What all transformers have. The last layer sees everything, whatever the file says."""
+    """Return the values that all transformers have. The last layer sees everything, whatever the file says."""
     given = fields.get("layer_types")
     if isinstance(given, list):
         fields = fields.replaced(layer_types=[*given[:-1], FULL])
@@ -96,7 +96,7 @@ def _attention(fields: Fields) -> dict[str, Any]:
 
 
 def _heads(fields: Fields, values: Mapping[str, Any], values_from_keys: bool) -> dict[str, Heads]:
-    """Of each kind of attention: as saved by transformers, layer by layer, or as published."""
+    """Return the heads of each kind of attention: as saved by transformers, layer by layer, or as published."""
     plain = Heads(values["num_kv_heads"], values["head_dim"])
     if fields.has("per_layer_config"):
         fields = fields.dropped("global_head_dim", "num_global_key_value_heads")
@@ -119,7 +119,7 @@ def _heads(fields: Fields, values: Mapping[str, Any], values_from_keys: bool) ->
 
 
 def _heads_by_kind(fields: Fields, plain: Heads, kinds: Sequence[str]) -> dict[str, Heads]:
-    """Of an object that says what some layers have instead of what all have, by their numbers, which may begin with
+    """Read an object that says what some layers have instead of what all have, by their numbers, which may begin with
     zeros."""
     by_layer = fields.get("per_layer_config", {})
     if not isinstance(by_layer, dict) or not all(_LAYER.fullmatch(number) for number in by_layer):
@@ -152,7 +152,7 @@ def _per_layer_vocab(fields: Fields, vocab_size: int) -> int:
 
 
 def _experts(fields: Fields) -> Experts | None:
-    """Of every layer, beside its MLP."""
+    """Read the experts of every layer, beside its MLP."""
     if fields.flag("enable_moe_block", default=False):
         return experts(fields.renamed({"top_k_experts": "num_experts_per_tok"}))
     fields.dropped("num_experts", "top_k_experts", "moe_intermediate_size")

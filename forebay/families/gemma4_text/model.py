@@ -57,7 +57,7 @@ def _attention(config: Gemma4Config, layer: int) -> PartSpec:
 
 
 def own_attention(config: Gemma4Config, layer: int) -> AttentionSpec:
-    """Of a layer that keeps its KV."""
+    """Describe the attention of a layer that keeps its KV."""
     kind = config.layer_types[layer]
     heads = config.heads[kind]
     return replace(
@@ -72,7 +72,8 @@ def own_attention(config: Gemma4Config, layer: int) -> AttentionSpec:
 
 
 def reading(own: AttentionSpec, layer: int) -> QueryAttentionSpec:
-    """The same over the KV that another `layer` keeps, whose number in the `CachePool` that is: all layers attend."""
+    """Describe the attention over the KV that another `layer` keeps, whose number in the `CachePool` that is: all
+    layers attend."""
     assert own.rope is not None
     return QueryAttentionSpec(
         name=own.name,

@@ -50,7 +50,7 @@ def _restore(tensors: Tensors) -> Tensors:
 
 
 def _experts(tensors: Tensors, name: str) -> list[StoredTensor]:
-    """Those of a `name` with a `{}` for the number, from 0 on."""
+    """Return the experts of a `name` with a `{}` for the number, from 0 on."""
     found: list[StoredTensor] = []
     while (tensor := tensors.get(name.format(len(found)))) is not None:
         found.append(tensor)

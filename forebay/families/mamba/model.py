@@ -16,7 +16,7 @@ def block(config: MambaConfig, layer: int) -> BlockSpec:
 
 
 def backbone_block(config: ModelConfig, layer: int, mixer: PartSpec) -> BlockSpec:
-    """Of a mixer alone."""
+    """Describe a block of a mixer alone."""
     norm = vector(f"backbone.layers.{layer}.norm.weight", config.hidden_size)
     return ResidualSpec(sublayers=(SublayerSpec(part=mixer, before=norm),), norm_eps=config.rms_norm_eps)
 

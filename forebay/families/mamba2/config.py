@@ -62,7 +62,7 @@ def dt_limit(fields: Fields) -> tuple[float, float]:
 
 
 def listed_layers(fields: Fields, name: str, known: Sequence[str]) -> list[str]:
-    """Of the hybrids of mixers and something else, under names of any age."""
+    """Return the layer types of hybrids of mixers and something else, under names of any age."""
     given = fields.get(name)
     if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
         raise fields.wrong(name, "a list of layer types")

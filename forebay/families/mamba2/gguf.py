@@ -23,7 +23,7 @@ def _configure(header: Header) -> None:
 
 
 def heads_of(header: Header) -> tuple[int, int, int]:
-    """Of a Mamba-2 mixer: heads, their size, and channels. The format calls the number of heads the rank of dt."""
+    """Return a Mamba-2 mixer's heads, their size, and channels. The format calls the number of heads the rank of dt."""
     heads, inner = header.own.get("ssm.time_step_rank"), header.own.get("ssm.inner_size")
     if type(heads) is not int or type(inner) is not int or heads < 1 or inner % heads:
         raise header.wrong(f"{brief(inner)} channels of a mixer for {brief(heads)} heads")

@@ -72,7 +72,7 @@ def _draft_layers(fields: Fields) -> tuple[str, ...]:
 
 
 def _layer_types(fields: Fields, lists: Sequence[str], pattern_name: str, default: Sequence[str]) -> list[str]:
-    """Of the first of the `lists` that is there, or by the letters of a pattern."""
+    """Return the layer types by the first of the `lists` that is there, or by the letters of a pattern."""
     for name in lists:
         if fields.get(name) is not None:
             return listed_layers(fields, name, (LINEAR, FULL, MLP, MOE))

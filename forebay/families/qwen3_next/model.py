@@ -28,8 +28,9 @@ def draft_head(config: Qwen3NextConfig) -> DraftHeadSpec:
 
 
 def _by_kind(config: Qwen3NextConfig, joined: int) -> Rows:
-    """Of each key head `in_proj_qkvz` has q, k, v and the gate of its value heads, and `in_proj_ba`, whose rows begin
-    at `joined`, their beta and decay; wanted is q of all heads, then k of all, and so on."""
+    """Return the rows in the order that layers need. Of each key head `in_proj_qkvz` has q, k, v and the gate of its
+    value heads, and `in_proj_ba`, whose rows begin at `joined`, their beta and decay; wanted is q of all heads, then k
+    of all, and so on."""
     delta = config.delta
     heads, key, group = delta.num_key_heads, delta.key_head_dim, delta.num_value_heads // delta.num_key_heads
     value = group * delta.value_head_dim

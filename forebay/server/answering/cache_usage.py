@@ -1,4 +1,4 @@
-"""What the prefix cache did for a request, as `usage.cache` says it (C20)."""
+"""The effect of the prefix cache on a request, as `usage.cache` says it (C20)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forebay.text.token_bytes import TokenBytes
 
 
 class CacheUsage(TypedDict):
-    """What the prefix cache did for the request; `matched_tokens` by kind of cache, `kv` first. After `retractions`
+    """The effect of the prefix cache on the request; `matched_tokens` by kind of cache, `kv` first. After `retractions`
     `recomputed_tokens` were computed again. `checkpoints` are lengths of prompt and answer after which a state is kept:
     the places from which others can go on, of a model with states."""
 
@@ -26,8 +26,8 @@ class CacheUsage(TypedDict):
 def cache_usage(
     reports: Sequence[CacheReport], table: TokenBytes, memories: Sequence[MemoryReport] = (MemoryReport(),)
 ) -> CacheUsage:
-    """Of a request's prompts, one report each: tokens are summed, the reason and the difference are the first's. Of its
-    choices, of which `memories` tell, retractions are summed and the checkpoints are the first's.
+    """Sum up the reports of a request's prompts, one each: tokens are summed, the reason and the difference are the
+    first's. Of its choices, of which `memories` tell, retractions are summed and the checkpoints are the first's.
 
     `matched_tokens` are those whose KV was there, and within them the last places from which each other kind of cache
     that layers keep could go on; `cached_tokens` were used. `differs` says where the prompt left a cached

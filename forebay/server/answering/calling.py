@@ -1,4 +1,4 @@
-"""What a chat asks of tools and thinking, against what the model's chat template can say of them."""
+"""Checks of a chat's tools and thinking against what the model's chat template can say of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a chat enforces of its answer: the form of it, calls that must be made, an end of the thinking."""
+"""Grammars that a chat enforces on its answer: the form of it, calls that must be made, an end of the thinking."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from forebay.server.protocol.tools import AllowedTools, AnyTool, GrammarDefiniti
 
 
 async def enforced_grammar(server: ServerContext, body: ChatRequest, prompt: list[int]) -> Grammar | None:
-    """Of answers to `prompt`, in the formats of the model; None where they are free. Raises InvalidRequest
-    `grammar_invalid` that names the client's field."""
+    """Build the grammar that constrains answers to `prompt`, in the formats of the model; None if unconstrained. Raises
+    InvalidRequest `grammar_invalid` that names the client's field."""
     found, rules = server.model.answers, rules_of(body)
     for call in rules.calls:
         await server.grammars.check(Grammar(GrammarKind.JSON_SCHEMA, _schema_of(call)), call.field)
@@ -33,7 +33,7 @@ async def enforced_grammar(server: ServerContext, body: ChatRequest, prompt: lis
 
 
 def _schema_of(call: CallRule) -> str:
-    """What nobody enforces may say more than can be enforced."""
+    """Return the schema to enforce. One that is not enforced may use more than can be enforced."""
     schema = {"type": "object", **call.parameters}
     if not call.enforced:
         own = schema.get("x-guidance")

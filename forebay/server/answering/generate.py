@@ -203,7 +203,7 @@ async def serve_completion(
 
 
 async def prompt_ids(server: ServerContext, body: PlainText, prompt: str | list[int], field: str) -> list[int]:
-    """Of a text, or checked where they are what was sent in `field`."""
+    """Return the token ids of a text, or check those that were sent in `field`."""
     if isinstance(prompt, str):
         return await server.encode(prompt, body)
     info = server.engine.info
@@ -309,7 +309,7 @@ def naming(field: str) -> Iterator[None]:
 
 
 def _gained(generation: Generation) -> dict[str, float]:
-    """What guessing did for the choices, on average."""
+    """Return the effect of speculative decoding on the choices, on average."""
     reports = [choice.speculation for choice in generation.choices if choice.speculation is not None]
     if not reports:
         return {}

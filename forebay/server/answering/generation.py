@@ -25,7 +25,7 @@ class Sink(Protocol):
     def piece(self, choice: Choice, piece: Piece) -> None: ...
 
     def restart(self, choice: Choice) -> None:
-        """What it was given of this choice counts for nothing. Raises what the client is told if that is too late."""
+        """Discard what was given of this choice. Raises the error for the client if that is too late."""
         ...
 
 

@@ -13,7 +13,8 @@ _FIELDS: Final[dict[Kind, str]] = {Said: "content", Thought: "reasoning_content"
 
 
 def chat_logprobs(table: TokenBytes, tokens: list[Scored], *, read: bool) -> dict[str, Any]:
-    """Of an answer that is `read` the tokens of the text, and in lists of their own those of thinking and calls."""
+    """Return the log-probabilities of the text's tokens; of an answer that is `read`, those of thinking and calls in
+    lists of their own."""
     kinds: dict[Kind, str] = _FIELDS if read else {Said: _FIELDS[Said]}
     found: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     for token in tokens:
@@ -22,7 +23,7 @@ def chat_logprobs(table: TokenBytes, tokens: list[Scored], *, read: bool) -> dic
 
 
 def text_logprobs(table: TokenBytes, tokens: Sequence[Scored]) -> list[dict[str, Any]]:
-    """Of each token that has a score: itself and the likeliest."""
+    """Return for each token that has a score the token itself and the likeliest ones."""
     entries = []
     for token in tokens:
         if token.score is not None:

@@ -1,4 +1,4 @@
-"""What a body wishes of sampling, as the engine's parameters."""
+"""Conversion of a body's sampling fields to the engine's parameters."""
 
 from __future__ import annotations
 

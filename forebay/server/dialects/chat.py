@@ -107,7 +107,7 @@ def _text_call(name: str, text: str) -> dict[str, Any]:
 
 
 def delta_of(part: Part) -> bytes:
-    """What a stream says of a part; nothing of a call's end."""
+    """Return a part as a stream's delta; a call's end has none."""
     match part:
         case Said(text):
             return b'{"content":%b}' % encode(text)

@@ -1,7 +1,6 @@
-"""What chats and completions have in common: chunks of choices.
+"""Parts that chats and completions share: chunks of choices.
 
-They are put together as bytes around parts that are encoded once per request.
-"""
+They are put together as bytes around parts that are encoded once per request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every dialect says of an answer."""
+"""The interface of dialects to an answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def opening(self, generation: Generation) -> bytes:
-        """What comes before all pieces. The first is there: what the prefix cache did is known."""
+        """Return the events before all pieces. The first piece is there, so the effect of the prefix cache is known."""
 
     @abstractmethod
     def text(self, choice: Choice, text: str) -> bytes:

@@ -42,15 +42,15 @@ def _whose(part: Part) -> object:
 
 
 def parts_of(choice: Choice, text: str, parts: Sequence[Part]) -> Sequence[Part]:
-    """Of an answer or of a piece of one; where nobody reads it, it is text."""
+    """Return the parts of an answer or of a piece of one; without a reader it is text."""
     if choice.prompt.reading is not None:
         return parts
     return [Said(text)] if text else []
 
 
 def the_choice(generation: Generation) -> Choice:
-    """Of an answer that has one. Raises Unavailable where the engine cut it off, for which these dialects have no
-    word."""
+    """Return the choice of an answer that has one. Raises Unavailable where the engine cut it off, for which these
+    dialects have no word."""
     (choice,) = generation.choices
     if choice.finish == "abort":
         raise Unavailable("the answer was cut off by the server: send the request again", code="aborted")
@@ -58,7 +58,7 @@ def the_choice(generation: Generation) -> Choice:
 
 
 class Kinds(NamedTuple):
-    """What a dialect calls text, thinking and calls."""
+    """A dialect's names for text, thinking and calls."""
 
     said: str
     thought: str

@@ -1,4 +1,4 @@
-"""What /v1/messages is asked, and the chat that this stands for."""
+"""The request of /v1/messages, and the chat that it stands for."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ class Metadata(Strict):
 
 
 class CountTokensRequest(Strict):
-    """What becomes a prompt."""
+    """The fields of a request that become a prompt."""
 
     ignored = {
         "context_management": one_of(None, {"edits": []}, _ALL_THINKING),

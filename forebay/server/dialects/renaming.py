@@ -1,4 +1,4 @@
-"""What the requests of other APIs need to become chats: unions by `type`, and refusals in the names of the client's own
+"""Helpers that turn requests of other APIs into chats: unions by `type`, and refusals in the names of the client's own
 fields."""
 
 from __future__ import annotations

@@ -149,7 +149,8 @@ Item: TypeAlias = Annotated[
 
 
 def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[str, Any]]:
-    """What the model did in a row is one message: thinking, text, calls. System texts at the beginning are one."""
+    """Convert items to messages. Consecutive items of the model are one message: thinking, text, calls. System texts at
+    the beginning are one."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     for item in items:
         _add(messages, item)

@@ -1,4 +1,4 @@
-"""What /v1/responses is asked, and the chat that this stands for."""
+"""The request of /v1/responses, and the chat that it stands for."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TextWish(Strict):
 
 
 class InputTokensRequest(Strict):
-    """What becomes a prompt."""
+    """The fields of a request that become a prompt."""
 
     ignored = {"truncation": one_of(None, "disabled")}
     model: Annotated[str, StringConstraints(max_length=512)] | None = None
@@ -180,7 +180,7 @@ class ResponsesRequest(Bootstrap, InputTokensRequest):
 
     @property
     def num_top(self) -> int:
-        """Of how many tokens log-probabilities are wanted beside the chosen one; -1 for none at all."""
+        """Number of alternatives with log-probabilities beside the chosen token; -1 for none at all."""
         return self.top_logprobs or (0 if LOGPROBS in (self.include or ()) else -1)
 
     def _as_chat(self, earlier: Sequence[Item]) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class ResponsesRequest(Bootstrap, InputTokensRequest):
         return {**super()._as_chat(earlier), **{name: value for name, value in own.items() if value is not None}}
 
     def echo(self, *, stored: bool) -> dict[str, Any]:
-        """What the answer repeats of it: not what may be long."""
+        """Return the fields that the answer repeats, without those that may be long."""
         ignored = {"ignored": ", ".join(self.left_out)[:512]} if self.left_out else {}
         choice = self.tool_choice
         return {

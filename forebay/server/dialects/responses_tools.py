@@ -1,4 +1,4 @@
-"""What /v1/responses says of tools, and the tools of a chat that this stands for."""
+"""The tools of /v1/responses, and the tools of a chat that they stand for."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ _AnyChoice: TypeAlias = Annotated[
 
 
 class AllowedChoice(Strict):
-    """Of all the tools, which the prompt shows, the model may call these. Tools of other types are left out."""
+    """A choice that allows some of the tools, all of which the prompt shows. Tools of other types are left out."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]

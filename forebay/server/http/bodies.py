@@ -16,7 +16,7 @@ from forebay.server.http.workers import Workers
 
 
 class Parsed(Protocol):
-    """What a body is read as."""
+    """The type that a body is parsed as."""
 
     @classmethod
     def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:

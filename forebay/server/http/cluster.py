@@ -33,8 +33,8 @@ def proof_of(cluster_key: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """What the headers of a request say about its sender. `is_gateway`: it has the cluster key, or needs none.
-    `bootstrap` are its own words about the other half, by name (`NAMES`)."""
+    """The sender of a request by its headers. `is_gateway`: it has the cluster key, or needs none. `bootstrap` are its
+    own words about the other half, by name (`NAMES`)."""
 
     is_gateway: bool = False
     bootstrap: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

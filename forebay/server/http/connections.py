@@ -1,4 +1,4 @@
-"""Who may stay connected: a cap, and who gives way where it is reached."""
+"""The limit of connections, and the choice of the one to close when it is reached."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class ConnectionRoom:
         return True
 
     def wait(self, guest: Guest) -> None:
-        """It waits for its next request."""
+        """Mark a connection as waiting for its next request."""
         if guest in self._open:
             self._waiting.pop(guest, None)
             self._waiting[guest] = None
 
     def work(self, guest: Guest) -> None:
-        """It has said its request, and waits for the answer."""
+        """Mark a connection as working: its request is complete, and it waits for the answer."""
         self._waiting.pop(guest, None)
 
     def leave(self, guest: Guest) -> None:

@@ -109,7 +109,8 @@ def error_response(error: ForebayError, path: str, headers: dict[str, str] | Non
 
 
 def error_ending(error: ForebayError, path: str) -> bytes:
-    """The same as the end of a stream whose status has been sent, for who knows nothing else of the stream."""
+    """Return an error as the end of a stream whose status has been sent, for callers that know nothing else of the
+    stream."""
     if speaks_anthropic(path):
         return b"event: error\ndata: " + error_json(error, path) + b"\n\n"
     if path == RESPONSES:

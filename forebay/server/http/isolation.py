@@ -1,4 +1,5 @@
-"""Who shares a prefix cache with whom, and who may be told of whose prompts (C29, decision 11)."""
+"""Isolation of clients: which requests share a prefix cache, and which may learn of others' prompts (C29, decision
+11)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from forebay.memory.radix_node import OPERATOR
 
 
 class Tenant(NamedTuple):
-    """Whoever holds one API key: the key's digest, and the name that the operator gave its holder; "" where none was
+    """The holder of one API key: the key's digest, and the name that the operator gave its holder; "" where none was
     needed."""
 
     digest: str
@@ -26,8 +27,8 @@ ANYBODY: Final = Tenant("")
 
 
 class Session(NamedTuple):
-    """What a request says of whom it is for, "" for what it does not say: claims, which any holder of the key may make
-    as well."""
+    """The user fields of a request, "" for those that it lacks: claims, which any holder of the key may make as
+    well."""
 
     user: str = ""
     safety_identifier: str = ""
@@ -52,8 +53,8 @@ class Isolation:
         return self._name("none", session.cache_salt)
 
     def author(self, tenant: Tenant, session: Session) -> str:
-        """Whose prompts a request may be told of: those of its own session, an admin everybody's, and one that says
-        nothing of itself nobody's."""
+        """Return whose prompts a request may learn of: those of its own session; for an admin, everybody's; without a
+        session, nobody's."""
         if tenant.is_admin:
             return OPERATOR
         if not any(session):

@@ -55,7 +55,7 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 class Behind(Protocol):
-    """What does the work that is asked for here."""
+    """The component behind the listener that does the work."""
 
     dead: Failure | None  # the root cause, once it can do none any more
 

@@ -30,7 +30,7 @@ log = get_logger("server")
 
 
 class Connection(Protocol):
-    """What a response may ask of the connection it is written to."""
+    """The interface of a connection to the response that is written to it."""
 
     def write_chunk(self, data: bytes) -> bool:
         """Write a chunk of the body of an answer whose head has been sent, and told no length: ASGI's `send` without
@@ -179,7 +179,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _path(self) -> str:
-        """That of the request's target as far as it has been read."""
+        """Return the path of the request's target, as far as it has been read."""
         return getattr(self, "url", b"").partition(b"?")[0].decode("latin-1")
 
     def _arm(self, seconds: float) -> None:

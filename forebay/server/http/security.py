@@ -1,7 +1,6 @@
-"""Who may ask what: API keys, host and origin rules, and the exposure rule at start-up.
+"""Access rules: API keys, host and origin rules, and the exposure rule at start-up.
 
-Deny by default: with keys configured every request needs one, whatever its path looks like, except `PUBLIC`.
-"""
+Deny by default: with keys configured every request needs one, whatever its path looks like, except `PUBLIC`."""
 
 from __future__ import annotations
 
@@ -96,8 +95,8 @@ class Security:
         return tenant.is_admin or not self._hides_totals
 
     def authorize(self, method: str, path: str, headers: Headers, *, public: bool = False) -> Tenant:
-        """Who asks. Raises Unauthorized, a 403, or NotFound for an admin route of a server without an admin key.
-        `public` is true for the console's own files, which hold nothing."""
+        """Return the caller of a request. Raises Unauthorized, a 403, or NotFound for an admin route of a server
+        without an admin key. `public` is true for the console's own files, which hold nothing."""
         if self.open:
             return ANYBODY
         if public or (method, path) in PUBLIC or (not self._keys and path not in ADMIN_PATHS):
@@ -152,7 +151,7 @@ def host_name(host: str) -> str | None:
 
 
 def _configured_name(host: str) -> str:
-    """The same for what the operator wrote, who need not put brackets around an address."""
+    """Return the host name of an operator's setting, which need not have brackets around an address."""
     if not host or _is_address(host):
         return str(ipaddress.ip_address(host)) if host else host
     name = host_name(host)

@@ -1,4 +1,4 @@
-"""Who is still there."""
+"""Detection of clients that have gone."""
 
 from __future__ import annotations
 

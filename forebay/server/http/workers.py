@@ -32,8 +32,8 @@ class Workers:
         self._threads: list[threading.Thread] = []
 
     async def run(self, function: Callable[[], T], timeout_s: float | None = None) -> T:
-        """What `function` returns or raises. Raises Overloaded where no thread comes free, and TimeoutError when it has
-        run for `timeout_s`; it is then left to itself."""
+        """Run `function` on a thread, and return or raise its result. Raises Overloaded where no thread comes free, and
+        TimeoutError when it has run for `timeout_s`; it is then left to itself."""
         if self._calls.qsize() >= self._max_waiting:
             raise Overloaded(f"{self._calls.qsize()} requests wait for a free {self._name} worker: try again later")
         self._start()

@@ -32,7 +32,7 @@ class AnthropicError(TypedDict):
 
 
 class AnthropicErrorAnswer(TypedDict):
-    """The same on Anthropic's routes."""
+    """The error body of Anthropic's routes."""
 
     type: Literal["error"]
     error: AnthropicError
@@ -270,7 +270,7 @@ class Inside(TypedDict):
 
 
 class Occupied(TypedDict):
-    """What of the memory that can be released the engine has."""
+    """The memory that the engine has of all that it can release."""
 
     phase: Literal["serving", "draining", "asleep", "waking"]
     released: list[str]
@@ -327,7 +327,7 @@ class AnswerFormats(TypedDict):
 
 
 class SamplingValues(TypedDict):
-    """What a request that does not say is sampled with, and whose choice that is."""
+    """Default sampling values of requests, and their source."""
 
     source: str
     temperature: float

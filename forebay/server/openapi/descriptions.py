@@ -1,7 +1,6 @@
-"""What each route does and each field of a body or an answer says, for /openapi.json and the pages made of it.
+"""Descriptions of each route and of each field of a body or an answer, for /openapi.json and the pages made of it.
 
-A field's name means one thing wherever it stands; where it means another in one type, that is in `OF`.
-"""
+A field's name means one thing wherever it stands; where it means another in one type, that is in `OF`."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def markdown(document: Mapping[str, Any]) -> str:
 
 
 def anchor(heading: str) -> str:
-    """Of a heading, as readers of Markdown make them."""
+    """Return the anchor of a heading, as Markdown renderers make it."""
     kept = "".join(letter for letter in heading.lower() if letter.isalnum() or letter in "-_ ")
     return kept.strip().replace(" ", "-")
 
@@ -100,7 +100,7 @@ def _type(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def _order(field: str, required: Mapping[str, str]) -> int:
-    """What must be there first, and last what gateways write."""
+    """Sort key of fields: required ones first, those of gateways last."""
     return 2 if field.startswith("bootstrap_") else field not in required
 
 
@@ -115,7 +115,7 @@ def _cell(text: str) -> str:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """What a value of a schema is, in words."""
+    """Describe the type of a schema's value, in words."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{anchor(name)})"

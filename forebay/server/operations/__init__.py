@@ -1,1 +1,1 @@
-"""What operators ask: what is served and in which state, metrics, the cache's tree, sleep and new weights."""
+"""Routes for operators: the served model and its state, metrics, the cache's tree, sleep and new weights."""

@@ -86,7 +86,7 @@ def _piece(server: ServerContext, token: int) -> dict[str, Any]:
 
 
 async def tokenizer_info(request: Request, server: ServerContext) -> Response:
-    """What a client needs in order to use this server's tokenizer as its own (lm-eval)."""
+    """Return the data by which a client uses this server's tokenizer as its own (lm-eval)."""
     template = server.tokenizer.chat_template
     special = {name: server.tokenizer.special_names.get(name) for name in SPECIAL}
     return _json(
@@ -141,7 +141,7 @@ async def health(request: Request, server: ServerContext) -> Response:
 
 
 def _rest(server: ServerContext) -> str | None:
-    """What the engine does instead of serving, as of its last news; None where it serves."""
+    """Return what the engine does instead of serving, by its last update; None if it serves."""
     state = server.engine.last_state
     return None if state is None or state.memory.phase == "serving" else state.memory.phase
 
@@ -169,7 +169,7 @@ async def current_state(server: ServerContext) -> State | None:
 
 
 async def _state_for(request: Request, server: ServerContext) -> State | None:
-    """The same as far as whoever asks may know it: what each tenant does is for admins alone (C29)."""
+    """Return the part of the state that the caller may see: the tenants are for admins alone (C29)."""
     state = await current_state(server)
     if state is None or RequestContext.of(request.scope).tenant.is_admin:
         return state
@@ -241,7 +241,7 @@ async def server_info(request: Request, server: ServerContext) -> Response:
 
 
 async def model_info(request: Request, server: ServerContext) -> Response:
-    """The same to gateways that ask for it in a route of its own."""
+    """Return the model's part of the information, for gateways that use a route of its own."""
     info = _info(server)
     return _json(
         {
@@ -266,7 +266,8 @@ async def flush_cache(request: Request, server: ServerContext) -> Response:
 
 
 async def check_transfers(request: Request, server: ServerContext) -> Response:
-    """Of a decode server: fetch a pattern through every column from a prefill server, into places of its own."""
+    """Test the transfers of a decode server: fetch a pattern through every column from a prefill server, into places of
+    its own."""
     body = await read_body(request, server, CheckTransfersRequest)
     context = RequestContext.of(request.scope)
     decodes = server.model.mode is DisaggregationMode.DECODE

@@ -1,7 +1,6 @@
-"""What /metrics says, in the field's names with our prefix.
+"""The content of /metrics, in the field's names with our prefix.
 
-The server's own counters and histograms are kept here; the engine's come from its `State` at the time of the scrape.
-"""
+The server's own counters and histograms are kept here; the engine's come from its `State` at the time of the scrape."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What /metrics has once more, under the names that dashboards made for other engines query.
+"""Metrics repeated under the names that dashboards of other engines query.
 
 Nothing is counted twice: each series is one of ours with another name, and where there is none, neither is theirs. What
-is unlike: the time between tokens is a request's mean, and the share of cached tokens is of all requests so far.
-"""
+is unlike: the time between tokens is a request's mean, and the share of cached tokens is of all requests so far."""
 
 from __future__ import annotations
 
@@ -76,7 +75,7 @@ class Renamed(Collector):
         return renamed
 
     def _sums(self, ours: Mapping[str, Metric]) -> Iterator[Metric]:
-        """What others have as one number, and we by its parts."""
+        """Yield sums that other engines have as one number, and we by its parts."""
         total = {
             name: sum(sample.value for sample in ours[name].samples if sample.name.endswith("_total"))
             for name in ("request_success", "prompt_tokens", "cached_tokens")

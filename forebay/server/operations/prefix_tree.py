@@ -1,4 +1,4 @@
-"""What the prefix cache holds, as the engine tells of it in parts, between steps, summed up from the leaves."""
+"""The content of the prefix cache, which the engine sends in parts, between steps, summed up from the leaves."""
 
 from __future__ import annotations
 

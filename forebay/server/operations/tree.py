@@ -24,8 +24,8 @@ MAX_ROWS: Final = 200
 
 
 class TreeRequest(Sender):
-    """Whose branches are wanted, "" for the top; `offset` and `limit` as they come, the largest first. Of the rest the
-    viewer's session is known by what its requests say of themselves."""
+    """The node whose branches are wanted, "" for the top; `offset` and `limit` as they come, the largest first. Of the
+    rest the viewer's session is known by what its requests say of themselves."""
 
     node: Annotated[str, Field(pattern=rf"^([0-9a-f]{{{2 * NAME_BYTES}}})?$")] = ""
     offset: Annotated[int, Field(ge=0, le=1 << 20)] = 0

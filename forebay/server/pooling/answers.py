@@ -9,7 +9,7 @@ from forebay.server.openapi.answers import CachedDetails
 
 
 class PooledUsage(TypedDict):
-    """Of prompts behind which nothing is generated."""
+    """The usage of prompts without generated tokens."""
 
     prompt_tokens: int
     total_tokens: int

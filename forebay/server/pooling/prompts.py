@@ -22,8 +22,8 @@ class Vector(NamedTuple):
 
 
 class Batch:
-    """It has ended when all prompts have, or one has failed; whoever made it aborts it then. Belongs to the event
-    loop."""
+    """Prompts that are pooled together. The batch ends with its last prompt or first failure; its owner aborts it then.
+    Belongs to the event loop."""
 
     def __init__(self, submit: Submit, prompts: Sequence[list[int]]) -> None:
         self.prompts = prompts
@@ -86,7 +86,7 @@ class Batch:
         self.abort()
 
     async def ended(self) -> list[Vector]:
-        """Of each prompt, in order. Raises the first failure."""
+        """Return the result of each prompt, in order. Raises the first failure."""
         await self._ended.wait()
         if self.error is not None:
             raise self.error

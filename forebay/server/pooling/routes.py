@@ -67,7 +67,7 @@ async def embeddings(request: Request, server: ServerContext) -> Response:
 
 
 async def ollama_embed(request: Request, server: ServerContext) -> Response:
-    """The same in Ollama's form."""
+    """Answer with embeddings in Ollama's form."""
     body = await read_body(request, server, OllamaEmbedRequest)
     server.check_model(body.model_name)
     made, usage = await _embedded(request, server, body.embedding)
@@ -140,7 +140,7 @@ async def _scores(
     instruction: str | None,
     source: str,
 ) -> tuple[list[float], dict[str, Any]]:
-    """Of each pair, and what it took."""
+    """Return the score of each pair, and the usage."""
     texts = server.model.texts
     if not texts.judges:
         if instruction is not None:
@@ -203,7 +203,7 @@ async def _pooled(
     params: SamplingParams,
     source: str,
 ) -> tuple[list[Vector], dict[str, Any]]:
-    """What becomes of each of `count` prompts, and what it took. `source` is the field that they come from."""
+    """Return the result of each of `count` prompts, and the usage. `source` is the field that they come from."""
     server.check_model(body.model)
     if server.model.mode is DisaggregationMode.DECODE:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""What goes through the chat template: messages, and what a client may say to it."""
+"""Input of the chat template: messages, and the variables that a client may set."""
 
 from __future__ import annotations
 
@@ -159,7 +159,8 @@ class Thinking(Strict):
 
 
 class Templated(Strict):
-    """What goes through the chat template; `chat_template_kwargs` are the variables that a client may hand to it."""
+    """Fields that go through the chat template; `chat_template_kwargs` are the variables that a client may hand to
+    it."""
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False

@@ -142,7 +142,7 @@ class Sampler(Strict):
 
 
 class Sampling(Sampler, Sender, Structured, Bootstrap):
-    """What completions and chats have in common. None is "the default"."""
+    """Fields that completions and chats share. None is "the default"."""
 
     ignored = IGNORED
     passed = PASSED

@@ -1,4 +1,4 @@
-"""Who sends a request, and for which model: what bodies have in common for which the model computes."""
+"""Fields about the sender and the model, shared by all bodies for which the model computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every request type and everything inside it is: closed, bounded, and refused by the name of the field."""
+"""The base of request types and all that is inside them: closed, bounded, and refused by the name of the field."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Label = Annotated[str, StringConstraints(max_length=MAX_LABEL)]
 
 @dataclass(slots=True)
 class _Passing:
-    """Of one body."""
+    """The state of parsing one body."""
 
     lenient: bool
     over: dict[str, None] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Strict(BaseModel):
     @classmethod
     @cache
     def names(cls) -> dict[str, None]:
-        """Of its fields, as clients write them."""
+        """Return the names of the fields, as clients write them."""
         return {field.alias or name: None for name, field in cls.model_fields.items()}
 
     @classmethod

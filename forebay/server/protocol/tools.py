@@ -198,7 +198,7 @@ class AllowedNames(Strict):
 
 
 class AllowedTools(Strict):
-    """Of all the tools, which the prompt shows, the model may call these."""
+    """The tools that the model may call, among all that the prompt shows."""
 
     names_at: ClassVar[str] = "allowed_tools.tools"
     type: Literal["allowed_tools"]

@@ -1,8 +1,7 @@
-"""What is wrong with a body, in our words and with the client's own names.
+"""Messages about wrong bodies, in our words and with the client's own names.
 
 pydantic says which class of ours it did not find and spells a union's branches into the location. A client knows fields
-and indices only.
-"""
+and indices only."""
 
 from __future__ import annotations
 
