@@ -388,7 +388,7 @@ SCHEDULER = (
         "requests/schedule_batch.py",
         "np.concatenate([self.req_pool_indices_cpu, other.req_pool_indices_cpu])",
         "np.concatenate([other.req_pool_indices_cpu, self.req_pool_indices_cpu])",
-        "requests/test_schedule_batch.py::test_c9_filter_and_merge_keep_every_column_with_its_request",
+        "requests/test_schedule_batch.py::test_c9_merge_appends_the_rows_of_the_other_batch_in_order",
     ),
     Mutant(
         "C8 fences may open in any order",

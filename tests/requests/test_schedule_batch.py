@@ -63,7 +63,7 @@ def test_c9_an_idle_batch_is_empty_in_every_column():
     assert entries(batch) == []
 
 
-@given(rows=st.lists(st.integers(1, NUM_ROWS - 1), unique=True), at=st.integers(0, 99), data=st.data())
+@given(rows=st.lists(st.integers(1, NUM_ROWS - 1), unique=True), at=st.integers(0, NUM_ROWS), data=st.data())
 def test_c9_filter_and_merge_keep_every_column_with_its_request(rows, at, data):
     table = RowTable(NUM_ROWS, page_size=4)
     a, b = prebuilt(table, *rows[:at]), prebuilt(table, *rows[at:])
@@ -73,6 +73,13 @@ def test_c9_filter_and_merge_keep_every_column_with_its_request(rows, at, data):
     keep = data.draw(st.lists(st.sampled_from(range(len(a))), unique=True) if len(a) else st.just([]))
     a.filter_batch(np.array(keep, dtype=np.int64))
     assert entries(a) == [expected[i] for i in keep]
+
+
+def test_c9_merge_appends_the_rows_of_the_other_batch_in_order():
+    table = RowTable(NUM_ROWS, page_size=4)
+    batch = prebuilt(table, 3)
+    batch.merge_batch(prebuilt(table, 2, 1))
+    assert entries(batch) == [(100 + row, row, row, 4) for row in (3, 2, 1)]
 
 
 def test_c9_filtering_everybody_out_leaves_nothing():
