@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from forebay.memory.kinds.kind import CachedKind, Kind
+
 PACKAGE = Path(__file__).parent.parent / "forebay"
 ELSEWHERE = ("ops", "models", "families", "layers", "formats")
 
@@ -41,6 +43,7 @@ OTHER_STATES = {
 ROOMS = "memory/kinds/"  # whoever asks there is at home
 
 NUM_FILES = 12
+NUM_METHODS = 20  # of each of the two interfaces of a kind: the prefix tree's and the scheduler's
 NUM_BRANCHES = 13
 
 
@@ -135,3 +138,9 @@ def test_no_more_files_name_a_kind_and_no_more_branches_ask_for_one() -> None:
     found = counts()
     assert len(found) <= NUM_FILES, found
     assert sum(found.values()) <= NUM_BRANCHES, found
+
+
+@pytest.mark.parametrize("interface", [CachedKind, Kind])
+def test_the_interface_of_a_kind_has_few_methods(interface: type) -> None:
+    methods = [name for name, member in vars(interface).items() if callable(member) or isinstance(member, property)]
+    assert len(methods) <= NUM_METHODS, methods

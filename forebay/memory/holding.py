@@ -201,7 +201,7 @@ class StepFence:
 class _Releases(Protocol):
     slots: Slots
 
-    def release(self, holding: Holding, owner: int) -> None: ...
+    def return_slots(self, holding: Holding, owner: int) -> None: ...
 
 
 class Holding(NamedTuple):

@@ -20,7 +20,7 @@ import numpy as np
 from sortedcontainers import SortedList
 
 from forebay.config.engine_config import EvictionPolicy
-from forebay.memory.kinds.kind import Kind
+from forebay.memory.kinds.kind import CachedKind
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_index import RadixIndex
 from forebay.memory.radix_node import NO_NODE, OPERATOR, Adoption, Match, Node, Pin, Root, Shares, Tenants
@@ -52,7 +52,7 @@ class RadixCache(RadixIndex):
         page_size: int,
         *,
         policy: EvictionPolicy = EvictionPolicy.LRU,
-        kinds: Sequence[Kind] = (),
+        kinds: Sequence[CachedKind] = (),
         weights: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(page_size, kinds)
@@ -61,7 +61,7 @@ class RadixCache(RadixIndex):
         for kind in kinds:
             kind.tree, kind.shares = self, Shares(self._tenants)
         self._slots = slots
-        self._cuts_leaves = not any(kind.at_ends for kind in kinds)
+        self._at_ends = tuple(kind for kind in kinds if kind.at_ends)
         self._order = _EVICTION_ORDER[policy]
         self.clock = 0
         # By tenant its unpinned leaves as (useful, order, stamp, node), the next to evict first.
@@ -160,7 +160,7 @@ class RadixCache(RadixIndex):
         missing = num_pages
         while missing > 0 and len(freed) < most_leaves and (node := next(victims, None)):
             count = len(node.pages)
-            if count > missing and self._cuts_leaves:
+            if count > missing and not self._at_ends:
                 count = missing
                 self._split(node, len(node.key) - count * self._page_bytes)
             freed.append(node.pages)
@@ -350,7 +350,7 @@ class RadixCache(RadixIndex):
 
     def _offer(self, leaf: Node) -> None:
         """Make a leaf a candidate for eviction."""
-        useful = all(kind.is_useful(leaf) for kind in self.kinds)  # what nobody can resume goes first
+        useful = all(kind.num_kept(leaf) for kind in self._at_ends)  # what nobody can resume goes first
         self._stamps += 1
         self._withdraw(leaf)
         leaf.rank = (useful, self._order(leaf), self._stamps, leaf)

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from forebay.memory.kinds.kind import Kind
+from forebay.memory.kinds.kind import CachedKind
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import NOTHING_ELSE, OPERATOR, TOKEN_BYTES, Match, Node, Root, may_see, no_match
 from forebay.memory.slots import Ids
@@ -23,7 +23,7 @@ class RadixIndex:
     """A tree per namespace. `kinds` are what layers keep besides full KV; `version` grows whenever a match made before
     may no longer be right."""
 
-    def __init__(self, page_size: int, kinds: Sequence[Kind]) -> None:
+    def __init__(self, page_size: int, kinds: Sequence[CachedKind]) -> None:
         self.kinds = tuple(kinds)
         self.page_size = page_size
         self.version = 0

@@ -230,7 +230,7 @@ class AdmissionPass:
                 or leader.residency.extend_target < stop
             ):
                 continue
-            end = self._held.next_end(leader.residency, stop)
+            end = self._held.next_adoptable_end(leader.residency, stop)
             if end is None or end >= len(tokens):
                 continue
             if leader.tokens[start:end] == tokens[start:end] and leader.tokens[:start] == tokens[:start]:

@@ -89,7 +89,7 @@ class Releases:
         held = req.residency
         ends: Sequence[int] = (min(num_committed, len(req.tokens)),)
         for kind in self.kinds:
-            ends = kind.ends(held, ends, self.steps.committed, last=last)
+            ends = kind.adoptable_ends(held, ends, self.steps.committed, last=last)
         for end in ends:
             start, stop = held.pin.num_pages, end // self.page_size
             if stop > start:
@@ -108,7 +108,7 @@ class Releases:
         self._let_pages_go(held, own[: len(adoption.replaced)])
 
     def _let_pages_go(self, held: Residency, pages: Ids) -> None:
-        holdings = _present(kind.let_go(pages) for kind in self.kinds)
+        holdings = _present(kind.release_pages(pages) for kind in self.kinds)
         self._let_part_go(held, pages=pages, holdings=holdings)
 
     def _let_part_go(self, held: Residency, *, row: int = NO_SLOT, pin: Pin | None = None, **parts: Any) -> None:
@@ -120,11 +120,11 @@ class Releases:
             row = NO_SLOT
         self.let_go(DeferredFree(ticket=ticket, row=row, pin=pin, **parts, **own))
 
-    def next_end(self, held: Residency, stop: int) -> int | None:
+    def next_adoptable_end(self, held: Residency, stop: int) -> int | None:
         """The first length, `stop` or more, to which the cache will be given what the request computes."""
         end = stop if held.kv_committed < stop else None
         for kind in self.kinds:
-            end = kind.next_end(held, stop, end)
+            end = kind.next_adoptable_end(held, stop, end)
         return end
 
     def is_finishing(self, req: Request) -> bool:
@@ -151,7 +151,7 @@ class Releases:
             self.adopt(req, num_committed, last=True)
         held = req.residency
         own = self.rows.pages(held.row, held.pin.num_pages, held.num_pages)
-        holdings = _present(kind.leave(held) for kind in self.kinds)
+        holdings = _present(kind.release_all(held) for kind in self.kinds)
         req.held = None
         self.table.move_out(held.row)
         self.draft.forget_row(held.row)
@@ -194,7 +194,7 @@ class Releases:
         if freed.row != NO_SLOT:
             self.rows.free_row(freed.row)
         for holding in freed.holdings:
-            holding.kind.release(holding, freed.request_id)
+            holding.kind.return_slots(holding, freed.request_id)
         if freed.pin is not None:
             self.cache.unpin(freed.pin)
 
@@ -210,7 +210,7 @@ class Releases:
         self.steps.committed = self.steps.launched
         self.take_back_what_is_free()
         for holding in reads:
-            holding.kind.release(holding, NOBODY)
+            holding.kind.return_slots(holding, NOBODY)
         for kind in self.kinds:
             kind.start_over(self.draft)
 

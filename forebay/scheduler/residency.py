@@ -65,7 +65,7 @@ class Residencies(Releases):
     def scarce(self) -> Kind | None:
         """The kind of which one more request cannot be given what it needs at once, with all that is locked staying."""
         for kind in self.kinds:
-            if not kind.can_admit:
+            if kind.slots_per_request and kind.num_available < kind.slots_per_request:
                 return kind
         return None
 
@@ -100,7 +100,7 @@ class Residencies(Releases):
         try:
             self._make_room(num_pages)
             for kind in self.kinds:
-                kind.make_room_to_admit()
+                kind.make_room(kind.slots_per_request)
             pages = self.kv.take_ids(num_pages, req.id)
             self.rows.alloc([held])
         except BaseException:
@@ -139,7 +139,7 @@ class Residencies(Releases):
         spans = self.kv_places(held, kv_start, held.kv_len)
         pages = self.rows.pages(held.row, 0, ceil_div(held.kv_len, self.page_size))
         for kind in self.kinds:
-            ids = kind.slots_with(held, pages, start // self.page_size)
+            ids = kind.transfer_slots(held, pages, start // self.page_size)
             at = (len(pages) - len(ids)) * self.page_size if kind.of_pages else 0
             spans[kind.name] = Span(start=at, ids=ids)
         return spans
@@ -147,19 +147,19 @@ class Residencies(Releases):
     def _host_copy(self, held: Residency) -> HostCopy:
         """Return a host copy of all that layers keep of the request's first `kv_len` tokens."""
         pages = self.rows.pages(held.row, 0, ceil_div(held.kv_len, self.page_size))
-        slots = {kind.name: kind.slots_with(held, pages) for kind in self.kinds}
+        slots = {kind.name: kind.transfer_slots(held, pages) for kind in self.kinds}
         return HostCopy(request_id=held.id, slots={self.kv.name: pages, **slots})
 
     def offload(self, held: Residency) -> bool:
         """Copy what a request that is about to leave has on the device to the host, if that is worth it."""
         return self.offloaded.save(self._host_copy(held), held.kv_len, self.draft)
 
-    def slide(self, extending: Iterable[Request]) -> None:
+    def trim(self, extending: Iterable[Request]) -> None:
         """Before chunks are cut: let go of what the chunks before have left behind."""
         if self.kinds:
             rows = np.array([req.residency.row for req in extending], dtype=np.int64)
             for kind in self.kinds:
-                kind.slide(self.table, rows)
+                kind.trim(self.table, rows)
 
     def cut(self, req: Request, most: int) -> Chunk:
         """Return the request's next chunk, of at most the `cost` given; it may be empty. Takes nothing for it yet."""
@@ -183,7 +183,7 @@ class Residencies(Releases):
         and the batch is prepared."""
         rows = batch.req_pool_indices_cpu if active is None else batch.req_pool_indices_cpu[active]
         for kind in self.kinds:
-            kind.slide(self.table, rows)
+            kind.trim(self.table, rows)
         growing = rows[self.opens_page(rows)]
         if len(growing):
             self._grow(growing, self.table.num_pages[growing])

@@ -220,7 +220,7 @@ class Scheduler(Telling):
         if self.running.reqs:
             left = min(left, self.config.mixed_chunk_size)
         if self.extending:
-            self.held.slide(self.extending)
+            self.held.trim(self.extending)
         admitted = AdmissionPass(self, self.ratio.value, starts=starts).run(left)
         self.way_for = None
         for chunk, report in admitted:

@@ -426,7 +426,7 @@ MEMORY = (
     Mutant(
         "C18 KV that nobody can go on from is evicted first",
         "memory/radix_cache.py",
-        "        useful = all(kind.is_useful(leaf) for kind in self.kinds) ",
+        "        useful = all(kind.num_kept(leaf) for kind in self._at_ends) ",
         "        useful = False ",
         "memory/test_radix_kinds.py::test_kv_that_nobody_can_go_on_from_goes_before_older_kv_that_can_be_resumed",
     ),

@@ -92,23 +92,23 @@ def splitting_an_edge_leaves_the_state_with_the_upper_part(patch: Patch) -> None
 
 
 def a_state_slot_leaks(patch: Patch) -> None:
-    leave = States.leave
+    release_all = States.release_all
 
     def mutated(self, held):
-        left = leave(self, held)
+        left = release_all(self, held)
         return left._replace(ids=left.ids[1:])
 
-    patch.setattr(States, "leave", mutated)
+    patch.setattr(States, "release_all", mutated)
 
 
 def a_donated_slot_is_freed_as_well(patch: Patch) -> None:
-    leave = States.leave
+    release_all = States.release_all
 
     def mutated(self, held):
         self.tracking(held).given = NO_SLOT
-        return leave(self, held)
+        return release_all(self, held)
 
-    patch.setattr(States, "leave", mutated)
+    patch.setattr(States, "release_all", mutated)
 
 
 def a_retracted_request_goes_on_with_whatever_its_slot_holds(patch: Patch) -> None:

@@ -62,15 +62,15 @@ def pages_that_the_cache_had_already_are_freed_under_a_transfer(patch: Patch) ->
 
 @mutation
 def a_state_that_the_cache_was_given_may_be_evicted_while_it_is_read(patch: Patch) -> None:
-    leave = States.leave
+    release_all = States.release_all
 
     def mutated(self, held):
-        holding = leave(self, held)
+        holding = release_all(self, held)
         for node in holding.locked:
             self.unlock(node, NO_IDS)
         return holding._replace(locked=())
 
-    patch.setattr(States, "leave", mutated)
+    patch.setattr(States, "release_all", mutated)
 
 
 @mutation
@@ -79,7 +79,7 @@ def a_state_of_another_length_is_sent(patch: Patch) -> None:
         cached = self.slot_of(held.pin.node) if held.pin.num_pages else NO_SLOT
         return np.array([cached or self.tracking(held).live], dtype=np.int64)
 
-    patch.setattr(States, "slots_with", mutated)
+    patch.setattr(States, "transfer_slots", mutated)
     patch.setattr(Residencies, "offload", lambda self, held: False)
 
 

@@ -58,7 +58,7 @@ class IndexKeys(Kind):
     def grow(self, pages: Ids, owners: Ids, *args) -> None:
         self.take(pages, owners)
 
-    def slots_with(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
+    def transfer_slots(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
         return self.of_page[pages[start:]]
 
     def attached(self, node: Node, owner: int) -> None:
@@ -69,13 +69,13 @@ class IndexKeys(Kind):
         self.num_cached -= len(node.pages)
         self.slots.return_ids(self.give_back(node.pages), CACHE)
 
-    def let_go(self, pages: Ids) -> Holding:
+    def release_pages(self, pages: Ids) -> Holding:
         return Holding(self, self.give_back(pages))
 
-    def leave(self, held: Residency) -> Holding:
-        return self.let_go(self.own(held))
+    def release_all(self, held: Residency) -> Holding:
+        return self.release_pages(self.own(held))
 
-    def release(self, holding: Holding, owner: int) -> None:
+    def return_slots(self, holding: Holding, owner: int) -> None:
         self.slots.return_ids(holding.ids, owner)
 
     def clear(self) -> None:
@@ -162,14 +162,14 @@ class Forgetful(IndexKeys):
 class Stuck(IndexKeys):
     """A row turns to pages of the cache, and its copies keep their keys."""
 
-    def let_go(self, pages: Ids) -> Holding:
+    def release_pages(self, pages: Ids) -> Holding:
         return Holding(self)
 
 
 class Homesick(IndexKeys):
     """Its keys stay where they are when a request's memory goes to the host."""
 
-    def slots_with(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
+    def transfer_slots(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
         return self.of_page[pages[:0]]
 
 

@@ -72,14 +72,14 @@ def an_outrun_length_is_read(patch: Patch) -> None:
 
 
 def a_window_moves_on_by_the_bound(patch: Patch) -> None:
-    slide = Windows.slide
+    trim = Windows.trim
 
     def mutated(self, table, rows):
         with Patch.context() as inside:
             inside.setattr(table, "kv_committed", table.kv_bound)
-            slide(self, table, rows)
+            trim(self, table, rows)
 
-    patch.setattr(Windows, "slide", mutated)
+    patch.setattr(Windows, "trim", mutated)
 
 
 def a_victims_length_is_taken_from_the_bound(patch: Patch) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from forebay.memory.kinds.hybrid_rows import STATE, MambaPool
-from forebay.memory.kinds.kind import Kind
+from forebay.memory.kinds.kind import CachedKind
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Node, Pin
 from forebay.memory.slots import CACHE, NO_SLOT, Holder, Ids, as_ids
@@ -31,7 +31,7 @@ class _Cached:
         self.slot, self.tenant, self.locks, self.rank = slot, tenant, 0, _END
 
 
-class CachedStates(Kind):
+class CachedStates(CachedKind):
     """States at the ends of nodes. Of each tenant's, and of each rank, the least recently used stands first.
 
     Pages with no state at or below them are dead: nobody can go on from there until somebody computes one again.
@@ -101,9 +101,6 @@ class CachedStates(Kind):
             if end <= longest and node in self._at:
                 found = end
         return found
-
-    def is_useful(self, leaf: Node) -> bool:
-        return leaf in self._at
 
     def num_kept(self, node: Node) -> int:
         return int(node in self._at)

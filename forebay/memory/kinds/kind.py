@@ -1,8 +1,9 @@
 """The interface of a kind of cache beside full KV.
 
 Full KV is the backbone: its pages are the edges of the prefix tree. Whatever else layers keep for a token, a window or
-a sequence is a `Kind`: it owns its slots, and hangs what the prefix cache keeps of it on the tree's nodes. The tree
-asks every kind the same questions, and a model without such layers loops over nothing."""
+a sequence is a `Kind`: it owns its slots, and attaches what the prefix cache keeps of it to the tree's nodes. The
+prefix tree calls the methods of `CachedKind`, the scheduler those of `Kind`. Without such layers both are idle.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +38,17 @@ class Tree(Protocol):
         """The cache gave up what a kind kept: matches made before are void, and of `nodes` the rank has changed."""
 
 
-class Kind:
-    """A kind of cache. The defaults are those of one that is there wherever full KV is, and costs nothing.
+class CachedKind:
+    """The prefix cache's side of a kind: which slots it keeps, locks and evicts. The defaults are those of a kind that
+    is present wherever full KV is, and costs nothing.
 
     Units are pages of full KV, counted from the root of the tree, except where a name says otherwise.
     """
 
-    COUNTERS: ClassVar[tuple[Counter, ...]] = ()
-
     name: ClassVar[str]
     missing: ClassVar[MissReason] = MissReason.NONE  # why a hit ends where this kind cannot be resumed
     of_pages: ClassVar[bool] = True  # has a slot for each page, or for the last ones; else a sequence has one
-    at_ends: ClassVar[bool] = False  # can be resumed only at ends of nodes, where it was given something
+    at_ends: ClassVar[bool] = False  # can be resumed only at ends of nodes that keep a slot
     slots: Slots
     tree: Tree  # set by the tree that asks
     shares: Shares  # likewise: cached slots by the tenants that are charged for them
@@ -61,134 +61,131 @@ class Kind:
 
     @property
     def num_available(self) -> int:
-        """Slots that can be had now: free, or cached and not locked."""
+        """Slots that are free, or cached and not locked."""
         return self.slots.num_free + self.num_evictable
 
     def make_room(self, num_slots: int) -> None:
-        """See that `num_slots` are free, or all that can be."""
+        """Evict until `num_slots` are free, or nothing more can be evicted."""
         short = num_slots - self.slots.num_free
         if short > 0:
             self.evict(short)
 
-    # -- what the prefix tree asks ------------------------------------------------------------------------------------
+    def evict(self, num_slots: int) -> int:
+        """Free up to `num_slots` cached slots that are not locked, and report lost nodes to the tree. Returns the
+        number of freed slots."""
+        return 0
 
     def last_resumable(self, nodes: Sequence[Node], pages: Ids, longest: int) -> int:
-        """The greatest number of pages, at most `longest`, after which a request can go on: `nodes` lead from the root
-        to the end of a cached prefix (of the last one perhaps a part), and `pages` are those of that prefix."""
+        """Return the greatest number of pages, at most `longest`, after which a request can resume. `nodes` lead from
+        the root to the end of a cached prefix (the last one may be matched in part), and `pages` are its pages."""
         return longest
 
-    def is_useful(self, leaf: Node) -> bool:
-        """Whether somebody can go on from this leaf; those from which nobody can are evicted first."""
-        return True
-
-    def evict(self, num_slots: int) -> int:
-        """Free `num_slots` of the cached ones that are not locked, or all there are; how many. Tells the tree."""
-        return 0
-
     def num_kept(self, node: Node) -> int:
-        """Slots of the prefix cache that belong to this node."""
+        """Return the number of slots that the prefix cache keeps for this node."""
         return 0
 
-    # -- what the prefix tree tells -----------------------------------------------------------------------------------
+    def lock(self, node: Node, pages: Ids) -> None:
+        """Protect from eviction the slots that a request needs to resume at the end of `node`, behind `pages`."""
+
+    def unlock(self, node: Node, pages: Ids) -> None:
+        """Release such a lock."""
 
     def touch(self, node: Node, num_pages: int) -> None:
-        """Somebody goes on from the end of `node`, after `num_pages` pages."""
+        """Record that a request resumes at the end of `node`, after `num_pages` pages."""
 
     def attached(self, node: Node, owner: int) -> None:
-        """A leaf with pages of request `owner` has been added: what belongs to them is the cache's from now on."""
+        """Take over what belongs to the pages of a new leaf, which were those of request `owner`."""
 
     def replaced(self, nodes: Sequence[Node], cached: Ids, own: Ids, owner: int) -> Ids:
-        """Request `owner` turns from its `own` pages to those of `nodes`, `cached`, which hold the same tokens. Those
-        whose place in a map of this kind's has changed by that."""
+        """Handle request `owner` exchanging its `own` pages for the pages `cached` of `nodes`, which hold the same
+        tokens. Returns the pages whose entry in a map of this kind has changed."""
         return NO_IDS
 
     def split(self, upper: Node, lower: Node) -> None:
-        """A node has been cut in two; `lower` is the node that was there, and ends where it did."""
+        """Handle a node cut in two: `lower` is the original node and ends where it did."""
 
     def removed(self, node: Node) -> None:
-        """A leaf goes, and what is kept with it."""
+        """Free what is kept for a leaf that is removed."""
 
     def clear(self) -> None:
         """Forget everything, locked or not."""
 
-    # -- what a request holds, from its coming to its going -----------------------------------------------------------
+    def cached(self, nodes: Iterable[Node]) -> Holder:
+        """Return the slots that the tree's `nodes` keep, for an audit."""
+        raise NotImplementedError
 
-    @property
-    def can_admit(self) -> bool:
-        """Whether one more request can be given what it needs at once, with all that is locked staying."""
-        return True
+    def check(self, nodes: Iterable[Node]) -> None:
+        """Assert that the counts match what the tree's nodes keep, roots included."""
 
-    def make_room_to_admit(self) -> None:
-        """See that it is free."""
 
-    def lock(self, node: Node, pages: Ids) -> None:
-        """Keep from eviction what somebody needs who will go on from the end of `node`, behind these `pages`."""
+class Kind(CachedKind):
+    """A kind of cache: besides what is cached, what each request holds from its admission to its release."""
 
-    def unlock(self, node: Node, pages: Ids) -> None:
-        """Take back such a lock."""
+    COUNTERS: ClassVar[tuple[Counter, ...]] = ()
+
+    slots_per_request = 0  # slots that a request must be given at its admission, together with its row
 
     def admit(self, held: Residency, arrival: Arrival, draft: Draft) -> None:
-        """The request has its row and pages, and goes on from the end of its pin, for which it is locked, or from what
-        comes from elsewhere, for which it needs places."""
+        """Allocate for a request that has its row and pages. It resumes at the end of its pin, for which it is locked,
+        or from a copy that comes from elsewhere, for which it needs slots."""
 
-    def slots_with(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
-        """The slots of what goes elsewhere beside `pages`, those of its first `kv_len` tokens, and comes back into as
-        many others; in the order of tokens, of pages those from number `start` on."""
-        return NO_IDS
-
-    def slide(self, table: RowTable, rows: Ids) -> None:
-        """A step is being planned for these rows: let go of what the steps before it have left behind."""
+    def trim(self, table: RowTable, rows: Ids) -> None:
+        """Free what these rows no longer read, before a step is planned for them."""
 
     def limit(self, held: Residency, stop: int) -> int:
-        """Where a chunk up to `stop` has to end."""
+        """Return where a chunk up to `stop` tokens has to end."""
         return stop
 
     def extend(self, held: Residency, stop: int, draft: Draft) -> None:
-        """The step computes the request's tokens up to `stop`."""
+        """Allocate for a step that computes the request's tokens up to `stop`."""
 
     def decode(self, table: RowTable, rows: Ids, committed: int, draft: Draft) -> None:
-        """The step decodes these rows, whose bounds count it already; steps up to `committed` have completed."""
+        """Allocate for a step that decodes these rows, whose bounds count it; steps up to `committed` completed."""
 
     def grow(self, pages: Ids, owners: Ids, draft: Draft) -> None:
-        """Decoding requests were given a page more each."""
+        """Allocate for a new page of each of the decoding requests `owners`."""
 
     def columns(self, draft: Draft, rows: Ids) -> dict[str, Ids]:
-        """The plan's columns about this kind, for sequences in `rows`."""
+        """Return the plan's columns of this kind, for sequences in `rows`."""
         return {}
 
-    def ends(self, held: Residency, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
-        """Filter `ends` (in tokens), at which the cache could adopt what the steps up to `committed` wrote, to those
-        that can be resumed; with `last` the request is leaving."""
+    def transfer_slots(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
+        """Return the slots to copy when the request's first `kv_len` tokens, in `pages`, go to another memory; from
+        there they come back into as many others. In the order of tokens; of pages those from number `start` on."""
+        return NO_IDS
+
+    def adoptable_ends(self, held: Residency, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
+        """Filter `ends` (in tokens), at which the cache could adopt what steps up to `committed` wrote, to those that
+        can be resumed; with `last` the request is leaving."""
         return ends
 
-    def next_end(self, held: Residency, stop: int, end: int | None) -> int | None:
-        """The first length, `stop` or more, to which the cache will be given what the request computes; `end` is that
-        of full KV, None where it has it already."""
+    def next_adoptable_end(self, held: Residency, stop: int, end: int | None) -> int | None:
+        """Return the first length, `stop` or more, up to which the cache will adopt what the request computes, None for
+        no such length. `end` is that of full KV."""
         return end
 
     def adopted(self, held: Residency, start: int, end: int) -> Holding | None:
-        """The cache has the request's pages from page `start` up to `end` tokens; what it would not take."""
-        return None
-
-    def let_go(self, pages: Ids) -> Holding | None:
-        """A request has turned from these pages of its own: what goes with them."""
+        """Handle that the cache adopted the request's pages from page `start` up to `end` tokens. Returns what it did
+        not take."""
         return None
 
     def is_finishing(self, held: Residency, num_tokens: int) -> bool:
-        """Whether more of a request that ends now, with `num_tokens`, can be cached when its steps have committed."""
+        """Return True if more of a request that ends now, with `num_tokens`, can be cached once its steps commit."""
         return False
 
-    def leave(self, held: Residency) -> Holding | None:
-        """All that a leaving request holds."""
+    def release_pages(self, pages: Ids) -> Holding | None:
+        """Detach what belongs to these pages, which the request gives up."""
         return None
 
-    def release(self, holding: Holding, owner: int) -> None:
-        """Give back what was let go of: nobody touches it any more."""
+    def release_all(self, held: Residency) -> Holding | None:
+        """Detach all that a leaving request holds."""
+        return None
+
+    def return_slots(self, holding: Holding, owner: int) -> None:
+        """Free the slots and locks of a holding that no step reads any more."""
 
     def start_over(self, draft: Draft) -> None:
-        """Nobody holds anything, and what was decided and not launched will not be: this is the step that follows."""
-
-    # -- telling and checking -----------------------------------------------------------------------------------------
+        """Prepare `draft`, the next step, after all requests were released and the steps in flight are void."""
 
     @property
     def counters(self) -> dict[str, float]:
@@ -196,15 +193,8 @@ class Kind:
         return {}
 
     def holder(self, held: Residency) -> Holder:
-        """The slots that a request holds, for an audit."""
+        """Return the slots that a request holds, for an audit."""
         raise NotImplementedError
 
     def check_locks(self, residents: Iterable[Residency], holdings: Iterable[Holding]) -> None:
-        """Assert that what is locked is what `residents` and what was let go of need."""
-
-    def cached(self, nodes: Iterable[Node]) -> Holder:
-        """The slots that hang on the tree's `nodes`, for an audit."""
-        raise NotImplementedError
-
-    def check(self, nodes: Iterable[Node]) -> None:
-        """Assert that what is counted is what hangs on the tree's nodes, roots included."""
+        """Assert that exactly what `residents` and deferred `holdings` read is locked."""

@@ -14,7 +14,7 @@ from forebay.memory.draft import Draft
 from forebay.memory.holding import Holding, Residency, RowTable
 from forebay.memory.kinds.cached_states import CachedStates
 from forebay.memory.kinds.hybrid_rows import HybridReqToTokenPool
-from forebay.memory.kinds.kind import Arrival
+from forebay.memory.kinds.kind import Arrival, Kind
 from forebay.memory.slots import NO_IDS, NO_SLOT, Holder, Ids, as_ids
 
 
@@ -101,7 +101,7 @@ class Tracking:
         return [snapshot.slot for snapshot in (*self.pending, *self.ready) if snapshot.slot not in self.buffers]
 
 
-class States(CachedStates):
+class States(CachedStates, Kind):
     """Live slots, tracking slots and snapshots of the running requests, whose `Tracking` is at their row.
 
     With `extra_buffer` the step that passes an anchor writes the state to another slot as well. With `no_buffer`
@@ -118,6 +118,7 @@ class States(CachedStates):
     def __init__(self, config: SchedulerConfig, rows: HybridReqToTokenPool) -> None:
         super().__init__(rows.mamba_pool)
         self._rows, self._config = rows, config
+        self.slots_per_request = rows.slots_per_req
         self._extra_buffer = config.kinds.strategy is StateStrategy.EXTRA_BUFFER
         self._tracking: list[Tracking | None] = [None] * rows.slots.num_rows
         self.num_taken = self.num_skipped = 0
@@ -128,13 +129,6 @@ class States(CachedStates):
         return tracking
 
     # -- coming in ----------------------------------------------------------------------------------------------------
-
-    @property
-    def can_admit(self) -> bool:
-        return self.num_available >= self._rows.slots_per_req
-
-    def make_room_to_admit(self) -> None:
-        self.make_room(self._rows.slots_per_req)
 
     def admit(self, held: Residency, arrival: Arrival, draft: Draft) -> None:
         """Begin tracking; the request's slots came with its row."""
@@ -164,7 +158,7 @@ class States(CachedStates):
         else:
             self.pool.clear_state(live, draft)
 
-    def slots_with(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
+    def transfer_slots(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
         return as_ids([self.tracking(held).live])
 
     # -- a step's snapshots -------------------------------------------------------------------------------------------
@@ -235,7 +229,7 @@ class States(CachedStates):
 
     # -- going out ----------------------------------------------------------------------------------------------------
 
-    def ends(self, held: Residency, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
+    def adoptable_ends(self, held: Residency, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
         """Where snapshots are complete that the cache is to have, and with `last` the latest of all."""
         tracking = self.tracking(held)
         # Behind a request's end more may have been accepted: a slot has the state of whatever wish that came to.
@@ -256,7 +250,7 @@ class States(CachedStates):
         latest = tracking.latest
         return latest if latest and known < latest.length <= num_committed else None
 
-    def next_end(self, held: Residency, stop: int, end: int | None) -> int | None:
+    def next_adoptable_end(self, held: Residency, stop: int, end: int | None) -> int | None:
         return next((length for length in self.tracking(held).to_come if length >= stop), None)
 
     def adopted(self, held: Residency, start: int, end: int) -> Holding | None:
@@ -280,7 +274,7 @@ class States(CachedStates):
             and kv_len % self._config.page_size == 0
         )
 
-    def leave(self, held: Residency) -> Holding:
+    def release_all(self, held: Residency) -> Holding:
         """All its slots, but the one that was given to the cache; which stays there while another engine reads it."""
         tracking, self._tracking[held.row] = self.tracking(held), None
         slots = [*self._rows.take_slots(held.row), *tracking.own_slots]
@@ -289,7 +283,7 @@ class States(CachedStates):
             self.lock(node, NO_IDS)
         return Holding(self, as_ids([slot for slot in slots if slot != tracking.given]), locked)
 
-    def release(self, holding: Holding, owner: int) -> None:
+    def return_slots(self, holding: Holding, owner: int) -> None:
         if len(holding.ids):
             self.pool.free(holding.ids, owner)
         for node in holding.locked:

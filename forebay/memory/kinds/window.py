@@ -108,7 +108,7 @@ class Windows(Kind):
             # No more need have come than is read, whole pages or no: of a host copy, too, of what came from an engine.
             self.begins[pages[:1]] = max(0, held.kv_len - self.window + 1 - first * self.page_size)
 
-    def slots_with(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
+    def transfer_slots(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
         """Return the window slots of the pages that are still read."""
         ids: Ids = self.full_to_window[pages[max(start, self.first_needed(held.kv_len)) :]].astype(np.int64)
         return ids
@@ -122,15 +122,15 @@ class Windows(Kind):
         self.take(pages, owners)
         draft.remap(pages)
 
-    def slide(self, table: RowTable, rows: Ids) -> None:
+    def trim(self, table: RowTable, rows: Ids) -> None:
         """Give back what lies behind the window of each request's last completed token."""
         first = self.first_kept(table.kv_committed[rows])
         moved = first > self.start[rows]
         for row, stop in zip(rows[moved].tolist(), first[moved].tolist(), strict=True):
-            self._slide(table.resident(row), stop)
+            self._trim(table.resident(row), stop)
 
-    def _slide(self, held: Residency, stop: int) -> None:
-        self.release(self._detach(held, stop), held.id)
+    def _trim(self, held: Residency, stop: int) -> None:
+        self.return_slots(self._detach(held, stop), held.id)
         self.start[held.row] = stop
 
     def _detach(self, held: Residency, stop: int) -> Holding:
@@ -144,16 +144,16 @@ class Windows(Kind):
         pages = draft.remapped
         return {"map_pages": pages, "map_windows": self.full_to_window[pages].astype(np.int64)} if len(pages) else {}
 
-    def let_go(self, pages: Ids) -> Holding:
+    def release_pages(self, pages: Ids) -> Holding:
         return Holding(self, self.detach(pages))
 
-    def leave(self, held: Residency) -> Holding:
+    def release_all(self, held: Residency) -> Holding:
         first = int(self.first_kept(held.kv_committed))
         if first > self.start[held.row]:
-            self._slide(held, first)
+            self._trim(held, first)
         return self._detach(held, held.num_pages)
 
-    def release(self, holding: Holding, owner: int) -> None:
+    def return_slots(self, holding: Holding, owner: int) -> None:
         self.slots.return_ids(holding.ids, owner)
         self.unlock_windows(holding.locked)
 
