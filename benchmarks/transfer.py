@@ -28,13 +28,13 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from forebay.config.engine_config import CacheTypes, DisaggregationMode, DisaggregationOptions, TransferBackend
-from forebay.disagg.build import transfers_of
-from forebay.disagg.layout import Layout, columns_of
-from forebay.disagg.worker import Worker
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention, cache_sizes
 from forebay.pools.regions import Regions, Tag
 from forebay.requests.transfers import Arrived, Broken, Closed, Event, Offer, Offered, Send, Span, Tail, Ticket
+from forebay.transfer.build import transfers_of
+from forebay.transfer.session.layout import Layout, columns_of
+from forebay.transfer.worker import Worker
 
 
 class Pages(NamedTuple):

@@ -35,7 +35,7 @@ ALLOWED = {
     ("server/crowds.py", "timeout=0.2"),  # these two poll
     ("server/crowds.py", "timeout=0.05"),
     ("server/crowds.py", "timeout=0.01"),
-    ("disagg/scripted.py", "wait(0.1)"),  # between beats
+    ("transfer/scripted.py", "wait(0.1)"),  # between beats
     ("simulation/command_line.py", "time.monotonic"),  # it says how long it took
     ("engine/test_channel.py", "resource.getrusage"),  # memory
     ("soak/soak.py", "time.monotonic"),  # how long it goes on

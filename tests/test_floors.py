@@ -17,8 +17,8 @@ PACKAGE = Path(__file__).parent.parent / "forebay"
 FLOORS = {
     "base": 0, "formats": 1, "families": 2, "ops": 2, "config": 3, "text": 3, "memory": 4, "requests": 5, "pools": 5,
     "scheduler": 6, "speculation": 6, "grammar": 6, "layers": 6, "models": 7, "families/model.py": 8, "runtime": 8,
-    "disagg": 8, "engine": 9, "verify": 10, "server/http": 10, "server": 11, "route": 12, "cli": 13, "__init__.py": 14,
-    "__main__.py": 14,
+    "transfer": 8, "engine": 9, "verify": 10, "server/http": 10, "server": 11, "route": 12, "cli": 13,
+    "__init__.py": 14, "__main__.py": 14,
 }  # fmt: skip
 """A family's folder is on two floors: its `model.py` is made of layers, and the rest of it says what files hold. The
 server is too: its `http` carries bytes and knows nothing of what they ask, and the router stands on it as well."""

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from forebay.config.engine_config import DisaggregationMode, KindConfig, SchedulerConfig
-from forebay.disagg.pattern import Pattern
 from forebay.engine.checks import ROOM, Checks
 from forebay.engine.frames import Checked, CheckTransfers
 from forebay.requests.transfers import CHECK, Offered, Ticket
@@ -19,9 +18,10 @@ from forebay.requests.updates import Failure
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.prefill_role import PrefillRole
 from forebay.scheduler.scheduler import Scheduler
+from forebay.transfer.pattern import Pattern
 from tests.deadlines import wait_until
-from tests.disagg.pair import EVERYTHING, NUM_SLOTS, OPTIONS, PLAIN, WINDOW, Half, half
 from tests.scheduler.rig import config
+from tests.transfer.pair import EVERYTHING, NUM_SLOTS, OPTIONS, PLAIN, WINDOW, Half, half
 
 KINDS = KindConfig(num_slots=NUM_SLOTS["state"], num_window_pages=NUM_SLOTS["window"], window=WINDOW)
 

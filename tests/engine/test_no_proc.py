@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from forebay.config import machine
-from forebay.disagg import shm
 from forebay.engine.build import _of_process
 from forebay.formats.store import users_of
+from forebay.transfer.wire import shm
 
 
 def test_of_process_no_proc_reports_peak(tmp_path: Path) -> None:

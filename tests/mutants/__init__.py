@@ -9,7 +9,6 @@ them too.
 """
 
 from tests.mutants.core import CORE
-from tests.mutants.disagg import DISAGG
 from tests.mutants.engine import ENGINE
 from tests.mutants.grammar import GRAMMAR
 from tests.mutants.memory import MEMORY
@@ -22,6 +21,7 @@ from tests.mutants.server import SERVER
 from tests.mutants.simulated import SIMULATED
 from tests.mutants.speculation import SPECULATION
 from tests.mutants.tenants import TENANTS
+from tests.mutants.transfer import TRANSFER
 
 MUTANTS: tuple[Mutant, ...] = (
     *MEMORY,
@@ -29,7 +29,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *TENANTS,
     *RUNTIME,
     *ENGINE,
-    *DISAGG,
+    *TRANSFER,
     *SERVER,
     *ROUTE,
     *SPECULATION,

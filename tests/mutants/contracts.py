@@ -143,7 +143,7 @@ CONTRACTS: Final = {
         "Prefill and decode on servers of their own",
         "What layers keep of a prompt goes from one to the other, and the tokens are those of one. Decode keeps no "
         "prefix cache unless asked; an extra buffer that was asked for becomes `no_buffer`, with a warning.",
-        "scheduler/handoff.py, scheduler/prefill_role.py, scheduler/decode_role.py, disagg/, engine/exchange.py, "
+        "scheduler/handoff.py, scheduler/prefill_role.py, scheduler/decode_role.py, transfer/, engine/exchange.py, "
         "config/disaggregation.py, server/answering/rendezvous.py, route/",
     ),
     "C22": Contract(
@@ -151,7 +151,7 @@ CONTRACTS: Final = {
         "Its death, and messages that are lost, late, doubled or altered, end in the right tokens or one typed error,"
         " on both sides. Places that it may still write to are not used again before it says that it will not, or "
         "its process has died.",
-        "disagg/",
+        "transfer/",
     ),
     "C23": Contract("Sparse KV in host memory", "", "", "sparse offload"),
     "C24": Contract("Compressed attention", "", "", "DeepSeek-V4's state rings"),
@@ -201,7 +201,7 @@ CONTRACTS: Final = {
         "What others supply is bounded",
         "Every number, name and length of a peer, a client or a file is bounded before it is used; an error while "
         "one of them is handled ends that session, request or load, and nothing else.",
-        "disagg/frames.py, disagg/bounds.py, disagg/guard.py, server/http/cluster.py, route/",
+        "transfer/wire/frames.py, transfer/wire/bounds.py, transfer/session/guard.py, server/http/cluster.py, route/",
     ),
     "C32": Contract(
         "Tenants",

@@ -1,0 +1,1 @@
+"""Sessions between two engines: connections, heartbeats, comparison of layouts, and peers."""

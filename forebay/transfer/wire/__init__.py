@@ -1,0 +1,1 @@
+"""Bytes between two engines: authenticated framing, frames, the memory of caches, and transports of chunks."""

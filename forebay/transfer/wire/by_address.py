@@ -1,0 +1,130 @@
+"""Parts that transports by addresses share: where a peer's regions lie, and chunks as stretches, neighbours on both
+sides."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from forebay.pools.table import Region
+from forebay.requests.parts import I64
+from forebay.transfer.wire.frames import Chunk
+from forebay.transfer.wire.framing import WireError
+from forebay.transfer.wire.memory import HostMemory, chunk_bytes, runs
+from forebay.transfer.wire.pages import KindShape, Piece
+from forebay.transfer.wire.shm import check_all, has_ended
+from forebay.transfer.wire.tcp import chunk_of
+
+Addresses = Mapping[str, Sequence[int]]
+"""By kind, of each region."""
+
+Told = list[tuple[str, int, int]]
+"""By region in order: the kind, where it lies, and how many bytes."""
+
+
+def told(regions: Sequence[Region]) -> Told:
+    return [(region.kind, region.address, region.num_bytes) for region in regions]
+
+
+def _addresses(regions: Told) -> Addresses:
+    found: dict[str, list[int]] = {}
+    for kind, begin, _ in regions:
+        found.setdefault(kind, []).append(begin)
+    return found
+
+
+def shapes_there(regions: Told, shapes: Mapping[str, KindShape], page_size: int) -> dict[str, KindShape]:
+    """Return the shapes of a peer with pages of `page_size` tokens. Raises WireError if its regions differ from
+    these."""
+    theirs: dict[str, KindShape] = {}
+    seen: dict[str, list[int]] = {kind: [] for kind in shapes}
+    for kind, _, num_bytes in regions:
+        shape, known = shapes.get(kind), theirs.get(kind)
+        if shape is None or len(seen[kind]) >= len(shape.bytes_per_place):
+            raise WireError(f"the peer has a region of {kind} that is not of this layout")
+        size = page_size if shape.by_token else 1
+        num_ids = num_bytes // (size * shape.bytes_per_place[len(seen[kind])])
+        theirs[kind] = replace(shape, page_size=size, num_ids=min(num_ids, known.num_ids if known else num_ids))
+        seen[kind].append(num_bytes)
+    check_all(seen, shapes)
+    return theirs
+
+
+class Stretches(NamedTuple):
+    """Bytes that are neighbours on both sides: where they lie, and how many, [N] int64 each."""
+
+    ours: I64
+    theirs: I64
+    lengths: I64
+
+
+def _stretches(
+    piece: Piece, places: I64, shapes: Mapping[str, KindShape], ours: Addresses, theirs: Addresses
+) -> Stretches:
+    """Return the stretches of memory of a piece that goes to `places`."""
+    bounds = np.array(runs(piece.places, places))
+    here, there = piece.places[bounds[:, 0]], places[bounds[:, 0]]
+    counts = bounds[:, 1] - bounds[:, 0]
+    found: list[tuple[I64, I64, I64]] = []
+    for region in range(piece.region, piece.region + piece.num_regions):
+        size = shapes[piece.kind].bytes_per_place[region]
+        begins = ours[piece.kind][region], theirs[piece.kind][region]
+        found.append((begins[0] + here * size, begins[1] + there * size, counts * size))
+    return Stretches(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+
+class WriterByAddress:
+    """A writer over a library to which decode's end is known as `peer`. What it writes cannot be taken back, so it is
+    closed when nothing is under way."""
+
+    holds_places = True
+    closes_at_once = False
+    is_lost = False
+
+    def __init__(
+        self, library: Any, peer: str, memory: HostMemory, shapes: Mapping[str, KindShape], ours: Told, theirs: Told
+    ) -> None:
+        self._library, self._peer, self._memory, self._shapes = library, peer, memory, shapes
+        self._ours, self._theirs = _addresses(ours), _addresses(theirs)
+        self._staging = memory.staging(chunk_bytes(shapes))
+        self._chunk: Chunk | None = None
+
+    def begin(self, nonce: bytes, piece: Piece, places: I64) -> None:
+        self._chunk = chunk_of(nonce, piece, self._memory.num_bytes(piece), self._memory.sum(piece, self._staging))
+        self._write(_stretches(piece, places, self._shapes, self._ours, self._theirs))
+
+    def _write(self, stretches: Stretches) -> None:
+        """Begin to."""
+        raise NotImplementedError
+
+    def fileno(self) -> int:
+        return -1
+
+    def close(self) -> None:
+        pass
+
+
+class ReachByAddress:
+    """`pid` 0: a process of another machine, whose end nobody here can see; its word alone counts."""
+
+    def __init__(self, invitation: bytes, pid: int) -> None:
+        self._invitation = invitation
+        self._process = os.pidfd_open(pid) if pid else -1  # that it was its own still, what it says later proves
+
+    @property
+    def invitation(self) -> bytes:
+        return self._invitation
+
+    def writer_is_dead(self) -> bool:
+        return self._process >= 0 and has_ended(self._process)
+
+    def close(self) -> None:
+        """Keep the registration, since a writer may still use it."""
+
+    def __del__(self) -> None:
+        if self._process >= 0:
+            os.close(self._process)

@@ -1,0 +1,95 @@
+"""Chunks by NIXL: one-sided writes by whatever UCX finds between the two engines, from RDMA to shared memory.
+
+Runs of places that are neighbours on both sides are one descriptor. A write that is under way cannot be taken back, so
+a ticket whose chunk it is stays open until it has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from nixl_cu12 import _bindings as nixl
+
+from forebay.pools.table import Region
+from forebay.transfer.wire.by_address import ReachByAddress, Stretches, Told, WriterByAddress, shapes_there, told
+from forebay.transfer.wire.frames import Chunk
+from forebay.transfer.wire.memory import HostMemory
+from forebay.transfer.wire.pages import KindShape
+
+_DEVICE: Final = 0
+_LOOK_US: Final = 1000  # of its thread, where nothing wakes it: its Python interface says 0, which takes a core
+_ERRORS: Final = tuple(vars(nixl)[name] for name in dir(nixl) if name.endswith("Error"))  # no common base
+
+
+@contextlib.contextmanager
+def _as_os_errors() -> Iterator[None]:
+    try:
+        yield
+    except _ERRORS as error:
+        raise OSError(f"NIXL: {type(error).__name__}: {error}") from error
+
+
+class _Invitation(msgspec.Struct, frozen=True, array_like=True):
+    agent: bytes
+    regions: Told
+
+
+class Nixl:
+    """One agent for all peers; the caches are registered with it as long as it lives."""
+
+    def __init__(
+        self, instance: str, shapes: dict[str, KindShape], memory: HostMemory, regions: Sequence[Region]
+    ) -> None:
+        self._shapes, self._memory, self._regions = shapes, memory, told(regions)
+        config = nixl.nixlAgentConfig()
+        config.useProgThread, config.pthrDelay = True, _LOOK_US
+        config.syncMode = nixl.NIXL_THREAD_SYNC_STRICT  # peers join beside the thread that writes
+        self._agent: Any = nixl.nixlAgent(instance, config)
+        self._agent.createBackend("UCX", {})
+        caches = [(begin, num_bytes, _DEVICE, "") for _, begin, num_bytes in self._regions]
+        self._agent.registerMem(nixl.nixlRegDList(nixl.DRAM_SEG, caches))
+
+    def reach(self, pid: int) -> ReachByAddress:
+        invitation = _Invitation(self._agent.getLocalMD(), self._regions)
+        return ReachByAddress(msgspec.msgpack.encode(invitation), pid)
+
+    def join(self, address: bytes, page_size: int) -> tuple[NixlWriter, dict[str, KindShape]]:
+        invitation = msgspec.msgpack.decode(address, type=_Invitation)
+        theirs = shapes_there(invitation.regions, self._shapes, page_size)
+        with _as_os_errors():
+            peer = self._agent.loadRemoteMD(invitation.agent).decode()
+        both = self._regions, invitation.regions
+        return NixlWriter(self._agent, peer, self._memory, self._shapes, *both), theirs
+
+
+class NixlWriter(WriterByAddress):
+    _request: int | None = None
+
+    def _write(self, stretches: Stretches) -> None:
+        devices = np.full_like(stretches.lengths, _DEVICE)
+        with _as_os_errors():
+            both = [
+                nixl.nixlXferDList(
+                    nixl.DRAM_SEG, np.stack([begins, stretches.lengths, devices], axis=1).astype(np.uint64)
+                )
+                for begins in (stretches.ours, stretches.theirs)
+            ]
+            self._request = self._library.createXferReq(nixl.NIXL_WRITE, *both, self._peer)
+            self._library.postXferReq(self._request)  # what comes of it, `advance` asks
+
+    def advance(self) -> Chunk | None:
+        if self._request is None:
+            raise OSError("NIXL: the write was never begun")
+        with _as_os_errors():
+            status = self._library.getXferStatus(self._request)
+            if status == nixl.NIXL_IN_PROG:
+                return None
+            request, self._request = self._request, None
+            self._library.releaseXferReq(request)
+        if status != nixl.NIXL_SUCCESS:
+            raise OSError(f"NIXL ended a write with {status}")
+        return self._chunk

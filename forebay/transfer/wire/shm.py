@@ -1,0 +1,291 @@
+"""Chunks copied straight into the other engine's cache, which on one machine both processes can map.
+
+Decode's cache lies in files without names. Their descriptors go to prefill over a socket of this machine, to a process
+of the same user that knows the session's word; from then on it writes there by itself. So what it may touch is not
+closed when nothing is heard of it, only when it says so or its process has ended, which a descriptor of the process
+tells and no clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from forebay.base.cpu import PROC
+from forebay.base.log import event, get_logger
+from forebay.pools.table import Region
+from forebay.requests.parts import I64
+from forebay.transfer.wire.faults import Faults
+from forebay.transfer.wire.frames import Chunk
+from forebay.transfer.wire.framing import WireError
+from forebay.transfer.wire.memory import U8, HostMemory, Memory, Places, chunk_bytes, rows
+from forebay.transfer.wire.pages import KindShape, Piece
+from forebay.transfer.wire.tcp import chunk_of
+
+Place = Callable[[int], tuple[int, int]]
+"""Of an address the file that it lies in, and the offset there."""
+
+WORD_BYTES: Final = 32
+MAX_FILES: Final = 128
+_NAME: Final = re.compile(rb"\0forebay-[0-9a-f]{32}")  # abstract: no file of this machine can be named
+_MESSAGE_BYTES: Final = 1 << 20
+_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
+
+log = get_logger("transfer")
+
+
+def machine(proc: Path = PROC) -> str:
+    """Return an id that two processes share if they belong to one user and can exchange descriptors and process
+    numbers.
+
+    Without /proc the value is another one at each call: it equals no peer's, and caches travel over TCP.
+    """
+    try:
+        spaces = ":".join(os.readlink(proc / "self" / "ns" / name) for name in ("pid", "net"))
+        boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return secrets.token_hex(16)
+    return f"{boot}:{os.getuid()}:{spaces}"
+
+
+def has_ended(process: int) -> bool:
+    """By its descriptor, which is readable from the end of its last thread on."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+class _Address(msgspec.Struct, frozen=True, array_like=True):
+    name: bytes
+    word: bytes
+
+
+class _Files(msgspec.Struct, frozen=True, array_like=True):
+    """By region in order: the kind, the number of the file, the offset in it, and how many bytes."""
+
+    regions: list[tuple[str, int, int, int]]
+
+
+class Shm:
+    """`place` finds `regions` in files that another process can map; None where it cannot, which prefill need not."""
+
+    def __init__(
+        self,
+        shapes: dict[str, KindShape],
+        memory: Memory,
+        regions: Sequence[Region],
+        place: Place | None,
+        *,
+        timeout_s: float,
+        faults: Faults,
+    ) -> None:
+        self._shapes, self._memory, self._regions = shapes, memory, regions
+        self._place, self._timeout_s, self._faults = place, timeout_s, faults
+
+    def reach(self, pid: int) -> ShmReach:
+        """Open this memory to one writer. `pid` is not used: the kernel tells which process connects."""
+        assert self._place is not None, "decode was to know where its caches are"
+        return ShmReach(self._regions, self._place, self._timeout_s)
+
+    def join(self, address: bytes, page_size: int) -> tuple[ShmWriter, dict[str, KindShape]]:
+        return join(
+            address,
+            self._shapes,
+            self._memory,
+            page_size=page_size,
+            timeout_s=self._timeout_s,
+            faults=self._faults,
+        )
+
+
+class ShmReach:
+    """Decode's end: lets one process in, and knows when it has ended."""
+
+    def __init__(self, regions: Sequence[Region], place: Place, timeout_s: float) -> None:
+        self._word = secrets.token_bytes(WORD_BYTES)
+        self._name = b"\0forebay-" + secrets.token_hex(16).encode()
+        found = [place(region.address) for region in regions]
+        self._fds = sorted({fd for fd, _ in found})
+        self._files = _Files(
+            [
+                (region.kind, self._fds.index(fd), offset, region.num_bytes)
+                for region, (fd, offset) in zip(regions, found, strict=True)
+            ]
+        )
+        self._process = -1
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(self._name)
+        self._listener.listen(1)
+        self._listener.settimeout(timeout_s)
+        self._guest: socket.socket | None = None
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._let_in, name="shm", daemon=True)
+        self._thread.start()
+
+    @property
+    def invitation(self) -> bytes:
+        return msgspec.msgpack.encode(_Address(self._name, self._word))
+
+    def writer_is_dead(self) -> bool:
+        """To be asked when closed: nobody is let in any more."""
+        return self._process < 0 or has_ended(self._process)
+
+    def close(self) -> None:
+        """Let nobody in any more. Who was stays known: `writer_is_dead`."""
+        self._is_closing = True
+        for sock in (self._listener, self._guest):
+            if sock is not None:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def __del__(self) -> None:
+        if self._process >= 0:
+            os.close(self._process)
+
+    def _let_in(self) -> None:
+        try:
+            guest, _ = self._listener.accept()
+            with guest:
+                self._guest = guest
+                guest.settimeout(self._listener.gettimeout())
+                if not self._is_closing:
+                    self._admit(guest)
+        except (OSError, WireError) as error:
+            log.info(event("shm_nobody_came", why=str(error)))
+
+    def _admit(self, guest: socket.socket) -> None:
+        """The descriptor of the process is had before those of the files go: what can write is always known. That the
+        number was still the process's own when that was opened, its answer afterwards proves."""
+        credentials = guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(credentials)
+        if uid != os.getuid() or pid == 0:
+            raise WireError(f"process {pid} of user {uid} asked for the caches of user {os.getuid()}")
+        if not secrets.compare_digest(guest.recv(WORD_BYTES + 1), self._word):
+            raise WireError(f"process {pid} does not know the word")
+        process = os.pidfd_open(pid)
+        guest.send(b"\0")
+        if guest.recv(1) != b"\0":
+            os.close(process)
+            raise WireError(f"process {pid} went away")
+        self._process = process
+        socket.send_fds(guest, [msgspec.msgpack.encode(self._files)], self._fds)
+        guest.recv(1)
+
+
+def join(
+    address: bytes,
+    shapes: Mapping[str, KindShape],
+    memory: Memory,
+    *,
+    page_size: int,
+    timeout_s: float,
+    faults: Faults,
+) -> tuple[ShmWriter, dict[str, KindShape]]:
+    there = msgspec.msgpack.decode(address, type=_Address)
+    if not _NAME.fullmatch(there.name) or len(there.word) != WORD_BYTES:
+        raise WireError("the invitation of the peer names no socket of a decode engine")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(timeout_s)
+        sock.connect(there.name)
+        sock.send(there.word)
+        sock.recv(1)
+        sock.send(b"\0")
+        message, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, MAX_FILES)
+        try:
+            files = msgspec.msgpack.decode(message, type=_Files)
+            maps = [_mapped(fd) for fd in fds]
+        except msgspec.MsgspecError as error:
+            raise WireError(f"the caches of the peer were not to be had: {error}") from error
+        finally:
+            for fd in fds:
+                os.close(fd)
+        found, theirs = _regions(files, maps, shapes, page_size)
+        sock.send(b"\0")
+    return ShmWriter(HostMemory(found), memory, memory.staging(chunk_bytes(shapes)), faults), theirs
+
+
+def _mapped(fd: int) -> mmap.mmap:
+    """Map a file whose owner can no longer shrink it: a write behind its end would be a SIGBUS, which ends the process.
+
+    Raises WireError for any other file."""
+    seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise WireError("the caches of the peer lie in a file that can shrink: it must be sealed")
+    memory = mmap.mmap(fd, os.fstat(fd).st_size)
+    memory.madvise(mmap.MADV_DONTFORK)  # a child of ours must not outlive us with it
+    return memory
+
+
+def _regions(
+    files: _Files, maps: Sequence[mmap.mmap], shapes: Mapping[str, KindShape], page_size: int
+) -> tuple[dict[str, list[Places]], dict[str, KindShape]]:
+    found: dict[str, list[Places]] = {kind: [] for kind in shapes}
+    theirs: dict[str, KindShape] = {}
+    for kind, file, offset, num_bytes in files.regions:
+        shape = shapes.get(kind)
+        index = len(found.get(kind, ()))
+        if shape is None or index >= len(shape.bytes_per_place) or not 0 <= file < len(maps):
+            raise WireError(f"the peer has a region of {kind} that is not of this layout")
+        if offset < 0 or num_bytes < 0 or offset + num_bytes > len(maps[file]):
+            raise WireError(f"a region of {kind} lies at {offset}, {num_bytes} bytes, of a file of {len(maps[file])}")
+        size = page_size if shape.by_token else 1
+        num_ids = num_bytes // (size * shape.bytes_per_place[index])
+        data = np.frombuffer(maps[file], dtype=np.uint8, count=num_bytes, offset=offset)
+        found[kind].append(rows(data, shape, index))
+        known = theirs.get(kind)
+        theirs[kind] = replace(shape, page_size=size, num_ids=min(num_ids, known.num_ids if known else num_ids))
+    check_all(found, shapes)
+    return found, theirs
+
+
+def check_all(found: Mapping[str, Sequence[object]], shapes: Mapping[str, KindShape]) -> None:
+    """WireError where the peer has told of less than it keeps."""
+    for kind, shape in shapes.items():
+        if len(found[kind]) != len(shape.bytes_per_place):
+            raise WireError(
+                f"the peer has told of {len(found[kind])} regions of {kind}, not {len(shape.bytes_per_place)}"
+            )
+
+
+class ShmWriter:
+    holds_places = False
+    closes_at_once = True
+    is_lost = False
+
+    def __init__(self, there: HostMemory, memory: Memory, staging: U8, faults: Faults) -> None:
+        self._there, self._memory, self._faults = there, memory, faults
+        self._staging = staging
+        self._chunk: Chunk | None = None
+
+    def begin(self, nonce: bytes, piece: Piece, places: I64) -> None:
+        if self._faults.loses():
+            checksum = self._memory.sum(piece, self._staging)
+        else:
+            checksum = self._memory.copy(piece, self._there, places, self._staging) ^ self._faults.alters()
+        self._chunk = chunk_of(nonce, piece, self._memory.num_bytes(piece), checksum)
+
+    def advance(self) -> Chunk | None:
+        return self._chunk
+
+    def fileno(self) -> int:
+        return -1
+
+    def close(self) -> None:
+        self._there = HostMemory({})

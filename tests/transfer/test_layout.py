@@ -1,0 +1,110 @@
+"""G-6, C31: what two engines must have in common, and what is said where they have not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from forebay.config.engine_config import CacheTypes, SpeculativeAlgorithm
+from forebay.pools.cache_pool import CachePool
+from forebay.pools.cache_spec import CacheSpec, FullAttention, RecurrentState
+from forebay.transfer.session.layout import Layout, mismatch, weights_digest
+from forebay.transfer.session.layout import layout_of as layout_of_engine
+from tests.transfer.pair import EIGHT_BITS, EVERYTHING, NUM_SLOTS, PLAIN, layout_of
+
+
+def cache(specs: tuple[CacheSpec, ...] = EVERYTHING, *, page_size: int = 4, **types: str) -> CachePool:
+    return CachePool(specs, CacheTypes(**types), page_size=page_size, num_slots=NUM_SLOTS, device="cpu")
+
+
+def test_engines_that_keep_the_same_fit_whatever_room_they_have() -> None:
+    larger = CachePool(
+        EVERYTHING, CacheTypes(), page_size=8, num_slots={"kv": 9, "window": 3, "state": 2}, device="cpu"
+    )
+    assert mismatch(layout_of(cache()), layout_of(larger)) == ""
+    assert layout_of(cache()).digest == layout_of(larger).digest
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "both"),
+    [
+        ({"weights": "a"}, {"weights": "b"}, ["weights", "'a'", "'b'"]),
+        ({"vocab_size": 5}, {"vocab_size": 6}, ["vocab_size", "5", "6"]),
+        ({"kernels": "avx2"}, {"kernels": "avx512"}, ["kernels", "avx2", "avx512"]),
+        ({"activation_bits": 8}, {"activation_bits": 16}, ["activation_bits", "8", "16"]),
+        ({"protocol": 1}, {"protocol": 2}, ["protocol", "1", "2"]),
+        ({"version": "1"}, {"version": "2"}, ["version", "'1'", "'2'"]),
+        ({"page_size": 4}, {"page_size": 6}, ["page_size", "4", "6"]),
+    ],
+)
+def test_a_mismatch_names_both_values(prefill: dict[str, object], decode: dict[str, object], both: list[str]) -> None:
+    said = mismatch(layout_of(cache(), **prefill), layout_of(cache(), **decode))
+    assert all(word in said for word in both), said
+
+
+@pytest.mark.parametrize(
+    ("specs", "types", "both"),
+    [
+        (PLAIN, {}, ["kv 0.k: 2 x 5 float32", "kv 0.k: 2 x 8 float32"]),
+        ((*EVERYTHING, FullAttention(num_kv_heads=1, head_dim=3)), {}, ["window 2.k", "kv 4.k: 1 x 3"]),
+        (EVERYTHING, {"mamba_ssm_dtype": "bfloat16"}, ["ssm: 2 x 4 x 3 float32", "ssm: 2 x 4 x 3 bfloat16"]),
+        (EVERYTHING, {"kv_cache_dtype": "int8"}, ["2 x 5 float32", "2 x 5 int8"]),
+    ],
+)
+def test_so_does_one_of_what_layers_keep(specs: tuple[CacheSpec, ...], types: dict[str, str], both: list[str]) -> None:
+    said = mismatch(layout_of(cache()), layout_of(cache(specs, **types)))
+    assert said.startswith("columns")
+    assert all(word in said for word in both), said
+
+
+def test_eight_bits_have_scales() -> None:
+    assert any("scale" in line for line in layout_of(CachePool(
+        PLAIN, EIGHT_BITS, page_size=4, num_slots=NUM_SLOTS, device="cpu")).columns)  # fmt: skip
+    states = cache((RecurrentState(ssm=(2, 3)),))
+    assert layout_of(states).columns == ["state 0.ssm: 2 x 3 float32"]
+
+
+def test_weights_are_told_apart_by_any_of_their_samples(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = bytearray(torch.randint(0, 255, (1 << 20,), dtype=torch.uint8, generator=generator).numpy().tobytes())
+    file = tmp_path / "model.safetensors"
+    (tmp_path / "config.json").write_text("{}")
+    digests = set()
+    half = len(data) // 2
+    for part in (slice(0), slice(1), slice(half, half + len(data) // 60), slice(-1, None)):
+        data[part] = bytes(byte ^ 1 for byte in data[part])
+        file.write_bytes(data)
+        digests |= {weights_digest(tmp_path), weights_digest(file)}
+    (tmp_path / "config.json").write_text("{ }")
+    assert len(digests | {weights_digest(tmp_path)}) == 9
+
+
+def test_layout_of_draft_checkpoint_and_activations_are_compared(tmp_path: Path) -> None:
+    """C31: columns of a draft model's own cache are only as equal as its weights."""
+    for name in ("model", "draft", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(name.encode())
+
+    def layout(algorithm: SpeculativeAlgorithm, draft: str | None, bits: int = 16) -> Layout:
+        speculation = SimpleNamespace(algorithm=algorithm, draft_model_path=draft and str(tmp_path / draft))
+        config = SimpleNamespace(
+            model_path=str(tmp_path / "model"),
+            speculation=speculation,
+            quantization="none",
+            types=CacheTypes(),
+            activation_bits=bits,
+        )
+        return layout_of_engine(cache(), config, vocab_size=9, kernels="torch")  # type: ignore[arg-type]
+
+    standalone, off = SpeculativeAlgorithm.STANDALONE, SpeculativeAlgorithm.OFF
+    assert "draft_weights" in mismatch(layout(standalone, "draft"), layout(standalone, "other"))
+    assert "draft_weights" in mismatch(layout(standalone, "draft"), layout(off, None))
+    assert mismatch(layout(SpeculativeAlgorithm.FROZEN_KV_MTP, "draft"), layout(off, None)) == "", "it keeps no KV"
+    assert "activation_bits" in mismatch(layout(off, None, 8), layout(off, None, 16))
+    assert mismatch(layout(standalone, "draft"), layout(standalone, "draft")) == ""
+    newer = replace(layout(off, None), weight_version=1)
+    assert "weight_version" in mismatch(newer, layout(off, None))
