@@ -30,8 +30,8 @@ from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, St
 from forebay.config.kinds import TRACK_TOKENS
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
-from forebay.memory.kinds.hybrid_rows import tracking_slots
-from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
+from forebay.memory.kinds.state.hybrid_rows import tracking_slots
+from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, Launched, StepPlan, StepResult
 from forebay.requests.updates import CacheReport

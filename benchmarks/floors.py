@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.rows import Load
 from forebay.base.paths import cache_folder
@@ -106,6 +107,11 @@ class Work:
         return max(num_bytes / peaks.read, products / peaks.products)
 
 
+def _num_bytes(plan: Mapping[str, Any], kind: str) -> int:
+    """Return the bytes of a kind of cache for a token or slot; 0 where the model has none."""
+    return int(plan["sizes"]["kinds"].get(kind, {}).get("num_bytes", 0))
+
+
 def work_of(model: Path, flags: Sequence[str], environment: Mapping[str, str]) -> Work:
     """As `forebay plan` says it for a server with these flags and this environment."""
     command = [str(Path(sys.executable).parent / "forebay"), "plan", "--json", str(model), *flags]
@@ -118,6 +124,6 @@ def work_of(model: Path, flags: Sequence[str], environment: Mapping[str, str]) -
         weight_bytes=round(plan["weight_bytes"] * products / plan["num_parameters"]),
         layer_products=products - table,
         head_products=table,
-        token_bytes=plan["sizes"]["kv_bytes_per_token"] + plan["sizes"]["window_bytes_per_token"],
-        state_bytes=plan["sizes"]["state_bytes"],
+        token_bytes=plan["sizes"]["kv_bytes_per_token"] + _num_bytes(plan, "window"),
+        state_bytes=_num_bytes(plan, "state"),
     )

@@ -222,8 +222,8 @@ class Bench:
 
 
 def _bytes_of_request(sizes: CacheSizes, context: int) -> int:
-    in_window = min(context, sizes.window) * sizes.window_bytes_per_token
-    return context * sizes.kv_bytes_per_token + in_window + 2 * sizes.state_bytes
+    in_window = min(context, sizes.num_read("window")) * sizes.num_bytes("window")
+    return context * sizes.kv_bytes_per_token + in_window + 2 * sizes.num_bytes("state")
 
 
 def _room(args: argparse.Namespace) -> int:

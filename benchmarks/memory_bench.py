@@ -18,7 +18,7 @@ from rich.table import Table
 
 from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig
 from forebay.memory.holding import Residency, RowTable
-from forebay.memory.kinds.hybrid_rows import HybridReqToTokenPool, MambaPool
+from forebay.memory.kinds.state.hybrid_rows import HybridReqToTokenPool, MambaPool
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import NO_NODE, Pin

@@ -28,6 +28,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from forebay.config.engine_config import CacheTypes, DisaggregationMode, DisaggregationOptions, TransferBackend
+from forebay.memory.kinds.build import per_token
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention, cache_sizes
 from forebay.pools.regions import Regions, Tag
@@ -232,8 +233,8 @@ def main() -> None:
     parser.add_argument("--pages", type=Pages.parse, nargs="+", default=[Pages(16, 64), Pages(16, 8), Pages(1, 8)])
     parser.add_argument("--backends", nargs="+", default=["shm", "tcp"])
     options = parser.parse_args()
-    num_tokens = (options.mib << 20) // cache_sizes(SPECS, TYPES).bytes_per_token
-    num_bytes = num_tokens * cache_sizes(SPECS, TYPES).bytes_per_token
+    num_tokens = (options.mib << 20) // per_token(cache_sizes(SPECS, TYPES))
+    num_bytes = num_tokens * per_token(cache_sizes(SPECS, TYPES))
     with contextlib.ExitStack() as stack:
         contenders = {"memcpy": memcpy(num_bytes), "bare socket": stack.enter_context(bare_socket(num_bytes))}
         for backend in options.backends:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from forebay.memory.kinds.recurrent import States
-from forebay.memory.kinds.window import Windows
+from forebay.memory.kinds.state.recurrent import States
+from forebay.memory.kinds.window.windows import Windows
 from forebay.scheduler.residency import Residencies
 
 

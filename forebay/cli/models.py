@@ -32,6 +32,7 @@ from forebay.families.small import small_config
 from forebay.formats.hub_names import HubModel, find_in_cache, hub_folder, hub_model, repository_of, revisions
 from forebay.formats.quantization import Quantization
 from forebay.formats.store import cached, find_model, find_named, models_folder, short_name, users_of
+from forebay.memory.kinds.build import describe_request
 from forebay.pools.cache_spec import cache_sizes
 
 _ALSO: Final = {"ls": "list", "remove": "rm", "delete": "rm", "download": "pull", "info": "inspect", "create": "make"}
@@ -219,7 +220,7 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
         kv = ", ".join(f"{human_bytes(sizes.kv_bytes_per_token * context)} for {context:,}" for context in contexts)
         rows.append((f"memory, {dtype}", f"weights {human_bytes(parameters * item_bytes)}"))
         rows.append(("", f"KV {human_bytes(sizes.kv_bytes_per_token)} a token: {kv}"))
-        rows += [("", words) for words in sizes.of_a_request()]
+        rows += [("", words) for words in describe_request(sizes)]
     memory = available_memory()
     return [*rows, ("this machine", f"{human_bytes(memory.value)} {memory.why}")]
 

@@ -28,7 +28,8 @@ from forebay.engine.sizing import memory_demand
 from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import BudgetLine, MemoryBudget, divide_memory
 from forebay.memory.holding import num_at_once
-from forebay.memory.kinds.build import DEMANDS, CacheSizes
+from forebay.memory.kinds.build import KINDS, per_request, per_token
+from forebay.memory.kinds.declared import CacheSizes
 from forebay.pools.cache_spec import CacheSpec, cache_sizes
 
 CONTEXTS: Final = (1024, 4096, 16384, 65536, 262144)
@@ -201,7 +202,7 @@ def _layers(config: Config, kept: Iterable[tuple[CacheSpec, ...]]) -> tuple[Laye
     for specs, count in Counter(kept).items():
         sizes = cache_sizes(specs, config.engine.types)
         words = " + ".join(map(str, specs)) or "nothing"
-        rows.append(LayerRow(count, words, sizes.bytes_per_token, sizes.bytes_per_request))
+        rows.append(LayerRow(count, words, per_token(sizes), per_request(sizes)))
     return tuple(rows)
 
 
@@ -209,7 +210,8 @@ def _settings(config: Config, written: dict[str, str], budget: MemoryBudget) -> 
     """Return the settings as given, and as they are once the memory is divided."""
     by_name = {setting.name: setting for setting in config.settings}
     there = {kind.name for kind in budget.demand.kinds}
-    absent = {name: kind.absent for kind in DEMANDS if kind.name not in there for name in kind.settings}
+    demands = [declared.demand_type for declared in KINDS]
+    absent = {name: kind.absent for kind in demands if kind.name not in there for name in kind.settings}
     rows = []
     for name in SETTINGS:
         effective, reason = by_name[name].value, by_name[name].reason
@@ -252,11 +254,17 @@ def capacity(budget: MemoryBudget, context: int) -> Capacity:
     return Capacity(context, num_requests, cached_beside(num_requests), cached_beside(0))
 
 
+def _sizes_as_dict(sizes: CacheSizes) -> dict[str, object]:
+    """Full KV by token, then each kind that layers keep by its name."""
+    kinds = {name: size._asdict() for name, size in sizes.kinds.items()}
+    return {"kv_bytes_per_token": sizes.kv_bytes_per_token, "kinds": kinds}
+
+
 def _as_dict(plan: Plan) -> dict[str, object]:
     return {
         **asdict(plan),
         "layers": [row._asdict() for row in plan.layers],
-        "sizes": plan.sizes._asdict(),
+        "sizes": _sizes_as_dict(plan.sizes),
         "settings": [row._asdict() for row in plan.settings],
         "memory": [line._asdict() for line in plan.memory],
         "capacity": [row._asdict() for row in plan.capacity],
@@ -267,13 +275,13 @@ def as_text(plan: Plan, ways: Sequence[str]) -> str:
     num_layers = sum(row.num_layers for row in plan.layers)
     layers = [(str(n), keeps, _bytes(token), _bytes(request)) for n, keeps, token, request in plan.layers]
     sizes = plan.sizes
-    total = (str(num_layers), "all", _bytes(sizes.bytes_per_token))
+    total = (str(num_layers), "all", _bytes(per_token(sizes)))
     tables = (
         (
             ("tokens each", "requests at once", "cached beside them", "cached when idle"),
             [tuple(f"{number:,}" for number in row) for row in plan.capacity],
         ),
-        (("layers", "one keeps", "per token", "per state"), [*layers, (*total, _bytes(sizes.bytes_per_request))]),
+        (("layers", "one keeps", "per token", "per state"), [*layers, (*total, _bytes(per_request(sizes)))]),
         (("setting", "asked", "effective", "why"), plan.settings),
         (("memory", "amount", "why"), plan.memory),
     )

@@ -24,6 +24,7 @@ from forebay.base.cpu import CPU_VARIABLE, PROC, this_cpu
 from forebay.base.errors import ConfigError
 from forebay.base.heap import give_back_freed_memory
 from forebay.base.log import event, get_logger
+from forebay.base.parts import I32
 from forebay.base.units import human_bytes, human_seconds
 from forebay.config.engine_config import EngineConfig, SchedulerConfig, SpeculationOptions, SpeculativeAlgorithm
 from forebay.config.machine import available_memory
@@ -45,7 +46,6 @@ from forebay.ops import Ops, make_ops
 from forebay.ops.weight_memory import WeightMemory
 from forebay.pools.cache_spec import cache_sizes
 from forebay.pools.regions import Regions, Tag
-from forebay.requests.parts import I32
 from forebay.runtime import ModelRunner, build_runner
 from forebay.runtime.draft_model import DraftModel
 from forebay.runtime.graph_backends import Eager, graphs_for

@@ -10,7 +10,8 @@ from forebay.config.engine_config import EngineConfig, KindConfig, SchedulerConf
 from forebay.config.rules import ITEM_BYTES
 from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import MemoryBudget, MemoryDemand
-from forebay.memory.kinds.build import CacheSizes, make_demands
+from forebay.memory.kinds.build import make_demands
+from forebay.memory.kinds.declared import CacheSizes, Sizing
 from forebay.memory.kv_allocator import KV
 
 # A token is computed in the time in which this part of the weights' bytes is copied to the host and back. For the
@@ -33,7 +34,9 @@ def memory_demand(config: EngineConfig, sizes: CacheSizes, model: ModelConfig) -
         kv_bytes_per_token=sizes.kv_bytes_per_token,
         radix_cache=scheduling.radix_cache,
         pre_alloc_size=extra,
-        kinds=make_demands(sizes, memory.page_size, config.kinds, scheduling, speculation.num_draft_tokens, certain),
+        kinds=make_demands(
+            Sizing(sizes, memory.page_size, config.kinds, scheduling, speculation.num_draft_tokens, certain)
+        ),
     )
 
 

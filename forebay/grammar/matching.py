@@ -23,10 +23,10 @@ from llguidance.numpy import (
 )
 
 from forebay.base.errors import EngineError
+from forebay.base.parts import I32
 from forebay.base.units import ceil_div
 from forebay.grammar.compiler import REWINDING, compiled, why_broken
 from forebay.grammar.latest import Latest
-from forebay.requests.parts import I32
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import Grammar
 

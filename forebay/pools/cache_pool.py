@@ -62,7 +62,8 @@ class CachePool:
         self.num_ids: dict[str, int] = {per: num_slots.get(per, 0) + 1 for per in Per}
         self.tables: dict[str, Table] = {per: Table(self.num_ids[per], columns=columns[per], **where) for per in Per}
         # Of a sequence's tokens so many are read, the next among them; where no number is, all.
-        self.num_read: dict[str, int] = {Per.WINDOW_TOKEN: cache_sizes(self.specs, types).window}
+        kinds = cache_sizes(self.specs, types).kinds
+        self.num_read: dict[str, int] = {name: size.num_read for name, size in kinds.items()}
         windows = self.has(Per.WINDOW_TOKEN)
         self.full_to_window = WindowPages(self.num_ids[Per.TOKEN], **where).full_to_window if windows else None
         self._layers: list[KvCache | StateLayer] = []

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from forebay.config.engine_config import CacheTypes
 from forebay.config.rules import ITEM_BYTES
-from forebay.memory.kinds.build import CacheSizes
+from forebay.memory.kinds.declared import CacheSizes, KindSize
 
 
 class Per(StrEnum):
@@ -123,6 +123,12 @@ def cache_sizes(specs: Iterable[CacheSpec], types: CacheTypes) -> CacheSizes:
     for spec in specs:
         for column in spec.columns(types):
             num_bytes[column.per] += column.num_bytes
-    window = max((spec.window for spec in specs if isinstance(spec, SlidingWindow)), default=0)
+    width = max((spec.window for spec in specs if isinstance(spec, SlidingWindow)), default=0)
     inputs = sum(spec.inputs for spec in specs if isinstance(spec, RecurrentState)) * ITEM_BYTES[types.dtype]
-    return CacheSizes(num_bytes[Per.TOKEN], num_bytes[Per.WINDOW_TOKEN], num_bytes[Per.SLOT], window, inputs)
+    num_read, inputs_bytes = {Per.WINDOW_TOKEN: width}, {Per.SLOT: inputs}
+    kinds = {
+        per.value: KindSize(size, num_read.get(per, 0), inputs_bytes.get(per, 0))
+        for per, size in sorted(num_bytes.items(), reverse=True)
+        if per is not Per.TOKEN and size
+    }
+    return CacheSizes(num_bytes[Per.TOKEN], kinds)

@@ -1,20 +1,21 @@
 """The plan of one step, decided in full before anything runs.
 
 Lengths of columns: S sequences in the step, X of them extends, E tokens of those, G draft tokens, Q sequences under a
-grammar; W row writes, M window page writes, N snapshots, C clears, D copies; K tokens that a request brings.
+grammar; W row writes; K tokens that a request brings. The parts about kinds of cache have lengths of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
 import msgspec
 import numpy as np
 
+from forebay.base.parts import I32, I64, Column, Mask, Part
+from forebay.memory.kinds.build import KINDS
 from forebay.memory.slots import NO_IDS, PAD
-from forebay.requests.parts import I32, I64, Column, Mask, Part
 from forebay.requests.sampling_params import SamplingParams
 
 
@@ -61,36 +62,27 @@ class RowWrites(Part, frozen=True, kw_only=True):
     write_pages: Annotated[I64, Column("W", "kv", device=np.int32)] = NO_IDS
 
 
-class WindowWork(Part, frozen=True, kw_only=True):
-    """A windowed layer has page `full_to_window[p]` for p, from `full_to_window[map_pages] = map_windows` on."""
+WORK_OF: Final[Mapping[str, type[Part]]] = {declared.name: declared.work for declared in KINDS}
 
-    map_pages: Annotated[I64, Column("M", "kv", least=1, device=np.int64)] = NO_IDS
-    map_windows: Annotated[I64, Column("M", "window", device=np.int32)] = NO_IDS
-
-
-class StateWork(Part, frozen=True, kw_only=True):
-    """Sequence i's recurrent state is in slot `state_slots[i]`. `clears` are slots that become zeros, `copy_dst` those
-    that become what `copy_src` are.
-
-    Snapshots, by sequence and then by length: the state of sequence `snap_seqs[j]` at KV length `snap_lens[j]` (behind
-    the step's first token, at most at its end) also goes to slot `snap_slots[j]`. A decode has one at most, and that is
-    a wish: it is taken if the decode's accepted tokens reach that length, which the host may not know.
-    """
-
-    state_slots: Annotated[I64, Column("S", "state", device=np.int32, pad=PAD)] = NO_IDS
-    snap_seqs: Annotated[I64, Column("N", "seqs")] = NO_IDS
-    snap_lens: Annotated[I64, Column("N", "lengths")] = NO_IDS
-    snap_slots: Annotated[I64, Column("N", "state", least=1, device=np.int32)] = NO_IDS
-    clears: Annotated[I64, Column("C", "state", least=1, device=np.int64)] = NO_IDS
-    copy_src: Annotated[I64, Column("D", "state", least=1, device=np.int64)] = NO_IDS
-    copy_dst: Annotated[I64, Column("D", "state", least=1, device=np.int64)] = NO_IDS
+if TYPE_CHECKING:
+    KindWork = Any
+else:
+    KindWork = msgspec.defstruct(
+        "KindWork",
+        [(declared.name, declared.work, declared.work()) for declared in KINDS],
+        bases=(Part,),
+        frozen=True,
+        kw_only=True,
+        array_like=True,
+        eq=False,
+    )
+"""The parts of a plan about kinds of cache, each under the kind's name; those of kinds that a model lacks are empty."""
 
 
-KIND_PARTS: Final[Mapping[str, tuple[str, type[Part]]]] = {
-    "window": ("windows", WindowWork),
-    "state": ("states", StateWork),
-}
-"""By the name of a kind of cache: the part of a plan that is about it, and the name that it has there."""
+def kind_work(columns: Mapping[str, Mapping[str, I64]]) -> KindWork:
+    """Make the parts of the kinds of cache from their columns, both by name. Kinds without a part are left out."""
+    parts = {name: WORK_OF[name](**own) for name, own in columns.items() if name in WORK_OF}
+    return KindWork(**parts)
 
 
 class HostWork(Part, frozen=True, kw_only=True):
@@ -106,8 +98,8 @@ class StepPlan(Part, frozen=True, kw_only=True):
     """A step: ids and lengths only, so that whoever carries it out needs nothing else. Its own columns are the step's
     sequences; its parts say what happens besides, and those of what the model does not have are empty.
 
-    It is carried out in this order: saves, drops, row writes and window page writes, clears and copies of state slots,
-    loads, and then the model.
+    It is carried out in this order: saves, drops, row writes, the changes of other kinds of cache, loads, and then the
+    model.
 
     Sequences stand extends first, then decodes. Sequence i computes `q_lens[i]` tokens. An extend's are in `input_ids`,
     and follow the `starts[i]` tokens that the row has KV of. A decode computes the row's last sampled token, which the
@@ -128,8 +120,7 @@ class StepPlan(Part, frozen=True, kw_only=True):
     drafts: Annotated[I64, Column("G", "tokens", device=np.int64)] = NO_IDS
     masked: Annotated[I64, Column("Q", "seqs")] = NO_IDS
     writes: RowWrites = RowWrites()
-    windows: WindowWork = WindowWork()
-    states: StateWork = StateWork()
+    kinds: KindWork = KindWork()
     host: HostWork = HostWork()
     admissions: tuple[Admission, ...] = ()
     prompt_logprobs: tuple[int, ...] = ()  # extends (by index) whose every position wants log-probabilities

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from forebay.requests.parts import I64, Part
+from forebay.base.parts import I64, Part
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, Failure
 

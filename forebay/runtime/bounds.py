@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from forebay.requests.parts import I64, Column, Pool, paths_of
+from forebay.base.parts import I64, Column, Pool, paths_of
 from forebay.requests.step_plan import StepPlan
 
 

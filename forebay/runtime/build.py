@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from forebay.base.parts import I32
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import CacheTypes
 from forebay.memory.budget import PoolSizes
@@ -19,7 +20,6 @@ from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import CacheSpec
 from forebay.pools.regions import Regions, Tag
 from forebay.pools.request_rows import RequestRows
-from forebay.requests.parts import I32
 from forebay.runtime.device_proposer import DeviceProposer
 from forebay.runtime.draft_head import DraftHead
 from forebay.runtime.draft_model import DraftModel

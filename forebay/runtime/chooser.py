@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forebay.base.parts import I32
 from forebay.base.units import ceil_div
 from forebay.memory.slots import inside
 from forebay.ops import Ops
 from forebay.pools.request_rows import RequestRows
-from forebay.requests.parts import I32
 from forebay.requests.step_plan import StepPlan
 from forebay.runtime.bounds import IndexOutOfPool
 from forebay.runtime.forward import GreedyTokens

@@ -61,12 +61,12 @@ class Columns(Protocol):
 
 def _nothing(plan: StepPlan) -> bool:
     """Whether sequences keep nothing but what they attend to."""
-    return not len(plan.states.state_slots)
+    return not len(plan.kinds.state.state_slots)
 
 
 def stops_of_decodes(plan: StepPlan) -> dict[str, Array]:
     """Return the stops of a step that only decodes: a sequence has one at most."""
-    work = plan.states
+    work = plan.kinds.state
     if not len(work.snap_seqs):
         return {}
     arrays = {name: np.zeros(plan.num_seqs, dtype=np.int64) for name in TRACKED}
@@ -80,14 +80,14 @@ def stops_of_drafts(plan: StepPlan) -> dict[str, Array]:
     the slot is written behind the step."""
     if _nothing(plan):
         return {}
-    written = np.where(plan.q_lens > 1, PAD, plan.states.state_slots)
-    written[plan.states.snap_seqs] = PAD
+    written = np.where(plan.q_lens > 1, PAD, plan.kinds.state.state_slots)
+    written[plan.kinds.state.snap_seqs] = PAD
     return {"write_slots": written, **stops_of_decodes(plan)}
 
 
 def stops_of_tokens(plan: StepPlan, q_start: Array) -> dict[str, Array]:
     """Return the stops of a step of any shape; those of decodes, which stand behind their only token, are wishes."""
-    work = plan.states
+    work = plan.kinds.state
     if _nothing(plan):
         return {}
     arrays: dict[str, Array] = {"snap_start": np.zeros(plan.num_seqs + 1, dtype=np.int64)}
@@ -126,7 +126,7 @@ def of_layers(cache: CachePool, full: PagedKv, placed: Placement, tokens: KindTo
 def check_kinds(plan: StepPlan) -> None:
     """Raise IndexOutOfPool unless the model and the copies before it write each state slot at most once, never the
     padding slot, and snapshots lie inside what the step computes, in order."""
-    work = plan.states
+    work = plan.kinds.state
     if _nothing(plan):
         return
     if len(work.clears) or len(work.copy_dst):
@@ -140,7 +140,7 @@ def check_kinds(plan: StepPlan) -> None:
 
 def _check_stops(plan: StepPlan) -> None:
     """Check that the stops of extends lie inside what is computed, and in order; a decode has one at most."""
-    seqs, lens = plan.states.snap_seqs, plan.states.snap_lens
+    seqs, lens = plan.kinds.state.snap_seqs, plan.kinds.state.snap_lens
     if (np.diff(seqs * (lens.max() + 1) + lens) <= 0).any():
         raise IndexOutOfPool(f"snap_seqs {seqs} at snap_lens {lens} are not in order")
     decodes = seqs[seqs >= plan.num_extends]

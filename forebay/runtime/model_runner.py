@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forebay.base.parts import I32
 from forebay.memory.slots import NO_IDS, PAD, Ids
 from forebay.models.decoder import Model
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
-from forebay.requests.parts import I32
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.step_plan import KIND_PARTS, Admission, StepPlan
+from forebay.requests.step_plan import WORK_OF, Admission, StepPlan, kind_work
 from forebay.runtime.bounds import PoolBounds
 from forebay.runtime.chooser import Chooser, Masked
 from forebay.runtime.decode_step import DecodeInputs, decode_runner
@@ -238,8 +238,7 @@ class ModelRunner:
     def _plan_of_padding(self, step: int, params: SamplingParams, num_extends: int, q_len: int) -> StepPlan:
         """An extend or a decode of the padding row: its KV goes to the padding page, its state to the padding slot."""
         lengths, no_tokens = {"S": 1}, np.empty(0, dtype=np.int32)
-        by_kind = {kind: (field, part(**part.padding(lengths))) for kind, (field, part) in KIND_PARTS.items()}
-        parts: dict[str, Any] = dict(part for kind, part in by_kind.items() if self.cache.has(kind))
+        kinds = {name: part.padding(lengths) for name, part in WORK_OF.items() if self.cache.has(name)}
         return StepPlan(
             step=step,
             num_extends=num_extends,
@@ -249,7 +248,7 @@ class ModelRunner:
             sample_mask=np.ones(1, dtype=np.bool_),
             admissions=(Admission(row=PAD, request_id=0, params=params, token_ids=no_tokens, num_prompt=0),),
             **StepPlan.padding(lengths),
-            **parts,
+            kinds=kind_work(kinds),
         )
 
     def _stage(self, plan: StepPlan, shape: Shape, sampling: Sampling, targets: Ids = NO_IDS) -> Sections:

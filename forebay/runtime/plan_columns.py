@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from forebay.base.parts import Column, paths_of
 from forebay.pools import table
-from forebay.requests.parts import Column, paths_of
 from forebay.requests.step_plan import StepPlan
 
 _PATHS: Final = {path: column for path, column in paths_of(StepPlan).items() if column.device}

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from forebay.base.errors import EngineError, ForebayError, InvalidRequest
+from forebay.base.parts import Mask
 from forebay.memory.slots import NO_IDS, Ids
-from forebay.requests.parts import Mask
 from forebay.requests.request import Request
 from forebay.scheduler.step_draft import StepDraft
 

@@ -13,7 +13,7 @@ from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import NO_IDS, Ids
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk
-from forebay.requests.step_plan import KIND_PARTS, Admission, HostCopy, HostWork, RowWrites, StepPlan
+from forebay.requests.step_plan import Admission, HostCopy, HostWork, RowWrites, StepPlan, kind_work
 
 
 class StepDraft(Draft):
@@ -40,8 +40,9 @@ class StepDraft(Draft):
         pooled = [i for i, chunk in enumerate(self.chunks) if chunk.req.params.pooling]
         if pooled:
             sequences["sample_mask"][pooled] = False
-        told = [(kind, *KIND_PARTS[kind.name]) for kind in kinds if kind.name in KIND_PARTS]
-        work: dict[str, Any] = {field: part(**kind.columns(self, sequences["rows"])) for kind, field, part in told}
+        work: dict[str, Any] = {}
+        if kinds:
+            work["kinds"] = kind_work({kind.name: kind.columns(self, sequences["rows"]) for kind in kinds})
         write_rows, columns, pages = self.row_writes
         if len(write_rows):
             work["writes"] = RowWrites(write_rows=write_rows, write_columns=columns, write_pages=pages)

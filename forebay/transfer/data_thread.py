@@ -16,8 +16,8 @@ from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from forebay.base.log import event, get_logger
+from forebay.base.parts import I64
 from forebay.base.wake import Wake
-from forebay.requests.parts import I64
 from forebay.requests.updates import Failure
 from forebay.transfer.session import failures
 from forebay.transfer.wire.frames import Chunk

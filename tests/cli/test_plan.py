@@ -144,8 +144,8 @@ def test_published_models_have_their_size_and_keep_what_their_papers_say(
     found = plan(capsys, str(tmp_path), *words)
     assert found["num_parameters"] == pytest.approx(num_parameters, rel=0.002)
     assert found["sizes"]["kv_bytes_per_token"] == kv_bytes
-    assert found["sizes"]["window_bytes_per_token"] == window_bytes
-    assert found["sizes"]["state_bytes"] == state_bytes
+    assert found["sizes"]["kinds"].get("window", {}).get("num_bytes", 0) == window_bytes
+    assert found["sizes"]["kinds"].get("state", {}).get("num_bytes", 0) == state_bytes
     assert sum(row["num_layers"] for row in found["layers"]) == shape["num_hidden_layers"]
 
 

@@ -15,12 +15,12 @@ from forebay.config.resolve import resolve, resolve_server
 from forebay.engine.llm import LLM
 from forebay.engine.sizing import memory_demand, scheduler_config
 from forebay.memory.budget import divide_memory
-from forebay.memory.kinds.build import CacheSizes
+from forebay.memory.kinds.declared import CacheSizes, KindSize
 
 KEY = "sk-canary-0123456789"
 PREFILL = {"disaggregation_mode": "prefill", "insecure_no_cluster_key": True}
 DECODE = {"disaggregation_mode": "decode", "insecure_no_cluster_key": True}
-HYBRID = CacheSizes(kv_bytes_per_token=256, state_bytes=4096)
+HYBRID = CacheSizes(256, {"state": KindSize(4096)})
 MODEL = SimpleNamespace(max_position_embeddings=64, vocab_size=1000, hidden_size=64)
 
 

@@ -32,7 +32,7 @@ def model(**fields: int) -> SimpleNamespace:
 
 @pytest.mark.parametrize(("ssm_dtype", "state_bytes"), [("float32", 96 * 4 + 512 * 4), ("bfloat16", 96 * 4 + 512 * 2)])
 def test_scans_states_have_a_type_of_their_own(ssm_dtype: str, state_bytes: int) -> None:
-    assert cache_sizes(SPECS, CacheTypes(mamba_ssm_dtype=ssm_dtype)).state_bytes == state_bytes
+    assert cache_sizes(SPECS, CacheTypes(mamba_ssm_dtype=ssm_dtype)).num_bytes("state") == state_bytes
 
 
 def test_8_bit_kv_takes_a_byte_per_entry_and_a_scale_per_head() -> None:
@@ -50,7 +50,7 @@ def test_the_model_ends_the_context_and_the_scheduler_gets_what_was_divided() ->
     kinds, num_slots = limits.kinds, budget.num_slots
     assert (kinds.num_slots, kinds.num_window_pages, kinds.window) == (num_slots["state"], num_slots["window"], 20)
     page_bytes = 4 * 2 * 16 * 4
-    assert kinds.slot_bytes == {"kv": 2 * page_bytes, "window": page_bytes, "state": sizes.state_bytes}
+    assert kinds.slot_bytes == {"kv": 2 * page_bytes, "window": page_bytes, "state": sizes.num_bytes("state")}
     assert 0 < kinds.recompute_bytes_per_token < 1 << 20
 
 

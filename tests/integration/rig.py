@@ -17,8 +17,8 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.grammar.matching import Grammars
 from forebay.memory.budget import PoolSizes
-from forebay.memory.kinds.hybrid_rows import tracking_slots
-from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
+from forebay.memory.kinds.state.hybrid_rows import tracking_slots
+from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter, OwnHead
 from forebay.ops import Ops, make_ops
@@ -181,18 +181,20 @@ class Rig:
         types = self._cache_types
         sizes = cache_sizes(self._model.cache_specs(), types)
         slots_per_req = 1 + tracking_slots(radix_cache and strategy is StateStrategy.EXTRA_BUFFER, overlap_depth)
-        per_request = window_pages_per_request(sizes.window, page_size, overlap_depth, track_interval, width=width)
+        per_request = window_pages_per_request(
+            sizes.num_read("window"), page_size, overlap_depth, track_interval, width=width
+        )
         in_flight = window_pages_in_flight(chunked_prefill_size, page_size, overlap_depth)
         state = KindConfig(
-            num_slots=num_rows * slots_per_req + cached_states if sizes.state_bytes else 0,
+            num_slots=num_rows * slots_per_req + cached_states if sizes.num_bytes("state") else 0,
             strategy=strategy,
             track_interval=track_interval,
-            num_window_pages=num_rows * per_request + in_flight if sizes.window else 0,
-            window=sizes.window,
+            num_window_pages=num_rows * per_request + in_flight if sizes.num_read("window") else 0,
+            window=sizes.num_read("window"),
             slot_bytes={
                 "kv": page_size * sizes.kv_bytes_per_token,
-                "window": page_size * sizes.window_bytes_per_token,
-                "state": sizes.state_bytes,
+                "window": page_size * sizes.num_bytes("window"),
+                "state": sizes.num_bytes("state"),
             },
             retraction_host_bytes=retraction_host_bytes,
             recompute_bytes_per_token=1 << 20,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.memory.anchors import MAX_PER_PROMPT, MIN_DISTANCE, Anchor, Reason, plan_anchors
-from forebay.memory.kinds.recurrent import Snapshot, Tracking
+from forebay.memory.kinds.state.recurrent import Snapshot, Tracking
 
 
 def plan(

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from forebay.base.errors import ConfigError
 from forebay.config.engine_config import KindOptions, SchedulingOptions, StateStrategy
 from forebay.memory.budget import PARTS, BudgetLine, KindDemand, MemoryBudget, MemoryDemand, divide_memory
-from forebay.memory.kinds.build import CacheSizes, make_demands
+from forebay.memory.kinds.build import make_demands
+from forebay.memory.kinds.declared import CacheSizes, KindSize, Sizing
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -28,12 +29,12 @@ DEMAND = {field.name for field in fields(MemoryDemand)} - {"kinds"}
 def with_kinds(demand: MemoryDemand, *, window: int = 256, width: int = 1, **changes: Any) -> MemoryDemand:
     """With other values, and of kinds what `sizes` says, their options and those of the scheduler."""
     demand = replace(demand, width=width, **{name: value for name, value in changes.items() if name in DEMAND})
-    sizes = {name: changes.pop(name) for name in ("window_bytes_per_token", "state_bytes") if name in changes}
+    wide, state = changes.pop("window_bytes_per_token", 0), changes.pop("state_bytes", 0)
+    kept = {"window": KindSize(wide, window), "state": KindSize(state)}
+    sizes = CacheSizes(demand.kv_bytes_per_token, {name: size for name, size in kept.items() if size.num_bytes})
     scheduling = SchedulingOptions(**{name: value for name, value in changes.items() if name in SCHEDULING})
     options = KindOptions(**{n: value for n, value in changes.items() if n not in SCHEDULING | DEMAND})
-    kinds = make_demands(
-        CacheSizes(demand.kv_bytes_per_token, **sizes, window=window), demand.page_size, options, scheduling, width
-    )
+    kinds = make_demands(Sizing(sizes, demand.page_size, options, scheduling, width))
     return replace(demand, kinds=kinds)
 
 

@@ -15,9 +15,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from forebay.memory.kinds.cached_states import CachedStates
-from forebay.memory.kinds.hybrid_rows import HybridReqToTokenPool
-from forebay.memory.kinds.window import Windows
+from forebay.memory.kinds.state.cached_states import CachedStates
+from forebay.memory.kinds.state.hybrid_rows import HybridReqToTokenPool
+from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import Match, Node, Pin

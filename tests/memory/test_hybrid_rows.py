@@ -7,7 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from forebay.memory.kinds.hybrid_rows import HybridMambaDecodeReqToTokenPool, HybridReqToTokenPool, effective_mamba_size
+from forebay.memory.kinds.state.hybrid_rows import (
+    HybridMambaDecodeReqToTokenPool,
+    HybridReqToTokenPool,
+    effective_mamba_size,
+)
 from forebay.memory.slots import GROUP, PAD, Holder, OutOfSlots, as_ids
 
 

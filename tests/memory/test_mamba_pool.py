@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.memory.draft import Draft
-from forebay.memory.kinds.hybrid_rows import MambaPool
+from forebay.memory.kinds.state.hybrid_rows import MambaPool
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import GROUP, PAD, LedgerError, OutOfSlots
 

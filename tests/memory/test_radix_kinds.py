@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.memory.kinds.cached_states import CachedStates
-from forebay.memory.kinds.hybrid_rows import MambaPool
-from forebay.memory.kinds.window import Windows
+from forebay.memory.kinds.state.cached_states import CachedStates
+from forebay.memory.kinds.state.hybrid_rows import MambaPool
+from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import OPERATOR, Match, Pin

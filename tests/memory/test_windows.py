@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from forebay.memory.draft import Draft
-from forebay.memory.kinds.window import Windows
+from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.radix_node import Shares, Tenants
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, Holder, OutOfSlots

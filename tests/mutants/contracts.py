@@ -36,13 +36,13 @@ CONTRACTS: Final = {
         "Rows with states",
         "The mappings from rows to state slots are sized by rows; row 0 maps to slot 0; no row is lost when a "
         "slot cannot be had, and no slot when a row cannot.",
-        "memory/kinds/hybrid_rows.py",
+        "memory/kinds/state/hybrid_rows.py",
     ),
     "C4": Contract(
         "State slots of a decode server",
         "As many as running and pre-allocated requests need, raised before memory is divided, with one warning "
         "that has the numbers.",
-        "memory/kinds/hybrid_rows.py, memory/budget.py",
+        "memory/kinds/state/hybrid_rows.py, memory/budget.py",
     ),
     "C5": Contract(
         "The padding page",
@@ -53,13 +53,14 @@ CONTRACTS: Final = {
         "State slots",
         "Slot 0 is padding. A slot holds zeros or the copied state before the first layer reads it, and what is "
         "copied stays until the step that copies it has completed.",
-        "memory/kinds/hybrid_rows.py, memory/kinds/cached_states.py, memory/kinds/recurrent.py, pools/table.py",
+        "memory/kinds/state/hybrid_rows.py, memory/kinds/state/cached_states.py, "
+        "memory/kinds/state/recurrent.py, pools/table.py",
     ),
     "C7": Contract(
         "Allocation groups",
         "One per prefill pass. Its unused slots count as available and go back however it is left; nested and "
         "repeated groups lose none.",
-        "memory/slots.py, memory/kinds/hybrid_rows.py, scheduler/admission.py",
+        "memory/slots.py, memory/kinds/state/hybrid_rows.py, scheduler/admission.py",
     ),
     "C8": Contract(
         "Conservation",
@@ -126,8 +127,8 @@ CONTRACTS: Final = {
         "The prefix cache resumes what is whole",
         "A hit ends where every kind of state can go on. A state is adopted with the length it is valid for, when"
         " the step that wrote it has completed.",
-        "memory/radix_cache.py, memory/radix_index.py, memory/kinds/cached_states.py, "
-        "memory/kinds/recurrent.py, memory/kinds/window.py, memory/anchors.py",
+        "memory/radix_cache.py, memory/radix_index.py, memory/kinds/state/cached_states.py, "
+        "memory/kinds/state/recurrent.py, memory/kinds/window/windows.py, memory/anchors.py",
     ),
     "C19": Contract(
         "Hits change no token",

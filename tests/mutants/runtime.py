@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-_PLAN, _DECODE, _EXTEND = "requests/step_plan.py", "runtime/decode_step.py", "runtime/extend_step.py"
+_DECODE, _EXTEND = "runtime/decode_step.py", "runtime/extend_step.py"
 _PADDED_DECODE = "runtime/test_decode_step.py::test_c13_a_padded_row_of_a_decode_step_is_nobodys"
 _PADDED_EXTEND = "runtime/test_decode_step.py::test_c13_padded_tokens_of_a_step_with_prompts_are_nobodys"
 
@@ -23,8 +23,8 @@ def _pad(what: str, file: str, declared: str, pad: str, wrong: str, test: str) -
 
 RUNTIME = (
     # -- padding and replay -------------------------------------------------------------------------------------------
-    _pad("`req_pool_indices`", _PLAN, 'device_name="req_pool_indices"', "PAD", "1", _PADDED_DECODE),
-    _pad("`state_slots`", _PLAN, '"state", device=np.int32', "PAD", "1", _PADDED_DECODE),
+    _pad("`req_pool_indices`", "requests/step_plan.py", 'device_name="req_pool_indices"', "PAD", "1", _PADDED_DECODE),
+    _pad("`state_slots`", "memory/kinds/state/work.py", '"state", device=np.int32', "PAD", "1", _PADDED_DECODE),
     _pad(
         "`mamba_track_indices`",
         "runtime/kinds.py",
@@ -202,7 +202,7 @@ RUNTIME = (
     Mutant(
         "C18 a state that is wished for is written when its length is certain",
         "runtime/kinds.py",
-        "    written[plan.states.snap_seqs] = PAD\n",
+        "    written[plan.kinds.state.snap_seqs] = PAD\n",
         "",
         f"{_VERIFY}::test_c18_a_wished_state_is_taken_if_the_accepted_tokens_come_to_its_length",
     ),
@@ -386,7 +386,7 @@ RUNTIME = (
     ),
     Mutant(
         "C10 nobody writes to a plan",
-        "requests/parts.py",
+        "base/parts.py",
         "            values.setflags(write=False)\n",
         "",
         "requests/test_step_plan.py::test_nobody_writes_to_a_plan_not_even_to_one_that_arrived",

@@ -191,7 +191,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C27 C30 window writes that a failed launch swallowed are sent again",
-        "memory/kinds/window.py",
+        "memory/kinds/window/windows.py",
         "        draft.remap(np.flatnonzero(self.full_to_window))\n",
         "        pass\n",
         "scheduler/test_windows.py::test_window_pages_of_a_failed_step_are_written_again",
@@ -334,7 +334,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C18 C30 a state is adopted when its step has committed",
-        "memory/kinds/recurrent.py",
+        "memory/kinds/state/recurrent.py",
         "        tracking.complete(committed, max(held.kv_committed",
         "        tracking.complete(committed + 1, max(held.kv_committed",
         "scheduler/test_states.py::"
@@ -342,7 +342,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C6 a hit copies the cached state",
-        "memory/kinds/recurrent.py",
+        "memory/kinds/state/recurrent.py",
         "            self.pool.copy_from(self.slot_of(pin.node), live, draft)\n",
         "",
         "scheduler/test_states.py::test_c18_a_hit_copies_the_cached_state_and_clears_nothing",
@@ -356,7 +356,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C18 with no buffer chunks end at anchors",
-        "memory/kinds/recurrent.py",
+        "memory/kinds/state/recurrent.py",
         "if start < point.length < stop), stop)",
         "if False), stop)",
         "scheduler/test_states.py::test_no_buffer_ends_chunks_at_anchors_and_copies_the_state_before_the_next",
@@ -370,7 +370,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C18 a window is held as long as a request reads it",
-        "memory/kinds/window.py",
+        "memory/kinds/window/windows.py",
         "        first = self.first_kept(table.kv_committed[rows])",
         "        first = self.first_kept(table.kv_bound[rows])",
         "scheduler/test_windows.py::test_c18_a_window_does_not_move_past_what_a_step_in_flight_reads",
@@ -434,7 +434,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C18 a wish that no step came to leaves what was tracked",
-        "memory/kinds/recurrent.py",
+        "memory/kinds/state/recurrent.py",
         "            elif snapshot.length <= kv_committed:\n",
         "            else:\n",
         "memory/test_anchors.py::test_a_wish_that_no_step_came_to_leaves_what_was_tracked",
@@ -540,8 +540,8 @@ SCHEDULER = (
     ),
     Mutant(
         "C4 rows take no more state slots than memory was divided for",
-        "memory/kinds/build.py",
-        "    assert num_slots == config.kinds.num_slots",
+        "memory/kinds/state/declaration.py",
+        "    assert found == num_slots",
         "    assert num_slots",
         "scheduler/test_decode_role.py::test_c4_slots_are_certain_before_memory_is_divided",
     ),

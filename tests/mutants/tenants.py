@@ -115,7 +115,7 @@ TENANTS = (
     ),
     Mutant(
         "C32 a state is charged to the tenant that attached it",
-        "memory/kinds/cached_states.py",
+        "memory/kinds/state/cached_states.py",
         "_Cached(slot, pin.tenant)",
         "_Cached(slot, node.tenant)",
         f"{_SHARES}state_is_charged_to_the_tenant_that_attached_it",
@@ -129,14 +129,14 @@ TENANTS = (
     ),
     Mutant(
         "C32 a guess takes no state from a tenant that has none to spare",
-        "memory/kinds/cached_states.py",
+        "memory/kinds/state/cached_states.py",
         "victim is not None and self._at[victim].rank == _SHADOWED",
         "any(cached.rank == _SHADOWED for cached in self._at.values())",
         f"{_SHARES}state_that_nobody_misses_is_one_of_the_tenant_that_would_lose_it",
     ),
     Mutant(
         "C32 windows that come back are charged again",
-        "memory/kinds/window.py",
+        "memory/kinds/window/windows.py",
         "                self.shares.add(node.tenant, self.num_kept(node) - before)\n",
         "                pass\n",
         f"{_SHARES}windows_that_come_back_are_charged_again",

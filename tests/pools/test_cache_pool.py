@@ -87,10 +87,10 @@ def test_the_bytes_are_those_that_sizing_reckons_with(types):
     for region in cache.regions():
         num_bytes[region.kind] += region.num_bytes
     assert num_bytes[Per.TOKEN] == 15 * sizes.kv_bytes_per_token
-    assert num_bytes[Per.WINDOW_TOKEN] == 12 * sizes.window_bytes_per_token
-    assert num_bytes[Per.SLOT] == 3 * sizes.state_bytes
+    assert num_bytes[Per.WINDOW_TOKEN] == 12 * sizes.num_bytes("window")
+    assert num_bytes[Per.SLOT] == 3 * sizes.num_bytes("state")
     assert num_bytes.total() == sum(tensor.nbytes for tensor in all_tensors(cache))
-    assert sizes.window == 8
+    assert sizes.num_read("window") == 8
 
 
 def test_a_layer_that_keeps_something_else_is_not_handed_out():
@@ -132,7 +132,7 @@ def test_c26_a_copy_on_the_host_comes_back_into_other_places():
         else:
             assert torch.equal(tensor[2], was[1])
     sizes = cache_sizes(EVERYTHING, cache_types(torch.float32))
-    expected = 6 * sizes.kv_bytes_per_token + 3 * sizes.window_bytes_per_token + sizes.state_bytes
+    expected = 6 * sizes.kv_bytes_per_token + 3 * sizes.num_bytes("window") + sizes.num_bytes("state")
     assert sum(part.nbytes for part in copy) == expected
 
 

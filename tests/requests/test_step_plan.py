@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.base.parts import Part, paths_of
 from forebay.memory.slots import NO_IDS
-from forebay.requests.parts import Part, paths_of
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, HostCopy, HostWork, StepPlan
-from tests.plans import EMPTY_PARTS, changed, column
+from tests.plans import EMPTY_KINDS, EMPTY_PARTS, changed, column
 
 INTS = st.integers(-(2**63), 2**63 - 1)
 
@@ -102,7 +102,7 @@ def test_nobody_writes_to_a_plan_not_even_to_one_that_arrived(plan):
 
 def test_names_of_columns_are_a_plans_only_ones():
     """A column has one name, from the plan to the device."""
-    names = [name for part in (StepPlan, *map(type, EMPTY_PARTS.values())) for name in part.columns]
+    names = [name for part in (StepPlan, *map(type, (EMPTY_PARTS | EMPTY_KINDS).values())) for name in part.columns]
     assert len(set(names)) == len(names) == len(paths_of(StepPlan))
 
 

@@ -55,11 +55,13 @@ class Lists:
         for request_id in plan.host.drops:
             self.on_host.pop(request_id, None)
         self.table[plan.writes.write_rows, plan.writes.write_columns] = plan.writes.write_pages
-        for page, window in zip(plan.windows.map_pages.tolist(), plan.windows.map_windows.tolist(), strict=True):
+        for page, window in zip(
+            plan.kinds.window.map_pages.tolist(), plan.kinds.window.map_windows.tolist(), strict=True
+        ):
             self.full_to_window[page] = window
-        for slot in plan.states.clears:
+        for slot in plan.kinds.state.clears:
             self.slots[slot] = 0.0
-        for src, dst in zip(plan.states.copy_src, plan.states.copy_dst, strict=True):
+        for src, dst in zip(plan.kinds.state.copy_src, plan.kinds.state.copy_dst, strict=True):
             self.slots[dst] = self.slots[src]
         for copy in plan.host.loads:
             saved = self.on_host.pop(copy.request_id)
@@ -120,14 +122,16 @@ def check_tokens(plan: StepPlan, tokens: StepTokens, cache: CachePool, rows: Req
     assert cache.full_to_window is not None
     windows = cache.full_to_window[pages] * PAGE_SIZE + inside
     assert placed.out_window_loc.tolist() == windows.tolist()
-    assert states.slots.tolist() == plan.states.state_slots.tolist()
+    assert states.slots.tolist() == plan.kinds.state.state_slots.tolist()
     got = [
         (i, int(placed.positions[states.snap_ends[j] - 1]) + 1, int(states.snap_slots[j]))
         for i in range(plan.num_seqs)
         for j in range(int(states.snap_start[i]), int(states.snap_start[i + 1]))
     ]
     expected = []
-    for i, length, slot in zip(plan.states.snap_seqs, plan.states.snap_lens, plan.states.snap_slots, strict=True):
+    for i, length, slot in zip(
+        plan.kinds.state.snap_seqs, plan.kinds.state.snap_lens, plan.kinds.state.snap_slots, strict=True
+    ):
         reached = length if i < plan.num_extends else int(rows.kv_lens[plan.rows[i]]) + 1
         expected.append((i, reached, slot if reached == length else 0))
     assert got == expected

@@ -46,7 +46,7 @@ def test_c26_what_was_offloaded_comes_back_and_nothing_is_computed_twice(depth, 
     assert len(save.slots.get("state", ())) == len(load.slots.get("state", ())) == (slots > 0)
     resumed = next(plan for plan in rig.plans if plan.host.loads)
     assert resumed.q_lens[0] == 1
-    assert not slots or load.slots["state"] not in resumed.states.clears
+    assert not slots or load.slots["state"] not in resumed.kinds.state.clears
     assert len(rig.tokens_of(req)) == 9
     assert rig.scheduler.counters["retractions_kept"] == 1
     assert rig.scheduler.held.offloaded.num_bytes == 0

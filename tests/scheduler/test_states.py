@@ -19,7 +19,7 @@ def hybrid(depth: int = 0, *, slots: int = 24, strategy=StateStrategy.EXTRA_BUFF
 
 
 def snapshots(plan: StepPlan) -> list[tuple[int, int, int]]:
-    states = plan.states
+    states = plan.kinds.state
     return list(zip(states.snap_seqs.tolist(), states.snap_lens.tolist(), states.snap_slots.tolist(), strict=True))
 
 
@@ -28,12 +28,12 @@ def test_c6_a_new_request_begins_with_a_cleared_slot_of_its_own():
     rig.add(5)
     rig.add(5)
     plan = rig.step()
-    assert sorted(plan.states.clears.tolist()) == sorted(plan.states.state_slots.tolist())
-    assert len(set(plan.states.state_slots.tolist())) == 2
-    assert 0 not in plan.states.state_slots
+    assert sorted(plan.kinds.state.clears.tolist()) == sorted(plan.kinds.state.state_slots.tolist())
+    assert len(set(plan.kinds.state.state_slots.tolist())) == 2
+    assert 0 not in plan.kinds.state.state_slots
     decode = rig.step()
-    assert decode.states.state_slots.tolist() == plan.states.state_slots.tolist()
-    assert len(decode.states.clears) == len(decode.states.copy_src) == 0
+    assert decode.kinds.state.state_slots.tolist() == plan.kinds.state.state_slots.tolist()
+    assert len(decode.kinds.state.clears) == len(decode.kinds.state.copy_src) == 0
 
 
 def test_c18_a_hit_copies_the_cached_state_and_clears_nothing():
@@ -42,8 +42,11 @@ def test_c18_a_hit_copies_the_cached_state_and_clears_nothing():
     rig.run()
     second = rig.add([*range(20), 50], max_new=1)
     plan = rig.step()
-    assert (plan.states.copy_dst.tolist(), len(plan.states.clears)) == (plan.states.state_slots.tolist(), 0)
-    assert states_of(rig.scheduler.held).pool.owner[plan.states.copy_src] == CACHE
+    assert (plan.kinds.state.copy_dst.tolist(), len(plan.kinds.state.clears)) == (
+        plan.kinds.state.state_slots.tolist(),
+        0,
+    )
+    assert states_of(rig.scheduler.held).pool.owner[plan.kinds.state.copy_src] == CACHE
     assert plan.q_lens.tolist() == [1], "the first request ended at a page's end, and its live state was kept"
     assert second.cache_report.resumable == {"state": 20}
 
@@ -151,9 +154,13 @@ def test_no_buffer_ends_chunks_at_anchors_and_copies_the_state_before_the_next()
     rig.add(list(range(60)), max_new=3, resume_points=[10])
     first, second, third = rig.step(), rig.step(), rig.step()
     assert [int(plan.q_lens[0]) for plan in (first, second, third)] == [10, 49, 1]
-    assert len(first.states.copy_src) == 0
-    assert second.states.copy_src.tolist() == third.states.copy_src.tolist() == first.states.state_slots.tolist()
-    assert all(len(plan.states.snap_slots) == 0 for plan in rig.plans)
+    assert len(first.kinds.state.copy_src) == 0
+    assert (
+        second.kinds.state.copy_src.tolist()
+        == third.kinds.state.copy_src.tolist()
+        == first.kinds.state.state_slots.tolist()
+    )
+    assert all(len(plan.kinds.state.snap_slots) == 0 for plan in rig.plans)
     rig.run()
     for prompt, cached in ((range(60), 59), ([*range(10), 99], 10), ([*range(60), 1000, 1000, 1], 62)):
         req = rig.add(list(prompt), max_new=1)
@@ -176,7 +183,7 @@ def test_snapshots_that_cannot_have_a_slot_are_skipped_and_counted():
     rig = hybrid(slots=2, max_running_requests=1)
     rig.add(list(range(20)), max_new=2)
     plan = rig.step()
-    assert len(plan.states.snap_slots) == 0
+    assert len(plan.kinds.state.snap_slots) == 0
     assert rig.scheduler.state(0.0).counters["states_skipped"] == 1
     rig.run()
 
@@ -234,7 +241,7 @@ def test_without_the_prefix_cache_nothing_is_tracked_or_kept():
     rig = hybrid(radix_cache=False, slots=8)
     rig.add(list(range(20)), max_new=20)
     rig.run()
-    assert not any(len(plan.states.snap_slots) for plan in rig.plans)
+    assert not any(len(plan.kinds.state.snap_slots) for plan in rig.plans)
     assert rig.scheduler.held.rows.slots_per_req == 1
     assert states_of(rig.scheduler.held).pool.num_free == 8
 

@@ -226,7 +226,11 @@ def test_c18_a_tracked_state_that_was_overwritten_behind_the_end_is_given_to_nob
         rig.step()
     token[0], proposer.tokens = 7, (7, 7, 7)
     plan = rig.step()
-    assert (plan.q_lens.tolist(), plan.states.snap_lens.tolist(), rig.finish_of(req)) == ([4], [16], FinishReason.STOP)
+    assert (plan.q_lens.tolist(), plan.kinds.state.snap_lens.tolist(), rig.finish_of(req)) == (
+        [4],
+        [16],
+        FinishReason.STOP,
+    )
     turn = rig.add([*range(9), *rig.tokens_of(req), 60], max_new=1)
     rig.run()
     assert turn.cache_report.cached_tokens == 8

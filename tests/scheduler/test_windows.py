@@ -5,7 +5,7 @@ import pytest
 
 from forebay.base.errors import EngineError
 from forebay.config.engine_config import KindConfig
-from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
+from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.requests.request import Status
 from forebay.requests.step_plan import StepPlan
 from tests.kinds_of import windows_of
@@ -32,7 +32,7 @@ def windowed(depth: int = 0, *, rows: int = 2, chunk: int = 64, page_size: int =
 
 
 def writes(plan: StepPlan) -> dict[int, int]:
-    return dict(zip(plan.windows.map_pages.tolist(), plan.windows.map_windows.tolist(), strict=True))
+    return dict(zip(plan.kinds.window.map_pages.tolist(), plan.kinds.window.map_windows.tolist(), strict=True))
 
 
 def test_every_token_has_a_window_page_beside_its_own():

@@ -6,8 +6,8 @@ from typing import Final
 
 import numpy as np
 
+from forebay.base.parts import I64, Mask
 from forebay.memory.slots import FREE, PAD, Slots
-from forebay.requests.parts import I64, Mask
 from tests.simulation.hashing import U64
 
 POISON: Final = np.uint64(0xDEAD_BEEF_DEAD_BEEF)

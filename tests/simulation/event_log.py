@@ -55,7 +55,7 @@ def log_plan(log: Any, plan: StepPlan, held: Residencies, config: SchedulerConfi
     columns = [plan.rows, ends, locations, plan.input_ids, plan.writes.write_pages]
     if config.speculation.num_draft_tokens > 1:
         columns += [plan.q_lens, plan.drafts]
-    windows, states = windows_of(held), plan.states
+    windows, states = windows_of(held), plan.kinds.state
     if windows or config.kinds.num_slots:
         pages, offsets = np.divmod(locations, page_size)
         columns.append(windows.full_to_window[pages].astype(np.int64) * page_size + offsets if windows else _NONE)

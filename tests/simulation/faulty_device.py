@@ -108,12 +108,12 @@ class FaultyDevice:
         """Greater where the plan carries writes that those who live on rely on: to rows of others than it computes for,
         or to windows of cached pages."""
         chance = self._sim.faults.launch_fails
-        if not chance or not (len(plan.writes.write_rows) or len(plan.windows.map_pages)):
+        if not chance or not (len(plan.writes.write_rows) or len(plan.kinds.window.map_pages)):
             return chance
         owner = self._sim.scheduler.held.kv.owner
         others = (
             np.isin(plan.writes.write_rows, plan.rows, invert=True).any()
-            or (owner[plan.windows.map_pages] == CACHE).any()
+            or (owner[plan.kinds.window.map_pages] == CACHE).any()
         )
         return max(chance, 0.8) if others else chance
 

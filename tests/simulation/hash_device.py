@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig
-from forebay.memory.kinds.window import Windows
+from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import Slots
 from forebay.requests.sampling_params import SamplingParams

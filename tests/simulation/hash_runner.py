@@ -16,9 +16,9 @@ from typing import Final
 
 import numpy as np
 
+from forebay.base.parts import I64, Mask
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.slots import CACHE, PAD
-from forebay.requests.parts import I64, Mask
 from forebay.requests.sampling_params import Pooling, PoolingKind
 from forebay.requests.step_plan import HostCopy, StepPlan, StepResult, TokenLogprob
 from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, check_unique, some
@@ -137,8 +137,10 @@ class HashRunner:
         at = plan.writes.write_rows[:num_writes], plan.writes.write_columns[:num_writes]
         self.table[at] = plan.writes.write_pages[:num_writes]
         if self.windows:
-            num_windows = int(part * (len(plan.windows.map_pages) + 1))
-            self.windows.full_to_window[plan.windows.map_pages[:num_windows]] = plan.windows.map_windows[:num_windows]
+            num_windows = int(part * (len(plan.kinds.window.map_pages) + 1))
+            self.windows.full_to_window[plan.kinds.window.map_pages[:num_windows]] = plan.kinds.window.map_windows[
+                :num_windows
+            ]
 
     def _check_sequences(self, plan: StepPlan) -> None:
         """Each row once, every one with tokens; of a decode the drafts are here if the host proposes, and only
@@ -469,7 +471,7 @@ class HashRunner:
         self._forget(step, step.inside >= 0)
         if self.states:
             self.states.spoil(step, np.arange(plan.num_seqs))
-            self.states.spoil_slots(plan.states.copy_dst)
+            self.states.spoil_slots(plan.kinds.state.copy_dst)
         self.host.spoil(plan)
         self.broken.update(step.tenants.tolist())
         self._advance(step, np.where(step.span.decodes, 1, plan.q_lens))

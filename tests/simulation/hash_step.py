@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
-from forebay.memory.kinds.window import Windows
+from forebay.base.parts import I64
+from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.slots import Slots
-from forebay.requests.parts import I64
 from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.scheduler.residency import Residencies
 from tests.kinds_of import states_of, windows_of

@@ -46,7 +46,7 @@ class HostMemory:
             pages = table[row, : len(loaded["kv"])]
             if not np.array_equal(pages, loaded["kv"]) or (self._pages.slots.owner[pages] != load.request_id).any():
                 raise RunnerError(f"step {plan.step} loads into pages {loaded['kv']}; the row has {pages}")
-            if self._states and loaded["state"].tolist() != plan.states.state_slots[plan.rows == row].tolist():
+            if self._states and loaded["state"].tolist() != plan.kinds.state.state_slots[plan.rows == row].tolist():
                 raise RunnerError(f"step {plan.step} loads into slot {loaded['state']} of another request")
             if self._windows:
                 windows = self._windows.full_to_window[pages[len(pages) - len(loaded["window"]) :]]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from forebay.memory.kinds import recurrent
-from forebay.memory.kinds.hybrid_rows import MambaPool
-from forebay.memory.kinds.recurrent import Snapshot, States, Tracking
-from forebay.memory.kinds.window import Windows
+from forebay.memory.kinds.state import recurrent
+from forebay.memory.kinds.state.hybrid_rows import MambaPool
+from forebay.memory.kinds.state.recurrent import Snapshot, States, Tracking
+from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.slots import CACHE, NO_SLOT
 from forebay.scheduler.admission import AdmissionPass
 from forebay.scheduler.offload import Offloaded

@@ -11,7 +11,7 @@ from dataclasses import replace
 from forebay.memory import slots
 from forebay.memory.draft import Draft
 from forebay.memory.holding import RowTable, StepFence
-from forebay.memory.kinds.window import Windows
+from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache
 from forebay.requests.request import Request, Status

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from forebay.memory.holding import DeferredFree
-from forebay.memory.kinds.recurrent import States
+from forebay.memory.kinds.state.recurrent import States
 from forebay.memory.req_to_token_pool import DecodeReqToTokenPool
 from forebay.memory.slots import NO_IDS, NO_SLOT
 from forebay.requests.request import Status

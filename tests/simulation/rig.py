@@ -5,8 +5,8 @@ from dataclasses import replace
 from random import Random
 
 from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, SpeculativeAlgorithm, StateStrategy
-from forebay.memory.kinds.hybrid_rows import tracking_slots
-from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
+from forebay.memory.kinds.state.hybrid_rows import tracking_slots
+from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan, StepResult
 from tests.simulation.hash_runner import StepFailed

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from forebay.requests.parts import I64, Mask
+from forebay.base.parts import I64, Mask
 from forebay.requests.step_plan import StepPlan
 from tests.simulation.device_memory import RunnerError, some
 

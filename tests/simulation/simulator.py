@@ -231,7 +231,7 @@ class Simulation:
 
     def _delicate(self) -> set[int]:
         plans = [flight.plan for flight in self.flights]
-        tenants = [self.runner.tenant[plan.rows[plan.states.snap_seqs]].tolist() for plan in plans]
+        tenants = [self.runner.tenant[plan.rows[plan.kinds.state.snap_seqs]].tolist() for plan in plans]
         return {*chain(*tenants), *(load.request_id for plan in plans for load in plan.host.loads)}
 
     # -- the loop -----------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from forebay.base.parts import I64, Mask
 from forebay.memory.slots import CACHE, PAD, Slots
-from forebay.requests.parts import I64, Mask
 from forebay.requests.step_plan import StepPlan
 from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, Touched, check_ids, check_unique, some
 from tests.simulation.hashing import U64, scan
@@ -35,7 +35,7 @@ class StateMemory:
 
     def launch(self, plan: StepPlan, span: Span, admitted: Mask) -> Touched:
         """Check the step's slots and whose they are. `admitted` [S]: sequences whose request came in with this step."""
-        work, tenants = plan.states, span.tenants
+        work, tenants = plan.kinds.state, span.tenants
         live, snaps = work.state_slots, work.snap_slots
         if len(live) != plan.num_seqs:
             raise RunnerError(f"step {plan.step} has {plan.num_seqs} sequences and state slots {live}")
@@ -54,7 +54,7 @@ class StateMemory:
         return Touched(self.slots, "state slots", written, writers, work.copy_src)
 
     def _check_snapshots(self, plan: StepPlan, span: Span) -> None:
-        work = plan.states
+        work = plan.kinds.state
         seqs, lens = work.snap_seqs, work.snap_lens
         check_ids(self.slots, "snapshot slots", work.snap_slots)
         if list(zip(seqs, lens, strict=True)) != sorted(zip(seqs, lens, strict=True)):
@@ -66,7 +66,7 @@ class StateMemory:
     def _check_beginnings(self, plan: StepPlan, tenants: I64, admitted: Mask) -> None:
         """Each new request's slot becomes zeros, a copy, or what is loaded from the host; exactly one of these, and
         nobody else's does."""
-        work = plan.states
+        work = plan.kinds.state
         loaded = [slot for load in plan.host.loads for slot in load.slots["state"].tolist()]
         src, dst, owner = work.copy_src, work.copy_dst, self.slots.owner
         for what, ids in (("cleared slots", work.clears), ("copied slots", src), ("slots copied to", dst)):
@@ -92,7 +92,7 @@ class StateMemory:
 
     def begin(self, plan: StepPlan) -> None:
         """Clears, then copies."""
-        work = plan.states
+        work = plan.kinds.state
         self.states[work.clears] = 0
         self.lens[work.clears] = 0
         self.states[work.copy_dst] = self.states[work.copy_src]
@@ -104,17 +104,17 @@ class StateMemory:
 
     def bad(self, plan: StepPlan, starts: I64) -> Mask:
         """Sequences whose state is poison or has consumed another number of tokens than came before. [S]"""
-        live = plan.states.state_slots
+        live = plan.kinds.state.state_slots
         return (self.lens[live] != starts) | (self.states[live] == POISON)
 
     def scan(self, plan: StepPlan, keys: U64, inside: I64, which: I64) -> U64:
         """The state after each of the step's tokens [T]; see `hashing.scan`."""
-        return scan(keys, self.states[plan.states.state_slots], inside, which, np.cumsum(plan.q_lens))
+        return scan(keys, self.states[plan.kinds.state.state_slots], inside, which, np.cumsum(plan.q_lens))
 
     def advance(self, step: HashStep, accepted: I64) -> None:
         """Of each sequence `accepted` tokens [S] count: its state is that behind them, and of its snapshots those are
         taken that lie within them."""
-        work, starts = step.plan.states, step.starts
+        work, starts = step.plan.kinds.state, step.starts
         live, seqs = work.state_slots, work.snap_seqs
         self.states[live] = step.states[step.firsts + accepted - 1]
         self.lens[live] = starts + accepted
@@ -128,7 +128,7 @@ class StateMemory:
 
     def spoil(self, step: HashStep, seqs: I64) -> None:
         """Of these sequences the step did not complete, or went wrong: garbage in whatever it may have written."""
-        work = step.plan.states
+        work = step.plan.kinds.state
         mine = np.isin(work.snap_seqs, seqs) & (work.snap_lens > step.starts[work.snap_seqs])
         self.spoil_slots(np.append(work.snap_slots[mine], work.state_slots[seqs]))
 

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from forebay.memory.slots import CACHE
 from forebay.requests.step_plan import HostCopy
-from tests.plans import EMPTY_PARTS, changed, column, plan_of
+from tests.plans import changed, column, parts_of, plan_of
 from tests.simulation.device_memory import RunnerError
 from tests.simulation.hash_device import MODEL, PAGE, PROMPT, Device, Tenant, ids, refused, right
 from tests.simulation.hash_runner import StepFailed
@@ -123,7 +123,7 @@ def test_two_sequences_in_one_slot_are_found():
     plans = [device.step(Tenant(device, number, PROMPT), 7) for number in (1, 2)]
     both = {
         name: np.concatenate([column(plan, name) for plan in plans])
-        for part in (plans[0], *(getattr(plans[0], field) for field in EMPTY_PARTS))
+        for part in parts_of(plans[0])
         for name in part.columns
     }
     both["state_slots"] = both["state_slots"][[0, 0]]
@@ -136,7 +136,9 @@ def test_states_and_windows_of_others_and_of_nobody_are_found():
     first, _ = conversation(device)
     _, plan = hit(device, first)
     wrong = device.windows.full_to_window[first.pages[2:3]].astype(np.int64)
-    refused(device, changed(plan, map_windows=wrong.repeat(len(plan.windows.map_windows))), "windows that are gone")
+    refused(
+        device, changed(plan, map_windows=wrong.repeat(len(plan.kinds.window.map_windows))), "windows that are gone"
+    )
     device = Device()
     first, _ = conversation(device)
     _, plan = hit(device, first)

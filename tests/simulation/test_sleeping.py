@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from forebay.engine import sleep
-from forebay.memory.kinds.window import Windows
+from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.slots import Slots
 from forebay.requests.request import Request
 from forebay.scheduler.halt import Halt

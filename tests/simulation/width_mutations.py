@@ -8,8 +8,8 @@ import pytest
 
 from forebay.base.units import ceil_div
 from forebay.memory.holding import RowTable
-from forebay.memory.kinds.recurrent import Tracking
-from forebay.memory.kinds.window import Windows
+from forebay.memory.kinds.state.recurrent import Tracking
+from forebay.memory.kinds.window.windows import Windows
 from forebay.requests.request import Status
 from forebay.requests.updates import FinishReason
 from forebay.scheduler import releases, residency
@@ -190,7 +190,7 @@ def a_state_is_a_token_short(patch: Patch) -> None:
     def mutated(self, step, accepted):
         short = step.span.decodes & (accepted > 1)
         advance(self, step, accepted - short)
-        self.lens[step.plan.states.state_slots] += short  # which a real device does not know
+        self.lens[step.plan.kinds.state.state_slots] += short  # which a real device does not know
 
     patch.setattr(StateMemory, "advance", mutated)
 
@@ -200,7 +200,7 @@ def a_state_is_that_of_the_last_draft(patch: Patch) -> None:
 
     def mutated(self, step, accepted):
         advance(self, step, step.plan.q_lens)
-        self.lens[step.plan.states.state_slots] = step.starts + accepted
+        self.lens[step.plan.kinds.state.state_slots] = step.starts + accepted
 
     patch.setattr(StateMemory, "advance", mutated)
 
@@ -210,7 +210,7 @@ def a_snapshot_is_taken_of_the_last_accepted_token(patch: Patch) -> None:
 
     def mutated(self, step, accepted):
         advance(self, step, accepted)
-        work = step.plan.states
+        work = step.plan.kinds.state
         inside = work.snap_lens - step.starts[work.snap_seqs]
         taken = (inside > 0) & (inside <= accepted[work.snap_seqs]) & step.span.decodes[work.snap_seqs]
         self.states[work.snap_slots[taken]] = self.states[work.state_slots[work.snap_seqs[taken]]]

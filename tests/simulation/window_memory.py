@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from forebay.memory.kinds.window import Windows
+from forebay.base.parts import I64, Mask
+from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.slots import CACHE, PAD, Slots
-from forebay.requests.parts import I64, Mask
 from forebay.requests.step_plan import StepPlan
 from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, Touched, check_ids, check_unique, some
 from tests.simulation.hashing import U64, WINDOW_WEIGHT, unwindowed, windowed
@@ -73,7 +73,7 @@ class WindowMemory:
         self._ladder = np.arange(context + pool.window + 1, dtype=np.int64)
 
     def write_map(self, plan: StepPlan) -> None:
-        pages, windows = plan.windows.map_pages, plan.windows.map_windows
+        pages, windows = plan.kinds.window.map_pages, plan.kinds.window.map_windows
         if not len(pages):
             return
         check_ids(self._kv_slots, "window page writes for pages", pages)

@@ -17,8 +17,8 @@ from forebay.config.engine_config import (
     SpeculativeAlgorithm,
     StateStrategy,
 )
-from forebay.memory.kinds.hybrid_rows import tracking_slots
-from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
+from forebay.memory.kinds.state.hybrid_rows import tracking_slots
+from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.requests.sampling_params import SamplingParams
 from tests.simulation.grammars import grammar_of
 from tests.simulation.hashing import HashModel

@@ -10,8 +10,8 @@ from typing import Final
 
 from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, StateStrategy
 from forebay.engine.core import EngineCore
-from forebay.memory.kinds.hybrid_rows import tracking_slots
-from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
+from forebay.memory.kinds.state.hybrid_rows import tracking_slots
+from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.requests.step_plan import Launched, StepPlan
 from forebay.scheduler.scheduler import Scheduler
 from tests.integration.threaded import ThreadedEngine

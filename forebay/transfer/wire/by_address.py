@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from forebay.base.parts import I64
 from forebay.pools.table import Region
-from forebay.requests.parts import I64
 from forebay.transfer.wire.frames import Chunk
 from forebay.transfer.wire.framing import WireError
 from forebay.transfer.wire.memory import HostMemory, chunk_bytes, runs

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from forebay.base.parts import I64
 from forebay.pools.cache_pool import CachePool
-from forebay.requests.parts import I64
 from forebay.transfer.wire.memory import U8, HostMemory, checksum
 from forebay.transfer.wire.pages import KindShape, Piece
 

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from forebay.base.parts import I64
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import Per
 from forebay.pools.table import Region
-from forebay.requests.parts import I64
 from forebay.transfer.wire.pages import CHUNK_BYTES, KindShape, Piece
 
 U8 = npt.NDArray[np.uint8]

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from forebay.base.errors import EngineError
-from forebay.requests.parts import I64
+from forebay.base.parts import I64
 from forebay.requests.transfers import Span
 
 CHUNK_BYTES: Final = 16 << 20  # to tell of one costs two threads and a frame: as much as copying 3 MiB

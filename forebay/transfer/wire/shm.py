@@ -28,8 +28,8 @@ import numpy as np
 
 from forebay.base.cpu import PROC
 from forebay.base.log import event, get_logger
+from forebay.base.parts import I64
 from forebay.pools.table import Region
-from forebay.requests.parts import I64
 from forebay.transfer.wire.faults import Faults
 from forebay.transfer.wire.frames import Chunk
 from forebay.transfer.wire.framing import WireError

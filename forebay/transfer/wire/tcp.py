@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from forebay.requests.parts import I64
+from forebay.base.parts import I64
 from forebay.transfer.wire.faults import Faults
 from forebay.transfer.wire.frames import Chunk
 from forebay.transfer.wire.framing import FrameDecoder, FrameEncoder, WireError

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from forebay.requests.parts import I64
+from forebay.base.parts import I64
 from forebay.transfer.wire.frames import Chunk
 from forebay.transfer.wire.pages import KindShape, Piece
 

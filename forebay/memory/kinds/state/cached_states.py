@@ -12,8 +12,8 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
-from forebay.memory.kinds.hybrid_rows import STATE, MambaPool
 from forebay.memory.kinds.kind import CachedKind
+from forebay.memory.kinds.state.hybrid_rows import STATE, MambaPool
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Node, Pin
 from forebay.memory.slots import CACHE, NO_SLOT, Holder, Ids, as_ids

@@ -12,9 +12,9 @@ from forebay.config.engine_config import SchedulerConfig, StateStrategy
 from forebay.memory.anchors import Anchor, Reason, plan_anchors
 from forebay.memory.draft import Draft
 from forebay.memory.holding import Holding, Residency, RowTable
-from forebay.memory.kinds.cached_states import CachedStates
-from forebay.memory.kinds.hybrid_rows import HybridReqToTokenPool
 from forebay.memory.kinds.kind import Arrival, Kind
+from forebay.memory.kinds.state.cached_states import CachedStates
+from forebay.memory.kinds.state.hybrid_rows import HybridReqToTokenPool
 from forebay.memory.slots import NO_IDS, NO_SLOT, Holder, Ids, as_ids
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
-from typing import Any, ClassVar, Final, Literal, Self, cast, get_args, get_type_hints
+from typing import Any, ClassVar, Final, Self, cast, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -18,9 +18,9 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-Pool = Literal["rows", "columns", "lengths", "kv", "window", "state", "tokens", "seqs"]
-"""What a number indexes: the rows and columns of the page table, KV lengths up to the longest, the slots of a kind of
-cache, the vocabulary, or the step's own sequences."""
+Pool = str
+"""What a number indexes: "rows" and "columns" of the page table, KV "lengths" up to the longest, the slots of a kind of
+cache by its name, the vocabulary ("tokens"), or the step's own sequences ("seqs")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, array_like=True, eq=False)
 
 
 def paths_of(part: type[Part]) -> Mapping[str, Column]:
-    """The columns of a part and of those within it, by the way to them: `rows`, `states.snap_slots`."""
+    """The columns of a part and of those within it, by the way to them: `rows`, `writes.write_rows`."""
     found = dict(part.columns)
     for field, hint in get_type_hints(part).items():
         if isinstance(hint, type) and issubclass(hint, Part):
-            found |= {f"{field}.{name}": column for name, column in hint.columns.items()}
+            found |= {f"{field}.{path}": column for path, column in paths_of(hint).items()}
     return found
 
 

@@ -1,0 +1,1 @@
+"""Recurrent states: one slot per sequence, snapshots in the prefix cache."""

@@ -1,0 +1,1 @@
+"""Sliding windows: KV of the last tokens, in pages of their own."""

@@ -1,0 +1,57 @@
+"""The declaration of sliding windows as a kind of cache."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from forebay.base.units import human_bytes
+from forebay.config.engine_config import SchedulerConfig
+from forebay.memory.budget import PARTS
+from forebay.memory.kinds.declared import DeclaredKind, KindSize, Sizing
+from forebay.memory.kinds.state.hybrid_rows import STATE
+from forebay.memory.kinds.window.demand import WindowDemand, window_margin
+from forebay.memory.kinds.window.windows import Windows
+from forebay.memory.kinds.window.work import WindowWork
+from forebay.memory.req_to_token_pool import ReqToTokenPool
+
+
+def _demand(size: KindSize, sizing: Sizing) -> WindowDemand:
+    options, scheduling = sizing.options, sizing.scheduling
+    return WindowDemand(
+        slot_bytes=sizing.page_size * size.num_bytes,
+        per_page=round(options.swa_full_tokens_ratio * PARTS),
+        ratio=options.swa_full_tokens_ratio,
+        window=size.num_read,
+        track_interval=options.track_interval if STATE in sizing.sizes.kinds else 0,
+        overlap_depth=scheduling.overlap_depth,
+        width=sizing.width,
+        chunked_prefill_size=scheduling.chunked_prefill_size,
+    )
+
+
+def _make(config: SchedulerConfig, rows: ReqToTokenPool) -> Windows | None:
+    kinds = config.kinds
+    if not kinds.num_window_pages:
+        return None
+    return Windows(
+        kinds.num_window_pages,
+        config.num_pages,
+        rows,
+        window=kinds.window,
+        margin=window_margin(config.page_size, kinds.track_interval if kinds.num_slots else 0),
+        ledger=config.ledger,
+    )
+
+
+def _of_a_request(size: KindSize) -> str:
+    return f"window {human_bytes(size.num_bytes * size.num_read)} a request, once it has {size.num_read:,} tokens"
+
+
+SLIDING_WINDOWS: Final = DeclaredKind(
+    kind=Windows,
+    work=WindowWork,
+    demand_type=WindowDemand,
+    demand=_demand,
+    make=_make,
+    of_a_request=_of_a_request,
+)

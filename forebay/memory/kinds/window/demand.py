@@ -1,0 +1,79 @@
+"""How many window pages memory is divided into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from forebay.base.units import ceil_div, human_bytes
+from forebay.memory.budget import BudgetLine, KindDemand, MemoryBudget, MemoryDemand, in_tokens
+from forebay.memory.kinds.window.windows import WINDOW
+
+
+def window_margin(page_size: int, track_interval: int) -> int:
+    """Tokens behind its window whose window pages a request still holds. The place from which others will resume then
+    has a whole window: the last page's end, or where its state was tracked last (`track_interval` 0: it is not
+    tracked)."""
+    return page_size + track_interval
+
+
+def window_pages_per_request(
+    window: int, page_size: int, depth: int, track_interval: int = 0, *, width: int = 1
+) -> int:
+    """Window pages that a request needs at most for the tokens it still reads and the margin behind them, with `depth`
+    more steps in flight, of at most `width` tokens each, and a page begun at either end."""
+    ahead = (depth + 1) * width - 1
+    return ceil_div(window - 1 + ahead + window_margin(page_size, track_interval), page_size) + 2
+
+
+def window_pages_in_flight(chunked_prefill_size: int, page_size: int, depth: int) -> int:
+    """Window pages that chunks fill at most before the window moves past them. They are those of the step that is
+    planned, of `depth` steps in flight, and of as many committed steps whose requests have ended and wait for those in
+    flight."""
+    return (2 * depth + 1) * ceil_div(chunked_prefill_size, page_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowDemand(KindDemand):
+    """Pages for a window of `window` tokens, the model's."""
+
+    name: ClassVar[str] = WINDOW
+    unit: ClassVar[str] = "window pages"
+    settings: ClassVar[frozenset[str]] = frozenset({"swa_full_tokens_ratio"})
+    absent: ClassVar[str] = "no layer has a window"
+
+    window: int
+    ratio: float  # of tokens to those of full KV
+    track_interval: int = 0
+    overlap_depth: int = 0
+    width: int = 1  # of decodes
+    chunked_prefill_size: int = 1
+
+    def kept(self, demand: MemoryDemand) -> int:
+        """Return the window: no request reads further back than its context."""
+        return min(self.window, demand.possible_context)
+
+    def least(self, demand: MemoryDemand, num_requests: int) -> int:
+        depth, page = self.overlap_depth, demand.page_size
+        per_request = window_pages_per_request(self.kept(demand), page, depth, self.track_interval, width=self.width)
+        return num_requests * per_request + window_pages_in_flight(self.chunked_prefill_size, page, depth)
+
+    def lines(self, budget: MemoryBudget, reason: str) -> list[BudgetLine]:
+        rows, page_size, num_pages = budget.num_rows, budget.page_size, budget.num_slots[self.name]
+        least = self.least(budget.demand, rows)
+        ratio = f"{self.ratio:g} of the KV pages (--swa-full-tokens-ratio)"
+        why = f"what {rows} requests need" if num_pages == least else ratio
+        size = f"{human_bytes(self.slot_bytes // page_size)} per token, {self.kept(budget.demand)} tokens of window"
+        num_bytes = human_bytes(budget.num_bytes[self.name])
+        return [
+            BudgetLine("window pages", in_tokens(num_pages, page_size), f"{why}; at least {least}"),
+            BudgetLine("window cache", num_bytes, f"({num_pages} + 1) pages, {size}"),
+        ]
+
+    def limits(self, budget: MemoryBudget) -> dict[str, int]:
+        return {"num_window_pages": budget.num_slots[self.name], "window": self.kept(budget.demand)}
+
+    def num_cached(self, budget: MemoryBudget, num_running: int, context: int) -> int:
+        used = self.least(budget.demand, num_running) if num_running else 0
+        each = ceil_div(min(context, self.kept(budget.demand)), budget.page_size)
+        return (budget.num_slots[self.name] - used) // each
