@@ -29,6 +29,8 @@ class RunClock:
         return counted + min(self._source() - at, MOST_S)
 
     def tick(self) -> None:
+        """Count the time since the last tick, at most `MOST_S` of it: a longer gap means that the process was
+        suspended."""
         now = self._source()
         at, counted = self._tick
         self._tick = now, counted + min(now - at, MOST_S)

@@ -28,6 +28,8 @@ _END_S: Final = 1.0
 
 
 class Limits(NamedTuple):
+    """Resource limits of a confined process, and of one answer from it."""
+
     cpu_s: float  # of the processor's time, for each answer
     memory_bytes: int  # of data, the interpreter's own included
     answer_bytes: int  # more than any answer has
@@ -100,10 +102,13 @@ class ConfinedProcess:
 
 
 class Endable(Protocol):
+    """A process that its owner can stop at any time."""
+
     @property
     def has_ended(self) -> bool: ...
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """Stop the process; no-op if it has stopped already."""
 
 
 P = TypeVar("P", bound=Endable)

@@ -34,6 +34,8 @@ def brief(value: object) -> str:
 
 
 class ForebayError(Exception):
+    """Base of all errors that a user can see, with the HTTP status, type and code that the server answers with."""
+
     status: int = 500
     type: str = "server_error"
     retry_after_s: int | None = None  # a hint for the client
@@ -47,45 +49,63 @@ class ForebayError(Exception):
 
 
 class ConfigError(ForebayError):
+    """Invalid flags, environment or configuration file; raised before the engine starts."""
+
     default_code = "invalid_config"
 
 
 class ModelError(ForebayError):
+    """A checkpoint that is incomplete, malformed or of an architecture that is not implemented."""
+
     default_code = "invalid_model"
 
 
 class RequestError(ForebayError):
+    """Base of the errors that the client caused; a retry of the same request fails again."""
+
     status = 400
     type = "invalid_request_error"
     default_code = "invalid_request"
 
 
 class InvalidRequest(RequestError):
+    """A field of the request has an invalid value (400); `param` names the field."""
+
     default_code = "invalid_value"
 
 
 class RequestTooLarge(RequestError):
+    """Prompt and `max_tokens` exceed the context length or the KV cache (400)."""
+
     default_code = "context_length_exceeded"
 
 
 class Unauthorized(RequestError):
+    """The API key is missing or unknown (401)."""
+
     status = 401
     type = "authentication_error"
     default_code = "invalid_api_key"
 
 
 class NotFound(RequestError):
+    """The route, model or request id does not exist (404)."""
+
     status = 404
     type = "not_found_error"
     default_code = "not_found"
 
 
 class Conflict(RequestError):
+    """The request contradicts the current state of the server (409)."""
+
     status = 409
     default_code = "conflict"
 
 
 class PayloadTooLarge(RequestError):
+    """The HTTP body exceeds the size limit (413)."""
+
     status = 413
     default_code = "payload_too_large"
 
@@ -105,19 +125,27 @@ class Overloaded(RequestError):
 
 
 class EngineError(ForebayError):
+    """The engine failed on a valid request (500)."""
+
     default_code = "engine_error"
 
 
 class RequestTimeout(EngineError):
+    """The request did not finish within its deadline (504)."""
+
     status = 504
     default_code = "request_timeout"
 
 
 class NumericalError(EngineError):
+    """The model produced logits that are infinite or NaN."""
+
     default_code = "non_finite_logits"
 
 
 class Unavailable(EngineError):
+    """The server cannot take the request now, but may later (503); see `retry_after_s`."""
+
     status = 503
     type = "service_unavailable_error"
     default_code = "unavailable"

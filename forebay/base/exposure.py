@@ -10,6 +10,8 @@ from forebay.base.errors import ConfigError
 
 
 def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach the host; names other than "localhost" are not resolved and count as
+    no."""
     if host == "localhost":
         return True
     try:

@@ -27,6 +27,7 @@ def arm(name: str, kind: str = "runtime", at: int = 1) -> None:
 
 
 def disarm(name: str | None = None) -> None:
+    """Disarm one fault, or all of them without a name."""
     if name is None:
         _armed.clear()
     else:
@@ -39,6 +40,7 @@ def is_armed() -> bool:
 
 
 def point(name: str) -> None:
+    """Raise or kill here if a test has armed the fault `name`; otherwise one dictionary lookup."""
     if name in _armed:
         _trip(name)
 
@@ -54,6 +56,7 @@ def _trip(name: str) -> None:
 
 
 def arm_from_environment() -> None:
+    """Arm the faults of `FOREBAY_FAULTS` ("name=kind@count", comma-separated); raise ConfigError outside tests."""
     text = os.environ.get("FOREBAY_FAULTS", "")
     if not text:
         return

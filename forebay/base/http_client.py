@@ -61,10 +61,12 @@ class KeptAlive(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def close(self) -> None:
+        """Close the transport; no-op before the connection is made."""
         if self._transport is not None:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport; called by asyncio."""
         self._transport = transport
 
 
@@ -102,6 +104,7 @@ class Connection(KeptAlive):
     # asyncio's side
 
     def data_received(self, data: bytes) -> None:
+        """Feed the HTTP parser; bytes that are not HTTP fail the pending request and close the connection."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -109,6 +112,7 @@ class Connection(KeptAlive):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Fail the pending request, if any; called by asyncio."""
         self._fail(f"{self.origin} closed the connection before its answer was complete")
 
     def _fail(self, message: str) -> None:
@@ -118,9 +122,11 @@ class Connection(KeptAlive):
     # httptools' side
 
     def on_status(self, status: bytes) -> None:
+        """Store the status code; called by the parser."""
         self.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
+        """Append to the body and pass complete events on; fail if the rest exceeds `_MAX_EVENT_BYTES`."""
         self._body += body
         if self._on_event is not None and self.status == 200:
             self._split_events(self._on_event)
@@ -140,11 +146,13 @@ class Connection(KeptAlive):
         self._searched = len(body)
 
     def on_message_complete(self) -> None:
+        """Resolve the pending request with the body; called by the parser."""
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(bytes(self._body))
 
 
 def encode_request(origin: Origin, method: str, path: str, payload: dict[str, Any] | None = None) -> bytes:
+    """Return an HTTP/1.1 request as bytes, with `payload` as its JSON body and the origin's API key."""
     body = b"" if payload is None else json.dumps(payload, separators=(",", ":")).encode()
     lines = [f"{method} {origin.prefix}{path} HTTP/1.1", f"Host: {origin.host}:{origin.port}"]
     if origin.api_key:

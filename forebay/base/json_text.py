@@ -43,6 +43,7 @@ def outside_strings(data: bytes) -> bytes:
 
 
 def brackets_of(outside: bytes) -> bytes:
+    """Return the brackets and braces of `outside`, JSON text without its strings, in order."""
     return outside.translate(None, _NOT_BRACKETS)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 
 def get_logger(name: str) -> logging.Logger:
+    """Return the logger `forebay.<name>`."""
     return logging.getLogger(f"forebay.{name}")
 
 

@@ -27,6 +27,7 @@ class LoopClock(RunClock):
         return Timer(self, self._loop, seconds, callback)
 
     async def sleep(self, seconds: float) -> None:
+        """Sleep for so many seconds of this clock; cancelling the task cancels the timer."""
         done: asyncio.Future[None] = self._loop.create_future()
         timer = self.call_later(seconds, lambda: None if done.done() else done.set_result(None))
         try:
@@ -60,4 +61,5 @@ class Timer:
             self._callback()
 
     def cancel(self) -> None:
+        """Cancel the callback; no-op if it has run."""
         self._handle.cancel()

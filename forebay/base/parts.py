@@ -78,6 +78,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, array_like=True, eq=False)
         }
 
     def encode(self) -> bytes:
+        """Return the columns as msgpack bytes, which determine equality and the digest of a plan."""
         return _ENCODER.encode(self)
 
     @classmethod

@@ -54,4 +54,5 @@ def human_seconds(seconds: float) -> str:
 
 
 def ceil_div(a: int, b: int) -> int:
+    """Return `a / b` rounded up, exactly, for integers with b > 0."""
     return -(-a // b)

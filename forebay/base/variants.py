@@ -22,6 +22,7 @@ class Variant:
     cost: str = ""
 
     def more(self, name: str, needs: set[str], flags: tuple[str, ...], cost: str) -> Variant:
+        """Return a variant that adds CPU features and compiler flags to this one."""
         return Variant(name=name, needs=self.needs | needs, flags=(*self.flags, *flags), cost=cost)
 
 

@@ -305,4 +305,5 @@ def _paragraph(text: str) -> str:
 
 
 def note(text: str) -> None:
+    """Print a note to standard error."""
     print(f"forebay: note: {text}", file=sys.stderr)

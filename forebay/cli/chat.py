@@ -31,6 +31,7 @@ Ctrl-C stops an answer; Alt-Enter begins a new line; what is pasted may have sev
 
 
 def run(words: Sequence[str]) -> int:
+    """Run the conversation until its end and return the exit code."""
     parser = Parser(
         "chat",
         f"Talk to the server at --url ({DEFAULT_URL} if one answers there), else to an engine that is "

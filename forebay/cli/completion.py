@@ -36,11 +36,14 @@ complete -o default -F _forebay forebay
 
 
 class Command(NamedTuple):
+    """A subcommand with its options: each an option string, its allowed values and its help."""
+
     words: tuple[str, ...]  # `serve`, or `models pull`
     options: list[tuple[str, Sequence[str], str]]
 
 
 def run(words: Sequence[str]) -> int:
+    """Print the shell's completion script and return the exit code."""
     parser = Parser(
         "completion",
         "Print a script; the shell reads it when it starts.",
@@ -60,6 +63,7 @@ _OF_ZSH: Final = "autoload -U +X compinit && compinit\nautoload -U +X bashcompin
 
 
 def commands() -> Iterator[Command]:
+    """Yield every subcommand; each module is imported and asked for its options without running."""
     for name, (module, _) in COMMANDS.items():
         inner = _INNER.get(name, ()) if name != "completion" else ()
         for words in ((name, word) for word in inner) if inner else ((name,),):
@@ -70,6 +74,7 @@ def commands() -> Iterator[Command]:
 
 
 def bash(found: Sequence[Command]) -> str:
+    """Return the bash script, which zsh reads through bashcompinit as well."""
     options = {" ".join(command.words): [option for option, _, _ in command.options] for command in found}
     cases = [f'    "{name}"*) words="{" ".join(names)}" ;;' for name, names in options.items()]
     values = {option: choices for command in found for option, choices, _ in command.options if choices}
@@ -82,6 +87,7 @@ def bash(found: Sequence[Command]) -> str:
 
 
 def fish(found: Sequence[Command]) -> str:
+    """Return the fish script."""
     lines = ["complete -c forebay -f"]
     for name, (_, summary) in COMMANDS.items():
         lines.append(f"complete -c forebay -n __fish_use_subcommand -a {name} -d {_quoted(summary)}")

@@ -37,6 +37,7 @@ _PIN: Final = re.compile(r"^([A-Za-z0-9_.-]+)==([^\s;]+)")
 
 
 def run(words: Sequence[str]) -> int:
+    """Print the findings and return 1 if one of them is a problem."""
     summary = (
         "Say what is wrong here, what slows this machine down, and the way out. Exit code 1 if something is broken."
     )
@@ -63,6 +64,7 @@ def _print(findings: Sequence[Finding]) -> None:
 
 
 def examine(port: int) -> Iterator[Finding]:
+    """Yield the findings, cheap checks first; a server on `port` is no problem by itself."""
     checks: tuple[Callable[[], Finding], ...] = (_python, torch, _packages, _compiler, kernels)
     for check in checks:
         yield check()
@@ -80,6 +82,7 @@ def _python() -> Finding:
 
 
 def torch(driver: Path = Path("/dev/nvidiactl")) -> Finding:
+    """Check that torch is installed, and that its build fits the machine."""
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -134,6 +137,7 @@ def _compiler() -> Finding:
 
 
 def kernels() -> Finding:
+    """Check that native kernels exist for the best instruction set of this CPU, and are not overridden."""
     asked, best = os.environ.get("FOREBAY_KERNELS", "native"), next(iter(this_cpu().variants), None)
     if best is not None and asked not in ("auto", "native", best.name):
         what = f"FOREBAY_KERNELS={asked}, where this CPU runs {best.name}"

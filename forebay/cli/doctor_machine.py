@@ -35,6 +35,8 @@ _DISPLAY: Final = ("0x0300", "0x0302")  # VGA and 3D controllers
 
 
 class Verdict(StrEnum):
+    """Severity of a finding; only PROBLEM changes the exit code."""
+
     OK = "ok"
     NOTE = "note"  # works, but not as well as it could
     PROBLEM = "problem"
@@ -42,16 +44,20 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """Result of one check; `fix` says what to do, "" if nothing."""
+
     subject: str
     verdict: Verdict
     what: str
     fix: str = ""
 
     def as_dict(self) -> dict[str, str]:
+        """Return the fields for --json."""
         return asdict(self)
 
 
 def examine_machine() -> Iterator[Finding]:
+    """Yield the findings about CPU, memory and GPU."""
     checks: tuple[Callable[[], Finding], ...] = (_cpu, cores, load, bandwidth, memory, swap, large_pages, gpu)
     for check in checks:
         yield check()
@@ -62,6 +68,7 @@ def _cpu() -> Finding:
 
 
 def cpu_finding(cpu: Cpu) -> Finding:
+    """Check which kernel variants the CPU runs, and name the instruction sets that it lacks."""
     names = ", ".join(variant.name for variant in cpu.variants)
     if cpu.simulated:
         what = f"{CPU_VARIABLE}={cpu.simulated} simulates one that runs {names or 'no native kernels'}"
@@ -77,6 +84,7 @@ def cpu_finding(cpu: Cpu) -> Finding:
 
 
 def cores(cgroup: Path = machine.CGROUP, proc: Path = PROC) -> Finding:
+    """Check whether a container or an affinity mask takes cores away."""
     usable, there = machine.usable_cores(cgroup, proc), os.cpu_count() or 1
     if usable.value < there:
         fix = "a container's limit (docker --cpus, resources.limits.cpu), taskset or a slice: raise it"
@@ -143,6 +151,7 @@ def read_gb_s(threads: int) -> float:
 
 
 def memory() -> Finding:
+    """Check the available memory against `MIN_MEMORY_BYTES`, container limits included."""
     there, total = machine.available_memory(), machine.total_memory()
     found = f"{human_bytes(there.value)} {there.why}, of {human_bytes(total)}"
     if there.value < MIN_MEMORY_BYTES:
@@ -154,6 +163,7 @@ def memory() -> Finding:
 
 
 def swap(proc: Path = PROC) -> Finding:
+    """Check whether more than `SWAPPED_BYTES` are swapped out."""
     fields = machine.meminfo(proc)
     total, free = fields.get("SwapTotal", 0), fields.get("SwapFree", 0)
     found = f"{human_bytes(total - free)} of {human_bytes(total)} used" if total else "none"
@@ -177,6 +187,7 @@ def large_pages(root: Path = SYS) -> Finding:
 
 
 def gpu(root: Path = SYS, torch_has_cuda: Callable[[], bool] | None = None) -> Finding:
+    """Check that an NVIDIA GPU on the PCI bus has a driver, and that torch's build can use it."""
     there = sum(_read(device / "vendor") == _NVIDIA and _read(device / "class").startswith(_DISPLAY)
                 for device in root.glob("bus/pci/devices/*"))  # fmt: skip
     memory = gpu_memory()

@@ -20,6 +20,7 @@ MAX_PROMPT_BYTES = 64 << 20
 
 
 def run(words: Sequence[str]) -> int:
+    """Print the continuation of one prompt and return the exit code."""
     parser = Parser("generate", "Complete a prompt, from standard input without one.", "[PROMPT|-] [options]")
     parser.option("prompt", nargs="?", help="the text to continue; - is standard input, as is none in a pipe")
     parser.option("--prompt", "-p", metavar="TEXT", dest="prompt_text", help="the same, as an option")
@@ -59,6 +60,7 @@ def given(own: argparse.Namespace) -> dict[str, Any]:
 
 
 def sampling(own: argparse.Namespace, defaults: SamplingParams, max_tokens: int) -> SamplingParams:
+    """Return the model's default sampling parameters with the options given on the command line."""
     return msgspec.structs.replace(defaults, max_tokens=max_tokens, seed=own.seed, **given(own))
 
 

@@ -31,6 +31,7 @@ class Took:
     output_tokens: int = 0
 
     def came(self) -> None:
+        """Record the arrival time of a piece of output."""
         self.last = time.monotonic()
         self.first = self.first or self.last
 
@@ -45,6 +46,8 @@ class Took:
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
+    """An engine in this process group, with its tokenizer."""
+
     engine: AsyncEngine
     tokenizer: Tokenizer
     context_length: int

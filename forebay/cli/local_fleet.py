@@ -48,6 +48,7 @@ _OF_DECODE: Final = frozenset(
 
 
 def serve_fleet(parsed: Parsed, config: Config) -> int:
+    """Start prefill and decode servers and route to them until a signal; return the exit code."""
     started = time.monotonic()
     setup_logging(config.server.log_level, process="router")
     sock = bind(config.server)
@@ -107,6 +108,7 @@ def _key_lines(config: Config) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def threads_each(config: Config, num: int) -> int:
+    """Divide the cores of the machine by `num` servers, at least one each."""
     return max(1, config.engine.num_threads // num)
 
 

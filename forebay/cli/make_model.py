@@ -27,6 +27,7 @@ DTYPES: Final = ("bfloat16", "float16", "float32")
 
 
 def add_options(parser: Parser) -> None:
+    """Declare the options of `models make`."""
     parser.option("--like", metavar="TYPE", help=f"make: the kind of model: {', '.join(TYPES)}")
     parser.option("--out", metavar="FOLDER", help="make: where to", default_text="NAME in the cache")
     parser.option("--hidden-size", type=whole(1, 1 << 16), default=DEFAULT_HIDDEN_SIZE, metavar="N", help="make: width")

@@ -23,6 +23,7 @@ def _end_with(lease: int) -> None:
 
 
 def main() -> NoReturn:
+    """Serve on the inherited listening socket until the lease (a pipe of the parent) closes."""
     listening, lease, *words = sys.argv[1:]
     _end_with(int(lease))
     spawned = spawn()

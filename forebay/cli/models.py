@@ -42,6 +42,7 @@ _SHOWN_SIZE, _SHOWN_LAYERS = 512, 8
 
 
 def run(words: Sequence[str]) -> int:
+    """Dispatch to the action named by the first word."""
     action = _ALSO.get(words[0], words[0]) if words else "list"
     if action in ("-h", "--help"):
         lines = [f"  {name:<8} {summary}" for name, (summary, _) in ACTIONS.items()]

@@ -27,6 +27,7 @@ Info = dict[str, Any]
 
 
 def run(words: Sequence[str]) -> int:
+    """Check a transfer between two servers; return 1 if the layouts or the data differ."""
     summary = (
         "Send a pattern through all that layers keep, from a prefill to a decode server: prints the layout that\n"
         "was compared and how fast it came. Exit code 1 where they do not fit, or something else arrived."

@@ -98,6 +98,8 @@ class Capacity(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
+    """Memory plan of a model on a machine, as `forebay plan` prints it; sizes in bytes."""
+
     model: str
     model_type: str
     num_parameters: int
@@ -114,6 +116,7 @@ class Plan:
 
 
 def run(words: Sequence[str]) -> int:
+    """Print the plan and return the exit code; only the model's configuration is read, no weights."""
     summary = "Say what a model would need and how many requests fit, before it is there. MODEL may be a config.json."
     parser = Parser("plan", summary, "[MODEL] [options as for serve]")
     parser.option("--memory", help="plan for a machine with so much memory, such as 80GiB", default_text="this one's")
@@ -241,6 +244,7 @@ def _divided(name: str, config: Config, budget: MemoryBudget) -> tuple[str, str]
 
 
 def capacity(budget: MemoryBudget, context: int) -> Capacity:
+    """Return how many requests of `context` tokens run at once, and how many more the prefix cache can keep."""
     pages = ceil_div(context, budget.page_size)
     num_requests = num_at_once(budget.num_pages, budget.page_size, budget.max_running_requests, context)
 
@@ -272,6 +276,7 @@ def _as_dict(plan: Plan) -> dict[str, object]:
 
 
 def as_text(plan: Plan, ways: Sequence[str]) -> str:
+    """Format the plan as aligned tables; `ways` are suggestions for a model that does not fit."""
     num_layers = sum(row.num_layers for row in plan.layers)
     layers = [(str(n), keeps, _bytes(token), _bytes(request)) for n, keeps, token, request in plan.layers]
     sizes = plan.sizes

@@ -13,6 +13,7 @@ from forebay.config.engine_config import ServerConfig
 
 
 def run(words: Sequence[str]) -> int:
+    """Run the router until a signal; return the exit code."""
     summary = "Send each request's prompt to a prefill server and have a decode server answer it."
     parser = Parser("route", summary, "--prefill URL... --decode URL... [options]")
     for role in ("prefill", "decode"):

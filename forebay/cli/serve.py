@@ -10,6 +10,7 @@ from forebay.engine.spawn import spawn
 
 
 def run(words: Sequence[str]) -> int:
+    """Spawn the engine process, then serve until a signal; return the exit code."""
     parsed = parse(words)
     spawned = None if "pd" in parsed.flags else spawn()  # with --pd others have engines; set elsewhere, one is in vain
     try:
@@ -22,10 +23,12 @@ def run(words: Sequence[str]) -> int:
 
 
 def parse(words: Sequence[str]) -> Parsed:
+    """Parse the words of `forebay serve`; exits on --help."""
     return make_parser().parse(words)
 
 
 def make_parser() -> Parser:
+    """Return the parser of `forebay serve`, which also accepts flags of other engines."""
     parser = Parser("serve", "Serve a model over HTTP; without MODEL the embedded one.", "[MODEL] [options]")
     parser.engine_flags(server=True, model_is_positional=True)
     parser.accept_foreign()

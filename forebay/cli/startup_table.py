@@ -41,6 +41,7 @@ log = get_logger("server")
 
 
 def print_startup(config: Config, ready: Ready, url: str, seconds: float) -> None:
+    """Print address, capacity, memory and settings; `seconds` is the time since the start."""
     of_memory = [row[1:] for row in ready.report if row[0] == MEMORY]
     others = [row[1:] for row in ready.report if row[0] != MEMORY]
     rows = [("model", config.engine.served_model_name, ""), ("fits", _who_fits(ready), "")]

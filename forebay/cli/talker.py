@@ -16,6 +16,8 @@ Message = dict[str, Any]
 
 
 class Talker(Protocol):
+    """Model that answers a chat; `name` is shown in the prompt."""
+
     name: str
 
     def reply(self, messages: list[Message], took: Took) -> AsyncIterator[str]:
@@ -28,6 +30,8 @@ class Talker(Protocol):
 
 
 class Remote:
+    """Chat over HTTP with a server of the OpenAI API."""
+
     def __init__(self, origin: Origin, model: str, own: argparse.Namespace) -> None:
         self.name, self._origin, self._model = f"{model} at {origin}", origin, model
         self._options = given(own)
@@ -36,9 +40,11 @@ class Remote:
 
     @classmethod
     async def find(cls, origin: Origin, own: argparse.Namespace) -> Remote:
+        """Connect to the server and choose its first model."""
         return cls(origin, (await get_json(origin, "/v1/models"))["data"][0]["id"], own)
 
     async def reply(self, messages: list[Message], took: Took) -> AsyncIterator[str]:
+        """Stream the answer from /v1/chat/completions; token counts come from its usage."""
         payload = {"model": self._model, "messages": messages, "stream": True, **self._options}
         payload["stream_options"] = {"include_usage": True}
         async for event in stream_json(self._origin, "/v1/chat/completions", payload):
@@ -51,6 +57,7 @@ class Remote:
                     yield piece
 
     async def choose(self, name: str) -> None:
+        """Select another model of the server; ConfigError if the server does not have it."""
         there = [model["id"] for model in (await get_json(self._origin, "/v1/models"))["data"]]
         if name not in there:
             raise ConfigError(f"{self._origin} does not serve {name}; it serves {', '.join(there)}")
@@ -58,10 +65,13 @@ class Remote:
 
 
 class Local:
+    """Chat with an engine that this command has started."""
+
     def __init__(self, name: str, model: LocalModel, own: argparse.Namespace) -> None:
         self.name, self._model, self._own = name, model, own
 
     async def reply(self, messages: list[Message], took: Took) -> AsyncIterator[str]:
+        """Stream the answer from the engine."""
         ids = self._model.tokenizer.encode_chat(messages, max_tokens=self._model.context_length)
         took.prompt_tokens = len(ids)
         params = sampling(self._own, self._model.sampling, self._model.room(len(ids), self._own.max_tokens))
@@ -69,5 +79,6 @@ class Local:
             yield piece
 
     async def choose(self, name: str) -> None:
+        """Raise ConfigError unless `name` is the engine's only model."""
         if name != self.name:
             raise ConfigError(f"this engine has {self.name} alone: start another, `forebay chat {name}`")

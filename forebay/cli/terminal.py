@@ -18,6 +18,8 @@ _FENCES = ("```", "~~~")
 
 
 class Screen(Protocol):
+    """Input and output of a conversation."""
+
     async def ask(self) -> str | None:
         """Return the typed line; None at the end of input."""
         ...
@@ -26,7 +28,8 @@ class Screen(Protocol):
         """An answer as it comes, whose text is added to `pieces`."""
         ...
 
-    def say(self, text: str) -> None: ...
+    def say(self, text: str) -> None:
+        """Print a line of the program itself."""
 
     def remark(self, text: str) -> None:
         """Print a remark for people, which a program that reads the output does not get."""

@@ -201,6 +201,7 @@ def loads_drafter(values: Mapping[str, object]) -> bool:
 
 
 def role_of(settled: Mapping[str, object]) -> DisaggregationMode:
+    """Return the disaggregation mode of the settled flags as an enum."""
     return DisaggregationMode(str(settled["disaggregation_mode"]))
 
 

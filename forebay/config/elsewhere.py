@@ -32,6 +32,7 @@ class Accepted:
         return cls(option, line, takes_value=bool(equals), optional=values.startswith("["), values=chosen)
 
     def accepts(self, value: str | None) -> bool:
+        """Return whether the flag may have this value; None stands for a flag without one, and case is ignored."""
         return value is None or not self.values or value.lower() in self.values
 
 

@@ -24,12 +24,16 @@ class Ledger(StrEnum):
 
 
 class SchedulePolicy(StrEnum):
+    """Order in which waiting requests are admitted."""
+
     FCFS = "fcfs"
     LPM = "lpm"  # longest prefix match first
     PRIORITY = "priority"  # higher number first, then fcfs
 
 
 class EvictionPolicy(StrEnum):
+    """Order in which unpinned pages of the prefix cache are evicted."""
+
     LRU = "lru"
     LFU = "lfu"
     PRIORITY = "priority"
@@ -44,6 +48,8 @@ class CacheIsolation(StrEnum):
 
 
 class KernelBackend(StrEnum):
+    """Implementation of the ops: one of the native instruction sets, torch or Triton."""
+
     NATIVE = "native"  # our C++ kernels, for the best instruction set that the CPU has
     AMX = "amx"  # the same for the instruction set named
     AVX512_BF16 = "avx512bf16"

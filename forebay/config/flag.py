@@ -25,6 +25,8 @@ AUTO: Final = Auto()
 
 
 class Decision(NamedTuple):
+    """The resolved value of a flag, and the reason that start-up logs for it."""
+
     value: Value
     reason: str
 
@@ -33,12 +35,14 @@ class Settled(dict[str, Value]):
     """Values by flag name that are decided already."""
 
     def number(self, name: str) -> int:
+        """Return the flag's integer value; raise TypeError if it has none."""
         value = self[name]
         if not isinstance(value, int):
             raise TypeError(f"{name} is {value!r}")
         return value
 
     def share(self, name: str) -> float:
+        """Return the flag's value as a float; raise TypeError if it is no number."""
         value = self[name]
         if not isinstance(value, int | float):
             raise TypeError(f"{name} is {value!r}")
@@ -185,4 +189,5 @@ class Flag:
 
 
 def in_group(group: str, *flags: Flag) -> tuple[Flag, ...]:
+    """Return the flags with their help group set."""
     return tuple(replace(flag, group=group) for flag in flags)

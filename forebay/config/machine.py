@@ -58,10 +58,12 @@ def available_memory(cgroup: Path = CGROUP, proc: Path = PROC, rlimits: RLimits 
 
 
 def total_memory(proc: Path = PROC) -> int:
+    """Return the bytes of physical memory, whatever a container's limit is."""
     return meminfo(proc).get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def cpu_model(proc: Path = PROC) -> str:
+    """Return the model name from /proc/cpuinfo, or "unknown"."""
     try:
         with (proc / "cpuinfo").open() as lines:
             for line in lines:
@@ -73,6 +75,7 @@ def cpu_model(proc: Path = PROC) -> str:
 
 
 def meminfo(proc: Path) -> dict[str, int]:
+    """Return the fields of /proc/meminfo in bytes; empty if it cannot be read."""
     try:
         lines = (proc / "meminfo").read_text().splitlines()
     except OSError:

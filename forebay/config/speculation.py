@@ -84,6 +84,7 @@ FLAGS: Final = in_group(
 
 
 def algorithm_of(settled: Settled) -> SpeculativeAlgorithm:
+    """Return the speculative algorithm of the settled flags as an enum."""
     return SpeculativeAlgorithm(str(settled["speculative_algorithm"]))
 
 

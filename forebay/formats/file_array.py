@@ -79,6 +79,7 @@ class FileArray:
         return self.shape[0]
 
     def reshape(self, *shape: int) -> FileArray:
+        """Return the same bytes with another shape, unread; raise ValueError if the number of elements differs."""
         if math.prod(shape) != math.prod(self.shape):
             raise ValueError(f"an array of shape {self.shape} cannot be read as {shape}")
         return FileArray(self._file, self.dtype, shape, self._offset)
@@ -88,6 +89,7 @@ class FileArray:
         return FileArray(self._file, self.dtype, (stop - first, *self.shape[1:]), self._offset + first * self.row_bytes)
 
     def read(self) -> Array:
+        """Read the array into new memory."""
         values = np.empty(self.shape, self.dtype)
         if values.size:
             self._file.read_into(self._offset, values.reshape(-1).view(np.uint8).data)

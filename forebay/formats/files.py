@@ -78,6 +78,7 @@ def read_large_json(path: Path, *, most_values: int) -> dict[str, Any]:
 
 
 def parse_json(text: bytes, where: str, *, most_values: int) -> dict[str, Any]:
+    """Parse a JSON object of at most `most_values` values; raise ModelError, which starts with `where`, otherwise."""
     # Each value has a comma before it or is the first in its brackets: counted before any of them takes its 60 bytes.
     values = sum(map(text.count, (b",", b"[", b"{")))
     if values > most_values:

@@ -78,6 +78,7 @@ class RemoteFile:
         return "sha256" if len(self.digest) == 64 else "git hash"
 
     def hash_of(self, chunks: Iterable[bytes]) -> str:
+        """Return the hash of the content in the hub's algorithm: SHA-256, or git's blob SHA-1 for small files."""
         hasher = hashlib.sha256()
         if self.algorithm != "sha256":
             hasher = hashlib.sha1(b"blob %d\0" % self.num_bytes, usedforsecurity=False)

@@ -70,6 +70,7 @@ def hub_folder() -> Path:
 
 
 def repository_folder(repo: str, cache: Path | None = None) -> Path:
+    """Return the repository's folder in the hub's cache, whether or not it exists."""
     return (cache or hub_folder()) / f"models--{repo.replace('/', '--')}"
 
 

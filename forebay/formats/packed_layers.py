@@ -236,6 +236,7 @@ class PackedLayer:
         return lambda rows: self._quantized(form, layout, rows)
 
     def pieces(self) -> Iterator[F32]:
+        """Yield the dequantized weight as float32 blocks of `_PIECE_ROWS` rows."""
         layout = self._layout()
         for first in range(0, self.shape[0], _PIECE_ROWS):
             rows = np.arange(first, min(first + _PIECE_ROWS, self.shape[0]))

@@ -100,6 +100,7 @@ class GroupQuantized:
         return (LEVELS[self.codes] if self.format.levels else self.codes) - np.int16(self.format.zero)
 
     def values(self) -> F32:
+        """Return the dequantized weight, float32 [outputs, inputs]."""
         scales, minimums = self.steps()
         values: F32 = self.signed_codes().astype(np.float32).reshape(*scales.shape, -1)
         values *= scales[..., None]
@@ -113,6 +114,7 @@ class GroupQuantized:
             raise ModelError(f"a scale or minimum {NOT_FINITE}")
 
     def rows(self, order: Order) -> GroupQuantized:
+        """Return the weight with its output rows reordered or selected; codes are copied."""
         return self._with(self.format, lambda part, _: part[order])
 
     def columns(self, order: Order) -> GroupQuantized:
@@ -218,9 +220,11 @@ class StoredCodes:
         return ends.searchsorted(self.order, side="right")
 
     def rows(self, order: Order) -> StoredCodes:
+        """Return the weight with its output rows reordered or selected; nothing is read yet."""
         return replace(self, order=self.order[order], factors=None if self.factors is None else self.factors[order])
 
     def scaled(self, factors: F32) -> StoredCodes:
+        """Return the weight with each output row multiplied by its factor [outputs]; nothing is read yet."""
         return replace(self, factors=factors if self.factors is None else self.factors * factors)
 
     def columns(self, order: Order) -> StoredCodes | None:
@@ -248,6 +252,7 @@ class StoredCodes:
 
 
 def stored_codes(form: CodeFormat, shape: tuple[int, int], open_rows: Callable[[], Reader]) -> StoredCodes:
+    """Return a weight [outputs, inputs] in the codes of one file, whose rows `open_rows` reads when needed."""
     source = CodedRows(format=form, num_rows=shape[0], width=shape[1], open=open_rows)
     return StoredCodes(sources=(source,), order=np.arange(shape[0]))
 

@@ -44,6 +44,8 @@ _ITEM_BYTES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsTensor:
+    """An entry of a safetensors header: where the tensor's bytes are and how to read them."""
+
     name: str
     shape: tuple[int, ...]
     dtype: str

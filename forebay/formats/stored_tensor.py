@@ -38,7 +38,8 @@ class StoredTensor(Protocol):
         """Return the values as the file holds them; None if that is no `GroupQuantized`."""
         ...
 
-    def pieces(self) -> Iterator[npt.NDArray[Any]]: ...
+    def pieces(self) -> Iterator[npt.NDArray[Any]]:
+        """Read the tensor as consecutive blocks of rows, so that the whole is never in memory."""
 
 
 def read_tensor(tensor: StoredTensor) -> F32:

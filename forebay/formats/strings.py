@@ -25,6 +25,7 @@ class Strings(Sequence[str]):
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Self:
+        """Pack texts, which keep their order."""
         return cls(text.encode() for text in texts)
 
     def __len__(self) -> int:

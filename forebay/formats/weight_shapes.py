@@ -38,6 +38,7 @@ class WeightShapes:
 
     @staticmethod
     def of(weights: Iterable[tuple[WeightKind, int]]) -> WeightShapes:
+        """Sum the number of elements by kind of weight."""
         counts = Counter[WeightKind]()
         for kind, number in weights:
             counts[kind] += number

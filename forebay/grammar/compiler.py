@@ -38,6 +38,7 @@ class Work:
     lexer_states: int
 
     def times(self, factor: int) -> Work:
+        """Multiply all limits by `factor`."""
         return Work(*(factor * limit for limit in astuple(self)))
 
     def limits(self) -> LLParserLimits:
@@ -97,6 +98,7 @@ def check_size(grammar: Grammar) -> None:
 
 
 def refused(grammar: Grammar, why: str) -> InvalidRequest:
+    """Return the error for a grammar that does not compile or exceeds a limit; `why` is cut to `MAX_ERROR_CHARS`."""
     why = why.strip()
     why = why if len(why) <= MAX_ERROR_CHARS else f"{why[:MAX_ERROR_CHARS]} [..]"
     return InvalidRequest(f"the {grammar.kind} cannot be used: {why}", code="grammar_invalid", param="grammar")

@@ -24,11 +24,13 @@ class Latest(Generic[V]):
         return len(self._known)
 
     def use(self, grammar: Grammar) -> V | None:
+        """Return the value stored for the grammar, and mark it as the most recently used; None if there is none."""
         if grammar in self._known:
             self._known.move_to_end(grammar)
         return self._known.get(grammar)
 
     def keep(self, grammar: Grammar, known: V) -> None:
+        """Store the value, and evict the least recently used ones beyond `MAX_GRAMMARS` or `MAX_CHARS`."""
         self.drop(grammar)
         self._known[grammar] = known
         self._num_chars += len(grammar.text)

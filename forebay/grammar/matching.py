@@ -73,25 +73,31 @@ class Grammars:
         self._masks: dict[int, Future[I32]] = {}  # by step
 
     def begin(self, req: Request) -> None:
+        """Register a request with a grammar, and start to compile the grammar in the background unless it is cached."""
         assert req.params.grammar is not None, f"{req} has no grammar"
         grammar = req.params.grammar
         self._places[req.id] = _Place(self._prototype(grammar), grammar.kind in REWINDING)
 
     def ready(self, req: Request) -> bool:
+        """Return whether the request's grammar is compiled, so that its tokens can be masked."""
         place = self._places[req.id]
         if place.matcher is None and place.prototype.done():
             place.matcher = place.prototype.result().deep_copy()
         return place.matcher is not None
 
     def wait(self, timeout_s: float) -> None:
+        """Block until one of the pending grammars is compiled, at most `timeout_s`."""
         compiling = {place.prototype for place in self._places.values() if place.matcher is None}
         wait(compiling, timeout_s, FIRST_COMPLETED)
 
     def drafts(self, req: Request, guesses: Sequence[int], most: int) -> list[int]:
+        """Return the longest prefix of the draft tokens that the grammar allows, at most `most` tokens."""
         place, tokens = self._places[req.id], self._unread(req)
         return self._filling.submit(_allowed, place, tokens, list(guesses), most, req.stop_ids).result()
 
     def fill(self, step: int, wanted: Sequence[tuple[Request, Sequence[int]]]) -> None:
+        """Start to fill the token masks of a step: per request one for the next token, and one behind each draft
+        token."""
         jobs, n = [], 0
         for req, drafts in wanted:
             jobs.append(_Job(self._places[req.id], self._unread(req), list(drafts), n))
@@ -107,6 +113,7 @@ class Grammars:
         return self._masks.pop(step).result()
 
     def error(self, req: Request) -> EngineError | None:
+        """Return the error that ends a request whose matcher failed; None if it works."""
         error = self._places[req.id].error
         if not error:
             return None

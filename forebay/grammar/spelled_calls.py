@@ -50,6 +50,7 @@ Spell: TypeAlias = Callable[["Lark", Sequence[CallRule], bool], Spelled]
 
 
 def literal(text: str) -> str:
+    """Return the text as a Lark string literal."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -58,6 +59,7 @@ def _compact(value: Any) -> str:
 
 
 def cannot(what: str, param: str) -> InvalidRequest:
+    """Return the error for tools that no grammar can enforce; `param` names the field of the request."""
     return InvalidRequest(what, code="grammar_invalid", param=param)
 
 
@@ -76,6 +78,7 @@ class Lark:
         return name
 
     def marker(self, spelling: str) -> str:
+        """Return the terminal of a marker: the added token if the vocabulary has one, its text otherwise."""
         token = self.table.added(spelling)
         return literal(spelling) if token is None else f"<[{token}]>"
 
@@ -105,6 +108,7 @@ class Lark:
         return f"{self.rule(text, '' if max_tokens is None else f'[max_tokens={max_tokens}]')} <[{token}]>"
 
     def json(self, schema: Schema) -> str:
+        """Add a rule for JSON values of the schema, and return its name."""
         offered, _ = one_of_as_any_of({**schema, "x-guidance": json_options(schema)})
         return self.rule(f"%json {_compact(offered)}")
 
@@ -119,15 +123,18 @@ class Lark:
         return f"{literal(chr(34))} {self.embedded(quoted(text, field))} {literal(chr(34))}"
 
     def arguments(self, call: CallRule) -> str:
+        """Add a rule for the arguments object of a call, and return its name."""
         if call.text:
             head = f"{{{literal(next(iter(call.parameters['properties'])))}: "
             return self.rule(f'{literal(head)} {self.quoted(call.text, call.field)} "}}"')
         return self.json({"type": "object", **call.parameters} if call.enforced else {"type": "object"})
 
     def one_of(self, bodies: Sequence[str]) -> str:
+        """Add a rule that matches any of the bodies, and return its name."""
         return self.rule(" | ".join(map(self.rule, bodies)))
 
     def some(self, item: str, between: str, one: bool) -> str:
+        """Return an expression for one item, or with `one` false for one or more that `between` separates."""
         return item if one else f"{item} ({literal(between)} {item})*" if between else f"{item}+"
 
 

@@ -21,6 +21,8 @@ from forebay.pools.cache_spec import CacheSpec, FullAttention, SlidingWindow
 
 
 class QkNorm(StrEnum):
+    """Normalization of queries and keys before the rotary embedding."""
+
     NONE = "none"
     HEAD = "head"  # each head by itself, weight [D]
     FULL = "full"  # all heads of a token together, weights [Hq * D] and [Hk * D]
@@ -80,6 +82,8 @@ class AttentionSpec:
 
 
 class Attention:
+    """Projections, norms and paged attention of one layer; x [T, H] -> [T, H]."""
+
     def __init__(self, spec: AttentionSpec, parts: Parts) -> None:
         parts = parts.within(spec.name)
         self._spec = spec

@@ -29,6 +29,8 @@ class SublayerSpec:
 
 
 class Sublayer(NamedTuple):
+    """A part with the weights of the norms before and after it; None for no norm."""
+
     part: Part
     before: Tensor | None
     after: Tensor | None
@@ -49,6 +51,8 @@ class ResidualSpec:
 
 
 class ResidualBlock:
+    """A decoder layer: parts in sequence, each added to the residual stream."""
+
     def __init__(self, spec: ResidualSpec, parts: Parts) -> None:
         self._ops, self._eps, self._multiplier = parts.ops, spec.norm_eps, spec.multiplier
         self._scale = parts.number(spec.scale) if spec.scale else 1.0
@@ -80,6 +84,8 @@ class BranchesSpec:
 
 
 class Branches:
+    """Parts that read the same input in parallel, each with norms of its own; their outputs are added."""
+
     def __init__(self, spec: BranchesSpec, parts: Parts) -> None:
         self._ops, self._eps = parts.ops, spec.norm_eps
         self._sublayers = [sublayer.build(parts) for sublayer in spec.sublayers]

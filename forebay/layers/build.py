@@ -60,6 +60,7 @@ class Parts:
     def tensor(
         self, name: str, *shape: int, offset: float = 0.0, float32: bool = False, change: Change = unchanged
     ) -> Tensor:
+        """Load the tensor `name` below this prefix, of the given shape."""
         param = TensorParam(names=(self.prefix + name,), sizes=shape[:1], inner=shape[1:], offset=offset)
         return self.weights.tensor(param, float32=float32, change=change)
 
@@ -86,6 +87,7 @@ class Parts:
         return self.weights.tensor(kernel, change=lambda kernel: kernel.squeeze(1).T.contiguous())
 
     def rope(self, spec: RopeSpec) -> Tensor:
+        """Return the cos/sin table of the rotary embedding, shared by all layers with an equal spec."""
         return self.ropes.table(spec)
 
     def keep(self, spec: CacheSpec) -> int:
@@ -116,10 +118,15 @@ class Part(Protocol):
 
 
 class PartSpec(Protocol):
-    def build(self, parts: Parts) -> Part: ...
+    """Description of a part of a layer: sizes and tensor names, no weights."""
+
+    def build(self, parts: Parts) -> Part:
+        """Return the part with its weights, which are loaded through `parts`."""
 
 
 class Block(Protocol):
+    """A decoder layer."""
+
     def __call__(self, ctx: ForwardContext, x: Tensor, residual: Tensor) -> Tensor:
         """Add x, what the layer before returned, to the residual stream in place; return what the next one has to add.
 
@@ -131,4 +138,5 @@ class Block(Protocol):
 class BlockSpec(Protocol):
     """One decoder layer."""
 
-    def build(self, parts: Parts) -> Block: ...
+    def build(self, parts: Parts) -> Block:
+        """Return the layer with its weights, which are loaded through `parts`."""

@@ -30,6 +30,8 @@ class ClampedMoeSpec:
 
 
 class ClampedMoe:
+    """Mixture of experts of gpt-oss; x [T, H] -> [T, H]."""
+
     def __init__(self, spec: ClampedMoeSpec, parts: Parts) -> None:
         ops = self._ops = parts.ops
         self._router = Router(spec.router, parts)

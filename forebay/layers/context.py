@@ -25,6 +25,7 @@ class States:
     ran: list[Callable[[StateBatch], Tensor]] | None = None
 
     def run(self, op: Callable[[*Inputs, StateBatch], Tensor], *inputs: *Inputs) -> Tensor:
+        """Apply an op to the states, and record it if accepted tokens will be run again."""
         if self.ran is not None:
             self.ran.append(lambda batch: op(*inputs, batch))
         return op(*inputs, self.batch)

@@ -30,6 +30,8 @@ class DraftHeadSpec:
 
 
 class DraftHead:
+    """Multi-token prediction head: predicts the next hidden states from hidden states and embeddings."""
+
     def __init__(self, spec: DraftHeadSpec, parts: Parts) -> None:
         self._ops, self._eps = parts.ops, spec.norm_eps
         self._blocks = [block.build(parts) for block in spec.blocks]

@@ -75,6 +75,8 @@ class Eagle3Spec:
 
 
 class Eagle3Layers:
+    """Layers of an EAGLE-3 head, with an output head over a reduced vocabulary where the checkpoint has one."""
+
     def __init__(self, spec: Eagle3Spec, parts: Parts) -> None:
         self._spec, self._ops, size = spec, parts.ops, spec.hidden_size
         self._join = parts.linear({"fc": size}, spec.num_taps * size, bias=spec.join_bias)

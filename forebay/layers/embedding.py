@@ -19,6 +19,7 @@ from forebay.ops import LinearWeight
 
 
 def embedding_table(name: str, num_tokens: int, size: int) -> TensorParam:
+    """Declare an embedding table [V, H], stored with at least `HEAD_BITS` bits."""
     return TensorParam(names=(name,), sizes=(num_tokens,), inner=(size,), min_bits=HEAD_BITS)
 
 
@@ -49,6 +50,8 @@ class PerLayerInputsSpec:
 
 
 class PerLayerInputs:
+    """Lookup of the inputs that each layer gets beside the residual stream (Gemma 3n, Gemma 4)."""
+
     def __init__(self, spec: PerLayerInputsSpec, parts: Parts) -> None:
         self._ops, self._spec = parts.ops, spec
         (width,) = spec.table.inner
@@ -80,6 +83,8 @@ class PerLayerGateSpec:
 
 
 class PerLayerGate:
+    """Gate of one layer over its own per-layer inputs."""
+
     def __init__(self, spec: PerLayerGateSpec, parts: Parts) -> None:
         parts, self._ops = parts.within(spec.name), parts.ops
         self._own = slice(spec.layer * spec.size, (spec.layer + 1) * spec.size)

@@ -42,6 +42,8 @@ class GatedDeltaSpec:
 
 
 class GatedDelta:
+    """Gated delta net mixer (Qwen3-Next, OLMo hybrid); x [T, H] -> [T, H]."""
+
     def __init__(self, spec: GatedDeltaSpec, parts: Parts) -> None:
         parts, delta, heads = parts.within(spec.name), spec.delta, spec.delta.num_value_heads
         self._ops, self._delta = parts.ops, delta

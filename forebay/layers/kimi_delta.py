@@ -40,6 +40,8 @@ class KimiDeltaSpec:
 
 
 class KimiDeltaLayer:
+    """Kimi delta attention mixer; x [T, H] -> [T, H]."""
+
     def __init__(self, spec: KimiDeltaSpec, parts: Parts) -> None:
         parts, delta, lowest = parts.within(spec.name), spec.delta, spec.delta.lower_bound
         size, heads, dim = delta.size, delta.num_heads, delta.head_dim

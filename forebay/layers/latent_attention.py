@@ -46,6 +46,8 @@ class LatentAttentionSpec:
 
 
 class LatentAttentionLayer:
+    """Multi-head latent attention in absorbed form; the cache keeps rank + rope values per token."""
+
     def __init__(self, spec: LatentAttentionSpec, parts: Parts) -> None:
         parts, ops, latent, heads = parts.within(spec.name), parts.ops, spec.latent, spec.num_heads
         self._ops, self._latent, self._heads = ops, latent, heads

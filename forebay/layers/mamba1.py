@@ -29,6 +29,8 @@ class ScanNorm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mamba1Spec:
+    """Sizes and tensor names of a Mamba-1 mixer."""
+
     name: str
     hidden_size: int
     mixer: Mamba1Mixer
@@ -40,6 +42,8 @@ class Mamba1Spec:
 
 
 class Mamba1:
+    """Mamba-1 mixer; x [T, H] -> [T, H]."""
+
     def __init__(self, spec: Mamba1Spec, parts: Parts) -> None:
         parts, mixer = parts.within(spec.name), spec.mixer
         size, state_size, rank = mixer.intermediate_size, mixer.state_size, mixer.dt_rank

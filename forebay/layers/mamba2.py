@@ -56,6 +56,8 @@ class Mamba2Spec:
 
 
 class Mamba2:
+    """Mamba-2 mixer; x [T, H] -> [T, H]."""
+
     def __init__(self, spec: Mamba2Spec, parts: Parts) -> None:
         parts, mixer = parts.within(spec.name), spec.mixer
         heads, channels = mixer.num_heads, mixer.channels

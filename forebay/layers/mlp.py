@@ -50,6 +50,8 @@ class MlpSpec:
 
 
 class Mlp:
+    """Feed-forward layer: down(activation(gate, up)), or down(activation(up)) for ReLU squared."""
+
     def __init__(self, spec: MlpSpec, parts: Parts) -> None:
         parts, ops = parts.within(spec.name), parts.ops
         activations = {
@@ -90,6 +92,7 @@ class MoeSpec:
     norm_eps: float = 0.0
 
     def expert(self, number: int) -> MlpSpec:
+        """Return the description of one expert."""
         return MlpSpec(
             name=f"{self.name}.experts.{number}",
             hidden_size=self.latent_size or self.router.hidden_size,
@@ -110,6 +113,8 @@ _OF_EXPERTS: Final = {
 
 
 class Moe:
+    """Mixture of experts, optionally in a latent space narrower than the residual stream."""
+
     def __init__(self, spec: MoeSpec, parts: Parts) -> None:
         self._ops = parts.ops
         self._router = Router(spec.router, parts)

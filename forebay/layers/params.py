@@ -65,6 +65,7 @@ class TensorParam:
 
 
 def vector(name: str, size: int, *, offset: float = 0.0) -> TensorParam:
+    """Declare a tensor [size]; `offset` is added to its values."""
     return TensorParam(names=(name,), sizes=(size,), offset=offset)
 
 
@@ -74,6 +75,7 @@ def rows_of_blocks(*, count: int, block: int, first: int, size: int) -> Rows:
 
 
 def unchanged(values: Tensor) -> Tensor:
+    """Return the values as they are: the default `Change`."""
     return values
 
 
@@ -106,9 +108,11 @@ class Weights(Protocol):
         """As `tensor`, for whoever packs it and keeps it not."""
         ...
 
-    def number(self, param: TensorParam) -> float: ...
+    def number(self, param: TensorParam) -> float:
+        """Load a tensor of one element as a float."""
 
-    def linear(self, weight: TensorParam, bias: TensorParam | None) -> LinearWeight: ...
+    def linear(self, weight: TensorParam, bias: TensorParam | None) -> LinearWeight:
+        """Load a linear layer in the kernels' packed format."""
 
     def table(self, param: TensorParam) -> Tensor | LinearWeight:
         """To look rows up in, and perhaps to multiply with as well: packed where it is held in codes."""

@@ -36,6 +36,8 @@ class QueryAttentionSpec:
 
 
 class QueryAttention:
+    """Attention of one layer that has no keys and values of its own."""
+
     def __init__(self, spec: QueryAttentionSpec, parts: Parts) -> None:
         parts, size = parts.within(spec.name), spec.num_heads * spec.head_dim
         self._spec, self._ops = spec, parts.ops

@@ -34,6 +34,8 @@ class RouterSpec:
 
 
 class Router:
+    """Router of a mixture of experts."""
+
     def __init__(self, spec: RouterSpec, parts: Parts) -> None:
         self._ops, self._spec = parts.ops, spec
         count, size = spec.num_experts, spec.hidden_size

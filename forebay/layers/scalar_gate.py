@@ -26,6 +26,8 @@ class ScalarGateSpec:
 
 
 class ScalarGate:
+    """A part times sigmoid of one gate value per token."""
+
     def __init__(self, spec: ScalarGateSpec, parts: Parts) -> None:
         self._ops = parts.ops
         self._gate = parts.linear({spec.gate: 1}, spec.hidden_size, min_bits=16)

@@ -35,6 +35,7 @@ class SharedTransformerSpec:
 
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:
+        """Output sizes of the query, key and value projections."""
         kv_size = self.num_kv_heads * self.head_dim
         return self.num_heads * self.head_dim, kv_size, kv_size
 
@@ -71,6 +72,8 @@ class SharedTransformer:
 
 
 class Use:
+    """One layer's use of a shared block: adapters and KV cache are its own."""
+
     def __init__(self, spec: UseSpec, shared: SharedTransformer, parts: Parts) -> None:
         of, size = spec.shared, spec.shared.hidden_size
         self._ops = parts.ops

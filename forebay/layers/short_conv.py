@@ -29,6 +29,8 @@ class ShortConvSpec:
 
 
 class ShortConv:
+    """Gated short convolution of LFM; its state is the last width - 1 inputs."""
+
     def __init__(self, spec: ShortConvSpec, parts: Parts) -> None:
         parts, size = parts.within(spec.name), spec.hidden_size
         self._ops = parts.ops

@@ -25,6 +25,8 @@ class SumSpec:
 
 
 class Sum:
+    """Two parts on the same input, whose outputs are added."""
+
     def __init__(self, spec: SumSpec, parts: Parts) -> None:
         self._ops = parts.ops
         self._first = spec.first.build(parts)

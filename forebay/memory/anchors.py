@@ -24,6 +24,8 @@ class Reason(IntEnum):
 
 
 class Anchor(NamedTuple):
+    """A length at which to keep the prompt's state, and the reason."""
+
     length: int  # tokens
     reason: Reason
 

@@ -345,4 +345,5 @@ def _guess_lines(demand: MemoryDemand, reason: str) -> list[BudgetLine]:
 
 
 def in_tokens(num_pages: int, page_size: int) -> str:
+    """Format a number of pages as "pages x size = tokens", for logs."""
     return f"{num_pages} x {page_size} tokens = {num_pages * page_size} tokens"

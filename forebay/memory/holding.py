@@ -59,6 +59,7 @@ class RowTable:
         self.residents[row] = None
 
     def resident(self, row: int) -> Residency:
+        """Return the allocation of the request in this row; the row must be in use."""
         held = self.residents[row]
         assert held is not None, f"nobody runs in row {row}"
         return held
@@ -89,6 +90,7 @@ class RowTable:
         self.num_drafts[rows] -= counts
 
     def clear(self) -> None:
+        """Reset all columns and forget all requests; the caller has freed what they held."""
         self._block[:] = 0
         self.residents = [None] * len(self.residents)
 

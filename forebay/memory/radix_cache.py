@@ -108,6 +108,7 @@ class RadixCache(RadixIndex):
         return Pin(node, num_pages, author, tenant)
 
     def unpin(self, pin: Pin) -> None:
+        """Release a pin; pages without any other pin can be evicted."""
         self._unlock(pin.node)
 
     def extend_pin(self, pin: Pin, key: bytes, pages: Ids, owner: int) -> Adoption:

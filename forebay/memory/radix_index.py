@@ -140,6 +140,7 @@ class RadixIndex:
         return list(self._roots.values())
 
     def nodes(self) -> Iterator[Node]:
+        """Yield all nodes of all namespaces, parents before their children."""
         return chain.from_iterable(map(self._subtree, self._roots.values()))
 
     @staticmethod

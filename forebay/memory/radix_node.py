@@ -111,6 +111,7 @@ NO_NODE: Final = Root("")  # where a match ends that found nothing
 
 
 def no_match(reason: MissReason) -> Match:
+    """Return a match of length 0 with the reason for it."""
     return Match(NO_NODE, 0, [], 0, reason, 0, reason)
 
 
@@ -145,6 +146,7 @@ class Tenants:
         self._idle: set[str] = set()
 
     def weight(self, tenant: str) -> int:
+        """Return the tenant's share weight; 1 if none is configured."""
         return self._weights.get(tenant, 1)
 
     def use(self, tenant: str, at: float) -> None:
@@ -177,10 +179,12 @@ class Shares:
         self._order = SortedList()  # (load, tenant)
 
     def add(self, tenant: str, count: int) -> None:
+        """Charge `count` pages to a tenant; a negative count returns them."""
         self.held[tenant] += count
         self._changed.add(tenant)
 
     def clear(self) -> None:
+        """Forget all charges, when the whole cache is cleared."""
         self.held.clear()
         self._changed.clear()
         self._loads.clear()

@@ -19,6 +19,8 @@ _HELD = 1  # who runs in a row is `RowTable`'s to know; the ledger only has to k
 
 
 class RowHolder(Protocol):
+    """An object with a request id that can hold a row of `req_to_token`."""
+
     id: int
     row: int  # NO_SLOT when it holds none
 

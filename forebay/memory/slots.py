@@ -194,6 +194,7 @@ class Slots:
 
     @contextmanager
     def group(self, n: int) -> Iterator[Self]:
+        """Reserve `n` slots for allocations within the block, and return the unused ones at its end."""
         self.alloc_group_begin(n)
         try:
             yield self
@@ -295,6 +296,7 @@ def _parts(ids: Ids) -> Iterator[Ids]:
 
 
 def as_ids(values: Sequence[int]) -> Ids:
+    """Return the values as an int64 array [N]."""
     return np.array(values, dtype=np.int64)
 
 

@@ -44,6 +44,8 @@ class AssistantSpec:
 
 
 class Assistant:
+    """Gemma 4's draft model: layers with queries only, which read the target model's KV and write none."""
+
     def __init__(self, spec: AssistantSpec, ops: Ops, weights: Weights, *, num_positions: int) -> None:
         self._ops, decoder = ops, spec.decoder
         self.dtype, self.backbone_size = weights.dtype, spec.backbone_size
@@ -80,6 +82,8 @@ class Assistant:
 
 
 class FullHead:
+    """Output head over the whole vocabulary; returns the most likely token of each row, int64 [T]."""
+
     def __init__(self, table: TensorParam, parts: Parts) -> None:
         self._ops = parts.ops
         self._weight = parts.weights.linear(table, None)

@@ -69,10 +69,12 @@ def decoder_spec(
 
 
 def rope_spec(config: ModelConfig) -> RopeSpec:
+    """Return the rotary embedding that the checkpoint's configuration describes, over the whole head."""
     return RopeSpec(config.head_dim, config.rope_theta, config.rope_scaling)
 
 
 def layer_name(layer: int) -> str:
+    """Return the prefix of the layer's tensors in checkpoints of transformers."""
     return f"model.layers.{layer}"
 
 
@@ -96,6 +98,7 @@ def attention_spec(
 
 
 def mlp_spec(config: ModelConfig, layer: int, *, name: str = "mlp") -> MlpSpec:
+    """Return the gated feed-forward part of a layer, with tensor names below `name`."""
     return MlpSpec(
         name=f"{layer_name(layer)}.{name}",
         hidden_size=config.hidden_size,

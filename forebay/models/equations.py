@@ -42,6 +42,7 @@ class Term(NamedTuple):
     lines: tuple[str, ...]
 
     def of(self, argument: str) -> str:
+        """Return the term as text, applied to `argument`."""
         return self.call.replace(_ARGUMENT, argument)
 
 
@@ -109,6 +110,7 @@ def _between_norms(sublayer: SublayerSpec) -> Term:
 
 @singledispatch
 def term(part: Any) -> Term:
+    """Return the equation of a part's spec; each module of layers registers its own."""
     raise NotImplementedError(f"there is no equation for a {type(part).__name__}")
 
 

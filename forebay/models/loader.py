@@ -95,10 +95,13 @@ class Loader:
         self._done_bytes = 0
 
     def tensor(self, param: TensorParam, *, float32: bool = False, change: Change = unchanged) -> Tensor:
+        """Load a tensor, apply `change`, and place it in the region of the weights."""
         result, memory = change(self.values(param, float32=float32)), self._ops.memory
         return result if memory is None else memory.placed(result)
 
     def values(self, param: TensorParam, *, float32: bool = False) -> Tensor:
+        """Read a tensor into new memory: its parts joined, scaled and reordered; ModelError for infinite or NaN
+        values."""
         changed = bool(param.offset or param.scales)
         result = torch.empty(param.joined_shape, dtype=torch.float32 if float32 or changed else self.dtype)
         flat, done = result.view(-1), 0
@@ -120,15 +123,19 @@ class Loader:
         return result.to(self.device)
 
     def number(self, param: TensorParam) -> float:
+        """Read a tensor of one element, which kernels take as a scalar argument."""
         value = self.values(param, float32=True).item()
         self.numbers.append(value)
         return value
 
     def linear(self, weight: TensorParam, bias: TensorParam | None) -> LinearWeight:
+        """Load a linear layer in the kernels' packed format, quantized if the checkpoint or the configuration says
+        so."""
         loaded = None if bias is None else self.values(bias)
         return self._packed(weight, loaded) or self._ops.pack_linear(self.values(weight), loaded)
 
     def table(self, param: TensorParam) -> Tensor | LinearWeight:
+        """Load an embedding table: packed codes if it is quantized, else a tensor [V, H]."""
         return self._packed(param, None) or self.tensor(param)
 
     def _packed(self, param: TensorParam, bias: Tensor | None) -> LinearWeight | None:

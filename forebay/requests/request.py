@@ -18,6 +18,8 @@ from forebay.requests.updates import CacheReport
 
 
 class Status(Enum):
+    """State of a request in its life cycle; `_MOVES` lists the allowed transitions."""
+
     PENDING = "pending"  # holds nothing: the other half of it, or places for what that sends, are not there yet
     WAITING = "waiting"  # holds nothing
     EXTENDING = "extending"  # holds a row; some of its known tokens have no KV yet
@@ -113,6 +115,7 @@ class Request:
         return self.tokens[:num_tokens].tobytes()
 
     def move(self, to: Status) -> None:
+        """Change the status; the transition must be one of `_MOVES`."""
         assert to in _MOVES[self.status], f"request {self.id}: {self.status.name} -> {to.name}"
         self.status = to
 

@@ -42,6 +42,8 @@ BOUNDS: Final = {  # of numbers, inclusive; `top_p` is above 0 as well
 
 
 class GrammarKind(StrEnum):
+    """Kind of constraint on an output; the comments say what the grammar's text holds."""
+
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"  # without a text
     REGEX = "regex"
@@ -59,6 +61,8 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PoolingKind(StrEnum):
+    """Reduction of a prompt's hidden states to one vector."""
+
     LAST = "last"  # the last token's hidden state
     MEAN = "mean"  # that of all tokens, on average
     CLS = "cls"  # the first token's

@@ -87,6 +87,7 @@ class ScheduleBatch:
         self.req_pool_indices_cpu = self.req_pool_indices_cpu[keep]
 
     def remove(self, req: Request) -> None:
+        """Remove one request from the batch; its row stays allocated."""
         self.filter_batch(np.flatnonzero(self.req_pool_indices_cpu != req.residency.row))
 
     def merge_batch(self, other: Self) -> None:

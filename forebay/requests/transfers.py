@@ -184,7 +184,8 @@ Event = Offered | Renewed | Arrived | Sent | Broken | Closed
 class Transfers(Protocol):
     """Interface of the component that executes orders, on threads of its own; neither call waits."""
 
-    def submit(self, order: Order) -> None: ...
+    def submit(self, order: Order) -> None:
+        """Queue an order; its outcome arrives later as an event."""
 
     def poll(self) -> Sequence[Event]:
         """Return the events since the last call; those of one ticket are in order."""

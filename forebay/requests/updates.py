@@ -14,6 +14,8 @@ __all__ = ["CacheReport", "Failure", "FinishReason", "MemoryReport", "MissReason
 
 
 class FinishReason(StrEnum):
+    """Reason why a request ended, as the OpenAI API names it."""
+
     STOP = "stop"  # end of sequence or a stop token id
     LENGTH = "length"  # max_tokens or the context is full
     ABORT = "abort"  # the client asked for it, or went away
@@ -56,6 +58,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @classmethod
     def of(cls, error: ForebayError) -> Failure:
+        """Convert an exception to what crosses the process boundary."""
         return cls(type(error).__name__, error.code, error.message)
 
     @property

@@ -179,10 +179,12 @@ async def flush_cache(request: Request, router: Router) -> Response:
 
 
 async def health(request: Request, router: Router) -> Response:
+    """Report whether the router works at all; without any member up the reason is "starting"."""
     return _json({"status": "ok", "reason": "ok" if router.members.ready else "starting"})
 
 
 async def ready(request: Request, router: Router) -> Response:
+    """Report whether a request would be taken now: 503 while draining, or while a role has no member up."""
     if router.lifecycle.draining:
         return _unfit("draining", "the router is shutting down")
     if not router.members.ready:
@@ -192,6 +194,7 @@ async def ready(request: Request, router: Router) -> Response:
 
 
 async def metrics(request: Request, router: Router) -> Response:
+    """Render the router's metrics in the Prometheus text format."""
     return Response(router.metrics.render(router.members), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -85,6 +85,7 @@ class Fleet:
             os.close(fd)
 
     def origins(self, role: DisaggregationMode, api_key: str) -> list[Origin]:
+        """Return the addresses of the servers with this role."""
         return [Origin(server.origin, api_key) for server in self.servers if server.role is role]
 
     def _start(self, server: Server) -> None:

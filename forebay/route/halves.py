@@ -61,6 +61,7 @@ class Half:
         return cls(member, upstream)
 
     def end(self) -> None:
+        """Release the connection to its pool and the member's slot; no-op the second time."""
         if not self._ended:
             self._ended = True
             self.member.in_flight -= 1
@@ -99,10 +100,12 @@ class Halves:
             self.prefill.end()
 
     def abort(self) -> None:
+        """Drop both requests because the client disconnected."""
         self.gone = True
         self.end()
 
     def end(self) -> None:
+        """End both requests."""
         self.prefill.end()
         self.decode.end()
 
@@ -120,6 +123,7 @@ async def begin(members: Members, request: RoutedRequest) -> Halves:
 
 
 async def begin_half(members: Members, member: Member, path: str, headers: Mapping[str, str], content: bytes) -> Half:
+    """Send a request to a member; mark the member as down if it cannot be reached."""
     try:
         return await Half.begin(member, path, headers, content)
     except ForebayError as error:

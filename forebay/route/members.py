@@ -57,11 +57,13 @@ class Member:
         self.down(why)
 
     def down(self, why: str) -> None:
+        """Mark the server as down until its next successful check."""
         if self.up:
             log.warning(event("member_down", role=self.role, at=self.name, why=why))
         self.up, self.why = False, why
 
     def headers(self) -> dict[str, str]:
+        """Return the authorization header for requests to this server."""
         key = self.pool.origin.api_key
         return {"authorization": f"Bearer {key}"} if key else {}
 
@@ -98,6 +100,7 @@ class Member:
         log.info(event("member_up", role=self.role, at=self.name, model=info.get("served_model_name")))
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the server's state for /state."""
         return {
             "url": self.name,
             "role": self.role,
@@ -163,9 +166,11 @@ class Members:
             await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def check(self) -> None:
+        """Check the health of all servers concurrently."""
         await asyncio.gather(*(member.check() for member in self.all))
 
     def close(self) -> None:
+        """Close all idle connections."""
         for member in self.all:
             member.pool.close()
 

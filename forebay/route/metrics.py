@@ -8,6 +8,8 @@ from forebay.route.members import Member, Members
 
 
 class RouteMetrics:
+    """Prometheus metrics of the router, in a registry of their own."""
+
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
 
@@ -22,9 +24,11 @@ class RouteMetrics:
         self._failures = gauge("server_failures_total", "Times that a server could not be reached")
 
     def count_error(self, code: str) -> None:
+        """Count a request that was refused with this error code."""
         self._refused.labels(code).inc()
 
     def render(self, members: Members) -> bytes:
+        """Return all metrics in the Prometheus text format."""
         for member in members.all:
             for gauge, value in self._of(member):
                 gauge.labels(member.role, member.name).set(value)

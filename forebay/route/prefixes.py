@@ -59,6 +59,8 @@ class Prefixes:
         return next((self._known[block] for block in reversed(blocks) if block in self._known), None)
 
     def learn(self, blocks: Sequence[bytes], who: str) -> None:
+        """Record that server `who` has computed these blocks (hashes of prompt beginnings, shortest first); evicts old
+        ones."""
         for block in reversed(blocks):  # beginnings are asked for by more: they stay longer
             self._known[block] = who
             self._known.move_to_end(block)

@@ -52,11 +52,13 @@ class Router:
         self._died.set()
 
     async def died(self) -> Failure:
+        """Wait until a server process has died for good, and return why."""
         await self._died.wait()
         assert self.dead is not None
         return self.dead
 
     async def close(self, drain_s: float) -> None:
+        """End all requests and background tasks, and close the connections."""
         for halves in list(self.under_way):
             halves.end()
         tasks = list(self._tasks)

@@ -20,6 +20,8 @@ _DROP: Final[Callable[[bytes], None]] = lambda data: None  # noqa: E731
 
 
 class Head(NamedTuple):
+    """Status line and headers of an answer."""
+
     status: int
     headers: dict[str, str]  # names in lower case
 
@@ -77,6 +79,7 @@ class Upstream(KeptAlive):
     # asyncio's side
 
     def data_received(self, data: bytes) -> None:
+        """Feed the HTTP parser; bytes that are not HTTP, or that no request asked for, close the connection."""
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, AttributeError):  # an answer that nobody asked for
@@ -84,6 +87,7 @@ class Upstream(KeptAlive):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Fail the pending request, if any; called by asyncio."""
         self._fail("closed the connection before its answer was complete")
 
     def _fail(self, what: str) -> None:
@@ -96,18 +100,22 @@ class Upstream(KeptAlive):
     # httptools' side
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Store a header; called by the parser."""
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        """Resolve the head of the answer; called by the parser."""
         self._head.set_result(Head(self._parser.get_status_code(), self._headers))
 
     def on_body(self, body: bytes) -> None:
+        """Pass the piece on, or buffer it until a sink is set; called by the parser."""
         if self._sink is not None:
             self._sink(body)
         else:
             self._body += body
 
     def on_message_complete(self) -> None:
+        """Resolve the end of the answer; the connection stays open if the server keeps it alive."""
         if not self._parser.should_keep_alive():
             self.close()
         self._end.set_result(None)
@@ -151,6 +159,7 @@ class Pool:
             upstream.close()
 
     def close(self) -> None:
+        """Close all idle connections, and fail the requests that use the others."""
         self.give_up()
         while self._idle:
             self._idle.pop()[1].close()

@@ -50,6 +50,7 @@ class NewTokenRatio:
         self.value = self.first
 
     def after_decode(self) -> None:
+        """Lower the ratio by one step, down to `lowest`."""
         self.value = max(self.lowest, self.value - self._decay)
 
     def after_retraction(self, num_decoded: int, num_max_new: int, num_running: int) -> None:
@@ -57,6 +58,7 @@ class NewTokenRatio:
         self.value = min(1.0, (num_decoded + _HEADROOM_STEPS * num_running) / (num_max_new + 1))
 
     def when_idle(self) -> None:
+        """Reset the ratio to its initial value."""
         self.value = self.first
 
 

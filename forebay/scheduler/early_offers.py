@@ -12,6 +12,7 @@ Half = tuple[int, int, bytes]
 
 
 def half_of(offered: Offered) -> Half:
+    """Return the key by which an offer and its request find each other: room, prompt length and digest."""
     return offered.ticket.room, offered.num_tokens, offered.digest
 
 
@@ -21,6 +22,7 @@ def half_wanted(req: Request) -> Half:
 
 
 def room_of(req: Request) -> Rendezvous:
+    """Return where the request meets its other half; it must have a rendezvous."""
     assert req.rendezvous is not None, f"{req} has no room"
     return req.rendezvous
 
@@ -39,6 +41,7 @@ class EarlyOffers:
         return (offered for offered, _ in self._by_ticket.values())
 
     def add(self, offered: Offered, deadline: float) -> None:
+        """Store an offer until `deadline`; it replaces an offer with the same ticket."""
         self.discard(offered.ticket)
         self._by_ticket[offered.ticket] = offered, deadline
         self._by_half.setdefault(half_of(offered), {})[offered.ticket] = None
@@ -74,5 +77,6 @@ class EarlyOffers:
                 yield offered
 
     def clear(self) -> None:
+        """Drop all offers."""
         self._by_ticket.clear()
         self._by_half.clear()

@@ -43,7 +43,8 @@ class Grammars(Protocol):
         """Why nothing may follow."""
         ...
 
-    def ended(self, req: Request) -> None: ...
+    def ended(self, req: Request) -> None:
+        """Free the matcher of a finished request."""
 
 
 class Constraints:
@@ -56,16 +57,19 @@ class Constraints:
 
     @property
     def grammars(self) -> Grammars:
+        """Compiler and matchers; some request with a grammar must have been admitted."""
         assert self._grammars is not None, "nobody with a grammar was let in"
         return self._grammars
 
     def begin(self, req: Request) -> None:
+        """Start to compile the request's grammar; InvalidRequest if the engine has no grammar support."""
         if self._grammars is None:
             raise InvalidRequest("this engine knows no grammars: leave it out", param="grammar")
         self._grammars.begin(req)
         self.living[req.id] = self.unready[req.id] = req
 
     def ended(self, req: Request) -> None:
+        """Drop a finished request that had a grammar."""
         del self.living[req.id]
         self.unready.pop(req.id, None)
         self.grammars.ended(req)
@@ -91,9 +95,11 @@ class Constraints:
         return np.array([req.id in flying or req.id in self.unready for req in reqs], dtype=np.bool_)
 
     def guessed(self, req: Request, guesses: Sequence[int], most: int) -> Sequence[int]:
+        """Return the draft tokens that the request's grammar allows; all of them without a grammar."""
         return self.grammars.drafts(req, guesses, most) if req.id in self.living else guesses
 
     def error(self, req: Request) -> EngineError | None:
+        """Return the error that ends the request; None if it has no grammar or its matcher works."""
         return self.grammars.error(req) if req.id in self.living else None
 
     def fill(self, draft: StepDraft, decoding: Sequence[Request]) -> Ids:

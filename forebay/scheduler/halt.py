@@ -38,6 +38,7 @@ class Halt:
 
     @property
     def done(self) -> bool:
+        """True once nothing runs, is in flight, is transferred or written to the cache."""
         s = self._scheduler
         return not (s.num_running or s.flights or s.transferring or s.handoff.num_open or s.held.draft.saves)
 

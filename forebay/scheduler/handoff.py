@@ -63,25 +63,31 @@ class Scheduling(Protocol):
     @property
     def is_saving(self) -> bool: ...
 
-    def rank(self, req: Request) -> tuple[int, int]: ...
+    def rank(self, req: Request) -> tuple[int, int]:
+        """Return the request's sort key in the waiting queue; lower comes first."""
 
-    def enqueue(self, req: Request) -> None: ...
+    def enqueue(self, req: Request) -> None:
+        """Add a request to the waiting queue, in the order of its rank."""
 
-    def join(self, account: Account, line: Line) -> None: ...
+    def join(self, account: Account, line: Line) -> None:
+        """Give an account that enters a queue its place in the fair order."""
 
-    def wait_for_the_other_half(self, req: Request) -> None: ...
+    def wait_for_the_other_half(self, req: Request) -> None:
+        """Move a new request to PENDING, where it holds no memory."""
 
-    def transfer(self, req: Request) -> None: ...
+    def transfer(self, req: Request) -> None:
+        """Move a request to TRANSFERRING: its memory stays allocated, and no step includes it."""
 
-    def remove(self, req: Request) -> None: ...
+    def remove(self, req: Request) -> None:
+        """Remove a request from its queue or batch."""
 
-    def append(
-        self, req: Request, tokens: list[int], logprobs: list[TokenLogprob | None] | None, now: float
-    ) -> int: ...
+    def append(self, req: Request, tokens: list[int], logprobs: list[TokenLogprob | None] | None, now: float) -> int:
+        """Append sampled tokens, emit the update, and return how many tokens the request took before it ended."""
 
     def finish(
         self, req: Request, reason: FinishReason, failure: Failure | None = None, update: Update | None = None
-    ) -> None: ...
+    ) -> None:
+        """End the request, free what it holds, and emit its last update."""
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +149,7 @@ class Handoff:
         """A request has come: refuse it, or make of it what is computed here."""
 
     def enqueue(self, req: Request, now: float) -> None:
+        """Place a new request: into the waiting queue, or where the role lets it wait for its other half."""
         self.scheduler.enqueue(req)
 
     def before_plan(self, now: float) -> None:

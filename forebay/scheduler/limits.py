@@ -86,9 +86,11 @@ class Room:
         return self._num_of.total()
 
     def enter(self, tenant: str, count: int = 1) -> None:
+        """Count requests of a tenant that were admitted."""
         self._num_of[tenant] += count
 
     def leave(self, tenant: str, count: int = 1) -> None:
+        """Count requests of a tenant that ended."""
         self._num_of[tenant] -= count
         if not self._num_of[tenant]:
             del self._num_of[tenant]

@@ -28,9 +28,11 @@ class Line:
         return req in self.of.get(req.account, ())
 
     def add(self, req: Request) -> None:
+        """Insert a request into its account's part of the queue, by rank."""
         insort(self.of.setdefault(req.account, []), req, key=self._rank)
 
     def remove(self, req: Request) -> None:
+        """Remove a request; it must be in the queue."""
         own = self.of[req.account]
         own.remove(req)
         if not own:

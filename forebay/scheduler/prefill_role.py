@@ -44,6 +44,8 @@ class _Sending(OpenTicket):
 
 
 class PrefillRole(Role):
+    """Role of a prefill engine: matches requests with the offers of decode engines, and sends what it computes."""
+
     def __init__(self, options: DisaggregationOptions) -> None:
         super().__init__(options)
         self._early = EarlyOffers()
@@ -72,6 +74,7 @@ class PrefillRole(Role):
         req.max_kv_len = req.num_prompt
 
     def enqueue(self, req: Request, now: float) -> None:
+        """Put a request without a rendezvous into the waiting queue; others wait for the offer of a decode engine."""
         if req.rendezvous is None:
             self.scheduler.enqueue(req)
             return

@@ -120,6 +120,7 @@ class Queues:
     # -- moving -------------------------------------------------------------------------------------------------------
 
     def wait_for_the_other_half(self, req: Request) -> None:
+        """Move a new request to PENDING, where it holds no memory."""
         req.move(Status.PENDING)
         self.pending.add(req)
 
@@ -130,6 +131,7 @@ class Queues:
         self.transferring.append(req)
 
     def enqueue(self, req: Request) -> None:
+        """Add a request to the waiting queue, in the order of its rank, and count its tokens."""
         self.join(req.account, self.waiting)
         self.waiting.add(req)
         self.num_waiting_tokens += len(req.tokens)

@@ -39,6 +39,7 @@ def start_over(queues: Queues) -> None:
 
 
 def set_back_who_is_not_on_trial(queues: Queues) -> None:
+    """Return all running requests but those on trial to the waiting queue."""
     for req in [*queues.running.reqs, *queues.extending]:
         if req not in queues.suspects.on_trial:
             queues.remove(req)

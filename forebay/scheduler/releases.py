@@ -189,6 +189,7 @@ class Releases:
                 at += 1
 
     def take_back(self, freed: DeferredFree) -> None:
+        """Return what a request released to its pools, once no step in flight can access it."""
         if len(freed.pages):
             self.kv.return_ids(freed.pages, freed.request_id)
         if freed.row != NO_SLOT:

@@ -51,6 +51,7 @@ class Residencies(Releases):
         return match, pin
 
     def unpin(self, pin: Pin, match: Match) -> None:
+        """Release a pin in the prefix cache, and the locks of each kind on the matched pages."""
         if pin.num_pages:
             for kind in self.kinds:
                 kind.unlock(pin.node, match.pages)

@@ -358,6 +358,7 @@ class Scheduler(Telling):
         return quarantine_leaks(self)
 
     def state(self, now: float) -> SchedulerState:
+        """Return a snapshot of queues, pools, counters and tenants, for metrics and /state."""
         arrivals = [req.arrival for req in (*self.pending, *self.waiting)]
         return SchedulerState(
             step=self.held.steps.launched,

@@ -42,6 +42,7 @@ class Suspects:
         self.groups = deque(group for group in self.groups if group)
 
     def acquit_who_passed(self) -> None:
+        """Clear the suspects whose suspected tokens were computed without a failure."""
         running = (Status.EXTENDING, Status.DECODING)
         passed = [
             req for req, mark in self.groups[0].items() if req.status in running and req.residency.kv_committed >= mark

@@ -134,6 +134,7 @@ class Telling(Queues):
 
 
 def by_request(flight: Flight, result: StepResult) -> list[Sampled]:
+    """Split a step's flat result by request: each with its new tokens, and their logprobs if some were requested."""
     reqs = compress(flight.reqs, flight.plan.sample_mask.tolist()) if flight.plan.num_extends else flight.reqs
     if not (result.num_new or result.logprobs):
         return [(req, [token], None) for req, token in zip(reqs, result.token_ids, strict=True)]

@@ -50,6 +50,8 @@ class Pace:
         self._weight = 1 / memory_steps
 
     def ended(self, worth_s: float, seconds: float) -> None:
+        """Add a finished step to the moving averages: the seconds it took, and the seconds that its tokens are
+        worth."""
         self.num_steps += 1
         self.worth_s += (worth_s - self.worth_s) * self._weight
         self.seconds += (seconds - self.seconds) * self._weight

@@ -31,10 +31,12 @@ class LastPlaces:
         self._slots = self._places.data  # reads and writes single numbers in a third of the array's time
 
     def of_pair(self, before: int, token: int, salt: int = 0) -> int:
+        """Return the last position stored for the pair of tokens, possibly of another pair (no collision check)."""
         place: int = self._slots[(before * BEFORE ^ token * TOKEN ^ salt) & self._mask]
         return place
 
     def of_single(self, token: int) -> int:
+        """Return the last position stored for the token, possibly of another token (no collision check)."""
         place: int = self._slots[(token + 1) * SINGLE & self._mask]
         return place
 

@@ -29,6 +29,7 @@ class Backend:
         return self._literal is not None
 
     def whole(self) -> tokenizers.Tokenizer:
+        """Return the tokenizer, unpacked and parsed if it is not in memory; safe from several threads."""
         if (whole := self._whole) is None:
             with self._lock:
                 if (whole := self._whole) is None:

@@ -68,6 +68,7 @@ class Detokenizer:
         return self.num_chars + len(self._held)
 
     def push(self, token_ids: list[int]) -> Delta:
+        """Decode tokens up to the first stop string; text that may begin a stop string is held back."""
         if not (self._stop or self._patterns):
             return Delta("".join(map(self.push_token, token_ids)), None, len(token_ids))
         shown = ""

@@ -50,8 +50,10 @@ def pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
 
 
 def normalizer(pre: str) -> normalizers.Normalizer | None:
+    """Return the Unicode normalizer that the pre-tokenizer `pre` implies; None if it has none."""
     return normalizers.NFC() if pre == "qwen2" else None
 
 
 def ignores_merges(pre: str) -> bool:
+    """Return whether a word that is a token by itself is looked up before BPE merges."""
     return pre in _WHOLE_WORDS_FIRST

@@ -22,15 +22,19 @@ class Compile(msgspec.Struct, tag=True):
 
 
 class Render(msgspec.Struct, tag=True):
+    """Request to render messages with the compiled template."""
+
     messages: list[Any]
     variables: dict[str, Any]
 
 
 class Compiled(msgspec.Struct, tag=True):
-    pass
+    """Answer to a template that compiled."""
 
 
 class Rendered(msgspec.Struct, tag=True):
+    """Answer with the rendered prompt."""
+
     text: str
 
 

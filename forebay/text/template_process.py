@@ -7,6 +7,8 @@ from forebay.text.template_frames import LIMITS, Answer, Failed, decode_answer
 
 
 class TemplateProcess(ConfinedProcess):
+    """Client of the confined process that compiles and renders one chat template."""
+
     def __init__(self) -> None:
         super().__init__("forebay.text.template_worker", LIMITS, "the chat template")
 

@@ -86,6 +86,7 @@ class Worker:
         self._variables: dict[str, str] = {}
 
     def answer(self, question: Question) -> Answer:
+        """Compile or render; every failure, running out of memory included, becomes a `Failed`."""
         try:
             return self._compile(question) if isinstance(question, Compile) else self._render(question)
         except jinja2.TemplateSyntaxError as error:

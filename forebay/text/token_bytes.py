@@ -14,6 +14,8 @@ _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class PieceReader(Protocol):
+    """Convert a vocabulary's spelling of a token to the bytes that it stands for."""
+
     def __call__(self, piece: str) -> bytes: ...
 
 
@@ -96,6 +98,7 @@ class TokenBytes:
         return TokenBytes(self._pieces, self._reader, self._literal, self.skipped - shown) if shown else self
 
     def in_text(self, token: int) -> bytes:
+        """Return the token's bytes; empty for control tokens that outputs leave out."""
         return b"" if token in self.skipped else self.spelled(token)
 
     def text(self, token: int) -> str | None:

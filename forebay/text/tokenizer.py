@@ -64,6 +64,7 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], chat_template: str | None = None) -> Tokenizer:
+        """Build the tokenizer from a GGUF file's metadata; `chat_template` replaces the one in it."""
         return cls(tokenizer_files.from_gguf(metadata), chat_template)
 
     def check_chat_template(self) -> None:

@@ -190,10 +190,12 @@ class Engines:
         return await stack.enter_async_context(whole)
 
     async def ask_one_by_one(self, *, backwards: bool = False) -> None:
+        """Run the questions in sequence, each after the previous answer."""
         for number in reversed(self.order) if backwards else self.order:
             await self.ask(number)
 
     async def ask_all(self) -> None:
+        """Run all questions concurrently; the first failure cancels the others."""
         async with asyncio.TaskGroup() as group:
             for number in self.order:
                 group.create_task(self.ask(number))

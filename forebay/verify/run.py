@@ -25,6 +25,8 @@ BY_DEFAULT: Final[Flags] = {"speculative_algorithm": "NGRAM"}  # guesses
 
 
 class Verdict(StrEnum):
+    """Result of one circumstance, compared with the answers of requests that ran alone."""
+
     SAME = "same"
     DIFFERENT = "different"
     FAILED = "failed"  # a request did
@@ -70,11 +72,13 @@ class Verification:
         self.alone: list[Answer] = []
 
     async def ask_alone(self) -> None:
+        """Run each question alone and store the answers as the baseline."""
         async with started([self._resolved(self._roomy)], self.questions) as engines:
             await engines.ask_one_by_one()
             self.alone = [engines.answers[number] for number in range(len(self.questions))]
 
     async def outcome(self, circumstance: Circumstance) -> Outcome:
+        """Run the questions under one circumstance; `seconds` of the result is wall time."""
         began = time.monotonic()
         outcome = await self._outcome(circumstance)
         outcome.seconds = time.monotonic() - began

@@ -35,9 +35,11 @@ class Answer:
     _drops: bool = False  # white space before that text is layout
 
     def say(self, text: str) -> None:
+        """Append visible text."""
         self._tell(Said, text)
 
     def think(self, text: str) -> None:
+        """Append reasoning text."""
         self._tell(Thought, text)
 
     def _tell(self, kind: Told, text: str) -> None:
@@ -67,6 +69,7 @@ class Answer:
             self.marks.append((begin, kind))
 
     def kind(self, begin: int, end: int) -> Kind:
+        """Return the kind of the characters [begin, end): visible text if any of them is, else that at `begin`."""
         at = bisect_right(self.marks, begin, key=itemgetter(0)) - 1
         return Said if any(kind is Said for first, kind in self.marks[at:] if first < end) else self.marks[at][1]
 
@@ -93,17 +96,20 @@ class Answer:
         self.settled = self.tape.taken
 
     def begin(self, name: str) -> None:
+        """Begin a tool call with this name."""
         self.turn(CallArguments)
         self._drops = False
         self.tape.record = None
         self.parts.append(CallBegun(self.calls, name))
 
     def argue(self, text: str) -> None:
+        """Append JSON text to the arguments of the current call."""
         if text:
             self.parts.append(CallArguments(self.calls, text))
             self.settled = self.tape.taken
 
     def end(self) -> None:
+        """End the current call."""
         self.parts.append(CallEnded(self.calls))
         self.calls += 1
         self.layout()
@@ -119,6 +125,7 @@ class Answer:
         self.say("".join(recorded))
 
     def finish(self) -> None:
+        """End the answer; held-back white space becomes text if nothing else came."""
         if self._blank and not self.calls:
             self._add(Said, "".join(self._blank), 0)
         self._blank.clear()

@@ -183,6 +183,7 @@ def _python_calls(answer: Answer, known: bool) -> Reading[None]:
 
 
 def python_or_objects(answer: Answer, known: bool) -> Reading[None]:
+    """Read calls written as Python (`[f(x=1)]`) or as JSON objects, with or without a list around them."""
     tape = answer.tape
     yield from tape.spaces()
     in_list = yield from tape.literal("[")

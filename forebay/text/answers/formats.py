@@ -41,6 +41,8 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class ThinkTags:
+    """The pair of tags around a model's reasoning."""
+
     name: str
     opens: str
     closes: str

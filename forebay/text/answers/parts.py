@@ -12,6 +12,8 @@ class Said(NamedTuple):
 
 
 class Thought(NamedTuple):
+    """A piece of reasoning text."""
+
     text: str
 
 
@@ -55,7 +57,8 @@ class Reader(Protocol):
     def kind(self, begin: int, end: int) -> Kind:
         """Return the kind of a token's characters: text if one of them is text."""
 
-    def push(self, text: str) -> list[Part]: ...
+    def push(self, text: str) -> list[Part]:
+        """Read more text of the answer, and return the parts that are certain by now."""
 
     def pass_by(self, text: str) -> Part | None:
         """The part that `text` is where it is one, all of it at once, and nothing else: it is then read. Else None, and

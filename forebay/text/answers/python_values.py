@@ -20,6 +20,7 @@ _CODES: Final = {"x": 2, "u": 4, "U": 8}  # digits behind each
 
 
 def quoted(text: str) -> str:
+    """Return the text as a JSON string, with non-ASCII characters unescaped."""
     return json.dumps(text, ensure_ascii=False)
 
 

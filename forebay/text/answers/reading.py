@@ -70,11 +70,13 @@ class AnswerReader:
         self._go_on()
 
     def push(self, text: str) -> list[Part]:
+        """Read more text of the answer, and return the parts that are certain by now."""
         self._tape.feed(text)
         self._go_on()
         return self._answer.taken()
 
     def pass_by(self, text: str) -> Part | None:
+        """Return the text as one part without parsing, if it cannot contain a marker; None if it must be pushed."""
         idle = self._tape.idle
         if idle is None or not idle[0].fullmatch(text):
             return None
@@ -82,6 +84,7 @@ class AnswerReader:
         return None if kind is None else self._answer.pass_by(kind, text)
 
     def finish(self) -> list[Part]:
+        """Return the last parts; unfinished markers become text."""
         self._tape.ended = True
         self._go_on()
         if self.thinking:
@@ -94,6 +97,7 @@ class AnswerReader:
         return self._answer.settled
 
     def kind(self, begin: int, end: int) -> Kind:
+        """Return whether the characters [begin, end) of the answer are visible text, reasoning or a call."""
         return self._answer.kind(begin, end)
 
     def _go_on(self) -> None:
@@ -192,4 +196,5 @@ class AnswerReader:
 
 
 def reader_for(formats: AnswerFormats, tools: Tools | None, *, opened: bool = False) -> AnswerReader:
+    """Return a reader for the answer's formats; with `opened`, the prompt ends inside the reasoning."""
     return AnswerReader(formats, tools, opened=opened)

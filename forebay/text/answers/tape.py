@@ -35,9 +35,11 @@ class Tape:
         self._at = 0
 
     def feed(self, text: str) -> None:
+        """Append text, and drop what has been taken."""
         self._text, self._at = self._text[self._at :] + text, 0
 
     def take(self, count: int) -> str:
+        """Consume and return the next `count` characters; fewer at the end of the text."""
         taken = self._text[self._at : self._at + count]
         self._at += len(taken)
         self.taken += len(taken)
@@ -81,6 +83,7 @@ class Tape:
         self.idle = None
 
     def spaces(self) -> Reading[None]:
+        """Skip white space."""
         return self.run(_SPACE, drop)
 
     def until(self, markers: Markers, sink: Sink, limit: int | None = None) -> Reading[str]:

@@ -36,6 +36,7 @@ def _result_in_text(message: Message) -> Message:
 
 
 def calls_in_text(message: Message) -> Message:
+    """Move a message's tool calls into its content, as `<tool_call>` blocks."""
     calls = message.get("tool_calls")
     if not calls:
         return message
