@@ -56,7 +56,7 @@ def a_copied_state_is_let_go_before_its_step_ran(patch: Patch) -> None:
     def mutated(self, held, draft):
         begin(self, held, draft)
         while draft.reads:
-            self.release(draft.reads.pop(), held.id)
+            self.return_slots(draft.reads.pop(), held.id)
 
     patch.setattr(States, "_begin", mutated)
 
