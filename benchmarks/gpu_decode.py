@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forebay.backends import make_ops
 from forebay.config.engine_config import EngineConfig
 from forebay.config.resolve import Survey, resolve
 from forebay.engine.core import EngineCore
@@ -38,7 +39,7 @@ from forebay.memory.kinds.build import CacheSizes
 from forebay.models import Needs, describe, needs_of
 from forebay.models.decoder import Model
 from forebay.models.random_weights import random_tensor
-from forebay.ops import LinearWeight, Ops, make_ops
+from forebay.ops import LinearWeight, Ops
 from forebay.pools.cache_spec import cache_sizes
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Launched, StepPlan, StepResult

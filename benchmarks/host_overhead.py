@@ -18,13 +18,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from forebay.backends import make_ops
 from forebay.config.engine_config import CacheTypes, KindConfig, Ledger, SchedulerConfig
 from forebay.engine.channel import FrameEncoder
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest, Updates
 from forebay.layers.context import ForwardContext
 from forebay.memory.budget import PoolSizes
-from forebay.ops import make_ops
 from forebay.pools.cache_spec import CacheSpec, FullAttention, RecurrentState, SlidingWindow
 from forebay.requests.sampling_params import SamplingParams
 from forebay.runtime import ModelRunner, build_runner

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forebay.backends import make_ops
 from forebay.formats.quantize import quantize_rows
 from forebay.formats.quantized import StoredCodes, stored_codes
-from forebay.ops import LinearWeight, Ops, make_ops
+from forebay.ops import LinearWeight, Ops
 from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.recurrence import Scan, StateBatch
 

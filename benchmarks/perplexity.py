@@ -26,6 +26,7 @@ from rich.table import Table
 from torch import Tensor
 
 from forebay import models
+from forebay.backends import make_ops
 from forebay.base.units import human_bytes
 from forebay.config.engine_config import CacheTypes
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
@@ -33,7 +34,7 @@ from forebay.formats.quantization import Quantization
 from forebay.formats.store import find_model
 from forebay.layers.context import ForwardContext, States
 from forebay.models import Model
-from forebay.ops import Ops, make_ops
+from forebay.ops import Ops
 from forebay.ops.attention import PagedKv
 from forebay.ops.recurrence import StateBatch
 from forebay.pools.cache_pool import CachePool

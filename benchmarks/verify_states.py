@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.ops_bench import random
-from forebay.ops import Ops, make_ops
+from forebay.backends import make_ops
+from forebay.ops import Ops
 from forebay.ops.recurrence import Convolution, Scan, StateBatch
 
 TAPS = 4

@@ -47,20 +47,6 @@ class CacheIsolation(StrEnum):
     USER = "user"  # of those, whoever says to be the same: `user`, `safety_identifier`, `prompt_cache_key`
 
 
-class KernelBackend(StrEnum):
-    """Implementation of the ops: one of the native instruction sets, torch or Triton."""
-
-    NATIVE = "native"  # our C++ kernels, for the best instruction set that the CPU has
-    AMX = "amx"  # the same for the instruction set named
-    AVX512_BF16 = "avx512bf16"
-    AVX512_VNNI = "avx512vnni"
-    AVX512 = "avx512"
-    AVX2_VNNI = "avx2vnni"
-    AVX2 = "avx2"
-    TORCH = "torch"  # the reference
-    TRITON = "triton"  # for NVIDIA GPUs
-
-
 class SpeculativeAlgorithm(StrEnum):
     """The source of draft tokens, under the field's names."""
 
@@ -274,7 +260,7 @@ class EngineConfig:
     quantization: Quantization  # of weights that are matrices
     device: str
     num_threads: int
-    kernels: KernelBackend
+    kernels: str  # of `forebay.backends`
     activation_bits: int  # 8 | 16
     disable_cuda_graph: bool
     cuda_graph_max_bs: int

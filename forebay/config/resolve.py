@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from forebay.backends import BACKENDS
 from forebay.base.cpu import Cpu, this_cpu
 from forebay.base.errors import ConfigError, ModelError
 from forebay.base.exposure import check_exposure
@@ -21,7 +22,6 @@ from forebay.config.engine_config import (
     Config,
     DisaggregationOptions,
     EngineConfig,
-    KernelBackend,
     KindOptions,
     MemoryOptions,
     SchedulePolicy,
@@ -285,8 +285,8 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
         return f"{given[name].origin} ({shown(name, settled[name])})"
 
     device, dtype, kv_dtype = settled["device"], settled["dtype"], settled["kv_cache_dtype"]
-    if (settled["kernels"] == KernelBackend.TRITON) != (device == "cuda"):
-        yield f"{asked('kernels')} and {asked('device')}: triton is for cuda, all other kernels are for cpu"
+    if (needed := BACKENDS[str(settled["kernels"])].device) != device:
+        yield f"{asked('kernels')} and {asked('device')}: these kernels are for {needed}"
     if settled["activation_bits"] not in (8, 16):
         yield f"{asked('activation_bits')}: use 8 or 16"
     if settled["activation_bits"] == 8 and (why := why_not_rounded(facts, settled)):

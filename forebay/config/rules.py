@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from forebay.backends import BACKENDS, default_backend
+from forebay.backends.backend import Here
 from forebay.base.cpu import BFLOAT16_FLAGS, Cpu
-from forebay.base.toolchain import find_compiler
 from forebay.base.units import human_bytes
-from forebay.base.variants import AMX, VARIANTS
+from forebay.base.variants import VARIANTS
 from forebay.config import disaggregation, kinds, sampling, speculation
-from forebay.config.engine_config import CacheIsolation, KernelBackend, SpeculativeAlgorithm
+from forebay.config.engine_config import CacheIsolation, SpeculativeAlgorithm
 from forebay.config.flag import Decision, Settled
 from forebay.config.gpu import GpuMemory, limits_for
 from forebay.config.machine import Amount
@@ -69,24 +70,15 @@ def _dtype(facts: Facts, settled: Settled) -> Decision:
 
 
 def _kernels(facts: Facts, settled: Settled) -> Decision:
-    if facts.gpu is not None:
-        return Decision(KernelBackend.TRITON.value, "those for GPUs")
-    if not facts.cpu.variants:
-        return Decision(KernelBackend.TORCH.value, "the CPU has no AVX2")
-    best = facts.cpu.variants[0].name
-    if any(path for folder in facts.kernel_folders for path in folder.glob(f"{best}-*.so")):
-        return Decision(KernelBackend.NATIVE.value, f"{best}, compiled earlier")
-    found = find_compiler()
-    if found is None:
-        return Decision(KernelBackend.TORCH.value, "there is no C++ compiler: install g++ for several times the speed")
-    return Decision(KernelBackend.NATIVE.value, f"{best}, which {Path(found).name} will compile")
+    return Decision(*default_backend(Here(facts.cpu, facts.gpu is not None, facts.kernel_folders)))
 
 
 def _quantization(facts: Facts, settled: Settled) -> Decision:
     if not (facts.weights.has_codes or facts.draft.has_codes):
         return Decision(Quantization.NONE.value, "the checkpoint has no codes that could be kept")
-    if settled["kernels"] == KernelBackend.TORCH:
-        return Decision(Quantization.NONE.value, "the torch kernels are fastest without")
+    kernels = str(settled["kernels"])
+    if not BACKENDS[kernels].uses_codes:
+        return Decision(Quantization.NONE.value, f"the {kernels} kernels are fastest without")
     return Decision(Quantization.FILE.value, "the checkpoint's own codes, without loss")
 
 
@@ -99,11 +91,8 @@ def why_not_rounded(facts: Facts, settled: Settled) -> str:
     """Why no layer rounds its inputs to `activation_bits`; empty where some do."""
     if settled["quantization"] == Quantization.NONE:
         return "no weights are held in codes"
-    kernels = str(settled["kernels"])
-    if kernels == KernelBackend.NATIVE:
-        kernels = next((variant.name for variant in facts.cpu.variants), KernelBackend.TORCH.value)
-    exact = kernels in (AMX, KernelBackend.TORCH, KernelBackend.TRITON)
-    return f"the {kernels} kernels multiply inputs as they are" if exact else ""
+    kernels = BACKENDS[str(settled["kernels"])].on(facts.cpu)
+    return "" if BACKENDS[kernels].rounds_inputs else f"the {kernels} kernels multiply inputs as they are"
 
 
 def _activation_bits(facts: Facts, settled: Settled) -> Decision:

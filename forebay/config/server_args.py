@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from forebay.backends import BACKENDS, kernels_by_description
 from forebay.config import disaggregation, kinds, sampling, speculation
 from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUANTIZATIONS, KV_DTYPE_SYNONYMS
 from forebay.config.engine_config import (
     MAX_PAGE_SIZE,
     CacheIsolation,
     EvictionPolicy,
-    KernelBackend,
     Ledger,
     SchedulePolicy,
 )
@@ -120,9 +120,8 @@ _MEMORY: Final = in_group(
     Flag(
         "kernels",
         TEXT,
-        "native: compiled for this machine's CPU; amx, avx512bf16, avx512vnni, avx512, avx2vnni, avx2: for these "
-        "instructions of it; torch: the reference; triton: for NVIDIA GPUs",
-        choices=tuple(KernelBackend),
+        "; ".join(f"{', '.join(names)}: {about}" for about, names in kernels_by_description().items()),
+        choices=tuple(BACKENDS),
     ),
     Flag(
         "activation_bits",

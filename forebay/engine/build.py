@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 from llguidance import LLTokenizer
 
+from forebay.backends import make_ops
 from forebay.base import fault
 from forebay.base.cpu import CPU_VARIABLE, PROC, this_cpu
 from forebay.base.errors import ConfigError
@@ -42,7 +43,7 @@ from forebay.grammar.vocabulary import Vocabulary
 from forebay.memory.budget import MemoryBudget, divide_memory
 from forebay.models import Needs, needs_of
 from forebay.models.decoder import Model
-from forebay.ops import Ops, make_ops
+from forebay.ops import Ops
 from forebay.ops.weight_memory import WeightMemory
 from forebay.pools.cache_spec import cache_sizes
 from forebay.pools.regions import Regions, Tag

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forebay.backends import make_ops
 from forebay.base.errors import ModelError
 from forebay.layers.params import Change, TensorParam, Weights, unchanged
 from forebay.models.decoder import DecoderSpec, Model
-from forebay.ops import LinearWeight, Ops, make_ops
+from forebay.ops import LinearWeight, Ops
 from forebay.pools.cache_spec import CacheSpec
 
 _MOST_ELEMENTS = 1 << 56  # torch counts bytes in 63 bits

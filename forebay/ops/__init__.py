@@ -1,6 +1,6 @@
 """Every kernel a layer calls, behind one table that is made once and handed to the layers.
 
-    ops = make_ops("native", num_threads=2)      # or "torch": the reference; a KernelBackend works as well
+    ops = make_ops("native", num_threads=2)      # of forebay.backends; "torch" is the reference
     w = ops.pack_linear(weight, bias)            # weight [N, K] may be dropped afterwards
     qkv = ops.linear(x, w)                       # [T, K] -> [T, N]; logits: ops.linear_f32(x, w)
     q = qkv[:, : Hq * D].view(T, Hq, D)          # a view: no copy is needed
@@ -23,10 +23,9 @@ chunks, on the page size, or on the number of threads.
 
 from __future__ import annotations
 
-from forebay.ops.dispatch import make_ops
 from forebay.ops.experts import ExpertActivation, Gating, Scoring
 from forebay.ops.interface import Ops
 from forebay.ops.linear import LinearWeight
 from forebay.ops.sampling import Draws
 
-__all__ = ["Draws", "ExpertActivation", "Gating", "LinearWeight", "Ops", "Scoring", "make_ops"]
+__all__ = ["Draws", "ExpertActivation", "Gating", "LinearWeight", "Ops", "Scoring"]

@@ -56,7 +56,7 @@ _ASKED = """
 from forebay.base.child import environment
 import subprocess, sys
 script = (
-    "import torch; from forebay.ops import make_ops; from forebay.base.cpu import this_cpu;"
+    "import torch; from forebay.backends import make_ops; from forebay.base.cpu import this_cpu;"
     "print(make_ops('native', 1).name, torch.backends.cpu.get_cpu_capability(), this_cpu().simulated)"
 )
 print(subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True).stdout)

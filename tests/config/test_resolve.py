@@ -37,7 +37,7 @@ def _with_model(embedded_model: Path) -> None:
 def test_kernels_that_a_wheel_brought_are_used_without_a_compiler(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("forebay.config.rules.find_compiler", lambda: None)
+    monkeypatch.setattr("forebay.backends.native.find_compiler", lambda: None)
     monkeypatch.setattr("forebay.config.resolve.cache_folder", lambda name: tmp_path / "cache")
     monkeypatch.setattr("forebay.config.resolve.PREBUILT", tmp_path)
     survey = Survey(cpu=lambda: Cpu(flags=VARIANTS[-1].needs))

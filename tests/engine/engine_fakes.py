@@ -16,7 +16,6 @@ import numpy as np
 from forebay.config.engine_config import (
     CacheTypes,
     EngineConfig,
-    KernelBackend,
     KindOptions,
     Ledger,
     MemoryOptions,
@@ -40,7 +39,7 @@ CONFIG = EngineConfig(
     device="cpu",
     num_threads=1,
     activation_bits=16,
-    kernels=KernelBackend.TORCH,
+    kernels="torch",
     disable_cuda_graph=False,
     cuda_graph_max_bs=8,
     log_level="warning",

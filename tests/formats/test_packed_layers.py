@@ -11,11 +11,11 @@ from safetensors.numpy import load_file
 from safetensors.numpy import save_file as save_in_any_order
 
 from forebay import models
+from forebay.backends import make_ops
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
 from forebay.formats.quantization import Quantization
 from forebay.formats.stored_tensor import read_tensor
-from forebay.ops import make_ops
 from tests.formats.coded import read
 from tests.models.drive import Driver
 from tests.models.tiny import make_oracle, random_ids

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from forebay import models
+from forebay.backends import make_ops
 from forebay.config.engine_config import DisaggregationOptions, KindConfig, Ledger, SchedulerConfig, StateStrategy
 from forebay.engine.core import EngineCore
 from forebay.engine.exchange import Connected
@@ -21,7 +22,7 @@ from forebay.memory.kinds.state.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter, OwnHead
-from forebay.ops import Ops, make_ops
+from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import cache_sizes
 from forebay.requests.sampling_params import SamplingParams

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from forebay import models
+from forebay.backends import make_ops
 from forebay.families.checkpoint import open_checkpoint
 from forebay.models import Model
-from forebay.ops import Ops, make_ops
+from forebay.ops import Ops
 from tests.kernels import NATIVE
 from tests.models.tiny import Tiny, shared_tiny
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from forebay import models
+from forebay.backends import make_ops
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import config_of
 from forebay.families.small import small_config
 from forebay.models import needs_of
-from forebay.ops import make_ops
 from tests.deadlines import HANGS_S
 from tests.models.tiny import CASES
 

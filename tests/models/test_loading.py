@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from forebay import models
+from forebay.backends import make_ops
 from forebay.base.errors import ModelError
 from forebay.families import TYPES
 from forebay.families.checkpoint import open_checkpoint
 from forebay.formats.quantization import Quantization
-from forebay.ops import make_ops
 from forebay.pools.cache_spec import FullAttention, SlidingWindow
 from tests.formats.gguf_files import llama_metadata, llama_tensors, write_gguf
 from tests.models.drive import Driver

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from benchmarks import perplexity
+from forebay.backends import make_ops
 from forebay.families.checkpoint import open_checkpoint
 from forebay.formats.quantization import Quantization
-from forebay.ops import make_ops
 from tests.models.test_embedded import PATH
 
 SHORT = 384  # tokens

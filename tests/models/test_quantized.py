@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from forebay import models
+from forebay.backends import make_ops
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.gguf import GgufFile
 from forebay.formats.quantization import Quantization
@@ -20,7 +21,6 @@ from forebay.formats.quantize import quantize_rows
 from forebay.formats.stored_tensor import read_tensor
 from forebay.layers.params import TensorParam
 from forebay.models.loader import Loader
-from forebay.ops import make_ops
 from tests.formats.coded import read
 from tests.formats.gguf_files import K_TYPES, llama_metadata, llama_tensors, write_gguf
 from tests.models import test_gguf, test_gguf_delta, test_gguf_mamba, test_gguf_window

@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from forebay import models
+from forebay.backends import make_ops
 from forebay.families import TYPES
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import config_from_folder
 from forebay.families.small import small_config
 from forebay.models.random_weights import random_tensor, write_random_weights
-from forebay.ops import make_ops
 from tests.models.drive import Driver
 from tests.models.tiny import VOCAB, random_ids
 

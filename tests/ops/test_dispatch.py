@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from forebay.backends import BACKENDS, default_backend, make_ops, native
+from forebay.backends.backend import Backend, Here
 from forebay.base.cpu import Cpu, this_cpu
 from forebay.base.errors import ConfigError
 from forebay.base.variants import VARIANTS, Variant
-from forebay.config.engine_config import KernelBackend
-from forebay.ops import compiler, dispatch, make_ops
+from forebay.ops import compiler
 from forebay.ops.compiler import BuildError, library
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
@@ -56,7 +57,7 @@ def test_every_op_has_a_native_twin() -> None:
 def test_an_instruction_set_that_the_cpu_has_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking for one and being given another would be a measurement or a test of something else."""
     only = VARIANTS[-1]
-    monkeypatch.setattr(dispatch, "this_cpu", lambda: Cpu(flags=only.needs))
+    monkeypatch.setattr(native, "this_cpu", lambda: Cpu(flags=only.needs))
     what = "does not run the avx512vnni kernels, which need avx512_vnni, .*avx512vl too: use native, avx2, torch"
     with pytest.raises(ConfigError, match=what):
         make_ops("avx512vnni", 1)
@@ -72,7 +73,7 @@ def test_an_instruction_set_asked_for_is_not_replaced_by_torch(monkeypatch: pyte
 
 
 def test_every_instruction_set_can_be_asked_for_by_its_name() -> None:
-    assert {variant.name for variant in VARIANTS} <= {backend.value for backend in KernelBackend}
+    assert {variant.name for variant in VARIANTS} <= BACKENDS.keys()
 
 
 @pytest.mark.parametrize(("backend", "num_threads"), [("cuda", 1), ("native", 0), ("torch", -1)])
@@ -93,6 +94,26 @@ def test_without_a_compiler_torch_is_used_with_one_warning(
     assert len(warnings) == 1
     x = torch.ones(1, 4)
     assert torch.equal(ops.linear(x, ops.pack_linear(torch.ones(2, 4))), torch.full((1, 2), 4.0))
+
+
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+def test_backend_by_its_name_multiplies_as_the_reference_does(backend: Backend) -> None:
+    """What a file of `forebay.backends` declares is made through its name alone."""
+    try:
+        ops = make_ops(backend.name, 1)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    x, weight = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)), torch.eye(64)
+    found = ops.linear(x, ops.pack_linear(weight.to(backend.device)))
+    torch.testing.assert_close(found.cpu(), x, rtol=1e-2, atol=1e-2)
+
+
+def test_default_backend_is_the_first_that_suits_and_names_its_reason_or_what_is_missing() -> None:
+    for cpu, has_gpu, name, why in (
+        (Cpu(flags=frozenset()), False, "torch", "the CPU has no AVX2"),
+        (Cpu(flags=frozenset()), True, "triton", "those for GPUs"),
+    ):
+        assert default_backend(Here(cpu, has_gpu)) == (name, why)
 
 
 @needs_native
@@ -221,6 +242,6 @@ def test_who_compiles_drops_what_nobody_has_used_for_long(monkeypatch: pytest.Mo
 
 @needs_native
 def test_a_process_with_idle_threads_ends_by_itself() -> None:
-    script = "from forebay.ops import make_ops; ops = make_ops('native', 4); print(ops.num_threads)"
+    script = "from forebay.backends import make_ops; ops = make_ops('native', 4); print(ops.num_threads)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANGS_S, check=True)
     assert done.stdout.strip() == "4"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from forebay.backends import make_ops
 from forebay.formats.quantized import CodeFormat
-from forebay.ops.dispatch import make_ops
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
 from tests.formats.coded import FORMATS, random_codes, stored

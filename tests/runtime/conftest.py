@@ -5,9 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from forebay.backends import make_ops
 from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter
-from forebay.ops import Ops, make_ops
+from forebay.ops import Ops
 from forebay.pools.regions import Regions
 from forebay.runtime.graph_backends import Eager, graphs_for
 from tests.kernels import NATIVE

@@ -9,11 +9,12 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
+from forebay.backends import make_ops
 from forebay.layers.context import ForwardContext
 from forebay.memory.budget import PoolSizes
 from forebay.memory.slots import PAD
 from forebay.models.decoder import Model
-from forebay.ops import Ops, make_ops
+from forebay.ops import Ops
 from forebay.ops.recurrence import StateBatch
 from forebay.pools.cache_pool import StateLayer
 from forebay.pools.cache_spec import CacheSpec, RecurrentState, SlidingWindow

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from forebay.backends import make_ops
 from forebay.config.engine_config import CacheTypes
 from forebay.layers.context import ForwardContext
 from forebay.memory.budget import PoolSizes
-from forebay.ops import Ops, make_ops
+from forebay.ops import Ops
 from forebay.pools.cache_spec import CacheSpec, FullAttention
 from forebay.runtime import ModelRunner, build_runner
 from tests.kernels import NATIVE

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forebay.ops import Ops, make_ops
+from forebay.backends import make_ops
+from forebay.ops import Ops
 from forebay.pools.regions import Regions
 from forebay.pools.table import Column, Table
 from forebay.runtime.graph_backends import CpuGraphs, CudaGraphs, Eager, GraphBackend, graphs_for

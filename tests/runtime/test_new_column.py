@@ -16,7 +16,7 @@ USED = """
 import numpy as np
 import pytest
 
-from forebay.ops import make_ops
+from forebay.backends import make_ops
 from forebay.requests.step_plan import StepPlan
 from forebay.runtime.bounds import IndexOutOfPool
 from tests.plans import changed

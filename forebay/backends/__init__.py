@@ -1,0 +1,60 @@
+"""The kernel backends: a file each, which declares them as `BACKENDS`.
+
+A new file is found by its place, and its backends are values of `--kernels`. The declarations need no torch: command
+line and configuration read them. `make_ops` makes the kernels of one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, Final
+
+from forebay.backends.backend import Backend, Here
+from forebay.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forebay.ops.interface import Ops
+    from forebay.ops.weight_memory import WeightMemory
+
+_MODULES: Final = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "backend")
+_FOUND: Final = [
+    backend
+    for name in _MODULES
+    for backend in importlib.import_module(f"{__name__}.{name}").BACKENDS  # which each of them declares
+]
+BACKENDS: Final[dict[str, Backend]] = {
+    backend.name: backend for backend in sorted(_FOUND, key=lambda backend: backend.order)
+}
+
+
+def kernels_by_description() -> dict[str, list[str]]:
+    """Return the names of the backends by what they are."""
+    names: dict[str, list[str]] = {}
+    for backend in BACKENDS.values():
+        names.setdefault(backend.about, []).append(backend.name)
+    return names
+
+
+def default_backend(here: Here) -> tuple[str, str]:
+    """Return the name of the first backend that suits the machine, and the reason: its own, or why the one before it
+    does not suit."""
+    missing = ""
+    for backend in BACKENDS.values():
+        if backend.fit is None:
+            continue
+        suits, why = backend.fit(here)
+        missing = why or missing
+        if suits:
+            return backend.name, missing
+    raise ConfigError("no kernel backend suits this machine: name one with --kernels")
+
+
+def make_ops(backend: str, num_threads: int, activation_bits: int = 16, memory: WeightMemory | None = None) -> Ops:
+    """Return the kernels of `backend` on `num_threads` threads. Raises ConfigError if there is no such backend, or it
+    cannot be made here. Weights are packed into `memory`; None: into some of torch's."""
+    if backend not in BACKENDS:
+        raise ConfigError(f"kernel backend {backend!r}: use one of {', '.join(BACKENDS)}")
+    if num_threads < 1:
+        raise ConfigError(f"{num_threads} threads: use at least 1")
+    return BACKENDS[backend].make(num_threads, activation_bits, memory)

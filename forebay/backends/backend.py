@@ -1,0 +1,55 @@
+"""The declaration of a kernel backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from forebay.base.cpu import Cpu
+
+if TYPE_CHECKING:  # torch is imported where a backend is made, not where it is named
+    from forebay.ops.interface import Ops
+    from forebay.ops.weight_memory import WeightMemory
+
+
+class Here(NamedTuple):
+    """The machine, as far as the default backend depends on it: `kernel_folders` may have compiled kernels."""
+
+    cpu: Cpu
+    has_gpu: bool
+    kernel_folders: tuple[Path, ...] = ()
+
+
+class Fit(NamedTuple):
+    """Whether a backend may be the default on a machine, and the reason."""
+
+    suits: bool
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backend:
+    """One value of `--kernels`.
+
+    `make` takes the number of threads, `activation_bits` and the memory for packed weights, and raises ConfigError if
+    the machine lacks what the backend needs. `fit` is None for a backend that is never the default; of the others the
+    one with the lowest `order` that suits the machine is. `rounds_inputs`: inputs of weights in codes are rounded to
+    `activation_bits`. `uses_codes`: weights in codes are faster than the same weights unpacked. `resolve` returns the
+    name of the backend that this one stands for on a CPU.
+    """
+
+    name: str
+    about: str
+    make: Callable[[int, int, WeightMemory | None], Ops]
+    device: str = "cpu"
+    order: int = 0
+    fit: Callable[[Here], Fit] | None = None
+    rounds_inputs: bool = False
+    uses_codes: bool = True
+    resolve: Callable[[Cpu], str] | None = None
+
+    def on(self, cpu: Cpu) -> str:
+        """Return the name of the kernels that run on `cpu`."""
+        return self.name if self.resolve is None else self.resolve(cpu)
