@@ -60,13 +60,14 @@ class Trace:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        sys.setprofile(self._see)
+        sys.setprofile(self.see)
         try:
             yield
         finally:
             sys.setprofile(None)
 
-    def _see(self, frame: FrameType, event: str, arg: Any) -> None:
+    def see(self, frame: FrameType, event: str, arg: Any) -> None:
+        """Count the call of a function of the package; for `sys.setprofile`."""
         code = frame.f_code
         path = Path(code.co_filename)
         if event not in ("call", "return") or code.co_name.startswith("<") or PACKAGE not in path.parents:
