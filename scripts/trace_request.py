@@ -2,15 +2,13 @@
 
     python scripts/trace_request.py [--model PATH] [--files]
 
-A client asks the real server for three tokens, with a scripted engine at the other end of its channel: from the
-connection's first byte to the stream's last. The path is that of the second request, when nothing has to be started.
+A client connects to the real server, which has a scripted engine at the other end of its channel, and asks for three
+tokens: from the connection to the stream's last byte. Another client has asked before, so nothing has to be started.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -18,14 +16,16 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
+import httpx
+
 from forebay.engine.async_engine import AsyncEngine
-from forebay.engine.channel import Channel, ChannelClosed
-from forebay.engine.frames import AbortRequest, AddRequest, ToEngine, Updates
+from forebay.engine.channel import ChannelClosed
+from forebay.engine.frames import AddRequest, Updates
 from forebay.requests.updates import CacheReport, FinishReason, Update
 from forebay.text.tokenizer import Tokenizer
 from scripts.trace_step import Trace
 from tests.engine.engine_fakes import READY, ScriptedEngine
-from tests.server.conftest import Running, start
+from tests.server.conftest import start
 from tests.text.tiny_tokenizer import tiny_tokenizer
 
 TOKENS: Final = (400, 500, 600)
@@ -104,7 +104,7 @@ class AnsweringEngine(ScriptedEngine):
                     if isinstance(frame, AddRequest):
                         self._answer(frame.request_id)
         except ChannelClosed:
-            pass
+            self.die()
 
     def _answer(self, request_id: int) -> None:
         for i, token in enumerate(TOKENS):
@@ -122,17 +122,18 @@ def trace_chat(tokenizer: Tokenizer, body: dict[str, Any] = CHAT, path: str = "/
     with traced.profiled():
         server = start(tokenizer, lambda: AnsweringEngine().connect())
         try:
-            _ask(server, path, body)
-            with traced.recording():
-                _ask(server, path, body)
+            with server.client() as first, server.client() as client:
+                _ask(first, path, body)
+                with traced.recording():
+                    _ask(client, path, body)
+                    server.call(lambda: None)  # what the answer leaves to do has been done
         finally:
             server.close()
     return traced
 
 
-def _ask(server: Running, path: str, body: dict[str, Any]) -> None:
-    with server.client() as client:
-        answer = client.post(path, json=body)
+def _ask(client: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    answer = client.post(path, json=body)
     assert answer.status_code == 200, answer.text
 
 

@@ -119,7 +119,9 @@ class Choice:
             include_stop=how.include_stop_str_in_output,
             min_tokens=how.min_tokens,
         )
-        self._waiting = WaitingScores(self._detokenizer, self._reader, tells_thinking=self._tells_thinking)
+        self._waiting: WaitingScores | None = None
+        if self._wants_scores:
+            self._waiting = WaitingScores(self._detokenizer, self._reader, tells_thinking=self._tells_thinking)
 
     def feed_tokens(self, token_ids: list[int]) -> str | Piece:
         """Return what more tokens add to a plain choice; most often text and nothing else."""
@@ -162,9 +164,11 @@ class Choice:
         # The token that ended it counts, but is no text.
         ending = update.matched_stop is not None and tokens[-1:] == [update.matched_stop]
         parts: list[Part] = []
-        text, stopped, used = self._push(tokens[:-1] if ending else tokens, parts)
+        shown = tokens[:-1] if ending else tokens
+        reader = self._reader
+        text, stopped, used = self._detokenizer.push(shown) if reader is None else self._push(reader, shown, parts)
         self.num_tokens += used
-        if used and self._wants_scores and update.logprobs is not None:
+        if used and self._waiting is not None and update.logprobs is not None:
             self._waiting.add(tokens[:used], update.logprobs[:used])
         if stopped is None:
             self.num_tokens += ending
@@ -177,22 +181,21 @@ class Choice:
         if stopped is not None:
             self.finish, self.stopped = "stop", stopped
             self.stream.abort()
-        if self._reader is not None:
-            parts += self._reader.push(text) if text else []
-            parts += self._reader.finish() if self.finish is not None else []
+        if reader is not None:
+            parts += reader.push(text) if text else []
+            parts += reader.finish() if self.finish is not None else []
             text, parts = "", self._told(parts)
         everything = self.finish is not None and stopped is None
-        scores = self._waiting.released(everything=everything, ended=self.finish is not None)
+        ended, waiting = self.finish is not None, self._waiting
+        scores = waiting.released(everything=everything, ended=ended) if waiting is not None else []
         return Piece(text, scores, self.finish, parts)
 
-    def _push(self, token_ids: list[int], parts: list[Part]) -> Delta:
-        """Where the answer is read, one token after the other: each is of the thinking or is not, and none is looked at
-        behind the one call that may be."""
-        if self._reader is None:
-            return self._detokenizer.push(token_ids)
+    def _push(self, reader: AnswerReader, token_ids: list[int], parts: list[Part]) -> Delta:
+        """Read one token after the other: each is of the thinking or is not, and none is looked at behind the one call
+        that may be."""
         for used, token in enumerate(token_ids, 1):
             text, stopped, _ = self._detokenizer.push([token])
-            self._take(self._reader, text, parts)
+            self._take(reader, text, parts)
             if stopped is not None or self._is_enough(parts):
                 return Delta("", stopped, used)
         return Delta("", None, len(token_ids))

@@ -26,11 +26,10 @@ from forebay.server.console import load_assets
 from forebay.server.context import RequestContext
 from forebay.server.gateway import Gateway
 from forebay.server.http.bodies import ClientGone
-from forebay.server.http.cluster import Cluster
 from forebay.server.http.errors import MESSAGES, RESPONSES, error_ending
+from forebay.server.http.lifecycle import Watch
 from forebay.server.http.protocol import Connection
-from forebay.server.http.security import Security
-from forebay.server.http.watch import Watch
+from forebay.server.http.security import Cluster, Security
 from forebay.server.openapi.answers import LIMITS
 
 ASK_TIMEOUT_S: Final = 30.0

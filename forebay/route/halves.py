@@ -1,6 +1,6 @@
 """One request at two servers: both get the client's bytes, prefill's answer is drained and decode's is the client's.
 
-What the router adds travels in headers (`server/http/cluster.py`).
+What the router adds travels in headers (`server/http/security.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from forebay.base.errors import ForebayError
 from forebay.base.log import event, get_logger
 from forebay.route.members import Member, Members, as_object
 from forebay.route.upstream import MEMBER_LOST, Head, Upstream
-from forebay.server.http.cluster import BOOTSTRAP
-from forebay.server.http.watch import Watch
+from forebay.server.http.lifecycle import Watch
+from forebay.server.http.security import BOOTSTRAP
 
 ROOM_BITS: Final = 62  # a request with several choices counts on from its room
 MOST_ATTEMPTS: Final = 3

@@ -15,7 +15,7 @@ from forebay.base.log import event, get_logger
 from forebay.config.engine_config import DisaggregationMode
 from forebay.route.prefixes import Prefixes
 from forebay.route.upstream import Pool
-from forebay.server.http.cluster import BOOTSTRAP, PROOF, proof_of
+from forebay.server.http.security import BOOTSTRAP, PROOF, proof_of
 
 CHECK_INTERVAL_S: Final = 1.0
 CHECK_TIMEOUT_S: Final = 2.0

@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from forebay.base.errors import InvalidRequest
-from forebay.server.dialects.messages_request import BILLING_HEADER
-from forebay.server.http.json_body import parse_json_object
+from forebay.server.api.messages_request import BILLING_HEADER
+from forebay.server.http.bodies import parse_json_object
 
 BLOCK_BYTES: Final = 256  # some 60 tokens: a shorter beginning in common saves less than a balanced load
 MOST_BLOCKS: Final = 512  # of one prompt; what is behind them has been cached with them or not at all

@@ -103,7 +103,7 @@ class Room:
     def has_room(self, tenant: str, limit: int, count: int = 1) -> bool:
         """Whether there is room for `count` requests more."""
         own = self._num_of[tenant]
-        return self.num_inside + count <= limit or own + count <= self.share(tenant, limit)
+        return self._num_of.total() + count <= limit or own + count <= self.share(tenant, limit)
 
     def check(self, tenant: str, limit: int, count: int = 1) -> None:
         """Raise Overloaded where there is no room for `count` requests more."""

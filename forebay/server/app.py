@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from functools import cache
-from typing import Any, Final
+from collections.abc import Awaitable
+from functools import cache, partial
+from typing import Any, Final, Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -20,37 +20,34 @@ from forebay.config.engine_config import DisaggregationMode, ServerConfig
 from forebay.engine.async_engine import AsyncEngine
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server.answering import generate, llama, ollama, responding
-from forebay.server.answering.response_store import ResponseStore
-from forebay.server.assets import file_endpoint, pass_on, with_cors
-from forebay.server.console import HEADERS, Asset, load_assets
-from forebay.server.context import ServerContext
-from forebay.server.dialects.llama_request import LlamaCompletionRequest
-from forebay.server.dialects.messages_request import CountTokensRequest, MessagesRequest
-from forebay.server.dialects.native_request import NativeRequest
-from forebay.server.dialects.ollama_request import (
+from forebay.server.admin import information, occupation, slots, tree
+from forebay.server.admin.aborting import AbortRequest, abort_request
+from forebay.server.admin.metrics import Metrics
+from forebay.server.api import chat, completions, embeddings, generate, llama, messages, ollama, responses
+from forebay.server.api.embeddings_request import EmbeddingRequest, RerankRequest, ScoreRequest
+from forebay.server.api.generate import NativeRequest
+from forebay.server.api.llama_request import LlamaCompletionRequest
+from forebay.server.api.messages_request import CountTokensRequest, MessagesRequest
+from forebay.server.api.ollama_request import (
     OllamaChatRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
-from forebay.server.dialects.responses_request import InputTokensRequest, ResponsesRequest
+from forebay.server.api.response_store import ResponseStore
+from forebay.server.api.responses_request import InputTokensRequest, ResponsesRequest
+from forebay.server.assets import file_endpoint, pass_on, with_cors
+from forebay.server.console import HEADERS, Asset, load_assets
+from forebay.server.context import ServerContext
 from forebay.server.gateway import Gateway
 from forebay.server.grammars import GrammarWorkers
 from forebay.server.http.bodies import Bodies
-from forebay.server.http.cluster import Cluster
 from forebay.server.http.errors import MESSAGES, RESPONSES
-from forebay.server.http.isolation import Isolation
 from forebay.server.http.lifecycle import Lifecycle
-from forebay.server.http.security import Security
-from forebay.server.http.workers import Workers
+from forebay.server.http.security import Cluster, Isolation, Security
+from forebay.server.http.workers import TextWorkers, Workers
 from forebay.server.openapi.document import document
 from forebay.server.openapi.page import html
-from forebay.server.operations import information, occupation, slots, tree
-from forebay.server.operations.aborting import AbortRequest, abort_request
-from forebay.server.operations.metrics import Metrics
-from forebay.server.pooling import routes as embeddings
-from forebay.server.pooling.requests import EmbeddingRequest, RerankRequest, ScoreRequest
 from forebay.server.protocol.requests import (
     ChatRequest,
     CheckTransfersRequest,
@@ -64,17 +61,23 @@ from forebay.server.protocol.requests import (
 )
 from forebay.server.protocol.strict import Strict
 from forebay.server.served_model import ServedModel
-from forebay.server.text_workers import TextWorkers
 from forebay.text.tokenizer import Tokenizer
 
-Handler = Callable[[Request, ServerContext], Awaitable[Response]]
+
+class Handler(Protocol):
+    """A route's function."""
+
+    __name__: str
+
+    def __call__(self, request: Request, server: ServerContext) -> Awaitable[Response]: ...
+
 
 DOCS: Final = "/docs"
 OPENAPI: Final = "/openapi.json"
 
 ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
-    ("POST", "/v1/chat/completions", generate.chat_completions, ChatRequest),
-    ("POST", "/v1/completions", generate.completions, CompletionRequest),
+    ("POST", "/v1/chat/completions", chat.chat_completions, ChatRequest),
+    ("POST", "/v1/completions", completions.completions, CompletionRequest),
     ("POST", "/generate", generate.native, NativeRequest),
     ("POST", "/completion", llama.llama_completion, LlamaCompletionRequest),
     ("POST", "/apply-template", llama.apply_template, ChatRequest),
@@ -85,12 +88,12 @@ ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
     ("GET", "/api/tags", ollama.ollama_tags, None),
     ("GET", "/api/version", ollama.ollama_version, None),
     ("POST", "/abort_request", abort_request, AbortRequest),
-    ("POST", MESSAGES, generate.messages, MessagesRequest),
-    ("POST", "/v1/messages/count_tokens", generate.count_tokens, CountTokensRequest),
-    ("POST", RESPONSES, responding.responses, ResponsesRequest),
-    ("POST", f"{RESPONSES}/input_tokens", responding.input_tokens, InputTokensRequest),
-    ("GET", f"{RESPONSES}/{{response_id}}", responding.stored_response, None),
-    ("DELETE", f"{RESPONSES}/{{response_id}}", responding.delete_response, None),
+    ("POST", MESSAGES, messages.messages, MessagesRequest),
+    ("POST", "/v1/messages/count_tokens", messages.count_tokens, CountTokensRequest),
+    ("POST", RESPONSES, responses.responses, ResponsesRequest),
+    ("POST", f"{RESPONSES}/input_tokens", responses.input_tokens, InputTokensRequest),
+    ("GET", f"{RESPONSES}/{{response_id}}", responses.stored_response, None),
+    ("DELETE", f"{RESPONSES}/{{response_id}}", responses.delete_response, None),
     ("POST", "/v1/embeddings", embeddings.embeddings, EmbeddingRequest),
     ("POST", "/v1/score", embeddings.score, ScoreRequest),
     ("POST", "/v1/rerank", embeddings.rerank, RerankRequest),
@@ -160,7 +163,7 @@ def create_app(server: ServerContext) -> ASGIApp:
 
 def create_routes(server: ServerContext, assets: dict[str, Asset]) -> Starlette:
     """The routes alone."""
-    routes = [Route(path, _endpoint(handler, server), methods=[method]) for method, path, handler, _ in ROUTES]
+    routes = [Route(path, partial(handler, server=server), methods=[method]) for method, path, handler, _ in ROUTES]
     routes += [Route(path, file_endpoint(asset)) for path, asset in assets.items()]
     routes += [Route(OPENAPI, _openapi), Route(DOCS, _docs)]
     app = Starlette(routes=routes, exception_handlers=dict.fromkeys((ForebayError, 404, 405, Exception), pass_on))
@@ -189,10 +192,3 @@ def _document() -> bytes:
 @cache
 def _reference() -> str:
     return html(described())
-
-
-def _endpoint(handler: Handler, server: ServerContext) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        return await handler(request, server)
-
-    return endpoint

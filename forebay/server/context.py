@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -14,28 +13,21 @@ from forebay.base.errors import NotFound
 from forebay.config.engine_config import ServerConfig
 from forebay.engine.async_engine import AsyncEngine
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server.answering.calling import for_template
-from forebay.server.answering.response_store import ResponseStore
-from forebay.server.answering.under_way import UnderWay
+from forebay.server.admin.metrics import Metrics
+from forebay.server.admin.prefix_tree import Trees
+from forebay.server.api.response_store import ResponseStore
 from forebay.server.grammars import GrammarWorkers
 from forebay.server.http.bodies import Bodies
-from forebay.server.http.cluster import Cluster, Sender
-from forebay.server.http.isolation import Isolation, Tenant
-from forebay.server.http.lifecycle import Lifecycle
-from forebay.server.http.protocol import CONNECTION, Connection
-from forebay.server.http.security import Security
-from forebay.server.http.workers import Workers
-from forebay.server.operations.metrics import Metrics
-from forebay.server.operations.prefix_tree import Trees
-from forebay.server.protocol.messages import ChatMessage, Templated
-from forebay.server.protocol.requests import PlainText, Sampling
+from forebay.server.http.lifecycle import Lifecycle, UnderWay
+from forebay.server.http.protocol import Connection
+from forebay.server.http.security import Cluster, Isolation, Security, Sender, Tenant
+from forebay.server.http.workers import TextWorkers, Workers
+from forebay.server.protocol.requests import Sampling
 from forebay.server.protocol.strict import Strict
 from forebay.server.served_model import ServedModel
-from forebay.server.text_workers import TextWorkers
 from forebay.text.token_bytes import TokenBytes
 from forebay.text.tokenizer import Tokenizer
 
-T = TypeVar("T")
 Known = TypeVar("Known", bound=Strict)
 
 REQUEST: Final = "forebay.request"
@@ -63,35 +55,6 @@ class ServerContext:
     responses: ResponseStore
     under_way: UnderWay = field(default_factory=UnderWay)
     trees: Trees = field(default_factory=Trees)
-
-    async def encode(self, text: str, body: PlainText) -> list[int]:
-        """The tokens of a text, by a worker where it is long. Raises what `Tokenizer.encode` raises."""
-        self.tokenizer.wake()
-        return await self.workers.run(
-            self.tokenizer.encode,
-            text,
-            size=self.tokenizer.work_chars(text),
-            add_special_tokens=body.add_special_tokens,
-            parse_special=body.parse_special,
-            max_tokens=self.engine.info.context_length,
-        )
-
-    async def render(
-        self, encode: Callable[..., T], messages: Sequence[ChatMessage], body: Templated, **options: Any
-    ) -> T:
-        """Render a conversation with `encode`, of the tokenizer. Templates always run in a worker."""
-        self.tokenizer.wake()
-        variables = body.template_variables
-        return await self.workers.run(
-            encode,
-            for_template([message.for_template() for message in messages], variables, self.model.answers),
-            size=1 << 20,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            max_tokens=self.engine.info.context_length,
-            **options,
-            **variables,
-        )
 
     def table(self, body: Sampling) -> TokenBytes:
         """The bytes of each token in the text of an answer."""
@@ -131,28 +94,6 @@ class RequestContext:
     def of(cls, scope: Scope) -> RequestContext:
         context: RequestContext = scope[REQUEST]
         return context
-
-
-def new_request_context(
-    scope: Scope,
-    receive: Receive,
-    send: Send,
-    request_id: str,
-    tenant: Tenant,
-    sender: Sender,
-    headers: list[tuple[bytes, bytes]],
-) -> RequestContext:
-    return RequestContext(
-        request_id=request_id,
-        route=scope["path"],
-        tenant=tenant,
-        sender=sender,
-        receive=receive,
-        send=send,
-        connection=scope["extensions"][CONNECTION],
-        arrived_at=time.monotonic(),
-        headers=headers,
-    )
 
 
 async def read_body(request: Request, server: ServerContext, kind: type[Known]) -> Known:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Protocol
 
@@ -11,12 +12,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.base.errors import ForebayError, NotFound
-from forebay.server.context import REQUEST, new_request_context
+from forebay.server.context import REQUEST, RequestContext
 from forebay.server.http.bodies import ClientGone
-from forebay.server.http.cluster import Cluster
 from forebay.server.http.errors import HttpError, error_response, internal
-from forebay.server.http.isolation import Tenant
-from forebay.server.http.security import Security
+from forebay.server.http.protocol import CONNECTION
+from forebay.server.http.security import Cluster, Security, Tenant
 
 _PROBES: Final = {"/livez": "/health", "/ping": "/health", "/readyz": "/ready"}
 _SAFE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -55,12 +55,22 @@ class Gateway:
         if scope["method"] == "HEAD":  # what GET would say; the connection, which keeps its own scope, sends no body
             scope = {**scope, "method": "GET"}
         request_id = _request_id(scope)
-        if (path := usual_path(scope["path"], self._paths)) != scope["path"]:
-            scope = {**scope, "path": path}
+        if scope["path"] not in self._paths:
+            scope = {**scope, "path": usual_path(scope["path"], self._paths)}
         answer = _Answer(send, request_id)
         try:
             tenant, sender = self._admit(scope), self._cluster.sender(scope["headers"])
-            scope[REQUEST] = new_request_context(scope, receive, send, request_id, tenant, sender, answer.headers)
+            scope[REQUEST] = RequestContext(
+                request_id=request_id,
+                route=scope["path"],
+                tenant=tenant,
+                sender=sender,
+                receive=receive,
+                send=send,
+                connection=scope["extensions"][CONNECTION],
+                arrived_at=time.monotonic(),
+                headers=answer.headers,
+            )
             await self._app(scope, receive, answer)
         except ClientGone:
             return
@@ -87,8 +97,6 @@ class Gateway:
 def usual_path(path: str, known: Collection[str]) -> str:
     """The spelling that is routed, and that keys are asked by, of one that clients have for it too: with a slash at its
     end, without `/v1`, or by the name of a probe."""
-    if path in known:
-        return path
     short = _PROBES.get(path.rstrip("/"), path.rstrip("/"))
     return next((usual for usual in (short, f"/v1{short}") if usual in known), path)
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from forebay.base.confined import Processes
+from forebay.base.confined import ConfinedProcess, NoAnswer, Processes
 from forebay.base.errors import InvalidRequest, ModelError
-from forebay.text.template_frames import Compile, Failed, Render, Rendered, encode
-from forebay.text.template_process import TemplateProcess
+from forebay.text.template_frames import LIMITS, Answer, Compile, Failed, Render, Rendered, decode_answer, encode
 
 MAX_SOURCE_CHARS: Final = 1 << 20
 MAX_WAIT_S: Final = 20.0  # by the clock, for what the processor may take `LIMITS.cpu_s` for
@@ -76,3 +75,17 @@ def _unusable(why: str) -> ModelError:
 
 def _refused(why: str) -> InvalidRequest:
     return InvalidRequest(f"the chat template {why}", code="chat_template_error", param="messages")
+
+
+class TemplateProcess(ConfinedProcess):
+    """Client of the confined process that compiles and renders one chat template."""
+
+    def __init__(self) -> None:
+        super().__init__("forebay.text.template_worker", LIMITS, "the chat template")
+
+    def ask(self, question: bytes, timeout_s: float) -> Answer:
+        """The answer to an encoded question; a `Failed` of ours where there is none. The process has then ended."""
+        try:
+            return decode_answer(self.exchange(question, timeout_s))
+        except NoAnswer as error:
+            return Failed(str(error))

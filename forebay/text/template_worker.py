@@ -1,7 +1,7 @@
 """A chat template's own process: jinja2 in its immutable sandbox, in little memory, ended by the kernel when it takes
 too long. Templates come with checkpoints, so this is somebody else's program.
 
-    python -m forebay.text.template_worker FD      (started by `template_process`; FD is its end of the socket pair)
+    python -m forebay.text.template_worker FD      (started by `chat_template`; FD is its end of the socket pair)
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from forebay.engine.frames import Occupied, Ready, Speculating, State, Transferr
 from forebay.requests.updates import SpeculationReport
 from forebay.scheduler.counters import COUNTERS, zeros
 from forebay.scheduler.state import PoolState
-from forebay.server.operations.metrics import Metrics
+from forebay.server.admin.metrics import Metrics
 from scripts.site.tables import code, codes, table
 
 _STATE = State(

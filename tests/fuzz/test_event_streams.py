@@ -17,10 +17,9 @@ from forebay.base.http_client import Connection, Origin, stream_json
 from forebay.cli.load_connection import Answer, read_answer
 from forebay.engine.choice import Choice, Piece, Prompt
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server.answering.generation import Generation
-from forebay.server.answering.order import Order
-from forebay.server.dialects.chat import ChatDialect
-from forebay.server.dialects.completion import CompletionDialect
+from forebay.server.api.chat import ChatDialect
+from forebay.server.api.completions import CompletionDialect
+from forebay.server.api.generation import Generation, Order
 from tests.fuzz.mutants import fuzz, mutated, outcome, pieces, seeds
 from tests.text.tiny_tokenizer import tiny_tokenizer
 

@@ -10,7 +10,7 @@ import pytest
 from forebay.base.errors import InvalidRequest
 from forebay.base.json_text import MAX_DEPTH
 from forebay.server.app import ROUTES
-from forebay.server.http.json_body import parse_json_object
+from forebay.server.http.bodies import parse_json_object
 from tests.fuzz.mutants import fuzz, mutated, outcome, seeds
 
 BODIES = [

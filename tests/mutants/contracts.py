@@ -145,7 +145,7 @@ CONTRACTS: Final = {
         "What layers keep of a prompt goes from one to the other, and the tokens are those of one. Decode keeps no "
         "prefix cache unless asked; an extra buffer that was asked for becomes `no_buffer`, with a warning.",
         "scheduler/handoff.py, scheduler/prefill_role.py, scheduler/decode_role.py, transfer/, engine/exchange.py, "
-        "config/disaggregation.py, server/answering/rendezvous.py, route/",
+        "config/disaggregation.py, server/api/rendezvous.py, route/",
     ),
     "C22": Contract(
         "A peer's failure",
@@ -185,7 +185,7 @@ CONTRACTS: Final = {
     "C29": Contract(
         "Nothing of another client's",
         "No text, no token, and no count beyond what the configured isolation says.",
-        "server/http/isolation.py, server/http/security.py, memory/radix_index.py, scheduler/admission.py",
+        "server/http/security.py, memory/radix_index.py, scheduler/admission.py",
     ),
     "C30": Contract(
         "Nothing of a failed computation",
@@ -202,7 +202,7 @@ CONTRACTS: Final = {
         "What others supply is bounded",
         "Every number, name and length of a peer, a client or a file is bounded before it is used; an error while "
         "one of them is handled ends that session, request or load, and nothing else.",
-        "transfer/wire/frames.py, transfer/wire/bounds.py, transfer/session/guard.py, server/http/cluster.py, route/",
+        "transfer/wire/frames.py, transfer/wire/bounds.py, transfer/session/guard.py, server/http/security.py, route/",
     ),
     "C32": Contract(
         "Tenants",

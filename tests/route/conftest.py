@@ -15,8 +15,8 @@ from forebay.config.engine_config import DisaggregationMode
 from forebay.route.app import create_app
 from forebay.route.members import Members
 from forebay.route.router import Router
-from forebay.server.http.cluster import PROOF, proof_of
 from forebay.server.http.listen import bind, listen
+from forebay.server.http.security import PROOF, proof_of
 from forebay.text.tokenizer import Tokenizer
 from tests import loopback
 from tests.deadlines import HANGS_S, POLL_S

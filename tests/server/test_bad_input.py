@@ -12,21 +12,21 @@ import httpx
 import pytest
 
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server.app import ROUTES
-from forebay.server.dialects.llama_request import LlamaCompletionRequest
-from forebay.server.dialects.messages_request import CountTokensRequest, MessagesRequest
-from forebay.server.dialects.native_request import NativeRequest
-from forebay.server.dialects.ollama_request import (
+from forebay.server.admin.aborting import AbortRequest
+from forebay.server.admin.tree import TreeRequest
+from forebay.server.api.embeddings_request import EmbeddingRequest, RerankRequest, ScoreRequest
+from forebay.server.api.generate import NativeRequest
+from forebay.server.api.llama_request import LlamaCompletionRequest
+from forebay.server.api.messages_request import CountTokensRequest, MessagesRequest
+from forebay.server.api.ollama_request import (
     OllamaChatRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
-from forebay.server.dialects.responses_request import InputTokensRequest, ResponsesRequest
+from forebay.server.api.responses_request import InputTokensRequest, ResponsesRequest
+from forebay.server.app import ROUTES
 from forebay.server.http.errors import MESSAGES, OLLAMA, RESPONSES
-from forebay.server.operations.aborting import AbortRequest
-from forebay.server.operations.tree import TreeRequest
-from forebay.server.pooling.requests import EmbeddingRequest, RerankRequest, ScoreRequest
 from forebay.server.protocol.requests import (
     ChatRequest,
     CheckTransfersRequest,

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from starlette.types import Receive
 
 from forebay.base.errors import InvalidRequest, Overloaded, RequestError
-from forebay.server.dialects.completion import CompletionDialect
+from forebay.server.api.completions import CompletionDialect
 from forebay.server.http import bodies
-from forebay.server.http.bodies import INLINE_BYTES, ROOM_BYTES, Bodies
-from forebay.server.http.json_body import _check_size, parse_json_object
+from forebay.server.http.bodies import INLINE_BYTES, ROOM_BYTES, Bodies, _check_size, parse_json_object
 from forebay.server.http.workers import Workers
 from forebay.server.protocol import strict
 from forebay.server.protocol.requests import ChatRequest, CompletionRequest, DetokenizeRequest

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.server.http.connections import SPARE, ConnectionRoom
-from forebay.server.http.protocol import MAX_PIPELINED, _BoundedHttpProtocol
+from forebay.server.http.protocol import MAX_PIPELINED, SPARE, ConnectionRoom, _BoundedHttpProtocol
 from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine
 

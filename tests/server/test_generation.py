@@ -9,8 +9,7 @@ from forebay.engine.choice import Prompt
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import Update
-from forebay.server.answering.generation import Generation
-from forebay.server.answering.order import Order
+from forebay.server.api.generation import Generation, Order
 from tests.server.fake_engine import FakeEngine
 
 

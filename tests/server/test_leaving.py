@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from forebay.server.answering import generate
-from forebay.server.text_workers import TextWorkers
+from forebay.server.api import serving
+from forebay.server.http.workers import TextWorkers
 from tests.deadlines import HANGS_S, wait_until
 
 BODY = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 4}).encode()
@@ -33,13 +33,13 @@ def test_c27_of_a_client_that_leaves_while_its_text_is_tokenized_the_engine_hear
         assert await asyncio.to_thread(go_on.wait, HANGS_S)
         return await run(self, *args, **options)
 
-    class Watch(generate.Watch):
+    class Watch(serving.Watch):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             watches.append(self)
 
     monkeypatch.setattr(TextWorkers, "run", slow)
-    monkeypatch.setattr(generate, "Watch", Watch)
+    monkeypatch.setattr(serving, "Watch", Watch)
     server = launch()
     with server.connect() as sock:
         sock.sendall(REQUEST)

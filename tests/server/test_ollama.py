@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forebay.server.dialects.ollama_request import OllamaChatRequest, OllamaEmbedRequest, OllamaGenerateRequest
+from forebay.server.api.ollama_request import OllamaChatRequest, OllamaEmbedRequest, OllamaGenerateRequest
 from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine
 from tests.server.scripted_server import ScriptedServer

@@ -10,7 +10,7 @@ import pytest
 
 from forebay.config.engine_config import DisaggregationMode
 from forebay.requests.transfers import Rendezvous
-from forebay.server.http.cluster import PROOF, proof_of
+from forebay.server.http.security import PROOF, proof_of
 from tests.server.conftest import MODEL, Running
 from tests.server.fake_engine import FakeEngine
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forebay.config.engine_config import CacheIsolation
-from forebay.server.operations import prefix_tree
+from forebay.server.admin import prefix_tree
 from tests.server.caching_engine import PAGE, CachingEngine
 from tests.server.conftest import Running
 

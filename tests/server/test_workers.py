@@ -15,10 +15,8 @@ from functools import partial
 import pytest
 
 from forebay.base.errors import Overloaded
-from forebay.server import text_workers
 from forebay.server.http import workers
-from forebay.server.http.workers import Workers
-from forebay.server.text_workers import TextWorkers
+from forebay.server.http.workers import TextWorkers, Workers
 from tests.deadlines import HANGS_S
 
 
@@ -56,13 +54,13 @@ def test_a_call_returns_or_raises_what_its_function_does() -> None:
 
 def test_who_has_a_text_that_a_busy_machine_has_no_time_for_is_asked_to_come_again(monkeypatch) -> None:
     """What a text may take is bounded before: the client has nothing to mend, and its request may be sent again."""
-    monkeypatch.setattr(text_workers, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(workers, "TIMEOUT_S", 0.0)
     release = threading.Event()
 
     async def main() -> None:
         pool = TextWorkers()
         with pytest.raises(Overloaded) as told:
-            await pool.run(release.wait, size=text_workers.INLINE_CHARS + 1)
+            await pool.run(release.wait, size=workers.INLINE_CHARS + 1)
         assert told.value.code == "tokenizer_timeout"
         pool.close()
 

@@ -15,9 +15,8 @@ import pytest
 from forebay.base.errors import InvalidRequest, ModelError
 from forebay.text import chat_template, tokenizer_files
 from forebay.text import tokenizer as tokenizer_module
-from forebay.text.chat_template import MAX_SOURCE_CHARS, ChatTemplate
+from forebay.text.chat_template import MAX_SOURCE_CHARS, ChatTemplate, TemplateProcess
 from forebay.text.template_frames import LIMITS, Compile, decode_question, encode
-from forebay.text.template_process import TemplateProcess
 from forebay.text.template_worker import Worker
 from tests.deadlines import HANGS_S, wait_until
 from tests.integration.tree import alive

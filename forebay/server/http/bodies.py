@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from starlette.types import Receive, Scope
 
-from forebay.base.errors import Overloaded, PayloadTooLarge
+from forebay.base import json_text
+from forebay.base.errors import InvalidRequest, Overloaded, PayloadTooLarge
 from forebay.server.http.errors import OLLAMA, HttpError
-from forebay.server.http.json_body import parse_json_object
 from forebay.server.http.workers import Workers
 
 
@@ -50,43 +51,39 @@ class Bodies:
         """The request's body as `kind`, which may hold `max_ids` token ids. Raises InvalidRequest and what `content`
         raises."""
         async with self.content(scope, receive) as content:
-            return await self._parse(kind, content, max_ids)
+            parse = partial(_parse, kind, content, max_ids, self._lenient)
+            return parse() if len(content) <= INLINE_BYTES else await self._workers.run(parse)
 
     @contextlib.asynccontextmanager
     async def content(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
         """The request's body as it was sent; a large one takes room as long as it is in use. Raises HttpError for
         another kind of body, PayloadTooLarge as soon as too many bytes are announced or arrive, and Overloaded where
         other bodies take the room."""
-        _check_kind(scope)
-        self._check_size(_announced_bytes(scope))
-        content = bytearray()
+        size, content = _announced_bytes(scope), bytearray()
         held = 0
         try:
             more = True
-            while more:
+            while more and size <= self._max_bytes:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGone
                 content += message.get("body", b"")
-                self._check_size(len(content))
-                if len(content) > INLINE_BYTES:
+                size = len(content)
+                if size > INLINE_BYTES:
                     self._held += len(content) - held
                     held = len(content)
                     self._check_room()
                 more = message.get("more_body", False)
+            if size > self._max_bytes:
+                raise self._too_large(size)
             yield bytes(content)
         finally:
             self._held -= held
 
-    async def _parse(self, kind: type[Body], content: bytes, max_ids: int) -> Body:
-        parse = partial(_parse, kind, content, max_ids, self._lenient)
-        return parse() if len(content) <= INLINE_BYTES else await self._workers.run(parse)
-
-    def _check_size(self, size: int) -> None:
-        if size > self._max_bytes:
-            raise PayloadTooLarge(
-                f"the body has {size} bytes or more; at most {self._max_bytes} are read: raise --max-body-bytes"
-            )
+    def _too_large(self, size: int) -> PayloadTooLarge:
+        return PayloadTooLarge(
+            f"the body has {size} bytes or more; at most {self._max_bytes} are read: raise --max-body-bytes"
+        )
 
     def _check_room(self) -> None:
         if self._held > self._room:
@@ -97,7 +94,8 @@ def _parse(kind: type[Body], content: bytes, max_ids: int, lenient: bool) -> Bod
     return kind.parse(parse_json_object(content, max_ids), lenient=lenient)
 
 
-def _check_kind(scope: Scope) -> None:
+def _announced_bytes(scope: Scope) -> int:
+    """Return the length that the headers announce, 0 if none. Raises HttpError for another kind of body."""
     kinds = [value for name, value in scope["headers"] if name == b"content-type"]
     if not kinds and scope["path"].startswith(OLLAMA):
         kinds = [JSON]  # some of Ollama's clients name no type; a page's origin is checked before
@@ -105,8 +103,67 @@ def _check_kind(scope: Scope) -> None:
         raise HttpError(415, "send the body as `Content-Type: application/json`", code="unsupported_media_type")
     if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in scope["headers"]):
         raise HttpError(415, "compressed bodies are not read: send it as it is", code="unsupported_content_encoding")
-
-
-def _announced_bytes(scope: Scope) -> int:
     announced = [value for name, value in scope["headers"] if name == b"content-length"]
     return int(announced[0][:20]) if announced and announced[0].isdigit() else 0
+
+
+MAX_CONTAINERS: Final = 20_000
+MAX_VALUES: Final = 5 * MAX_CONTAINERS  # beside token ids; the objects that are known have fewer each
+MAX_STRINGS: Final = 2 * MAX_VALUES  # keys are strings too
+
+
+def parse_json_object(body: bytes, max_ids: int = 0) -> dict[str, Any]:
+    """The object in `body`. Raises InvalidRequest for what is not UTF-8, not strict JSON (NaN, Infinity, a BOM), nested
+    deeper than `json_text.MAX_DEPTH`, of more than `MAX_CONTAINERS` objects and lists, `MAX_STRINGS` strings or
+    `MAX_VALUES` + `max_ids` values, or with a key twice in one object."""
+    _check_size(body, MAX_VALUES + max_ids)
+    try:
+        value = json.loads(body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise _invalid(f"byte {error.start} is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise _invalid(f"{error.msg} at character {error.pos}") from error
+    except ValueError as error:  # an integer of thousands of digits
+        raise _invalid("a number has too many digits") from error
+    if not isinstance(value, dict):
+        raise _invalid(f"it is a {_KINDS.get(type(value), 'value')}, not an object")
+    return value
+
+
+_KINDS: Final = {list: "list", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
+
+
+def _invalid(what: str) -> InvalidRequest:
+    return InvalidRequest(f"the body is not a JSON object as expected: {what}", code="invalid_json")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise _invalid(f"the key {twice[:64]!a} occurs twice")
+    return result
+
+
+def _no_constant(name: str) -> Any:
+    raise _invalid(f"{name} is not a JSON number")
+
+
+def _check_size(body: bytes, max_values: int) -> None:
+    """Before parsing: the parser recurses, and every value costs tens of bytes and is looked at again and again."""
+    # Each quote within a string has a backslash before it, so of each string's own two one or both are counted.
+    quotes = body.count(b'"') - body.count(b'\\"')
+    if quotes > 2 * MAX_STRINGS:
+        raise _invalid(f"it has {quotes // 2} strings or more; at most {MAX_STRINGS} are read")
+    if not json_text.may_be_deep(body) and body.count(b",") < max_values:
+        return
+    outside = json_text.outside_strings(body)
+    num_values = outside.count(b",") + 1
+    if num_values > max_values:
+        raise _invalid(f"it has {num_values} values or more; at most {max_values} are read")
+    brackets = json_text.brackets_of(outside)
+    if len(brackets) > 2 * MAX_CONTAINERS:
+        raise _invalid(f"it has {len(brackets) // 2} lists and objects; at most {MAX_CONTAINERS} are read")
+    if json_text.is_deep(brackets):
+        raise _invalid(json_text.TOO_DEEP)

@@ -1,13 +1,17 @@
-"""How many requests are in the house, and whether it is closing."""
+"""Requests that are being served: how many, for which tenants, and whether their clients are still there."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
+
+from starlette.types import Receive
 
 from forebay.base.errors import Unavailable
 from forebay.scheduler.limits import Room
+from forebay.server.http.security import Tenant
 
 
 class Lifecycle:
@@ -38,7 +42,7 @@ class Lifecycle:
             yield
         finally:
             self._room.leave(tenant, count)
-            if self.num_inside == 0:
+            if not self._room.num_inside:
                 self._empty.set()
 
     def is_full(self, tenant: str) -> bool:
@@ -47,3 +51,63 @@ class Lifecycle:
 
     async def wait_empty(self) -> None:
         await self._empty.wait()
+
+
+class Watch:
+    """Notices that the client went away, from the end of its body on."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._then: Callable[[], None] | None = None
+        self.gone = False
+
+    def on_gone(self, then: Callable[[], None]) -> None:
+        self._then = then
+        if self.gone:
+            then()
+
+    def __enter__(self) -> Watch:
+        self._task = asyncio.create_task(self._wait())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._task.cancel()
+
+    async def _wait(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        if self._then is not None:
+            self._then()
+
+
+class _Known(NamedTuple):
+    ids: tuple[str | None, ...]
+    abort: Callable[[], None]
+
+
+class UnderWay:
+    """Belongs to the event loop. Nobody reaches another's requests, whatever ids he knows."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, list[_Known]] = {}
+
+    @contextmanager
+    def known(self, tenant: Tenant, ids: tuple[str | None, ...], abort: Callable[[], None]) -> Iterator[None]:
+        """As long as it is being answered it can be ended by one of these ids."""
+        known = _Known(ids, abort)
+        own = self._of.setdefault(tenant.digest, [])
+        own.append(known)
+        try:
+            yield
+        finally:
+            own.remove(known)
+            if not own:
+                self._of.pop(tenant.digest, None)
+
+    def abort(self, tenant: Tenant, wanted: str | None) -> int:
+        """End those of this tenant that have this id, all of them for None; how many."""
+        found = [known for known in self._of.get(tenant.digest, ()) if wanted is None or wanted in known.ids]
+        for known in found:
+            known.abort()
+        return len(found)

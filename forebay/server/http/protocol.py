@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with deadlines, header limits and a cut for slow readers.
+"""uvicorn's HTTP protocol with deadlines, header limits, a cut for slow readers and a limit of connections.
 
 These belong below ASGI: an application is only called when the headers are complete, and cannot see the socket.
 """
@@ -15,7 +15,6 @@ from forebay.base.errors import ForebayError, Overloaded
 from forebay.base.log import event, get_logger
 from forebay.base.loop_clock import LoopClock, Timer
 from forebay.config.engine_config import ServerConfig
-from forebay.server.http.connections import ConnectionRoom
 from forebay.server.http.errors import HttpError, error_headers, error_json
 from forebay.server.http.security import PUBLIC
 
@@ -88,11 +87,6 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         if self._loose_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
             self._refuse(self._headers_too_large())
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._in_headers = True
-        self._parsed_bytes = 0
-
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         self._count_header(len(url))
@@ -108,7 +102,8 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._loose_bytes = 0
         self._arm(self.limits.body_timeout_s)
-        self._take_authority()
+        if not self.url.startswith(b"/"):
+            self._take_authority()
         self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refusal = Overloaded(f"{MAX_PIPELINED} requests wait for the answer to the one before: wait for it")
@@ -129,7 +124,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._disarm()
         self._in_headers = True
-        self._loose_bytes = 0
+        self._loose_bytes = self._parsed_bytes = 0
         if not self.cycle.response_complete:
             self.room.work(self)
 
@@ -147,7 +142,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def _take_authority(self) -> None:
         """A target that names a host is the one that counts, and not the Host field (RFC 9112, 3.2.2)."""
         _, found, rest = self.url.partition(b"://")
-        if found and not self.url.startswith(b"/") and sum(name == b"host" for name, _ in self.headers) == 1:
+        if found and sum(name == b"host" for name, _ in self.headers) == 1:
             authority = rest.partition(b"/")[0].partition(b"?")[0]
             self.headers[:] = [header for header in self.headers if header[0] != b"host"] + [(b"host", authority)]
 
@@ -227,3 +222,58 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def _cut(self) -> None:
         log.warning(event("slow_reader_cut", buffered_bytes=self.transport.get_write_buffer_size()))
         self.transport.abort()
+
+
+SPARE: Final = 32  # connections above the cap, for /health
+
+
+class Guest(Protocol):
+    """A connection. `over_cap` is set by `ConnectionRoom.enter`."""
+
+    over_cap: bool
+
+    def give_way(self) -> None:
+        """Close: another one needs the place."""
+
+
+class ConnectionRoom:
+    """At most `limit` connections. Where all places are taken, a new one gets that of the connection that has waited
+    longest without having said a whole request. Where every connection has a request under way, `SPARE` more are let in
+    `over_cap`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._open: set[Guest] = set()
+        self._waiting: dict[Guest, None] = {}  # for a whole request; the first has waited longest
+
+    def enter(self, guest: Guest) -> bool:
+        """False where there is no place at all."""
+        if len(self._open) >= self._limit:
+            self._make_room()
+        if len(self._open) >= self._limit + SPARE:
+            return False
+        guest.over_cap = len(self._open) >= self._limit
+        self._open.add(guest)
+        self._waiting[guest] = None
+        return True
+
+    def wait(self, guest: Guest) -> None:
+        """Mark a connection as waiting for its next request."""
+        if guest in self._open:
+            self._waiting.pop(guest, None)
+            self._waiting[guest] = None
+
+    def work(self, guest: Guest) -> None:
+        """Mark a connection as working: its request is complete, and it waits for the answer."""
+        self._waiting.pop(guest, None)
+
+    def leave(self, guest: Guest) -> None:
+        self._open.discard(guest)
+        self._waiting.pop(guest, None)
+
+    def _make_room(self) -> None:
+        oldest = next(iter(self._waiting), None)
+        if oldest is None or (oldest.over_cap and len(self._open) < self._limit + SPARE):
+            return  # those above the cap came last: before they go, all the spare places must be taken
+        self.leave(oldest)
+        oldest.give_way()

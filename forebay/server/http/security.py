@@ -1,6 +1,11 @@
-"""Access rules: API keys, host and origin rules, and the exposure rule at start-up.
+"""Access rules: API keys, hosts and origins, isolation of tenants (C29, decision 11), and proofs between servers.
 
-Deny by default: with keys configured every request needs one, whatever its path looks like, except `PUBLIC`."""
+Deny by default: with keys configured every request needs one, whatever its path looks like, except `PUBLIC`.
+
+A gateway says in headers where the two halves of a request meet, so that it forwards the client's body unchanged. It
+proves that it has the cluster key with an HMAC of the key, which is worth nothing on the port of transfers. Without the
+proof these headers are refused: they make a decode server connect to a host (SSRF).
+"""
 
 from __future__ import annotations
 
@@ -8,14 +13,20 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Sequence
-from typing import Final
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import msgspec
 
 from forebay.base.errors import ConfigError, NotFound, Unauthorized
 from forebay.base.exposure import check_exposure
+from forebay.config.disaggregation import peer_address
 from forebay.config.engine_config import CacheIsolation, ServerConfig
+from forebay.memory.radix_node import OPERATOR
 from forebay.server.http.errors import HttpError
-from forebay.server.http.isolation import ANYBODY, Tenant
 
 PUBLIC: Final = frozenset({("GET", "/health")})
 ADMIN_PATHS: Final = frozenset(
@@ -48,6 +59,7 @@ class Security:
         check_exposure(config.host, config.api_keys)
         self._keys = [_digest(key.encode()) for key in config.api_keys]
         self._admin_keys = [_digest(key.encode()) for key in config.admin_api_keys]
+        self.open = not self._keys and not self._admin_keys  # only possible on loopback
         self._names = {_digest(key.encode()): name for key, name in config.key_names.items()}
         self._hosts = _LOOPBACK_NAMES | {_configured_name(host) for host in (config.host, *config.allowed_hosts)}
         self._hosts -= _WILDCARDS
@@ -56,11 +68,6 @@ class Security:
         isolated = config.cache_isolation
         many = isolated is CacheIsolation.USER or (isolated is CacheIsolation.KEY and len(self._keys) > 1)
         self._hides_totals = many and bool(self._keys)
-
-    @property
-    def open(self) -> bool:
-        """No key is configured (only possible on loopback)."""
-        return not self._keys and not self._admin_keys
 
     def may_administer(self, tenant: Tenant) -> bool:
         """Whether admin routes would be this one's to use."""
@@ -166,3 +173,118 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class Tenant(NamedTuple):
+    """The holder of one API key: the key's digest, and the name that the operator gave its holder; "" where none was
+    needed."""
+
+    digest: str
+    is_admin: bool = False
+    name: str = ""
+
+
+ANYBODY: Final = Tenant("")
+
+
+class Session(NamedTuple):
+    """The user fields of a request, "" for those that it lacks: claims, which any holder of the key may make as
+    well."""
+
+    user: str = ""
+    safety_identifier: str = ""
+    prompt_cache_key: str = ""
+    cache_salt: str = ""
+
+
+class Isolation:
+    """Names for namespaces and authors. All are keyed hashes of everything they stand for, so that nothing a client can
+    write gives another's name, and none of them tells what it was made of."""
+
+    def __init__(self, wanted: CacheIsolation) -> None:
+        self._wanted = wanted
+        self._secret = secrets.token_bytes(32)
+
+    def namespace(self, tenant: Tenant, session: Session) -> str:
+        """The prefix cache that a request uses. A `cache_salt` always makes one of its own."""
+        if self._wanted is CacheIsolation.USER:
+            return self._name("user", tenant.digest, *session)
+        if self._wanted is CacheIsolation.KEY:
+            return self._name("key", tenant.digest, session.cache_salt)
+        return self._name("none", session.cache_salt)
+
+    def author(self, tenant: Tenant, session: Session) -> str:
+        """Return whose prompts a request may learn of: those of its own session; for an admin, everybody's; without a
+        session, nobody's."""
+        if tenant.is_admin:
+            return OPERATOR
+        if not any(session):
+            return secrets.token_hex(16)
+        return self._name("author", tenant.digest, *session)
+
+    def _name(self, *parts: str) -> str:
+        # With their lengths, so that no two lists of parts are the same bytes, whatever is in them.
+        return hmac.new(self._secret, msgspec.msgpack.encode(parts), hashlib.sha256).hexdigest()
+
+
+PROOF: Final = "x-forebay-cluster-proof"
+BOOTSTRAP: Final = "x-forebay-bootstrap-"  # followed by host, port or room
+NAMES: Final = ("room", "host", "port")
+_PROOF, _BOOTSTRAP = PROOF.encode(), BOOTSTRAP.encode()
+KEY_REQUIRED: Final = "cluster_key_required"
+
+
+def proof_of(cluster_key: bytes) -> str:
+    """The value of the header `PROOF`."""
+    return hmac.new(cluster_key, b"forebay gateway", hashlib.sha256).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """The sender of a request by its headers. `is_gateway`: it has the cluster key, or needs none. `bootstrap` are its
+    own words about the other half, by name (`NAMES`)."""
+
+    is_gateway: bool = False
+    bootstrap: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+class Cluster:
+    """Decides from the configuration who may say where a prefill server is, and which servers may be named."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._proof = proof_of(config.cluster_key).encode() if config.cluster_key else b""
+        self._trusts_all = config.insecure_no_cluster_key and not config.cluster_key
+        self._prefill_servers = frozenset(map(peer_address, config.prefill_servers))
+
+    @property
+    def has_configured_servers(self) -> bool:
+        return bool(self._prefill_servers)
+
+    def is_configured(self, host: str, port: int) -> bool:
+        """Whether the operator has named this prefill server."""
+        return (host.lower(), port) in self._prefill_servers
+
+    def sender(self, headers: Headers) -> Sender:
+        """Raises HttpError 403 for headers of gateways without the right proof, and 400 for one that comes twice."""
+        ours = [
+            (name.decode("latin-1"), value) for name, value in headers if name == _PROOF or name.startswith(_BOOTSTRAP)
+        ]
+        if not ours:
+            return Sender(self._trusts_all)
+        found = dict(ours)
+        if len(found) != len(ours):
+            raise HttpError(400, f"a header {BOOTSTRAP}* or {PROOF} occurs twice", code="invalid_header")
+        if not (self._trusts_all or self._is_right(found.get(PROOF, b""))):
+            raise refused(f"the headers {BOOTSTRAP}* and {PROOF} are for gateways that have the cluster key")
+        words = {name: found.get(BOOTSTRAP + name) for name in NAMES}
+        unknown = found.keys() - {PROOF, *(BOOTSTRAP + name for name in NAMES)}
+        if unknown:
+            raise HttpError(400, f"{min(unknown)[:64]!a} is no header of a gateway", code="invalid_header")
+        return Sender(True, {name: word.decode("latin-1") for name, word in words.items() if word is not None})
+
+    def _is_right(self, proof: bytes) -> bool:
+        return bool(self._proof) and hmac.compare_digest(proof, self._proof)
+
+
+def refused(why: str) -> HttpError:
+    return HttpError(403, why, code=KEY_REQUIRED, type="permission_error")

@@ -1,15 +1,17 @@
-"""Threads for what the event loop has no time for."""
+"""Threads for work that would hold up the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
-from forebay.base.errors import Overloaded
+from forebay.base.errors import ForebayError, InvalidRequest, Overloaded
+from forebay.base.log import event, get_logger
 
 T = TypeVar("T")
 
@@ -36,29 +38,26 @@ class Workers:
         TimeoutError when it has run for `timeout_s`; it is then left to itself."""
         if self._calls.qsize() >= self._max_waiting:
             raise Overloaded(f"{self._calls.qsize()} requests wait for a free {self._name} worker: try again later")
-        self._start()
+        if not self._threads:
+            self._start()
         call = _Call(function)
         self._calls.put(call)
         try:
-            await asyncio.wait_for(asyncio.shield(call.started), MAX_WAIT_S)  # the queue's time is not this call's
+            await asyncio.wait_for(asyncio.wrap_future(call.started), MAX_WAIT_S)  # the queue's time is not this call's
         except TimeoutError:
             raise Overloaded(f"no {self._name} worker came free within {MAX_WAIT_S:g} s: try again later") from None
-        finally:
-            call.dropped = not call.started.done()
-        return await asyncio.wait_for(call.result, timeout_s)
+        return await asyncio.wait_for(asyncio.wrap_future(call.result), timeout_s)
 
     def close(self) -> None:
         for _ in self._threads:
             self._calls.put(None)
 
     def _start(self) -> None:
-        if not self._threads:
-            self._threads = [
-                threading.Thread(target=self._work, name=f"{self._name}-{i}", daemon=True)
-                for i in range(self._num_threads)
-            ]
-            for thread in self._threads:
-                thread.start()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{self._name}-{i}", daemon=True) for i in range(self._num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def _work(self) -> None:
         while self._work_once():
@@ -73,36 +72,65 @@ class Workers:
 
 
 class _Call(Generic[T]):
-    """One call, made in the event loop that waits for it."""
+    """One call. Its futures are cancelled with the tasks that wait for them."""
 
     def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
-        self._loop = asyncio.get_running_loop()
-        self.started: asyncio.Future[None] = self._loop.create_future()
-        self.result: asyncio.Future[T] = self._loop.create_future()
-        self.dropped = False  # nobody waits for it any more
+        self.started: Future[None] = Future()
+        self.result: Future[T] = Future()
 
     def run(self) -> None:
-        if self.dropped:
+        """Call the function, unless no task waits for the start any more."""
+        if not self.started.set_running_or_notify_cancel():
             return
-        self._tell(_settle, self.started, None)
+        self.result.set_running_or_notify_cancel()  # from now on it is not cancelled
+        self.started.set_result(None)
         try:
-            value = self._function()
+            self.result.set_result(self._function())
         except BaseException as error:  # the tokenizer's panics are no Exceptions
-            self._tell(_fail, self.result, error)
-        else:
-            self._tell(_settle, self.result, value)
-
-    def _tell(self, settle: Callable[..., None], *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
-            self._loop.call_soon_threadsafe(settle, *args)
+            self.result.set_exception(error)
 
 
-def _settle(future: asyncio.Future[Any], value: object) -> None:
-    if not future.done():
-        future.set_result(value)
+INLINE_CHARS: Final = 2048  # tokenizing that much takes less than a millisecond, a hop to a thread and back 0.1
+TIMEOUT_S: Final = 30.0  # what is bounded in itself takes that long only on a machine with no time for it
+NUM_THREADS: Final = 2  # one long prompt does not hold up everybody else's
+
+log = get_logger("server")
 
 
-def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
+class TextWorkers:
+    """`TIMEOUT_S` answers the client, but a thread cannot be stopped: it works on until it is done. That is bounded by
+    what it was given. A text has at most 8 bytes per token of context (longer ones are refused before any work), token
+    ids fit into the capped body, and chat templates run in processes that are killed (`text.chat_template`). What
+    waits for a free thread is limited in number and in time.
+    """
+
+    def __init__(self) -> None:
+        self._workers = Workers("text", NUM_THREADS)
+
+    async def run(self, function: Callable[..., T], *args: Any, size: int, **kwargs: Any) -> T:
+        """`function`'s result. `size` is the input's length in characters: short ones run in place. Whatever fails is
+        InvalidRequest unless it is typed already: the tokenizer's own panics are no Exceptions."""
+        call = partial(_guarded, function, *args, **kwargs)
+        if size <= INLINE_CHARS:
+            return call()
+        try:
+            return await self._workers.run(call, TIMEOUT_S)
+        except TimeoutError:
+            raise Overloaded(
+                f"the text was not rendered and tokenized within {TIMEOUT_S:g} s: the server is busy, try again later",
+                code="tokenizer_timeout",
+            ) from None
+
+    def close(self) -> None:
+        self._workers.close()
+
+
+def _guarded(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    try:
+        return function(*args, **kwargs)
+    except ForebayError:
+        raise
+    except BaseException as error:
+        log.warning(event("tokenizer_failed", kind=type(error).__name__))
+        raise InvalidRequest("the text could not be tokenized: send another one", code="tokenizer_error") from error

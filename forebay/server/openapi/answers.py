@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
 from forebay.scheduler.state import PoolState
-from forebay.server.answering.cache_usage import CacheUsage
+from forebay.server.api.generation import CacheUsage
 
 
 class Error(TypedDict):

@@ -9,13 +9,13 @@ import msgspec
 from pydantic.json_schema import models_json_schema
 
 from forebay.base.package import __version__
+from forebay.server.admin.aborting import Aborted
+from forebay.server.admin.tree import TreeRows
+from forebay.server.api import embeddings as embedding_answers
 from forebay.server.http.errors import LLAMA_SERVER, MESSAGES, OLLAMA, RESPONSES, speaks_anthropic
 from forebay.server.http.security import ADMIN_PATHS
 from forebay.server.openapi import answers, neighbours, response_answers
 from forebay.server.openapi.descriptions import ROUTES, describe
-from forebay.server.operations.aborting import Aborted
-from forebay.server.operations.tree import TreeRows
-from forebay.server.pooling import answers as embedding_answers
 from forebay.server.protocol.strict import Strict
 
 JSON: Final = "application/json"

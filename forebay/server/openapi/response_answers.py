@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-from forebay.server.answering.cache_usage import CacheUsage
+from forebay.server.api.generation import CacheUsage
 from forebay.server.openapi.answers import CachedDetails, ReasoningDetails
 
 

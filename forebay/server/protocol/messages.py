@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import accumulate
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, Tag, model_validator
 
-from forebay.base.errors import InvalidRequest
 from forebay.server.protocol.ignored import MESSAGE_IGNORED
-from forebay.server.protocol.strict import History, Label, Strict, Text
+from forebay.server.protocol.strict import History, Label, Passing, Strict, Text
 from forebay.server.protocol.tools import MAX_TOOLS, AnyCall
 from forebay.server.protocol.validation import (
+    CHAT_TEMPLATE_REFUSED,
     INVALID_COMBINATION,
     INVALID_VALUE,
     MISSING_FIELD,
@@ -26,8 +27,11 @@ MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 256
 
 
+_TEXT, _LIST = branch("text"), branch("list")
+
+
 def text_or_list(value: Any) -> str | None:
-    return branch("text") if isinstance(value, str) else branch("list") if isinstance(value, list) else None
+    return _TEXT if isinstance(value, str) else _LIST if isinstance(value, list) else None
 
 
 class CacheControl(History):
@@ -117,7 +121,8 @@ def check_breakpoints(count: int) -> None:
 
 
 def _check_marks(messages: list[ChatMessage]) -> list[ChatMessage]:
-    check_breakpoints(sum(len(message.breakpoints) for message in messages))
+    if count := sum(len(message.breakpoints) for message in messages):
+        check_breakpoints(count)
     return messages
 
 
@@ -158,6 +163,14 @@ class Thinking(Strict):
         return {name: value for name, value in fields.items() if value is not None}
 
 
+class Wish(NamedTuple):
+    """Whether the model is to think (None: unstated), how much, and the field that says so."""
+
+    thinks: bool | None
+    effort: str | None
+    field: str
+
+
 class Templated(Strict):
     """Fields that go through the chat template; `chat_template_kwargs` are the variables that a client may hand to
     it."""
@@ -167,35 +180,31 @@ class Templated(Strict):
     chat_template_kwargs: Thinking | None = None
 
     @classmethod
-    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
-        if "chat_template" in data:
-            raise InvalidRequest(
-                "chat_template is the operator's choice: the server is started with --chat-template",
-                code="chat_template_refused",
-                param="chat_template",
+    def _check_unknown(cls, name: str, passing: Passing) -> None:
+        if name == "chat_template":
+            what = "chat_template is the operator's choice: the server is started with --chat-template"
+            raise refusal(CHAT_TEMPLATE_REFUSED, name, what)
+        super()._check_unknown(name, passing)
+
+    @cached_property
+    def wish(self) -> Wish:
+        """The request for thinking, wherever the body states it. Raises a refusal if two fields contradict."""
+        sources = [source for source in (self, self.chat_template_kwargs) if isinstance(source, Thinking)]
+        said = [item for source in sources for item in source.said.items()]
+        levels = [source.reasoning_effort for source in sources if source.reasoning_effort is not None]
+        if len({thinks for _, thinks in said}) > 1 or len({*levels}) > 1:
+            what = (
+                "enable_thinking, thinking and reasoning_effort, also those in chat_template_kwargs, must say the same"
             )
-        return super().parse(data, lenient=lenient)
-
-    @property
-    def wishes(self) -> list[Thinking]:
-        return [self.chat_template_kwargs] if self.chat_template_kwargs is not None else []
-
-    @property
-    def wants_thinking(self) -> bool | None:
-        return next((value for wish in self.wishes for value in wish.said.values()), None)
-
-    @property
-    def effort(self) -> str | None:
-        """How much the model is to think, where it is."""
-        return next(
-            (wish.reasoning_effort for wish in self.wishes if wish.reasoning_effort not in (None, "none")), None
-        )
+            raise refusal(INVALID_COMBINATION, said[0][0], f"the request contradicts itself: {what}")
+        field, thinks = said[0] if said else ("", None)
+        return Wish(thinks, next((level for level in levels if level != "none"), None), field)
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        wants, effort = self.wants_thinking, self.effort
-        switches = {} if wants is None else {"enable_thinking": wants, "thinking": wants}
-        return {**switches, **({} if effort is None else {"reasoning_effort": effort})}
+        wish = self.wish
+        switches = {} if wish.thinks is None else {"enable_thinking": wish.thinks, "thinking": wish.thinks}
+        return {**switches, **({} if wish.effort is None else {"reasoning_effort": wish.effort})}
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -206,11 +215,5 @@ class Templated(Strict):
         ):
             what = "continue_final_message opens no new answer: set add_generation_prompt=false, or leave it out"
             raise refusal(INVALID_COMBINATION, "continue_final_message", what)
-        said = [item for wish in self.wishes for item in wish.said.items()]
-        levels = {wish.reasoning_effort for wish in self.wishes if wish.reasoning_effort is not None}
-        if len({value for _, value in said}) > 1 or len(levels) > 1:
-            what = (
-                "enable_thinking, thinking and reasoning_effort, also those in chat_template_kwargs, must say the same"
-            )
-            raise refusal(INVALID_COMBINATION, said[0][0], f"the request contradicts itself: {what}")
+        self.wish  # noqa: B018
         return self

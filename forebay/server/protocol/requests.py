@@ -6,9 +6,10 @@ Every number has both bounds, every list and string a limit; the operator says h
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, StringConstraints, Tag, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, Tag, model_validator
 
 from forebay.config.server_args import MAX_COUNT
 from forebay.requests.foreign import PASSED
@@ -27,8 +28,7 @@ from forebay.requests.sampling_params import (
 from forebay.requests.transfers import MAX_ROOM
 from forebay.server.protocol.ignored import IGNORED, one_of
 from forebay.server.protocol.messages import Messages, Templated, Thinking, text_or_list
-from forebay.server.protocol.sender import Sender
-from forebay.server.protocol.strict import Label, Strict, Text
+from forebay.server.protocol.strict import Label, Sender, Strict, Text
 from forebay.server.protocol.structured import Structured
 from forebay.server.protocol.tools import MAX_TOOLS, AllowedTools, AnyTool, TextTool, ToolChoice
 from forebay.server.protocol.validation import (
@@ -75,10 +75,17 @@ Prompts = Annotated[
     | Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_COUNT, fail_fast=True), Tag(branch("list"))],
     by_shape(_prompt_shape, "a string, a list of token ids, or a list of these"),
 ]
+
+
+def _listed(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
+
+
 Stop = Annotated[
     Annotated[StopString, Tag(branch("text"))]
     | Annotated[list[StopString], Field(max_length=MAX_STOP, fail_fast=True), Tag(branch("list"))],
     by_shape(text_or_list, "a string or a list of strings"),
+    AfterValidator(_listed),
 ]
 
 
@@ -86,6 +93,7 @@ StopPatterns = Annotated[
     Annotated[StopString, Tag(branch("text"))]
     | Annotated[list[StopString], Field(max_length=MAX_STOP_PATTERNS, fail_fast=True), Tag(branch("list"))],
     by_shape(text_or_list, "a string or a list of strings"),
+    AfterValidator(_listed),
 ]
 
 
@@ -107,7 +115,7 @@ BootstrapRoom = _one_or_list_of(Annotated[int, Field(ge=0, le=MAX_ROOM)], "a num
 
 class Bootstrap(Strict):
     """Where the two halves of a request meet, of which a gateway sends the same body to each: see
-    `server.answering.rendezvous`. Lists have an entry for each prompt and choice."""
+    `server.api.rendezvous`. Lists have an entry for each prompt and choice."""
 
     bootstrap_host: BootstrapHost | None = None  # type: ignore[valid-type]
     bootstrap_port: BootstrapPort | None = None  # type: ignore[valid-type]
@@ -122,6 +130,9 @@ class StreamOptions(Strict):
     ignored = {"include_obfuscation": one_of(None, False)}
     include_usage: bool = False
     continuous_usage_stats: bool = False
+
+
+NO_OPTIONS: Final = StreamOptions()
 
 
 class Sampler(Strict):
@@ -163,25 +174,7 @@ class Sampling(Sampler, Sender, Structured, Bootstrap):
     request_id: Label | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=I32)] = 0
 
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-    @property
-    def stop_patterns(self) -> tuple[str, ...]:
-        return (self.stop_regex,) if isinstance(self.stop_regex, str) else tuple(self.stop_regex or ())
-
-    @property
-    def wants_usage(self) -> bool:
-        """In a stream."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def wants_usage_of_each(self) -> bool:
-        """Event of a stream."""
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
-
-    @property
+    @cached_property
     def choices(self) -> int:
         return self.n or 1
 
@@ -194,7 +187,7 @@ class Sampling(Sampler, Sender, Structured, Bootstrap):
         if self.stream and self.prompt_logprobs is not None:
             what = "prompt_logprobs cannot be streamed: set stream=false"
             raise refusal(INVALID_COMBINATION, "prompt_logprobs", what)
-        for pattern in self.stop_patterns:
+        for pattern in self.stop_regex or ():
             try:
                 machine_of(pattern)
             except BadPattern as error:
@@ -203,7 +196,7 @@ class Sampling(Sampler, Sender, Structured, Bootstrap):
         if self.n_predict is not None and (len(longest) > 1 or self.n_predict == 0):
             what = f"{' and '.join(longest)}: give one of them, at least 1 (n_predict -1: as many as there is room)"
             raise refusal(INVALID_COMBINATION, "n_predict", what)
-        for stop in self.stop_strings:
+        for stop in self.stop or ():
             if len(stop.encode()) > MAX_STOP_BYTES:
                 what = f"a stop string has {len(stop.encode())} bytes: at most {MAX_STOP_BYTES} are allowed"
                 raise refusal(INVALID_VALUE, "stop", what)
@@ -236,7 +229,7 @@ class CompletionRequest(PlainText, Sampling):
             raise refusal(INVALID_COMBINATION, "echo", "echo with logprobs cannot be streamed: set stream=false")
         return self
 
-    @property
+    @cached_property
     def wanted(self) -> int | None:
         """Most tokens to generate; None for as many as there is room."""
         asked = self.max_tokens if self.n_predict is None else self.n_predict
@@ -271,17 +264,13 @@ class ChatRequest(Thinking, Templated, Sampling):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
-    @property
+    @cached_property
     def wanted(self) -> int | None:
         """As for completions."""
         asked = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         return asked if self.n_predict is None else None if self.n_predict < 0 else self.n_predict
 
-    @property
-    def wishes(self) -> list[Thinking]:
-        return [self, *super().wishes]
-
-    @property
+    @cached_property
     def offered_tools(self) -> list[AnyTool]:
         """The tools that the prompt shows."""
         return [] if self.tool_choice == "none" else self.tools or []
@@ -311,7 +300,11 @@ class ChatRequest(Thinking, Templated, Sampling):
         return {**super().template_variables, **verbosity, **({"tools": tools} if tools else {})}
 
     @model_validator(mode="after")
-    def _check_tools(self) -> Self:
+    def _check_chat(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refusal(
+                INVALID_COMBINATION, "top_logprobs", "top_logprobs is only allowed with logprobs=true: set it"
+            )
         names = [tool.function.name for tool in self.tools or ()]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -322,14 +315,6 @@ class ChatRequest(Thinking, Templated, Sampling):
         if chosen is not None and not isinstance(chosen, str) and (unknown := set(chosen.tool_names) - set(names)):
             what = f"there is no tool with the name {min(unknown)}"
             raise refusal(INVALID_VALUE, f"tool_choice.{chosen.names_at}", what)
-        return self
-
-    @model_validator(mode="after")
-    def _check_chat(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise refusal(
-                INVALID_COMBINATION, "top_logprobs", "top_logprobs is only allowed with logprobs=true: set it"
-            )
         return self
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, Self
@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from forebay.requests.foreign import why_absent
+from forebay.server.http.security import Session
 from forebay.server.protocol.ignored import MAX_LABEL, Harmless
 from forebay.server.protocol.validation import UNKNOWN_FIELD, refusal, validation_error
 
@@ -29,7 +30,7 @@ Label = Annotated[str, StringConstraints(max_length=MAX_LABEL)]
 
 
 @dataclass(slots=True)
-class _Passing:
+class Passing:
     """The state of parsing one body."""
 
     lenient: bool
@@ -60,7 +61,7 @@ class Strict(BaseModel):
     def _drop_what_asks_for_nothing(cls, data: Any, info: ValidationInfo) -> Any:
         if not isinstance(data, dict):
             return data
-        passing = info.context or _Passing(lenient=False)
+        passing = info.context or Passing(lenient=False)
         for name in cls.ignored.keys() & data.keys():
             cls._pass_ignored(name, data[name], passing)
         kept = {key: value for key, value in data.items() if key not in cls.ignored}
@@ -73,12 +74,12 @@ class Strict(BaseModel):
         return {key: value for key, value in kept.items() if key in cls.names()}
 
     @classmethod
-    def _pass_ignored(cls, name: str, value: Any, passing: _Passing) -> None:
+    def _pass_ignored(cls, name: str, value: Any, passing: Passing) -> None:
         """Raise a refusal if the value of an `ignored` field asks for something."""
         cls.ignored[name].check(name, value)
 
     @classmethod
-    def _check_unknown(cls, name: str, passing: _Passing) -> None:
+    def _check_unknown(cls, name: str, passing: Passing) -> None:
         """Raise a refusal if an unknown field may change the answer."""
         why = why_absent(name)
         if name not in cls.passed and (why or not passing.lenient):
@@ -101,10 +102,17 @@ class Strict(BaseModel):
             properties.setdefault(name, {**harmless.schema, "description": "Taken where it asks for nothing."})
         return found
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other values; cached properties are computed again."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in copied.__dict__.keys() - type(self).model_fields.keys():
+            del copied.__dict__[name]
+        return copied
+
     @classmethod
     def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
         """`lenient`: fields that nobody here knows are passed over. Raises InvalidRequest that names the field."""
-        passing = _Passing(lenient)
+        passing = Passing(lenient)
         try:
             body = cls.model_validate(data, context=passing)
             body._passed_over = tuple(passing.over)
@@ -121,12 +129,12 @@ class History(Strict):
     unknown, or an `ignored` one with a value that is not expected, is ignored and counted."""
 
     @classmethod
-    def _pass_ignored(cls, name: str, value: Any, passing: _Passing) -> None:
+    def _pass_ignored(cls, name: str, value: Any, passing: Passing) -> None:
         if not cls.ignored[name].accepts(value):
             passing.count(name, value)
 
     @classmethod
-    def _check_unknown(cls, name: str, passing: _Passing) -> None:
+    def _check_unknown(cls, name: str, passing: Passing) -> None:
         """Accept every field."""
 
     @classmethod
@@ -144,3 +152,17 @@ def body_types(kind: type[Strict] = Strict) -> Iterator[type[Strict]]:
     for inside in kind.__subclasses__():
         yield inside
         yield from body_types(inside)
+
+
+class Sender(Strict):
+    model: Annotated[str, StringConstraints(max_length=512)] | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    cache_salt: Annotated[str, StringConstraints(max_length=128)] | None = None
+
+    @property
+    def session(self) -> Session:
+        return Session(
+            self.user or "", self.safety_identifier or "", self.prompt_cache_key or "", self.cache_salt or ""
+        )

@@ -139,6 +139,8 @@ class Structured(Strict):
     @cached_property
     def grammars(self) -> list[Asked]:
         """All that was asked for: one, or none."""
+        if self.model_fields_set.isdisjoint(Structured.model_fields):
+            return []
         guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
         response = self.response_format and self.response_format.asked("response_format")
         outputs = self.structured_outputs.asked("structured_outputs") if self.structured_outputs else ()

@@ -19,8 +19,16 @@ INVALID_COMBINATION: Final = "invalid_combination"
 INVALID_VALUE: Final = "invalid_value"
 MISSING_FIELD: Final = "missing_field"
 UNKNOWN_FIELD: Final = "unknown_field"
+CHAT_TEMPLATE_REFUSED: Final = "chat_template_refused"
 
-OwnCode = Literal["unsupported_field", "invalid_combination", "invalid_value", "missing_field", "unknown_field"]
+OwnCode = Literal[
+    "unsupported_field",
+    "invalid_combination",
+    "invalid_value",
+    "missing_field",
+    "unknown_field",
+    "chat_template_refused",
+]
 _OWN_CODES: Final = frozenset(get_args(OwnCode))
 _MAX_NAME_CHARS: Final = 64
 _LARGEST_SHOWN: Final = 1e15

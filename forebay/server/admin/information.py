@@ -1,0 +1,279 @@
+"""The routes that tell: models, tokens, health, metrics, state, configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from forebay.base.errors import ForebayError
+from forebay.base.exposure import is_loopback
+from forebay.base.log import event, get_logger
+from forebay.base.package import __version__
+from forebay.config.engine_config import DisaggregationMode
+from forebay.engine.frames import Ready, State
+from forebay.requests.sampling_params import check_token_ids
+from forebay.server.api.prompts import encode, render
+from forebay.server.api.rendezvous import check_named
+from forebay.server.context import RequestContext, ServerContext, read_body
+from forebay.server.openapi import answers
+from forebay.server.protocol.requests import CheckTransfersRequest, DetokenizeRequest, TokenizeRequest
+
+TICK_LIMIT_S: Final = 5.0
+SAMPLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what models have defaults of
+SPECIAL: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
+STATE_TIMEOUT_S: Final = 2.0
+
+log = get_logger("server")
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+def _unfit(status: str, reason: str, message: str) -> Response:
+    return _json({"status": status, "reason": reason, "message": message}, 503)
+
+
+def _card(server: ServerContext) -> dict[str, Any]:
+    info = _info(server)
+    return {
+        "id": server.model.name,
+        "object": "model",
+        "created": server.model.created,
+        "owned_by": "forebay",
+        "max_model_len": info.context_length if info is not None else None,
+    }
+
+
+def _info(server: ServerContext) -> Ready | None:
+    try:
+        return server.engine.info
+    except ForebayError:
+        return None
+
+
+async def models(request: Request, server: ServerContext) -> Response:
+    return _json({"object": "list", "data": [_card(server)]})
+
+
+async def model(request: Request, server: ServerContext) -> Response:
+    server.check_model(request.path_params["model_id"])
+    return _json(_card(server))
+
+
+async def tokenize(request: Request, server: ServerContext) -> Response:
+    """`{"prompt"}`, `{"content"}` or `{"messages"}` -> `{"tokens", "count", "max_model_len"}`."""
+    body = await read_body(request, server, TokenizeRequest)
+    server.check_model(body.model)
+    if body.text is not None:
+        ids = await encode(server, body.text, body.plain)
+    else:
+        ids = await render(server, server.tokenizer.encode_chat, body.messages or [], body)
+    tokens = [_piece(server, token) for token in ids] if body.with_pieces else ids
+    return _json({"tokens": tokens, "count": len(ids), "max_model_len": server.engine.info.context_length})
+
+
+def _piece(server: ServerContext, token: int) -> dict[str, Any]:
+    """A token with its text, or with its bytes if these are no text."""
+    raw = server.tokenizer.whole_table.in_text(token)
+    try:
+        return {"id": token, "piece": raw.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(raw)}
+
+
+async def tokenizer_info(request: Request, server: ServerContext) -> Response:
+    """Return the data by which a client uses this server's tokenizer as its own (lm-eval)."""
+    template = server.tokenizer.chat_template
+    special = {name: server.tokenizer.special_names.get(name) for name in SPECIAL}
+    return _json(
+        {
+            "tokenizer_class": "forebay",
+            **special,
+            "chat_template": None if template is None else template.source,
+            "vocab_size": server.tokenizer.vocab_size,
+            "model_max_length": server.engine.info.context_length,
+        }
+    )
+
+
+async def detokenize(request: Request, server: ServerContext) -> Response:
+    """`{"tokens"}` -> the text as `prompt`, and as `content` for llama-server's clients."""
+    body = await read_body(request, server, DetokenizeRequest)
+    server.check_model(body.model)
+    info = server.engine.info
+    check_token_ids("tokens", body.tokens, info.vocab_size)
+    skip, size = body.skip_special_tokens, len(body.tokens)
+    text = await server.workers.run(server.tokenizer.decode, body.tokens, size=size, skip_special_tokens=skip)
+    return _json({"prompt": text, "content": text})
+
+
+def _sickness(server: ServerContext) -> tuple[str, str] | None:
+    """Why no work is done although there should be, as (reason code, text); None for a healthy engine."""
+    engine = server.engine
+    if engine.dead is not None:
+        return "engine_dead", engine.dead.message
+    if _info(server) is None:
+        return "starting", "the model is still loading"
+    if engine.last_tick_age_s > TICK_LIMIT_S:
+        return "engine_stalled", f"the engine was last heard of {engine.last_tick_age_s:.1f} s ago"
+    beat = engine.last_beat
+    if beat is not None and beat.step_age_s > beat.step_limit_s:
+        age, limit = beat.step_age_s, beat.step_limit_s
+        return "step_stalled", f"no step has completed for {age:.1f} s; one like this is expected within {limit:.1f} s"
+    return None
+
+
+async def health(request: Request, server: ServerContext) -> Response:
+    """Liveness: is work being done? Runs nothing. 200 `{"status": "ok"}` or 503 with `reason` and `message`.
+
+    A loading model is alive: `reason` is then `starting`. So is one that is `asleep`, or on its way there or back.
+    """
+    sickness = _sickness(server)
+    if sickness is None:
+        return _json({"status": "ok", "reason": _rest(server) or "ok"})
+    if sickness[0] == "starting":
+        return _json({"status": "ok", "reason": "starting"})
+    return _unfit("unhealthy", *sickness)
+
+
+def _rest(server: ServerContext) -> str | None:
+    """Return what the engine does instead of serving, by its last update; None if it serves."""
+    state = server.engine.last_state
+    return None if state is None or state.memory.phase == "serving" else state.memory.phase
+
+
+async def ready(request: Request, server: ServerContext) -> Response:
+    """Whether a request would be taken now. 200, or 503 with `reason`. One that requests wake takes them asleep."""
+    sickness = _sickness(server)
+    if sickness is not None:
+        return _unfit("not_ready", *sickness)
+    if (rest := _rest(server)) and not server.model.wakes_on_request:
+        return _unfit("not_ready", rest, "the engine does not serve: its memory was released, or it was told to pause")
+    if server.lifecycle.draining:
+        return _unfit("not_ready", "draining", "the server is shutting down")
+    if server.lifecycle.is_full(RequestContext.of(request.scope).tenant.name):
+        return _unfit("not_ready", "queue_full", "the queue is full")
+    return _json({"status": "ok", "reason": "ok"})
+
+
+async def current_state(server: ServerContext) -> State | None:
+    """The engine's state now, or as of its last report where it does not answer."""
+    try:
+        return await asyncio.wait_for(server.engine.state(), STATE_TIMEOUT_S)
+    except (ForebayError, TimeoutError):
+        return server.engine.last_state
+
+
+async def _state_for(request: Request, server: ServerContext) -> State | None:
+    """Return the part of the state that the caller may see: the tenants are for admins alone (C29)."""
+    state = await current_state(server)
+    if state is None or RequestContext.of(request.scope).tenant.is_admin:
+        return state
+    return msgspec.structs.replace(state, tenants=[])
+
+
+async def metrics(request: Request, server: ServerContext) -> Response:
+    text = server.metrics.render(await _state_for(request, server), _info(server))
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def debug_state(request: Request, server: ServerContext) -> Response:
+    """`frames.State` as JSON, for the console's strip and for tests:
+
+    `{"step", "num_running", "num_waiting", "num_waiting_tokens", "pools": [{"name": "kv"|"window"|"state"|"rows",
+    "total", "free", "running", "cached", "quarantined"}], "last_step_age_s", "oldest_wait_s",
+    "counters": {name: number}, "map": [0 free | 1 running | 2 cached | 3 other, ...],
+    "memory": {"phase": "serving"|"draining"|"asleep"|"waking", "released": [tag, ...], "num_bytes": {tag: number}, ..},
+    "server": {"num_inside", "draining"}}`
+    """
+    state = await _state_for(request, server)
+    if state is None:
+        return _unfit("not_ready", "starting", "the model is still loading")
+    inside = {"num_inside": server.lifecycle.num_inside, "draining": server.lifecycle.draining}
+    values = msgspec.to_builtins(state)
+    values.pop("type", None)
+    return _json({**values, "server": inside})
+
+
+async def server_info(request: Request, server: ServerContext) -> Response:
+    """The effective configuration: what each value is, who set it and why; what memory was divided into; limits. The
+    state only for whom /debug/state is.
+
+    What is on top, and that there is no /version, is what gateways of the field know such a server by. They take all of
+    it or nothing: `weight_version` is text there, and `model`, had we one, would have to be."""
+    info = _info(server)
+    tenant = RequestContext.of(request.scope).tenant
+    may_see_totals = server.security.may_see_totals(tenant)
+    config = server.config
+    elsewhere = {"api_keys", "admin_api_keys", "key_names", "tenants", "sampling"}
+    state = await _state_for(request, server)
+    limits = {name: getattr(config, name) for name in config.__slots__ if name not in elsewhere}
+    return _json(
+        {
+            "served_model_name": server.model.name,
+            "model_path": server.model.path,
+            "disaggregation_mode": server.model.mode,
+            "disaggregation_bootstrap_port": (info.bootstrap_port or None) if info else None,
+            **{name: getattr(info, name, None) for name in answers.LIMITS},
+            "version": __version__,
+            "answers": {
+                "tool_calls": server.model.answers.formats.calls,
+                "reasoning": server.model.answers.formats.thinking,
+                "evidence": dict(server.model.answers.evidence),
+            },
+            "sampling": {
+                "source": config.sampling.source,
+                **{name: getattr(server.sampling, name) for name in SAMPLED},
+            },
+            "texts": server.model.texts.evidence,
+            "settings": server.model.settings,
+            "engine": None if info is None else {**msgspec.to_builtins(info), "report": _report(info)},
+            "server": limits,
+            "weight_version": str(0 if state is None else state.memory.weight_version),
+            "state": state if may_see_totals else None,
+            "may_administer": server.security.may_administer(tenant),
+        }
+    )
+
+
+async def model_info(request: Request, server: ServerContext) -> Response:
+    """Return the model's part of the information, for gateways that use a route of its own."""
+    info = _info(server)
+    return _json(
+        {
+            "model_path": server.model.path,
+            "tokenizer_path": server.model.path,
+            "served_model_name": server.model.name,
+            "is_generation": True,
+            **{name: getattr(info, name, None) for name in answers.LIMITS},
+        }
+    )
+
+
+def _report(info: Ready) -> list[dict[str, str]]:
+    return [dict(zip(("section", "item", "value", "reason"), row, strict=True)) for row in info.report]
+
+
+async def flush_cache(request: Request, server: ServerContext) -> Response:
+    """Drop every cached prefix that no request holds; the pools as of after that."""
+    state = await asyncio.wait_for(server.engine.flush_cache(), server.model.stall_timeout_s)
+    log.info(event("cache_flushed", id=RequestContext.of(request.scope).request_id))
+    return _json({"success": True, "pools": state.pools})
+
+
+async def check_transfers(request: Request, server: ServerContext) -> Response:
+    """Test the transfers of a decode server: fetch a pattern through every column from a prefill server, into places of
+    its own."""
+    body = await read_body(request, server, CheckTransfersRequest)
+    context = RequestContext.of(request.scope)
+    decodes = server.model.mode is DisaggregationMode.DECODE
+    if decodes and not (context.tenant.is_admin or is_loopback(body.bootstrap_host)):
+        check_named(server.cluster, context.sender, [(body.bootstrap_host, body.bootstrap_port)])
+    checked = await server.engine.check_transfers(body.bootstrap_host, body.bootstrap_port)
+    log.info(event("transfers_checked", id=context.request_id, wrong=len(checked.wrong)))
+    return _json(checked)

@@ -1,0 +1,52 @@
+"""The state of the server as llama-server's clients ask for it: /props and /slots. No request's text is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from forebay.base.errors import Unavailable
+from forebay.base.package import __version__
+from forebay.server.admin.information import current_state
+from forebay.server.api.llama import settings_of
+from forebay.server.context import ServerContext
+
+
+async def props(request: Request, server: ServerContext) -> Response:
+    info, tokenizer = server.engine.info, server.tokenizer
+    template, state = tokenizer.chat_template, server.engine.last_state
+    return _json(
+        {
+            "default_generation_settings": {"n_ctx": info.context_length, "params": settings_of(server.sampling)},
+            "total_slots": info.max_running_requests,
+            "model_alias": server.model.name,
+            "model_path": server.model.path,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": "" if template is None else template.source,
+            "bos_token": _spelled(server, tokenizer.bos_token_id),
+            "eos_token": _spelled(server, tokenizer.eos_token_id),
+            "build_info": f"forebay-{__version__}",
+            "is_sleeping": state is not None and state.memory.phase == "asleep",
+        }
+    )
+
+
+async def slots(request: Request, server: ServerContext) -> Response:
+    """One entry for each request that may run at once. With `fail_on_no_slot=1` the answer is 503 if all run."""
+    info, state = server.engine.info, await current_state(server)
+    num_running = 0 if state is None else state.num_running
+    if request.query_params.get("fail_on_no_slot") and num_running >= info.max_running_requests:
+        raise Unavailable(f"all {info.max_running_requests} slots are in use: try again later", code="no_slot")
+    of_each = {"n_ctx": info.context_length, "speculative": state is not None and state.speculation is not None}
+    return _json([{"id": i, **of_each, "is_processing": i < num_running} for i in range(info.max_running_requests)])
+
+
+def _spelled(server: ServerContext, token: int | None) -> str:
+    return "" if token is None else server.tokenizer.table.spelled(token).decode("utf-8", "replace")
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

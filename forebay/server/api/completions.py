@@ -1,0 +1,119 @@
+"""/v1/completions: texts that go on from prompts."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from forebay.engine.choice import Choice, Piece
+from forebay.engine.scores import Scored
+from forebay.server.api.dialect import ChunkDialect, encode
+from forebay.server.api.generation import Generation
+from forebay.server.api.logprobs import completion_logprobs
+from forebay.server.api.serving import check_counts, serve_completion
+from forebay.server.context import RequestContext, ServerContext, read_body
+from forebay.server.protocol.requests import NO_OPTIONS, CompletionRequest
+from forebay.text.answers.parts import Part
+from forebay.text.token_bytes import TokenBytes
+
+
+class CompletionDialect(ChunkDialect):
+    """`num_top` is None where no log-probabilities are wanted; `echo` puts the prompt in front."""
+
+    addition = b"text"
+
+    def __init__(
+        self,
+        fields: dict[str, Any],
+        table: TokenBytes,
+        *,
+        num_top: int | None,
+        echo: bool,
+        **around: Any,
+    ) -> None:
+        self._fields = {**fields, "object": "text_completion"}
+        super().__init__(self._fields, table, **around)
+        self._num_top = num_top
+        self._echo = echo
+
+    def whole(
+        self, generation: Generation, texts: list[str], parts: list[list[Part]], scores: list[list[Scored]]
+    ) -> bytes:
+        choices = []
+        for choice, text, tokens in zip(generation.choices, texts, scores, strict=True):
+            before = self._prompt_text(choice)
+            choices.append(
+                {
+                    "index": choice.index,
+                    "text": before + text,
+                    "logprobs": self._scores(choice, tokens, len(before)),
+                    "finish_reason": choice.finish,
+                    **self.of_prompt(choice),
+                    **self.ids_of(choice),
+                    **self.prompt_ids_of(choice),
+                }
+            )
+        return encode({**self._fields, "choices": choices, "usage": generation.usage()})
+
+    def opening(self, generation: Generation) -> bytes:
+        if self._usage_of_each:
+            self._running = generation
+        texts = ((choice, self._prompt_text(choice)) for choice in generation.choices)
+        return b"".join(self._first(choice, text) for choice, text in texts if text or self._token_ids)
+
+    def _first(self, choice: Choice, text: str) -> bytes:
+        """The event of a prompt: its text if that is echoed, and its token ids if they are wanted."""
+        event = self.text(choice, text)
+        ids = self.prompt_ids_of(choice)
+        at = event.index(b'"finish_reason":null') if ids else 0
+        return event[:at] + encode(ids)[1:-1] + b"," + event[at:] if ids else event
+
+    def text(self, choice: Choice, text: str) -> bytes:
+        return self._event(choice, encode(text))
+
+    def chunk(self, choice: Choice, piece: Piece) -> bytes:
+        if not (piece.text or piece.tokens or piece.finish or self.has_new_ids(choice)):
+            return b""
+        scores = encode(self._tokens(piece.tokens)) if piece.tokens else b"null"
+        finish = b"null" if piece.finish is None else encode(piece.finish)
+        return self._event(choice, encode(piece.text), scores, finish)
+
+    def _prompt_text(self, choice: Choice) -> str:
+        if not self._echo:
+            return ""
+        if choice.prompt.text is not None and self._num_top is None:
+            return choice.prompt.text
+        # As its tokens spell it, so that text_offset points into it.
+        raw = b"".join(map(self._table.in_text, choice.prompt.token_ids))
+        return raw.decode("utf-8", "replace")
+
+    def _scores(self, choice: Choice, tokens: list[Scored], shift: int) -> dict[str, Any] | None:
+        if self._num_top is None:
+            return None
+        generated = [Scored(token.token_id, token.offset + shift, token.score) for token in tokens]
+        return self._tokens([*choice.prompt_scores(), *generated] if self._echo else generated)
+
+    def _tokens(self, tokens: list[Scored]) -> dict[str, Any]:
+        return completion_logprobs(self._table, tokens, self._num_top or 0)
+
+
+async def completions(request: Request, server: ServerContext) -> Response:
+    context = RequestContext.of(request.scope)
+    body = await read_body(request, server, CompletionRequest)
+    server.check_model(body.model)
+    check_counts(server, body.choices, len(body.prompts))
+    options = body.stream_options or NO_OPTIONS
+    dialect = CompletionDialect(
+        {"id": f"cmpl-{context.request_id}", "object": "", "created": int(time.time()), "model": server.model.name},
+        server.table(body),
+        num_top=body.logprobs,
+        echo=bool(body.echo),
+        include_usage=options.include_usage,
+        usage_of_each=options.continuous_usage_stats,
+        num_prompt_top=body.prompt_logprobs,
+        token_ids=body.return_token_ids,
+    )
+    return await serve_completion(server, context, body, dialect)

@@ -1,0 +1,341 @@
+"""The routes that embed and judge: /v1/embeddings, /v1/score and /v1/rerank."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, Final, Literal, NotRequired, TypedDict
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from starlette.requests import Request
+from starlette.responses import Response
+
+from forebay.base.errors import ForebayError, InvalidRequest
+from forebay.base.log import event, get_logger
+from forebay.config.engine_config import DisaggregationMode
+from forebay.engine.embedding import (
+    INSTRUCTION,
+    check_dimensions,
+    nearness,
+    paired,
+    question,
+    verdict,
+)
+from forebay.requests.sampling_params import SamplingParams
+from forebay.scheduler.limits import check_context
+from forebay.server.api.embeddings_request import MAX_INPUTS, EmbeddingRequest, RerankRequest, ScoreRequest
+from forebay.server.api.generation import CacheUsage, cache_usage
+from forebay.server.api.ollama_request import OllamaEmbedRequest
+from forebay.server.api.pooling import Batch, Vector
+from forebay.server.api.prompts import naming, prompt_ids, render
+from forebay.server.context import RequestContext, ServerContext, read_body
+from forebay.server.http.bodies import ClientGone
+from forebay.server.http.lifecycle import Watch
+from forebay.server.openapi.answers import CachedDetails
+from forebay.server.protocol.messages import ChatMessage, Templated, Thinking
+from forebay.server.protocol.requests import PlainText
+from forebay.server.protocol.strict import Sender
+from forebay.server.protocol.validation import UNSUPPORTED_FIELD
+
+INLINE_NUMBERS: Final = 1 << 14  # to write so many takes about a millisecond
+TOKENIZED_IN_A_ROW: Final = 16  # short texts are tokenized in place, and then it is the turn of others
+_JUDGING: Final = Templated(chat_template_kwargs=Thinking(enable_thinking=False))
+_PLAIN: Final = PlainText()
+
+log = get_logger("server")
+
+
+async def embeddings(request: Request, server: ServerContext) -> Response:
+    body = await read_body(request, server, EmbeddingRequest)
+    made, usage = await _embedded(request, server, body)
+
+    def answer() -> bytes:
+        written = [
+            base64.b64encode(vector.tobytes()).decode() if body.encoding_format == "base64" else vector.tolist()
+            for vector in made
+        ]
+        data = [{"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(written)]
+        return msgspec.json.encode({"object": "list", "data": data, "model": server.model.name, "usage": usage})
+
+    large = sum(map(len, made)) > INLINE_NUMBERS
+    return _json(await server.json_workers.run(answer) if large else answer())
+
+
+async def ollama_embed(request: Request, server: ServerContext) -> Response:
+    """Answer with embeddings in Ollama's form."""
+    body = await read_body(request, server, OllamaEmbedRequest)
+    server.check_model(body.model_name)
+    made, usage = await _embedded(request, server, body.embedding)
+    taken_s = time.monotonic() - RequestContext.of(request.scope).arrived_at
+
+    def answer() -> bytes:
+        counts = {
+            "total_duration": round(taken_s * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": usage["prompt_tokens"],
+        }
+        return msgspec.json.encode({"model": body.model, "embeddings": [each.tolist() for each in made], **counts})
+
+    large = sum(map(len, made)) > INLINE_NUMBERS
+    return _json(await server.json_workers.run(answer) if large else answer())
+
+
+async def _embedded(
+    request: Request, server: ServerContext, body: EmbeddingRequest
+) -> tuple[list[npt.NDArray[np.float32]], dict[str, Any]]:
+    """The vector of each input, and what they took."""
+    texts, inputs = server.model.texts, body.inputs
+
+    async def prompts() -> list[list[int]]:
+        return await _encoded(server, body, inputs, "input")
+
+    check_dimensions(body.dimensions, server.engine.info.hidden_size)
+    vectors, usage = await _pooled(request, server, body, len(inputs), prompts, texts.vectors(), "input")
+    return [texts.vector(vector.data, body.dimensions) for vector in vectors], usage
+
+
+async def score(request: Request, server: ServerContext) -> Response:
+    body = await read_body(request, server, ScoreRequest)
+    with naming("text_1"):
+        pairs = paired(body.text_1, body.text_2)
+    scores, usage = await _scores(request, server, body, pairs, body.instruction, "text_2")
+    data = [{"index": i, "object": "score", "score": value} for i, value in enumerate(scores)]
+    context, created = RequestContext.of(request.scope), int(time.time())
+    head = {"id": f"score-{context.request_id}", "object": "list", "created": created, "model": server.model.name}
+    return _json(msgspec.json.encode({**head, "data": data, "usage": usage}))
+
+
+async def rerank(request: Request, server: ServerContext) -> Response:
+    """The documents by how well they fit the query, the best first; of equal ones those that came first."""
+    body = await read_body(request, server, RerankRequest)
+    texts = body.all_texts
+    pairs = [(body.query, text) for text in texts]
+    scores, usage = await _scores(request, server, body, pairs, body.instruction, body.source)
+    best = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n]
+    if body.texts is not None:
+        listed = [{"index": i, "score": scores[i], **({"text": texts[i]} if body.return_text else {})} for i in best]
+        return _json(msgspec.json.encode(listed))
+    results = [
+        {
+            "index": i,
+            "relevance_score": scores[i],
+            **({"document": {"text": texts[i]}} if body.return_documents else {}),
+        }
+        for i in best
+    ]
+    answer_id = f"rerank-{RequestContext.of(request.scope).request_id}"
+    return _json(msgspec.json.encode({"id": answer_id, "model": server.model.name, "results": results, "usage": usage}))
+
+
+async def _scores(
+    request: Request,
+    server: ServerContext,
+    body: Sender,
+    pairs: Sequence[tuple[str, str]],
+    instruction: str | None,
+    source: str,
+) -> tuple[list[float], dict[str, Any]]:
+    """Return the score of each pair, and the usage."""
+    texts = server.model.texts
+    if not texts.judges:
+        if instruction is not None:
+            raise InvalidRequest(
+                "this model compares vectors and reads no instruction: leave it out, or put it into the texts",
+                code=UNSUPPORTED_FIELD,
+                param="instruction",
+            )
+        distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
+
+        async def alone() -> list[list[int]]:
+            return await _encoded(server, _PLAIN, distinct, source)
+
+        vectors, usage = await _pooled(request, server, body, len(distinct), alone, texts.vectors(), source)
+        of = {text: texts.vector(vector.data) for text, vector in zip(distinct, vectors, strict=True)}
+        return [nearness(of[first], of[second]) for first, second in pairs], usage
+
+    async def asked() -> list[list[int]]:
+        talks = (question(query, document, instruction or INSTRUCTION) for query, document in pairs)
+        encode = server.tokenizer.encode_chat
+        return [await render(server, encode, [ChatMessage(**said) for said in talk], _JUDGING) for talk in talks]
+
+    params = texts.verdicts(server.tokenizer, server.engine.info.vocab_size)
+    vectors, usage = await _pooled(request, server, body, len(pairs), asked, params, source)
+    return [verdict(vector.data) for vector in vectors], usage
+
+
+async def _encoded(
+    server: ServerContext, body: PlainText, texts: Sequence[str | list[int | str]], source: str
+) -> list[list[int]]:
+    made = []
+    for number, text in enumerate(texts, 1):
+        made.append(await _input_ids(server, body, text, source))
+        if number % TOKENIZED_IN_A_ROW == 0:
+            await asyncio.sleep(0)
+    return made
+
+
+async def _input_ids(server: ServerContext, body: PlainText, pieces: str | list[int | str], source: str) -> list[int]:
+    """The tokens of an input. Special tokens are put around a text that begins it alone."""
+    if isinstance(pieces, str):
+        return await prompt_ids(server, body, pieces, source)
+    ids: list[int] = []
+    for is_text, run in groupby(pieces, lambda piece: isinstance(piece, str)):
+        if not is_text:
+            ids += await prompt_ids(server, body, [piece for piece in run if isinstance(piece, int)], source)
+            continue
+        for text in run:
+            bare = body.model_copy(update={"add_special_tokens": False}) if ids else body
+            ids += await prompt_ids(server, bare, str(text), source)
+    return ids
+
+
+async def _pooled(
+    request: Request,
+    server: ServerContext,
+    body: Sender,
+    count: int,
+    prompts: Callable[[], Awaitable[list[list[int]]]],
+    params: SamplingParams,
+    source: str,
+) -> tuple[list[Vector], dict[str, Any]]:
+    """Return the result of each of `count` prompts, and the usage. `source` is the field that they come from."""
+    server.check_model(body.model)
+    if server.model.mode is DisaggregationMode.DECODE:
+        raise InvalidRequest(
+            "this server decodes what others have read: send what is to be embedded or scored to a prefill server",
+            code="wrong_role",
+        )
+    if count > MAX_INPUTS:
+        raise InvalidRequest(f"{source} has {count} entries; at most {MAX_INPUTS} are taken at a time", param=source)
+    info, context = server.engine.info, RequestContext.of(request.scope)
+    most = min(count, info.max_running_requests)
+    namespace = server.isolation.namespace(context.tenant, body.session)
+    author, tenant = server.isolation.author(context.tenant, body.session), context.tenant.name
+    submit = partial(server.engine.submit, params=params, namespace=namespace, author=author, tenant=tenant)
+
+    with server.lifecycle.admit(context.tenant.name, most), Watch(context.receive) as watch:
+        with naming(source):
+            made = await prompts()
+            for token_ids in made:
+                check_context(len(token_ids), 0, info.context_length)
+        if watch.gone:
+            raise ClientGone
+        batch = Batch(lambda token_ids: submit(prompt_token_ids=token_ids), made)
+        batch.started_at = context.arrived_at
+        watch.on_gone(batch.leave)
+        try:
+            batch.start(most)
+            vectors = await batch.ended()
+            if batch.aborted:
+                raise ClientGone
+        finally:
+            batch.abort()
+            _count(server, context, batch)
+    return vectors, _usage(server, batch)
+
+
+def _usage(server: ServerContext, batch: Batch) -> dict[str, Any]:
+    """OpenAI's usage, with what the prefix cache did."""
+    num_tokens = sum(map(len, batch.prompts))
+    cache = cache_usage([batch.vectors[place].cache for place in sorted(batch.vectors)], server.tokenizer.table)
+    return {
+        "prompt_tokens": num_tokens,
+        "total_tokens": num_tokens,
+        "prompt_tokens_details": {"cached_tokens": cache["cached_tokens"]},
+        "weight_version": max(vector.weight_version for vector in batch.vectors.values()),
+        "cache": cache,
+    }
+
+
+def _count(server: ServerContext, context: RequestContext, batch: Batch) -> None:
+    """One line and the metrics of prompts that have ended."""
+    now = time.monotonic()
+    server.metrics.count_pooled(batch, now)
+    log.info(
+        event(
+            "pooled",
+            id=context.request_id,
+            prompts=len(batch.prompts),
+            ended=len(batch.vectors),
+            prompt_tokens=sum(map(len, batch.prompts)),
+            cached_tokens=sum(vector.cache.cached_tokens for vector in batch.vectors.values()),
+            seconds=now - batch.started_at,
+            **({"finish": "disconnect"} if batch.aborted else {}),
+            **({"error": batch.error.code} if isinstance(batch.error, ForebayError) else {}),
+        )
+    )
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+class PooledUsage(TypedDict):
+    """The usage of prompts without generated tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedDetails
+    weight_version: int
+    cache: CacheUsage
+
+
+class EmbeddingData(TypedDict):
+    """As text it is float32 in little-endian order, in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Embeddings(TypedDict):
+    object: Literal["list"]
+    data: list[EmbeddingData]
+    model: str
+    usage: PooledUsage
+
+
+class ScoreData(TypedDict):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scores(TypedDict):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoreData]
+    usage: PooledUsage
+
+
+class RankedText(TypedDict):
+    text: str
+
+
+class Ranked(TypedDict):
+    index: int
+    relevance_score: float
+    document: NotRequired[RankedText]
+
+
+class ScoredText(TypedDict):
+    """In the form of text-embeddings-inference."""
+
+    index: int
+    score: float
+    text: NotRequired[str]
+
+
+class Reranked(TypedDict):
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: PooledUsage

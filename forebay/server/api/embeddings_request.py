@@ -1,0 +1,123 @@
+"""The bodies of requests behind whose prompts nothing is generated."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, Tag, model_validator
+
+from forebay.server.protocol.ignored import one_of
+from forebay.server.protocol.requests import I32, MAX_IDS, PlainText, TokenId
+from forebay.server.protocol.strict import Sender, Strict, Text
+from forebay.server.protocol.validation import INVALID_COMBINATION, MISSING_FIELD, branch, by_shape, refusal
+
+MAX_INPUTS: Final = 2048  # OpenAI's: the engine takes as many at a time as it can run
+
+
+def _text_or_list(value: Any) -> str | None:
+    return branch("text") if isinstance(value, str) else branch("list") if isinstance(value, list) else None
+
+
+def _text_or_object(value: Any) -> str | None:
+    return branch("text") if isinstance(value, str) else branch("object") if isinstance(value, dict) else None
+
+
+TextOrTexts = Annotated[
+    Annotated[Text, Tag(branch("text"))]
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag(branch("list"))],
+    by_shape(_text_or_list, "a string or a list of strings"),
+]
+
+
+def _input_shape(value: Any) -> str | None:
+    if isinstance(value, list) and any(isinstance(piece, int | float) for piece in value):
+        return branch("pieces")
+    return _text_or_list(value)
+
+
+def _piece_shape(value: Any) -> str | None:
+    return branch("text") if isinstance(value, str) else branch("id")
+
+
+Pieces = Annotated[
+    list[
+        Annotated[
+            Annotated[Text, Tag(branch("text"))] | Annotated[TokenId, Tag(branch("id"))],
+            by_shape(_piece_shape, "a string or a token id"),
+        ]
+    ],
+    Field(min_length=1, max_length=MAX_IDS, fail_fast=True),
+]
+OneInput = Annotated[
+    Annotated[Text, Tag(branch("text"))] | Annotated[Pieces, Tag(branch("list"))],
+    by_shape(_text_or_list, "a string or a list of token ids and strings"),
+]
+Inputs = Annotated[
+    Annotated[Text, Tag(branch("text"))]
+    | Annotated[Pieces, Tag(branch("pieces"))]
+    | Annotated[list[OneInput], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag(branch("list"))],
+    by_shape(_input_shape, "a string, a list of token ids and strings, or a list of these"),
+]
+
+
+class EmbeddingRequest(PlainText, Sender):
+    """An input is a text, or a list of token ids, among which texts may stand."""
+
+    input: Inputs
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1, le=I32)] | None = None
+
+    @property
+    def inputs(self) -> list[str | list[int | str]]:
+        one = isinstance(self.input, str) or any(isinstance(piece, int) for piece in self.input)
+        return [self.input] if one else self.input  # type: ignore[list-item,return-value]
+
+
+class ScoreRequest(Sender):
+    """`text_1` is one for all of `text_2`, or one for each."""
+
+    text_1: TextOrTexts
+    text_2: TextOrTexts
+    instruction: Text | None = None
+
+
+class Document(Strict):
+    text: Text
+
+
+AnyDocument = Annotated[
+    Annotated[Text, Tag(branch("text"))] | Annotated[Document, Tag(branch("object"))],
+    by_shape(_text_or_object, "a string or an object with a text"),
+]
+
+
+class RerankRequest(Sender):
+    """Either `documents`, or in the form of text-embeddings-inference `texts` and `return_text`."""
+
+    ignored = {"raw_scores": one_of(None, False), "truncate": one_of(None, False)}
+    passed = frozenset({"truncation_direction"})
+    query: Text
+    documents: Annotated[list[AnyDocument], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)] | None = None
+    texts: Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)] | None = None
+    top_n: Annotated[int, Field(ge=1, le=I32)] | None = None
+    return_documents: bool = True
+    return_text: bool = False
+    instruction: Text | None = None
+
+    @property
+    def source(self) -> str:
+        """The field that the texts are in."""
+        return "documents" if self.texts is None else "texts"
+
+    @property
+    def all_texts(self) -> list[str]:
+        found = self.documents if self.texts is None else self.texts
+        return [document if isinstance(document, str) else document.text for document in found or ()]
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.documents is None and self.texts is None:
+            raise refusal(MISSING_FIELD, "documents", "documents is missing: send documents, or texts")
+        if self.documents is not None and self.texts is not None:
+            raise refusal(INVALID_COMBINATION, "texts", "there are both documents and texts: send one of them")
+        return self

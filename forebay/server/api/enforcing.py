@@ -1,0 +1,77 @@
+"""Grammars that a chat enforces on its answer: the form of it, calls that must be made, an end of the thinking."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+from forebay.grammar.answers import AnswerRules, answer_grammar
+from forebay.grammar.spelled_calls import CallRule
+from forebay.requests.sampling_params import Grammar, GrammarKind
+from forebay.server.api.calling import TAIL_TOKENS
+from forebay.server.context import ServerContext
+from forebay.server.protocol.requests import ChatRequest
+from forebay.server.protocol.tools import AllowedTools, AnyTool, GrammarDefinition, TextTool
+
+
+async def enforced_grammar(server: ServerContext, body: ChatRequest, prompt: list[int]) -> Grammar | None:
+    """Build the grammar that constrains answers to `prompt`, in the formats of the model; None if unconstrained. Raises
+    InvalidRequest `grammar_invalid` that names the client's field."""
+    found, rules = server.model.answers, rules_of(body)
+    for call in rules.calls:
+        await server.grammars.check(Grammar(GrammarKind.JSON_SCHEMA, _schema_of(call)), call.field)
+        if call.text:
+            await server.grammars.check(Grammar(GrammarKind.LARK, call.text), call.field)
+    if found.formats.thinking is not None:
+        tail = server.tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
+        rules = replace(rules, opened=found.opens_thinking(tail))
+    grammar = answer_grammar(found.formats, server.tokenizer.table, rules)
+    if grammar is None or grammar is rules.content:
+        return grammar
+    return await server.grammars.check(grammar, "tools" if rules.calls else "messages")
+
+
+def _schema_of(call: CallRule) -> str:
+    """Return the schema to enforce. One that is not enforced may use more than can be enforced."""
+    schema = {"type": "object", **call.parameters}
+    if not call.enforced:
+        own = schema.get("x-guidance")
+        schema["x-guidance"] = {**(own if isinstance(own, dict) else {}), "lenient": True}
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def rules_of(body: ChatRequest) -> AnswerRules:
+    """But for where the thinking begins."""
+    allowed, must_call = body.allowed_names, body.must_call
+    named = allowed is not None and not isinstance(body.tool_choice, AllowedTools)
+    tools = [(i, tool) for i, tool in enumerate(body.offered_tools) if allowed is None or tool.function.name in allowed]
+    return AnswerRules(
+        calls=[_call_rule(i, tool, enforced=must_call) for i, tool in tools],
+        must_call=must_call,
+        restricted=allowed is not None,
+        one_call=named or body.parallel_tool_calls is False,
+        content=next((asked.grammar for asked in body.grammars), None),
+        max_thinking_tokens=body.max_thinking_tokens,
+    )
+
+
+def _call_rule(number: int, tool: AnyTool, *, enforced: bool) -> CallRule:
+    """`enforced`: unless it says otherwise."""
+    function, field = tool.function, f"tools.{number}.function.parameters"
+    if isinstance(tool, TextTool) and tool.grammar is not None:
+        field = f"tools.{number}.custom.format.grammar.definition"
+        return CallRule(function.name, function.parameters or {}, True, field, _as_lark(tool.grammar))
+    return CallRule(
+        function.name,
+        function.parameters or {},
+        enforced if function.strict is None else function.strict,
+        field,
+    )
+
+
+def _as_lark(grammar: GrammarDefinition) -> str:
+    if grammar.syntax == "lark":
+        return grammar.definition
+    pattern = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\/", grammar.definition)  # a slash would end it
+    return f"start: /{pattern}/".replace("\n", r"\n")

@@ -1,0 +1,272 @@
+"""One HTTP request's generations: submitted, detokenized, ended, counted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, NamedTuple, Protocol, TypedDict
+
+import msgspec
+
+from forebay.engine.async_engine import AsyncEngine
+from forebay.engine.choice import Choice, Piece, Prompt
+from forebay.engine.stream import Stream
+from forebay.requests.sampling_params import RANDOM_SEED, Grammar, SamplingParams, seed_of_choice
+from forebay.requests.transfers import Rendezvous
+from forebay.requests.updates import CacheReport, MemoryReport, Update
+from forebay.text.token_bytes import TokenBytes
+
+
+class Sink(Protocol):
+    """Takes what becomes of a request's choices, in the turn of the event loop in which it does."""
+
+    def text(self, choice: Choice, text: str) -> None:
+        """A piece that is text and nothing else: the most common one by far."""
+
+    def piece(self, choice: Choice, piece: Piece) -> None: ...
+
+    def restart(self, choice: Choice) -> None:
+        """Discard what was given of this choice. Raises the error for the client if that is too late."""
+        ...
+
+
+class Generation:
+    """All choices of one HTTP request; prompts x `order.params.n` of them, in this order."""
+
+    def __init__(self, choices: list[Choice], num_prompt_tokens: int, table: TokenBytes) -> None:
+        self.choices = choices
+        self.streams: list[Stream] = []  # of each
+        self.num_prompt_tokens = num_prompt_tokens
+        self.started_at = time.monotonic()
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+        self.disconnected = False
+        self.error: Exception | None = None
+        self.over = False  # all choices have finished, or one has failed
+        self._table = table
+        self._has_pieces = False
+        self._begun = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    @classmethod
+    def submit(cls, engine: AsyncEngine, table: TokenBytes, prompts: list[Prompt], order: Order) -> Generation:
+        """All or nothing: what was submitted is aborted if a later one is refused. Raises what the engine raises."""
+        choices: list[Choice] = []
+        halves = iter(order.halves or repeat(None))
+        generation = cls(choices, sum(len(prompt.token_ids) for prompt in prompts), table)
+        try:
+            for prompt in prompts:
+                for number in range(order.params.n):
+                    stream = engine.submit(
+                        prompt_token_ids=prompt.token_ids,
+                        params=order.params_of(number, prompt.grammar),
+                        priority=order.priority,
+                        namespace=order.namespace,
+                        author=order.author,
+                        tenant=order.tenant,
+                        resume_points=prompt.resume_points,
+                        rendezvous=next(halves),
+                    )
+                    generation.streams.append(stream)
+                    kept = {"discard": order.discard_output, "keep_token_ids": order.keep_token_ids}
+                    choices.append(Choice(len(choices), prompt, stream, order.params, table, **kept))
+        except BaseException:
+            generation.abort()
+            raise
+        return generation
+
+    def abort(self) -> None:
+        for choice in self.choices:
+            choice.stream.abort()
+
+    def disconnect(self) -> None:
+        self.disconnected = True
+        self.abort()
+
+    def deliver(self, sink: Sink) -> None:
+        """From now on, give `sink` every choice's pieces as they come, until all have finished. The first failure ends
+        all of them."""
+        for choice, stream in zip(self.choices, self.streams, strict=True):
+            stream.deliver(_Feed(self, choice, sink))
+
+    async def begun(self) -> None:
+        """Wait for the first piece, or for the end. Raises what ended it where there was no piece."""
+        await self._begun.wait()
+        if self.error is not None and not self._has_pieces:
+            raise self.error
+
+    async def ended(self) -> None:
+        """Wait for the end of all choices. Raises the first failure."""
+        await self._ended.wait()
+        if self.error is not None:
+            raise self.error
+
+    def saw_token(self) -> None:
+        self.last_token_at = time.monotonic()
+        if self.first_token_at is None:
+            self.first_token_at = self.last_token_at
+
+    def handed_over(self) -> None:
+        """A piece, to the sink."""
+        self._has_pieces = True
+        self._begun.set()
+        if all(choice.finish is not None for choice in self.choices):
+            self._end()
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self._end()
+
+    def _end(self) -> None:
+        self.over = True
+        self._begun.set()
+        self._ended.set()
+        self.abort()
+
+    @property
+    def num_scores(self) -> int:
+        return sum(choice.num_scores for choice in self.choices)
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage, with what the prefix cache did. Choices of one prompt count it once."""
+        completion = sum(choice.num_tokens for choice in self.choices)
+        reports = {id(choice.prompt): choice.cache for choice in reversed(self.choices)}
+        cache = cache_usage(list(reports.values())[::-1], self._table, [choice.memory for choice in self.choices])
+        is_read = any(choice.prompt.reading is not None for choice in self.choices)
+        reasoning = {"reasoning_tokens": sum(choice.num_reasoning_tokens for choice in self.choices)}
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": self.num_prompt_tokens + completion,
+            "prompt_tokens_details": {"cached_tokens": cache["cached_tokens"]},
+            **({"completion_tokens_details": reasoning} if is_read else {}),
+            "weight_version": max(choice.weight_version for choice in self.choices),
+            "cache": cache,
+        }
+
+
+class _Feed:
+    """A choice's `Receiver`: its news become pieces at once."""
+
+    __slots__ = ("_choice", "_generation", "_sink")
+
+    def __init__(self, generation: Generation, choice: Choice, sink: Sink) -> None:
+        self._generation = generation
+        self._choice = choice
+        self._sink = sink
+
+    def tokens(self, token_ids: list[int]) -> None:
+        generation, choice = self._generation, self._choice
+        if not choice.is_plain or generation.first_token_at is None:
+            self.update(Update(choice.stream.request_id, token_ids))
+        elif not generation.over:
+            generation.saw_token()
+            try:
+                added = choice.feed_tokens(token_ids)
+                if isinstance(added, str):
+                    if added:
+                        self._sink.text(choice, added)
+                else:
+                    self._sink.piece(choice, added)
+                    generation.handed_over()
+            except Exception as error:
+                generation.fail(error)
+
+    def update(self, update: Update) -> None:
+        generation, choice = self._generation, self._choice
+        if generation.over or choice.finish is not None:
+            return  # it met a stop string before
+        if update.token_ids:
+            generation.saw_token()
+        try:
+            if update.restarted:
+                self._sink.restart(choice)
+                choice.restart()
+            self._sink.piece(choice, choice.feed(update))
+            generation.handed_over()
+        except Exception as error:
+            generation.fail(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """How every choice of a request is made: `params.n` of each prompt, with seeds of their own."""
+
+    params: SamplingParams
+    namespace: str
+    author: str  # whose prompts the answer may tell of
+    tenant: str = ""  # whose share of the engine it uses
+    priority: int = 0
+    halves: Sequence[Rendezvous | None] = ()  # in a role: where the other half of each prompt's choices is
+    seed: int = RANDOM_SEED
+    keep_token_ids: bool = False  # the answer has those of its output
+    discard_output: bool = False  # only the prompt's log-probabilities are wanted
+
+    def params_of(self, number: int, grammar: Grammar | None = None) -> SamplingParams:
+        """Choice `number` of a prompt: the user's seed, or one derived from it, so that choices differ and repeat. A
+        prompt's own grammar comes before that of all."""
+        grammar = grammar or self.params.grammar
+        return msgspec.structs.replace(self.params.of_tokens(), seed=seed_of_choice(self.seed, number), grammar=grammar)
+
+
+class CacheUsage(TypedDict):
+    """The effect of the prefix cache on the request; `matched_tokens` by kind of cache, `kv` first. After `retractions`
+    `recomputed_tokens` were computed again. `checkpoints` are lengths of prompt and answer after which a state is kept:
+    the places from which others can go on, of a model with states."""
+
+    cached_tokens: int
+    miss_reason: str
+    matched_tokens: dict[str, int]
+    differs: dict[str, Any] | None
+    retractions: int
+    recomputed_tokens: int
+    checkpoints: list[int]
+
+
+def cache_usage(
+    reports: Sequence[CacheReport], table: TokenBytes, memories: Sequence[MemoryReport] = (MemoryReport(),)
+) -> CacheUsage:
+    """Sum up the reports of a request's prompts, one each: tokens are summed, the reason and the difference are the
+    first's. Of its choices, of which `memories` tell, retractions are summed and the checkpoints are the first's.
+
+    `matched_tokens` are those whose KV was there, and within them the last places from which each other kind of cache
+    that layers keep could go on; `cached_tokens` were used. `differs` says where the prompt left a cached
+    one of its own session: the position, and the text of the token here and of the one there; null where it left none.
+    """
+    first = reports[0]
+    return {
+        "cached_tokens": sum(report.cached_tokens for report in reports),
+        "miss_reason": first.miss_reason.value,
+        "matched_tokens": {
+            "kv": sum(report.kv_tokens for report in reports),
+            **{kind: sum(report.resumable.get(kind, 0) for report in reports) for kind in first.resumable},
+        },
+        "differs": _difference(first, table) if first.differs_at >= 0 else None,
+        "retractions": sum(memory.retractions for memory in memories),
+        "recomputed_tokens": sum(memory.recomputed_tokens for memory in memories),
+        "checkpoints": memories[0].checkpoints,
+    }
+
+
+def _difference(report: CacheReport, table: TokenBytes) -> dict[str, Any]:
+    here, there = (table.spelled(token).decode("utf-8", "replace") for token in (report.token_here, report.token_there))
+    return {"position": report.differs_at, "here": here, "there": there}
+
+
+class Timings(NamedTuple):
+    """Seconds. `prompt_s` lasts from the request's arrival to its first token and contains its wait, `decode_s` from
+    there to its last token."""
+
+    total_s: float
+    prompt_s: float
+    decode_s: float
+
+    @classmethod
+    def of(cls, generation: Generation) -> Timings:
+        now, begin = time.monotonic(), generation.started_at
+        first = now if generation.first_token_at is None else generation.first_token_at
+        last = first if generation.last_token_at is None else generation.last_token_at
+        return cls(now - begin, first - begin, last - first)

@@ -1,0 +1,179 @@
+"""Bodies by the names of llama.cpp: sampling fields, which llama-server and Ollama share, and that of /completion."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Final, Self
+
+from pydantic import Field, PrivateAttr, Tag, model_validator
+
+from forebay.requests.foreign import PASSED
+from forebay.requests.sampling_params import BOUNDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS, RANDOM_SEED
+from forebay.server.api.renaming import renamed
+from forebay.server.protocol.ignored import Harmless, one_of
+from forebay.server.protocol.requests import I32, WITHIN, Bias, CompletionRequest, DecimalId, Prompts, Stop
+from forebay.server.protocol.strict import Strict, Text
+from forebay.server.protocol.structured import Object
+from forebay.server.protocol.validation import INVALID_VALUE, UNSUPPORTED_FIELD, branch, by_shape, refusal
+
+MAX_U32: Final = 2**32 - 1
+_OFF: Final = one_of(None, 0, 0.0)
+_WHOLE: Final = one_of(None, 1, 1.0)
+# Values that leave a sampler out; they are llama.cpp's defaults, and clients send them.
+NEUTRAL: Final[dict[str, Harmless]] = {
+    **dict.fromkeys(("mirostat", "dynatemp_range", "xtc_probability", "dry_multiplier"), _OFF),
+    **dict.fromkeys(("typical_p", "typ_p", "tfs_z"), _WHOLE),
+    "top_n_sigma": one_of(None, -1, -1.0),
+}
+# Values of samplers that are left out.
+_IDLE: Final = frozenset(
+    {
+        *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold"),
+        *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+    }
+)
+# A completion's or chat's field, by its name here.
+_NAMES: Final = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")},
+    "repeat_penalty": "repetition_penalty",
+    "stop": "stop",
+}
+
+
+class LlamaSampling(Strict):
+    """A `seed` of -1, or of 2^32 - 1, stands for none. `repeat_last_n` matters only if there is a penalty."""
+
+    ignored: ClassVar[dict[str, Harmless]] = NEUTRAL
+    passed = PASSED | _IDLE
+    temperature: Annotated[float, WITHIN["temperature"]] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=I32)] | None = None
+    top_p: Annotated[float, Field(gt=BOUNDS["top_p"][0], le=BOUNDS["top_p"][1])] | None = None
+    min_p: Annotated[float, WITHIN["min_p"]] | None = None
+    repeat_penalty: Annotated[float, WITHIN["repetition_penalty"]] | None = None
+    presence_penalty: Annotated[float, WITHIN["presence_penalty"]] | None = None
+    frequency_penalty: Annotated[float, WITHIN["frequency_penalty"]] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, le=I32)] | None = None
+    seed: Annotated[int, Field(ge=-1, le=MAX_U32)] | None = None
+    stop: Stop | None = None
+
+    @model_validator(mode="after")
+    def _check_penalties(self) -> Self:
+        penalized = self.repeat_penalty not in (None, 1.0) or self.presence_penalty or self.frequency_penalty
+        if penalized and self.repeat_last_n not in (None, -1):
+            what = f"repeat_last_n is {self.repeat_last_n}: penalties are over all tokens, use -1 or leave it out"
+            raise refusal(UNSUPPORTED_FIELD, "repeat_last_n", what)
+        return self
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the fields of a completion or a chat that the client has set."""
+        found = {theirs: getattr(self, name) for name, theirs in _NAMES.items()}
+        seed = RANDOM_SEED if self.seed == MAX_U32 else self.seed
+        return {name: value for name, value in {**found, "seed": seed}.items() if value is not None}
+
+    @staticmethod
+    def renamings(prefix: str = "") -> dict[str, str]:
+        """Return the names here, behind `prefix`, by a completion's field."""
+        return {theirs: prefix + name for name, theirs in {**_NAMES, "seed": "seed"}.items()}
+
+
+_BANNED: Final = BOUNDS["logit_bias"][0]
+
+
+def _bias_shape(value: Any) -> str | None:
+    return branch("object") if isinstance(value, dict) else branch("pairs") if isinstance(value, list) else None
+
+
+_Pair = Annotated[list[int | float | bool], Field(min_length=2, max_length=2, fail_fast=True)]
+LogitBias = Annotated[
+    Annotated[dict[DecimalId, Bias], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True), Tag(branch("object"))]
+    | Annotated[list[_Pair], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True), Tag(branch("pairs"))],
+    by_shape(_bias_shape, "an object from token ids to numbers, or a list of [token id, number or false]"),
+]
+
+
+class LlamaCompletionRequest(LlamaSampling):
+    """`n_predict` -1 stands for the room that is left in the context; 0 computes the prompt only."""
+
+    ignored: ClassVar[dict[str, Harmless]] = {
+        **NEUTRAL,
+        "min_keep": one_of(None, 0),
+        "post_sampling_probs": one_of(None, False),
+        "response_fields": one_of(None, []),
+        "lora": one_of(None, []),
+        "n_indent": one_of(None, 0),
+        "t_max_predict_ms": one_of(None, 0, -1),
+        "t_max_prompt_ms": one_of(None, 0, -1),
+        "image_data": one_of(None, []),
+        "grammar_lazy": one_of(None, False),
+        "grammar_triggers": one_of(None, []),
+        "preserved_tokens": one_of(None, []),
+    }
+    model: Annotated[str, Field(max_length=512)] | None = None
+    prompt: Prompts
+    n_predict: Annotated[int, Field(ge=-1, le=I32)] = -1
+    stream: bool = False
+    ignore_eos: bool = False
+    logit_bias: LogitBias | None = None
+    grammar: Text | None = None
+    json_schema: Object | None = None
+    n_probs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
+    return_tokens: bool = False
+    timings_per_token: bool = False
+    _completion: CompletionRequest = PrivateAttr()
+
+    @classmethod
+    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
+        body = super().parse(data, lenient=lenient)
+        with renamed(body.own_names):
+            body._completion = CompletionRequest.parse(body._as_completion())
+        return body
+
+    @property
+    def completion(self) -> CompletionRequest:
+        return self._completion
+
+    @property
+    def own_names(self) -> dict[str, str]:
+        """The names here by a completion's field."""
+        own = {"max_tokens": "n_predict", "guided_json": "json_schema", "guided_grammar": "grammar"}
+        return {**self.renamings(), **own, "logprobs": "n_probs"}
+
+    @property
+    def has_many(self) -> bool:
+        """Whether the answer is a list."""
+        return isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
+
+    @property
+    def num_top(self) -> int | None:
+        """The number of alternatives of each token; None if the tokens are not needed at all."""
+        return self.n_probs if self.n_probs or self.return_tokens else None
+
+    @model_validator(mode="after")
+    def _check_bias(self) -> Self:
+        low, high = BOUNDS["logit_bias"]
+        for token, bias in self.logit_bias if isinstance(self.logit_bias, list) else ():
+            if type(token) is not int or bias is True or not low <= bias <= high:
+                what = f"logit_bias has [{token}, {bias}]: it must be a token id, and {low:g} to {high:g} or false"
+                raise refusal(INVALID_VALUE, "logit_bias", what)
+        return self
+
+    def _as_completion(self) -> dict[str, Any]:
+        bias = self.logit_bias
+        if isinstance(bias, list):
+            bias = {str(token): _BANNED if value is False else float(value) for token, value in bias}
+        length = {"n_predict": -1} if self.n_predict < 0 else {"max_tokens": self.n_predict}
+        optional = {
+            "logit_bias": bias,
+            "guided_grammar": self.grammar or None,
+            "guided_json": self.json_schema,
+            "logprobs": self.num_top if self.n_predict else None,
+            "echo": True if self.n_predict == 0 else None,  # a completion without tokens shows its prompt
+        }
+        return {
+            **self.sampling(),
+            **length,
+            **{name: value for name, value in optional.items() if value is not None},
+            "prompt": self.prompt,
+            "stream": self.stream,
+            "ignore_eos": self.ignore_eos,
+            "parse_special": True,  # as llama-server does
+        }

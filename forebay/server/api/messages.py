@@ -1,0 +1,234 @@
+"""/v1/messages: Anthropic's messages, which are made of blocks."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+from pydantic_core import from_json
+from starlette.requests import Request
+from starlette.responses import Response
+
+from forebay.base import json_text
+from forebay.base.errors import ForebayError
+from forebay.engine.choice import Choice
+from forebay.engine.scores import Scored
+from forebay.memory.miss_reason import MissReason
+from forebay.server.api.calling import check_answerable
+from forebay.server.api.generation import Generation
+from forebay.server.api.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
+from forebay.server.api.messages_request import (
+    BILLING_HEADER,
+    CountTokensRequest,
+    MessagesRequest,
+    behind_the_system_text,
+)
+from forebay.server.api.prompts import naming, render
+from forebay.server.api.renaming import renamed
+from forebay.server.api.serving import serve_chat
+from forebay.server.context import RequestContext, ServerContext, read_body
+from forebay.server.http.errors import MESSAGES, error_ending
+from forebay.server.protocol.requests import ChatRequest
+from forebay.server.protocol.tools import INVALID_JSON
+from forebay.text.answers.parts import Part, Said, Thought
+
+UNSIGNED: Final = "unsigned"  # clients drop thinking that has no signature; this one is never looked at
+_DELTAS: Final = {
+    "text": b'{"type":"text_delta","text":%b}',
+    "thinking": b'{"type":"thinking_delta","thinking":%b}',
+    "tool_use": b'{"type":"input_json_delta","partial_json":%b}',
+}
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+@dataclass(kw_only=True)
+class MessagesDialect(ItemsDialect):
+    """`max_tokens` were asked for, for which the context may have had no room. With `marked` the client wants the
+    prompt kept, which is done in pages of `page_size` tokens. `remarks` go into the usage."""
+
+    kinds = Kinds(said="text", thought="thinking", called="tool_use")
+
+    answer_id: str
+    model: str
+    max_tokens: int
+    page_size: int
+    marked: bool = False
+    shows_thinking: bool = True
+    remarks: Mapping[str, Any] = field(default_factory=dict)
+    _index: int = -1  # of the last block that was begun
+    _kind: str = ""  # of the one that is open
+
+    def whole(
+        self, generation: Generation, texts: list[str], parts: list[list[Part]], scores: list[list[Scored]]
+    ) -> bytes:
+        choice = the_choice(generation)
+        blocks = [self._block(item) for item in items_of(parts_of(choice, texts[0], parts[0]))]
+        return _encode({**self._message(generation, choice.num_tokens), "content": blocks, **self._end_of(choice)})
+
+    def opening(self, generation: Generation) -> bytes:
+        return _event("message_start", {"message": self._message(generation, 0)})
+
+    def closing(self, generation: Generation) -> bytes:
+        try:
+            choice = the_choice(generation)
+        except ForebayError as error:
+            return self.failure(error)
+        ending = {"delta": self._end_of(choice), "usage": self._usage(generation, choice.num_tokens)}
+        return self._end() + _event("message_delta", ending) + _event("message_stop", {})
+
+    def failure(self, error: ForebayError) -> bytes:
+        return error_ending(error, MESSAGES)
+
+    def _call(self, name: str) -> bytes:
+        return self._begin("tool_use", self._block(Call(name, "")))
+
+    def _within(self, kind: str, text: str) -> bytes:
+        before = b""
+        if self._kind != kind:
+            before = self._end() + self._begin(kind, self._block(Said("") if kind == "text" else Thought("")))
+        if kind == "thinking" and not self.shows_thinking:
+            return before
+        return before + self._delta(_DELTAS[kind] % _encode(text))
+
+    def _begin(self, kind: str, block: dict[str, Any]) -> bytes:
+        self._kind, self._index = kind, self._index + 1
+        if kind == "thinking":
+            block["signature"] = ""
+        return _event("content_block_start", {"index": self._index, "content_block": block})
+
+    def _end(self) -> bytes:
+        if not self._kind:
+            return b""
+        kind, self._kind = self._kind, ""
+        signed = b'{"type":"signature_delta","signature":%b}' % _encode(UNSIGNED)
+        before = self._delta(signed) if kind == "thinking" else b""
+        return before + _event("content_block_stop", {"index": self._index})
+
+    def _delta(self, delta: bytes) -> bytes:
+        return (
+            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":%b}\n\n'
+            % (self._index, delta)
+        )  # fmt: skip
+
+    def _block(self, item: Item) -> dict[str, Any]:
+        match item:
+            case Said(text):
+                return {"type": "text", "text": text}
+            case Thought(text):
+                return {"type": "thinking", "thinking": text if self.shows_thinking else "", "signature": UNSIGNED}
+            case Call(name, arguments):
+                given = input_of(arguments)
+                return {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": name, "input": given}
+
+    def _message(self, generation: Generation, num_tokens: int) -> dict[str, Any]:
+        return {
+            "id": self.answer_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(generation, num_tokens),
+        }
+
+    def _end_of(self, choice: Choice) -> dict[str, Any]:
+        if choice.finish == "length":
+            full = choice.num_tokens < self.max_tokens
+            return {"stop_reason": "model_context_window_exceeded" if full else "max_tokens", "stop_sequence": None}
+        if choice.finish == "tool_calls":
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        return {"stop_reason": "stop_sequence" if choice.stopped else "end_turn", "stop_sequence": choice.stopped}
+
+    def _usage(self, generation: Generation, num_tokens: int) -> dict[str, Any]:
+        """Each token of the prompt is in one of three: read from the cache, left there for the next request where the
+        client marks what it wants to have kept, or neither."""
+        usage = generation.usage()
+        prompt, cached, found = usage["prompt_tokens"], usage["cache"]["cached_tokens"], usage["cache"]["miss_reason"]
+        keeps = self.marked and found != MissReason.DISABLED
+        created = max(0, prompt // self.page_size * self.page_size - cached) if keeps else 0
+        thinking = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0) if num_tokens else 0
+        return {
+            "input_tokens": prompt - cached - created,
+            "cache_creation_input_tokens": created,
+            "cache_read_input_tokens": cached,
+            "output_tokens": num_tokens,
+            "output_tokens_details": {"thinking_tokens": thinking},
+            "weight_version": usage["weight_version"],
+            "cache": usage["cache"],
+            **self.remarks,
+        }
+
+
+def input_of(arguments: str) -> Any:
+    """A call's arguments where they have to be an object: as the model wrote them, character for character; what is
+    there of them where they were cut off; and under a name of its own what is no JSON."""
+    try:
+        if isinstance(json_text.decode(arguments or "{}"), dict):
+            return msgspec.Raw(arguments.encode() or b"{}")
+        found = None
+    except ValueError:
+        found = _beginning_of(arguments)
+    return found if isinstance(found, dict) else {INVALID_JSON: arguments}
+
+
+def _beginning_of(arguments: str) -> Any:
+    try:
+        return from_json(arguments, allow_partial=True)
+    except ValueError:
+        return None
+
+
+def _event(kind: str, fields: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
+
+
+async def messages(request: Request, server: ServerContext) -> Response:
+    context = RequestContext.of(request.scope)
+    body = await read_body(request, server, MessagesRequest)
+    server.check_model(body.model)
+    chat, remarks = _settled(server, body)
+    dialect = MessagesDialect(
+        answer_id=f"msg_{context.request_id}",
+        model=server.model.name,
+        max_tokens=body.max_tokens,
+        page_size=server.engine.info.page_size,
+        marked=body.marked,
+        shows_thinking=body.thinking is None or body.thinking.display != "omitted",
+        remarks=remarks,
+    )
+    with renamed(body.renamings):
+        return await serve_chat(server, context, chat, dialect, cut_to_room=True)
+
+
+async def count_tokens(request: Request, server: ServerContext) -> Response:
+    body = await read_body(request, server, CountTokensRequest)
+    server.check_model(body.model)
+    with renamed(body.renamings):
+        chat, _ = _settled(server, body)
+        check_answerable(chat, server.model.answers)
+        with naming("messages"):
+            token_ids = await render(server, server.tokenizer.encode_chat, chat.messages, chat)
+    return Response(msgspec.json.encode({"input_tokens": len(token_ids)}), media_type="application/json")
+
+
+def _settled(server: ServerContext, body: CountTokensRequest) -> tuple[ChatRequest, dict[str, Any]]:
+    """The chat that the body stands for, and what has to be said about it. Clients speak of thinking with every
+    request: a model that cannot be told is not, and high effort is what who is told nothing makes."""
+    remarks: dict[str, Any] = {}
+    found, told = server.model.answers, dict[str, Any]()
+    if found.can_switch:
+        told["enable_thinking"] = body.thinks
+    if found.formats.thinking is None:
+        told["max_thinking_tokens"] = None
+    if body.chat.reasoning_effort == "high" and "reasoning_effort" not in found.variables:
+        told["reasoning_effort"] = None
+    chat = body.chat.model_copy(update=told)
+    settled = chat if server.config.keep_volatile_headers else behind_the_system_text(chat)
+    if settled is not chat:
+        remarks["moved"] = [BILLING_HEADER.removesuffix(":")]
+    return settled, remarks

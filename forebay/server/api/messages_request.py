@@ -1,0 +1,396 @@
+"""The request of /v1/messages, and the chat that it stands for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import groupby
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, PrivateAttr, StringConstraints, Tag, model_validator
+
+from forebay.base.errors import InvalidRequest
+from forebay.requests.sampling_params import BOUNDS, MAX_STOP
+from forebay.server.api.renaming import by_type, only, renamed
+from forebay.server.protocol.ignored import one_of
+from forebay.server.protocol.messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    CacheControl,
+    TextPart,
+    check_breakpoints,
+    text_or_list,
+)
+from forebay.server.protocol.requests import I32, Bootstrap, ChatRequest, StopString
+from forebay.server.protocol.strict import History, Label, Strict, Text
+from forebay.server.protocol.tools import MAX_TOOLS, ToolName
+from forebay.server.protocol.validation import (
+    INVALID_COMBINATION,
+    INVALID_VALUE,
+    MISSING_FIELD,
+    UNSUPPORTED_FIELD,
+    branch,
+    by_shape,
+    refusal,
+)
+
+BILLING_HEADER: Final = "x-anthropic-billing-header:"  # Claude Code begins its system text with it
+_ERROR: Final = "Error: "  # chats have no other word for a tool that failed
+_NAMES: Final = {
+    r"messages\..*": "messages",
+    r"tools\.(\d+)\.function\.parameters": r"tools.\1.input_schema",
+    r"tools\.(\d+)\.function": r"tools.\1",
+    r"tool_choice\..*": "tool_choice",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "reasoning_effort": "output_config.effort",
+    r"response_format(\.json_schema)?": "output_config.format",
+    "max_thinking_tokens": "thinking.budget_tokens",
+    "stop": "stop_sequences",
+}
+_DIRECT: Final = one_of(None, {"type": "direct"})
+_ALL_THINKING: Final = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+
+
+class TextBlock(TextPart):
+    ignored = {"citations": one_of(None, [])}
+
+
+_BlockText = Annotated[
+    Annotated[Text, Tag(branch("text"))]
+    | Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True), Tag(branch("list"))],
+    by_shape(text_or_list, "a string or a list of text blocks"),
+]
+
+
+class ToolUse(History):
+    ignored = {"caller": _DIRECT, "toolset_name": one_of(None)}
+    type: Literal["tool_use"]
+    id: Label
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    input: Annotated[dict[str, Any], Field(fail_fast=True)]
+    cache_control: CacheControl | None = None
+
+    @cached_property
+    def arguments(self) -> str:
+        return json.dumps(self.input, ensure_ascii=False, allow_nan=False)
+
+    @model_validator(mode="after")
+    def _is_json(self) -> Self:
+        try:
+            self.arguments.encode()
+        except ValueError as error:
+            raise refusal(INVALID_VALUE, "input", f"input is no JSON ({str(error)[:100]})") from error
+        return self
+
+
+class ToolResult(History):
+    ignored = {"toolset_name": one_of(None)}
+    type: Literal["tool_result"]
+    tool_use_id: Label
+    content: _BlockText | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+    def as_chat(self) -> dict[str, Any]:
+        content: Any = self.content or ""
+        if self.is_error:
+            parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content
+            content = [TextPart(type="text", text=_ERROR), *parts]
+        return {"role": "tool", "content": content, "tool_call_id": self.tool_use_id, **_mark(self.cache_control)}
+
+
+class ThinkingBlock(History):
+    """`signature` says that the model's maker has seen it, which nobody asks here."""
+
+    type: Literal["thinking"]
+    thinking: Text
+    signature: Text | None = None
+
+
+_BLOCKS: Final = ("text", "tool_use", "tool_result", "thinking")
+_ROLES: Final = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
+Block = Annotated[
+    Annotated[TextBlock, Tag(branch("text"))]
+    | Annotated[ToolUse, Tag(branch("tool_use"))]
+    | Annotated[ToolResult, Tag(branch("tool_result"))]
+    | Annotated[ThinkingBlock, Tag(branch("thinking"))],
+    by_type(*_BLOCKS),
+    only(*_BLOCKS, served="text, tool_use, tool_result and thinking blocks are served"),
+]
+
+
+class Turn(History):
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        Annotated[Text, Tag(branch("text"))]
+        | Annotated[list[Block], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag(branch("list"))],
+        by_shape(text_or_list, "a string or a list of blocks"),
+    ]
+
+    @model_validator(mode="after")
+    def _check_blocks(self) -> Self:
+        for i, block in enumerate(self.content if isinstance(self.content, list) else ()):
+            if _ROLES.get(block.type, self.role) != self.role:
+                at, role = f"content.{i}.type", _ROLES[block.type]
+                raise refusal(INVALID_COMBINATION, at, f"{at} is {block.type}, which is for messages of role {role}")
+        return self
+
+    def as_chat(self) -> Iterator[dict[str, Any]]:
+        """One or more of a chat: a tool's result is a message of its own there."""
+        if isinstance(self.content, str):
+            yield {"role": self.role, "content": self.content}
+        elif self.role == "assistant":
+            yield _answer(self.content)
+        else:
+            for kind, blocks in groupby(self.content, type):
+                if kind is ToolResult:
+                    yield from (block.as_chat() for block in blocks if isinstance(block, ToolResult))
+                else:
+                    yield {"role": self.role, "content": list(blocks)}
+
+
+def _answer(blocks: list[Any]) -> dict[str, Any]:
+    calls = [
+        {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.arguments}}
+        for block in blocks
+        if isinstance(block, ToolUse)
+    ]
+    texts = [block for block in blocks if isinstance(block, TextBlock)]
+    thought = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    marks = [block.cache_control for block in blocks if isinstance(block, ToolUse)]
+    return {
+        "role": "assistant",
+        "content": texts or (None if calls else ""),
+        **({"reasoning_content": thought} if thought else {}),
+        **({"tool_calls": calls} if calls else {}),
+        **_mark(next(filter(None, marks), None)),
+    }
+
+
+def _blocks(content: str | list[Any] | None) -> list[Any]:
+    return content if isinstance(content, list) else []
+
+
+def _mark(mark: CacheControl | None) -> dict[str, Any]:
+    return {} if mark is None else {"cache_control": mark}
+
+
+class CustomTool(Strict):
+    ignored = {
+        "eager_input_streaming": one_of(None, True, False),  # arguments are streamed as they are written
+        "defer_loading": one_of(None, False),
+        "allowed_callers": one_of(None, ["direct"]),
+        "input_examples": one_of(None, []),
+    }
+    type: Literal["custom"] | None = None
+    name: ToolName
+    description: Text | None = None
+    input_schema: Annotated[dict[str, Any], Field(fail_fast=True)]
+    strict: bool | None = None
+    cache_control: CacheControl | None = None  # tools stand before all messages, and from their end others always go on
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_hosted(cls, data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if isinstance(kind, str) and kind != "custom":
+            what = f"type is {kind[:64]!a}: this server runs no tools, only custom ones are served"
+            raise refusal(UNSUPPORTED_FIELD, "type", what)
+        return data
+
+    def as_chat(self) -> dict[str, Any]:
+        own = {"description": self.description, "strict": self.strict}
+        function = {"name": self.name, "parameters": self.input_schema, **own}
+        return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+class WhichTool(Strict):
+    type: Literal["auto", "any", "tool", "none"]
+    name: ToolName | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_name(self) -> Self:
+        if self.type == "tool" and self.name is None:
+            raise refusal(MISSING_FIELD, "name", "name is missing: it says which tool is to be called")
+        if self.type != "tool" and self.name is not None:
+            raise refusal(INVALID_COMBINATION, "name", "name is only allowed with type tool")
+        return self
+
+    def as_chat(self) -> dict[str, Any]:
+        named = {"type": "function", "function": {"name": self.name}}
+        choice = named if self.type == "tool" else "required" if self.type == "any" else self.type
+        return {"tool_choice": choice, **({"parallel_tool_calls": False} if self.disable_parallel_tool_use else {})}
+
+
+class ThinkingWish(Strict):
+    """Adaptive leaves open how long it is."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        if (self.type == "enabled") != (self.budget_tokens is not None):
+            what = "budget_tokens goes with type enabled, and with no other"
+            raise refusal(INVALID_COMBINATION, "budget_tokens", what)
+        return self
+
+
+class OutputConfig(Strict):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: Annotated[dict[str, Any], Field(fail_fast=True)] | None = None
+
+    def as_chat(self) -> dict[str, Any]:
+        effort = {"reasoning_effort": "xhigh" if self.effort == "max" else self.effort} if self.effort else {}
+        if self.format is None:
+            return effort
+        schema = {"name": "output", "strict": True, **{k: v for k, v in self.format.items() if k != "type"}}
+        return {**effort, "response_format": {"type": self.format.get("type"), "json_schema": schema}}
+
+
+class Metadata(Strict):
+    user_id: Label | None = None
+
+
+class CountTokensRequest(Strict):
+    """The fields of a request that become a prompt."""
+
+    ignored = {
+        "context_management": one_of(None, {"edits": []}, _ALL_THINKING),
+        "mcp_servers": one_of(None, []),
+        "thread": one_of(None),
+        "speed": one_of(None, "standard"),
+    }
+    model: Annotated[str, StringConstraints(max_length=512)]
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    system: _BlockText | None = None
+    tools: Annotated[list[CustomTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: WhichTool | None = None
+    thinking: ThinkingWish | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    _chat: ChatRequest = PrivateAttr()
+
+    @classmethod
+    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
+        if data.get("thread") is not None:
+            raise InvalidRequest(
+                "thread is not supported: send the whole conversation in messages, without thread",
+                code="thread_unsupported_request",  # on which the client sends the request again without it
+                param="thread",
+            )
+        body = super().parse(data, lenient=lenient)
+        with renamed(_NAMES):
+            body._chat = ChatRequest.parse(body.as_chat())
+        return body
+
+    @property
+    def chat(self) -> ChatRequest:
+        return self._chat
+
+    @property
+    def renamings(self) -> dict[str, str]:
+        """Which of this body's fields a chat's stand for."""
+        return _NAMES
+
+    @property
+    def thinks(self) -> bool:
+        """Whether thinking is wanted. Who says nothing wants none."""
+        return self.thinking is not None and self.thinking.type != "disabled"
+
+    @property
+    def marked(self) -> bool:
+        """Whether the client says anywhere what is to be kept."""
+        tools = any(tool.cache_control for tool in self.tools or ())
+        return tools or any(message.cache_control or message.breakpoints for message in self._chat.messages)
+
+    @model_validator(mode="after")
+    def _check_marks(self) -> Self:
+        check_breakpoints(sum(mark is not None for mark in self._marks()))
+        return self
+
+    def _marks(self) -> Iterator[CacheControl | None]:
+        yield self.cache_control
+        blocks: list[Any] = [*(self.tools or ()), *_blocks(self.system)]
+        blocks += [block for message in self.messages for block in _blocks(message.content)]
+        for block in blocks:
+            yield getattr(block, "cache_control", None)  # a thinking block can have none
+            if isinstance(block, ToolResult):
+                yield from (part.cache_control for part in _blocks(block.content))
+
+    @model_validator(mode="after")
+    def _check_last(self) -> Self:
+        if self.messages[-1].role == "assistant":
+            at = f"messages.{len(self.messages) - 1}.role"
+            what = f"{at} is assistant: no answer can be begun for the model, the last message has to be the user's"
+            raise refusal(UNSUPPORTED_FIELD, at, what)
+        return self
+
+    def as_chat(self) -> dict[str, Any]:
+        messages = [found for message in self.messages for found in message.as_chat()]
+        if self.cache_control is not None:
+            messages[-1]["cache_control"] = self.cache_control
+        if self.system:
+            messages.insert(0, {"role": "system", "content": self.system})
+        return {
+            "model": self.model,
+            "messages": messages,
+            **({"tools": [tool.as_chat() for tool in self.tools]} if self.tools else {}),
+            **(self.tool_choice.as_chat() if self.tool_choice else {}),
+            **(self.output_config.as_chat() if self.output_config else {}),
+        }
+
+
+class MessagesRequest(Bootstrap, CountTokensRequest):
+    ignored = {
+        **CountTokensRequest.ignored,
+        "container": one_of(None),
+        "diagnostics": one_of(None),
+        "inference_geo": one_of(None),
+    }
+    passed = frozenset({"service_tier"})
+    max_tokens: Annotated[int, Field(ge=1, le=I32)]
+    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP, fail_fast=True)] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Field(gt=BOUNDS["top_p"][0], le=BOUNDS["top_p"][1])] | None = None
+    top_k: Annotated[int, Field(ge=0, le=I32)] | None = None
+    metadata: Metadata | None = None
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        budget = self.thinking.budget_tokens if self.thinking is not None else None
+        if budget is not None and budget >= self.max_tokens:
+            at = "thinking.budget_tokens"
+            what = f"{at} is {budget} and max_tokens {self.max_tokens}: the budget has to be the smaller one"
+            raise refusal(INVALID_COMBINATION, at, what)
+        return self
+
+    def as_chat(self) -> dict[str, Any]:
+        names = ("max_tokens", "stream", "temperature", "top_p", "top_k")
+        own = {name: getattr(self, name) for name in (*names, *Bootstrap.model_fields)}
+        own |= {"stop": self.stop_sequences, "user": self.metadata.user_id if self.metadata else None}
+        own["max_thinking_tokens"] = self.thinking.budget_tokens if self.thinking is not None else None
+        return {**super().as_chat(), **{name: value for name, value in own.items() if value is not None}}
+
+
+def behind_the_system_text(chat: ChatRequest) -> ChatRequest:
+    """The chat with the line that its client changes with every request not at its beginning, where it would make all
+    of every prompt new, but at the end of the system text; the same chat where there is no such line."""
+    first = chat.messages[0]
+    if first.role != "system" or not first.content:
+        return chat
+    parts = [TextPart(type="text", text=first.content)] if isinstance(first.content, str) else list(first.content)
+    if not parts[0].text.startswith(BILLING_HEADER):
+        return chat
+    line, _, rest = parts[0].text.partition("\n")
+    kept = [parts[0].model_copy(update={"text": rest}), *parts[1:]] if rest else parts[1:]
+    moved = first.model_copy(update={"content": [*kept, *_texts("\n" if kept else "", line)]})
+    return chat.model_copy(update={"messages": [moved, *chat.messages[1:]]})
+
+
+def _texts(*texts: str) -> Iterable[TextPart]:
+    return (TextPart(type="text", text=text) for text in texts)

@@ -1,0 +1,103 @@
+"""Where the other half of each choice is. A gateway sends a request to a prefill and to a decode server.
+
+The field's names: `bootstrap_host` and `bootstrap_port` are where the prefill server listens for decode servers (8998
+where no port is given), `bootstrap_room` is a label that the gateway picks for both halves. `forebay route` sends them
+in headers, gateways of the field in the body. Either way they make a decode server connect to a host, so they are taken
+from holders of the cluster key alone, or where the operator has named the prefill servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from forebay.base.errors import InvalidRequest
+from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions
+from forebay.requests.transfers import MAX_ROOM, Rendezvous
+from forebay.server.http.security import PROOF, Cluster, Sender, refused
+from forebay.server.protocol.requests import Bootstrap
+from forebay.server.protocol.validation import MISSING_FIELD, UNSUPPORTED_FIELD
+
+FIELDS: Final = ("bootstrap_room", "bootstrap_host", "bootstrap_port")
+DEFAULT_PORT: Final = DisaggregationOptions().bootstrap_port
+
+
+def rendezvous_of(
+    mode: DisaggregationMode, cluster: Cluster, sender: Sender, body: Bootstrap, count: int
+) -> tuple[Rendezvous | None, ...]:
+    """Return the rendezvous of each of `count` choices; one number of a room stands for as many from it on.
+
+    A gateway of ours has its fields in headers (`sender`), and then the body has none: it is the client's. Raises
+    InvalidRequest for fields that this server has no use for, and for those that it lacks, HttpError 403 for fields of
+    a sender that may not choose.
+    """
+    if mode is DisaggregationMode.NULL or sender.bootstrap:
+        _refuse_all(body)
+    if mode is DisaggregationMode.NULL:
+        return (None,) * count
+    said = _of_headers(sender.bootstrap) if sender.bootstrap else body
+    rooms = _of_each("bootstrap_room", said.bootstrap_room, count)
+    hosts = _of_each("bootstrap_host", said.bootstrap_host, count)
+    ports = _of_each("bootstrap_port", said.bootstrap_port, count) or [None] * count
+    named = [(host, port or DEFAULT_PORT) for host, port in zip(hosts or [], ports, strict=False)]
+    if rooms or hosts:
+        check_named(cluster, sender, named if mode is DisaggregationMode.DECODE else [])
+    if rooms is None:
+        raise _missing("bootstrap_room", mode)
+    if not isinstance(said.bootstrap_room, list):
+        rooms = [(room + i) & MAX_ROOM for i, room in enumerate(rooms)]
+    if mode is DisaggregationMode.PREFILL:
+        return tuple(Rendezvous("", 0, room) for room in rooms)
+    if hosts is None:
+        raise _missing("bootstrap_host", mode)
+    return tuple(Rendezvous(host, port, room) for (host, port), room in zip(named, rooms, strict=True))
+
+
+def check_named(cluster: Cluster, sender: Sender, servers: Sequence[tuple[str, int]]) -> None:
+    """Raises HttpError 403 unless the sender has the cluster key or the operator has named all these servers."""
+    if sender.is_gateway or (cluster.has_configured_servers and all(cluster.is_configured(*at) for at in servers)):
+        return
+    raise refused(
+        f"bootstrap_host, bootstrap_port and bootstrap_room are for gateways that prove the cluster key ({PROOF}), or "
+        "for servers of --disaggregation-prefill-servers: leave them out"
+    )
+
+
+def _of_headers(words: Mapping[str, str]) -> Bootstrap:
+    """Raises InvalidRequest that names the field."""
+    numbers = {name: int(words[name]) for name in ("room", "port") if _is_number(words.get(name, ""))}
+    return Bootstrap.parse({f"bootstrap_{name}": word for name, word in {**words, **numbers}.items()})
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdecimal() and len(word) <= len(str(MAX_ROOM))
+
+
+def _of_each(name: str, value: Any, count: int) -> list[Any] | None:
+    if not isinstance(value, list):
+        return None if value is None else [value] * count
+    if len(value) != count:
+        raise InvalidRequest(
+            f"{name} has {len(value)} entries and there are {count} prompts and choices: give one for each", param=name
+        )
+    return value
+
+
+def _refuse_all(body: Bootstrap) -> None:
+    for name in FIELDS:
+        if getattr(body, name) is not None:
+            raise InvalidRequest(
+                f"{name} is for gateways and servers with --disaggregation-mode prefill or decode, and requests here "
+                "are whole: leave it out",
+                code=UNSUPPORTED_FIELD,
+                param=name,
+            )
+
+
+def _missing(name: str, mode: DisaggregationMode) -> InvalidRequest:
+    return InvalidRequest(
+        f"{name} is missing: this is a {mode} server, which has its requests from a gateway that names it (forebay "
+        "route)",
+        code=MISSING_FIELD,
+        param=name,
+    )

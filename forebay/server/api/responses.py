@@ -1,0 +1,323 @@
+"""/v1/responses: OpenAI's responses, which are made of items, and their numbered events."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from forebay.base.errors import ForebayError
+from forebay.engine.choice import Choice, Piece
+from forebay.engine.scores import Scored
+from forebay.server.api.calling import check_answerable
+from forebay.server.api.generation import Generation
+from forebay.server.api.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
+from forebay.server.api.logprobs import text_logprobs
+from forebay.server.api.prompts import naming, render
+from forebay.server.api.renaming import renamed
+from forebay.server.api.responses_items import Item as InputItem
+from forebay.server.api.responses_items import read, sealed, written
+from forebay.server.api.responses_request import InputTokensRequest, ResponsesRequest
+from forebay.server.api.serving import serve_chat
+from forebay.server.context import RequestContext, ServerContext, read_body
+from forebay.server.http.errors import shown
+from forebay.server.protocol.requests import ChatRequest
+from forebay.server.protocol.tools import input_of
+from forebay.text.answers.parts import CallArguments, Part, Said, Thought
+from forebay.text.token_bytes import TokenBytes
+
+_PREFIXES: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+# What an item's text is called in events, and in that of its end.
+_TEXTS: Final = {
+    "message": ("output_text", "text"),
+    "reasoning": ("reasoning_text", "text"),
+    "function_call": ("function_call_arguments", "arguments"),
+    "custom_tool_call": ("custom_tool_call_input", "input"),
+}
+_CALLS: Final = ("function_call", "custom_tool_call")
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class _Written:
+    """An item on its way, number `index` of the answer."""
+
+    kind: str
+    index: int
+    name: str = ""
+    texts: list[str] = field(default_factory=list)
+    scores: list[dict[str, Any]] = field(default_factory=list)  # of the tokens of a message, if they are wanted
+    item_id: str = ""
+    call_id: str = ""
+
+    def __post_init__(self) -> None:
+        self.item_id = f"{_PREFIXES[self.kind]}_{secrets.token_hex(12)}"
+        self.call_id = f"call_{secrets.token_hex(12)}"
+
+    def part(self, *, whole: bool) -> dict[str, Any]:
+        """The one part of its content."""
+        text = "".join(self.texts) if whole else ""
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.scores if whole else []}
+
+    def as_dict(self, status: str, *, seals: bool) -> dict[str, Any]:
+        begun = {"id": self.item_id, "type": self.kind, "status": status}
+        whole = status != "in_progress"
+        text = "".join(self.texts) if whole else ""
+        if self.kind in _CALLS:
+            return {**begun, "call_id": self.call_id, "name": self.name, _TEXTS[self.kind][1]: text}
+        content = [self.part(whole=True)] if whole else []
+        if self.kind == "message":
+            return {**begun, "role": "assistant", "content": content}
+        return {**begun, "summary": [], "content": content, "encrypted_content": sealed(text) if seals else None}
+
+
+@dataclass(kw_only=True)
+class ResponsesDialect(ItemsDialect):
+    """`fields` are the answer's own that do not change. With `seals` thinking comes sealed too. `table` is None where
+    no log-probabilities are wanted. `text_tools` are the names of the tools that take one text. `keep` is called with
+    the whole response before its end is sent."""
+
+    kinds = Kinds(said="message", thought="reasoning", called="function_call")
+
+    fields: Mapping[str, Any]
+    seals: bool = False
+    table: TokenBytes | None = None
+    text_tools: frozenset[str] = frozenset()
+    keep: Callable[[dict[str, Any]], None] | None = None
+    _number: int = 0  # of the next event
+    _open: _Written | None = None
+    _written: list[dict[str, Any]] = field(default_factory=list)
+    _count: int = 0
+    _scores: list[dict[str, Any]] = field(default_factory=list)  # of text that comes next
+
+    def whole(
+        self, generation: Generation, texts: list[str], parts: list[list[Part]], scores: list[list[Scored]]
+    ) -> bytes:
+        choice = the_choice(generation)
+        found = items_of(parts_of(choice, texts[0], parts[0]))
+        items = [self._of(item, index) for index, item in enumerate(found)]
+        self._share_scores([item for item in items if item.kind == "message"], scores[0])
+        self._written = [item.as_dict("completed", seals=self.seals) for item in items]
+        if items and choice.finish == "length":
+            self._written[-1]["status"] = "incomplete"
+        return _encode(self._ended(generation, choice))
+
+    def _share_scores(self, messages: Sequence[_Written], scores: Sequence[Scored]) -> None:
+        """Tokens of text in a row are those of one message."""
+        if self.table is None:
+            return
+        runs = (list(run) for kind, run in groupby(scores, lambda token: token.kind) if kind is Said)
+        for item, run in zip(messages, runs, strict=False):
+            item.scores += text_logprobs(self.table, run)
+
+    def _of(self, item: Item, index: int) -> _Written:
+        match item:
+            case Said(text):
+                return _Written("message", index, texts=[text])
+            case Thought(text):
+                return _Written("reasoning", index, texts=[text])
+            case Call(name, arguments) if name in self.text_tools:
+                return _Written("custom_tool_call", index, name, [input_of(arguments)])
+            case Call(name, arguments):
+                return _Written("function_call", index, name, [arguments])
+
+    def chunk(self, choice: Choice, piece: Piece) -> bytes:
+        if self.table is not None:
+            self._scores += text_logprobs(self.table, [token for token in piece.tokens if token.kind is Said])
+        return super().chunk(choice, piece)
+
+    def opening(self, generation: Generation) -> bytes:
+        begun = {"response": self._response("in_progress")}
+        return self._event("response.created", begun) + self._event("response.in_progress", begun)
+
+    def closing(self, generation: Generation) -> bytes:
+        try:
+            choice = the_choice(generation)
+        except ForebayError as error:
+            return self.failure(error)
+        before = self._end("incomplete" if choice.finish == "length" else "completed")
+        ended = self._ended(generation, choice)
+        return before + self._event(f"response.{ended['status']}", {"response": ended})
+
+    def failure(self, error: ForebayError) -> bytes:
+        failed = self._response("failed", error={"code": error.code, "message": shown(error)})
+        return self._event("response.failed", {"response": failed})
+
+    def _call(self, name: str) -> bytes:
+        kind = "custom_tool_call" if name in self.text_tools else "function_call"
+        return self._begin(_Written(kind, self._count, name))
+
+    def _part(self, part: Part) -> bytes:
+        """The text of a tool that takes one comes at once, behind its JSON."""
+        item = self._open
+        if item is not None and item.kind == "custom_tool_call":
+            if isinstance(part, CallArguments):
+                item.texts.append(part.text)
+                return b""
+            item.texts = [input_of("".join(item.texts))]
+            return self._text_event(item, "delta", "delta", item.texts[0]) + super()._part(part)
+        return super()._part(part)
+
+    def _within(self, kind: str, text: str) -> bytes:
+        before, item = b"", self._open
+        if item is None or item.kind != kind:
+            before, item = self._end(), _Written(kind, self._count)
+            before += self._begin(item)
+        item.texts.append(text)
+        return before + self._text_event(item, "delta", "delta", text, self._taken_scores(item))
+
+    def _taken_scores(self, item: _Written) -> list[dict[str, Any]]:
+        """The scores that belong to an item's text as far as it came."""
+        if item.kind != "message":
+            return []
+        taken, self._scores = self._scores, []
+        item.scores += taken
+        return taken
+
+    def _begin(self, item: _Written) -> bytes:
+        self._open = item
+        self._count += 1
+        begun = {"output_index": item.index, "item": item.as_dict("in_progress", seals=False)}
+        return self._event("response.output_item.added", begun) + self._part_event("added")
+
+    def _end(self, status: str = "completed") -> bytes:
+        item = self._open
+        if item is None:
+            return b""
+        self._taken_scores(item)
+        events = self._text_event(item, "done", _TEXTS[item.kind][1], "".join(item.texts), item.scores)
+        events += self._part_event("done")
+        self._open = None
+        self._written.append(item.as_dict(status, seals=self.seals))
+        return events + self._event(
+            "response.output_item.done", {"output_index": item.index, "item": self._written[-1]}
+        )
+
+    def _part_event(self, what: str) -> bytes:
+        item = self._open
+        if item is None or item.kind in _CALLS:
+            return b""
+        at = {"item_id": item.item_id, "output_index": item.index, "content_index": 0}
+        return self._event(f"response.content_part.{what}", {**at, "part": item.part(whole=what == "done")})
+
+    def _text_event(
+        self, item: _Written, what: str, called: str, text: str, scores: Sequence[dict[str, Any]] = ()
+    ) -> bytes:
+        kind = f"response.{_TEXTS[item.kind][0]}.{what}".encode()
+        more = b"" if item.kind in _CALLS else b',"content_index":0'
+        if item.kind == "message":
+            more += b',"logprobs":%b' % _encode(scores) if scores else b',"logprobs":[]'
+        self._number += 1
+        return (
+            b'event: %b\ndata: {"type":"%b","sequence_number":%d,"item_id":"%b","output_index":%d%b,"%b":%b}\n\n'
+            % (kind, kind, self._number - 1, item.item_id.encode(), item.index, more, called.encode(), _encode(text))
+        )  # fmt: skip
+
+    def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
+        self._number += 1
+        event = _encode({"type": kind, "sequence_number": self._number - 1, **fields})
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), event)
+
+    def _response(self, status: str, **more: Any) -> dict[str, Any]:
+        changing = {"error": None, "incomplete_details": None, "usage": None, "output": self._written}
+        return {**self.fields, "status": status, **changing, **more}
+
+    def _ended(self, generation: Generation, choice: Choice) -> dict[str, Any]:
+        if choice.finish != "length":
+            ended = self._response("completed", usage=_usage(generation))
+        else:
+            why = {"reason": "max_output_tokens"}
+            ended = self._response("incomplete", incomplete_details=why, usage=_usage(generation))
+        if self.keep is not None:
+            self.keep(ended)
+        return ended
+
+
+def _usage(generation: Generation) -> dict[str, Any]:
+    usage = generation.usage()
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": usage["prompt_tokens_details"],
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": usage.get("completion_tokens_details", {"reasoning_tokens": 0}),
+        "total_tokens": usage["total_tokens"],
+        "weight_version": usage["weight_version"],
+        "cache": usage["cache"],
+    }
+
+
+async def responses(request: Request, server: ServerContext) -> Response:
+    context = RequestContext.of(request.scope)
+    body = await read_body(request, server, ResponsesRequest)
+    server.check_model(body.model)
+    if body.store:
+        server.responses.check_is_on("store")
+    stores = server.responses.is_on and body.store is not False
+    chat, earlier = _resumed(server, context, body)
+    keep = None
+    if stores:
+        keep = partial(_keep, server, context, [*earlier, *body.items])
+    own = {"object": "response", "created_at": int(time.time()), "model": server.model.name}
+    dialect = ResponsesDialect(
+        fields={"id": f"resp_{context.request_id}", **own, **body.echo(stored=stores)},
+        seals=body.wants_sealed,
+        table=server.tokenizer.table if body.num_top >= 0 else None,
+        text_tools=chat.text_tools,
+        keep=keep,
+    )
+    with renamed(body.renamings):
+        return await serve_chat(server, context, chat, dialect, num_top=body.num_top)
+
+
+def _keep(server: ServerContext, context: RequestContext, items: list[InputItem], response: dict[str, Any]) -> None:
+    server.responses.put(context.tenant, response, written(items))
+
+
+def _resumed(
+    server: ServerContext, context: RequestContext, body: InputTokensRequest
+) -> tuple[ChatRequest, list[InputItem]]:
+    """The chat that the body stands for, and the items before its own."""
+    if body.previous_response_id is None:
+        return body.chat, []
+    stored = server.responses.get(context.tenant, body.previous_response_id, param="previous_response_id")
+    earlier = read(msgspec.json.decode(stored.items))
+    return body.chat_after(earlier), earlier
+
+
+async def input_tokens(request: Request, server: ServerContext) -> Response:
+    """How many tokens the prompt of a response would have."""
+    context = RequestContext.of(request.scope)
+    body = await read_body(request, server, InputTokensRequest)
+    server.check_model(body.model)
+    chat, _ = _resumed(server, context, body)
+    with renamed(body.renamings):
+        check_answerable(chat, server.model.answers)
+        with naming("messages"):
+            token_ids = await render(server, server.tokenizer.encode_chat, chat.messages, chat)
+    return _json(msgspec.json.encode({"object": "response.input_tokens", "input_tokens": len(token_ids)}))
+
+
+async def stored_response(request: Request, server: ServerContext) -> Response:
+    tenant = RequestContext.of(request.scope).tenant
+    return _json(server.responses.get(tenant, request.path_params["response_id"]).response)
+
+
+async def delete_response(request: Request, server: ServerContext) -> Response:
+    tenant, response_id = RequestContext.of(request.scope).tenant, request.path_params["response_id"]
+    server.responses.delete(tenant, response_id)
+    return _json(msgspec.json.encode({"id": response_id, "object": "response", "deleted": True}))
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

@@ -1,0 +1,204 @@
+"""The items of /v1/responses: what a conversation is made of, and the messages of a chat that they stand for."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+
+from pydantic import Field, StringConstraints, Tag, model_validator
+
+from forebay.server.api.renaming import by_type, only
+from forebay.server.protocol.ignored import Harmless, one_of
+from forebay.server.protocol.messages import MAX_PARTS, text_or_list
+from forebay.server.protocol.strict import History, Label, Strict, Text
+from forebay.server.protocol.tools import CalledFunction
+from forebay.server.protocol.validation import INVALID_VALUE, branch, by_shape, refusal
+
+SEALED: Final = "forebay:"  # begins what stands for thinking that a client hands back without looking at it
+_LABEL: Final = Harmless(lambda value: value is None or isinstance(value, str), {"type": ["string", "null"]})
+_STATUS: Final = one_of(None, "in_progress", "completed", "incomplete")
+_OWN: Final = {"id": _LABEL, "status": _STATUS}
+_CALLER: Final = {"caller": one_of(None, {"type": "direct"}), "namespace": one_of(None)}
+
+
+class InputText(History):
+    type: Literal["input_text"]
+    text: Text
+
+
+class OutputText(History):
+    ignored = {"annotations": one_of(None, []), "logprobs": one_of(None, [])}
+    type: Literal["output_text"]
+    text: Text
+
+
+class ThoughtText(History):
+    type: Literal["reasoning_text", "summary_text"]
+    text: Text
+
+
+_TEXTS: Final = ("input_text", "output_text")
+Part = Annotated[
+    Annotated[InputText, Tag(branch("input_text"))] | Annotated[OutputText, Tag(branch("output_text"))],
+    by_type(*_TEXTS),
+    only(*_TEXTS, served="texts are served"),
+]
+_Texts = Annotated[
+    Annotated[Text, Tag(branch("text"))]
+    | Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True), Tag(branch("list"))],
+    by_shape(text_or_list, "a string or a list of texts"),
+]
+
+
+def _joined(texts: str | list[Any]) -> str:
+    return texts if isinstance(texts, str) else "".join(part.text for part in texts)
+
+
+class MessageItem(History):
+    ignored = {**_OWN, "phase": one_of(None, "commentary", "final_answer")}
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: _Texts
+
+
+class FunctionCallItem(CalledFunction):
+    ignored = {**_OWN, **_CALLER}
+    type: Literal["function_call"]
+    call_id: Label
+
+
+class FunctionOutputItem(History):
+    ignored = {**_OWN, **_CALLER, "name": _LABEL}
+    type: Literal["function_call_output"]
+    call_id: Label
+    output: _Texts
+
+
+class TextCallItem(History):
+    """The call of a tool that takes one text."""
+
+    ignored = {**_OWN, **_CALLER}
+    type: Literal["custom_tool_call"]
+    call_id: Label
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    input: Text
+
+
+class TextOutputItem(FunctionOutputItem):
+    type: Literal["custom_tool_call_output"]  # type: ignore[assignment]
+
+
+class ReasoningItem(History):
+    """Thinking as text or sealed; a summary says nothing that the model has not said elsewhere."""
+
+    ignored = _OWN
+    type: Literal["reasoning"]
+    summary: Annotated[list[ThoughtText], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    content: Annotated[list[ThoughtText], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    encrypted_content: Text | None = None
+
+    @property
+    def text(self) -> str:
+        return _joined(self.content) if self.content else unsealed(self.encrypted_content or SEALED)
+
+    @model_validator(mode="after")
+    def _check_seal(self) -> Self:
+        try:
+            self.text  # noqa: B018
+        except ValueError as error:
+            what = "encrypted_content was not made by this server: send content, or leave the item out"
+            raise refusal(INVALID_VALUE, "encrypted_content", what) from error
+        return self
+
+
+def sealed(text: str) -> str:
+    """For clients that hand thinking back only where they cannot read it."""
+    return SEALED + base64.b64encode(text.encode()).decode()
+
+
+def unsealed(text: str) -> str:
+    """Raises ValueError for what `sealed` has not made."""
+    if not text.startswith(SEALED):
+        raise ValueError("another's")
+    try:
+        return base64.b64decode(text.removeprefix(SEALED), validate=True).decode()
+    except binascii.Error as error:
+        raise ValueError(str(error)) from error
+
+
+_ITEMS: Final = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+)
+Item: TypeAlias = Annotated[
+    Annotated[MessageItem, Tag(branch("message"))]
+    | Annotated[FunctionCallItem, Tag(branch("function_call"))]
+    | Annotated[FunctionOutputItem, Tag(branch("function_call_output"))]
+    | Annotated[TextCallItem, Tag(branch("custom_tool_call"))]
+    | Annotated[TextOutputItem, Tag(branch("custom_tool_call_output"))]
+    | Annotated[ReasoningItem, Tag(branch("reasoning"))],
+    by_type(*_ITEMS, default="message"),
+    only(*_ITEMS, served="messages, reasoning, and calls of functions and custom tools with their outputs are served"),
+]
+
+
+def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[str, Any]]:
+    """Convert items to messages. Consecutive items of the model are one message: thinking, text, calls. System texts at
+    the beginning are one."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    for item in items:
+        _add(messages, item)
+    return messages
+
+
+def _add(messages: list[dict[str, Any]], item: Any) -> None:
+    last = messages[-1] if messages else {"role": ""}
+    match item:
+        case FunctionOutputItem():
+            messages.append({"role": "tool", "content": _joined(item.output), "tool_call_id": item.call_id})
+        case MessageItem(role="assistant"):
+            _own(messages, "content", "tool_calls")["content"] = _joined(item.content)
+        case MessageItem(role="system" | "developer") if len(messages) == 1 and last["role"] == "system":
+            last["content"] += "\n\n" + _joined(item.content)
+        case MessageItem():
+            role = "system" if item.role == "developer" else item.role
+            messages.append({"role": role, "content": _joined(item.content)})
+        case ReasoningItem():
+            if item.text:
+                own = _own(messages, "content", "tool_calls")
+                own["reasoning_content"] = own.get("reasoning_content", "") + item.text
+        case FunctionCallItem():
+            function = {"name": item.name, "arguments": item.arguments}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            _own(messages).setdefault("tool_calls", []).append(call)
+        case TextCallItem():
+            call = {"id": item.call_id, "type": "custom", "custom": {"name": item.name, "input": item.input}}
+            _own(messages).setdefault("tool_calls", []).append(call)
+
+
+def _own(messages: list[dict[str, Any]], *behind: str) -> dict[str, Any]:
+    """The model's message to add to: a new one where the last is another's, or has something of `behind` already."""
+    last = messages[-1] if messages else {"role": ""}
+    if last["role"] != "assistant" or any(last.get(name) for name in behind):
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+class _Items(Strict):
+    items: Annotated[list[Item], Field(fail_fast=True)]
+
+
+def written(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """The items as JSON has them."""
+    return [item.model_dump(mode="json", exclude_none=True) for item in items]
+
+
+def read(items: list[dict[str, Any]]) -> list[Item]:
+    """The items that `written` has made, or an answer's output."""
+    return _Items.parse({"items": items}).items

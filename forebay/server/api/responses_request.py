@@ -1,0 +1,219 @@
+"""The request of /v1/responses, and the chat that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, PrivateAttr, StringConstraints, Tag, model_validator
+
+from forebay.requests.sampling_params import BOUNDS, MAX_TOP_LOGPROBS
+from forebay.server.api.renaming import renamed
+from forebay.server.api.responses_items import Item, MessageItem, messages_of
+from forebay.server.api.responses_tools import FunctionTool, TextInputTool, Tool, ToolChoice
+from forebay.server.protocol.ignored import MAX_METADATA, MAX_METADATA_KEY, one_of
+from forebay.server.protocol.messages import MAX_MESSAGES, text_or_list
+from forebay.server.protocol.requests import I32, WITHIN, Bootstrap, ChatRequest
+from forebay.server.protocol.strict import Label, Strict, Text
+from forebay.server.protocol.tools import MAX_TOOLS
+from forebay.server.protocol.validation import UNSUPPORTED_FIELD, branch, by_shape, refusal
+
+LOGPROBS: Final = "message.output_text.logprobs"
+ENCRYPTED: Final = "reasoning.encrypted_content"
+_NAMES: Final = {
+    r"messages(\..*)?": "input",
+    r"tool_choice\..*": "tool_choice",
+    "reasoning_effort": "reasoning.effort",
+    r"response_format(\.json_schema)?": "text.format",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+}
+
+
+class ReasoningWish(Strict):
+    ignored = {"summary": one_of(None, "auto"), "generate_summary": one_of(None, "auto")}  # there is all of it
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+
+
+class TextWish(Strict):
+    format: Annotated[dict[str, Any], Field(fail_fast=True)] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+    def as_chat(self) -> dict[str, Any]:
+        said = {"verbosity": self.verbosity} if self.verbosity else {}
+        if self.format is None:
+            return said
+        kind = self.format.get("type")
+        schema = {key: value for key, value in self.format.items() if key != "type"}
+        return {**said, "response_format": {"type": kind, **({"json_schema": schema} if schema else {})}}
+
+
+class InputTokensRequest(Strict):
+    """The fields of a request that become a prompt."""
+
+    ignored = {"truncation": one_of(None, "disabled")}
+    model: Annotated[str, StringConstraints(max_length=512)] | None = None
+    input: Annotated[
+        Annotated[Text, Tag(branch("text"))]
+        | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True), Tag(branch("list"))],
+        by_shape(text_or_list, "a string or a list of items"),
+    ]
+    instructions: Text | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextWish | None = None
+    reasoning: ReasoningWish | None = None
+    previous_response_id: Label | None = None
+    conversation: Any = None
+    _chat: ChatRequest = PrivateAttr()
+
+    @classmethod
+    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
+        body = super().parse(data, lenient=lenient)
+        body._chat = body.chat_after(())
+        return body
+
+    @model_validator(mode="after")
+    def _has_no_conversation(self) -> Self:
+        if self.conversation not in (None, False):
+            what = "conversation is not supported: name a stored response (previous_response_id), or send all as input"
+            raise refusal(UNSUPPORTED_FIELD, "conversation", what)
+        return self
+
+    @property
+    def chat(self) -> ChatRequest:
+        return self._chat
+
+    @property
+    def items(self) -> Sequence[Item]:
+        if isinstance(self.input, str):
+            return [MessageItem(role="user", content=self.input)]
+        return self.input
+
+    @property
+    def renamings(self) -> dict[str, str]:
+        """Which of this body's fields a chat's stand for."""
+        places = (place for place, tool in enumerate(self.tools or ()) if not isinstance(tool, dict))
+        own: dict[str, str] = {}
+        for i, place in enumerate(places):
+            own[rf"tools\.{i}\.custom\.format\.grammar"] = f"tools.{place}.format"
+            own[rf"tools\.{i}\.(function|custom)"] = f"tools.{place}"
+        return own | _NAMES
+
+    @property
+    def own_tools(self) -> list[FunctionTool | TextInputTool]:
+        """The tools that the client runs."""
+        return [tool for tool in self.tools or () if not isinstance(tool, dict)]
+
+    @property
+    def left_out(self) -> list[str]:
+        """The tools that somebody else would run, each kind once."""
+        kinds = (str(tool["type"])[:64] for tool in self.tools or () if isinstance(tool, dict))
+        return list(dict.fromkeys(kinds))
+
+    def chat_after(self, earlier: Sequence[Item]) -> ChatRequest:
+        """The chat of `earlier` items and the input. Raises InvalidRequest that names this body's fields."""
+        with renamed(self.renamings):
+            return ChatRequest.parse(self._as_chat(earlier))
+
+    def _as_chat(self, earlier: Sequence[Item]) -> dict[str, Any]:
+        choice = self.tool_choice
+        own = {
+            "model": self.model,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "reasoning_effort": self.reasoning.effort if self.reasoning else None,
+            "tools": [tool.as_chat() for tool in self.own_tools] or None,
+            "tool_choice": choice if choice is None or isinstance(choice, str) else choice.as_chat(),
+        }
+        kept = {name: value for name, value in own.items() if value is not None}
+        messages = messages_of([*earlier, *self.items], self.instructions)
+        return {"messages": messages, **kept, **(self.text.as_chat() if self.text else {})}
+
+
+class ResponsesRequest(Bootstrap, InputTokensRequest):
+    """`store` and `previous_response_id` need a server that stores responses."""
+
+    ignored = {
+        **InputTokensRequest.ignored,
+        "max_tool_calls": one_of(None),
+        "prompt": one_of(None),
+        "stream_options": one_of(None, {}, {"include_obfuscation": False}),
+    }
+    passed = frozenset({"client_metadata", "prompt_cache_options", "prompt_cache_retention", "service_tier"})
+    max_output_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
+    temperature: Annotated[float, WITHIN["temperature"]] | None = None
+    top_p: Annotated[float, Field(gt=BOUNDS["top_p"][0], le=BOUNDS["top_p"][1])] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=I32)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    stream: bool | None = None
+    include: (
+        Annotated[
+            list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]],
+            Field(max_length=16, fail_fast=True),
+        ]
+        | None
+    ) = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, StringConstraints(max_length=MAX_METADATA_KEY)], Label],
+            Field(max_length=MAX_METADATA, fail_fast=True),
+        ]
+        | None
+    ) = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    store: bool | None = None
+    background: bool | None = None
+
+    @model_validator(mode="after")
+    def _waits(self) -> Self:
+        if self.background:
+            what = "background is not supported, an answer is made while its client waits: leave it out"
+            raise refusal(UNSUPPORTED_FIELD, "background", what)
+        return self
+
+    @property
+    def wants_sealed(self) -> bool:
+        return ENCRYPTED in (self.include or ())
+
+    @property
+    def num_top(self) -> int:
+        """Number of alternatives with log-probabilities beside the chosen token; -1 for none at all."""
+        return self.top_logprobs or (0 if LOGPROBS in (self.include or ()) else -1)
+
+    def _as_chat(self, earlier: Sequence[Item]) -> dict[str, Any]:
+        names = ("temperature", "top_p", "top_k", "stream", "user", "safety_identifier", "prompt_cache_key")
+        own = {name: getattr(self, name) for name in (*names, *Bootstrap.model_fields)}
+        own["max_completion_tokens"] = self.max_output_tokens
+        return {**super()._as_chat(earlier), **{name: value for name, value in own.items() if value is not None}}
+
+    def echo(self, *, stored: bool) -> dict[str, Any]:
+        """Return the fields that the answer repeats, without those that may be long."""
+        ignored = {"ignored": ", ".join(self.left_out)[:512]} if self.left_out else {}
+        choice = self.tool_choice
+        return {
+            "background": False,
+            "instructions": None,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": {**(self.metadata or {}), **ignored},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "previous_response_id": self.previous_response_id,
+            "prompt_cache_key": self.prompt_cache_key,
+            "reasoning": {"effort": self.reasoning.effort if self.reasoning else None, "summary": None},
+            "safety_identifier": self.safety_identifier,
+            "service_tier": "default",
+            "store": stored,
+            "temperature": self.temperature,
+            "text": {"format": {"type": ((self.text and self.text.format) or {}).get("type", "text")}},
+            "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.model_dump(),
+            "tools": [
+                {"type": tool.type, "name": tool.name, **({"parameters": None} if tool.type == "function" else {})}
+                for tool in self.own_tools
+            ],
+            "top_logprobs": self.top_logprobs or 0,
+            "top_p": self.top_p,
+            "truncation": "disabled",
+            "user": self.user,
+        }

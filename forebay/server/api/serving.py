@@ -1,0 +1,268 @@
+"""The way of a request that generates: admit, tokenize, submit, answer, count."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from forebay.base.errors import ForebayError, InvalidRequest
+from forebay.base.log import event, get_logger
+from forebay.config.engine_config import DisaggregationMode
+from forebay.engine.choice import Prompt
+from forebay.engine.frames import Ready
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.transfers import Rendezvous
+from forebay.scheduler.limits import check_context
+from forebay.server.api.calling import check_answerable, reading_of
+from forebay.server.api.delivery import EventStream, EventWriter, collect
+from forebay.server.api.dialect import Dialect
+from forebay.server.api.enforcing import enforced_grammar
+from forebay.server.api.generation import Generation, Order
+from forebay.server.api.prompts import naming, prompt_ids, render
+from forebay.server.api.rendezvous import FIELDS, rendezvous_of
+from forebay.server.context import RequestContext, ServerContext
+from forebay.server.http.bodies import ClientGone
+from forebay.server.http.lifecycle import Watch
+from forebay.server.protocol.requests import I32, ChatRequest, CompletionRequest, Sampling
+from forebay.server.protocol.validation import INVALID_COMBINATION, UNSUPPORTED_FIELD
+
+log = get_logger("server")
+
+
+async def serve_chat(
+    server: ServerContext,
+    context: RequestContext,
+    body: ChatRequest,
+    dialect: Dialect,
+    *,
+    num_top: int = -1,
+    cut_to_room: bool = False,
+) -> Response:
+    check_answerable(body, server.model.answers)
+    if body.verbosity is not None and "verbosity" not in server.model.answers.variables:
+        context.note_ignored(("verbosity",))
+
+    async def prompts() -> list[Prompt]:
+        if not server.engine.info.wants_resume_points:
+            prompt = Prompt(token_ids=await render(server, server.tokenizer.encode_chat, body.messages, body))
+        else:
+            encode = server.tokenizer.encode_chat_prompt
+            found = await render(server, encode, body.messages, body, breakpoints=body.breakpoints)
+            prompt = Prompt(token_ids=found.token_ids, resume_points=tuple(found.resume_points))
+        reading = reading_of(body, server.model.answers, server.tokenizer, prompt.token_ids)
+        if reading is not None and not body.skip_special_tokens:
+            what = "skip_special_tokens=false: the answer is read for thinking and calls, leave it out"
+            raise InvalidRequest(what, code=INVALID_COMBINATION, param="skip_special_tokens")
+        may_enforce = body.offered_tools or body.grammars or body.max_thinking_tokens is not None
+        grammar = await enforced_grammar(server, body, prompt.token_ids) if may_enforce else None
+        return [replace(prompt, reading=reading, grammar=grammar)]
+
+    of_prompt = -1 if body.prompt_logprobs is None else body.prompt_logprobs
+    params = params_of(server, body, num_top=num_top, prompt_logprobs=of_prompt)
+    return await _serve(server, context, body, dialect, prompts, params, cut_to_room=cut_to_room)
+
+
+async def serve_completion(
+    server: ServerContext,
+    context: RequestContext,
+    body: CompletionRequest,
+    dialect: Dialect,
+    *,
+    known_as: str | None = None,
+    cut_to_room: bool = False,
+) -> Response:
+    num_top, of_prompt = (-1 if asked is None else asked for asked in (body.logprobs, body.prompt_logprobs))
+    params = params_of(server, body, num_top=num_top, prompt_logprobs=max(num_top if body.echo else -1, of_prompt))
+
+    async def prompts() -> list[Prompt]:
+        return [
+            Prompt(
+                token_ids=await prompt_ids(server, body, prompt, "prompt"),
+                text=prompt if isinstance(prompt, str) else None,
+            )
+            for prompt in body.prompts
+        ]
+
+    return await _serve(server, context, body, dialect, prompts, params, cut_to_room=cut_to_room, known_as=known_as)
+
+
+def check_counts(server: ServerContext, n: int, num_prompts: int) -> None:
+    config = server.config
+    if n > config.max_n:
+        raise InvalidRequest(f"n is {n}; at most {config.max_n} choices are made (--max-n)", param="n")
+    if num_prompts > config.max_prompts:
+        raise InvalidRequest(
+            f"there are {num_prompts} prompts; at most {config.max_prompts} are taken (--max-prompts)", param="prompt"
+        )
+
+
+def _order(
+    server: ServerContext, context: RequestContext, body: Sampling, params: SamplingParams, num_prompts: int
+) -> Order:
+    """Checked against the vocabulary, and against what the engine looks at."""
+    params.of_tokens().check(server.engine.info.vocab_size)
+    mode, halves = server.model.mode, tuple[Rendezvous | None, ...]()
+    if mode is not DisaggregationMode.NULL or context.sender.bootstrap or not body.model_fields_set.isdisjoint(FIELDS):
+        halves = rendezvous_of(mode, server.cluster, context.sender, body, num_prompts * body.choices)
+    if body.priority and not server.model.uses_priority:
+        raise InvalidRequest(
+            "no request goes before others on this server (--schedule-policy priority): leave priority out",
+            code=UNSUPPORTED_FIELD,
+            param="priority",
+        )
+    session = body.session
+    return Order(
+        params=params,
+        priority=body.priority,
+        namespace=server.isolation.namespace(context.tenant, session),
+        author=server.isolation.author(context.tenant, session),
+        tenant=context.tenant.name,
+        halves=halves,
+        keep_token_ids=body.return_token_ids,
+        seed=server.sampling.seed if body.seed is None else body.seed,
+    )
+
+
+async def _serve(
+    server: ServerContext,
+    context: RequestContext,
+    body: CompletionRequest | ChatRequest,
+    dialect: Dialect,
+    prompts: Callable[[], Awaitable[list[Prompt]]],
+    params: SamplingParams,
+    *,
+    cut_to_room: bool = False,
+    known_as: str | None = None,
+) -> Response:
+    """Admit, tokenize, submit, and answer. Whatever is refused before the first token has its own status."""
+    async with contextlib.AsyncExitStack() as undo:
+        info = server.engine.info
+        source, num_prompts = ("prompt", len(body.prompts)) if isinstance(body, CompletionRequest) else ("messages", 1)
+        undo.enter_context(server.lifecycle.admit(context.tenant.name, num_prompts * body.choices))
+        order = _order(server, context, body, params, num_prompts)
+        watch = undo.enter_context(Watch(context.receive))
+        for asked in body.grammars:
+            await server.grammars.check(asked.grammar, asked.field)
+        with naming(source):
+            made = await prompts()
+        if watch.gone:
+            raise ClientGone
+        if body.bad_words:
+            with naming("bad_words"):
+                params = await with_words(server, params, body.bad_words)
+        with naming(source):
+            params = with_room(params, made, body.wanted, info, cut=cut_to_room)
+        order = replace(order, params=params, discard_output=body.wanted == 0)
+        generation = Generation.submit(server.engine, server.table(body), made, order)
+        generation.started_at = context.arrived_at
+        undo.callback(_count, server, context, generation)
+        undo.callback(generation.abort)
+        names = (context.request_id, known_as or body.request_id)
+        undo.enter_context(server.under_way.known(context.tenant, names, generation.abort))
+        watch.on_gone(generation.disconnect)
+        if not body.stream:
+            return Response(await collect(server, dialect, generation), media_type="application/json")
+        writer = EventWriter(context.connection, dialect, generation)
+        generation.deliver(writer)
+        await generation.begun()
+        if generation.disconnected:
+            raise ClientGone
+        return EventStream(context.send, writer, undo.pop_all())
+
+
+def _gained(generation: Generation) -> dict[str, float]:
+    """Return the effect of speculative decoding on the choices, on average."""
+    reports = [choice.speculation for choice in generation.choices if choice.speculation is not None]
+    if not reports:
+        return {}
+    return {
+        "spec_net_speedup": sum(report.net_speedup for report in reports) / len(reports),
+        "accepted_per_step": sum(report.accepted_per_step for report in reports) / len(reports),
+    }
+
+
+def _count(server: ServerContext, context: RequestContext, generation: Generation) -> None:
+    """One line and the metrics of an ended request."""
+    now = time.monotonic()
+    usage = generation.usage()
+    server.metrics.count_generation(generation, usage, now, context.route)
+    first, last = generation.first_token_at, generation.last_token_at
+    tokens = usage["completion_tokens"]
+    rate = (tokens - 1) / (last - first) if first is not None and last is not None and last > first else 0.0
+    differs = usage["cache"]["differs"]
+    reasons = ",".join(sorted({choice.finish or "abort" for choice in generation.choices}))
+    log.info(
+        event(
+            "finished",
+            id=context.request_id,
+            route=context.route,
+            prompt_tokens=usage["prompt_tokens"],
+            cached_tokens=usage["cache"]["cached_tokens"],
+            output_tokens=tokens,
+            ttft_ms=(first - generation.started_at) * 1e3 if first is not None else "none",
+            tok_s=rate,
+            finish="disconnect" if generation.disconnected else reasons,
+            miss=usage["cache"]["miss_reason"],
+            **_gained(generation),
+            **({"differs_at": differs["position"]} if differs is not None else {}),
+            **({"error": generation.error.code} if isinstance(generation.error, ForebayError) else {}),
+        )
+    )
+
+
+def params_of(
+    server: ServerContext, body: CompletionRequest | ChatRequest, *, num_top: int, prompt_logprobs: int = -1
+) -> SamplingParams:
+    """All but the seed, and bad words; the model's own where the client says nothing."""
+    values: dict[str, Any] = {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "min_p": body.min_p,
+        "repetition_penalty": body.repetition_penalty,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+        "top_k": None if body.top_k is None else max(0, body.top_k),
+        "logit_bias": None if body.logit_bias is None else {int(key): bias for key, bias in body.logit_bias.items()},
+    }
+    return msgspec.structs.replace(
+        server.sampling,
+        max_tokens=I32 if body.wanted is None else max(1, body.wanted),
+        min_tokens=body.min_tokens,
+        n=body.choices,
+        stop=tuple(body.stop or ()),
+        stop_regex=tuple(body.stop_regex or ()),
+        include_stop_str_in_output=body.include_stop_str_in_output,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        ignore_eos=body.ignore_eos,
+        logprobs=num_top,
+        prompt_logprobs=prompt_logprobs,
+        grammar=next((asked.grammar for asked in body.grammars), None),
+        **{name: value for name, value in values.items() if value is not None},
+    )
+
+
+def with_room(
+    params: SamplingParams, prompts: list[Prompt], wanted: int | None, info: Ready, *, cut: bool
+) -> SamplingParams:
+    """`params` with `max_tokens`: what was asked for, or what the context has left. Raises InvalidRequest and
+    RequestTooLarge; with `cut` not for an answer that may be asked to be longer than there is room."""
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    asked = None if wanted is None else max(1, wanted)
+    for length in sorted({min(lengths), max(lengths)}):
+        check_context(length, None if cut else asked, info.context_length)
+    room = info.context_length - max(lengths)
+    if cut and asked is not None:
+        asked = min(asked, room, max(1, info.max_total_tokens - max(lengths)))
+    return msgspec.structs.replace(params, max_tokens=room if asked is None else asked)
+
+
+async def with_words(server: ServerContext, params: SamplingParams, words: list[str]) -> SamplingParams:
+    found = await server.workers.run(server.tokenizer.spellings, words, size=sum(map(len, words)))
+    return msgspec.structs.replace(params, bad_words=found)

@@ -1,1 +1,0 @@
-"""Embeddings and scores: requests behind whose prompts nothing is generated."""

@@ -1,0 +1,47 @@
+"""How far a streamed chat goes through the server process: functions and files, which may only become fewer.
+
+`python scripts/trace_request.py` prints the path.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts.trace_request import CHAT, TracedThreads, trace_chat
+
+MOST_FUNCTIONS, MOST_FILES = 196, 36
+ONCE = (
+    "SamplingParams.check",
+    "SamplingParams.check_values",
+    "check_context",
+    "check_counts",
+    "check_answerable",
+    "ChatRequest._check_chat",
+    "ChatRequest.offered_tools",
+    "ChatRequest.wanted",
+    "Sampling._check_together",
+    "Sampling.choices",
+    "Strict.parse",
+    "Structured.grammars",
+    "Templated.wish",
+    "Thinking.said",
+    "ServerContext.check_model",
+    "parse_json_object",
+    "params_of",
+)
+
+
+@pytest.fixture(scope="module")
+def traced(tokenizer, patience) -> TracedThreads:
+    return trace_chat(tokenizer, {**CHAT, "reasoning_effort": "none"})
+
+
+def test_chat_path_stays_within_its_functions_and_files(traced: TracedThreads) -> None:
+    path = "\n".join(str(call) for trace in traced.traces.values() for call in trace.calls)
+    assert len(traced.functions) <= MOST_FUNCTIONS, path
+    assert len(traced.files) <= MOST_FILES, path
+
+
+@pytest.mark.parametrize("check", ONCE)
+def test_chat_path_runs_each_check_once(traced: TracedThreads, check: str) -> None:
+    assert traced.calls[check] == 1
