@@ -12,11 +12,13 @@ from typing import Any
 import msgspec
 
 from forebay.base.errors import ConfigError
+from forebay.base.sampling import NUMBERS
 from forebay.cli.arguments import Parser, number, whole
 from forebay.cli.local import LocalModel, local_model
 from forebay.requests.sampling_params import RANDOM_SEED, SamplingParams
 
 MAX_PROMPT_BYTES = 64 << 20
+_OPTIONS = [number for number in NUMBERS.values() if number.option]
 
 
 def run(words: Sequence[str]) -> int:
@@ -45,17 +47,17 @@ def add_sampling(parser: Parser, *, max_tokens: int | None) -> None:
     own: dict[str, Any] = {"default": None, "default_text": "the model's own"}
     parser.option("--max-tokens", "--max-new-tokens", "--n-predict", "-n", type=whole(1), default=max_tokens,
                   metavar="N", help="most tokens to generate")  # fmt: skip
-    parser.option("--temperature", "--temp", type=number(), metavar="X", help="0 takes the likeliest token", **own)
-    parser.option("--top-p", type=number(), metavar="P", help="keep the likeliest tokens up to this share", **own)
-    parser.option("--top-k", type=whole(0), metavar="N", help="keep this many tokens, 0 for all", **own)
-    parser.option("--min-p", type=number(), metavar="P", help="drop what is less likely than P x the best", **own)
+    for declared in _OPTIONS:
+        kind, metavar = (whole(0), "N") if declared.is_whole else (number(), "X")
+        names = (f"--{declared.name.replace('_', '-')}", *declared.options)
+        parser.option(*names, type=kind, metavar=metavar, help=declared.option, **own)
     parser.option("--seed", type=whole(RANDOM_SEED), default=RANDOM_SEED, metavar="N", help="of the random draws",
                   default_text="random")  # fmt: skip
 
 
 def given(own: argparse.Namespace) -> dict[str, Any]:
     """Return the sampling parameters that were given."""
-    values = {name: getattr(own, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    values = {number.name: getattr(own, number.name) for number in _OPTIONS}
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -7,18 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.base.errors import ModelError, brief
+from forebay.base.sampling import NUMBERS, OF_MODELS
 from forebay.families.fields import Fields, is_number
 
 if TYPE_CHECKING:  # the types here are the command line's too, which is to be read at once
     from forebay.formats.gguf import GgufFile
-
-_OF_GGUF: Final = {  # as llama.cpp's converter writes them
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "penalty_repeat": "repetition_penalty",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +27,8 @@ NEUTRAL: Final = SamplingDefaults()
 
 
 def of_generation_config(fields: Fields | None) -> SamplingDefaults:
-    values = {
-        name: value for name in _OF_GGUF.values() if fields is not None and (value := fields.get(name)) is not None
-    }
+    names = [number.name for number in OF_MODELS]
+    values = {name: value for name in names if fields is not None and (value := fields.get(name)) is not None}
     return _checked(values, "generation_config.json", fields.where if fields is not None else "")
 
 
@@ -46,7 +38,7 @@ def of_gguf(file: GgufFile) -> SamplingDefaults:
 
     if file.path.name == DEFAULT_MODEL.file:
         return SamplingDefaults(DEFAULT_MODEL.sampling, "its model card")
-    keys = {name: f"general.sampling.{key}" for key, name in _OF_GGUF.items()}
+    keys = {number.name: f"general.sampling.{number.gguf}" for number in OF_MODELS}
     values = {name: file.metadata[key] for name, key in keys.items() if key in file.metadata}
     return _checked(values, "the GGUF file", str(file.path))
 
@@ -59,4 +51,4 @@ def _checked(values: Mapping[str, Any], source: str, where: str) -> SamplingDefa
             raise ModelError(f"{where}: {name} is {brief(value)}; it must be a number")
     # float32, as GGUF files have them, is good for seven digits; no top_k is -1 to some.
     rounded = {name: value if type(value) is int else float(f"{value:.6g}") for name, value in values.items()}
-    return SamplingDefaults(rounded | ({"top_k": max(0, int(rounded["top_k"]))} if "top_k" in rounded else {}), source)
+    return SamplingDefaults({name: NUMBERS[name].read(value) for name, value in rounded.items()}, source)

@@ -73,11 +73,6 @@ class Ops(ExpertOps, AttentionOps, RecurrenceOps, StepOps, DraftingOps):
         logits[at] = logits[at].masked_fill(~may, -torch.inf)
 
     def sample_rows(self, logits: Tensor, draws: Draws) -> Tensor:
-        """Draw one token per row of logits [S, V] float32 -> ids [S] int64; 0 for a row that is not finite.
-
-        Of softmax(logits / temperature) the top_k most likely are kept, then of those the most likely that make up
-        top_p of their sum, then of those whatever is at least min_p times the most likely. Ties with the least likely
-        that is kept are kept: the order of ids decides nothing. Chosen is the token at which the running sum of what is
-        kept, in the order of ids, first exceeds `uniform` times the whole.
-        """
+        """Draw one token per row of logits [S, V] float32 -> ids [S] int64, as `ops/sampling.py` defines it; 0 for a
+        row that is not finite."""
         return sample_rows(logits, draws)

@@ -1,5 +1,10 @@
 """The definition of `Ops.sample_rows` in torch. Nothing here waits for the device.
 
+Of softmax(logits / temperature) the top_k most likely are kept, then of those the most likely that make up top_p of
+their sum, then of those whatever is at least min_p times the most likely. Ties with the least likely that is kept are
+kept: the order of ids decides nothing. Chosen is the token at which the running sum of what is kept, in the order of
+ids, first exceeds `uniform` times the whole.
+
 Shape letters: D rows that draw at random, V vocabulary.
 """
 
@@ -16,18 +21,19 @@ _FINE_BINS: Final = 1 << 16
 
 
 class Draws(NamedTuple):
-    """How a token of each row is drawn: temperature, top_p and min_p [S] float32, top_k [S] int64, uniform [S] float64
-    of [0, 1). top_k 0, top_p 1 and min_p 0 keep all, and None stands for such a column."""
+    """How a token of each row is drawn: the numbers with `draws` of `base.sampling` by their names, in their order,
+    [S] float32 or int64, and uniform [S] float64 of [0, 1). None stands for a column in which every number is neutral:
+    top_k 0, top_p 1 and min_p 0 keep all."""
 
-    temperature: Tensor
-    top_k: Tensor | None
-    top_p: Tensor | None
-    min_p: Tensor | None
     uniform: Tensor
+    temperature: Tensor
+    top_k: Tensor | None = None
+    top_p: Tensor | None = None
+    min_p: Tensor | None = None
 
 
 def sample_rows(logits: Tensor, draws: Draws) -> Tensor:
-    """See `Ops.sample_rows`."""
+    """Draw one token per row of logits [S, V] float32 -> ids [S] int64; 0 for a row that is not finite."""
     num_rows, vocab_size = logits.shape
     size = max(1, _BLOCK_ELEMENTS // max(vocab_size, _FINE_BINS))
     blocks = [draws.uniform.new_empty(0, dtype=torch.int64)]
@@ -35,7 +41,7 @@ def sample_rows(logits: Tensor, draws: Draws) -> Tensor:
         part = slice(start, start + size)
         top = logits[part].amax(dim=-1, keepdim=True)  # NaN if any entry is
         finite = top.isfinite()
-        columns = (None if column is None else column[part] for column in draws[1:4])
+        columns = (None if column is None else column[part] for column in draws[2:])
         p = _probabilities(logits[part], top, finite, draws.temperature[part])
         kept = _keep_likely(p, *columns)
         blocks.append(torch.where(finite.squeeze(1), _invert(kept, draws.uniform[part]), 0))

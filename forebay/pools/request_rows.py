@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from forebay.base.sampling import DRAWS
 from forebay.memory.slots import PAD
 from forebay.pools.regions import Take
 from forebay.pools.table import Column, Table
 
 
 class SamplingRows(Table):
-    """How each row's tokens are chosen, as `SamplingParams` has it; the pads are greedy."""
+    """The numbers by which each row's tokens are drawn, and its seed; the pads are greedy."""
 
-    temperature = Column(torch.float32, pad=0)
-    top_k = Column(torch.int64, pad=0)
-    top_p = Column(torch.float32, pad=1)
-    min_p = Column(torch.float32, pad=0)
-    repetition_penalty = Column(torch.float32, pad=1)
-    presence_penalty = Column(torch.float32, pad=0)
-    frequency_penalty = Column(torch.float32, pad=0)
+    declared = {
+        number.name: Column(torch.int64 if number.is_whole else torch.float32, pad=number.neutral) for number in DRAWS
+    }
     seed = Column(torch.int64, pad=0)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from forebay.base.sampling import DRAWS
+
 # Whatever their value, the tokens are the same: hints about caches, ids and timings.
 PASSED: Final = frozenset(
     {
@@ -19,13 +21,16 @@ PASSED: Final = frozenset(
 )
 
 
+_DRAWS: Final = [number.name for number in DRAWS]
+
+
 def _by_name(names: Mapping[str, str]) -> MappingProxyType[str, str]:
     return MappingProxyType({name: line for line, of in names.items() for name in of.split()})
 
 
 ABSENT: Final = _by_name(
     {
-        "this sampler is not in this version: use temperature, top_k, top_p and min_p": (
+        f"this sampler is not in this version: use {', '.join(_DRAWS[:-1])} and {_DRAWS[-1]}": (
             "typical_p typ_p tfs_z mirostat mirostat_tau mirostat_eta dynatemp_range dynatemp_exponent xtc_probability "
             "xtc_threshold top_a epsilon_cutoff eta_cutoff smoothing_factor top_n_sigma samplers"
         ),

@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen."""
+"""The sampling parameters of a request, and their checks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from forebay.base.errors import InvalidRequest, ModelError, brief
+from forebay.base.sampling import ADJUSTS, NUMBERS, Numbers
 from forebay.requests.foreign import PASSED, why_absent
 from forebay.text.stop_patterns import BadPattern, machine_of
 
@@ -30,15 +31,7 @@ MAX_BAD_WORD_TOKENS = 256
 MAX_SCORED_TOKEN_IDS = 256
 MAX_SEED = 2**63 - 1
 RANDOM_SEED = -1  # as in the field: another one each time
-BOUNDS: Final = {  # of numbers, inclusive; `top_p` is above 0 as well
-    "temperature": (0.0, 100.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-3, 100.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "logit_bias": (-100.0, 100.0),
-}
+LOGIT_BIAS: Final = (-100.0, 100.0)  # inclusive
 
 
 class GrammarKind(StrEnum):
@@ -92,8 +85,9 @@ class _CheckedAtConstruction(msgspec.StructMeta):
                 named[own] = value
         if unknown := [name for name in named if name not in cls.__struct_fields__]:
             raise _unknown(unknown[0], cls.__struct_fields__)
-        if named.get("top_k") == -1:
-            named["top_k"] = 0
+        for name, number in NUMBERS.items():
+            if number.also is not None and named.get(name) == number.also:
+                named[name] = number.default
         texts = [name for name in ("stop", "stop_regex", "bad_words") if isinstance(named.get(name), str)]
         named |= {name: (named[name],) for name in texts}
         try:
@@ -106,14 +100,14 @@ class _CheckedAtConstruction(msgspec.StructMeta):
         return params
 
 
-class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=True, kw_only=True, omit_defaults=True):
+class SamplingParams(Numbers, metaclass=_CheckedAtConstruction, frozen=True, kw_only=True, omit_defaults=True):
     """How the output of one request is sampled, in the field's names and units.
 
     A value that cannot be raises InvalidRequest when it is given, with the number and its limits; so does a name that
     is none of these. None stands for the default, a list for a tuple, `max_new_tokens` for `max_tokens`.
 
-    `temperature` 0 is greedy. `top_k` 0 (or -1) keeps every token, `top_p` 1 and `min_p` 0 likewise. `logprobs` is the
-    number of alternatives reported besides the chosen token (-1: none at all, not even the chosen one's). `seed` fixes
+    The numbers are those of `forebay.base.sampling`; `temperature` 0 is greedy. `logprobs` is the number of
+    alternatives reported besides the chosen token (-1: none at all, not even the chosen one's). `seed` fixes
     the request's random draws whatever the batch around it; without one, or with -1, equal prompts are continued
     differently. A `grammar` leaves only tokens that it can go on with. With `pooling` nothing is sampled
     (`of_pooling`).
@@ -134,13 +128,6 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
     stop_regex: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
     seed: int = RANDOM_SEED
     stop_token_ids: tuple[int, ...] = ()
@@ -205,9 +192,8 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
 
     @property
     def penalizes(self) -> bool:
-        """Whether there are penalties or a logit bias."""
-        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
-        return penalties != (1.0, 0.0, 0.0) or bool(self.logit_bias)
+        """Whether a number or a logit bias changes logits."""
+        return bool(self.logit_bias) or any(getattr(self, number.name) != number.neutral for number in ADJUSTS)
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest for the first value that is out of range; every id is checked against the vocabulary,
@@ -229,10 +215,8 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
     def check_values(self) -> None:
         """As far as that can be done without a model."""
         _within("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _within("top_k", self.top_k, 0, 2**31 - 1)
-        for name, bounds in BOUNDS.items():
-            if name != "logit_bias":
-                _within(name, getattr(self, name), *bounds)
+        for name, number in NUMBERS.items():
+            _within(name, getattr(self, name), number.low, number.high)
         _within("seed", self.seed, RANDOM_SEED, MAX_SEED)
         _within("logprobs", self.logprobs, -1, MAX_TOP_LOGPROBS)
         _within("prompt_logprobs", self.prompt_logprobs, -1, MAX_TOP_LOGPROBS)
@@ -245,7 +229,7 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=Tr
                 "top_p is 0.0; it must be above 0 (use temperature 0 for greedy decoding)", param="top_p"
             )
         for value in self.logit_bias.values():
-            _within("logit_bias", value, *BOUNDS["logit_bias"])
+            _within("logit_bias", value, *LOGIT_BIAS)
         if self.pooling:
             self._check_pooling(self.pooling)
 

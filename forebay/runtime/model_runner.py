@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from forebay.base.parts import I32
+from forebay.base.sampling import DRAWS
 from forebay.memory.slots import NO_IDS, PAD, Ids
 from forebay.models.decoder import Model
 from forebay.ops import Ops
@@ -222,7 +223,8 @@ class ModelRunner:
 
     def warm_up(self) -> None:
         """Run steps of each kind on the padding row, so that the first request finds code and buffers in memory."""
-        drawing = SamplingParams(top_k=2, top_p=0.9, min_p=0.1)
+        examples: dict[str, Any] = {number.name: number.example for number in DRAWS}
+        drawing = SamplingParams(**examples)
         greedy = SamplingParams(temperature=0.0)
         row_tokens = self.rows.req_to_token.shape[1] * self.cache.page_size
         steps = warm_up_steps(self._max_num_tokens, row_tokens, self._bounds.width)

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from forebay.base.sampling import DRAWS
 from forebay.memory.slots import NO_IDS, Ids
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan
-from forebay.runtime.sampler import Wants
+from forebay.runtime.sampler import COLUMNS, Wants
 
 
 class Sampling(NamedTuple):
@@ -71,8 +72,7 @@ def wants_of(params: SamplingParams) -> Wants:
         wants |= Wants.LOGPROBS
     if params.greedy:
         return wants
-    wants |= Wants.DRAW
-    for wanted, flag in ((params.top_k > 0, Wants.TOP_K), (params.top_p < 1, Wants.TOP_P)):
-        if wanted:
-            wants |= flag
-    return wants | Wants.MIN_P if params.min_p > 0 else wants
+    for number in DRAWS:
+        if getattr(params, number.name) != number.neutral:
+            wants |= COLUMNS[number.name]
+    return wants

@@ -6,23 +6,25 @@ Shape letters: N sequences that sample, D of them that draw at random, V vocabul
 from __future__ import annotations
 
 from enum import IntFlag
+from typing import Final
 
 from torch import Tensor
 
+from forebay.base.sampling import DRAWS
 from forebay.ops import Draws, Ops
 from forebay.pools.request_rows import SamplingRows
 
 
 class Wants(IntFlag):
-    """The needs of a row besides the most likely token."""
+    """The needs of a row besides the most likely token. A number of a draw has the bit of its place in `DRAWS`."""
 
     GREEDY = 0
-    DRAW = 1
-    TOP_K = 2
-    TOP_P = 4
-    MIN_P = 8
-    ADJUST = 16  # penalties or logit bias
-    LOGPROBS = 32
+    DRAW = 1  # which is temperature's bit
+    ADJUST = 1 << 30  # penalties or logit bias
+    LOGPROBS = 1 << 31
+
+
+COLUMNS: Final = {number.name: Wants(1 << place) for place, number in enumerate(DRAWS)}
 
 
 def draw(ops: Ops, logits: Tensor, rows: Tensor, lens: Tensor, table: SamplingRows, wants: Wants) -> Tensor:
@@ -31,14 +33,8 @@ def draw(ops: Ops, logits: Tensor, rows: Tensor, lens: Tensor, table: SamplingRo
     `rows` [D] say where in `table` the parameters are; `lens` [D] are the positions of the tokens drawn, which together
     with the row's seed determine the random number. `wants` is the union of what the rows want.
     """
-    draws = Draws(
-        temperature=table.temperature.index_select(0, rows),
-        top_k=table.top_k.index_select(0, rows) if wants & Wants.TOP_K else None,
-        top_p=table.top_p.index_select(0, rows) if wants & Wants.TOP_P else None,
-        min_p=table.min_p.index_select(0, rows) if wants & Wants.MIN_P else None,
-        uniform=uniforms(table.seed.index_select(0, rows), lens),
-    )
-    return ops.sample_rows(logits, draws)
+    columns = {name: table[name].index_select(0, rows) for name, wanted in COLUMNS.items() if wants & wanted}
+    return ops.sample_rows(logits, Draws(**columns, uniform=uniforms(table.seed.index_select(0, rows), lens)))
 
 
 def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 import pytest
 
 from forebay.base.errors import ConfigError
+from forebay.base.sampling import NUMBERS
 from forebay.cli.main import main
 from forebay.cli.serve import make_parser
 from forebay.config.elsewhere import ABSENT, ACCEPTED, Accepted, as_key
 from forebay.config.resolve import resolve
 from forebay.config.sampling import FLAGS as SAMPLING_FLAGS
 from forebay.config.server_args import FLAGS
-from forebay.requests.sampling_params import BOUNDS, MAX_SEED, SamplingParams
+from forebay.requests.sampling_params import MAX_SEED, SamplingParams
 
 # As users write them, one a line: an option, and a value if it takes one.
 LLAMA_SERVER = """
@@ -176,8 +177,8 @@ def test_sampling_flags_have_the_bounds_of_requests() -> None:
     bounds = {flag.name: (flag.low, flag.high) for flag in SAMPLING_FLAGS}
     assert bounds.pop("top_k") == (-1, 2**31 - 1)
     assert bounds.pop("seed") == (-1, MAX_SEED)
-    assert bounds.pop("top_p") == (1e-6, BOUNDS["top_p"][1])
-    assert bounds == {name: BOUNDS[name] for name in bounds}
+    assert bounds.pop("top_p") == (1e-6, 1.0)
+    assert bounds == {name: (NUMBERS[name].low, NUMBERS[name].high) for name in bounds}
     for flag in SAMPLING_FLAGS:
         SamplingParams.defaults(
             {flag.name: flag.read(str(max(flag.low or 0, 0)) if flag.name != "seed" else "-1", "")}, ""

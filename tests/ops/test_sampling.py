@@ -21,7 +21,7 @@ def draws_of(seed: int) -> Draws:
 
     uniform = torch.rand(ROWS, generator=generator, dtype=torch.float64)
     columns = pick([0.3, 1.0, 4.0]), pick([0, 1, 30, 2047, 2049, 10**6]), pick([0.2, 0.95, 1.0]), pick([0, 0.01])
-    return Draws(*columns, uniform)
+    return Draws(uniform, *columns)
 
 
 @pytest.mark.parametrize("vocab", [1, 15, 97, 2048, 20_001])
@@ -54,5 +54,5 @@ def test_columns_that_keep_all_are_as_good_as_none(native: NativeOps) -> None:
 
 def test_no_rows_give_no_ids(native: NativeOps) -> None:
     nothing = torch.empty(0)
-    ids = native.sample_rows(torch.empty(0, 97), Draws(nothing, None, nothing, None, nothing.double()))
+    ids = native.sample_rows(torch.empty(0, 97), Draws(nothing.double(), nothing, None, nothing))
     assert ids.shape == (0,)

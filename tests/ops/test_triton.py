@@ -313,7 +313,7 @@ def test_argmax_and_sampling_flag_rows_that_are_not_finite(ops: Ops, at: int) ->
     assert finite.tolist() == [True, False, False, False, True]
     assert ids.tolist()[1:] == [0, 0, 0, 0]
     ones = torch.ones(5)
-    drawn = ops.sample_rows(logits, Draws(ones, ones.long() * 3, ones / 2, ones / 9, ones.double() / 2))
+    drawn = ops.sample_rows(logits, Draws(ones.double() / 2, ones, ones.long() * 3, ones / 2, ones / 9))
     assert drawn.tolist()[1:] == [0, 0, 0, 0]
 
 
@@ -328,7 +328,7 @@ def test_a_drawn_token_is_the_reference_s(ops: Ops, reference: Ops, vocab: int) 
     logits = normal((rows, vocab), torch.float32, seed=vocab, scale=2).mul(4).round() / 4  # with ties
     columns = pick([0.3, 1.0, 4.0]), pick([0, 1, 30, 10**6]), pick([0.2, 0.95, 1.0]), pick([0, 0.01])
     uniform = torch.rand(rows, generator=generator, dtype=torch.float64)
-    draws = Draws(*columns, uniform)
+    draws = Draws(uniform, *columns)
     differ = ops.sample_rows(logits, draws) != reference.sample_rows(logits, draws)
     assert int(differ.sum()) <= 1
 
@@ -337,6 +337,6 @@ def test_a_drawn_token_is_never_an_excluded_one(ops: Ops) -> None:
     logits = normal((4, 50), torch.float32, seed=3)
     uniform = torch.tensor([0.0, 0.3, 0.9, 1 - 2.0**-53], dtype=torch.float64)
     ones = torch.ones(4)
-    drawn = ops.sample_rows(logits, Draws(ones, ones.long() * 2, None, None, uniform))
+    drawn = ops.sample_rows(logits, Draws(uniform, ones, ones.long() * 2))
     best_two = logits.topk(2, dim=-1).indices
     assert (drawn.unsqueeze(1) == best_two).any(dim=1).all()

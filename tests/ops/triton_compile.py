@@ -126,7 +126,7 @@ def main(arch: int) -> None:
     ones = torch.ones(3)
     ops.argmax_rows(float32(3, 128_256))
     ops.mask_logits(float32(3, 128_256), torch.arange(2), int32(2, 4008))
-    ops.sample_rows(float32(3, 128_256), Draws(ones, ones.long(), ones, ones, ones.double()))
+    ops.sample_rows(float32(3, 128_256), Draws(ones.double(), ones, ones.long(), ones, ones))
 
 
 def steps(ops: TritonOps) -> None:

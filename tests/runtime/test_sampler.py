@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from forebay.ops import Draws, Ops
 from forebay.pools.request_rows import RequestRows
 from forebay.requests.sampling_params import SamplingParams
 from forebay.runtime.row_options import wants_of
-from forebay.runtime.sampler import Wants, draw, uniforms
+from forebay.runtime.sampler import COLUMNS, Wants, draw, uniforms
 
 VOCABS = [1, 97, 8193]
 SLACK = 1e-5  # of a probability: float32 weights against the oracle's float64
@@ -126,7 +128,7 @@ def test_exactly_the_oracles_tokens_can_come(ops, top_k, top_p, min_p, seed):
     _, kept = oracle(logits, row)
     grid = (torch.arange(400).double() + 0.5) / 400
     columns = [torch.full((400,), value) for value in (row.top_k, row.top_p, row.min_p)]
-    came = ops.sample_rows(logits.expand(400, -1).contiguous(), Draws(torch.ones(400), *columns, grid)).unique()
+    came = ops.sample_rows(logits.expand(400, -1).contiguous(), Draws(grid, torch.ones(400), *columns)).unique()
     assert set(came.tolist()) == set(np.flatnonzero(kept).tolist())
 
 
@@ -220,7 +222,7 @@ def test_a_rows_token_depends_on_that_row_alone(ops, vocab):
     ]
     together = sample(ops, logits, rows)
     assert [sample(ops, logits[i : i + 1], [row])[0] for i, row in enumerate(rows)] == together
-    everything = Wants.DRAW | Wants.TOP_K | Wants.TOP_P | Wants.MIN_P
+    everything = reduce(or_, COLUMNS.values())
     assert [sample(ops, logits[i : i + 1], [row], wants=everything)[0] for i, row in enumerate(rows)] == together
     order = generator.permutation(num_rows)
     shuffled = sample(ops, logits[torch.from_numpy(order)].contiguous(), [rows[i] for i in order])

@@ -11,6 +11,7 @@ from forebay.server import console
 
 FOLDER = Path(console.__file__).parent
 VENDOR = FOLDER / "vendor"
+ASSETS = console.load_assets()
 FIRST_LOAD_BYTES = 150_000
 
 
@@ -34,7 +35,7 @@ def loaded_first(name: str, seen: dict[str, int]) -> dict[str, int]:
     """File -> bytes of `name` and all that it names, but for what it imports when it is needed."""
     if name in seen:
         return seen
-    text = (FOLDER / name).read_text()
+    text = ASSETS["/" if name == "index.html" else f"/console/{name}"].body.decode()
     seen[name] = len(text.encode())
     for other in re.findall(r'(?:src|href)="console/([^"]+)"', text):
         loaded_first(other, seen)

@@ -230,9 +230,9 @@ long invert(const float* weights, long n, float least, double uniform) {
 
 }  // namespace
 
-// logits [rows, n], temperature, top_k, top_p, min_p, uniform [rows] -> ids [rows]; top_k, top_p, min_p may be null.
-extern "C" void fb_sample_rows(Pool* pool, const float* logits, const float* temperature, const int64_t* top_k,
-                               const float* top_p, const float* min_p, const double* uniform, int64_t* ids, long rows,
+// logits [rows, n], uniform, temperature, top_k, top_p, min_p [rows] -> ids [rows]; top_k, top_p, min_p may be null.
+extern "C" void fb_sample_rows(Pool* pool, const float* logits, const double* uniform, const float* temperature,
+                               const int64_t* top_k, const float* top_p, const float* min_p, int64_t* ids, long rows,
                                long n) {
     pool->op([=](Pool& p) {
         p.run(rows, 1, [=](long begin, long end) {

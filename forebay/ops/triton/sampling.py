@@ -91,11 +91,11 @@ def _smallest_kept(logits, row, vocab, top, temperature, floor, target, COUNT: t
 @triton.jit
 def _sample_rows(
     logits,
+    uniform,
     temperatures,
     top_k,
     top_p,
     min_p,
-    uniform,
     ids,
     vocab,
     HAS_TOP_K: tl.constexpr,

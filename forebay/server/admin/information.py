@@ -13,6 +13,7 @@ from forebay.base.errors import ForebayError
 from forebay.base.exposure import is_loopback
 from forebay.base.log import event, get_logger
 from forebay.base.package import __version__
+from forebay.base.sampling import OF_MODELS
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.frames import Ready, State
 from forebay.requests.sampling_params import check_token_ids
@@ -23,7 +24,6 @@ from forebay.server.openapi import answers
 from forebay.server.protocol.requests import CheckTransfersRequest, DetokenizeRequest, TokenizeRequest
 
 TICK_LIMIT_S: Final = 5.0
-SAMPLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what models have defaults of
 SPECIAL: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
 STATE_TIMEOUT_S: Final = 2.0
 
@@ -228,7 +228,7 @@ async def server_info(request: Request, server: ServerContext) -> Response:
             },
             "sampling": {
                 "source": config.sampling.source,
-                **{name: getattr(server.sampling, name) for name in SAMPLED},
+                **{number.name: getattr(server.sampling, number.name) for number in OF_MODELS},
             },
             "texts": server.model.texts.evidence,
             "settings": server.model.settings,

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.base.errors import ForebayError
+from forebay.base.sampling import NUMBERS
 from forebay.config.server_args import MAX_COUNT
 from forebay.engine.choice import Choice, Piece
 from forebay.engine.scores import Scored, token_name
@@ -130,8 +131,7 @@ _SAMPLING: Final = {  # by what completions call it
     "include_stop_str_in_output": "no_stop_trim",
     "min_tokens": "min_new_tokens",
     "skip_special_tokens": "skip_special_tokens",
-    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "stop_regex")},
-    **{name: name for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos")},
+    **{name: name for name in (*NUMBERS, "n", "stop", "stop_token_ids", "stop_regex", "ignore_eos")},
 }
 
 

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.base.errors import ForebayError
+from forebay.base.sampling import NUMBERS
 from forebay.engine.choice import Choice, Piece
 from forebay.engine.scores import Scored
 from forebay.requests.sampling_params import SamplingParams
@@ -34,14 +35,8 @@ def settings_of(params: SamplingParams) -> dict[str, Any]:
     """Return sampling values by llama.cpp's names."""
     return {
         "seed": params.seed,
-        "temperature": params.temperature,
-        "top_k": params.top_k,
-        "top_p": params.top_p,
-        "min_p": params.min_p,
-        "repeat_penalty": params.repetition_penalty,
+        **{number.llama_name: getattr(params, name) for name, number in NUMBERS.items()},
         "repeat_last_n": -1,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
         "stop": list(params.stop),
         "ignore_eos": params.ignore_eos,
     }

@@ -6,12 +6,14 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import Field, PrivateAttr, Tag, model_validator
 
+from forebay.base.sampling import ADJUSTS, NUMBERS
 from forebay.requests.foreign import PASSED
-from forebay.requests.sampling_params import BOUNDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS, RANDOM_SEED
+from forebay.requests.sampling_params import LOGIT_BIAS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS, RANDOM_SEED
 from forebay.server.api.renaming import renamed
 from forebay.server.protocol.ignored import Harmless, one_of
-from forebay.server.protocol.requests import I32, WITHIN, Bias, CompletionRequest, DecimalId, Prompts, Stop
-from forebay.server.protocol.strict import Strict, Text
+from forebay.server.protocol.numbers import Numbered
+from forebay.server.protocol.requests import I32, Bias, CompletionRequest, DecimalId, Prompts, Stop
+from forebay.server.protocol.strict import Text
 from forebay.server.protocol.structured import Object
 from forebay.server.protocol.validation import INVALID_VALUE, UNSUPPORTED_FIELD, branch, by_shape, refusal
 
@@ -32,32 +34,22 @@ _IDLE: Final = frozenset(
     }
 )
 # A completion's or chat's field, by its name here.
-_NAMES: Final = {
-    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")},
-    "repeat_penalty": "repetition_penalty",
-    "stop": "stop",
-}
+_NUMBERS: Final = {number.llama_name: name for name, number in NUMBERS.items()}
+_NAMES: Final = {**_NUMBERS, "stop": "stop"}
 
 
-class LlamaSampling(Strict):
+class LlamaSampling(Numbered, numbers=_NUMBERS):
     """A `seed` of -1, or of 2^32 - 1, stands for none. `repeat_last_n` matters only if there is a penalty."""
 
     ignored: ClassVar[dict[str, Harmless]] = NEUTRAL
     passed = PASSED | _IDLE
-    temperature: Annotated[float, WITHIN["temperature"]] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=I32)] | None = None
-    top_p: Annotated[float, Field(gt=BOUNDS["top_p"][0], le=BOUNDS["top_p"][1])] | None = None
-    min_p: Annotated[float, WITHIN["min_p"]] | None = None
-    repeat_penalty: Annotated[float, WITHIN["repetition_penalty"]] | None = None
-    presence_penalty: Annotated[float, WITHIN["presence_penalty"]] | None = None
-    frequency_penalty: Annotated[float, WITHIN["frequency_penalty"]] | None = None
     repeat_last_n: Annotated[int, Field(ge=-1, le=I32)] | None = None
     seed: Annotated[int, Field(ge=-1, le=MAX_U32)] | None = None
     stop: Stop | None = None
 
     @model_validator(mode="after")
     def _check_penalties(self) -> Self:
-        penalized = self.repeat_penalty not in (None, 1.0) or self.presence_penalty or self.frequency_penalty
+        penalized = any(getattr(self, number.llama_name) not in (None, number.default) for number in ADJUSTS)
         if penalized and self.repeat_last_n not in (None, -1):
             what = f"repeat_last_n is {self.repeat_last_n}: penalties are over all tokens, use -1 or leave it out"
             raise refusal(UNSUPPORTED_FIELD, "repeat_last_n", what)
@@ -75,7 +67,7 @@ class LlamaSampling(Strict):
         return {theirs: prefix + name for name, theirs in {**_NAMES, "seed": "seed"}.items()}
 
 
-_BANNED: Final = BOUNDS["logit_bias"][0]
+_BANNED: Final = LOGIT_BIAS[0]
 
 
 def _bias_shape(value: Any) -> str | None:
@@ -149,7 +141,7 @@ class LlamaCompletionRequest(LlamaSampling):
 
     @model_validator(mode="after")
     def _check_bias(self) -> Self:
-        low, high = BOUNDS["logit_bias"]
+        low, high = LOGIT_BIAS
         for token, bias in self.logit_bias if isinstance(self.logit_bias, list) else ():
             if type(token) is not int or bias is True or not low <= bias <= high:
                 what = f"logit_bias has [{token}, {bias}]: it must be a token id, and {low:g} to {high:g} or false"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, PrivateAttr, StringConstraints, Tag, model_validator
 
 from forebay.base.errors import InvalidRequest
-from forebay.requests.sampling_params import BOUNDS, MAX_STOP
+from forebay.requests.sampling_params import MAX_STOP
 from forebay.server.api.renaming import by_type, only, renamed
 from forebay.server.protocol.ignored import one_of
 from forebay.server.protocol.messages import (
@@ -22,6 +22,7 @@ from forebay.server.protocol.messages import (
     check_breakpoints,
     text_or_list,
 )
+from forebay.server.protocol.numbers import WITHIN
 from forebay.server.protocol.requests import I32, Bootstrap, ChatRequest, StopString
 from forebay.server.protocol.strict import History, Label, Strict, Text
 from forebay.server.protocol.tools import MAX_TOOLS, ToolName
@@ -356,7 +357,7 @@ class MessagesRequest(Bootstrap, CountTokensRequest):
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP, fail_fast=True)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_p: Annotated[float, Field(gt=BOUNDS["top_p"][0], le=BOUNDS["top_p"][1])] | None = None
+    top_p: Annotated[float, WITHIN["top_p"]] | None = None
     top_k: Annotated[int, Field(ge=0, le=I32)] | None = None
     metadata: Metadata | None = None
 

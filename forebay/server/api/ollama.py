@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from forebay.base.errors import ForebayError
 from forebay.base.package import __version__
+from forebay.base.sampling import NUMBERS
 from forebay.engine.choice import Choice, Piece
 from forebay.engine.scores import Scored
 from forebay.server.api.dialect import Dialect
@@ -151,15 +152,7 @@ def _ending(generation: Generation, choice: Choice) -> dict[str, Any]:
 
 
 # Values of `settings_of` that a Modelfile has, too.
-_PARAMETERS: Final = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
+_PARAMETERS: Final = [number.llama_name for number in NUMBERS.values()]
 
 
 async def ollama_chat(request: Request, server: ServerContext) -> Response:

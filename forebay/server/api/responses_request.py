@@ -7,13 +7,14 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, PrivateAttr, StringConstraints, Tag, model_validator
 
-from forebay.requests.sampling_params import BOUNDS, MAX_TOP_LOGPROBS
+from forebay.requests.sampling_params import MAX_TOP_LOGPROBS
 from forebay.server.api.renaming import renamed
 from forebay.server.api.responses_items import Item, MessageItem, messages_of
 from forebay.server.api.responses_tools import FunctionTool, TextInputTool, Tool, ToolChoice
 from forebay.server.protocol.ignored import MAX_METADATA, MAX_METADATA_KEY, one_of
 from forebay.server.protocol.messages import MAX_MESSAGES, text_or_list
-from forebay.server.protocol.requests import I32, WITHIN, Bootstrap, ChatRequest
+from forebay.server.protocol.numbers import WITHIN
+from forebay.server.protocol.requests import I32, Bootstrap, ChatRequest
 from forebay.server.protocol.strict import Label, Strict, Text
 from forebay.server.protocol.tools import MAX_TOOLS
 from forebay.server.protocol.validation import UNSUPPORTED_FIELD, branch, by_shape, refusal
@@ -143,8 +144,8 @@ class ResponsesRequest(Bootstrap, InputTokensRequest):
     passed = frozenset({"client_metadata", "prompt_cache_options", "prompt_cache_retention", "service_tier"})
     max_output_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
     temperature: Annotated[float, WITHIN["temperature"]] | None = None
-    top_p: Annotated[float, Field(gt=BOUNDS["top_p"][0], le=BOUNDS["top_p"][1])] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=I32)] | None = None
+    top_p: Annotated[float, WITHIN["top_p"]] | None = None
+    top_k: Annotated[int, WITHIN["top_k"]] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     stream: bool | None = None
     include: (

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from forebay.base.errors import ForebayError, InvalidRequest
 from forebay.base.log import event, get_logger
+from forebay.base.sampling import values_of
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.choice import Prompt
 from forebay.engine.frames import Ready
@@ -220,16 +221,9 @@ def params_of(
     server: ServerContext, body: CompletionRequest | ChatRequest, *, num_top: int, prompt_logprobs: int = -1
 ) -> SamplingParams:
     """All but the seed, and bad words; the model's own where the client says nothing."""
-    values: dict[str, Any] = {
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "min_p": body.min_p,
-        "repetition_penalty": body.repetition_penalty,
-        "presence_penalty": body.presence_penalty,
-        "frequency_penalty": body.frequency_penalty,
-        "top_k": None if body.top_k is None else max(0, body.top_k),
-        "logit_bias": None if body.logit_bias is None else {int(key): bias for key, bias in body.logit_bias.items()},
-    }
+    values: dict[str, Any] = values_of(body)
+    if body.logit_bias is not None:
+        values["logit_bias"] = {int(key): bias for key, bias in body.logit_bias.items()}
     return msgspec.structs.replace(
         server.sampling,
         max_tokens=I32 if body.wanted is None else max(1, body.wanted),
@@ -244,7 +238,7 @@ def params_of(
         logprobs=num_top,
         prompt_logprobs=prompt_logprobs,
         grammar=next((asked.grammar for asked in body.grammars), None),
-        **{name: value for name, value in values.items() if value is not None},
+        **values,
     )
 
 

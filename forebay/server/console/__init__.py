@@ -12,6 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
+from forebay.base.sampling import NUMBERS
+
 # `mimetypes` reads the machine's own tables, and a browser refuses a module with the wrong type.
 _MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -49,17 +53,38 @@ def load_assets() -> dict[str, Asset]:
 
     `vendor/versions.json` says whose files the page carries, of which version and with which hashes."""
     folder = Path(__file__).parent
-    return {
+    files = {
         "/" if path.name == "index.html" else f"/console/{path.relative_to(folder).as_posix()}": _read(path)
         for path in sorted(folder.rglob("*"))
         if path.suffix in _MEDIA_TYPES
     }
+    return {**files, "/console/sampling.js": _sampling()}
+
+
+def _sampling() -> Asset:
+    """The module with the controls of the sampling numbers."""
+    controls = [
+        {
+            "name": name,
+            "label": number.label,
+            "hint": number.hint,
+            "whole": number.is_whole,
+            "low": (number.page or (number.least, number.high))[0],
+            "high": (number.page or (number.least, number.high))[1],
+            "placeholder": "the model's own" if number.gguf else f"{number.default:g}",
+        }
+        for name, number in NUMBERS.items()
+    ]
+    return _asset(b"export const NUMBERS = Object.freeze(%b);\n" % msgspec.json.encode(controls), ".js")
 
 
 def _read(path: Path) -> Asset:
-    body = path.read_bytes()
+    return _asset(path.read_bytes(), path.suffix)
+
+
+def _asset(body: bytes, suffix: str) -> Asset:
     return Asset(
         body=body,
-        media_type=_MEDIA_TYPES[path.suffix],
+        media_type=_MEDIA_TYPES[suffix],
         etag=f'"{hashlib.sha256(body).hexdigest()[:32]}"',
     )

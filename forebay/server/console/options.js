@@ -1,12 +1,13 @@
 // What the user may choose: for a conversation, for new ones, and for the page. Values are checked when they are read:
 // storage is input too.
 
+import { NUMBERS } from "./sampling.js"; // the server makes it of its own declarations
+
 const STORE = "forebay.settings";
 
 // What is "" is left to the server: the model's own values, or none.
 export const OPTIONS = Object.freeze({
-  system: "", tools: "", schema: "", model: "", temperature: "", top_p: "", top_k: "", min_p: "", repetition_penalty: "",
-  presence_penalty: "", frequency_penalty: "", seed: "", min_tokens: "", max_tokens: "", stop: "",
+  system: "", tools: "", schema: "", model: "", ...Object.fromEntries(NUMBERS.map(({ name }) => [name, ""])), seed: "", min_tokens: "", max_tokens: "", stop: "",
 });
 const text = (value) => typeof value === "string";
 const number = (low, high) => (value) => value === "" || (Number.isFinite(value) && value >= low && value <= high);
@@ -17,13 +18,7 @@ const CHECKS = {
   tools: json(Array.isArray),
   schema: json((value) => value !== null && typeof value === "object" && !Array.isArray(value)),
   model: text,
-  temperature: number(0, 2),
-  top_p: (value) => value === "" || (value > 0 && value <= 1),
-  top_k: integer(-1, 2 ** 31 - 1),
-  min_p: number(0, 1),
-  repetition_penalty: (value) => value === "" || (value > 0 && value <= 2),
-  presence_penalty: number(-2, 2),
-  frequency_penalty: number(-2, 2),
+  ...Object.fromEntries(NUMBERS.map(({ name, whole, low, high }) => [name, (whole ? integer : number)(low, high)])),
   seed: integer(0, Number.MAX_SAFE_INTEGER),
   min_tokens: integer(0, 2 ** 31 - 1),
   max_tokens: integer(1, 2 ** 31 - 1),
@@ -36,6 +31,7 @@ export class Options {
   // `onChange(options)`: those of the conversation that is open.
   constructor(dialog, form, { onChange }) {
     Object.assign(this, { dialog, form, onChange });
+    form.querySelector("#sampling").prepend(...NUMBERS.flatMap(control));
     this.kept = stored();
     this.values = this.defaults();
     form.addEventListener("input", () => this.read());
@@ -113,6 +109,15 @@ export class Options {
   applyTheme() {
     document.documentElement.dataset.theme = this.kept.theme;
   }
+}
+
+// The label and the field of a number.
+function control({ name, label, hint, whole, low, high, placeholder }) {
+  const labels = Object.assign(document.createElement("label"), { htmlFor: name });
+  labels.append(`${label} `, Object.assign(document.createElement("small"), { textContent: hint }));
+  const inputMode = low < 0 ? "text" : "decimal"; // some keyboards for numbers have no minus
+  const limits = { min: low, max: high, step: whole ? 1 : "any" };
+  return [labels, Object.assign(document.createElement("input"), { id: name, name, type: "number", inputMode, placeholder, ...limits })];
 }
 
 function parsed(source) {

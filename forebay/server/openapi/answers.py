@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
+from forebay.base.sampling import OF_MODELS
 from forebay.scheduler.state import PoolState
 from forebay.server.api.generation import CacheUsage
 
@@ -326,15 +327,11 @@ class AnswerFormats(TypedDict):
     evidence: dict[str, str]
 
 
-class SamplingValues(TypedDict):
-    """Default sampling values of requests, and their source."""
-
-    source: str
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
+SamplingValues = TypedDict(
+    "SamplingValues",
+    {"source": str, **{number.name: int if number.is_whole else float for number in OF_MODELS}},  # type: ignore[misc]
+)
+"""Default sampling values of requests, and their source."""
 
 
 class Texts(TypedDict):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from forebay.base.sampling import NUMBERS
 from forebay.server.openapi import neighbours
 
 ROUTES: Final[Mapping[str, str]] = {
@@ -48,6 +49,7 @@ ROUTES: Final[Mapping[str, str]] = {
 }
 
 FIELDS: Final[Mapping[str, str]] = {
+    **{name: number.about for name, number in NUMBERS.items()},
     "allowed_tools": "Which tools the model may call, of all that the prompt shows.",
     "error_code": "What went wrong, as a word that does not change between versions.",
     "details": "More about the error.",
@@ -137,7 +139,6 @@ FIELDS: Final[Mapping[str, str]] = {
     "finish_reason": "Why the answer ended: `stop`, `length`, `abort`, `tool_calls`; null while it goes on.",
     "format": "What the answer must look like.",
     "free": "Slots that nobody holds.",
-    "frequency_penalty": "Taken off a token's logit for each time that it has been generated.",
     "function": "The function.",
     "grammar": "The answer is of this grammar: Lark's notation, or llama.cpp's.",
     "guided_choice": "The answer is one of these texts.",
@@ -195,7 +196,6 @@ FIELDS: Final[Mapping[str, str]] = {
     "messages": "The conversation, oldest first.",
     "meta_info": "Counts, times and log-probabilities.",
     "metadata": "The client's own words, of which nothing follows.",
-    "min_p": "Only tokens at least so likely as this share of the likeliest.",
     "min_tokens": "The least tokens of the answer: no end token and no stop text before.",
     "miss_reason": "Why not more of the prompt came from the prefix cache; `none` where all did.",
     "mode": "How those who run get out of the way: `wait`, `retract` or `abort`.",
@@ -240,7 +240,6 @@ FIELDS: Final[Mapping[str, str]] = {
     "phase": "`serving`, or where it is between that and `asleep`.",
     "pooling": "What of a text's tokens its vector is.",
     "pools": "Of each pool of slots, who holds them.",
-    "presence_penalty": "Taken off a token's logit where it has been generated.",
     "previous_response_id": "The stored response whose conversation goes on, with `--responses-store-bytes`.",
     "priority": "Larger goes first, with `--schedule-policy priority`.",
     "prompt": "What is gone on with: a text or token ids, or several of these.",
@@ -261,7 +260,6 @@ FIELDS: Final[Mapping[str, str]] = {
     "regex": "The answer matches this regular expression.",
     "released": "Tags whose memory is given back.",
     "relevance_score": "How well the document meets the query.",
-    "repetition_penalty": "Logits of tokens that are there already are divided by it, or multiplied where negative.",
     "request_id": "The client's own id of the request, by which it can be aborted.",
     "response_format": "What the answer must look like.",
     "results": "The documents, the best first.",
@@ -308,7 +306,6 @@ FIELDS: Final[Mapping[str, str]] = {
     "summary": "The thinking's text.",
     "system": "A text before the conversation.",
     "tags": "Which memory: `kv_cache`, `weights`, `cuda_graph`; without them all.",
-    "temperature": "0 takes the likeliest token; higher draws more freely.",
     "text": "The text.",
     "text_1": "What is compared: one text for all of the others, or one for each.",
     "text_2": "What it is compared with.",
@@ -326,11 +323,9 @@ FIELDS: Final[Mapping[str, str]] = {
     "tool_choice": "Whether the model may call tools, must, or which.",
     "tool_use_id": "The call whose result this is.",
     "tools": "What the model may call.",
-    "top_k": "Only the so many likeliest tokens; 0 or -1 for all.",
     "top_logprobs": "Of how many tokens besides the chosen one; and these.",
     "top_logprobs_num": "Of how many tokens besides the chosen one log-probabilities are told.",
     "top_n": "Only the so many best.",
-    "top_p": "Only the likeliest tokens that together are so likely.",
     "total": "All slots.",
     "total_tokens": "Prompt and answer together.",
     "transport": "How it went: `shm`, `tcp`, or another.",

@@ -11,10 +11,11 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, Tag, model_validator
 
+from forebay.base.sampling import NUMBERS
 from forebay.config.server_args import MAX_COUNT
 from forebay.requests.foreign import PASSED
 from forebay.requests.sampling_params import (
-    BOUNDS,
+    LOGIT_BIAS,
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
@@ -28,6 +29,7 @@ from forebay.requests.sampling_params import (
 from forebay.requests.transfers import MAX_ROOM
 from forebay.server.protocol.ignored import IGNORED, one_of
 from forebay.server.protocol.messages import Messages, Templated, Thinking, text_or_list
+from forebay.server.protocol.numbers import Numbered
 from forebay.server.protocol.strict import Label, Sender, Strict, Text
 from forebay.server.protocol.structured import Structured
 from forebay.server.protocol.tools import MAX_TOOLS, AllowedTools, AnyTool, TextTool, ToolChoice
@@ -46,11 +48,10 @@ from forebay.text.stop_patterns import BadPattern, machine_of
 TOOL_FIELDS: Final = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")  # chats have them
 MAX_IDS: Final = 1 << 22
 I32: Final = 2**31 - 1
-WITHIN: Final = {name: Field(ge=low, le=high) for name, (low, high) in BOUNDS.items()}
 TokenId = Annotated[int, Field(ge=0, le=I32)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS, fail_fast=True)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_BYTES)]
-Bias = Annotated[float, WITHIN["logit_bias"]]
+Bias = Annotated[float, Field(ge=LOGIT_BIAS[0], le=LOGIT_BIAS[1])]
 DecimalId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 Tags = Annotated[list[Label], Field(min_length=1, max_length=16, fail_fast=True)]
 
@@ -135,16 +136,9 @@ class StreamOptions(Strict):
 NO_OPTIONS: Final = StreamOptions()
 
 
-class Sampler(Strict):
-    """How tokens are chosen and when they end, by the names that all dialects have for it. None is "the default"."""
+class Sampler(Numbered, numbers={name: name for name in NUMBERS}):
+    """How tokens are chosen and when they end, by the names that all dialects have for it."""
 
-    temperature: Annotated[float, WITHIN["temperature"]] | None = None
-    top_p: Annotated[float, Field(gt=BOUNDS["top_p"][0], le=BOUNDS["top_p"][1])] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=I32)] | None = None
-    min_p: Annotated[float, WITHIN["min_p"]] | None = None
-    repetition_penalty: Annotated[float, WITHIN["repetition_penalty"]] | None = None
-    presence_penalty: Annotated[float, WITHIN["presence_penalty"]] | None = None
-    frequency_penalty: Annotated[float, WITHIN["frequency_penalty"]] | None = None
     stop: Stop | None = None
     stop_regex: StopPatterns | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
