@@ -51,7 +51,7 @@ WITHOUT_DOCSTRING: dict[str, int] = {
     "pools": 10,
     "requests": 2,
     "runtime": 58,
-    "server": 217,
+    "server": 216,
     "transfer": 128,
 }
 

@@ -129,7 +129,12 @@ class Processes(Generic[P]):
     @contextlib.contextmanager
     def one(self) -> Iterator[P]:
         """For the caller alone. It is kept unless it has ended. Raises what `start` raises."""
-        process = self._take_idle() or self._new()
+        with self._lock:
+            idle = self._idle.pop() if self._idle else None
+        if idle is not None and idle.has_ended:
+            self._drop(idle)
+            idle = None
+        process = idle or self._new()
         try:
             yield process
         except BaseException:
@@ -140,15 +145,6 @@ class Processes(Generic[P]):
             return
         with self._lock:
             self._idle.append(process)
-
-    def _take_idle(self) -> P | None:
-        with self._lock:
-            while self._idle:
-                process = self._idle.pop()
-                if not process.has_ended:
-                    return process
-                self._drop(process)
-        return None
 
     def _new(self) -> P:
         process = self._start()

@@ -91,7 +91,8 @@ class FrameDecoder(Generic[T]):
         with memoryview(self._buffer) as view:
             while len(view) - offset >= _HEADER.size:
                 size, sequence = _HEADER.unpack_from(view, offset)
-                self._check_header(size, sequence)
+                if size > MAX_FRAME_BYTES or sequence != self._next:
+                    self._refuse_header(size, sequence)
                 end = offset + _HEADER.size + size
                 if end > len(view):
                     break
@@ -101,11 +102,10 @@ class FrameDecoder(Generic[T]):
         del self._buffer[:offset]
         return frames
 
-    def _check_header(self, size: int, sequence: int) -> None:
+    def _refuse_header(self, size: int, sequence: int) -> NoReturn:
         if size > MAX_FRAME_BYTES:
             self._refuse(f"the peer announced a frame of {size} bytes; the cap is {MAX_FRAME_BYTES}")
-        if sequence != self._next:
-            self._refuse(f"the peer sent frame number {sequence} where {self._next} was due")
+        self._refuse(f"the peer sent frame number {sequence} where {self._next} was due")
 
     def _decode(self, body: memoryview) -> T:
         try:

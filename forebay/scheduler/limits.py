@@ -89,11 +89,12 @@ class Room:
         """Count requests of a tenant that were admitted."""
         self._num_of[tenant] += count
 
-    def leave(self, tenant: str, count: int = 1) -> None:
-        """Count requests of a tenant that ended."""
+    def leave(self, tenant: str, count: int = 1) -> int:
+        """Count requests of a tenant that ended. Return how many are still inside."""
         self._num_of[tenant] -= count
         if not self._num_of[tenant]:
             del self._num_of[tenant]
+        return self._num_of.total()
 
     def share(self, tenant: str, limit: int) -> int:
         """Return the tenant's share of `limit` while others are here: all of it if there are none."""

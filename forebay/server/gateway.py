@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from starlette.exceptions import HTTPException
@@ -16,7 +17,7 @@ from forebay.server.context import REQUEST, RequestContext
 from forebay.server.http.bodies import ClientGone
 from forebay.server.http.errors import HttpError, error_response, internal
 from forebay.server.http.protocol import CONNECTION
-from forebay.server.http.security import Cluster, Security, Tenant
+from forebay.server.http.security import Cluster, Security
 
 _PROBES: Final = {"/livez": "/health", "/ping": "/health", "/readyz": "/ready"}
 _SAFE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -57,12 +58,17 @@ class Gateway:
         request_id = _request_id(scope)
         if scope["path"] not in self._paths:
             scope = {**scope, "path": usual_path(scope["path"], self._paths)}
-        answer = _Answer(send, request_id)
+        answer = _Answer(send, [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")])
         try:
-            tenant, sender = self._admit(scope), self._cluster.sender(scope["headers"])
+            # The decoded path as the router sees it, and nothing else: no header, no raw path, no root path.
+            method, path, headers = scope["method"], scope["path"], scope["headers"]
+            public = method == "GET" and path in self._public_paths
+            self._security.check_host(headers, public=public)
+            tenant = self._security.authorize(method, path, headers, public=public)
+            sender = self._cluster.sender(headers)
             scope[REQUEST] = RequestContext(
                 request_id=request_id,
-                route=scope["path"],
+                route=path,
                 tenant=tenant,
                 sender=sender,
                 receive=receive,
@@ -81,13 +87,6 @@ class Gateway:
         except Exception as error:
             await self._refuse(internal(error, str(scope["path"])[:100]), scope, receive, answer)
 
-    def _admit(self, scope: Scope) -> Tenant:
-        # The decoded path as the router sees it, and nothing else: no header, no raw path, no root path.
-        path = scope["path"]
-        public = scope["method"] == "GET" and path in self._public_paths
-        self._security.check_host(scope["headers"], public=public)
-        return self._security.authorize(scope["method"], path, scope["headers"], public=public)
-
     async def _refuse(self, error: ForebayError, scope: Scope, receive: Receive, answer: _Answer) -> None:
         self._metrics.count_error(error.code)
         if not answer.started:
@@ -101,13 +100,13 @@ def usual_path(path: str, known: Collection[str]) -> str:
     return next((usual for usual in (short, f"/v1{short}") if usual in known), path)
 
 
+@dataclass(slots=True)
 class _Answer:
     """`send` that adds our headers to the response's start and knows whether there was one."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
-        self._send = send
-        self.headers = [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
-        self.started = False
+    _send: Send
+    headers: list[tuple[bytes, bytes]]
+    started: bool = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":

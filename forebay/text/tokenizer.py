@@ -253,12 +253,12 @@ class Tokenizer:
         if self.chat_template is not None:
             used |= set(map(ord, set(self.chat_template.source)))
         mark = chr(next(code for code in _MARKS if code not in used))
-        guarded = [self._guard_message(message, mark) for message in messages]
+        guarded = []
+        for message in messages:
+            found = self._hidden if message.get("role") == "assistant" else self._control
+            said = message.items()
+            guarded.append({key: value if key == "role" else _marked(value, found, mark) for key, value in said})
         return mark, guarded, _marked(variables, self._control, mark)
-
-    def _guard_message(self, message: Message, mark: str) -> Message:
-        spellings = self._hidden if message.get("role") == "assistant" else self._control
-        return {key: value if key == "role" else _marked(value, spellings, mark) for key, value in message.items()}
 
 
 def _opened(message: Message, end: str) -> Message:

@@ -169,7 +169,7 @@ def make_text(rng: random.Random) -> tuple[int, list[str]]:
 def written(kind: type[Any], parts: list[str]) -> list[bytes]:
     options = {"logprobs": False} if kind is ChatDialect else {"num_top": None, "echo": False}
     fields = {"id": "id-1", "object": "", "created": 7, "model": 'mo"del\n'}
-    dialect = kind(fields, TABLE, include_usage=True, **options)
+    dialect = kind(fields=fields, table=TABLE, include_usage=True, **options)
     order = Order(params=SamplingParams(), namespace="", author="")
     choice = Choice(0, Prompt(token_ids=[5]), None, order.params, TABLE)  # type: ignore[arg-type]
     first, *middle = parts

@@ -34,8 +34,8 @@ ENGINE = (
     Mutant(
         "C27 a frame out of order is refused",
         "engine/channel.py",
-        "        if sequence != self._next:",
-        "        if False:",
+        "size > MAX_FRAME_BYTES or sequence != self._next:",
+        "size > MAX_FRAME_BYTES:",
         "engine/test_channel.py::test_a_frame_out_of_order_is_refused",
     ),
     Mutant(

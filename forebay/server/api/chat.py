@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
@@ -20,27 +21,18 @@ from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import NO_OPTIONS, ChatRequest
 from forebay.server.protocol.tools import input_of
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
-from forebay.text.token_bytes import TokenBytes
 
 
+@dataclass(kw_only=True)
 class ChatDialect(ChunkDialect):
-    addition = b"delta"
+    """`text_tools` are the names of the tools that take one text."""
 
-    def __init__(
-        self,
-        fields: dict[str, Any],
-        table: TokenBytes,
-        *,
-        logprobs: bool,
-        text_tools: frozenset[str] = frozenset(),
-        **around: Any,
-    ) -> None:
-        """`text_tools` are the names of the tools that take one text."""
-        super().__init__({**fields, "object": "chat.completion.chunk"}, table, **around)
-        self._logprobs = logprobs
-        self._text_tools = text_tools
-        self._inputs: dict[tuple[int, int], list[str]] = {}  # of a stream, by choice and call: arguments that come
-        self._whole = {**fields, "object": "chat.completion"}
+    addition = b"delta"
+    event_object = "chat.completion.chunk"
+
+    logprobs: bool
+    text_tools: frozenset[str] = frozenset()
+    _inputs: dict[tuple[int, int], list[str]] = field(default_factory=dict)  # of a stream, by choice and call
 
     def whole(
         self, generation: Generation, texts: list[str], parts: list[list[Part]], scores: list[list[Scored]]
@@ -50,8 +42,8 @@ class ChatDialect(ChunkDialect):
                 "index": choice.index,
                 "message": {"role": "assistant", "content": text, "refusal": None}
                 if choice.prompt.reading is None
-                else message_of(parts[choice.index], self._text_tools),
-                "logprobs": self._scores(choice, tokens) if self._logprobs else None,
+                else message_of(parts[choice.index], self.text_tools),
+                "logprobs": self._scores(choice, tokens) if self.logprobs else None,
                 "finish_reason": choice.finish,
                 **self.ids_of(choice),
             }
@@ -59,13 +51,15 @@ class ChatDialect(ChunkDialect):
         ]
         first = generation.choices[0]
         of_prompt = {**self.of_prompt(first), **self.prompt_ids_of(first)}
-        return encode({**self._whole, "choices": choices, "usage": generation.usage(), **of_prompt})
+        return encode(
+            {**self.fields, "object": "chat.completion", "choices": choices, "usage": generation.usage(), **of_prompt}
+        )
 
     def opening(self, generation: Generation) -> bytes:
-        if self._usage_of_each:
+        if self.usage_of_each:
             self._running = generation
         first, *others = (self._event(choice, b'{"role":"assistant"}') for choice in generation.choices)
-        if self._token_ids:
+        if self.token_ids:
             ids = self.prompt_ids_of(generation.choices[0])
             first = first.removesuffix(b"}\n\n") + b"," + encode(ids)[1:] + b"\n\n"
         return b"".join((first, *others))
@@ -79,7 +73,7 @@ class ChatDialect(ChunkDialect):
             added.append(delta_of(Said(piece.text)))
         out = b""
         for number, delta in enumerate(added):
-            scored = self._logprobs and number == 0
+            scored = self.logprobs and number == 0
             scores = encode(self._scores(choice, piece.tokens)) if scored else b"null"
             out += self._event(choice, delta, scores)
         if piece.finish is not None:
@@ -91,7 +85,7 @@ class ChatDialect(ChunkDialect):
     def _delta(self, choice: Choice, part: Part) -> bytes:
         """The delta of a part. The text of a tool that takes one comes at once, behind its JSON."""
         match part:
-            case CallBegun(call, name) if name in self._text_tools:
+            case CallBegun(call, name) if name in self.text_tools:
                 self._inputs[choice.index, call] = []
                 return encode({"tool_calls": [{"index": call, **_text_call(name, "")}]})
             case CallArguments(call, text) if (choice.index, call) in self._inputs:
@@ -103,7 +97,7 @@ class ChatDialect(ChunkDialect):
         return delta_of(part)
 
     def _scores(self, choice: Choice, tokens: list[Scored]) -> dict[str, Any]:
-        return chat_logprobs(self._table, tokens, read=choice.prompt.reading is not None)
+        return chat_logprobs(self.table, tokens, read=choice.prompt.reading is not None)
 
 
 def _call(name: str, arguments: str) -> dict[str, Any]:
@@ -151,10 +145,10 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
     body = await read_body(request, server, ChatRequest)
     server.check_model(body.model)
     check_counts(server, body.choices, 1)
-    options = body.stream_options or NO_OPTIONS
+    options, now = body.stream_options or NO_OPTIONS, int(time.time())
     dialect = ChatDialect(
-        {"id": f"chatcmpl-{context.request_id}", "object": "", "created": int(time.time()), "model": server.model.name},
-        server.tokenizer.table,
+        fields={"id": f"chatcmpl-{context.request_id}", "object": "", "created": now, "model": server.model.name},
+        table=server.tokenizer.table,
         logprobs=bool(body.logprobs),
         text_tools=body.text_tools if body.tools else frozenset(),
         include_usage=options.include_usage,

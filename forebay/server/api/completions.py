@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -17,27 +18,17 @@ from forebay.server.api.serving import check_counts, serve_completion
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import NO_OPTIONS, CompletionRequest
 from forebay.text.answers.parts import Part
-from forebay.text.token_bytes import TokenBytes
 
 
+@dataclass(kw_only=True)
 class CompletionDialect(ChunkDialect):
     """`num_top` is None where no log-probabilities are wanted; `echo` puts the prompt in front."""
 
     addition = b"text"
+    event_object = "text_completion"
 
-    def __init__(
-        self,
-        fields: dict[str, Any],
-        table: TokenBytes,
-        *,
-        num_top: int | None,
-        echo: bool,
-        **around: Any,
-    ) -> None:
-        self._fields = {**fields, "object": "text_completion"}
-        super().__init__(self._fields, table, **around)
-        self._num_top = num_top
-        self._echo = echo
+    num_top: int | None
+    echo: bool
 
     def whole(
         self, generation: Generation, texts: list[str], parts: list[list[Part]], scores: list[list[Scored]]
@@ -56,13 +47,13 @@ class CompletionDialect(ChunkDialect):
                     **self.prompt_ids_of(choice),
                 }
             )
-        return encode({**self._fields, "choices": choices, "usage": generation.usage()})
+        return encode({**self.fields, "object": "text_completion", "choices": choices, "usage": generation.usage()})
 
     def opening(self, generation: Generation) -> bytes:
-        if self._usage_of_each:
+        if self.usage_of_each:
             self._running = generation
         texts = ((choice, self._prompt_text(choice)) for choice in generation.choices)
-        return b"".join(self._first(choice, text) for choice, text in texts if text or self._token_ids)
+        return b"".join(self._first(choice, text) for choice, text in texts if text or self.token_ids)
 
     def _first(self, choice: Choice, text: str) -> bytes:
         """The event of a prompt: its text if that is echoed, and its token ids if they are wanted."""
@@ -82,22 +73,22 @@ class CompletionDialect(ChunkDialect):
         return self._event(choice, encode(piece.text), scores, finish)
 
     def _prompt_text(self, choice: Choice) -> str:
-        if not self._echo:
+        if not self.echo:
             return ""
-        if choice.prompt.text is not None and self._num_top is None:
+        if choice.prompt.text is not None and self.num_top is None:
             return choice.prompt.text
         # As its tokens spell it, so that text_offset points into it.
-        raw = b"".join(map(self._table.in_text, choice.prompt.token_ids))
+        raw = b"".join(map(self.table.in_text, choice.prompt.token_ids))
         return raw.decode("utf-8", "replace")
 
     def _scores(self, choice: Choice, tokens: list[Scored], shift: int) -> dict[str, Any] | None:
-        if self._num_top is None:
+        if self.num_top is None:
             return None
         generated = [Scored(token.token_id, token.offset + shift, token.score) for token in tokens]
-        return self._tokens([*choice.prompt_scores(), *generated] if self._echo else generated)
+        return self._tokens([*choice.prompt_scores(), *generated] if self.echo else generated)
 
     def _tokens(self, tokens: list[Scored]) -> dict[str, Any]:
-        return completion_logprobs(self._table, tokens, self._num_top or 0)
+        return completion_logprobs(self.table, tokens, self.num_top or 0)
 
 
 async def completions(request: Request, server: ServerContext) -> Response:
@@ -105,10 +96,10 @@ async def completions(request: Request, server: ServerContext) -> Response:
     body = await read_body(request, server, CompletionRequest)
     server.check_model(body.model)
     check_counts(server, body.choices, len(body.prompts))
-    options = body.stream_options or NO_OPTIONS
+    options, now = body.stream_options or NO_OPTIONS, int(time.time())
     dialect = CompletionDialect(
-        {"id": f"cmpl-{context.request_id}", "object": "", "created": int(time.time()), "model": server.model.name},
-        server.table(body),
+        fields={"id": f"cmpl-{context.request_id}", "object": "", "created": now, "model": server.model.name},
+        table=server.table(body),
         num_top=body.logprobs,
         echo=bool(body.echo),
         include_usage=options.include_usage,

@@ -1,21 +1,30 @@
-"""The interface of dialects to an answer, and the chunks of choices that chats and completions share.
+"""Answers on their way out: the interface of dialects, the chunks of choices that chats and completions share, and how
+answers are sent, whole or event by event.
 
 Chunks are put together as bytes around parts that are encoded once per request."""
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from forebay.base.errors import ForebayError
-from forebay.engine.choice import Choice, Piece
+from forebay.engine.choice import Choice, Piece, weights_changed
 from forebay.engine.scores import Scored
 from forebay.server.api.generation import Generation
 from forebay.server.api.logprobs import prompt_logprobs
-from forebay.server.http.errors import DONE, error_ending
-from forebay.text.answers.parts import Part
+from forebay.server.context import ServerContext
+from forebay.server.http.bodies import ClientGone
+from forebay.server.http.errors import DONE, error_ending, internal
+from forebay.server.http.protocol import Connection
+from forebay.text.answers.parts import Part, Said
 from forebay.text.token_bytes import TokenBytes
 
 
@@ -54,50 +63,46 @@ class Dialect(ABC):
 encode: Final = msgspec.json.Encoder().encode
 
 
+@dataclass(kw_only=True)
 class ChunkDialect(Dialect):
     """The fields around `choices`, and events that are put together around them. `addition` is what an event calls that
-    which it adds to a choice."""
+    which it adds to a choice.
+
+    `fields` are those before `choices`. With `usage_of_each` every event says what came so far; `num_prompt_top` is
+    None where no log-probabilities of the prompt are wanted. With `token_ids` the answer has those of the prompt and of
+    each choice."""
 
     addition: ClassVar[bytes]
 
-    def __init__(
-        self,
-        fields: dict[str, Any],
-        table: TokenBytes,
-        *,
-        include_usage: bool,
-        usage_of_each: bool = False,
-        num_prompt_top: int | None = None,
-        token_ids: bool = False,
-    ) -> None:
-        """`fields` are those before `choices`. With `usage_of_each` every event says what came so far; `num_prompt_top`
-        is None where no log-probabilities of the prompt are wanted. With `token_ids` the answer has those of the prompt
-        and of each choice."""
-        self._table = table
-        self._include_usage = include_usage
-        start = b"data: " + encode(fields)[:-1] + b',"choices":['
-        self._before = start + b'{"index":'
-        self._after = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
-        self._usage_start = start + b'],"usage":'
-        self._usage_of_each = usage_of_each
-        self._running: Generation | None = None  # where each event tells its usage
-        self._num_prompt_top = num_prompt_top
-        self._token_ids = token_ids
-        self._num_ids: dict[int, int] = {}  # of a stream, by choice: token ids that were sent
+    event_object: ClassVar[str]  # of a stream
+
+    fields: dict[str, Any]
+    table: TokenBytes
+    include_usage: bool
+    usage_of_each: bool = False
+    num_prompt_top: int | None = None
+    token_ids: bool = False
+    _running: Generation | None = None  # where each event tells its usage
+    _num_ids: dict[int, int] = field(default_factory=dict)  # of a stream, by choice: token ids that were sent
+
+    def __post_init__(self) -> None:
+        self._start = b"data: " + encode({**self.fields, "object": self.event_object})[:-1] + b',"choices":['
+        self._before = self._start + b'{"index":'
+        self._after = b'}],"usage":null}\n\n' if self.include_usage else b"}]}\n\n"
 
     def of_prompt(self, choice: Choice) -> dict[str, Any]:
-        if self._num_prompt_top is None:
+        if self.num_prompt_top is None:
             return {}
-        return {"prompt_logprobs": prompt_logprobs(self._table, choice.prompt_scores(), self._num_prompt_top)}
+        return {"prompt_logprobs": prompt_logprobs(self.table, choice.prompt_scores(), self.num_prompt_top)}
 
     def ids_of(self, choice: Choice) -> dict[str, Any]:
-        return {"token_ids": choice.token_ids} if self._token_ids else {}
+        return {"token_ids": choice.token_ids} if self.token_ids else {}
 
     def prompt_ids_of(self, choice: Choice) -> dict[str, Any]:
-        return {"prompt_token_ids": choice.prompt.token_ids} if self._token_ids else {}
+        return {"prompt_token_ids": choice.prompt.token_ids} if self.token_ids else {}
 
     def has_new_ids(self, choice: Choice) -> bool:
-        return self._token_ids and self._num_ids.get(choice.index, 0) < len(choice.token_ids)
+        return self.token_ids and self._num_ids.get(choice.index, 0) < len(choice.token_ids)
 
     def _new_ids(self, choice: Choice) -> bytes:
         """The field with the token ids of a choice that were not sent yet."""
@@ -106,17 +111,114 @@ class ChunkDialect(Dialect):
         return b',"token_ids":%b' % encode(ids)
 
     def closing(self, generation: Generation) -> bytes:
-        if not self._include_usage:
+        if not self.include_usage:
             return DONE
-        return self._usage_start + encode(generation.usage()) + b"}\n\n" + DONE
+        return self._start + b'],"usage":' + encode(generation.usage()) + b"}\n\n" + DONE
 
     def failure(self, error: ForebayError) -> bytes:
         return error_ending(error, "")
 
     def _event(self, choice: Choice, added: bytes, logprobs: bytes = b"null", finish: bytes = b"null") -> bytes:
-        ids = self._new_ids(choice) if self._token_ids else b""
+        ids = self._new_ids(choice) if self.token_ids else b""
         after = self._after if self._running is None else b'}],"usage":%b}\n\n' % encode(self._running.usage())
         return (
             b'%b%d,"%b":%b,"logprobs":%b,"finish_reason":%b%b%b'
             % (self._before, choice.index, self.addition, added, logprobs, finish, ids, after)
         )  # fmt: skip
+
+
+INLINE_SCORES: Final = 1024  # log-probabilities; to write that many takes about a millisecond
+
+
+class Collector:
+    """A `Sink` for an answer that is sent whole."""
+
+    def __init__(self, num_choices: int) -> None:
+        self.texts: list[list[str]] = [[] for _ in range(num_choices)]
+        self.parts: list[list[Part]] = [[] for _ in range(num_choices)]
+        self.scores: list[list[Scored]] = [[] for _ in range(num_choices)]
+
+    def text(self, choice: Choice, text: str) -> None:
+        self.texts[choice.index].append(text)
+        if choice.prompt.reading is not None:
+            self.parts[choice.index].append(Said(text))
+
+    def piece(self, choice: Choice, piece: Piece) -> None:
+        self.texts[choice.index].append(piece.text)
+        self.parts[choice.index] += piece.parts
+        self.scores[choice.index] += piece.tokens
+
+    def restart(self, choice: Choice) -> None:
+        self.texts[choice.index].clear()
+        self.parts[choice.index].clear()
+        self.scores[choice.index].clear()
+
+
+async def collect(server: ServerContext, dialect: Dialect, generation: Generation) -> bytes:
+    collected = Collector(len(generation.choices))
+    generation.deliver(collected)
+    await generation.ended()
+    if generation.disconnected:
+        raise ClientGone
+    texts = list(map("".join, collected.texts))
+    whole = partial(dialect.whole, generation, texts, collected.parts, collected.scores)
+    return whole() if generation.num_scores <= INLINE_SCORES else await server.json_workers.run(whole)
+
+
+@dataclass(slots=True)
+class EventWriter:
+    """A `Sink` that writes a stream of events: one write per update, in the turn of the loop in which it arrives. What
+    comes before `finish` is kept until then."""
+
+    _connection: Connection
+    dialect: Dialect
+    _generation: Generation
+    _kept: list[bytes] | None = field(default_factory=list)
+    _has_begun: bool = False
+
+    def text(self, choice: Choice, text: str) -> None:
+        self._write(self.dialect.text(choice, text))
+
+    def piece(self, choice: Choice, piece: Piece) -> None:
+        if not self._has_begun:  # what is nothing but text is never the first
+            self._has_begun = True
+            self._write(self.dialect.opening(self._generation))
+        self._write(self.dialect.chunk(choice, piece))
+
+    def restart(self, choice: Choice) -> None:
+        raise weights_changed(choice.num_tokens)
+
+    async def finish(self) -> bytes:
+        """Write what was kept and all that comes, and return the end of the body. Call once the head has been sent."""
+        kept, self._kept = self._kept or [], None
+        self._write(b"".join(kept))
+        try:
+            await self._generation.ended()
+            return self.dialect.closing(self._generation)
+        except ForebayError as error:
+            return self.dialect.failure(error)
+        except Exception as error:
+            return self.dialect.failure(internal(error, "stream"))
+
+    def _write(self, events: bytes) -> None:
+        if self._kept is not None:
+            self._kept.append(events)
+        elif events and not self._connection.write_chunk(events):
+            self._generation.disconnect()
+
+
+class EventStream(Response):
+    """The answer that `writer` writes. Owns `undo`, which ends the generation. `send` is the connection's own."""
+
+    def __init__(self, send: Send, writer: EventWriter, undo: contextlib.AsyncExitStack) -> None:
+        super().__init__(headers={"content-type": writer.dialect.media_type, "cache-control": "no-cache"})
+        del self.headers["content-length"]
+        self._send = send
+        self._writer = writer
+        self._undo = undo
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._undo:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            ending = await self._writer.finish()
+            await self._send({"type": "http.response.body", "body": ending, "more_body": False})

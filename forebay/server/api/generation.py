@@ -148,15 +148,13 @@ class Generation:
         }
 
 
+@dataclass(slots=True)
 class _Feed:
     """A choice's `Receiver`: its news become pieces at once."""
 
-    __slots__ = ("_choice", "_generation", "_sink")
-
-    def __init__(self, generation: Generation, choice: Choice, sink: Sink) -> None:
-        self._generation = generation
-        self._choice = choice
-        self._sink = sink
+    _generation: Generation
+    _choice: Choice
+    _sink: Sink
 
     def tokens(self, token_ids: list[int]) -> None:
         generation, choice = self._generation, self._choice

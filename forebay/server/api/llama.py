@@ -14,11 +14,10 @@ from forebay.base.sampling import NUMBERS
 from forebay.engine.choice import Choice, Piece
 from forebay.engine.scores import Scored
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server.api.calling import check_answerable
 from forebay.server.api.dialect import Dialect
 from forebay.server.api.generation import Generation, Timings
 from forebay.server.api.llama_request import LlamaCompletionRequest
-from forebay.server.api.prompts import naming, render
+from forebay.server.api.prompts import check_answerable, naming, render
 from forebay.server.api.renaming import renamed
 from forebay.server.api.serving import check_counts, params_of, serve_completion
 from forebay.server.context import RequestContext, ServerContext, read_body

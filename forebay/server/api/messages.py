@@ -17,7 +17,6 @@ from forebay.base.errors import ForebayError
 from forebay.engine.choice import Choice
 from forebay.engine.scores import Scored
 from forebay.memory.miss_reason import MissReason
-from forebay.server.api.calling import check_answerable
 from forebay.server.api.generation import Generation
 from forebay.server.api.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
 from forebay.server.api.messages_request import (
@@ -26,7 +25,7 @@ from forebay.server.api.messages_request import (
     MessagesRequest,
     behind_the_system_text,
 )
-from forebay.server.api.prompts import naming, render
+from forebay.server.api.prompts import check_answerable, naming, render
 from forebay.server.api.renaming import renamed
 from forebay.server.api.serving import serve_chat
 from forebay.server.context import RequestContext, ServerContext, read_body

@@ -1,17 +1,30 @@
-"""Token ids of prompts: texts, and conversations that the chat template renders."""
+"""Token ids of prompts, and how the answers to them are read.
+
+A chat's tools and thinking are checked against what the model's chat template can express of them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from functools import lru_cache, partial
+from typing import Any, Final, TypeVar
 
-from forebay.base.errors import RequestError
+from forebay.base.errors import InvalidRequest, RequestError
+from forebay.engine.choice import Reading
 from forebay.requests.sampling_params import check_token_ids
-from forebay.server.api.calling import for_template
 from forebay.server.context import ServerContext
 from forebay.server.protocol.messages import ChatMessage, Templated
-from forebay.server.protocol.requests import PlainText
+from forebay.server.protocol.requests import ChatRequest, PlainText
+from forebay.server.protocol.tools import INVALID_JSON
+from forebay.server.protocol.validation import UNSUPPORTED_FIELD
+from forebay.text.answers.formats import call_id_of
+from forebay.text.answers.probes import Findings, Wanted
+from forebay.text.answers.reading import reader_for
+from forebay.text.answers.telling import calls_in_text, told_in_text
+from forebay.text.token_bytes import TokenBytes
+from forebay.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -34,10 +47,12 @@ async def render(
 ) -> T:
     """Render a conversation with `encode`, of the tokenizer. Templates always run in a worker."""
     server.tokenizer.wake()
-    variables = body.template_variables
+    variables, said = body.template_variables, [message.for_template() for message in messages]
+    if "tools" in variables or any(message.keys() & {"tool_calls", "tool_call_id"} for message in said):
+        said = for_template(said, variables, server.model.answers)
     return await server.workers.run(
         encode,
-        for_template([message.for_template() for message in messages], variables, server.model.answers),
+        said,
         size=1 << 20,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
@@ -65,3 +80,92 @@ def naming(field: str) -> Iterator[None]:
     except RequestError as error:
         error.param = error.param or field
         raise
+
+
+TAIL_TOKENS: Final = 16  # more than the tag that opens the thinking has
+
+
+def check_answerable(body: ChatRequest, found: Findings) -> None:
+    """Raises InvalidRequest for tools of a model whose calls nobody can read, and for what is said of thinking to a
+    model that cannot be told."""
+    if body.offered_tools and found.formats.calls is None:
+        why = found.evidence.get("tool_calls", "there is no chat template")
+        raise InvalidRequest(f"this model takes no tools: {why}", code=UNSUPPORTED_FIELD, param="tools")
+    (wants, effort, field), thinks = body.wish, found.formats.thinking is not None
+    if wants is not None and wants != thinks and not found.can_switch:
+        what = "thinks before each answer" if thinks else "does not think"
+        why = f"this model {what}, and its chat template knows no other way: leave {field} out"
+        raise InvalidRequest(why, code=UNSUPPORTED_FIELD, param=field)
+    if effort is not None and not found.has_efforts:
+        what = "how much this model thinks cannot be chosen: its chat template knows no reasoning_effort, leave it out"
+        raise InvalidRequest(what, code=UNSUPPORTED_FIELD, param="reasoning_effort")
+
+
+def for_template(messages: list[dict[str, Any]], variables: dict[str, Any], found: Findings) -> list[dict[str, Any]]:
+    """The messages as the chat template wants them, `variables` less what it does not read."""
+    if not found.calls.as_text or found.ignores_tools:
+        messages = [_with_objects(message) for message in messages]
+    if found.ignores_tools:
+        return told_in_text(messages, variables.pop("tools", []))
+    numbered = _numbered(messages, call_id_of(found.formats.calls))
+    return [_as_wanted(message, found.calls) if "tool_calls" in message else message for message in numbered]
+
+
+def _numbered(messages: list[dict[str, Any]], pattern: str) -> list[dict[str, Any]]:
+    """With ids of calls that models were trained on, numbered through the conversation: templates refuse others, or
+    show them to a model that then writes such."""
+    ids: dict[str, str] = {}
+    numbered = []
+    for message in messages:
+        calls = message.get("tool_calls", [])
+        ids |= {call["id"]: pattern.format(len(ids) + i, **call["function"]) for i, call in enumerate(calls)}
+        own = {"tool_calls": [{**call, "id": ids[call["id"]]} for call in calls]} if calls else {}
+        result = message.get("tool_call_id")
+        numbered.append({**message, **own, **({"tool_call_id": ids.get(result, result)} if result else {})})
+    return numbered
+
+
+def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with arguments that templates can iterate: text that is not a JSON object becomes a member of one."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": object_of(call["function"]["arguments"])}}
+        for call in message.get("tool_calls", [])
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def object_of(arguments: dict[str, Any] | str) -> dict[str, Any]:
+    return {INVALID_JSON: arguments} if isinstance(arguments, str) else arguments
+
+
+def _as_wanted(message: dict[str, Any], wanted: Wanted) -> dict[str, Any]:
+    if wanted.hidden:
+        return calls_in_text(message)
+    message = {**message, "content": wanted.content if message["content"] is None else message["content"]}
+    if not wanted.as_text:
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    texts = [_text_of(function["arguments"]) for function in functions]
+    functions = [{**function, "arguments": text} for function, text in zip(functions, texts, strict=True)]
+    calls = zip(message["tool_calls"], functions, strict=True)
+    return {**message, "tool_calls": [{**call, "function": function} for call, function in calls]}
+
+
+def _text_of(arguments: dict[str, Any] | str) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def reading_of(body: ChatRequest, found: Findings, tokenizer: Tokenizer, prompt: list[int]) -> Reading:
+    """Return how the answers are read, of a chat with tools or a model that thinks."""
+    tools = {tool.function.name: tool.function.parameters or {} for tool in body.offered_tools}
+    formats = found.formats if body.separate_reasoning else found.formats.with_thinking_said
+    opened = found.opens_thinking(tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False))
+    make = partial(reader_for, formats, tools, opened=opened and body.separate_reasoning)
+    table = _shown(tokenizer.table, found.formats.spellings)
+    one_call = body.parallel_tool_calls is False
+    return Reading(make, table, one_call=one_call, tells_thinking=body.include_reasoning)
+
+
+@lru_cache(maxsize=8)
+def _shown(table: TokenBytes, spellings: frozenset[str]) -> TokenBytes:
+    return table.showing(spellings)

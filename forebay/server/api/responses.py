@@ -17,11 +17,10 @@ from starlette.responses import Response
 from forebay.base.errors import ForebayError
 from forebay.engine.choice import Choice, Piece
 from forebay.engine.scores import Scored
-from forebay.server.api.calling import check_answerable
 from forebay.server.api.generation import Generation
 from forebay.server.api.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
 from forebay.server.api.logprobs import text_logprobs
-from forebay.server.api.prompts import naming, render
+from forebay.server.api.prompts import check_answerable, naming, render
 from forebay.server.api.renaming import renamed
 from forebay.server.api.responses_items import Item as InputItem
 from forebay.server.api.responses_items import read, sealed, written

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +19,12 @@ from forebay.engine.choice import Prompt
 from forebay.engine.frames import Ready
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
+from forebay.requests.updates import SpeculationReport
 from forebay.scheduler.limits import check_context
-from forebay.server.api.calling import check_answerable, reading_of
-from forebay.server.api.delivery import EventStream, EventWriter, collect
-from forebay.server.api.dialect import Dialect
+from forebay.server.api.dialect import Dialect, EventStream, EventWriter, collect
 from forebay.server.api.enforcing import enforced_grammar
 from forebay.server.api.generation import Generation, Order
-from forebay.server.api.prompts import naming, prompt_ids, render
+from forebay.server.api.prompts import check_answerable, naming, prompt_ids, reading_of, render
 from forebay.server.api.rendezvous import FIELDS, rendezvous_of
 from forebay.server.context import RequestContext, ServerContext
 from forebay.server.http.bodies import ClientGone
@@ -54,9 +53,11 @@ async def serve_chat(
             prompt = Prompt(token_ids=await render(server, server.tokenizer.encode_chat, body.messages, body))
         else:
             encode = server.tokenizer.encode_chat_prompt
-            found = await render(server, encode, body.messages, body, breakpoints=body.breakpoints)
-            prompt = Prompt(token_ids=found.token_ids, resume_points=tuple(found.resume_points))
-        reading = reading_of(body, server.model.answers, server.tokenizer, prompt.token_ids)
+            chat = await render(server, encode, body.messages, body, breakpoints=body.breakpoints)
+            prompt = Prompt(token_ids=chat.token_ids, resume_points=tuple(chat.resume_points))
+        found = server.model.answers
+        is_read = body.offered_tools or found.formats.thinking is not None
+        reading = reading_of(body, found, server.tokenizer, prompt.token_ids) if is_read else None
         if reading is not None and not body.skip_special_tokens:
             what = "skip_special_tokens=false: the answer is read for thinking and calls, leave it out"
             raise InvalidRequest(what, code=INVALID_COMBINATION, param="skip_special_tokens")
@@ -177,11 +178,8 @@ async def _serve(
         return EventStream(context.send, writer, undo.pop_all())
 
 
-def _gained(generation: Generation) -> dict[str, float]:
-    """Return the effect of speculative decoding on the choices, on average."""
-    reports = [choice.speculation for choice in generation.choices if choice.speculation is not None]
-    if not reports:
-        return {}
+def _gained(reports: Sequence[SpeculationReport]) -> dict[str, float]:
+    """Return the mean effect of speculative decoding."""
     return {
         "spec_net_speedup": sum(report.net_speedup for report in reports) / len(reports),
         "accepted_per_step": sum(report.accepted_per_step for report in reports) / len(reports),
@@ -197,6 +195,7 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
     tokens = usage["completion_tokens"]
     rate = (tokens - 1) / (last - first) if first is not None and last is not None and last > first else 0.0
     differs = usage["cache"]["differs"]
+    reports = [choice.speculation for choice in generation.choices if choice.speculation is not None]
     reasons = ",".join(sorted({choice.finish or "abort" for choice in generation.choices}))
     log.info(
         event(
@@ -210,7 +209,7 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
             tok_s=rate,
             finish="disconnect" if generation.disconnected else reasons,
             miss=usage["cache"]["miss_reason"],
-            **_gained(generation),
+            **(_gained(reports) if reports else {}),
             **({"differs_at": differs["position"]} if differs is not None else {}),
             **({"error": generation.error.code} if isinstance(generation.error, ForebayError) else {}),
         )

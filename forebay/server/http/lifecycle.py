@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from starlette.types import Receive
@@ -41,8 +42,7 @@ class Lifecycle:
         try:
             yield
         finally:
-            self._room.leave(tenant, count)
-            if not self._room.num_inside:
+            if not self._room.leave(tenant, count):
                 self._empty.set()
 
     def is_full(self, tenant: str) -> bool:
@@ -53,13 +53,14 @@ class Lifecycle:
         await self._empty.wait()
 
 
+@dataclass
 class Watch:
     """Notices that the client went away, from the end of its body on."""
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._then: Callable[[], None] | None = None
-        self.gone = False
+    _receive: Receive
+    _then: Callable[[], None] | None = None
+    _task: asyncio.Task[None] | None = None
+    gone: bool = False
 
     def on_gone(self, then: Callable[[], None]) -> None:
         self._then = then
@@ -71,7 +72,8 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
     async def _wait(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

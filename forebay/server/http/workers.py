@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar
@@ -71,13 +72,13 @@ class Workers:
         return call is not None
 
 
+@dataclass(slots=True)
 class _Call(Generic[T]):
     """One call. Its futures are cancelled with the tasks that wait for them."""
 
-    def __init__(self, function: Callable[[], T]) -> None:
-        self._function = function
-        self.started: Future[None] = Future()
-        self.result: Future[T] = Future()
+    function: Callable[[], T]
+    started: Future[None] = field(default_factory=Future)
+    result: Future[T] = field(default_factory=Future)
 
     def run(self) -> None:
         """Call the function, unless no task waits for the start any more."""
@@ -86,7 +87,7 @@ class _Call(Generic[T]):
         self.result.set_running_or_notify_cancel()  # from now on it is not cancelled
         self.started.set_result(None)
         try:
-            self.result.set_result(self._function())
+            self.result.set_result(self.function())
         except BaseException as error:  # the tokenizer's panics are no Exceptions
             self.result.set_exception(error)
 

@@ -121,7 +121,8 @@ def check_breakpoints(count: int) -> None:
 
 
 def _check_marks(messages: list[ChatMessage]) -> list[ChatMessage]:
-    if count := sum(len(message.breakpoints) for message in messages):
+    marked = (m for m in messages if m.cache_control is not None or isinstance(m.content, list))
+    if count := sum(len(message.breakpoints) for message in marked):
         check_breakpoints(count)
     return messages
 
@@ -154,14 +155,6 @@ class Thinking(Strict):
     thinking: Switch | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
-    @property
-    def said(self) -> dict[str, bool]:
-        """Whether it is to think, by the field that says so."""
-        switch = self.thinking.type == "enabled" if isinstance(self.thinking, ThinkingSwitch) else self.thinking
-        effort = None if self.reasoning_effort is None else self.reasoning_effort != "none"
-        fields = {"enable_thinking": self.enable_thinking, "thinking": switch, "reasoning_effort": effort}
-        return {name: value for name, value in fields.items() if value is not None}
-
 
 class Wish(NamedTuple):
     """Whether the model is to think (None: unstated), how much, and the field that says so."""
@@ -190,15 +183,22 @@ class Templated(Strict):
     def wish(self) -> Wish:
         """The request for thinking, wherever the body states it. Raises a refusal if two fields contradict."""
         sources = [source for source in (self, self.chat_template_kwargs) if isinstance(source, Thinking)]
-        said = [item for source in sources for item in source.said.items()]
         levels = [source.reasoning_effort for source in sources if source.reasoning_effort is not None]
+        said: list[tuple[str, bool]] = []
+        for source in sources:
+            switch = (
+                source.thinking.type == "enabled" if isinstance(source.thinking, ThinkingSwitch) else source.thinking
+            )
+            effort = None if source.reasoning_effort is None else source.reasoning_effort != "none"
+            stated = {"enable_thinking": source.enable_thinking, "thinking": switch, "reasoning_effort": effort}
+            said += [(field, thinks) for field, thinks in stated.items() if thinks is not None]
         if len({thinks for _, thinks in said}) > 1 or len({*levels}) > 1:
             what = (
                 "enable_thinking, thinking and reasoning_effort, also those in chat_template_kwargs, must say the same"
             )
             raise refusal(INVALID_COMBINATION, said[0][0], f"the request contradicts itself: {what}")
-        field, thinks = said[0] if said else ("", None)
-        return Wish(thinks, next((level for level in levels if level != "none"), None), field)
+        field, wanted = said[0] if said else ("", None)
+        return Wish(wanted, next((level for level in levels if level != "none"), None), field)
 
     @property
     def template_variables(self) -> dict[str, Any]:
