@@ -30,7 +30,7 @@ from forebay.server.http.errors import MESSAGES, RESPONSES, error_ending
 from forebay.server.http.lifecycle import Watch
 from forebay.server.http.protocol import Connection
 from forebay.server.http.security import Cluster, Security
-from forebay.server.openapi.answers import LIMITS
+from forebay.server.served_model import LIMITS
 
 ASK_TIMEOUT_S: Final = 30.0
 _PASSED_ON: Final = ("authorization", "content-encoding", "content-type", "x-api-key")

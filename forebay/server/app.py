@@ -23,7 +23,7 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.server.admin import information, occupation, slots, tree
 from forebay.server.admin.aborting import AbortRequest, abort_request
 from forebay.server.admin.metrics import Metrics
-from forebay.server.api import chat, completions, embeddings, generate, llama, messages, ollama, responses
+from forebay.server.api import chat, completions, embeddings, generate, llama, messages, ollama, responses, tokens
 from forebay.server.api.embeddings_request import EmbeddingRequest, RerankRequest, ScoreRequest
 from forebay.server.api.generate import NativeRequest
 from forebay.server.api.llama_request import LlamaCompletionRequest
@@ -99,9 +99,9 @@ ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
     ("POST", "/v1/rerank", embeddings.rerank, RerankRequest),
     ("GET", "/v1/models", information.models, None),
     ("GET", "/v1/models/{model_id:path}", information.model, None),
-    ("POST", "/tokenize", information.tokenize, TokenizeRequest),
-    ("GET", "/tokenizer_info", information.tokenizer_info, None),
-    ("POST", "/detokenize", information.detokenize, DetokenizeRequest),
+    ("POST", "/tokenize", tokens.tokenize, TokenizeRequest),
+    ("GET", "/tokenizer_info", tokens.tokenizer_info, None),
+    ("POST", "/detokenize", tokens.detokenize, DetokenizeRequest),
     ("GET", "/health", information.health, None),
     ("GET", "/ready", information.ready, None),
     ("GET", "/metrics", information.metrics, None),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from forebay.config.engine_config import DisaggregationMode, Setting
 from forebay.engine.embedding import Texts
 from forebay.families.embedding import Embedding
 from forebay.requests.sampling_params import PoolingKind
 from forebay.text.answers.probes import Findings
+
+LIMITS: Final = ("max_running_requests", "max_total_tokens", "context_length")  # of the engine, null until it is up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

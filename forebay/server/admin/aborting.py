@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self, TypedDict
+from typing import Literal, Self
 
 import msgspec
 from pydantic import model_validator
@@ -14,9 +14,7 @@ from forebay.server.protocol.strict import Label, Strict
 from forebay.server.protocol.validation import MISSING_FIELD, refusal
 
 
-class Aborted(TypedDict):
-    """For /openapi.json, as in `server.openapi.answers`."""
-
+class Aborted(msgspec.Struct, kw_only=True):
     success: Literal[True]
     aborted: int
 
@@ -39,4 +37,4 @@ async def abort_request(request: Request, server: ServerContext) -> Response:
     body = await read_body(request, server, AbortRequest)
     tenant = RequestContext.of(request.scope).tenant
     num_aborted = server.under_way.abort(tenant, None if body.abort_all else body.rid)
-    return Response(msgspec.json.encode({"success": True, "aborted": num_aborted}), media_type="application/json")
+    return Response(msgspec.json.encode(Aborted(success=True, aborted=num_aborted)), media_type="application/json")

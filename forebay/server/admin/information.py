@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 import msgspec
 from starlette.requests import Request
@@ -16,15 +16,125 @@ from forebay.base.package import __version__
 from forebay.base.sampling import OF_MODELS
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.frames import Ready, State
-from forebay.requests.sampling_params import check_token_ids
-from forebay.server.api.prompts import encode, render
+from forebay.scheduler.state import PoolState
+from forebay.server.admin.occupation import Occupied
 from forebay.server.api.rendezvous import check_named
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.openapi import answers
-from forebay.server.protocol.requests import CheckTransfersRequest, DetokenizeRequest, TokenizeRequest
+from forebay.server.protocol.requests import CheckTransfersRequest
+from forebay.server.served_model import LIMITS
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int | None
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Health(TypedDict):
+    """`reason` is a code, `message` its words where something is wrong."""
+
+    status: Literal["ok", "unhealthy", "not_ready"]
+    reason: str
+    message: NotRequired[str]
+
+
+class Inside(TypedDict):
+    num_inside: int
+    draining: bool
+
+
+class DebugState(TypedDict):
+    step: int
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    pools: list[PoolState]
+    last_step_age_s: float
+    oldest_wait_s: float
+    counters: dict[str, float]
+    map: list[int]
+    memory: Occupied
+    server: Inside
+
+
+class ModelInfo(TypedDict):
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    is_generation: bool
+    max_running_requests: int | None
+    max_total_tokens: int | None
+    context_length: int | None
+
+
+class AnswerFormats(TypedDict):
+    """How the model spells calls and thinking; null where it has none that is known."""
+
+    tool_calls: str | None
+    reasoning: str | None
+    evidence: dict[str, str]
+
+
+SamplingValues = TypedDict(
+    "SamplingValues",
+    {"source": str, **{number.name: int if number.is_whole else float for number in OF_MODELS}},  # type: ignore[misc]
+)
+"""Default sampling values of requests, and their source."""
+
+
+class Texts(TypedDict):
+    """How texts become vectors, and what a score is: how likely an answer is, or the cosine of two vectors."""
+
+    pooling: Literal["last", "mean", "cls"]
+    normalize: bool
+    scores: Literal["yes_no", "cosine"]
+    evidence: dict[str, str | None]
+
+
+class ServerInfo(TypedDict):
+    served_model_name: str
+    model_path: str
+    disaggregation_mode: Literal["null", "prefill", "decode"]
+    disaggregation_bootstrap_port: int | None
+    max_running_requests: int | None
+    max_total_tokens: int | None
+    context_length: int | None
+    version: str
+    weight_version: str
+    answers: AnswerFormats
+    texts: Texts
+    sampling: SamplingValues
+    settings: list[dict[str, Any]]
+    engine: dict[str, Any] | None
+    server: dict[str, Any]
+    state: dict[str, Any] | None
+    may_administer: bool
+
+
+class Flushed(TypedDict):
+    success: Literal[True]
+    pools: list[PoolState]
+
+
+class Checked(TypedDict):
+    """By `transport`; `bytes_per_s` is 0 where there was too little to tell. `layout` is the same on both sides but for
+    the page size, and `wrong` the columns that hold something else than was sent."""
+
+    num_bytes: int
+    bytes_per_s: float
+    transport: str
+    layout: dict[str, Any]
+    wrong: list[str]
+
 
 TICK_LIMIT_S: Final = 5.0
-SPECIAL: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
 STATE_TIMEOUT_S: Final = 2.0
 
 log = get_logger("server")
@@ -38,15 +148,15 @@ def _unfit(status: str, reason: str, message: str) -> Response:
     return _json({"status": status, "reason": reason, "message": message}, 503)
 
 
-def _card(server: ServerContext) -> dict[str, Any]:
+def _card(server: ServerContext) -> ModelCard:
     info = _info(server)
-    return {
-        "id": server.model.name,
-        "object": "model",
-        "created": server.model.created,
-        "owned_by": "forebay",
-        "max_model_len": info.context_length if info is not None else None,
-    }
+    return ModelCard(
+        id=server.model.name,
+        object="model",
+        created=server.model.created,
+        owned_by="forebay",
+        max_model_len=info.context_length if info is not None else None,
+    )
 
 
 def _info(server: ServerContext) -> Ready | None:
@@ -57,59 +167,12 @@ def _info(server: ServerContext) -> Ready | None:
 
 
 async def models(request: Request, server: ServerContext) -> Response:
-    return _json({"object": "list", "data": [_card(server)]})
+    return _json(ModelList(object="list", data=[_card(server)]))
 
 
 async def model(request: Request, server: ServerContext) -> Response:
     server.check_model(request.path_params["model_id"])
     return _json(_card(server))
-
-
-async def tokenize(request: Request, server: ServerContext) -> Response:
-    """`{"prompt"}`, `{"content"}` or `{"messages"}` -> `{"tokens", "count", "max_model_len"}`."""
-    body = await read_body(request, server, TokenizeRequest)
-    server.check_model(body.model)
-    if body.text is not None:
-        ids = await encode(server, body.text, body.plain)
-    else:
-        ids = await render(server, server.tokenizer.encode_chat, body.messages or [], body)
-    tokens = [_piece(server, token) for token in ids] if body.with_pieces else ids
-    return _json({"tokens": tokens, "count": len(ids), "max_model_len": server.engine.info.context_length})
-
-
-def _piece(server: ServerContext, token: int) -> dict[str, Any]:
-    """A token with its text, or with its bytes if these are no text."""
-    raw = server.tokenizer.whole_table.in_text(token)
-    try:
-        return {"id": token, "piece": raw.decode()}
-    except UnicodeDecodeError:
-        return {"id": token, "piece": list(raw)}
-
-
-async def tokenizer_info(request: Request, server: ServerContext) -> Response:
-    """Return the data by which a client uses this server's tokenizer as its own (lm-eval)."""
-    template = server.tokenizer.chat_template
-    special = {name: server.tokenizer.special_names.get(name) for name in SPECIAL}
-    return _json(
-        {
-            "tokenizer_class": "forebay",
-            **special,
-            "chat_template": None if template is None else template.source,
-            "vocab_size": server.tokenizer.vocab_size,
-            "model_max_length": server.engine.info.context_length,
-        }
-    )
-
-
-async def detokenize(request: Request, server: ServerContext) -> Response:
-    """`{"tokens"}` -> the text as `prompt`, and as `content` for llama-server's clients."""
-    body = await read_body(request, server, DetokenizeRequest)
-    server.check_model(body.model)
-    info = server.engine.info
-    check_token_ids("tokens", body.tokens, info.vocab_size)
-    skip, size = body.skip_special_tokens, len(body.tokens)
-    text = await server.workers.run(server.tokenizer.decode, body.tokens, size=size, skip_special_tokens=skip)
-    return _json({"prompt": text, "content": text})
 
 
 def _sickness(server: ServerContext) -> tuple[str, str] | None:
@@ -219,7 +282,7 @@ async def server_info(request: Request, server: ServerContext) -> Response:
             "model_path": server.model.path,
             "disaggregation_mode": server.model.mode,
             "disaggregation_bootstrap_port": (info.bootstrap_port or None) if info else None,
-            **{name: getattr(info, name, None) for name in answers.LIMITS},
+            **{name: getattr(info, name, None) for name in LIMITS},
             "version": __version__,
             "answers": {
                 "tool_calls": server.model.answers.formats.calls,
@@ -250,7 +313,7 @@ async def model_info(request: Request, server: ServerContext) -> Response:
             "tokenizer_path": server.model.path,
             "served_model_name": server.model.name,
             "is_generation": True,
-            **{name: getattr(info, name, None) for name in answers.LIMITS},
+            **{name: getattr(info, name, None) for name in LIMITS},
         }
     )
 

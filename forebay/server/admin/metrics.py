@@ -5,7 +5,7 @@ The server's own counters and histograms are kept here; the engine's come from i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,7 +15,7 @@ from forebay.engine.frames import Occupied, Ready, State
 from forebay.memory.miss_reason import MissReason
 from forebay.scheduler.counters import COUNTERS
 from forebay.server.admin.metrics_compat import NAMES, Renamed
-from forebay.server.api.generation import Generation
+from forebay.server.api.generation import Generation, Usage
 from forebay.server.api.pooling import Batch
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -73,18 +73,18 @@ class Metrics:
     def count_error(self, code: str) -> None:
         self._refused.labels(self._model, code).inc()
 
-    def count_generation(self, generation: Generation, usage: dict[str, Any], now: float, route: str) -> None:
+    def count_generation(self, generation: Generation, usage: Usage, now: float, route: str) -> None:
         """Count an ended generation with its usage, however it ended."""
         self._requests.labels(self._model, route).inc()
         for choice in generation.choices:
             self._finished.labels(self._model, choice.finish or "abort").inc()
         if generation.disconnected:
             self._aborted.inc()
-        self._prompt_tokens.inc(usage["prompt_tokens"])
-        self._cached_tokens.inc(usage["cache"]["cached_tokens"])
-        self._generated.inc(usage["completion_tokens"])
-        self._prompt_sizes.observe(usage["prompt_tokens"])
-        self._output_sizes.observe(usage["completion_tokens"])
+        self._prompt_tokens.inc(usage.prompt_tokens)
+        self._cached_tokens.inc(usage.cache.cached_tokens)
+        self._generated.inc(usage.completion_tokens)
+        self._prompt_sizes.observe(usage.prompt_tokens)
+        self._output_sizes.observe(usage.completion_tokens)
         self._e2e.observe(now - generation.started_at)
         first, last = generation.first_token_at, generation.last_token_at
         if first is not None and last is not None:

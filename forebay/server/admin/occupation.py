@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypedDict
 
 import msgspec
 from starlette.requests import Request
@@ -15,6 +15,29 @@ from forebay.engine.frames import TAGS, WEIGHTS, State
 from forebay.formats.hub_names import BLOBS, REVISIONS
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import PauseRequest, ReleaseRequest, ResumeRequest, UpdateWeightsRequest
+
+
+class Sleeping(msgspec.Struct, kw_only=True):
+    is_sleeping: bool
+
+
+class Occupied(TypedDict):
+    """The memory that the engine has of all that it can release."""
+
+    phase: Literal["serving", "draining", "asleep", "waking"]
+    released: list[str]
+    paused: bool
+    num_bytes: dict[str, int]
+    weight_version: int
+    last_sleep_s: float
+    last_wake_s: float
+    kept_tokens: int
+    kept_bytes: int
+
+
+class Done(Occupied):
+    success: Literal[True]
+
 
 # vLLM's: at the first the weights stay where they are.
 _LEVELS: Final = {"1": [tag for tag in TAGS if tag != WEIGHTS], "2": list(TAGS)}
@@ -73,7 +96,7 @@ async def wake_up(request: Request, server: ServerContext) -> Response:
 async def is_sleeping(request: Request, server: ServerContext) -> Response:
     """`{"is_sleeping"}`"""
     sleeping = (await server.engine.state()).memory.phase != "serving"
-    return Response(msgspec.json.encode({"is_sleeping": sleeping}), media_type="application/json")
+    return Response(msgspec.json.encode(Sleeping(is_sleeping=sleeping)), media_type="application/json")
 
 
 async def update_weights_from_disk(request: Request, server: ServerContext) -> Response:

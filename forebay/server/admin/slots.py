@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import msgspec
 from starlette.requests import Request
@@ -15,22 +15,54 @@ from forebay.server.api.llama import settings_of
 from forebay.server.context import ServerContext
 
 
+class DefaultSettings(TypedDict):
+    n_ctx: int
+    params: dict[str, Any]
+
+
+class Modalities(TypedDict):
+    vision: Literal[False]
+    audio: Literal[False]
+
+
+class Props(TypedDict):
+    default_generation_settings: DefaultSettings
+    total_slots: int
+    model_alias: str
+    model_path: str
+    modalities: Modalities
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build_info: str
+    is_sleeping: bool
+
+
+class Slot(TypedDict):
+    """A place for one request; which request it is, and its text, is not shown."""
+
+    id: int
+    n_ctx: int
+    speculative: bool
+    is_processing: bool
+
+
 async def props(request: Request, server: ServerContext) -> Response:
     info, tokenizer = server.engine.info, server.tokenizer
     template, state = tokenizer.chat_template, server.engine.last_state
     return _json(
-        {
-            "default_generation_settings": {"n_ctx": info.context_length, "params": settings_of(server.sampling)},
-            "total_slots": info.max_running_requests,
-            "model_alias": server.model.name,
-            "model_path": server.model.path,
-            "modalities": {"vision": False, "audio": False},
-            "chat_template": "" if template is None else template.source,
-            "bos_token": _spelled(server, tokenizer.bos_token_id),
-            "eos_token": _spelled(server, tokenizer.eos_token_id),
-            "build_info": f"forebay-{__version__}",
-            "is_sleeping": state is not None and state.memory.phase == "asleep",
-        }
+        Props(
+            default_generation_settings=DefaultSettings(n_ctx=info.context_length, params=settings_of(server.sampling)),
+            total_slots=info.max_running_requests,
+            model_alias=server.model.name,
+            model_path=server.model.path,
+            modalities=Modalities(vision=False, audio=False),
+            chat_template="" if template is None else template.source,
+            bos_token=_spelled(server, tokenizer.bos_token_id),
+            eos_token=_spelled(server, tokenizer.eos_token_id),
+            build_info=f"forebay-{__version__}",
+            is_sleeping=state is not None and state.memory.phase == "asleep",
+        )
     )
 
 
@@ -40,8 +72,13 @@ async def slots(request: Request, server: ServerContext) -> Response:
     num_running = 0 if state is None else state.num_running
     if request.query_params.get("fail_on_no_slot") and num_running >= info.max_running_requests:
         raise Unavailable(f"all {info.max_running_requests} slots are in use: try again later", code="no_slot")
-    of_each = {"n_ctx": info.context_length, "speculative": state is not None and state.speculation is not None}
-    return _json([{"id": i, **of_each, "is_processing": i < num_running} for i in range(info.max_running_requests)])
+    n_ctx, speculative = info.context_length, state is not None and state.speculation is not None
+    return _json(
+        [
+            Slot(id=i, n_ctx=n_ctx, speculative=speculative, is_processing=i < num_running)
+            for i in range(info.max_running_requests)
+        ]
+    )
 
 
 def _spelled(server: ServerContext, token: int | None) -> str:

@@ -5,22 +5,73 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, cast
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.engine.choice import Choice, Piece
 from forebay.engine.scores import Scored
-from forebay.server.api.dialect import ChunkDialect, encode
-from forebay.server.api.generation import Generation
-from forebay.server.api.items import Call, items_of
-from forebay.server.api.logprobs import chat_logprobs
+from forebay.server.api.dialect import ChunkDialect, Fields, encode
+from forebay.server.api.generation import Generation, Usage
+from forebay.server.api.items import Call as ReadCall
+from forebay.server.api.items import items_of
+from forebay.server.api.logprobs import ChatLogprobs, RankedLogprob, chat_logprobs
 from forebay.server.api.serving import check_counts, serve_chat
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import NO_OPTIONS, ChatRequest
 from forebay.server.protocol.tools import input_of
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str
+
+
+class CustomCall(msgspec.Struct, kw_only=True):
+    name: str
+    input: str
+
+
+class Call(msgspec.Struct, kw_only=True):
+    """`function`, or `custom` for a tool that takes one text."""
+
+    id: str
+    type: Literal["function", "custom"]
+    function: FunctionCall | UnsetType = UNSET
+    custom: CustomCall | UnsetType = UNSET
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """`content` is null where the answer is calls alone."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[Call] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "abort", "tool_calls"]
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: list[dict[str, RankedLogprob] | None] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 @dataclass(kw_only=True)
@@ -38,21 +89,29 @@ class ChatDialect(ChunkDialect):
         self, generation: Generation, texts: list[str], parts: list[list[Part]], scores: list[list[Scored]]
     ) -> bytes:
         choices = [
-            {
-                "index": choice.index,
-                "message": {"role": "assistant", "content": text, "refusal": None}
+            ChatChoice(
+                index=choice.index,
+                message=Message(role="assistant", content=text, refusal=None)
                 if choice.prompt.reading is None
                 else message_of(parts[choice.index], self.text_tools),
-                "logprobs": self._scores(choice, tokens) if self.logprobs else None,
-                "finish_reason": choice.finish,
-                **self.ids_of(choice),
-            }
+                logprobs=self._scores(choice, tokens) if self.logprobs else None,
+                finish_reason=cast(Any, choice.finish),
+                token_ids=self.ids_of(choice),
+            )
             for choice, text, tokens in zip(generation.choices, texts, scores, strict=True)
         ]
         first = generation.choices[0]
-        of_prompt = {**self.of_prompt(first), **self.prompt_ids_of(first)}
         return encode(
-            {**self.fields, "object": "chat.completion", "choices": choices, "usage": generation.usage(), **of_prompt}
+            ChatCompletion(
+                id=self.fields["id"],
+                object="chat.completion",
+                created=self.fields["created"],
+                model=self.fields["model"],
+                choices=choices,
+                usage=generation.usage(),
+                prompt_logprobs=self.prompt_scores_of(first),
+                prompt_token_ids=self.prompt_ids_of(first),
+            )
         )
 
     def opening(self, generation: Generation) -> bytes:
@@ -60,7 +119,7 @@ class ChatDialect(ChunkDialect):
             self._running = generation
         first, *others = (self._event(choice, b'{"role":"assistant"}') for choice in generation.choices)
         if self.token_ids:
-            ids = self.prompt_ids_of(generation.choices[0])
+            ids = {"prompt_token_ids": generation.choices[0].prompt.token_ids}
             first = first.removesuffix(b"}\n\n") + b"," + encode(ids)[1:] + b"\n\n"
         return b"".join((first, *others))
 
@@ -87,7 +146,7 @@ class ChatDialect(ChunkDialect):
         match part:
             case CallBegun(call, name) if name in self.text_tools:
                 self._inputs[choice.index, call] = []
-                return encode({"tool_calls": [{"index": call, **_text_call(name, "")}]})
+                return _begun(call, _text_call(name, ""))
             case CallArguments(call, text) if (choice.index, call) in self._inputs:
                 self._inputs[choice.index, call].append(text)
                 return b""
@@ -96,17 +155,23 @@ class ChatDialect(ChunkDialect):
                 return encode({"tool_calls": [{"index": call, "custom": {"input": text}}]})
         return delta_of(part)
 
-    def _scores(self, choice: Choice, tokens: list[Scored]) -> dict[str, Any]:
+    def _scores(self, choice: Choice, tokens: list[Scored]) -> ChatLogprobs:
         return chat_logprobs(self.table, tokens, read=choice.prompt.reading is not None)
 
 
-def _call(name: str, arguments: str) -> dict[str, Any]:
-    function = {"name": name, "arguments": arguments}
-    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+def _call(name: str, arguments: str) -> Call:
+    called = FunctionCall(name=name, arguments=arguments)
+    return Call(id=f"call_{secrets.token_hex(12)}", type="function", function=called)
 
 
-def _text_call(name: str, text: str) -> dict[str, Any]:
-    return {"id": f"call_{secrets.token_hex(12)}", "type": "custom", "custom": {"name": name, "input": text}}
+def _text_call(name: str, text: str) -> Call:
+    called = CustomCall(name=name, input=text)
+    return Call(id=f"call_{secrets.token_hex(12)}", type="custom", custom=called)
+
+
+def _begun(number: int, call: Call) -> bytes:
+    """Return the delta that begins a call."""
+    return b'{"tool_calls":[{"index":%d,%b]}' % (number, encode(call)[1:])
 
 
 def delta_of(part: Part) -> bytes:
@@ -119,12 +184,12 @@ def delta_of(part: Part) -> bytes:
         case CallArguments(call, text):
             return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (call, encode(text))
         case CallBegun(call, name):
-            return encode({"tool_calls": [{"index": call, **_call(name, "")}]})
+            return _begun(call, _call(name, ""))
         case _:
             return b""
 
 
-def message_of(parts: list[Part], text_tools: frozenset[str] = frozenset()) -> dict[str, Any]:
+def message_of(parts: list[Part], text_tools: frozenset[str] = frozenset()) -> Message:
     """A whole answer of which all parts are known."""
     items = items_of(parts)
     said = "".join(item.text for item in items if isinstance(item, Said))
@@ -132,12 +197,15 @@ def message_of(parts: list[Part], text_tools: frozenset[str] = frozenset()) -> d
     calls = [
         _text_call(item.name, input_of(item.arguments)) if item.name in text_tools else _call(item.name, item.arguments)
         for item in items
-        if isinstance(item, Call)
+        if isinstance(item, ReadCall)
     ]
-    message: dict[str, Any] = {"role": "assistant", "content": said or (None if calls else ""), "refusal": None}
-    if thought:
-        message["reasoning_content"] = thought
-    return {**message, "tool_calls": calls} if calls else message
+    return Message(
+        role="assistant",
+        content=said or (None if calls else ""),
+        refusal=None,
+        reasoning_content=thought or UNSET,
+        tool_calls=calls or UNSET,
+    )
 
 
 async def chat_completions(request: Request, server: ServerContext) -> Response:
@@ -147,7 +215,7 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
     check_counts(server, body.choices, 1)
     options, now = body.stream_options or NO_OPTIONS, int(time.time())
     dialect = ChatDialect(
-        fields={"id": f"chatcmpl-{context.request_id}", "object": "", "created": now, "model": server.model.name},
+        fields=Fields(id=f"chatcmpl-{context.request_id}", object="", created=now, model=server.model.name),
         table=server.tokenizer.table,
         logprobs=bool(body.logprobs),
         text_tools=body.text_tools if body.tools else frozenset(),

@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.engine.choice import Choice, Piece
 from forebay.engine.scores import Scored
-from forebay.server.api.dialect import ChunkDialect, encode
-from forebay.server.api.generation import Generation
-from forebay.server.api.logprobs import completion_logprobs
+from forebay.server.api.dialect import ChunkDialect, Fields, encode
+from forebay.server.api.generation import Generation, Usage
+from forebay.server.api.logprobs import CompletionLogprobs, RankedLogprob, completion_logprobs
 from forebay.server.api.serving import check_counts, serve_completion
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import NO_OPTIONS, CompletionRequest
 from forebay.text.answers.parts import Part
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length", "abort"]
+    prompt_logprobs: list[dict[str, RankedLogprob] | None] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
 
 
 @dataclass(kw_only=True)
@@ -37,17 +58,26 @@ class CompletionDialect(ChunkDialect):
         for choice, text, tokens in zip(generation.choices, texts, scores, strict=True):
             before = self._prompt_text(choice)
             choices.append(
-                {
-                    "index": choice.index,
-                    "text": before + text,
-                    "logprobs": self._scores(choice, tokens, len(before)),
-                    "finish_reason": choice.finish,
-                    **self.of_prompt(choice),
-                    **self.ids_of(choice),
-                    **self.prompt_ids_of(choice),
-                }
+                CompletionChoice(
+                    index=choice.index,
+                    text=before + text,
+                    logprobs=self._scores(choice, tokens, len(before)),
+                    finish_reason=cast(Any, choice.finish),
+                    prompt_logprobs=self.prompt_scores_of(choice),
+                    token_ids=self.ids_of(choice),
+                    prompt_token_ids=self.prompt_ids_of(choice),
+                )
             )
-        return encode({**self.fields, "object": "text_completion", "choices": choices, "usage": generation.usage()})
+        return encode(
+            Completion(
+                id=self.fields["id"],
+                object="text_completion",
+                created=self.fields["created"],
+                model=self.fields["model"],
+                choices=choices,
+                usage=generation.usage(),
+            )
+        )
 
     def opening(self, generation: Generation) -> bytes:
         if self.usage_of_each:
@@ -58,7 +88,7 @@ class CompletionDialect(ChunkDialect):
     def _first(self, choice: Choice, text: str) -> bytes:
         """The event of a prompt: its text if that is echoed, and its token ids if they are wanted."""
         event = self.text(choice, text)
-        ids = self.prompt_ids_of(choice)
+        ids = {"prompt_token_ids": choice.prompt.token_ids} if self.token_ids else {}
         at = event.index(b'"finish_reason":null') if ids else 0
         return event[:at] + encode(ids)[1:-1] + b"," + event[at:] if ids else event
 
@@ -81,13 +111,13 @@ class CompletionDialect(ChunkDialect):
         raw = b"".join(map(self.table.in_text, choice.prompt.token_ids))
         return raw.decode("utf-8", "replace")
 
-    def _scores(self, choice: Choice, tokens: list[Scored], shift: int) -> dict[str, Any] | None:
+    def _scores(self, choice: Choice, tokens: list[Scored], shift: int) -> CompletionLogprobs | None:
         if self.num_top is None:
             return None
         generated = [Scored(token.token_id, token.offset + shift, token.score) for token in tokens]
         return self._tokens([*choice.prompt_scores(), *generated] if self.echo else generated)
 
-    def _tokens(self, tokens: list[Scored]) -> dict[str, Any]:
+    def _tokens(self, tokens: list[Scored]) -> CompletionLogprobs:
         return completion_logprobs(self.table, tokens, self.num_top or 0)
 
 
@@ -98,7 +128,7 @@ async def completions(request: Request, server: ServerContext) -> Response:
     check_counts(server, body.choices, len(body.prompts))
     options, now = body.stream_options or NO_OPTIONS, int(time.time())
     dialect = CompletionDialect(
-        fields={"id": f"cmpl-{context.request_id}", "object": "", "created": now, "model": server.model.name},
+        fields=Fields(id=f"cmpl-{context.request_id}", object="", created=now, model=server.model.name),
         table=server.table(body),
         num_top=body.logprobs,
         echo=bool(body.echo),

@@ -9,9 +9,10 @@ import contextlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final, TypedDict
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -19,7 +20,7 @@ from forebay.base.errors import ForebayError
 from forebay.engine.choice import Choice, Piece, weights_changed
 from forebay.engine.scores import Scored
 from forebay.server.api.generation import Generation
-from forebay.server.api.logprobs import prompt_logprobs
+from forebay.server.api.logprobs import RankedLogprob, prompt_logprobs
 from forebay.server.context import ServerContext
 from forebay.server.http.bodies import ClientGone
 from forebay.server.http.errors import DONE, error_ending, internal
@@ -63,6 +64,15 @@ class Dialect(ABC):
 encode: Final = msgspec.json.Encoder().encode
 
 
+class Fields(TypedDict):
+    """The fields before `choices`, but for `object`, which each kind of answer has its own value of."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+
+
 @dataclass(kw_only=True)
 class ChunkDialect(Dialect):
     """The fields around `choices`, and events that are put together around them. `addition` is what an event calls that
@@ -76,7 +86,7 @@ class ChunkDialect(Dialect):
 
     event_object: ClassVar[str]  # of a stream
 
-    fields: dict[str, Any]
+    fields: Fields
     table: TokenBytes
     include_usage: bool
     usage_of_each: bool = False
@@ -90,16 +100,16 @@ class ChunkDialect(Dialect):
         self._before = self._start + b'{"index":'
         self._after = b'}],"usage":null}\n\n' if self.include_usage else b"}]}\n\n"
 
-    def of_prompt(self, choice: Choice) -> dict[str, Any]:
+    def prompt_scores_of(self, choice: Choice) -> list[dict[str, RankedLogprob] | None] | UnsetType:
         if self.num_prompt_top is None:
-            return {}
-        return {"prompt_logprobs": prompt_logprobs(self.table, choice.prompt_scores(), self.num_prompt_top)}
+            return UNSET
+        return prompt_logprobs(self.table, choice.prompt_scores(), self.num_prompt_top)
 
-    def ids_of(self, choice: Choice) -> dict[str, Any]:
-        return {"token_ids": choice.token_ids} if self.token_ids else {}
+    def ids_of(self, choice: Choice) -> list[int] | UnsetType:
+        return choice.token_ids if self.token_ids else UNSET
 
-    def prompt_ids_of(self, choice: Choice) -> dict[str, Any]:
-        return {"prompt_token_ids": choice.prompt.token_ids} if self.token_ids else {}
+    def prompt_ids_of(self, choice: Choice) -> list[int] | UnsetType:
+        return choice.prompt.token_ids if self.token_ids else UNSET
 
     def has_new_ids(self, choice: Choice) -> bool:
         return self.token_ids and self._num_ids.get(choice.index, 0) < len(choice.token_ids)

@@ -8,11 +8,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, Final, Literal, NotRequired, TypedDict
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -30,18 +31,91 @@ from forebay.engine.embedding import (
 from forebay.requests.sampling_params import SamplingParams
 from forebay.scheduler.limits import check_context
 from forebay.server.api.embeddings_request import MAX_INPUTS, EmbeddingRequest, RerankRequest, ScoreRequest
-from forebay.server.api.generation import CacheUsage, cache_usage
+from forebay.server.api.generation import CachedDetails, CacheUsage, cache_usage
 from forebay.server.api.ollama_request import OllamaEmbedRequest
 from forebay.server.api.pooling import Batch, Vector
 from forebay.server.api.prompts import naming, prompt_ids, render
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.http.bodies import ClientGone
 from forebay.server.http.lifecycle import Watch
-from forebay.server.openapi.answers import CachedDetails
 from forebay.server.protocol.messages import ChatMessage, Templated, Thinking
 from forebay.server.protocol.requests import PlainText
 from forebay.server.protocol.strict import Sender
 from forebay.server.protocol.validation import UNSUPPORTED_FIELD
+
+
+class PooledUsage(msgspec.Struct, kw_only=True):
+    """The usage of prompts without generated tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedDetails
+    weight_version: int
+    cache: CacheUsage
+
+
+class EmbeddingData(msgspec.Struct, kw_only=True):
+    """As text it is float32 in little-endian order, in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Embeddings(msgspec.Struct, kw_only=True):
+    object: Literal["list"]
+    data: list[EmbeddingData]
+    model: str
+    usage: PooledUsage
+
+
+class ScoreData(msgspec.Struct, kw_only=True):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scores(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoreData]
+    usage: PooledUsage
+
+
+class RankedText(msgspec.Struct, kw_only=True):
+    text: str
+
+
+class Ranked(msgspec.Struct, kw_only=True):
+    index: int
+    relevance_score: float
+    document: RankedText | UnsetType = UNSET
+
+
+class ScoredText(msgspec.Struct, kw_only=True):
+    """In the form of text-embeddings-inference."""
+
+    index: int
+    score: float
+    text: str | UnsetType = UNSET
+
+
+class Reranked(msgspec.Struct, kw_only=True):
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: PooledUsage
+
+
+class OllamaEmbeddings(msgspec.Struct, kw_only=True):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
 
 INLINE_NUMBERS: Final = 1 << 14  # to write so many takes about a millisecond
 TOKENIZED_IN_A_ROW: Final = 16  # short texts are tokenized in place, and then it is the turn of others
@@ -60,8 +134,8 @@ async def embeddings(request: Request, server: ServerContext) -> Response:
             base64.b64encode(vector.tobytes()).decode() if body.encoding_format == "base64" else vector.tolist()
             for vector in made
         ]
-        data = [{"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(written)]
-        return msgspec.json.encode({"object": "list", "data": data, "model": server.model.name, "usage": usage})
+        data = [EmbeddingData(object="embedding", index=i, embedding=each) for i, each in enumerate(written)]
+        return msgspec.json.encode(Embeddings(object="list", data=data, model=server.model.name, usage=usage))
 
     large = sum(map(len, made)) > INLINE_NUMBERS
     return _json(await server.json_workers.run(answer) if large else answer())
@@ -75,12 +149,15 @@ async def ollama_embed(request: Request, server: ServerContext) -> Response:
     taken_s = time.monotonic() - RequestContext.of(request.scope).arrived_at
 
     def answer() -> bytes:
-        counts = {
-            "total_duration": round(taken_s * 1e9),
-            "load_duration": 0,
-            "prompt_eval_count": usage["prompt_tokens"],
-        }
-        return msgspec.json.encode({"model": body.model, "embeddings": [each.tolist() for each in made], **counts})
+        return msgspec.json.encode(
+            OllamaEmbeddings(
+                model=body.model,
+                embeddings=[each.tolist() for each in made],
+                total_duration=round(taken_s * 1e9),
+                load_duration=0,
+                prompt_eval_count=usage.prompt_tokens,
+            )
+        )
 
     large = sum(map(len, made)) > INLINE_NUMBERS
     return _json(await server.json_workers.run(answer) if large else answer())
@@ -88,7 +165,7 @@ async def ollama_embed(request: Request, server: ServerContext) -> Response:
 
 async def _embedded(
     request: Request, server: ServerContext, body: EmbeddingRequest
-) -> tuple[list[npt.NDArray[np.float32]], dict[str, Any]]:
+) -> tuple[list[npt.NDArray[np.float32]], PooledUsage]:
     """The vector of each input, and what they took."""
     texts, inputs = server.model.texts, body.inputs
 
@@ -105,10 +182,11 @@ async def score(request: Request, server: ServerContext) -> Response:
     with naming("text_1"):
         pairs = paired(body.text_1, body.text_2)
     scores, usage = await _scores(request, server, body, pairs, body.instruction, "text_2")
-    data = [{"index": i, "object": "score", "score": value} for i, value in enumerate(scores)]
+    data = [ScoreData(index=i, object="score", score=value) for i, value in enumerate(scores)]
     context, created = RequestContext.of(request.scope), int(time.time())
-    head = {"id": f"score-{context.request_id}", "object": "list", "created": created, "model": server.model.name}
-    return _json(msgspec.json.encode({**head, "data": data, "usage": usage}))
+    answer_id, name = f"score-{context.request_id}", server.model.name
+    answer = Scores(id=answer_id, object="list", created=created, model=name, data=data, usage=usage)
+    return _json(msgspec.json.encode(answer))
 
 
 async def rerank(request: Request, server: ServerContext) -> Response:
@@ -119,18 +197,19 @@ async def rerank(request: Request, server: ServerContext) -> Response:
     scores, usage = await _scores(request, server, body, pairs, body.instruction, body.source)
     best = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n]
     if body.texts is not None:
-        listed = [{"index": i, "score": scores[i], **({"text": texts[i]} if body.return_text else {})} for i in best]
+        listed = [ScoredText(index=i, score=scores[i], text=texts[i] if body.return_text else UNSET) for i in best]
         return _json(msgspec.json.encode(listed))
     results = [
-        {
-            "index": i,
-            "relevance_score": scores[i],
-            **({"document": {"text": texts[i]}} if body.return_documents else {}),
-        }
+        Ranked(
+            index=i,
+            relevance_score=scores[i],
+            document=RankedText(text=texts[i]) if body.return_documents else UNSET,
+        )
         for i in best
     ]
     answer_id = f"rerank-{RequestContext.of(request.scope).request_id}"
-    return _json(msgspec.json.encode({"id": answer_id, "model": server.model.name, "results": results, "usage": usage}))
+    answer = Reranked(id=answer_id, model=server.model.name, results=results, usage=usage)
+    return _json(msgspec.json.encode(answer))
 
 
 async def _scores(
@@ -140,7 +219,7 @@ async def _scores(
     pairs: Sequence[tuple[str, str]],
     instruction: str | None,
     source: str,
-) -> tuple[list[float], dict[str, Any]]:
+) -> tuple[list[float], PooledUsage]:
     """Return the score of each pair, and the usage."""
     texts = server.model.texts
     if not texts.judges:
@@ -203,7 +282,7 @@ async def _pooled(
     prompts: Callable[[], Awaitable[list[list[int]]]],
     params: SamplingParams,
     source: str,
-) -> tuple[list[Vector], dict[str, Any]]:
+) -> tuple[list[Vector], PooledUsage]:
     """Return the result of each of `count` prompts, and the usage. `source` is the field that they come from."""
     server.check_model(body.model)
     if server.model.mode is DisaggregationMode.DECODE:
@@ -240,17 +319,17 @@ async def _pooled(
     return vectors, _usage(server, batch)
 
 
-def _usage(server: ServerContext, batch: Batch) -> dict[str, Any]:
+def _usage(server: ServerContext, batch: Batch) -> PooledUsage:
     """OpenAI's usage, with what the prefix cache did."""
     num_tokens = sum(map(len, batch.prompts))
     cache = cache_usage([batch.vectors[place].cache for place in sorted(batch.vectors)], server.tokenizer.table)
-    return {
-        "prompt_tokens": num_tokens,
-        "total_tokens": num_tokens,
-        "prompt_tokens_details": {"cached_tokens": cache["cached_tokens"]},
-        "weight_version": max(vector.weight_version for vector in batch.vectors.values()),
-        "cache": cache,
-    }
+    return PooledUsage(
+        prompt_tokens=num_tokens,
+        total_tokens=num_tokens,
+        prompt_tokens_details=CachedDetails(cached_tokens=cache.cached_tokens),
+        weight_version=max(vector.weight_version for vector in batch.vectors.values()),
+        cache=cache,
+    )
 
 
 def _count(server: ServerContext, context: RequestContext, batch: Batch) -> None:
@@ -274,68 +353,3 @@ def _count(server: ServerContext, context: RequestContext, batch: Batch) -> None
 
 def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
-
-
-class PooledUsage(TypedDict):
-    """The usage of prompts without generated tokens."""
-
-    prompt_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedDetails
-    weight_version: int
-    cache: CacheUsage
-
-
-class EmbeddingData(TypedDict):
-    """As text it is float32 in little-endian order, in base64."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class Embeddings(TypedDict):
-    object: Literal["list"]
-    data: list[EmbeddingData]
-    model: str
-    usage: PooledUsage
-
-
-class ScoreData(TypedDict):
-    index: int
-    object: Literal["score"]
-    score: float
-
-
-class Scores(TypedDict):
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    data: list[ScoreData]
-    usage: PooledUsage
-
-
-class RankedText(TypedDict):
-    text: str
-
-
-class Ranked(TypedDict):
-    index: int
-    relevance_score: float
-    document: NotRequired[RankedText]
-
-
-class ScoredText(TypedDict):
-    """In the form of text-embeddings-inference."""
-
-    index: int
-    score: float
-    text: NotRequired[str]
-
-
-class Reranked(TypedDict):
-    id: str
-    model: str
-    results: list[Ranked]
-    usage: PooledUsage

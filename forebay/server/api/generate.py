@@ -8,6 +8,7 @@ import time
 from typing import Annotated, Any, ClassVar, Final, Self
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from pydantic import Field, PrivateAttr, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
@@ -39,6 +40,27 @@ from forebay.text.answers.parts import Part
 from forebay.text.token_bytes import TokenBytes
 
 _encode: Final = msgspec.json.Encoder().encode
+
+
+class GeneratedMeta(msgspec.Struct, kw_only=True):
+    """Log-probabilities are lists of the value, the token's id and its text or null."""
+
+    id: str
+    finish_reason: dict[str, Any] | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    weight_version: int
+    e2e_latency: float
+    output_token_logprobs: list[tuple[float, int, str | None]] | UnsetType = UNSET
+    output_top_logprobs: list[list[tuple[float, int, str | None]]] | UnsetType = UNSET
+
+
+class Generated(msgspec.Struct, kw_only=True):
+    text: str
+    output_ids: list[int] | UnsetType = UNSET
+    meta_info: GeneratedMeta
+    index: int | UnsetType = UNSET  # of a stream with many answers
 
 
 class NativeDialect(Dialect):
@@ -74,8 +96,9 @@ class NativeDialect(Dialect):
         texts.append(piece.text)
         scores = self._scores.setdefault(choice.index, [])
         scores += piece.tokens
-        number = {"index": choice.index} if self._many else {}
-        return b"data: %b\n\n" % _encode({**self._answer(choice, "".join(texts), scores), **number})
+        answer = self._answer(choice, "".join(texts), scores)
+        answer.index = choice.index if self._many else UNSET
+        return b"data: %b\n\n" % _encode(answer)
 
     def closing(self, generation: Generation) -> bytes:
         return DONE
@@ -83,30 +106,30 @@ class NativeDialect(Dialect):
     def failure(self, error: ForebayError) -> bytes:
         return error_ending(error, "")
 
-    def _answer(self, choice: Choice, text: str, scores: list[Scored]) -> dict[str, Any]:
-        meta: dict[str, Any] = {
-            "id": f"{self._id}-{choice.index}" if self._many else self._id,
-            "finish_reason": _finish(choice),
-            "prompt_tokens": len(choice.prompt.token_ids),
-            "completion_tokens": choice.num_tokens,
-            "cached_tokens": choice.cache.cached_tokens,
-            "weight_version": choice.weight_version,
-            "e2e_latency": time.monotonic() - self._started,
-        }
+    def _answer(self, choice: Choice, text: str, scores: list[Scored]) -> Generated:
+        meta = GeneratedMeta(
+            id=f"{self._id}-{choice.index}" if self._many else self._id,
+            finish_reason=_finish(choice),
+            prompt_tokens=len(choice.prompt.token_ids),
+            completion_tokens=choice.num_tokens,
+            cached_tokens=choice.cache.cached_tokens,
+            weight_version=choice.weight_version,
+            e2e_latency=time.monotonic() - self._started,
+        )
         if self._num_top is None:
-            return {"text": text, "meta_info": meta}
+            return Generated(text=text, meta_info=meta)
         known = [(token.token_id, token.score) for token in scores if token.score is not None]
-        meta["output_token_logprobs"] = [self._entry(token, score.logprob) for token, score in known]
+        meta.output_token_logprobs = [self._entry(token, score.logprob) for token, score in known]
         if self._num_top:
-            meta["output_top_logprobs"] = [self._top(score) for _, score in known]
-        return {"text": text, "output_ids": [token for token, _ in known], "meta_info": meta}
+            meta.output_top_logprobs = [self._top(score) for _, score in known]
+        return Generated(text=text, output_ids=[token for token, _ in known], meta_info=meta)
 
-    def _top(self, score: TokenLogprob) -> list[list[Any]]:
+    def _top(self, score: TokenLogprob) -> list[tuple[float, int, str | None]]:
         pairs = zip(score.top_ids, score.top_logprobs, strict=True)
         return [self._entry(token, value) for token, value in pairs][: self._num_top]
 
-    def _entry(self, token: int, logprob: float) -> list[Any]:
-        return [logprob, token, token_name(self._table, token) if self._names else None]
+    def _entry(self, token: int, logprob: float) -> tuple[float, int, str | None]:
+        return logprob, token, token_name(self._table, token) if self._names else None
 
 
 def _finish(choice: Choice) -> dict[str, Any] | None:

@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, NamedTuple, Protocol, TypedDict
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.choice import Choice, Piece, Prompt
@@ -18,6 +19,38 @@ from forebay.requests.sampling_params import RANDOM_SEED, Grammar, SamplingParam
 from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import CacheReport, MemoryReport, Update
 from forebay.text.token_bytes import TokenBytes
+
+
+class CacheUsage(msgspec.Struct, kw_only=True):
+    """The effect of the prefix cache on the request; `matched_tokens` by kind of cache, `kv` first. After `retractions`
+    `recomputed_tokens` were computed again. `checkpoints` are lengths of prompt and answer after which a state is kept:
+    the places from which others can go on, of a model with states."""
+
+    cached_tokens: int
+    miss_reason: str
+    matched_tokens: dict[str, int]
+    differs: dict[str, Any] | None
+    retractions: int
+    recomputed_tokens: int
+    checkpoints: list[int]
+
+
+class CachedDetails(msgspec.Struct, kw_only=True):
+    cached_tokens: int
+
+
+class ReasoningDetails(msgspec.Struct, kw_only=True):
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedDetails
+    completion_tokens_details: ReasoningDetails | UnsetType = UNSET
+    weight_version: int
+    cache: CacheUsage
 
 
 class Sink(Protocol):
@@ -130,22 +163,22 @@ class Generation:
     def num_scores(self) -> int:
         return sum(choice.num_scores for choice in self.choices)
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> Usage:
         """OpenAI's usage, with what the prefix cache did. Choices of one prompt count it once."""
         completion = sum(choice.num_tokens for choice in self.choices)
         reports = {id(choice.prompt): choice.cache for choice in reversed(self.choices)}
         cache = cache_usage(list(reports.values())[::-1], self._table, [choice.memory for choice in self.choices])
         is_read = any(choice.prompt.reading is not None for choice in self.choices)
-        reasoning = {"reasoning_tokens": sum(choice.num_reasoning_tokens for choice in self.choices)}
-        return {
-            "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": completion,
-            "total_tokens": self.num_prompt_tokens + completion,
-            "prompt_tokens_details": {"cached_tokens": cache["cached_tokens"]},
-            **({"completion_tokens_details": reasoning} if is_read else {}),
-            "weight_version": max(choice.weight_version for choice in self.choices),
-            "cache": cache,
-        }
+        reasoning = ReasoningDetails(reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self.choices))
+        return Usage(
+            prompt_tokens=self.num_prompt_tokens,
+            completion_tokens=completion,
+            total_tokens=self.num_prompt_tokens + completion,
+            prompt_tokens_details=CachedDetails(cached_tokens=cache.cached_tokens),
+            completion_tokens_details=reasoning if is_read else UNSET,
+            weight_version=max(choice.weight_version for choice in self.choices),
+            cache=cache,
+        )
 
 
 @dataclass(slots=True)
@@ -210,20 +243,6 @@ class Order:
         return msgspec.structs.replace(self.params.of_tokens(), seed=seed_of_choice(self.seed, number), grammar=grammar)
 
 
-class CacheUsage(TypedDict):
-    """The effect of the prefix cache on the request; `matched_tokens` by kind of cache, `kv` first. After `retractions`
-    `recomputed_tokens` were computed again. `checkpoints` are lengths of prompt and answer after which a state is kept:
-    the places from which others can go on, of a model with states."""
-
-    cached_tokens: int
-    miss_reason: str
-    matched_tokens: dict[str, int]
-    differs: dict[str, Any] | None
-    retractions: int
-    recomputed_tokens: int
-    checkpoints: list[int]
-
-
 def cache_usage(
     reports: Sequence[CacheReport], table: TokenBytes, memories: Sequence[MemoryReport] = (MemoryReport(),)
 ) -> CacheUsage:
@@ -235,18 +254,18 @@ def cache_usage(
     one of its own session: the position, and the text of the token here and of the one there; null where it left none.
     """
     first = reports[0]
-    return {
-        "cached_tokens": sum(report.cached_tokens for report in reports),
-        "miss_reason": first.miss_reason.value,
-        "matched_tokens": {
+    return CacheUsage(
+        cached_tokens=sum(report.cached_tokens for report in reports),
+        miss_reason=first.miss_reason.value,
+        matched_tokens={
             "kv": sum(report.kv_tokens for report in reports),
             **{kind: sum(report.resumable.get(kind, 0) for report in reports) for kind in first.resumable},
         },
-        "differs": _difference(first, table) if first.differs_at >= 0 else None,
-        "retractions": sum(memory.retractions for memory in memories),
-        "recomputed_tokens": sum(memory.recomputed_tokens for memory in memories),
-        "checkpoints": memories[0].checkpoints,
-    }
+        differs=_difference(first, table) if first.differs_at >= 0 else None,
+        retractions=sum(memory.retractions for memory in memories),
+        recomputed_tokens=sum(memory.recomputed_tokens for memory in memories),
+        checkpoints=memories[0].checkpoints,
+    )
 
 
 def _difference(report: CacheReport, table: TokenBytes) -> dict[str, Any]:

@@ -3,7 +3,7 @@ everything but the text."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal, NotRequired, TypedDict
 
 import msgspec
 from starlette.requests import Request
@@ -25,6 +25,50 @@ from forebay.server.http.errors import error_ending
 from forebay.server.protocol.requests import ChatRequest
 from forebay.text.answers.parts import Part
 from forebay.text.token_bytes import TokenBytes
+
+
+class LlamaTimings(TypedDict):
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float | None
+    prompt_per_second: float | None
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float | None
+    predicted_per_second: float | None
+
+
+class LlamaToken(TypedDict):
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float | None
+    top_logprobs: NotRequired[list[dict[str, Any]]]
+
+
+class LlamaCompletion(TypedDict):
+    index: int
+    content: str
+    tokens: list[int]
+    stop: bool
+    tokens_predicted: int
+    tokens_evaluated: int
+    completion_probabilities: NotRequired[list[LlamaToken]]
+    model: str
+    generation_settings: dict[str, Any]
+    prompt: str
+    has_new_line: bool
+    truncated: Literal[False]
+    stop_type: Literal["eos", "word", "limit", "none"]
+    stopping_word: str
+    tokens_cached: int
+    timings: NotRequired[LlamaTimings]
+
+
+class TemplateText(TypedDict):
+    prompt: str
+
 
 PATH: Final = "/completion"
 _encode: Final = msgspec.json.Encoder().encode
@@ -204,4 +248,4 @@ async def apply_template(request: Request, server: ServerContext) -> Response:
     check_answerable(body, server.model.answers)
     with naming("messages"):
         text = await render(server, server.tokenizer.chat_text, body.messages, body)
-    return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
+    return Response(msgspec.json.encode(TemplateText(prompt=text)), media_type="application/json")

@@ -3,33 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from forebay.engine.scores import Scored, ranked, token_name
 from forebay.text.answers.parts import CallArguments, Kind, Said, Thought
 from forebay.text.token_bytes import TokenBytes
 
-_FIELDS: Final[dict[Kind, str]] = {Said: "content", Thought: "reasoning_content", CallArguments: "tool_calls"}
+
+class CompletionLogprobs(msgspec.Struct, kw_only=True):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
 
 
-def chat_logprobs(table: TokenBytes, tokens: list[Scored], *, read: bool) -> dict[str, Any]:
+class RankedLogprob(msgspec.Struct, kw_only=True):
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+class Alternative(msgspec.Struct, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ScoredToken(Alternative, kw_only=True):
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(msgspec.Struct, kw_only=True):
+    """`content` has the tokens of the text; where answers are read, the others are in the lists of what they belong
+    to."""
+
+    content: list[ScoredToken]
+    reasoning_content: list[ScoredToken] | UnsetType = UNSET
+    tool_calls: list[ScoredToken] | UnsetType = UNSET
+    refusal: None
+
+
+def chat_logprobs(table: TokenBytes, tokens: list[Scored], *, read: bool) -> ChatLogprobs:
     """Return the log-probabilities of the text's tokens; of an answer that is `read`, those of thinking and calls in
     lists of their own."""
-    kinds: dict[Kind, str] = _FIELDS if read else {Said: _FIELDS[Said]}
-    found: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    found: dict[Kind, list[ScoredToken]] = {kind: [] for kind in ((Said, Thought, CallArguments) if read else (Said,))}
     for token in tokens:
         found[token.kind] += text_logprobs(table, [token])
-    return {**{kinds[kind]: entries for kind, entries in found.items()}, "refusal": None}
+    return ChatLogprobs(
+        content=found[Said],
+        reasoning_content=found.get(Thought, UNSET),
+        tool_calls=found.get(CallArguments, UNSET),
+        refusal=None,
+    )
 
 
-def text_logprobs(table: TokenBytes, tokens: Sequence[Scored]) -> list[dict[str, Any]]:
+def text_logprobs(table: TokenBytes, tokens: Sequence[Scored]) -> list[ScoredToken]:
     """Return for each token that has a score the token itself and the likeliest ones."""
     entries = []
     for token in tokens:
         if token.score is not None:
             pairs = zip(token.score.top_ids, token.score.top_logprobs, strict=True)
-            others = [_entry(table, other, value) for other, value in pairs]
-            entries.append({**_entry(table, token.token_id, token.score.logprob), "top_logprobs": others})
+            others = [Alternative(**_entry(table, other, value)) for other, value in pairs]
+            own = _entry(table, token.token_id, token.score.logprob)
+            entries.append(ScoredToken(**own, top_logprobs=others))
     return entries
 
 
@@ -38,14 +77,14 @@ def _entry(table: TokenBytes, token: int, logprob: float) -> dict[str, Any]:
     return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
 
-def completion_logprobs(table: TokenBytes, tokens: list[Scored], num_top: int) -> dict[str, Any]:
+def completion_logprobs(table: TokenBytes, tokens: list[Scored], num_top: int) -> CompletionLogprobs:
     """`top_logprobs` holds the `num_top` likeliest tokens and the one that was taken; None for a prompt's first."""
-    return {
-        "tokens": [token_name(table, token.token_id) for token in tokens],
-        "token_logprobs": [None if token.score is None else token.score.logprob for token in tokens],
-        "top_logprobs": [_top(table, token, num_top) for token in tokens] if num_top else None,
-        "text_offset": [token.offset for token in tokens],
-    }
+    return CompletionLogprobs(
+        tokens=[token_name(table, token.token_id) for token in tokens],
+        token_logprobs=[None if token.score is None else token.score.logprob for token in tokens],
+        top_logprobs=[_top(table, token, num_top) for token in tokens] if num_top else None,
+        text_offset=[token.offset for token in tokens],
+    )
 
 
 def _top(table: TokenBytes, token: Scored, num_top: int) -> dict[str, float] | None:
@@ -56,11 +95,14 @@ def _top(table: TokenBytes, token: Scored, num_top: int) -> dict[str, float] | N
     return top | {token_name(table, token.token_id): token.score.logprob}
 
 
-def prompt_logprobs(table: TokenBytes, tokens: list[Scored], num_top: int) -> list[dict[str, dict[str, Any]] | None]:
+def prompt_logprobs(table: TokenBytes, tokens: list[Scored], num_top: int) -> list[dict[str, RankedLogprob] | None]:
     """In vLLM's shape: of each token, by id, itself and the `num_top` likeliest; None for the first."""
     return [
         None
         if token.score is None
-        else {str(i): known._asdict() for i, known in ranked(table, token.token_id, token.score, num_top).items()}
+        else {
+            str(i): RankedLogprob(**known._asdict())
+            for i, known in ranked(table, token.token_id, token.score, num_top).items()
+        }
         for token in tokens
     ]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +17,7 @@ from forebay.base.errors import ForebayError
 from forebay.engine.choice import Choice
 from forebay.engine.scores import Scored
 from forebay.memory.miss_reason import MissReason
-from forebay.server.api.generation import Generation
+from forebay.server.api.generation import CacheUsage, Generation
 from forebay.server.api.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
 from forebay.server.api.messages_request import (
     BILLING_HEADER,
@@ -34,6 +34,53 @@ from forebay.server.protocol.requests import ChatRequest
 from forebay.server.protocol.tools import INVALID_JSON
 from forebay.text.answers.parts import Part, Said, Thought
 
+StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class ThinkingDetails(msgspec.Struct, kw_only=True):
+    thinking_tokens: int
+
+
+class AnthropicUsage(msgspec.Struct, kw_only=True):
+    """The prompt's tokens are in one of three numbers each. `moved`: what of the system text stands behind it now."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: ThinkingDetails
+    weight_version: int
+    cache: CacheUsage
+    moved: list[str] | UnsetType = UNSET
+
+
+class AnthropicBlock(msgspec.Struct, kw_only=True):
+    """`text`; `thinking` and `signature`; or `id`, `name` and `input`."""
+
+    type: Literal["text", "thinking", "tool_use"]
+    text: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
+    signature: str | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    input: dict[str, Any] | UnsetType = UNSET
+
+
+class AnthropicMessage(msgspec.Struct, kw_only=True):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[AnthropicBlock]
+    stop_reason: StopReason | None  # null where a stream begins
+    stop_sequence: str | None
+    usage: AnthropicUsage
+
+
+class TokenCount(msgspec.Struct, kw_only=True):
+    input_tokens: int
+
+
 UNSIGNED: Final = "unsigned"  # clients drop thinking that has no signature; this one is never looked at
 _DELTAS: Final = {
     "text": b'{"type":"text_delta","text":%b}',
@@ -47,7 +94,7 @@ _encode: Final = msgspec.json.Encoder().encode
 @dataclass(kw_only=True)
 class MessagesDialect(ItemsDialect):
     """`max_tokens` were asked for, for which the context may have had no room. With `marked` the client wants the
-    prompt kept, which is done in pages of `page_size` tokens. `remarks` go into the usage."""
+    prompt kept, which is done in pages of `page_size` tokens. `moved` goes into the usage."""
 
     kinds = Kinds(said="text", thought="thinking", called="tool_use")
 
@@ -57,7 +104,7 @@ class MessagesDialect(ItemsDialect):
     page_size: int
     marked: bool = False
     shows_thinking: bool = True
-    remarks: Mapping[str, Any] = field(default_factory=dict)
+    moved: list[str] | UnsetType = UNSET
     _index: int = -1  # of the last block that was begun
     _kind: str = ""  # of the one that is open
 
@@ -66,7 +113,9 @@ class MessagesDialect(ItemsDialect):
     ) -> bytes:
         choice = the_choice(generation)
         blocks = [self._block(item) for item in items_of(parts_of(choice, texts[0], parts[0]))]
-        return _encode({**self._message(generation, choice.num_tokens), "content": blocks, **self._end_of(choice)})
+        answer = self._message(generation, choice.num_tokens)
+        answer.content, (answer.stop_reason, answer.stop_sequence) = blocks, self._end_of(choice)
+        return _encode(answer)
 
     def opening(self, generation: Generation) -> bytes:
         return _event("message_start", {"message": self._message(generation, 0)})
@@ -76,7 +125,9 @@ class MessagesDialect(ItemsDialect):
             choice = the_choice(generation)
         except ForebayError as error:
             return self.failure(error)
-        ending = {"delta": self._end_of(choice), "usage": self._usage(generation, choice.num_tokens)}
+        reason, sequence = self._end_of(choice)
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        ending = {"delta": delta, "usage": self._usage(generation, choice.num_tokens)}
         return self._end() + _event("message_delta", ending) + _event("message_stop", {})
 
     def failure(self, error: ForebayError) -> bytes:
@@ -93,10 +144,10 @@ class MessagesDialect(ItemsDialect):
             return before
         return before + self._delta(_DELTAS[kind] % _encode(text))
 
-    def _begin(self, kind: str, block: dict[str, Any]) -> bytes:
+    def _begin(self, kind: str, block: AnthropicBlock) -> bytes:
         self._kind, self._index = kind, self._index + 1
         if kind == "thinking":
-            block["signature"] = ""
+            block.signature = ""
         return _event("content_block_start", {"index": self._index, "content_block": block})
 
     def _end(self) -> bytes:
@@ -113,54 +164,56 @@ class MessagesDialect(ItemsDialect):
             % (self._index, delta)
         )  # fmt: skip
 
-    def _block(self, item: Item) -> dict[str, Any]:
+    def _block(self, item: Item) -> AnthropicBlock:
         match item:
             case Said(text):
-                return {"type": "text", "text": text}
+                return AnthropicBlock(type="text", text=text)
             case Thought(text):
-                return {"type": "thinking", "thinking": text if self.shows_thinking else "", "signature": UNSIGNED}
+                shown = text if self.shows_thinking else ""
+                return AnthropicBlock(type="thinking", thinking=shown, signature=UNSIGNED)
             case Call(name, arguments):
                 given = input_of(arguments)
-                return {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": name, "input": given}
+                return AnthropicBlock(type="tool_use", id=f"toolu_{secrets.token_hex(12)}", name=name, input=given)
 
-    def _message(self, generation: Generation, num_tokens: int) -> dict[str, Any]:
-        return {
-            "id": self.answer_id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.model,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": self._usage(generation, num_tokens),
-        }
+    def _message(self, generation: Generation, num_tokens: int) -> AnthropicMessage:
+        return AnthropicMessage(
+            id=self.answer_id,
+            type="message",
+            role="assistant",
+            model=self.model,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=self._usage(generation, num_tokens),
+        )
 
-    def _end_of(self, choice: Choice) -> dict[str, Any]:
+    def _end_of(self, choice: Choice) -> tuple[StopReason, str | None]:
         if choice.finish == "length":
             full = choice.num_tokens < self.max_tokens
-            return {"stop_reason": "model_context_window_exceeded" if full else "max_tokens", "stop_sequence": None}
+            return "model_context_window_exceeded" if full else "max_tokens", None
         if choice.finish == "tool_calls":
-            return {"stop_reason": "tool_use", "stop_sequence": None}
-        return {"stop_reason": "stop_sequence" if choice.stopped else "end_turn", "stop_sequence": choice.stopped}
+            return "tool_use", None
+        return "stop_sequence" if choice.stopped else "end_turn", choice.stopped
 
-    def _usage(self, generation: Generation, num_tokens: int) -> dict[str, Any]:
+    def _usage(self, generation: Generation, num_tokens: int) -> AnthropicUsage:
         """Each token of the prompt is in one of three: read from the cache, left there for the next request where the
         client marks what it wants to have kept, or neither."""
         usage = generation.usage()
-        prompt, cached, found = usage["prompt_tokens"], usage["cache"]["cached_tokens"], usage["cache"]["miss_reason"]
+        prompt, cached, found = usage.prompt_tokens, usage.cache.cached_tokens, usage.cache.miss_reason
         keeps = self.marked and found != MissReason.DISABLED
         created = max(0, prompt // self.page_size * self.page_size - cached) if keeps else 0
-        thinking = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0) if num_tokens else 0
-        return {
-            "input_tokens": prompt - cached - created,
-            "cache_creation_input_tokens": created,
-            "cache_read_input_tokens": cached,
-            "output_tokens": num_tokens,
-            "output_tokens_details": {"thinking_tokens": thinking},
-            "weight_version": usage["weight_version"],
-            "cache": usage["cache"],
-            **self.remarks,
-        }
+        details = usage.completion_tokens_details
+        thinking = details.reasoning_tokens if num_tokens and details is not UNSET else 0
+        return AnthropicUsage(
+            input_tokens=prompt - cached - created,
+            cache_creation_input_tokens=created,
+            cache_read_input_tokens=cached,
+            output_tokens=num_tokens,
+            output_tokens_details=ThinkingDetails(thinking_tokens=thinking),
+            weight_version=usage.weight_version,
+            cache=usage.cache,
+            moved=self.moved,
+        )
 
 
 def input_of(arguments: str) -> Any:
@@ -190,7 +243,7 @@ async def messages(request: Request, server: ServerContext) -> Response:
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, MessagesRequest)
     server.check_model(body.model)
-    chat, remarks = _settled(server, body)
+    chat, moved = _settled(server, body)
     dialect = MessagesDialect(
         answer_id=f"msg_{context.request_id}",
         model=server.model.name,
@@ -198,7 +251,7 @@ async def messages(request: Request, server: ServerContext) -> Response:
         page_size=server.engine.info.page_size,
         marked=body.marked,
         shows_thinking=body.thinking is None or body.thinking.display != "omitted",
-        remarks=remarks,
+        moved=moved,
     )
     with renamed(body.renamings):
         return await serve_chat(server, context, chat, dialect, cut_to_room=True)
@@ -212,13 +265,12 @@ async def count_tokens(request: Request, server: ServerContext) -> Response:
         check_answerable(chat, server.model.answers)
         with naming("messages"):
             token_ids = await render(server, server.tokenizer.encode_chat, chat.messages, chat)
-    return Response(msgspec.json.encode({"input_tokens": len(token_ids)}), media_type="application/json")
+    return Response(msgspec.json.encode(TokenCount(input_tokens=len(token_ids))), media_type="application/json")
 
 
-def _settled(server: ServerContext, body: CountTokensRequest) -> tuple[ChatRequest, dict[str, Any]]:
+def _settled(server: ServerContext, body: CountTokensRequest) -> tuple[ChatRequest, list[str] | UnsetType]:
     """The chat that the body stands for, and what has to be said about it. Clients speak of thinking with every
     request: a model that cannot be told is not, and high effort is what who is told nothing makes."""
-    remarks: dict[str, Any] = {}
     found, told = server.model.answers, dict[str, Any]()
     if found.can_switch:
         told["enable_thinking"] = body.thinks
@@ -228,6 +280,4 @@ def _settled(server: ServerContext, body: CountTokensRequest) -> tuple[ChatReque
         told["reasoning_effort"] = None
     chat = body.chat.model_copy(update=told)
     settled = chat if server.config.keep_volatile_headers else behind_the_system_text(chat)
-    if settled is not chat:
-        remarks["moved"] = [BILLING_HEADER.removesuffix(":")]
-    return settled, remarks
+    return settled, UNSET if settled is chat else [BILLING_HEADER.removesuffix(":")]

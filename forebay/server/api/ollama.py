@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal, NotRequired, TypedDict
 
 import msgspec
 from starlette.requests import Request
@@ -35,6 +35,79 @@ from forebay.server.http.errors import OLLAMA, error_ending
 from forebay.server.protocol.requests import CompletionRequest
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
 from forebay.text.token_bytes import TokenBytes
+
+
+class OllamaFunction(TypedDict):
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCalled(TypedDict):
+    function: OllamaFunction
+
+
+class OllamaSaid(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[OllamaCalled]]
+
+
+class OllamaAnswer(TypedDict):
+    """Counts and durations are in the last line of a stream; a request that generates nothing has none."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: NotRequired[Literal["stop", "length", "load"]]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
+    logprobs: NotRequired[list[dict[str, Any]]]
+
+
+class OllamaChat(OllamaAnswer):
+    message: OllamaSaid
+
+
+class OllamaGenerated(OllamaAnswer):
+    response: str
+    thinking: NotRequired[str]
+
+
+class OllamaDetails(TypedDict):
+    format: Literal["gguf", "safetensors"]
+    family: str
+    families: list[str]
+
+
+class OllamaModel(TypedDict):
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    details: OllamaDetails
+
+
+class OllamaTags(TypedDict):
+    models: list[OllamaModel]
+
+
+class OllamaShown(TypedDict):
+    modified_at: str
+    template: str
+    parameters: str
+    details: OllamaDetails
+    model_info: dict[str, Any]
+    capabilities: list[Literal["completion", "tools", "thinking", "embedding"]]
+
+
+class OllamaVersion(TypedDict):
+    version: str
+
 
 _encode: Final = msgspec.json.Encoder().encode
 _NS: Final = 1_000_000_000
@@ -118,7 +191,7 @@ class OllamaDialect(Dialect):
     def _scores(self, choice: Choice, tokens: list[Scored]) -> dict[str, Any]:
         if not self._logprobs:
             return {}
-        return {"logprobs": chat_logprobs(self._table, tokens, read=choice.prompt.reading is not None)["content"]}
+        return {"logprobs": chat_logprobs(self._table, tokens, read=choice.prompt.reading is not None).content}
 
 
 class OllamaChatDialect(OllamaDialect):
@@ -180,9 +253,9 @@ async def ollama_generate(request: Request, server: ServerContext) -> Response:
 
 
 async def ollama_tags(request: Request, server: ServerContext) -> Response:
-    card = {"name": server.model.name, "model": server.model.name, "modified_at": _started(server)}
-    size = {"size": server.engine.info.weight_bytes}
-    return _json({"models": [{**card, **size, "details": _details(server)}]})
+    name, size = server.model.name, server.engine.info.weight_bytes
+    card = OllamaModel(name=name, model=name, modified_at=_started(server), size=size, details=_details(server))
+    return _json(OllamaTags(models=[card]))
 
 
 async def ollama_show(request: Request, server: ServerContext) -> Response:
@@ -215,13 +288,13 @@ async def ollama_show(request: Request, server: ServerContext) -> Response:
 
 async def ollama_version(request: Request, server: ServerContext) -> Response:
     """Forebay's own version: the routes are Ollama's, the number is not."""
-    return _json({"version": __version__})
+    return _json(OllamaVersion(version=__version__))
 
 
-def _details(server: ServerContext) -> dict[str, Any]:
+def _details(server: ServerContext) -> OllamaDetails:
     family = server.engine.info.model_type
-    form = "gguf" if server.model.path.endswith(".gguf") else "safetensors"
-    return {"format": form, "family": family, "families": [family]}
+    is_gguf = server.model.path.endswith(".gguf")
+    return {"format": "gguf" if is_gguf else "safetensors", "family": family, "families": [family]}
 
 
 def _started(server: ServerContext) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 import msgspec
 from starlette.requests import Request
@@ -17,9 +17,9 @@ from starlette.responses import Response
 from forebay.base.errors import ForebayError
 from forebay.engine.choice import Choice, Piece
 from forebay.engine.scores import Scored
-from forebay.server.api.generation import Generation
+from forebay.server.api.generation import CachedDetails, CacheUsage, Generation, ReasoningDetails
 from forebay.server.api.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
-from forebay.server.api.logprobs import text_logprobs
+from forebay.server.api.logprobs import ScoredToken, text_logprobs
 from forebay.server.api.prompts import check_answerable, naming, render
 from forebay.server.api.renaming import renamed
 from forebay.server.api.responses_items import Item as InputItem
@@ -32,6 +32,62 @@ from forebay.server.protocol.requests import ChatRequest
 from forebay.server.protocol.tools import input_of
 from forebay.text.answers.parts import CallArguments, Part, Said, Thought
 from forebay.text.token_bytes import TokenBytes
+
+
+class ResponseUsage(msgspec.Struct, kw_only=True):
+    input_tokens: int
+    input_tokens_details: CachedDetails
+    output_tokens: int
+    output_tokens_details: ReasoningDetails
+    total_tokens: int
+    weight_version: int
+    cache: CacheUsage
+
+
+class ResponseItem(TypedDict):
+    """A message has a `role`, thinking a `summary` and perhaps `encrypted_content`, and both `content`; a call has
+    `call_id`, `name`, and `arguments` or for a tool that takes one text `input`."""
+
+    id: str
+    type: Literal["message", "reasoning", "function_call", "custom_tool_call"]
+    status: Literal["completed", "incomplete"]
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[list[dict[str, Any]]]
+    summary: NotRequired[list[dict[str, Any]]]
+    encrypted_content: NotRequired[str | None]
+    call_id: NotRequired[str]
+    name: NotRequired[str]
+    arguments: NotRequired[str]
+    input: NotRequired[str]
+
+
+class ModelResponse(TypedDict):
+    """The fields of the request that are not long come back in it. `metadata.ignored`: tools that are left out."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    status: Literal["completed", "incomplete"]
+    error: None
+    incomplete_details: dict[str, str] | None
+    output: list[ResponseItem]
+    usage: ResponseUsage
+    metadata: dict[str, str]
+    store: bool
+    previous_response_id: str | None
+
+
+class DeletedResponse(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ResponseInputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
 
 _PREFIXES: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 # What an item's text is called in events, and in that of its end.
@@ -54,7 +110,7 @@ class _Written:
     index: int
     name: str = ""
     texts: list[str] = field(default_factory=list)
-    scores: list[dict[str, Any]] = field(default_factory=list)  # of the tokens of a message, if they are wanted
+    scores: list[ScoredToken] = field(default_factory=list)  # of the tokens of a message, if they are wanted
     item_id: str = ""
     call_id: str = ""
 
@@ -98,7 +154,7 @@ class ResponsesDialect(ItemsDialect):
     _open: _Written | None = None
     _written: list[dict[str, Any]] = field(default_factory=list)
     _count: int = 0
-    _scores: list[dict[str, Any]] = field(default_factory=list)  # of text that comes next
+    _scores: list[ScoredToken] = field(default_factory=list)  # of text that comes next
 
     def whole(
         self, generation: Generation, texts: list[str], parts: list[list[Part]], scores: list[list[Scored]]
@@ -176,7 +232,7 @@ class ResponsesDialect(ItemsDialect):
         item.texts.append(text)
         return before + self._text_event(item, "delta", "delta", text, self._taken_scores(item))
 
-    def _taken_scores(self, item: _Written) -> list[dict[str, Any]]:
+    def _taken_scores(self, item: _Written) -> list[ScoredToken]:
         """The scores that belong to an item's text as far as it came."""
         if item.kind != "message":
             return []
@@ -211,7 +267,7 @@ class ResponsesDialect(ItemsDialect):
         return self._event(f"response.content_part.{what}", {**at, "part": item.part(whole=what == "done")})
 
     def _text_event(
-        self, item: _Written, what: str, called: str, text: str, scores: Sequence[dict[str, Any]] = ()
+        self, item: _Written, what: str, called: str, text: str, scores: Sequence[ScoredToken] = ()
     ) -> bytes:
         kind = f"response.{_TEXTS[item.kind][0]}.{what}".encode()
         more = b"" if item.kind in _CALLS else b',"content_index":0'
@@ -243,17 +299,17 @@ class ResponsesDialect(ItemsDialect):
         return ended
 
 
-def _usage(generation: Generation) -> dict[str, Any]:
+def _usage(generation: Generation) -> ResponseUsage:
     usage = generation.usage()
-    return {
-        "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": usage["prompt_tokens_details"],
-        "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": usage.get("completion_tokens_details", {"reasoning_tokens": 0}),
-        "total_tokens": usage["total_tokens"],
-        "weight_version": usage["weight_version"],
-        "cache": usage["cache"],
-    }
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=usage.prompt_tokens_details,
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=usage.completion_tokens_details or ReasoningDetails(reasoning_tokens=0),
+        total_tokens=usage.total_tokens,
+        weight_version=usage.weight_version,
+        cache=usage.cache,
+    )
 
 
 async def responses(request: Request, server: ServerContext) -> Response:
@@ -304,7 +360,7 @@ async def input_tokens(request: Request, server: ServerContext) -> Response:
         check_answerable(chat, server.model.answers)
         with naming("messages"):
             token_ids = await render(server, server.tokenizer.encode_chat, chat.messages, chat)
-    return _json(msgspec.json.encode({"object": "response.input_tokens", "input_tokens": len(token_ids)}))
+    return _json(msgspec.json.encode(ResponseInputTokens(object="response.input_tokens", input_tokens=len(token_ids))))
 
 
 async def stored_response(request: Request, server: ServerContext) -> Response:
@@ -315,7 +371,7 @@ async def stored_response(request: Request, server: ServerContext) -> Response:
 async def delete_response(request: Request, server: ServerContext) -> Response:
     tenant, response_id = RequestContext.of(request.scope).tenant, request.path_params["response_id"]
     server.responses.delete(tenant, response_id)
-    return _json(msgspec.json.encode({"id": response_id, "object": "response", "deleted": True}))
+    return _json(msgspec.json.encode(DeletedResponse(id=response_id, object="response", deleted=True)))
 
 
 def _json(body: bytes) -> Response:

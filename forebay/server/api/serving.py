@@ -192,9 +192,9 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
     usage = generation.usage()
     server.metrics.count_generation(generation, usage, now, context.route)
     first, last = generation.first_token_at, generation.last_token_at
-    tokens = usage["completion_tokens"]
+    tokens = usage.completion_tokens
     rate = (tokens - 1) / (last - first) if first is not None and last is not None and last > first else 0.0
-    differs = usage["cache"]["differs"]
+    differs = usage.cache.differs
     reports = [choice.speculation for choice in generation.choices if choice.speculation is not None]
     reasons = ",".join(sorted({choice.finish or "abort" for choice in generation.choices}))
     log.info(
@@ -202,13 +202,13 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
             "finished",
             id=context.request_id,
             route=context.route,
-            prompt_tokens=usage["prompt_tokens"],
-            cached_tokens=usage["cache"]["cached_tokens"],
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cache.cached_tokens,
             output_tokens=tokens,
             ttft_ms=(first - generation.started_at) * 1e3 if first is not None else "none",
             tok_s=rate,
             finish="disconnect" if generation.disconnected else reasons,
-            miss=usage["cache"]["miss_reason"],
+            miss=usage.cache.miss_reason,
             **(_gained(reports) if reports else {}),
             **({"differs_at": differs["position"]} if differs is not None else {}),
             **({"error": generation.error.code} if isinstance(generation.error, ForebayError) else {}),

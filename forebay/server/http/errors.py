@@ -8,7 +8,7 @@ llama-server's clients get `{"error": {"code", "message", "type"}}`, where the c
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final, Literal
 
 import msgspec
 from starlette.responses import Response
@@ -41,6 +41,52 @@ _LLAMA_SERVER_TYPES: Final = {
     503: "unavailable_error",
 }
 
+
+class Error(msgspec.Struct, kw_only=True):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(msgspec.Struct, kw_only=True):
+    """Every refusal and every failure, in a body or as an event of a stream."""
+
+    error: Error
+
+
+class AnthropicDetails(msgspec.Struct, kw_only=True):
+    error_code: str
+
+
+class AnthropicError(msgspec.Struct, kw_only=True):
+    type: str
+    message: str
+    details: AnthropicDetails
+
+
+class AnthropicErrorAnswer(msgspec.Struct, kw_only=True):
+    """The error body of Anthropic's routes."""
+
+    type: Literal["error"]
+    error: AnthropicError
+
+
+class LlamaError(msgspec.Struct, kw_only=True):
+    code: int
+    message: str
+    type: str
+    param: str | None
+
+
+class LlamaErrorAnswer(msgspec.Struct, kw_only=True):
+    error: LlamaError
+
+
+class OllamaError(msgspec.Struct, kw_only=True):
+    error: str
+
+
 log = get_logger("server")
 
 
@@ -65,26 +111,26 @@ def error_json(error: ForebayError, path: str) -> bytes:
     """The body of an answer to a request for `path`, "" where that is not known."""
     message = shown(error)
     if path in LLAMA_SERVER:
-        return msgspec.json.encode({"error": _llama_server_error(error, message)})
+        return msgspec.json.encode(LlamaErrorAnswer(error=_llama_server_error(error, message)))
     speaks_ollama = path.startswith(OLLAMA)
     if not (speaks_ollama or speaks_anthropic(path)):
-        return msgspec.json.encode(
-            {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
-        )
+        told = Error(message=message, type=error.type, param=error.param, code=error.code)
+        return msgspec.json.encode(ErrorAnswer(error=told))
     if error.param and error.param not in message:
         message = f"{error.param}: {message}"
     if speaks_ollama:
-        return msgspec.json.encode({"error": message})
+        return msgspec.json.encode(OllamaError(error=message))
     kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    details = {"error_code": error.code}  # clients retry some requests in another form, by this code
-    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message, "details": details}})
+    details = AnthropicDetails(error_code=error.code)  # clients retry some requests in another form, by this code
+    answer = AnthropicErrorAnswer(type="error", error=AnthropicError(type=kind, message=message, details=details))
+    return msgspec.json.encode(answer)
 
 
-def _llama_server_error(error: ForebayError, message: str) -> dict[str, Any]:
+def _llama_server_error(error: ForebayError, message: str) -> LlamaError:
     kind = _LLAMA_SERVER_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     if error.code == "context_length_exceeded":
         kind = "exceed_context_size_error"
-    return {"code": error.status, "message": message, "type": kind, "param": error.param}
+    return LlamaError(code=error.status, message=message, type=kind, param=error.param)
 
 
 def error_headers(error: ForebayError) -> dict[str, str]:

@@ -9,12 +9,13 @@ import msgspec
 from pydantic.json_schema import models_json_schema
 
 from forebay.base.package import __version__
+from forebay.server.admin import information, occupation, slots
 from forebay.server.admin.aborting import Aborted
 from forebay.server.admin.tree import TreeRows
-from forebay.server.api import embeddings as embedding_answers
+from forebay.server.api import chat, completions, embeddings, generate, llama, messages, ollama, responses, tokens
+from forebay.server.http import errors
 from forebay.server.http.errors import LLAMA_SERVER, MESSAGES, OLLAMA, RESPONSES, speaks_anthropic
 from forebay.server.http.security import ADMIN_PATHS
-from forebay.server.openapi import answers, neighbours, response_answers
 from forebay.server.openapi.descriptions import ROUTES, describe
 from forebay.server.protocol.strict import Strict
 
@@ -29,52 +30,52 @@ _CHUNKS: Final = {"description": "A stream of events or of lines, each of them J
 
 # By path, or method and path, what a 200 may be: media type to type.
 _ANSWERS: Final[dict[str, dict[str, Any]]] = {
-    "/v1/chat/completions": {JSON: answers.ChatCompletion, EVENTS: Any},
-    "/v1/completions": {JSON: answers.Completion, EVENTS: Any},
-    "/generate": {JSON: answers.Generated | list[answers.Generated], EVENTS: Any},
-    MESSAGES: {JSON: answers.AnthropicMessage, EVENTS: Any},
-    f"{MESSAGES}/count_tokens": {JSON: answers.TokenCount},
-    RESPONSES: {JSON: response_answers.ModelResponse, EVENTS: Any},
-    f"{RESPONSES}/input_tokens": {JSON: response_answers.ResponseInputTokens},
-    f"{RESPONSES}/{{response_id}}": {JSON: response_answers.ModelResponse},
-    f"DELETE {RESPONSES}/{{response_id}}": {JSON: response_answers.DeletedResponse},
-    "/completion": {JSON: neighbours.LlamaCompletion | list[neighbours.LlamaCompletion], EVENTS: Any},
-    "/apply-template": {JSON: neighbours.TemplateText},
-    "/props": {JSON: neighbours.Props},
-    "/slots": {JSON: list[neighbours.Slot]},
-    "/api/chat": {JSON: neighbours.OllamaChat, LINES: Any},
-    "/api/generate": {JSON: neighbours.OllamaGenerated, LINES: Any},
-    "/api/embed": {JSON: neighbours.OllamaEmbeddings},
-    "/api/show": {JSON: neighbours.OllamaShown},
-    "/api/tags": {JSON: neighbours.OllamaTags},
-    "/api/version": {JSON: neighbours.OllamaVersion},
+    "/v1/chat/completions": {JSON: chat.ChatCompletion, EVENTS: Any},
+    "/v1/completions": {JSON: completions.Completion, EVENTS: Any},
+    "/generate": {JSON: generate.Generated | list[generate.Generated], EVENTS: Any},
+    MESSAGES: {JSON: messages.AnthropicMessage, EVENTS: Any},
+    f"{MESSAGES}/count_tokens": {JSON: messages.TokenCount},
+    RESPONSES: {JSON: responses.ModelResponse, EVENTS: Any},
+    f"{RESPONSES}/input_tokens": {JSON: responses.ResponseInputTokens},
+    f"{RESPONSES}/{{response_id}}": {JSON: responses.ModelResponse},
+    f"DELETE {RESPONSES}/{{response_id}}": {JSON: responses.DeletedResponse},
+    "/completion": {JSON: llama.LlamaCompletion | list[llama.LlamaCompletion], EVENTS: Any},
+    "/apply-template": {JSON: llama.TemplateText},
+    "/props": {JSON: slots.Props},
+    "/slots": {JSON: list[slots.Slot]},
+    "/api/chat": {JSON: ollama.OllamaChat, LINES: Any},
+    "/api/generate": {JSON: ollama.OllamaGenerated, LINES: Any},
+    "/api/embed": {JSON: embeddings.OllamaEmbeddings},
+    "/api/show": {JSON: ollama.OllamaShown},
+    "/api/tags": {JSON: ollama.OllamaTags},
+    "/api/version": {JSON: ollama.OllamaVersion},
     "/abort_request": {JSON: Aborted},
-    "/v1/embeddings": {JSON: embedding_answers.Embeddings},
-    "/v1/score": {JSON: embedding_answers.Scores},
-    "/v1/rerank": {JSON: embedding_answers.Reranked | list[embedding_answers.ScoredText]},
-    "/v1/models": {JSON: answers.ModelList},
-    "/v1/models/{model_id:path}": {JSON: answers.ModelCard},
-    "/tokenize": {JSON: answers.Tokens},
-    "/tokenizer_info": {JSON: answers.TokenizerInfo},
-    "/detokenize": {JSON: answers.Detokenized},
-    "/health": {JSON: answers.Health},
-    "/ready": {JSON: answers.Health},
+    "/v1/embeddings": {JSON: embeddings.Embeddings},
+    "/v1/score": {JSON: embeddings.Scores},
+    "/v1/rerank": {JSON: embeddings.Reranked | list[embeddings.ScoredText]},
+    "/v1/models": {JSON: information.ModelList},
+    "/v1/models/{model_id:path}": {JSON: information.ModelCard},
+    "/tokenize": {JSON: tokens.Tokens},
+    "/tokenizer_info": {JSON: tokens.TokenizerInfo},
+    "/detokenize": {JSON: tokens.Detokenized},
+    "/health": {JSON: information.Health},
+    "/ready": {JSON: information.Health},
     "/metrics": {"text/plain": str},
-    "/server_info": {JSON: answers.ServerInfo},
-    "/model_info": {JSON: answers.ModelInfo},
-    "/debug/state": {JSON: answers.DebugState},
+    "/server_info": {JSON: information.ServerInfo},
+    "/model_info": {JSON: information.ModelInfo},
+    "/debug/state": {JSON: information.DebugState},
     "/debug/tree": {JSON: TreeRows},
-    "/flush_cache": {JSON: answers.Flushed},
-    "/check_transfers": {JSON: answers.Checked},
-    **{path: {JSON: answers.Done} for path in sorted(ADMIN_PATHS - {"/flush_cache", "/check_transfers"})},
-    "/is_sleeping": {JSON: answers.Sleeping},
+    "/flush_cache": {JSON: information.Flushed},
+    "/check_transfers": {JSON: information.Checked},
+    **{path: {JSON: occupation.Done} for path in sorted(ADMIN_PATHS - {"/flush_cache", "/check_transfers"})},
+    "/is_sleeping": {JSON: occupation.Sleeping},
 }
 
 
 def document(routes: list[tuple[str, str, str, type[Strict] | None]]) -> dict[str, Any]:
     """The OpenAPI document of `routes`: method, path, name and body of each."""
-    errors = {answers.ErrorAnswer, answers.AnthropicErrorAnswer, neighbours.LlamaErrorAnswer, neighbours.OllamaError}
-    kinds = {kind for found in _ANSWERS.values() for kind in found.values()} | errors
+    failures = {errors.ErrorAnswer, errors.AnthropicErrorAnswer, errors.LlamaErrorAnswer, errors.OllamaError}
+    kinds = {kind for found in _ANSWERS.values() for kind in found.values()} | failures
     named = sorted(kinds - {str, Any}, key=str)
     schemas, defined = msgspec.json.schema_components(named, ref_template=_REF.format("{name}"))
     schema_of = {**dict(zip(named, schemas, strict=True)), str: {"type": "string"}, Any: _CHUNKS}
@@ -121,7 +122,7 @@ def _responses(method: str, path: str, schema_of: dict[Any, Any]) -> dict[str, A
     content = {media: {"schema": schema_of[kind]} for media, kind in _answers_of(method, path).items()}
     found = {"200": {"description": "As asked", "content": content}, "4XX": error, "5XX": error}
     if path in _STATUS_ROUTES:
-        content = {JSON: {"schema": schema_of[answers.Health]}}
+        content = {JSON: {"schema": schema_of[information.Health]}}
         found["503"] = {"description": "The reason why not", "content": content}
     return found
 
@@ -129,7 +130,7 @@ def _responses(method: str, path: str, schema_of: dict[Any, Any]) -> dict[str, A
 def _failed(path: str) -> Any:
     """The type of an error on a route."""
     if path.startswith(OLLAMA):
-        return neighbours.OllamaError
+        return errors.OllamaError
     if path in LLAMA_SERVER:
-        return neighbours.LlamaErrorAnswer
-    return answers.AnthropicErrorAnswer if speaks_anthropic(path) else answers.ErrorAnswer
+        return errors.LlamaErrorAnswer
+    return errors.AnthropicErrorAnswer if speaks_anthropic(path) else errors.ErrorAnswer

@@ -1,0 +1,97 @@
+"""Token ids of texts, and back: /tokenize, /detokenize and /tokenizer_info."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from forebay.requests.sampling_params import check_token_ids
+from forebay.server.api.prompts import encode, render
+from forebay.server.context import ServerContext, read_body
+from forebay.server.protocol.requests import DetokenizeRequest, TokenizeRequest
+
+SPECIAL: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class Piece(msgspec.Struct, kw_only=True):
+    """A token with its text, or with its bytes if these are no text."""
+
+    id: int
+    piece: Annotated[str | list[int], msgspec.Meta(description="The token's text, or its bytes.")]
+
+
+class Tokens(msgspec.Struct, kw_only=True):
+    tokens: list[int | Piece]
+    count: int
+    max_model_len: int
+
+
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """Special tokens are as they are spelled; null where the tokenizer has none."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+    vocab_size: int
+    model_max_length: int
+
+
+class Detokenized(msgspec.Struct, kw_only=True):
+    prompt: str
+    content: str
+
+
+async def tokenize(request: Request, server: ServerContext) -> Response:
+    """`{"prompt"}`, `{"content"}` or `{"messages"}` -> `{"tokens", "count", "max_model_len"}`."""
+    body = await read_body(request, server, TokenizeRequest)
+    server.check_model(body.model)
+    if body.text is not None:
+        ids = await encode(server, body.text, body.plain)
+    else:
+        ids = await render(server, server.tokenizer.encode_chat, body.messages or [], body)
+    tokens: Any = [_piece(server, token) for token in ids] if body.with_pieces else ids
+    return _json(Tokens(tokens=tokens, count=len(ids), max_model_len=server.engine.info.context_length))
+
+
+def _piece(server: ServerContext, token: int) -> Piece:
+    raw = server.tokenizer.whole_table.in_text(token)
+    try:
+        return Piece(id=token, piece=raw.decode())
+    except UnicodeDecodeError:
+        return Piece(id=token, piece=list(raw))
+
+
+async def tokenizer_info(request: Request, server: ServerContext) -> Response:
+    """Return the data by which a client uses this server's tokenizer as its own (lm-eval)."""
+    template = server.tokenizer.chat_template
+    special = {name: server.tokenizer.special_names.get(name) for name in SPECIAL}
+    return _json(
+        TokenizerInfo(
+            tokenizer_class="forebay",
+            **special,
+            chat_template=None if template is None else template.source,
+            vocab_size=server.tokenizer.vocab_size,
+            model_max_length=server.engine.info.context_length,
+        )
+    )
+
+
+async def detokenize(request: Request, server: ServerContext) -> Response:
+    """`{"tokens"}` -> the text as `prompt`, and as `content` for llama-server's clients."""
+    body = await read_body(request, server, DetokenizeRequest)
+    server.check_model(body.model)
+    info = server.engine.info
+    check_token_ids("tokens", body.tokens, info.vocab_size)
+    skip, size = body.skip_special_tokens, len(body.tokens)
+    text = await server.workers.run(server.tokenizer.decode, body.tokens, size=size, skip_special_tokens=skip)
+    return _json(Detokenized(prompt=text, content=text))
+
+
+def _json(value: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
