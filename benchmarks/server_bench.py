@@ -23,7 +23,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from forebay.base.http_client import Origin
-from forebay.cli.bench_serve import Load, Target, run_load
+from forebay.bench.load import Load, Target, run_load
 from forebay.server.http.listen import bind
 from forebay.server.serve import serve
 from tests.server.conftest import CONFIG, MODEL

@@ -26,7 +26,7 @@ from benchmarks import kinds, machine
 from benchmarks.report import NOISE, put_between_marks
 from benchmarks.servers import OtherWork, Server, wait_until_quiet
 from forebay.base.http_client import Origin
-from forebay.cli.bench_serve import Load, Target, run_load
+from forebay.bench.load import Load, Target, run_load
 
 ROOT = Path(__file__).parent.parent
 ATTEMPTS = 3

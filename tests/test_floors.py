@@ -15,16 +15,17 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "forebay"
 
 FLOORS = {
-    "base": 0, "formats": 1, "families": 2, "ops": 2, "backends": 3, "text": 3, "config": 4, "memory": 5, "requests": 6,
-    "pools": 6, "scheduler": 7, "speculation": 7, "grammar": 7, "layers": 7, "models": 8, "families/model.py": 9,
-    "runtime": 9, "transfer": 9, "engine": 10, "verify": 11, "server/http": 11, "server": 12, "route": 13, "cli": 14,
-    "__init__.py": 15, "__main__.py": 15,
+    "base": 0, "bench": 1, "formats": 1, "families": 2, "ops": 2, "backends": 3, "text": 3, "config": 4, "memory": 5,
+    "requests": 6, "pools": 6, "scheduler": 7, "speculation": 7, "grammar": 7, "layers": 7, "models": 8,
+    "families/model.py": 9, "runtime": 9, "transfer": 9, "engine": 10, "verify": 11, "server/http": 11, "server": 12,
+    "route": 13, "cli": 14, "__init__.py": 15, "__main__.py": 15,
 }  # fmt: skip
 """A family's folder is on two floors: its `model.py` is made of layers, and the rest of it says what files hold. The
 server is too: its `http` carries bytes and knows nothing of what they ask, and the router stands on it as well."""
 
 HOST_PACKAGES = (
     "base",
+    "bench",
     "backends",
     "formats",
     "families",

@@ -23,9 +23,38 @@ MOST_WORDS = 30
 PRONOUNS = {"these", "those", "this", "that", "it", "its", "they", "them", "what", "whatever", "who", "whoever", "whom"}
 PRONOUNS |= {"whose", "of"}
 
-STARTS_WITH_A_PRONOUN: dict[str, int] = {}
-LONG_SENTENCES: dict[str, int] = {"engine": 4, "families": 1, "formats": 1, "grammar": 1, "layers": 1, "memory": 2, "models": 3, "ops": 10, "requests": 1, "runtime": 4, "scheduler": 3, "server": 5, "transfer": 2}
-WITHOUT_DOCSTRING: dict[str, int] = {"base": 3, "cli": 13, "engine": 48, "families": 162, "layers": 21, "memory": 6, "models": 8, "ops": 95, "pools": 10, "requests": 2, "runtime": 58, "server": 217, "transfer": 128}
+STARTS_WITH_A_PRONOUN: dict[str, int] = {"bench": 1}
+LONG_SENTENCES: dict[str, int] = {
+    "engine": 4,
+    "families": 1,
+    "formats": 1,
+    "grammar": 1,
+    "layers": 1,
+    "memory": 2,
+    "models": 3,
+    "ops": 10,
+    "requests": 1,
+    "runtime": 4,
+    "scheduler": 3,
+    "server": 5,
+    "transfer": 2,
+}
+WITHOUT_DOCSTRING: dict[str, int] = {
+    "base": 3,
+    "bench": 5,
+    "cli": 8,
+    "engine": 48,
+    "families": 162,
+    "layers": 21,
+    "memory": 6,
+    "models": 8,
+    "ops": 95,
+    "pools": 10,
+    "requests": 2,
+    "runtime": 58,
+    "server": 217,
+    "transfer": 128,
+}
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 

@@ -20,10 +20,11 @@ from rich.table import Table
 
 from forebay.base.errors import ConfigError, EngineError
 from forebay.base.http_client import Origin, get_json, post_json
-from forebay.cli import bench_field
+from forebay.bench.load import Load, Run, Target, run_load
+from forebay.bench.metrics import Rows, summarize
+from forebay.bench.prompts import Prompt, Text, conversations, random_prompts
+from forebay.cli import bench_options
 from forebay.cli.arguments import Parser, number, whole
-from forebay.cli.bench_metrics import Rows, summarize
-from forebay.cli.bench_serve import Load, Prompt, Run, Target, run_load
 from forebay.cli.local import LocalModel, local_model
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason
@@ -42,29 +43,9 @@ def run(words: Sequence[str]) -> int:
     return kinds[words[0]](words[1:])
 
 
-def random_prompts(
-    *, count: int, length: int, prefix_length: int, vocab_size: int, seed: int, max_length: int | None = None
-) -> Prompts:
-    """Token ids drawn evenly, so that lengths are exact whatever the tokenizer; the first `prefix_length` are shared.
-    With `max_length`, lengths are drawn evenly from `length` to that.
-
-    The lowest ids are left out: that is where most vocabularies keep their control tokens.
-    """
-    longest = length if max_length is None else max_length
-    if length < 1 or not 0 <= prefix_length <= length <= longest:
-        raise ConfigError(
-            f"a prompt of {length} to {longest} tokens with a shared prefix of {prefix_length} is not possible"
-        )
-    draw = np.random.default_rng(seed)
-    low = min(256, vocab_size // 2)
-    prefix = draw.integers(low, vocab_size, prefix_length).tolist()
-    lengths = [length] * count if longest == length else draw.integers(length, longest + 1, count).tolist()
-    return [prefix + draw.integers(low, vocab_size, size - prefix_length).tolist() for size in lengths]
-
-
 def _serve(words: Sequence[str]) -> int:
     own = _serve_parser().parse(words).own
-    route, limits = bench_field.route(own), bench_field.limits(own)
+    route, limits = bench_options.route(own), bench_options.limits(own)
     url = f"http://{own.host or '127.0.0.1'}:{own.port or 30000}" if own.host or own.port else own.base_url
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         origin = Origin(url, own.api_key or os.environ.get("FOREBAY_API_KEY", ""))
@@ -105,7 +86,7 @@ def _serve_parser() -> Parser:
         "--vocab-size", type=whole(2), metavar="N", help="token ids to draw from", default_text="what /server_info says"
     )
     _workload(parser, num_prompts=64)
-    bench_field.add_options(parser)
+    bench_options.add_options(parser)
     parser.option("--request-rate", type=number(0.001), default=float("inf"), metavar="X", help="arrivals a second")
     parser.option(
         "--max-concurrency", type=whole(1), metavar="N", help="most requests at once", default_text="no limit"
@@ -142,11 +123,11 @@ async def _drive(own: Any, origin: Origin, route: str) -> tuple[Run, str]:
         return await run_load(target, load, _advance(bar)), model
 
 
-async def _texts(own: Any, origin: Origin, model: str) -> list[bench_field.Text]:
+async def _texts(own: Any, origin: Origin, model: str) -> list[Text]:
     """Questions of the dataset, each with as many tokens to answer as the answer there has by the server's count."""
-    turns = bench_field.conversations(Path(own.dataset_path), own.num_prompts + own.num_warmups, own.seed)
+    turns = conversations(Path(own.dataset_path), own.num_prompts + own.num_warmups, own.seed)
     if own.sharegpt_output_len is not None:
-        return [bench_field.Text(turn.question, own.sharegpt_output_len) for turn in turns]
+        return [Text(turn.question, own.sharegpt_output_len) for turn in turns]
     texts = []
     for turn in turns:
         try:
@@ -155,7 +136,7 @@ async def _texts(own: Any, origin: Origin, model: str) -> list[bench_field.Text]
             raise EngineError(f"{error.message}; give --sharegpt-output-len, and answers need not be counted") from None
         if not isinstance(count, int):
             raise EngineError(f"{origin}/tokenize counts no tokens: give --sharegpt-output-len")
-        texts.append(bench_field.Text(turn.question, max(1, count)))
+        texts.append(Text(turn.question, max(1, count)))
     return texts
 
 

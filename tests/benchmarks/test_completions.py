@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.peers import completions
 from forebay.base.http_client import Origin, get_json
-from forebay.cli.bench_serve import Load, Run, Target, run_load
+from forebay.bench.load import Load, Run, Target, run_load
 
 
 class Counting:

@@ -14,11 +14,11 @@ import pytest
 
 from forebay.base.errors import ConfigError, EngineError
 from forebay.base.http_client import Connection, Origin, stream_json
-from forebay.cli import bench, bench_field
-from forebay.cli.bench import random_prompts
-from forebay.cli.bench_metrics import Sample, summarize
-from forebay.cli.bench_serve import Load, Target, run_load, to_sample
-from forebay.cli.load_connection import Answer, LoadConnection
+from forebay.bench.connection import Answer, LoadConnection
+from forebay.bench.load import Load, Target, run_load, to_sample
+from forebay.bench.metrics import Sample, summarize
+from forebay.bench.prompts import CHAT, COMPLETIONS, Text, conversations, random_prompts
+from forebay.cli import bench
 
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":3}}'
 TOKEN = b'{"choices":[{"text":"x"}],"usage":null}'
@@ -96,12 +96,12 @@ def test_conversations_are_questions_and_the_answers_they_had(tmp_path: Path) ->
 
     path = tmp_path / "sharegpt.json"
     path.write_text(json.dumps([said("a", "b", "c"), said("alone"), said(" ", "b"), said("d", " e ")]))
-    assert sorted(bench_field.conversations(path, 2, seed=0)) == [("a", "b"), ("d", "e")]
+    assert sorted(conversations(path, 2, seed=0)) == [("a", "b"), ("d", "e")]
     with pytest.raises(ConfigError, match="2 conversations with an answer, and 3 are asked for"):
-        bench_field.conversations(path, 3, seed=0)
+        conversations(path, 3, seed=0)
     path.write_text('{"a": 1}')
     with pytest.raises(ConfigError, match="no list of conversations"):
-        bench_field.conversations(path, 1, seed=0)
+        conversations(path, 1, seed=0)
 
 
 def chunked(*events: bytes, pieces: int = 1) -> bytes:
@@ -179,11 +179,11 @@ def test_a_stream_is_counted_however_it_is_cut(pieces: int) -> None:
 def test_texts_are_chats_on_a_chat_route_and_prompts_elsewhere() -> None:
     def sent(route: str) -> dict[str, Any]:
         target = Target(Origin("http://x:1"), "m", 3, True, route)
-        sent: dict[str, Any] = json.loads(target.request(bench_field.Text("hi", 7)).partition(b"\r\n\r\n")[2])
+        sent: dict[str, Any] = json.loads(target.request(Text("hi", 7)).partition(b"\r\n\r\n")[2])
         return sent
 
-    assert sent(bench_field.CHAT)["messages"] == [{"role": "user", "content": "hi"}]
-    assert (sent(bench_field.COMPLETIONS)["prompt"], sent(bench_field.CHAT)["max_tokens"]) == ("hi", 7)
+    assert sent(CHAT)["messages"] == [{"role": "user", "content": "hi"}]
+    assert (sent(COMPLETIONS)["prompt"], sent(CHAT)["max_tokens"]) == ("hi", 7)
 
 
 def test_the_answers_of_a_dataset_are_counted_by_the_server(tmp_path: Path) -> None:

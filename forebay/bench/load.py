@@ -13,11 +13,9 @@ import httptools
 import numpy as np
 
 from forebay.base.http_client import DONE, Origin, encode_request, error_text
-from forebay.cli.bench_field import CHAT, COMPLETIONS, Text
-from forebay.cli.bench_metrics import Sample
-from forebay.cli.load_connection import Answer, LoadConnection, read_answer
-
-Prompt = list[int] | Text
+from forebay.bench.connection import Answer, LoadConnection, read_answer
+from forebay.bench.metrics import Sample
+from forebay.bench.prompts import CHAT, COMPLETIONS, Prompt, Text
 
 
 @dataclass(frozen=True, slots=True)

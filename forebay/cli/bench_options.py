@@ -3,39 +3,21 @@ goodput."""
 
 from __future__ import annotations
 
-import json
-import random
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from forebay.base.errors import ConfigError
+from forebay.bench.metrics import LATENCIES
+from forebay.bench.prompts import CHAT, COMPLETIONS
 from forebay.cli.arguments import Parser, note, number, whole
-from forebay.cli.bench_metrics import LATENCIES
 
-COMPLETIONS: Final = "/v1/completions"
-CHAT: Final = "/v1/chat/completions"
 # All of them speak OpenAI's API, of which a load needs the route alone.
 BACKENDS: Final = {
     **dict.fromkeys(("forebay", "openai", "vllm", "sglang", "sglang-oai", "lmdeploy", "llama.cpp"), COMPLETIONS),
     **dict.fromkeys(("openai-chat", "vllm-chat", "sglang-oai-chat"), CHAT),
 }
 DATASETS: Final = ("random", "sharegpt")
-
-
-class Text(NamedTuple):
-    """A prompt that the server cuts into tokens, and how many it is to answer with."""
-
-    text: str
-    output_length: int
-
-
-class Turn(NamedTuple):
-    """The first question of a conversation, and the answer it had."""
-
-    question: str
-    answer: str
 
 
 def add_options(parser: Parser) -> None:
@@ -79,25 +61,6 @@ def limits(own: Any) -> dict[str, float]:
             raise ConfigError(f"--goodput: {pair!r} is no limit: write ttft:MS, tpot:MS or e2el:MS")
         found[metric] = float(text)
     return found
-
-
-def conversations(path: Path, count: int, seed: int) -> list[Turn]:
-    """So many of a file, drawn. Raises ConfigError for a file that has not as many, or is none."""
-    try:
-        turns = list(_turns(json.loads(path.read_bytes())))
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise ConfigError(f"--dataset-path {path}: no list of conversations ({error})") from None
-    if len(turns) < count:
-        raise ConfigError(f"{path} has {len(turns)} conversations with an answer, and {count} are asked for "
-                          "(--num-prompts and --num-warmups)")  # fmt: skip
-    return random.Random(seed).sample(turns, count)
-
-
-def _turns(entries: list[dict[str, Any]]) -> Iterator[Turn]:
-    for entry in entries:
-        said = [turn["value"].strip() for turn in entry.get("conversations") or entry.get("conversation") or ()][:2]
-        if len(said) == 2 and all(said):
-            yield Turn(*said)
 
 
 def _backend(text: str) -> str:
