@@ -72,9 +72,11 @@ class Causes:
         self._of_nonce: dict[bytes, Part] = {}
         self._of_prompt: dict[_Prompt, Part] = {}
         self._offers: dict[Ticket, _Heard] = {}
+        self._refused: set[Ticket] = set()  # by prefill: the second delivery of such an offer leads to nothing
         self._untold: dict[int, Part] = {}  # ended, and the peer has to be told in the same call
         self.is_altered: Callable[[Ticket], bool] = lambda ticket: False
         self.expires = False  # an `expire` is under way: `Liveness` checks exactly who may end
+        self.rested = False  # the engine has halted since the orders were last taken, and may have gone on
         self.cleared = False  # the ledgers were damaged and are cleared: decode gives up its open transfers
 
     # -- requests --------------------------------------------------------------------------------------------------
@@ -104,7 +106,7 @@ class Causes:
         part = self._parts.get(request_id)
         if part is None:
             return False
-        return failure in part.causes or (failure == ASLEEP and not self._scheduler.admits)
+        return failure in part.causes or (failure == ASLEEP and self._rests)
 
     def ended(self, update: Update) -> None:
         part = self._parts.get(update.request_id)
@@ -134,6 +136,10 @@ class Causes:
             case Arrived() if part and not part.settled and self.is_altered(event.ticket):
                 what = f"{event.tail.num_tokens} tokens were sent of a prompt of {part.prompt[1]}"
                 part.causes.append(Failure("EngineError", "transfer_lost", what))
+                part.settled = True
+                return part
+            case Closed() if part and not part.settled and event.ticket in self._refused:
+                part.causes.append(LOST)
                 part.settled = True
                 return part
             case Arrived() | Sent() if part:
@@ -172,7 +178,7 @@ class Causes:
             self._untold.pop(part.request_id, None)
         reported = part is not None and part.reports(failure)
         if not reported and failure == ASLEEP:
-            reported = not self._scheduler.admits
+            reported = self._rests
         if not reported and self._decodes and self.cleared and part and failure == LOST:
             reported = part.settled = True  # the request goes on here
         if not reported and not self._decodes:
@@ -180,10 +186,15 @@ class Causes:
         require(reported, f"the peer is told {failure} of {order.ticket}, and {part} is not the cause")
         if not self._decodes:
             self._offers.pop(order.ticket, None)
+            self._refused.add(order.ticket)
 
     def all_told(self) -> None:
         """Call once the orders of a call were taken."""
         require(not self._untold, f"the peer is not told that {self._untold} ended")
+
+    @property
+    def _rests(self) -> bool:
+        return self.rested or not self._scheduler.admits
 
     def _refuses(self, ticket: Ticket, part: Part | None, failure: Failure) -> bool:
         """Whether prefill has a reason of its own to refuse an offer."""

@@ -310,7 +310,8 @@ class Simulation:
     def committing(self, plan: StepPlan, result: StepResult) -> None:
         """Who failed hears what was chosen before, as it would have without drafts, and then has ended."""
         for i in result.failed:
-            if tracked := self.oracles.live.get(int(self.device.landed.tenants[i])):
+            tracked = self.oracles.live.get(int(self.device.landed.tenants[i]))
+            if tracked and tracked.id in self.scheduler.requests:  # else an earlier step ended it
                 untold = sum(len(update.token_ids) for update in self.scheduler.news if update.request_id == tracked.id)
                 new = result.num_new[i] - 1 if result.num_new else 0
                 tracked.breaks_at = len(tracked.received) + untold + new

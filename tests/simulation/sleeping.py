@@ -65,6 +65,7 @@ class Sleeping:
         self.core.sleeper.on_update = self._updated
         self.kept: Kept | None = None
         self.generations = [slots.generation.copy() for slots, _ in self.scheduler.held.pools]
+        self.was_away = False
         self.num_asked = self.num_sleeps = self.num_updates = self.num_restarts = self.num_kept = 0
 
     def _other_parts(self) -> dict[str, Any]:
@@ -72,7 +73,7 @@ class Sleeping:
 
     def tick(self) -> bool:
         rng, sleeper, num_asked = self.sleeps, self.core.sleeper, self.num_asked
-        was_away = sleeper.away
+        was_away = self.was_away = sleeper.away
         if sleeper.phase is Phase.SERVING and rng.random() < self.chance:
             self._halt(rng.choice(MODES))
         elif sleeper.resting and not sleeper.draining and (rng.random() < 0.3 or not self.chance):
@@ -80,9 +81,18 @@ class Sleeping:
         moved = super().tick()
         for serial, failure in sleeper.take_answers():
             require(failure is None, f"transition {serial} failed with {failure}")
-        if was_away and not sleeper.away:
-            self._goes_on()
+        self._note_going_on()
         return moved or was_away or sleeper.away or self.num_asked > num_asked
+
+    def expire(self, run: Callable[[], None]) -> None:
+        """An engine may go on in one turn and look for requests that are late in the next turn of the same tick."""
+        self._note_going_on()
+        super().expire(run)
+
+    def _note_going_on(self) -> None:
+        if self.was_away and not self.core.sleeper.away:
+            self.was_away = False
+            self._goes_on()
 
     def planned(self, plan: StepPlan | None, width: int) -> None:
         super().planned(plan, width)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from forebay.engine.frames import Release, Resume, UpdateWeights
 from forebay.requests.updates import Update
 from tests.simulation.command_line import command_line
 from tests.simulation.pair import Half, Pair, PairOutcome, random_pair
@@ -37,6 +38,14 @@ class SleepingHalf(Sleeping, Half):
         live = self.oracles.live
         self.failed += [live[update.request_id].room for update in updates if update.failure]
         super()._heard(updates)
+
+    def _ask(self, frame: Release | Resume | UpdateWeights) -> None:
+        self.causes.rested = True
+        super()._ask(frame)
+
+    def _send_orders(self) -> None:
+        super()._send_orders()
+        self.causes.rested = self.core.sleeper.away
 
     def _what(self) -> str:
         """Who computes with older weights than the other takes newer ones: till then the two do nothing together."""

@@ -47,6 +47,12 @@ def test_c22_c31_of_two_engines_either_may_sleep_and_take_other_weights(chunk: i
     assert min(outcome.arrived, outcome.whole) >= outcome.pairs // 6
 
 
+@pytest.mark.parametrize("seed", [252, 1934, 2381, 2840, 3892, 5016, 6157, 7981, 8322, 8924, 9771])
+def test_c22_c25_time_asleep_within_one_turn_is_not_delay(seed: int) -> None:
+    """Seeds that failed while the oracles overlooked rests that begin and end within one turn."""
+    assert run_pair(seed).sleeps
+
+
 @mutation
 def the_prefix_cache_is_kept_over_a_release(patch: Patch) -> None:
     patch.setattr(sleep, "forget_caches", lambda scheduler: None)
