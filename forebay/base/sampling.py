@@ -8,7 +8,7 @@ a batch follow from the declaration. What a number does to logits is elsewhere: 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, get_type_hints
+from typing import Annotated, Final, get_type_hints
 
 import msgspec
 
@@ -185,8 +185,3 @@ NUMBERS: Final[dict[str, Number]] = _declared()
 DRAWS: Final = tuple(number for number in NUMBERS.values() if number.draws)
 ADJUSTS: Final = tuple(number for number in NUMBERS.values() if not number.draws)
 OF_MODELS: Final = tuple(number for number in NUMBERS.values() if number.gguf)
-
-
-def values_of(body: Any) -> dict[str, float]:
-    """Return the numbers that a request's body gives, by name. None is not given."""
-    return {name: number.read(value) for name, number in NUMBERS.items() if (value := getattr(body, name)) is not None}

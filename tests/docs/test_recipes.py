@@ -20,7 +20,7 @@ from tests.docs.test_examples import blocks
 PAGE = DOCS / "contributing.md"
 RECIPES = re.findall(r"(?m)^## (Add .*)$", PAGE.read_text())
 COPIED = ("forebay", "tests", "scripts")
-LONG = {"Add a kernel backend", "Add a kernel and its reference"}  # more than 5 s
+LONG = {"Add a sampling parameter", "Add a kernel backend", "Add a kernel and its reference"}  # more than 5 s
 
 
 @pytest.fixture(scope="module")

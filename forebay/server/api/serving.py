@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from forebay.base.errors import ForebayError, InvalidRequest
 from forebay.base.log import event, get_logger
-from forebay.base.sampling import values_of
+from forebay.base.sampling import NUMBERS
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.choice import Prompt
 from forebay.engine.frames import Ready
@@ -220,7 +220,9 @@ def params_of(
     server: ServerContext, body: CompletionRequest | ChatRequest, *, num_top: int, prompt_logprobs: int = -1
 ) -> SamplingParams:
     """All but the seed, and bad words; the model's own where the client says nothing."""
-    values: dict[str, Any] = values_of(body)
+    values: dict[str, Any] = {
+        name: number.read(value) for name, number in NUMBERS.items() if (value := getattr(body, name)) is not None
+    }
     if body.logit_bias is not None:
         values["logit_bias"] = {int(key): bias for key, bias in body.logit_bias.items()}
     return msgspec.structs.replace(
