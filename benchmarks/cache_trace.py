@@ -28,8 +28,8 @@ from rich.table import Table
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, StateStrategy
 from forebay.config.kinds import TRACK_TOKENS
-from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
+from forebay.engine.loop.core import EngineCore
 from forebay.memory.kinds.state.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.requests.sampling_params import SamplingParams

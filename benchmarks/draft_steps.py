@@ -31,9 +31,9 @@ from benchmarks import machine
 from benchmarks.hybrid_decode import MODELS
 from benchmarks.report import put_between_marks
 from forebay.config.resolve import resolve
-from forebay.engine.build import build_engine
-from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
+from forebay.engine.loop.build import build_engine
+from forebay.engine.loop.core import EngineCore
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import config_from_folder
 from forebay.formats.safetensors import SINGLE_NAME

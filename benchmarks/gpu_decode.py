@@ -28,9 +28,9 @@ from torch import Tensor
 from forebay.backends import make_ops
 from forebay.config.engine_config import EngineConfig
 from forebay.config.resolve import Survey, resolve
-from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
-from forebay.engine.sizing import memory_demand, scheduler_config
+from forebay.engine.lifecycle.sizing import memory_demand, scheduler_config
+from forebay.engine.loop.core import EngineCore
 from forebay.families.model_config import ModelConfig, config_from_folder
 from forebay.formats.weight_shapes import WeightKind, WeightShapes
 from forebay.layers.params import Change, TensorParam, unchanged

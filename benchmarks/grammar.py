@@ -24,7 +24,7 @@ from llguidance.numpy import fill_next_token_bitmask_par
 from msgspec.structs import replace
 
 from forebay.base.units import ceil_div
-from forebay.engine.llm import LLM
+from forebay.engine.client.llm import LLM
 from forebay.grammar.checking import GrammarChecks
 from forebay.grammar.compiler import compiled
 from forebay.grammar.vocabulary import Vocabulary

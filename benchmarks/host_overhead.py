@@ -21,8 +21,8 @@ from torch import Tensor
 from forebay.backends import make_ops
 from forebay.config.engine_config import CacheTypes, KindConfig, Ledger, SchedulerConfig
 from forebay.engine.channel import FrameEncoder
-from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest, Updates
+from forebay.engine.loop.core import EngineCore
 from forebay.layers.context import ForwardContext
 from forebay.memory.budget import PoolSizes
 from forebay.pools.cache_spec import CacheSpec, FullAttention, RecurrentState, SlidingWindow

@@ -98,7 +98,7 @@ class Forebay:
 
     def __init__(self, path: Path, num_requests: int, context: int) -> None:
         from forebay.config.resolve import resolve
-        from forebay.engine.build import build_engine
+        from forebay.engine.loop.build import build_engine
 
         config = resolve(
             {

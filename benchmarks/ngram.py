@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forebay.config.engine_config import SpeculationOptions
-from forebay.engine.llm import LLM
+from forebay.engine.client.llm import LLM
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.speculation.ngram import Ngram

@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from forebay.engine.spawn import spawn
+from forebay.engine.lifecycle.spawn import spawn
 from forebay.formats.store import find_model
 
 _LIMIT_S = 300.0

@@ -13,9 +13,9 @@ from forebay.base.package import __version__
 
 if TYPE_CHECKING:
     from forebay.base.errors import GenerationError, InvalidRequest
-    from forebay.engine.async_engine import AsyncEngine
-    from forebay.engine.llm import LLM
-    from forebay.engine.writing import CompletionOutput, RequestOutput, TextDelta
+    from forebay.engine.client.async_engine import AsyncEngine
+    from forebay.engine.client.llm import LLM
+    from forebay.engine.client.writing import CompletionOutput, RequestOutput, TextDelta
     from forebay.requests.sampling_params import Grammar, GrammarKind, SamplingParams
 
 __all__ = [
@@ -33,11 +33,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "forebay.engine.llm",
-    "AsyncEngine": "forebay.engine.async_engine",
-    "CompletionOutput": "forebay.engine.writing",
-    "RequestOutput": "forebay.engine.writing",
-    "TextDelta": "forebay.engine.writing",
+    "LLM": "forebay.engine.client.llm",
+    "AsyncEngine": "forebay.engine.client.async_engine",
+    "CompletionOutput": "forebay.engine.client.writing",
+    "RequestOutput": "forebay.engine.client.writing",
+    "TextDelta": "forebay.engine.client.writing",
     "GenerationError": "forebay.base.errors",
     "InvalidRequest": "forebay.base.errors",
     "Grammar": "forebay.requests.sampling_params",

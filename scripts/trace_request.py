@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import httpx
 
-from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.channel import ChannelClosed
+from forebay.engine.client.async_engine import AsyncEngine
 from forebay.engine.frames import AddRequest, Updates
 from forebay.requests.updates import CacheReport, FinishReason, Update
 from forebay.text.tokenizer import Tokenizer

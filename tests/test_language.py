@@ -23,7 +23,7 @@ MOST_WORDS = 30
 PRONOUNS = {"these", "those", "this", "that", "it", "its", "they", "them", "what", "whatever", "who", "whoever", "whom"}
 PRONOUNS |= {"whose", "of"}
 
-STARTS_WITH_A_PRONOUN: dict[str, int] = {"bench": 1}
+STARTS_WITH_A_PRONOUN: dict[str, int] = {"bench": 1, "engine": 1}
 LONG_SENTENCES: dict[str, int] = {
     "engine": 4,
     "families": 1,

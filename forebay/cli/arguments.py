@@ -77,7 +77,7 @@ class Parsed:
 
             pull_default_model()
         elif survey is None and (model := self.absent_model()):
-            from forebay.engine.bring import bring
+            from forebay.engine.lifecycle.bring import bring
 
             bring(model, lambda survey: decide(warn=lambda text: None, survey=survey), note)
         return decide(warn=note, survey=survey or HERE)

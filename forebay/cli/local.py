@@ -11,8 +11,8 @@ from forebay.base.errors import from_code
 from forebay.base.log import setup_logging
 from forebay.config.disaggregation import refuse_without_server
 from forebay.config.engine_config import Config
-from forebay.engine.async_engine import AsyncEngine
-from forebay.engine.launch import launch
+from forebay.engine.client.async_engine import AsyncEngine
+from forebay.engine.lifecycle.launch import launch
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason
 from forebay.text.detokenizer import Detokenizer

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from forebay.cli.main import guarded
 from forebay.cli.serve import parse
-from forebay.engine.spawn import spawn
+from forebay.engine.lifecycle.spawn import spawn
 
 
 def _end_with(lease: int) -> None:

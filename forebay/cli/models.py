@@ -23,8 +23,8 @@ from forebay.cli.progress import pull_default_model
 from forebay.config.engine_config import CacheTypes
 from forebay.config.machine import available_memory
 from forebay.config.rules import ITEM_BYTES
-from forebay.engine.bring import bring
-from forebay.engine.model_shape import read_shape
+from forebay.engine.lifecycle.bring import bring
+from forebay.engine.lifecycle.model_shape import read_shape
 from forebay.families import TYPES
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import config_of, family_title

@@ -22,9 +22,9 @@ from forebay.config.machine import Amount, available_memory
 from forebay.config.resolve import Survey
 from forebay.config.rules import ITEM_BYTES
 from forebay.config.server_args import BY_NAME
-from forebay.engine.bring import described
-from forebay.engine.model_shape import Shape, read_shape
-from forebay.engine.sizing import memory_demand
+from forebay.engine.lifecycle.bring import described
+from forebay.engine.lifecycle.model_shape import Shape, read_shape
+from forebay.engine.lifecycle.sizing import memory_demand
 from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import BudgetLine, MemoryBudget, divide_memory
 from forebay.memory.holding import num_at_once
@@ -195,7 +195,7 @@ def make_plan(parsed: Parsed, *, memory: Amount, path: Path | None, read: Callab
 
 
 def _draft_cache_specs(config: Config, model: ModelConfig) -> tuple[CacheSpec, ...]:
-    from forebay.engine.drafting import draft_cache_specs  # as below
+    from forebay.engine.lifecycle.drafting import draft_cache_specs  # as below
 
     return draft_cache_specs(config.engine, model)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forebay.cli.arguments import Parsed, Parser
-from forebay.engine.spawn import spawn
+from forebay.engine.lifecycle.spawn import spawn
 
 
 def run(words: Sequence[str]) -> int:

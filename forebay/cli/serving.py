@@ -17,9 +17,9 @@ from forebay.base.heap import give_back_freed_memory
 from forebay.base.log import setup_logging
 from forebay.cli.arguments import Parsed
 from forebay.config.engine_config import Config, EngineConfig, EvictionPolicy, SchedulePolicy
-from forebay.engine.async_engine import AsyncEngine
-from forebay.engine.launch import EngineProcess, configure
-from forebay.engine.spawn import Spawned, spawn
+from forebay.engine.client.async_engine import AsyncEngine
+from forebay.engine.lifecycle.launch import EngineProcess, configure
+from forebay.engine.lifecycle.spawn import Spawned, spawn
 
 if TYPE_CHECKING:  # both take long to import, and the engine starts meanwhile
     from forebay.server.served_model import ServedModel
@@ -93,7 +93,7 @@ async def _serve(config: Config, process: EngineProcess, started: float, sock: s
 
 def _served(config: Config, tokenizer: Tokenizer) -> ServedModel:
     """Read the checkpoint's files for the server. Raises ModelError."""
-    from forebay.engine.embedding import Texts
+    from forebay.engine.client.embedding import Texts
     from forebay.server.served_model import ServedModel
     from forebay.text.answers.probes import find_formats
 

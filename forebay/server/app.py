@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from forebay.base.errors import ForebayError
 from forebay.config.engine_config import DisaggregationMode, ServerConfig
-from forebay.engine.async_engine import AsyncEngine
+from forebay.engine.client.async_engine import AsyncEngine
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.admin import information, occupation, slots, tree

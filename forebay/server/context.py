@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from forebay.base.errors import NotFound
 from forebay.config.engine_config import ServerConfig
-from forebay.engine.async_engine import AsyncEngine
+from forebay.engine.client.async_engine import AsyncEngine
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.admin.metrics import Metrics
 from forebay.server.admin.prefix_tree import Trees

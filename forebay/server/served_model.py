@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from forebay.config.engine_config import DisaggregationMode, Setting
-from forebay.engine.embedding import Texts
+from forebay.engine.client.embedding import Texts
 from forebay.families.embedding import Embedding
 from forebay.requests.sampling_params import PoolingKind
 from forebay.text.answers.probes import Findings

@@ -11,8 +11,8 @@ from typing import Final
 
 from forebay.base.errors import from_code
 from forebay.config.engine_config import EngineConfig
-from forebay.engine.async_engine import AsyncEngine
-from forebay.engine.launch import launch
+from forebay.engine.client.async_engine import AsyncEngine
+from forebay.engine.lifecycle.launch import launch
 from forebay.engine.stream import Stream
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Rendezvous

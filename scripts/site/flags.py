@@ -16,7 +16,7 @@ from forebay.config.flag import AUTO, BYTES, SECONDS, Flag
 from forebay.config.machine import Amount
 from forebay.config.resolve import Survey, resolve
 from forebay.config.server_args import FLAGS
-from forebay.engine.model_shape import read_shape
+from forebay.engine.lifecycle.model_shape import read_shape
 from scripts.site.tables import code, codes, table
 
 # That of Llama-3.2-1B: what `auto` becomes depends on the model and the machine, so one of each is the example.

@@ -14,7 +14,7 @@ import msgspec
 
 import forebay
 from forebay.base.errors import ForebayError
-from forebay.engine.llm import EmbeddingOutput
+from forebay.engine.client.llm import EmbeddingOutput
 
 _ALSO = (EmbeddingOutput,)  # what calls return
 

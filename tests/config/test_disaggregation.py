@@ -12,8 +12,8 @@ from forebay.base.errors import ConfigError
 from forebay.config.disaggregation import chaos_of, faults_of_messages, num_servers, peer_address
 from forebay.config.engine_config import Chaos, Config, StateStrategy
 from forebay.config.resolve import resolve, resolve_server
-from forebay.engine.llm import LLM
-from forebay.engine.sizing import memory_demand, scheduler_config
+from forebay.engine.client.llm import LLM
+from forebay.engine.lifecycle.sizing import memory_demand, scheduler_config
 from forebay.memory.budget import divide_memory
 from forebay.memory.kinds.declared import CacheSizes, KindSize
 

@@ -23,8 +23,8 @@ from forebay.config.engine_config import (
     SchedulingOptions,
 )
 from forebay.engine.channel import Channel, FrameEncoder
-from forebay.engine.core import EngineCore
 from forebay.engine.frames import Beat, Ready, State, ToEngine
+from forebay.engine.loop.core import EngineCore
 from forebay.formats.quantization import Quantization
 from forebay.requests.step_plan import Launched, StepPlan, StepResult
 from forebay.scheduler.scheduler import Proposer, Scheduler

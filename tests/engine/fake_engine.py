@@ -13,9 +13,9 @@ from forebay.base import fault
 from forebay.base.clock import RunClock
 from forebay.base.errors import ModelError
 from forebay.config.engine_config import EngineConfig
-from forebay.engine.core import EngineCore
 from forebay.engine.frames import Ready
-from forebay.engine.process import our_end, serve
+from forebay.engine.loop.core import EngineCore
+from forebay.engine.loop.process import our_end, serve
 from tests.engine.engine_fakes import READY, changed, fake_core
 
 ENTRY = ("-P", "-m", "tests.engine.fake_engine")

@@ -7,8 +7,8 @@ import asyncio
 import sys
 import threading
 
-from forebay.engine.async_engine import AsyncEngine
-from forebay.engine.launch import EngineProcess, launch
+from forebay.engine.client.async_engine import AsyncEngine
+from forebay.engine.lifecycle.launch import EngineProcess, launch
 from forebay.requests.sampling_params import SamplingParams
 from tests.engine.fake_engine import ENTRY, script
 

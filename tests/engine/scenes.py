@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import uvloop
 
 from forebay.base.loop_clock import LoopClock
-from forebay.engine.async_engine import AsyncEngine
+from forebay.engine.client.async_engine import AsyncEngine
 from forebay.engine.frames import Updates
 from forebay.engine.stream import Stream
 from forebay.requests.sampling_params import SamplingParams

@@ -11,7 +11,7 @@ import pytest
 from forebay.base.errors import ConfigError, ModelError
 from forebay.config.machine import Amount
 from forebay.config.resolve import Survey, resolve
-from forebay.engine.build import build_engine
+from forebay.engine.loop.build import build_engine
 from forebay.families.checkpoint import open_checkpoint
 from tests.engine.test_every_model_type import check_twice
 from tests.kernels import NATIVE

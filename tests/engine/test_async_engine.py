@@ -12,7 +12,7 @@ import pytest
 from forebay.base.errors import ModelError, Overloaded, PayloadTooLarge, Unavailable
 from forebay.engine import channel as channel_module
 from forebay.engine import stream as stream_module
-from forebay.engine.async_engine import EXIT_GRACE_S, AsyncEngine
+from forebay.engine.client.async_engine import EXIT_GRACE_S, AsyncEngine
 from forebay.engine.frames import (
     KV_CACHE,
     TAGS,
@@ -27,7 +27,7 @@ from forebay.engine.frames import (
     Shutdown,
     Updates,
 )
-from forebay.engine.launch import describe_exit
+from forebay.engine.lifecycle.launch import describe_exit
 from forebay.engine.stream import Stream
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import Failure, FinishReason, Update

@@ -13,7 +13,7 @@ import torch
 
 from forebay.base.errors import ConfigError
 from forebay.config.resolve import resolve
-from forebay.engine.build import build_engine
+from forebay.engine.loop.build import build_engine
 from tests.models.tiny import make_tiny, shared_tiny
 
 KINDS = {

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from forebay.config.engine_config import DisaggregationMode, KindConfig, SchedulerConfig
-from forebay.engine.checks import ROOM, Checks
 from forebay.engine.frames import Checked, CheckTransfers
+from forebay.engine.loop.checks import ROOM, Checks
 from forebay.requests.transfers import CHECK, Offered, Ticket
 from forebay.requests.updates import Failure
 from forebay.scheduler.decode_role import DecodeRole

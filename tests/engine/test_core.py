@@ -13,8 +13,8 @@ import pytest
 from forebay.base import fault
 from forebay.base.clock import RunClock
 from forebay.config.engine_config import SpeculationOptions
-from forebay.engine.core import MAX_FAILURES_IN_A_ROW, EngineBroken, EngineCore
 from forebay.engine.frames import AddRequest
+from forebay.engine.loop.core import MAX_FAILURES_IN_A_ROW, EngineBroken, EngineCore
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update
 from forebay.speculation.adaptive import Widths

@@ -14,7 +14,7 @@ import tokenizers
 from forebay.base.errors import ConfigError
 from forebay.cli.main import main
 from forebay.config.resolve import resolve
-from forebay.engine.build import build_engine
+from forebay.engine.loop.build import build_engine
 from tests.engine.conftest import is_greedy
 from tests.engine.test_every_model_type import PROMPTS, check_twice, tokens_of
 from tests.kernels import NATIVE

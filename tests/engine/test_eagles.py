@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from forebay.base.errors import ConfigError, ModelError
 from forebay.cli.main import main
 from forebay.config.resolve import resolve
-from forebay.engine.build import build_engine
+from forebay.engine.loop.build import build_engine
 from forebay.families import HEADS
 from forebay.families.checkpoint import open_checkpoint
 from forebay.models import needs_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from forebay.config.resolve import resolve
-from forebay.engine.build import build_engine
-from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
+from forebay.engine.loop.build import build_engine
+from forebay.engine.loop.core import EngineCore
 from forebay.requests.sampling_params import SamplingParams
 from tests.engine.conftest import is_greedy
 from tests.kernels import NATIVE

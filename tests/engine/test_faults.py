@@ -19,9 +19,9 @@ from msgspec.structs import replace as replace_params
 from forebay.base import fault
 from forebay.config.engine_config import Ledger, SchedulerConfig
 from forebay.config.resolve import resolve
-from forebay.engine.build import build_engine
-from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
+from forebay.engine.loop.build import build_engine
+from forebay.engine.loop.core import EngineCore
 from forebay.memory.slots import OutOfSlots, Slots
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams

@@ -10,7 +10,7 @@ import pytest
 
 from forebay.base import fault
 from forebay.config.engine_config import SpeculationOptions, SpeculativeAlgorithm
-from forebay.engine.core import EngineCore
+from forebay.engine.loop.core import EngineCore
 from forebay.requests.request import Request
 from forebay.requests.updates import FinishReason
 from forebay.speculation.adaptive import Widths

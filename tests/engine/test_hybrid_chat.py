@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forebay.cli.main import main
-from forebay.engine.llm import LLM, RequestOutput
+from forebay.engine.client.llm import LLM, RequestOutput
 from forebay.requests.sampling_params import SamplingParams
 from tests.kernels import NATIVE
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from forebay.base.errors import ConfigError, Conflict, GenerationError, InvalidRequest, ModelError, RequestTooLarge
-from forebay.engine.async_engine import AsyncEngine
-from forebay.engine.llm import LLM
-from forebay.engine.scores import token_name
-from forebay.engine.writing import TextDelta
+from forebay.engine.client.async_engine import AsyncEngine
+from forebay.engine.client.llm import LLM
+from forebay.engine.client.scores import token_name
+from forebay.engine.client.writing import TextDelta
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason
 from tests.deadlines import HANGS_S

@@ -14,9 +14,7 @@ import pytest
 from forebay.base import fault
 from forebay.config.engine_config import EngineConfig, Ledger
 from forebay.engine import channel as channel_module
-from forebay.engine import loop as loop_module
 from forebay.engine.channel import Channel, ChannelError, FrameDecoder, FrameEncoder
-from forebay.engine.core import STEP_LIMIT_S
 from forebay.engine.frames import (
     AbortRequest,
     AddRequest,
@@ -33,8 +31,10 @@ from forebay.engine.frames import (
     Updates,
     UpdateWeights,
 )
-from forebay.engine.loop import EngineLoop
-from forebay.engine.sleep import NoMemory
+from forebay.engine.lifecycle.sleep import NoMemory
+from forebay.engine.loop import loop as loop_module
+from forebay.engine.loop.core import STEP_LIMIT_S
+from forebay.engine.loop.loop import EngineLoop
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update
 from tests.deadlines import NEVER_S
@@ -194,7 +194,7 @@ def test_what_is_no_frame_ends_the_loop_with_an_error(peer: Peer) -> None:
 
 
 def test_pages_that_leaked_are_set_aside_once_the_engine_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.engine.loop.AUDIT_INTERVAL_S", 0.0)
+    monkeypatch.setattr("forebay.engine.loop.loop.AUDIT_INTERVAL_S", 0.0)
     peer = Peer(changed(ledger=Ledger.COUNT))
     nobody = 77
     peer.core.scheduler.held.kv.take_ids(2, nobody)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forebay.cli.main import main
-from forebay.engine.llm import LLM
+from forebay.engine.client.llm import LLM
 from forebay.families import TYPES
 from forebay.requests.sampling_params import SamplingParams
 from tests.kernels import NATIVE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from forebay.config import machine
-from forebay.engine.build import _of_process
+from forebay.engine.loop.build import _of_process
 from forebay.formats.store import users_of
 from forebay.transfer.wire import shm
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.engine.core import STEP_LIMIT_S, Pace
+from forebay.engine.loop.core import STEP_LIMIT_S, Pace
 
 MOST_S = 60.0
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from forebay.base.errors import EngineError, ModelError, Unavailable
-from forebay.engine.async_engine import AsyncEngine
-from forebay.engine.launch import configure, launch
-from forebay.engine.spawn import spawn
+from forebay.engine.client.async_engine import AsyncEngine
+from forebay.engine.lifecycle.launch import configure, launch
+from forebay.engine.lifecycle.spawn import spawn
 from forebay.engine.stream import Stream
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update

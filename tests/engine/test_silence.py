@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from forebay.base.clock import MOST_S
-from forebay.engine.async_engine import AsyncEngine
+from forebay.engine.client.async_engine import AsyncEngine
 from forebay.requests.updates import FinishReason
 from tests.engine.engine_fakes import CONFIG, ScriptedEngine, beat
 from tests.engine.scenes import FakeTime, collect, play, submit, tokens
@@ -16,7 +16,7 @@ from tests.engine.scenes import FakeTime, collect, play, submit, tokens
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     """The time by which engines are watched, all the time."""
-    monkeypatch.setattr("forebay.engine.async_engine.WATCH_INTERVAL_S", 0.0)
+    monkeypatch.setattr("forebay.engine.client.async_engine.WATCH_INTERVAL_S", 0.0)
     return FakeTime()
 
 

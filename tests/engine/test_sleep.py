@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from forebay.base.errors import ConfigError, Conflict, InvalidRequest, ModelError
 from forebay.config.resolve import resolve
-from forebay.engine.build import _regions, build_engine
-from forebay.engine.core import EngineCore
 from forebay.engine.frames import TAGS, AddRequest, Release, Resume, UpdateWeights
-from forebay.engine.occupation import Occupation
+from forebay.engine.lifecycle.occupation import Occupation
+from forebay.engine.lifecycle.weights import EngineWeights, GivenTensor
+from forebay.engine.loop.build import _regions, build_engine
+from forebay.engine.loop.core import EngineCore
 from forebay.engine.stream import merge
-from forebay.engine.weights import EngineWeights, GivenTensor
 from forebay.families import TYPES
 from forebay.pools.regions import Tag
 from forebay.requests.sampling_params import SamplingParams

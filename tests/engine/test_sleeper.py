@@ -11,7 +11,7 @@ import pytest
 from forebay.base.errors import Conflict, EngineError
 from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions
 from forebay.engine.frames import KV_CACHE, TAGS, WEIGHTS, Release, Resume, UpdateWeights
-from forebay.engine.sleep import RETRY_AFTER_S, Phase, Sleeper
+from forebay.engine.lifecycle.sleep import RETRY_AFTER_S, Phase, Sleeper
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous

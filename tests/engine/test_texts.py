@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import Unavailable
-from forebay.engine.texts import TextEngine
+from forebay.engine.client.texts import TextEngine
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update
 from forebay.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forebay.cli.main import main
-from forebay.engine.llm import LLM
+from forebay.engine.client.llm import LLM
 from forebay.formats.store import find_model
 from forebay.requests.sampling_params import SamplingParams
 from tests.formats import gguf_files, hub_server
@@ -86,7 +86,7 @@ def test_pull_each_layout_resumes_and_stores_what_serve_opens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     files, codes, weights = LAYOUTS[layout]
-    monkeypatch.setattr("forebay.engine.bring.HEADER_BYTES", 8 * CHUNK)
+    monkeypatch.setattr("forebay.engine.lifecycle.bring.HEADER_BYTES", 8 * CHUNK)
     hub.files = files(made)
     assert main(["plan", f"org/name{codes}"]) == 0
     fetched = hub.fetched()

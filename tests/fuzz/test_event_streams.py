@@ -15,7 +15,7 @@ from forebay.base import http_client
 from forebay.base.errors import ForebayError
 from forebay.base.http_client import Connection, Origin, stream_json
 from forebay.bench.connection import Answer, read_answer
-from forebay.engine.choice import Choice, Piece, Prompt
+from forebay.engine.client.choice import Choice, Piece, Prompt
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.api.chat import ChatDialect
 from forebay.server.api.completions import CompletionDialect

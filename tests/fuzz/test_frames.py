@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from forebay.base.loop_clock import LoopClock
-from forebay.engine.async_engine import AsyncEngine, _Protocol
 from forebay.engine.channel import ChannelError, FrameDecoder, FrameEncoder
+from forebay.engine.client.async_engine import AsyncEngine, _Protocol
 from forebay.engine.frames import (
     AbortRequest,
     AddRequest,

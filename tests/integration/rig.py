@@ -11,9 +11,9 @@ import torch
 from forebay import models
 from forebay.backends import make_ops
 from forebay.config.engine_config import DisaggregationOptions, KindConfig, Ledger, SchedulerConfig, StateStrategy
-from forebay.engine.core import EngineCore
-from forebay.engine.exchange import Connected
 from forebay.engine.frames import AddRequest
+from forebay.engine.loop.core import EngineCore
+from forebay.engine.loop.exchange import Connected
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.grammar.matching import Grammars

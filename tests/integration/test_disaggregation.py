@@ -28,7 +28,7 @@ import pytest
 
 from forebay.cli.main import main
 from forebay.cli.make_model import make
-from forebay.engine.llm import LLM
+from forebay.engine.client.llm import LLM
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.http.security import PROOF, proof_of
 from tests import loopback
@@ -75,7 +75,7 @@ class Servers(NamedTuple):
         return child(self.process.pid, f"--disaggregation-mode={role}")
 
     def engine(self, role: str) -> int:
-        return child(self.member(role), "forebay.engine.process")
+        return child(self.member(role), "forebay.engine.loop.process")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from forebay.base.errors import ModelError
 from forebay.config.resolve import resolve
-from forebay.engine.build import build_engine
+from forebay.engine.loop.build import build_engine
 from forebay.requests.sampling_params import SamplingParams
 from tests.integration.rig import Engine, Rig
 from tests.integration.test_hybrid_tokens import TIGHT, Known, greedy

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
-from forebay.engine.llm import LLM
+from forebay.engine.client.llm import LLM
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.http.security import PROOF, proof_of
 from tests.deadlines import wait_until

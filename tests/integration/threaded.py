@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from forebay.base.clock import RunClock
-from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.channel import Channel, FrameEncoder
-from forebay.engine.core import EngineCore
+from forebay.engine.client.async_engine import AsyncEngine
 from forebay.engine.frames import ToEngine
-from forebay.engine.loop import EngineLoop
+from forebay.engine.loop.core import EngineCore
+from forebay.engine.loop.loop import EngineLoop
 from tests.deadlines import HANGS_S
 from tests.engine.engine_fakes import CONFIG, READY
 

@@ -85,7 +85,7 @@ class Tree:
 
     @property
     def engine_pid(self) -> int:
-        return child(self.server.pid, "forebay.engine.process")
+        return child(self.server.pid, "forebay.engine.loop.process")
 
     def wait_ready(self) -> Tree:
         wait_until(lambda: bool(_READY.search(self.output)) or self.server.poll() is not None, lambda: self.output)

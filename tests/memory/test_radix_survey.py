@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from forebay.engine.frames import GetTree
-from forebay.engine.surveys import MAX_PARTS, NODES_PER_PART, Surveys
+from forebay.engine.loop.surveys import MAX_PARTS, NODES_PER_PART, Surveys
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import Branch
 from forebay.memory.radix_survey import survey

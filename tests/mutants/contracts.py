@@ -144,8 +144,8 @@ CONTRACTS: Final = {
         "Prefill and decode on servers of their own",
         "What layers keep of a prompt goes from one to the other, and the tokens are those of one. Decode keeps no "
         "prefix cache unless asked; an extra buffer that was asked for becomes `no_buffer`, with a warning.",
-        "scheduler/handoff.py, scheduler/prefill_role.py, scheduler/decode_role.py, transfer/, engine/exchange.py, "
-        "config/disaggregation.py, server/api/rendezvous.py, route/",
+        "scheduler/handoff.py, scheduler/prefill_role.py, scheduler/decode_role.py, transfer/, "
+        "engine/loop/exchange.py, config/disaggregation.py, server/api/rendezvous.py, route/",
     ),
     "C22": Contract(
         "A peer's failure",
@@ -161,7 +161,7 @@ CONTRACTS: Final = {
         "Memory of caches, weights and graphs is given back and taken again without a restart, at the same addresses. "
         "Every pool is then as after `clear`, generations excepted; tokens are the same, or of one version of the "
         "weights that the answer names. What fails while waking leaves the engine asleep.",
-        "pools/regions.py, scheduler/halt.py, engine/sleep.py, engine/occupation.py, engine/weights.py",
+        "pools/regions.py, scheduler/halt.py, engine/lifecycle/",
     ),
     "C26": Contract(
         "Retraction",

@@ -218,7 +218,7 @@ MEMORY = (
     ),
     Mutant(
         "C4 the size of a decode server is raised by all that run or arrive",
-        "engine/sizing.py",
+        "engine/lifecycle/sizing.py",
         "memory.max_running_requests + extra if config.disaggregation.is_decode else 0",
         "0",
         "config/test_disaggregation.py::test_slots_of_a_decode_server_are_raised_before_memory_is_divided",

@@ -57,7 +57,7 @@ SERVER = (
     ),
     Mutant(
         "C27 a stop string ends the request in the engine too",
-        "engine/choice.py",
+        "engine/client/choice.py",
         ' = "stop", stopped\n            self.stream.abort()\n',
         ' = "stop", stopped\n',
         "server/test_generation.py::test_c27_a_stop_string_ends_the_request_in_the_engine_too",
@@ -183,14 +183,14 @@ SERVER = (
     ),
     Mutant(
         "C27 no token is counted twice",
-        "engine/choice.py",
+        "engine/client/choice.py",
         "        self.num_tokens += used\n",
         "        self.num_tokens += used * (1 if self._reader is None else 2)\n",
         _TOOLS + "test_thinking_is_told_from_the_answer_and_counted",
     ),
     Mutant(
         "C27 each token is scored with what it belongs to",
-        "engine/scores.py",
+        "engine/client/scores.py",
         "        return self._end(i) <= self._reader.settled\n",
         "        return True\n",
         _TOOLS + "test_each_token_is_scored_with_what_it_belongs_to",

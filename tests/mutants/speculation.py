@@ -47,7 +47,7 @@ SPECULATION = (
     ),
     Mutant(
         "C17 a draft model has as many tokens as the model",
-        "engine/drafting.py",
+        "engine/lifecycle/drafting.py",
         "    if draft.vocab_size != target.vocab_size:\n",
         "    if not draft.vocab_size:\n",
         "engine/test_draft_models.py::test_a_model_that_cannot_draft_is_refused",

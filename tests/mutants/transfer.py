@@ -131,7 +131,7 @@ TRANSFER = (
     ),
     Mutant(
         "C22 prefill sets nothing aside for a check that decode has refused itself",
-        "engine/checks.py",
+        "engine/loop/checks.py",
         "            if event.declined is None:",
         "            if True:",
         "engine/test_checks.py::test_prefill_sets_nothing_aside_for_a_check_that_decode_has_refused_itself",

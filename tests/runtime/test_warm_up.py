@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forebay import models
-from forebay.engine.build import max_step_tokens
+from forebay.engine.loop.build import max_step_tokens
 from forebay.families.checkpoint import open_checkpoint
 from forebay.models.drafter import OwnHead
 from forebay.pools.regions import Regions

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import msgspec
 
 from forebay.engine.frames import AddRequest, GetTree, State, TreePart
+from forebay.engine.loop.surveys import Surveys
 from forebay.engine.stream import Mailbox, Stream
-from forebay.engine.surveys import Surveys
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous

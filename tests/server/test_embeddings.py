@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from forebay.config.engine_config import DisaggregationMode
-from forebay.engine.embedding import Texts, verdict
+from forebay.engine.client.embedding import Texts, verdict
 from forebay.families.embedding import Embedding
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.updates import Failure, FinishReason

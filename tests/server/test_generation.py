@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forebay.base.errors import Overloaded
-from forebay.engine.choice import Prompt
+from forebay.engine.client.choice import Prompt
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import Update

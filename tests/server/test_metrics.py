@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forebay.config.engine_config import KindConfig, SchedulerConfig
-from forebay.engine.stats import Stats
+from forebay.engine.loop.stats import Stats
 from forebay.scheduler.counters import COUNTERS
 from forebay.scheduler.scheduler import Scheduler
 from tests.engine.engine_fakes import fake_core

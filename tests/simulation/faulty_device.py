@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from forebay.engine.core import MAX_FAILURES_IN_A_ROW
+from forebay.engine.loop.core import MAX_FAILURES_IN_A_ROW
 from forebay.memory.slots import CACHE
 from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepPlan, StepResult

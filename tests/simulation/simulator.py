@@ -18,9 +18,10 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from forebay.config.engine_config import SchedulerConfig, SpeculationOptions
-from forebay.engine import core, sleep
-from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
+from forebay.engine.lifecycle import sleep
+from forebay.engine.loop import core
+from forebay.engine.loop.core import EngineCore
 from forebay.memory import anchors, radix_cache
 from forebay.requests.request import Request, RequestFault
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams

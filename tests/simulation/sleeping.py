@@ -15,7 +15,7 @@ from typing import Any
 
 from forebay.base.parts import I64
 from forebay.engine.frames import KV_CACHE, WEIGHTS, Release, Resume, UpdateWeights
-from forebay.engine.sleep import Phase
+from forebay.engine.lifecycle.sleep import Phase
 from forebay.requests.step_plan import StepPlan
 from forebay.scheduler import admission
 from forebay.scheduler.halt import Mode

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from forebay.engine import sleep
+from forebay.engine.lifecycle import sleep
 from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.slots import Slots
 from forebay.requests.request import Request

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, StateStrategy
-from forebay.engine.core import EngineCore
+from forebay.engine.loop.core import EngineCore
 from forebay.memory.kinds.state.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.requests.step_plan import Launched, StepPlan

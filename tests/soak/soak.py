@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from forebay.base.errors import EngineError
 from forebay.base.http_client import Connection, Origin, encode_request
-from forebay.engine.async_engine import AsyncEngine
+from forebay.engine.client.async_engine import AsyncEngine
 from forebay.text.tokenizer import Tokenizer
 from tests.deadlines import HANGS_S, NEVER_S
 from tests.server.conftest import Running, start

@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from forebay.base.errors import Unavailable
-from forebay.engine.async_engine import AsyncEngine
+from forebay.engine.client.async_engine import AsyncEngine
 from forebay.memory.radix_node import Branch
 
 KEPT_S: Final = 2.0  # for which one look serves all viewers

@@ -12,8 +12,8 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from forebay.engine.choice import Choice, Piece
-from forebay.engine.scores import Scored
+from forebay.engine.client.choice import Choice, Piece
+from forebay.engine.client.scores import Scored
 from forebay.server.api.dialect import ChunkDialect, Fields, encode
 from forebay.server.api.generation import Generation, Usage
 from forebay.server.api.items import Call as ReadCall

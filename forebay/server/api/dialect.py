@@ -17,8 +17,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from forebay.base.errors import ForebayError
-from forebay.engine.choice import Choice, Piece, weights_changed
-from forebay.engine.scores import Scored
+from forebay.engine.client.choice import Choice, Piece, weights_changed
+from forebay.engine.client.scores import Scored
 from forebay.server.api.generation import Generation
 from forebay.server.api.logprobs import RankedLogprob, prompt_logprobs
 from forebay.server.context import ServerContext

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from forebay.base.errors import ForebayError, InvalidRequest
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import DisaggregationMode
-from forebay.engine.embedding import (
+from forebay.engine.client.embedding import (
     INSTRUCTION,
     check_dimensions,
     nearness,

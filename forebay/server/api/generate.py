@@ -16,8 +16,8 @@ from starlette.responses import Response
 from forebay.base.errors import ForebayError
 from forebay.base.sampling import NUMBERS
 from forebay.config.server_args import MAX_COUNT
-from forebay.engine.choice import Choice, Piece
-from forebay.engine.scores import Scored, token_name
+from forebay.engine.client.choice import Choice, Piece
+from forebay.engine.client.scores import Scored, token_name
 from forebay.requests.sampling_params import MAX_SEED, MAX_TOP_LOGPROBS
 from forebay.requests.step_plan import TokenLogprob
 from forebay.server.api.dialect import Dialect

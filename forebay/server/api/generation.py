@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from forebay.engine.async_engine import AsyncEngine
-from forebay.engine.choice import Choice, Piece, Prompt
+from forebay.engine.client.async_engine import AsyncEngine
+from forebay.engine.client.choice import Choice, Piece, Prompt
 from forebay.engine.stream import Stream
 from forebay.requests.sampling_params import RANDOM_SEED, Grammar, SamplingParams, seed_of_choice
 from forebay.requests.transfers import Rendezvous

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from forebay.base.errors import Unavailable
-from forebay.engine.choice import Choice, Piece
+from forebay.engine.client.choice import Choice, Piece
 from forebay.server.api.dialect import Dialect
 from forebay.server.api.generation import Generation
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought

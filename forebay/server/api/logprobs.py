@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from forebay.engine.scores import Scored, ranked, token_name
+from forebay.engine.client.scores import Scored, ranked, token_name
 from forebay.text.answers.parts import CallArguments, Kind, Said, Thought
 from forebay.text.token_bytes import TokenBytes
 

@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from forebay.base import json_text
 from forebay.base.errors import ForebayError
-from forebay.engine.choice import Choice
-from forebay.engine.scores import Scored
+from forebay.engine.client.choice import Choice
+from forebay.engine.client.scores import Scored
 from forebay.memory.miss_reason import MissReason
 from forebay.server.api.generation import CacheUsage, Generation
 from forebay.server.api.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from forebay.base.errors import ForebayError
 from forebay.base.package import __version__
 from forebay.base.sampling import NUMBERS
-from forebay.engine.choice import Choice, Piece
-from forebay.engine.scores import Scored
+from forebay.engine.client.choice import Choice, Piece
+from forebay.engine.client.scores import Scored
 from forebay.server.api.dialect import Dialect
 from forebay.server.api.generation import Generation, Timings
 from forebay.server.api.items import Call, items_of, parts_of, the_choice

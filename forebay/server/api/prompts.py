@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
 from forebay.base.errors import InvalidRequest, RequestError
-from forebay.engine.choice import Reading
+from forebay.engine.client.choice import Reading
 from forebay.requests.sampling_params import check_token_ids
 from forebay.server.context import ServerContext
 from forebay.server.protocol.messages import ChatMessage, Templated

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.base.errors import ForebayError
-from forebay.engine.choice import Choice, Piece
-from forebay.engine.scores import Scored
+from forebay.engine.client.choice import Choice, Piece
+from forebay.engine.client.scores import Scored
 from forebay.server.api.generation import CachedDetails, CacheUsage, Generation, ReasoningDetails
 from forebay.server.api.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
 from forebay.server.api.logprobs import ScoredToken, text_logprobs

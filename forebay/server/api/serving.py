@@ -15,7 +15,7 @@ from forebay.base.errors import ForebayError, InvalidRequest
 from forebay.base.log import event, get_logger
 from forebay.base.sampling import NUMBERS
 from forebay.config.engine_config import DisaggregationMode
-from forebay.engine.choice import Prompt
+from forebay.engine.client.choice import Prompt
 from forebay.engine.frames import Ready
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous

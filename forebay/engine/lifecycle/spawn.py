@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from forebay.base.child import environment, held_back
 from forebay.base.signals import ENDING
 
-ENTRY: Sequence[str] = ("-P", "-m", "forebay.engine.process")
+ENTRY: Sequence[str] = ("-P", "-m", "forebay.engine.loop.process")
 
 _STDERR = 2
 

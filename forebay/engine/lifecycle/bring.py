@@ -14,8 +14,8 @@ from forebay.base.progress import byte_progress
 from forebay.base.units import human_bytes
 from forebay.config.engine_config import Config
 from forebay.config.resolve import Survey
-from forebay.engine.model_shape import Shape, read_shape
-from forebay.engine.sizing import memory_demand
+from forebay.engine.lifecycle.model_shape import Shape, read_shape
+from forebay.engine.lifecycle.sizing import memory_demand
 from forebay.families.model_config import ModelConfig
 from forebay.formats.hub_names import HubModel, chosen_gguf
 from forebay.formats.safetensors import INDEX_NAME, SINGLE_NAME, weight_files, why_no_weights

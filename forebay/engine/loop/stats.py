@@ -9,8 +9,8 @@ from typing import Any, Final
 from msgspec.structs import asdict
 
 from forebay.base.log import event
-from forebay.engine.exchange import Exchange
 from forebay.engine.frames import Speculating, State
+from forebay.engine.loop.exchange import Exchange
 from forebay.scheduler.counters import OF_ENGINE, zeros
 from forebay.scheduler.scheduler import Scheduler
 from forebay.speculation.adaptive import Widths

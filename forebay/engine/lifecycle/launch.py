@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from forebay.config.engine_config import EngineConfig
 from forebay.engine.channel import FrameEncoder
 from forebay.engine.frames import Configure
-from forebay.engine.spawn import ENTRY, Spawned, spawn
+from forebay.engine.lifecycle.spawn import ENTRY, Spawned, spawn
 
 
 @dataclass(frozen=True, slots=True)

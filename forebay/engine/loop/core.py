@@ -14,10 +14,10 @@ from forebay.base import fault
 from forebay.base.errors import EngineError, ForebayError
 from forebay.base.heap import Reserve, is_out_of_memory
 from forebay.base.log import event, get_logger
-from forebay.engine.exchange import Connected, Exchange
 from forebay.engine.frames import AddRequest
-from forebay.engine.sleep import Memory, NoMemory, Sleeper
-from forebay.engine.stats import Stats
+from forebay.engine.lifecycle.sleep import Memory, NoMemory, Sleeper
+from forebay.engine.loop.exchange import Connected, Exchange
+from forebay.engine.loop.stats import Stats
 from forebay.engine.stream import failed
 from forebay.requests.request import Request, RequestFault
 from forebay.requests.sampling_params import check_token_ids

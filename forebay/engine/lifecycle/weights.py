@@ -19,7 +19,7 @@ from forebay.base import fault
 from forebay.base.errors import Conflict, InvalidRequest, ModelError
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import EngineConfig
-from forebay.engine.drafting import assistant_of, draft_model_of, drafter_of
+from forebay.engine.lifecycle.drafting import assistant_of, draft_model_of, drafter_of
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.files import open_regular
 from forebay.formats.safetensors import checkpoint_files

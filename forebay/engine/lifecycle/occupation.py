@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forebay.base.errors import Conflict
-from forebay.engine.weights import EngineWeights
+from forebay.engine.lifecycle.weights import EngineWeights
 from forebay.formats.stored_tensor import StoredTensor
 from forebay.memory.slots import Ids
 from forebay.pools.regions import Regions, Tag

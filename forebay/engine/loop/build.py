@@ -29,13 +29,13 @@ from forebay.base.parts import I32
 from forebay.base.units import human_bytes, human_seconds
 from forebay.config.engine_config import EngineConfig, SchedulerConfig, SpeculationOptions, SpeculativeAlgorithm
 from forebay.config.machine import available_memory
-from forebay.engine.core import EngineCore
-from forebay.engine.drafting import by_draft_model, draft_cache_specs
 from forebay.engine.frames import Ready
-from forebay.engine.occupation import Occupation
-from forebay.engine.roles import role_of, shared_caches, transfers_for
-from forebay.engine.sizing import memory_demand, scheduler_config, within_memory
-from forebay.engine.weights import DTYPES, EngineWeights, Loaded
+from forebay.engine.lifecycle.drafting import by_draft_model, draft_cache_specs
+from forebay.engine.lifecycle.occupation import Occupation
+from forebay.engine.lifecycle.sizing import memory_demand, scheduler_config, within_memory
+from forebay.engine.lifecycle.weights import DTYPES, EngineWeights, Loaded
+from forebay.engine.loop.core import EngineCore
+from forebay.engine.loop.roles import role_of, shared_caches, transfers_for
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.grammar.matching import Grammars

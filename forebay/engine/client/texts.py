@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, Self
 
 from forebay.base.errors import Conflict
-from forebay.engine.choice import weights_changed
+from forebay.engine.client.choice import weights_changed
+from forebay.engine.client.writing import Prompt, RequestOutput, TextDelta, Writing, chat_prompt, output_of
 from forebay.engine.frames import Ready
-from forebay.engine.launch import EngineProcess, launch
+from forebay.engine.lifecycle.launch import EngineProcess, launch
 from forebay.engine.stream import Stream
-from forebay.engine.writing import Prompt, RequestOutput, TextDelta, Writing, chat_prompt, output_of
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Update
 from forebay.text.resumption import Message

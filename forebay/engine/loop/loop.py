@@ -12,7 +12,6 @@ from forebay.base.clock import TICK_S, RunClock
 from forebay.base.errors import EngineError
 from forebay.base.log import event, get_logger
 from forebay.engine.channel import Channel, ChannelClosed, FrameTooLarge
-from forebay.engine.core import EngineCore
 from forebay.engine.frames import (
     TAGS,
     AbortRequest,
@@ -30,8 +29,9 @@ from forebay.engine.frames import (
     Updates,
     UpdateWeights,
 )
+from forebay.engine.loop.core import EngineCore
+from forebay.engine.loop.surveys import Surveys
 from forebay.engine.stream import failed
-from forebay.engine.surveys import Surveys
 from forebay.requests.updates import Failure, Update
 
 STATE_INTERVAL_S: Final = 1.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from forebay.base.errors import Unavailable
-from forebay.engine.scores import Scored, WaitingScores
+from forebay.engine.client.scores import Scored, WaitingScores
 from forebay.requests.sampling_params import Grammar, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, FinishReason, MemoryReport, SpeculationReport, Update

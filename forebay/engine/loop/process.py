@@ -1,4 +1,4 @@
-"""The engine process: `python -m forebay.engine.process FD PARENT`, with FD our end of the channel (see `spawn`).
+"""The engine process: `python -m forebay.engine.loop.process FD PARENT`, with FD our end of the channel (see `spawn`).
 
 Its configuration is the first frame; its first answer is `Ready`, or `Dead` with the root cause. It lives as long as
 its parent: signals that end a terminal's or a service's processes are the parent's to act on, and the parent's end is
@@ -27,9 +27,9 @@ from forebay.base.log import event, get_logger, setup_logging
 from forebay.base.signals import ENDING
 from forebay.config.engine_config import EngineConfig
 from forebay.engine.channel import Channel, ChannelClosed, ChannelError
-from forebay.engine.core import EngineCore
 from forebay.engine.frames import Configure, Dead, Ready, Shutdown, ToEngine
-from forebay.engine.loop import EngineLoop
+from forebay.engine.loop.core import EngineCore
+from forebay.engine.loop.loop import EngineLoop
 from forebay.requests.updates import Failure
 
 Build = Callable[[EngineConfig, RunClock], tuple[EngineCore, Ready]]
@@ -127,10 +127,10 @@ def main() -> NoReturn:
 
     # Here and not above: whoever dies while torch is being imported must find the watch already running.
     def ahead() -> None:
-        importlib.import_module("forebay.engine.build")
+        importlib.import_module("forebay.engine.loop.build")
 
     def build(config: EngineConfig, clock: RunClock) -> tuple[EngineCore, Ready]:
-        from forebay.engine.build import build_engine
+        from forebay.engine.loop.build import build_engine
 
         return build_engine(config, clock)
 

@@ -26,10 +26,7 @@ from forebay.base.log import event, get_logger
 from forebay.config.disaggregation import refuse_without_server
 from forebay.config.resolve import resolve
 from forebay.config.sources import refuse_server_settings
-from forebay.engine.bring import bring
-from forebay.engine.build import build_engine, trim
-from forebay.engine.core import EngineCore
-from forebay.engine.embedding import (
+from forebay.engine.client.embedding import (
     INSTRUCTION,
     Texts,
     Vector,
@@ -39,11 +36,14 @@ from forebay.engine.embedding import (
     question,
     verdict,
 )
+from forebay.engine.client.writing import Prompt, RequestOutput, Writing, chat_prompt, output_of
 from forebay.engine.frames import TAGS, WEIGHTS, AddRequest
-from forebay.engine.loop import STUCK_WAIT_S
+from forebay.engine.lifecycle.bring import bring
+from forebay.engine.lifecycle.weights import GivenTensor
+from forebay.engine.loop.build import build_engine, trim
+from forebay.engine.loop.core import EngineCore
+from forebay.engine.loop.loop import STUCK_WAIT_S
 from forebay.engine.stream import merge
-from forebay.engine.weights import GivenTensor
-from forebay.engine.writing import Prompt, RequestOutput, Writing, chat_prompt, output_of
 from forebay.formats.store import absent_model
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import CacheReport, Update

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import msgspec
 
-from forebay.engine.checks import Checks, Patterned
 from forebay.engine.frames import Transferring
+from forebay.engine.loop.checks import Checks, Patterned
 from forebay.requests.transfers import NONCE_BYTES, Rendezvous, Transfers
 from forebay.scheduler.scheduler import Scheduler
 

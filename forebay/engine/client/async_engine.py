@@ -13,6 +13,7 @@ from forebay.base.log import event, get_logger
 from forebay.base.loop_clock import LoopClock
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.channel import MAX_FRAME_BYTES, ChannelError, FrameDecoder, FrameTooLarge
+from forebay.engine.client.texts import TextEngine
 from forebay.engine.frames import (
     TAGS,
     WEIGHTS,
@@ -36,9 +37,8 @@ from forebay.engine.frames import (
     Updates,
     UpdateWeights,
 )
-from forebay.engine.launch import EngineProcess, describe_exit
+from forebay.engine.lifecycle.launch import EngineProcess, describe_exit
 from forebay.engine.stream import Mailbox, Stream, failed
-from forebay.engine.texts import TextEngine
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from forebay.base.errors import ConfigError
 from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions, EngineConfig, TransferBackend
-from forebay.engine.exchange import Connected
+from forebay.engine.loop.exchange import Connected
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.regions import Regions, Tag
 from forebay.scheduler.decode_role import DecodeRole

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from forebay.base.errors import ForebayError, InvalidRequest
-from forebay.engine.choice import Abortable, Choice
-from forebay.engine.choice import Prompt as Tokens
-from forebay.engine.scores import Logprob, ranked
+from forebay.engine.client.choice import Abortable, Choice
+from forebay.engine.client.choice import Prompt as Tokens
+from forebay.engine.client.scores import Logprob, ranked
 from forebay.requests.sampling_params import SamplingParams, seed_of_choice
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, FinishReason, Update

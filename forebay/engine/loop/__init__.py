@@ -1,0 +1,1 @@
+"""The engine's side: from a configuration to a loop that takes frames, plans steps and sends updates."""
