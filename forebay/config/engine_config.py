@@ -59,9 +59,14 @@ class SpeculativeAlgorithm(StrEnum):
     STANDALONE = "STANDALONE"  # a smaller model of its own
 
     @property
+    def on_host(self) -> bool:
+        """Whether the guesses continue the last token on the host, by a `Proposer`."""
+        return self is SpeculativeAlgorithm.NGRAM
+
+    @property
     def on_device(self) -> bool:
         """Whether the guesses are made where the model computes, and the host never sees them."""
-        return self not in (SpeculativeAlgorithm.OFF, SpeculativeAlgorithm.NGRAM)
+        return self is not SpeculativeAlgorithm.OFF and not self.on_host
 
     @property
     def keeps_hidden(self) -> bool:

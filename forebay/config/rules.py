@@ -14,7 +14,7 @@ from forebay.base.cpu import BFLOAT16_FLAGS, Cpu
 from forebay.base.units import human_bytes
 from forebay.base.variants import VARIANTS
 from forebay.config import disaggregation, kinds, sampling, speculation
-from forebay.config.engine_config import CacheIsolation, SpeculativeAlgorithm
+from forebay.config.engine_config import CacheIsolation
 from forebay.config.flag import Decision, Settled
 from forebay.config.gpu import GpuMemory, limits_for
 from forebay.config.machine import Amount
@@ -177,7 +177,7 @@ def _cuda_graph_max_bs(facts: Facts, settled: Settled) -> Decision:
 
 
 def _overlap_depth(facts: Facts, settled: Settled) -> Decision:
-    if speculation.algorithm_of(settled) is SpeculativeAlgorithm.NGRAM:
+    if speculation.algorithm_of(settled).on_host:
         return Decision(0, "guesses continue the last token, which the host must know")
     if facts.gpu is not None:
         return Decision(1, "the host plans the next step while the GPU computes")

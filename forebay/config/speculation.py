@@ -138,7 +138,7 @@ def problems(settled: Settled, asked: Callable[[str], str]) -> Iterator[str]:
             f"{asked('speculative_eagle_topk')}: of a tree of guesses one path at most is accepted, and on a CPU every "
             "token that is verified costs: guesses are chains, use 1"
         )
-    if algorithm is SpeculativeAlgorithm.NGRAM and settled["overlap_depth"]:
+    if algorithm.on_host and settled["overlap_depth"]:
         yield (
             f"{asked('overlap_depth')} and {asked('speculative_algorithm')}: guesses continue the last token, which "
             "the host does not know while its step is in flight: use --overlap-depth 0"

@@ -158,7 +158,7 @@ class Occupied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(SchedulerState, frozen=True, tag="state", kw_only=True):
-    """Where the engine stands. Times are seconds of its monotonic clock; of the counters `engine/loop/stats.py`."""
+    """Where the engine stands. Times are seconds of its monotonic clock; counters are in `engine/loop/stats.py`."""
 
     last_step_age_s: float  # since a step last completed, 0 when idle
     answers: int = 0  # the serial of the frame that asked for it

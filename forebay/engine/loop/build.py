@@ -53,6 +53,7 @@ from forebay.runtime.graph_backends import Eager, graphs_for
 from forebay.runtime.graph_runner import default_sizes
 from forebay.runtime.overlap import OverlappedRunner
 from forebay.scheduler.limits import most_requests
+from forebay.scheduler.proposer import Proposer
 from forebay.scheduler.scheduler import Scheduler
 from forebay.speculation.adaptive import Widths
 from forebay.speculation.ngram import Ngram
@@ -61,6 +62,9 @@ PROGRESS_STEP: Final = 0.25  # of the weights, between two log lines
 _M_TRIM_THRESHOLD: Final = -1  # numbers of glibc's malloc.h
 _M_MMAP_THRESHOLD: Final = -3
 _LARGEST_RESULT_BYTES: Final = 1 << 30
+_PROPOSERS: Final[dict[SpeculativeAlgorithm, Callable[[SpeculationOptions], Proposer]]] = {
+    SpeculativeAlgorithm.NGRAM: Ngram,
+}
 
 Report = list[tuple[str, str, str, str]]
 
@@ -148,9 +152,9 @@ def _core(
     )
 
 
-def _proposer(options: SpeculationOptions) -> Ngram | None:
+def _proposer(options: SpeculationOptions) -> Proposer | None:
     """Make the proposer of draft tokens on the host; None without one."""
-    return Ngram(options) if options.algorithm is SpeculativeAlgorithm.NGRAM else None
+    return _PROPOSERS[options.algorithm](options) if options.algorithm.on_host else None
 
 
 def _grammars(config: EngineConfig, model: ModelConfig) -> Grammars:
