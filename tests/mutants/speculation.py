@@ -55,7 +55,7 @@ SPECULATION = (
     Mutant(
         "C17 guesses that continue the last token go with no step in flight",
         "config/speculation.py",
-        '    if algorithm is SpeculativeAlgorithm.NGRAM and settled["overlap_depth"]:',
+        '    if algorithm.on_host and settled["overlap_depth"]:',
         "    if False:",
         "config/test_speculation.py::test_what_cannot_be_is_refused_by_name",
     ),
