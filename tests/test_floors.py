@@ -48,6 +48,7 @@ HOST_ENGINE_FILES = (
     "channel",
     "launch",
     "async_engine",
+    "link",
     "stream",
     "sizing",
     "embedding",

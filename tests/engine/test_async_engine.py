@@ -12,7 +12,8 @@ import pytest
 from forebay.base.errors import ModelError, Overloaded, PayloadTooLarge, Unavailable
 from forebay.engine import channel as channel_module
 from forebay.engine import stream as stream_module
-from forebay.engine.client.async_engine import EXIT_GRACE_S, AsyncEngine
+from forebay.engine.client.async_engine import AsyncEngine
+from forebay.engine.client.link import EXIT_GRACE_S
 from forebay.engine.frames import (
     KV_CACHE,
     TAGS,

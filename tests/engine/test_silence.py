@@ -16,7 +16,7 @@ from tests.engine.scenes import FakeTime, collect, play, submit, tokens
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     """The time by which engines are watched, all the time."""
-    monkeypatch.setattr("forebay.engine.client.async_engine.WATCH_INTERVAL_S", 0.0)
+    monkeypatch.setattr("forebay.engine.client.link.WATCH_INTERVAL_S", 0.0)
     return FakeTime()
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from forebay.base.loop_clock import LoopClock
 from forebay.engine.channel import ChannelError, FrameDecoder, FrameEncoder
-from forebay.engine.client.async_engine import AsyncEngine, _Protocol
+from forebay.engine.client.async_engine import AsyncEngine
+from forebay.engine.client.link import _Protocol
 from forebay.engine.frames import (
     AbortRequest,
     AddRequest,

@@ -68,7 +68,7 @@ ENGINE = (
     ),
     Mutant(
         "C27 an engine whose loop hangs is given up although its thread speaks",
-        "engine/client/async_engine.py",
+        "engine/client/link.py",
         "        if turn_age_s > limit:\n",
         "        if False:\n",
         "engine/test_silence.py::test_an_engine_whose_thread_speaks_while_its_loop_hangs_is_given_up_as_well",
