@@ -34,7 +34,8 @@ from forebay.pools.cache_spec import FullAttention, cache_sizes
 from forebay.pools.regions import Regions, Tag
 from forebay.requests.transfers import Arrived, Broken, Closed, Event, Offer, Offered, Send, Span, Tail, Ticket
 from forebay.transfer.build import transfers_of
-from forebay.transfer.session.layout import Layout, columns_of
+from forebay.transfer.session.layout import columns_of
+from forebay.transfer.wire.frames import Layout
 from forebay.transfer.worker import Worker
 
 

@@ -53,7 +53,7 @@ WITHOUT_DOCSTRING: dict[str, int] = {
     "requests": 2,
     "runtime": 58,
     "server": 217,
-    "transfer": 128,
+    "transfer": 126,
 }
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

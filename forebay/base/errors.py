@@ -151,6 +151,18 @@ class Unavailable(EngineError):
     default_code = "unavailable"
 
 
+class OfferError(EngineError):
+    """Raised if the offered or sent parts of a KV transfer do not fit together."""
+
+    default_code = "transfer_incomplete"
+
+
+class WireError(EngineError):
+    """Raised if a peer engine sent bytes that are no frame of the session, or too many of them."""
+
+    default_code = "wire_error"
+
+
 class GenerationError(ForebayError):
     """Some prompts of one call failed; raised when all have ended. `failures` are their errors by the prompt's place in
     the call; `outputs` has what came of every prompt, those that did not fail included."""

@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from forebay.base.errors import ConfigError
+from forebay.base.exposure import is_loopback
 from forebay.config.engine_config import Chaos, DisaggregationOptions, EngineConfig, TransferBackend
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.table import Region
-from forebay.transfer.decode import is_loopback
-from forebay.transfer.session.layout import Layout, layout_of
+from forebay.requests.pieces import KindShape
+from forebay.transfer.session.layout import layout_of
 from forebay.transfer.wire.faults import Faults
-from forebay.transfer.wire.memory import HostMemory, Memory, shapes_of
-from forebay.transfer.wire.pages import KindShape
+from forebay.transfer.wire.frames import Layout
+from forebay.transfer.wire.memory import HostMemory, Memory, OneSided, shapes_of
 from forebay.transfer.wire.shm import Place, Shm, machine
-from forebay.transfer.wire.transport import OneSided
 from forebay.transfer.worker import Worker
 
 _FLAG: Final = "--disaggregation-transfer-backend"
@@ -115,7 +115,7 @@ _BY_LIBRARY: Final = {"nixl": _nixl, "mooncake": _mooncake}
 
 def memory_of(cache: CachePool, shapes: Mapping[str, KindShape]) -> Memory:
     if any(tensor.is_cuda for table in cache.tables.values() for tensor in table.tensors):
-        from forebay.transfer.wire.device_memory import DeviceMemory
+        from forebay.transfer.wire.memory import DeviceMemory
 
         return DeviceMemory(cache, shapes)
     return HostMemory.of(cache, shapes)

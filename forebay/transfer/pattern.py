@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
+from forebay.requests.pieces import KindShape, Piece, extents, pieces
 from forebay.requests.transfers import Span
 from forebay.transfer.wire.memory import U8, Memory
-from forebay.transfer.wire.pages import KindShape, Piece, extents, pieces
 
 MOST_TOLD: Final = 8  # regions that hold something else
 

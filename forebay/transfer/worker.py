@@ -23,18 +23,18 @@ from forebay.base.errors import EngineError
 from forebay.base.log import event, get_logger
 from forebay.base.wake import Wake
 from forebay.config.engine_config import DisaggregationOptions
+from forebay.requests.pieces import KindShape
 from forebay.requests.transfers import Decline, Event, Offer, Order, Rest, Send, Span, Withdraw
-from forebay.transfer import data_thread
-from forebay.transfer.data_thread import DataThread
-from forebay.transfer.decode import DecodeStage
-from forebay.transfer.desk import ConnectionUser, Desk
 from forebay.transfer.pattern import Pattern
-from forebay.transfer.prefill import PrefillStage
+from forebay.transfer.session import data_thread
 from forebay.transfer.session.connection import Connection
-from forebay.transfer.session.layout import Layout, weights_digest
-from forebay.transfer.wire.memory import Memory, chunk_bytes
-from forebay.transfer.wire.pages import KindShape
-from forebay.transfer.wire.transport import OneSided
+from forebay.transfer.session.data_thread import DataThread
+from forebay.transfer.session.decode import DecodeStage
+from forebay.transfer.session.desk import ConnectionUser, Desk
+from forebay.transfer.session.layout import weights_digest
+from forebay.transfer.session.prefill import PrefillStage
+from forebay.transfer.wire.frames import Layout
+from forebay.transfer.wire.memory import Memory, OneSided, chunk_bytes
 
 TICKS_PER_BEAT: Final = 4
 BACKLOG: Final = 64

@@ -21,7 +21,8 @@ from forebay.pools.cache_spec import CacheSpec, FullAttention, LatentAttention, 
 from forebay.pools.regions import Regions, Tag
 from forebay.requests.transfers import Closed, Event, Offer, Offered, Send, Span, Tail, Ticket
 from forebay.transfer.build import transfers_of
-from forebay.transfer.session.layout import Layout, columns_of
+from forebay.transfer.session.layout import columns_of
+from forebay.transfer.wire.frames import Layout
 from forebay.transfer.worker import Worker
 from tests.deadlines import wait_until
 

@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 
 from forebay.config.engine_config import Chaos, DisaggregationMode
+from forebay.requests.pieces import Chunk, pieces
 from forebay.requests.transfers import Offer, Span, Ticket
 from forebay.transfer.session.connection import Connection, ConnectionLost
-from forebay.transfer.session.layout import PROTOCOL, Layout
 from forebay.transfer.wire import frames, shm
 from forebay.transfer.wire.faults import Faults
+from forebay.transfer.wire.frames import PROTOCOL, Layout
 from forebay.transfer.wire.memory import HostMemory, checksum, chunk_bytes, shapes_of
-from forebay.transfer.wire.pages import pieces
 from forebay.transfer.wire.tcp import tune
 from tests.deadlines import wait_until
 from tests.transfer.ends import N
@@ -113,13 +113,13 @@ class ScriptedPrefill:
         if beats:
             self.control.beat()
 
-    def chunks(self, prefill: Half, nonce: bytes, span: Span, num_tokens: int) -> list[tuple[frames.Chunk, bytes]]:
+    def chunks(self, prefill: Half, nonce: bytes, span: Span, num_tokens: int) -> list[tuple[Chunk, bytes]]:
         """All of a prompt's KV as it lies there."""
         shapes = shapes_of(prefill.cache)
         memory, found = HostMemory.of(prefill.cache, shapes), []
         for piece in pieces("kv", shapes["kv"], span, 0, num_tokens):
             data = memory.gather(piece, np.empty(chunk_bytes(shapes), dtype=np.uint8)).tobytes()
-            chunk = frames.Chunk(
+            chunk = Chunk(
                 nonce=nonce,
                 kind="kv",
                 region=piece.region,
@@ -132,7 +132,7 @@ class ScriptedPrefill:
             found.append((chunk, data))
         return found
 
-    def send_chunk(self, chunk: frames.Chunk, data: bytes) -> None:
+    def send_chunk(self, chunk: Chunk, data: bytes) -> None:
         self.data.send(chunk)
         self.data.link.sock.setblocking(True)
         self.data.link.sock.sendall(data)

@@ -17,6 +17,7 @@ import numpy as np
 
 from forebay.base.errors import EngineError
 from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions
+from forebay.requests.pieces import KindShape
 from forebay.requests.transfers import (
     Arrived,
     Broken,
@@ -35,10 +36,9 @@ from forebay.requests.transfers import (
     Withdraw,
 )
 from forebay.requests.updates import Failure
-from forebay.transfer.decode import DecodeStage
-from forebay.transfer.session.layout import PROTOCOL, Layout
+from forebay.transfer.session.decode import DecodeStage
 from forebay.transfer.wire import frames
-from forebay.transfer.wire.pages import KindShape
+from forebay.transfer.wire.frames import PROTOCOL, Layout
 from forebay.transfer.worker import Worker
 from tests.simulation.command_line import command_line
 from tests.simulation.liveness import require

@@ -9,14 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from forebay.base.errors import WireError
+from forebay.requests.pieces import KindShape
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Span, Tail
 from forebay.requests.updates import CacheReport, Failure
-from forebay.transfer.session.layout import PROTOCOL, Layout
 from forebay.transfer.wire import frames
-from forebay.transfer.wire.bounds import Bounds
-from forebay.transfer.wire.framing import WireError
-from forebay.transfer.wire.pages import KindShape
+from forebay.transfer.wire.frames import PROTOCOL, Bounds, Layout
 from tests.transfer.ends import GONE, N, code_of
 from tests.transfer.pair import layout_of
 from tests.transfer.scripted import decode_alone, hello, scripted_offer

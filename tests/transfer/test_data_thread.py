@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.transfer import data_thread
-from forebay.transfer.data_thread import DataThread, _Arrival, _Outbox
+from forebay.transfer.session import data_thread
+from forebay.transfer.session.data_thread import DataThread, _Arrival, _Outbox
 from tests.deadlines import wait_until
 
 NONCE = bytes(16)

@@ -9,15 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.base.errors import WireError
 from forebay.transfer.wire.frames import Beat, Fenced, Hello, ToDecode
-from forebay.transfer.wire.framing import (
-    MAX_FRAME_BYTES,
-    MAX_GREETING_BYTES,
-    FrameDecoder,
-    FrameEncoder,
-    Keys,
-    WireError,
-)
+from forebay.transfer.wire.framing import MAX_FRAME_BYTES, MAX_GREETING_BYTES, FrameDecoder, FrameEncoder, Keys
 from tests.transfer.pair import KEY
 
 FRAMES = [Beat(), Fenced(b"n" * 16), Beat([b"n" * 16])]

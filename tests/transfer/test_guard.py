@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from forebay.base.errors import WireError
 from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.requests.transfers import Offered, Send, Tail
-from forebay.transfer.prefill import PrefillStage
 from forebay.transfer.session.connection import ConnectionLost
 from forebay.transfer.session.guard import Guard
+from forebay.transfer.session.prefill import PrefillStage
 from forebay.transfer.wire import shm
 from forebay.transfer.wire.faults import Faults
-from forebay.transfer.wire.framing import WireError
 from forebay.transfer.wire.memory import HostMemory, shapes_of
 from forebay.transfer.wire.tcp import TcpReader, TcpWriter
 from tests.deadlines import wait_until

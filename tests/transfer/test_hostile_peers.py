@@ -12,16 +12,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from forebay.base.errors import EngineError
+from forebay.base.errors import EngineError, WireError
 from forebay.config.engine_config import DisaggregationMode
+from forebay.requests.pieces import Chunk
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Arrived, Closed, Offered, Send, Tail, Ticket, Withdraw
 from forebay.requests.updates import CacheReport
-from forebay.transfer.prefill import PrefillStage
 from forebay.transfer.session.connection import ConnectionLost
-from forebay.transfer.session.layout import PROTOCOL, Layout
+from forebay.transfer.session.prefill import PrefillStage
 from forebay.transfer.wire import frames
-from forebay.transfer.wire.framing import FrameEncoder, Keys, WireError
+from forebay.transfer.wire.frames import PROTOCOL, Layout
+from forebay.transfer.wire.framing import FrameEncoder, Keys
 from tests.deadlines import wait_until
 from tests.transfer.altered import alterations
 from tests.transfer.ends import GONE, N, assert_ends
@@ -303,7 +304,7 @@ def _against_decode(layout: Layout) -> Iterator[tuple[str, Callable[[ScriptedPre
     for frame in (frames.Welcome(layout, "tcp", "", 0), frames.Refused(GONE)):
         for name, changed in alterations(frame):
             yield name, welcomed(changed)
-    chunk = frames.Chunk(nonce=nonce, kind="kv", region=0, num_regions=1, first=0, end=N, num_bytes=4096, checksum=1)
+    chunk = Chunk(nonce=nonce, kind="kv", region=0, num_regions=1, first=0, end=N, num_bytes=4096, checksum=1)
     said = [frames.Completed(nonce, TAIL), frames.Withdrawn(nonce, GONE), frames.Fenced(nonce), frames.Beat([nonce])]
     for frame in [*said, frames.Resting(True), frames.Joined(), chunk]:
         for name, changed in alterations(frame):

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from forebay.config.engine_config import Chaos, DisaggregationMode
+from forebay.requests import pieces
+from forebay.requests.pieces import Chunk
 from forebay.requests.transfers import Arrived, Broken, Event, Offer, Offered, Send, Sent, Tail, Withdraw
-from forebay.transfer.wire import frames, pages, shm
+from forebay.transfer.wire import frames, shm
 from forebay.transfer.wire.faults import Faults
 from forebay.transfer.wire.shm import ShmWriter
 from tests.deadlines import wait_until
@@ -83,7 +85,7 @@ class Lost(ShmWriter):
     closes_at_once = False
     is_lost = True
 
-    def advance(self) -> frames.Chunk | None:
+    def advance(self) -> Chunk | None:
         raise OSError("lost")
 
 
@@ -152,7 +154,7 @@ class Once:
 def test_one_chunk_that_is_lost_doubled_late_or_altered_is_found(
     backend: str, fault: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr(pieces, "CHUNK_BYTES", 1 << 10)
     with pair(backend=backend, options=STEADY) as (prefill, decode):
         transfer(prefill, decode, N)
         [box] = prefill.transfers._data_thread._outboxes.values()

@@ -11,13 +11,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from forebay.base.errors import ConfigError
+from forebay.base.errors import ConfigError, WireError
 from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.requests.transfers import Broken, Decline, Offer, Offered, Withdraw
 from forebay.requests.updates import Failure
-from forebay.transfer.session import connection, layout, prefill_peer
+from forebay.transfer.session import connection, prefill_peer
 from forebay.transfer.wire import frames
-from forebay.transfer.wire.framing import WireError
 from tests.deadlines import NEVER_S, wait_until
 from tests.transfer.ends import GONE, STEADY, N, assert_ends, code_of
 from tests.transfer.pair import EVERYTHING, OPTIONS, PLAIN, half, layout_of, offer, pair, spans_of, transfer
@@ -75,7 +74,7 @@ def declined(made: Offer, why: Failure) -> Offered:
 @pytest.mark.parametrize("older", [prefill_peer, connection], ids=["decode", "prefill"])
 def test_another_protocol_is_refused_with_both_numbers(older: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(older, "PROTOCOL", 0)
-    numbers = (layout.PROTOCOL, 0) if older is prefill_peer else (0, layout.PROTOCOL)
+    numbers = (frames.PROTOCOL, 0) if older is prefill_peer else (0, frames.PROTOCOL)
     with pair(options=STEADY) as (prefill, decode):
         made = offer(prefill, decode, spans_of(decode, N), N)
         decode.transfers.submit(made)
@@ -91,8 +90,8 @@ def test_prefill_peer_of_another_protocol_is_answered_and_sent_away() -> None:
     with near, far:
         prefill = connection.Connection(near, "there", lambda: 0.0, Chaos())
         prefill.await_greeting(b"k")
-        hello = frames.Hello(protocol=layout.PROTOCOL + 1, instance="d", epoch=1, nonce=bytes(32))
-        with pytest.raises(WireError, match=f"decode speaks protocol {layout.PROTOCOL + 1}, prefill"):
+        hello = frames.Hello(protocol=frames.PROTOCOL + 1, instance="d", epoch=1, nonce=bytes(32))
+        with pytest.raises(WireError, match=f"decode speaks protocol {frames.PROTOCOL + 1}, prefill"):
             prefill.admit(b"k", hello, "p")
         assert far.recv(1 << 12)
 

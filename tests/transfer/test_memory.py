@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from forebay.config.engine_config import CacheTypes
 from forebay.pools.cache_pool import CachePool
+from forebay.requests.pieces import pieces
 from forebay.requests.transfers import Span
 from forebay.transfer.wire import memory
 from forebay.transfer.wire.memory import HostMemory, checksum, chunk_bytes, runs, shapes_of
-from forebay.transfer.wire.pages import pieces
 from tests.transfer.pair import EIGHT_BITS, EVERYTHING, NUM_SLOTS
 
 

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.base.errors import OfferError
+from forebay.requests import pieces
+from forebay.requests.pieces import KindShape, Piece, extents
 from forebay.requests.transfers import Span
-from forebay.transfer.wire import pages
-from forebay.transfer.wire.pages import Departing, KindShape, Landing, OfferError, Piece, extents
+from forebay.transfer.state.tickets import Departing, Landing
 
 SIZES = (6, 2_500_000, 10, 4)  # bytes of a place in each region; the second needs chunks of its own
 
@@ -59,7 +61,7 @@ def test_every_position_of_every_region_is_sent_once_and_lands_in_its_place(
             assert there.places[i] == target.ids[here // sizes[1]] * sizes[1] + here % sizes[1]
         seen[regions, piece.first : piece.end] += 1
         num_bytes = sum(SIZES[regions]) * len(piece.places)
-        assert num_bytes <= pages.CHUNK_BYTES or (piece.num_regions == 1 and len(piece.places) == 1)
+        assert num_bytes <= pieces.CHUNK_BYTES or (piece.num_regions == 1 and len(piece.places) == 1)
         landing.landed(there)
     assert landing.is_complete
     assert (seen[:, start:] == 1).all()

@@ -10,15 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from forebay.base.errors import EngineError
+from forebay.base.errors import EngineError, WireError
 from forebay.config.engine_config import Chaos
-from forebay.transfer import data_thread, prefill
-from forebay.transfer.session import connection, failures, prefill_peer
+from forebay.requests.pieces import Piece, chunk_of
+from forebay.transfer.session import connection, data_thread, prefill, prefill_peer
 from forebay.transfer.wire import frames
 from forebay.transfer.wire.faults import Faults
-from forebay.transfer.wire.framing import WireError
-from forebay.transfer.wire.pages import Piece
-from forebay.transfer.wire.tcp import TcpWriter, chunk_of
+from forebay.transfer.wire.tcp import TcpWriter
 from tests.transfer.simulation import BEAT_S, BOOTSTRAP_S, HOST, LEASE_S, PORT, SILENCE_S, Engine, World
 from tests.transfer.test_simulation import calm_world, holds_within, offered
 from tests.transfer.virtual import OneSided
@@ -51,11 +49,11 @@ def test_c22_session_is_lost_once():
         decode = world.decodes[0]
         first = session_of(decode)
         world._fault("cut")
-        first.lose(failures.peer_lost("there", "why"))
+        first.lose(frames.peer_lost("there", "why"))
         world.offer(decode)
         assert holds_within(world, lambda: bool(session_of(decode) and session_of(decode).is_joined), BOOTSTRAP_S)
         second = session_of(decode)
-        first.lose(failures.peer_lost("there", "why"))
+        first.lose(frames.peer_lost("there", "why"))
         assert session_of(decode) is second
 
 
@@ -220,7 +218,7 @@ def test_c22_engine_of_a_new_session_is_not_taken_for_asleep():
         peer = next(iter(world.decodes[0].worker._side._peers.values()))
         peer.rests = True
         world._fault("cut")
-        peer.session.lose(failures.peer_lost("there", "why"))
+        peer.session.lose(frames.peer_lost("there", "why"))
         assert not peer.rests
 
 
@@ -254,7 +252,7 @@ def test_c22_new_session_of_an_engine_ends_its_old_one(monkeypatch):
         first = session_of(decode)
         first._links[0].close = lambda: None
         world._fault("cut")
-        first.lose(failures.peer_lost("there", "why"))
+        first.lose(frames.peer_lost("there", "why"))
         world.offer(decode)
         assert holds_within(world, lambda: bool(session_of(decode) and session_of(decode).is_joined), SILENCE_S / 2)
         assert len(world.prefill.sessions) == 1
@@ -309,7 +307,7 @@ def test_c22_lost_session_reads_no_more_chunks():
         world._fault("stall")
         world.prefill.silent_until = world.net.now + 9 * LEASE_S
         session = session_of(decode)
-        session.lose(failures.peer_lost("there", "why"))
+        session.lose(frames.peer_lost("there", "why"))
         assert holds_within(world, lambda: session.epoch not in decode.worker._data_thread._readers, 0.5)
 
 
@@ -400,7 +398,7 @@ def test_c33_ticket_that_cannot_be_handled_ends_decodes_session():
         part = offered(world)
         session = session_of(world.decodes[0])
         world._fault("cut")
-        world.decodes[0].worker._side.lose_ticket(part.ticket.nonce, failures.peer_lost("there", "why"))
+        world.decodes[0].worker._side.lose_ticket(part.ticket.nonce, frames.peer_lost("there", "why"))
         assert session._is_over
 
 
@@ -410,7 +408,7 @@ def test_c22_broken_ticket_whose_places_nobody_else_writes_to_is_fenced_at_once(
         sends_nothing(world)
         side = world.decodes[0].worker._side
         world._fault("cut")
-        side.lose_ticket(part.ticket.nonce, failures.peer_lost("there", "why"))
+        side.lose_ticket(part.ticket.nonce, frames.peer_lost("there", "why"))
         assert side.num_unfenced == 0
 
 

@@ -18,15 +18,13 @@ from unittest.mock import patch
 
 import numpy as np
 
-from forebay.transfer import data_thread, desk, prefill, worker
-from forebay.transfer.session import prefill_peer
+from forebay.requests import pieces
+from forebay.requests.pieces import Chunk, KindShape, Piece, chunk_of
+from forebay.transfer import worker
+from forebay.transfer.session import data_thread, desk, prefill, prefill_peer
 from forebay.transfer.session.connection import ConnectionLost
-from forebay.transfer.session.layout import PROTOCOL
-from forebay.transfer.wire import pages
-from forebay.transfer.wire.frames import Challenge, Chunk
+from forebay.transfer.wire.frames import PROTOCOL, Challenge
 from forebay.transfer.wire.memory import HostMemory, checksum
-from forebay.transfer.wire.pages import KindShape, Piece
-from forebay.transfer.wire.tcp import chunk_of
 
 SLOWEST_S = 0.05  # for a frame on its way
 SLOWEST_WRITE_S = 2.5  # of a one-sided writer: longer than a session takes to be lost and begun anew
@@ -432,7 +430,7 @@ def replaced(net: Net) -> Iterator[None]:
         put(worker, selectors=selectors, threading=thread, Wake=wake, time=clock, RunClock=lambda: Clock(net))
         put(data_thread, selectors=selectors, threading=thread, Wake=wake, time=clock)
         put(desk, threading=thread)
-        put(pages, CHUNK_BYTES=64)
+        put(pieces, CHUNK_BYTES=64)
         put(prefill_peer, socket=sockets, Connection=Connection, TcpReader=TcpReader, tune=lambda sock: None)
         put(prefill, Connection=Connection, tune=lambda sock: None)
         put(prefill, TcpWriter=lambda sock, encoder, memory, *others: TcpWriter(net, memory, sock=sock))

@@ -37,7 +37,7 @@ def transfers_for(
     options = config.disaggregation
     if options.mode is DisaggregationMode.NULL:
         return None
-    from forebay.transfer.build import make_transfers  # nobody else has a use for sockets
+    from forebay.transfer.build import make_transfers
 
     place = regions.place if shared_caches(config) else None
     try:

@@ -9,11 +9,11 @@ from typing import Final
 
 import msgspec
 
+from forebay.base.errors import WireError
 from forebay.config.engine_config import Chaos
-from forebay.transfer.session.layout import PROTOCOL
 from forebay.transfer.wire.faults import Faults
-from forebay.transfer.wire.frames import Challenge, Hello, ToDecode, ToPrefill
-from forebay.transfer.wire.framing import MAX_GREETING_BYTES, NONCE_BYTES, FrameDecoder, FrameEncoder, Keys, WireError
+from forebay.transfer.wire.frames import NONCE_BYTES, PROTOCOL, Challenge, Hello, ToDecode, ToPrefill
+from forebay.transfer.wire.framing import MAX_GREETING_BYTES, FrameDecoder, FrameEncoder, Keys
 
 RECEIVE_BYTES: Final = 256 << 10
 MAX_UNSENT_BYTES: Final = 128 << 20  # a peer that far behind is not reading any more

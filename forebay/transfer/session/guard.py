@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from forebay.base.errors import WireError
 from forebay.base.log import event, get_logger
 from forebay.requests.updates import Failure
-from forebay.transfer.session import failures
 from forebay.transfer.session.connection import ConnectionLost
-from forebay.transfer.wire.framing import WireError
+from forebay.transfer.wire import frames
 
 NETWORK_ERRORS: Final = (ConnectionLost, OSError)
 
@@ -35,6 +35,6 @@ class Guard:
         if not isinstance(error, NETWORK_ERRORS):
             self.num_rejected += 1
         if isinstance(error, (WireError, *NETWORK_ERRORS)):
-            return failures.peer_lost(where, str(error))
+            return frames.peer_lost(where, str(error))
         log.error(event("peer_failed", where=where, why=repr(error)), exc_info=error)
-        return failures.peer_rejected(where, error)
+        return frames.peer_rejected(where, error)

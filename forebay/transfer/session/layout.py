@@ -6,46 +6,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-import msgspec
-from msgspec import Meta
-
-from forebay.base.package import __version__
-from forebay.config.engine_config import MAX_PAGE_SIZE, EngineConfig
+from forebay.config.engine_config import EngineConfig
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import Per
+from forebay.transfer.wire.frames import Layout
 
-PROTOCOL: Final = 3  # of frames and chunks; another number is another language
-MAX_COLUMNS: Final = 1 << 16
-Name = Annotated[str, Meta(max_length=256)]  # of a peer: compared with ours, and shown if it differs
 _HEAD_BYTES: Final = 64 << 10
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4 << 10
-
-
-class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """`columns` are the lines of all that layers keep, `weights` the digest of what it is computed with, the engine's
-    `weight_version`, `kernels` and `activation_bits` what else decides its bits; `draft_weights` are those of a
-    checkpoint of its own that guesses and keeps some of the columns."""
-
-    protocol: Annotated[int, Meta(ge=0, le=2**31 - 1)] = PROTOCOL
-    version: Name = __version__
-    page_size: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)]
-    vocab_size: Annotated[int, Meta(ge=1, le=2**31 - 1)]
-    weight_version: Annotated[int, Meta(ge=0, le=2**62)] = 0
-    weights: Name
-    draft_weights: Name = ""
-    quantization: Name
-    dtype: Name
-    kernels: Name
-    activation_bits: Annotated[int, Meta(ge=0, le=64)]
-    columns: Annotated[list[Name], Meta(max_length=MAX_COLUMNS)]
-
-    @property
-    def digest(self) -> str:
-        """Return the digest of all fields but the page size, in which two engines may differ."""
-        return hashlib.sha256(msgspec.msgpack.encode(msgspec.structs.replace(self, page_size=0))).hexdigest()
 
 
 def layout_of(cache: CachePool, config: EngineConfig, *, vocab_size: int, kernels: str) -> Layout:

@@ -9,17 +9,17 @@ from typing import Protocol
 
 import msgspec
 
+from forebay.base.errors import WireError
 from forebay.base.log import event, get_logger
 from forebay.requests.updates import Failure
-from forebay.transfer import data_thread
-from forebay.transfer.desk import Desk
-from forebay.transfer.session import failures
+from forebay.transfer.session import data_thread
 from forebay.transfer.session.connection import Connection, ConnectionLost
-from forebay.transfer.session.layout import PROTOCOL, mismatch
+from forebay.transfer.session.desk import Desk
+from forebay.transfer.session.layout import mismatch
 from forebay.transfer.wire import frames
-from forebay.transfer.wire.framing import NONCE_BYTES, WireError
+from forebay.transfer.wire.frames import NONCE_BYTES, PROTOCOL
+from forebay.transfer.wire.memory import Reach
 from forebay.transfer.wire.tcp import TcpReader, tune
-from forebay.transfer.wire.transport import Reach
 
 Address = tuple[str, int]
 
@@ -88,7 +88,7 @@ class Session:
         match frame:
             case frames.Challenge() if frame.protocol != PROTOCOL:
                 difference = f"protocol: prefill speaks {frame.protocol}, decode {PROTOCOL}"
-                self._part(failures.layout_mismatch(difference))
+                self._part(frames.layout_mismatch(difference))
             case frames.Challenge() if link is control:
                 self.instance = frame.instance
                 link.enter(self._desk.options.cluster_key, self._hellos[0], frame)
@@ -113,7 +113,7 @@ class Session:
         difference = mismatch(frame.layout, desk.layout)
         if difference or frame.transport not in desk.transports:
             why = difference or f"prefill chose transport {frame.transport!r}, decode has {desk.transports}"
-            self._part(failures.layout_mismatch(why))
+            self._part(frames.layout_mismatch(why))
             return
         self.transport = frame.transport
         if frame.transport == "tcp":
@@ -140,20 +140,20 @@ class Session:
         try:
             send()
         except (ConnectionLost, WireError, OSError) as error:
-            failure = failures.peer_lost(self.where, str(error))
+            failure = frames.peer_lost(self.where, str(error))
             self._desk.call(lambda: self.lose(failure))  # not now: the caller is about to do more with this session
 
     def tick(self, now: float) -> None:
         options, silence_s = self._desk.options, self._desk.silence_s
         if not self.is_joined:
             if now - self._since > options.bootstrap_timeout_s:
-                self.lose(failures.bootstrap_timeout(self.where, options.bootstrap_timeout_s))
+                self.lose(frames.bootstrap_timeout(self.where, options.bootstrap_timeout_s))
             return
         if now - self._beat_at >= options.heartbeat_s:
             self._beat_at = now
             self.send(frames.Beat())
         if now - self._links[0].heard > silence_s:
-            self.lose(failures.heartbeat_timeout(self.where, silence_s))
+            self.lose(frames.heartbeat_timeout(self.where, silence_s))
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

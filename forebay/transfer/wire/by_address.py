@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from forebay.base.errors import WireError
 from forebay.base.parts import I64
 from forebay.pools.table import Region
-from forebay.transfer.wire.frames import Chunk
-from forebay.transfer.wire.framing import WireError
-from forebay.transfer.wire.memory import HostMemory, chunk_bytes, runs
-from forebay.transfer.wire.pages import KindShape, Piece
-from forebay.transfer.wire.shm import check_all, has_ended
-from forebay.transfer.wire.tcp import chunk_of
+from forebay.requests.pieces import Chunk, KindShape, Piece, chunk_of
+from forebay.transfer.wire.memory import HostMemory, check_all, chunk_bytes, runs
+from forebay.transfer.wire.shm import has_ended
 
 Addresses = Mapping[str, Sequence[int]]
 """By kind, of each region."""

@@ -1,7 +1,7 @@
 """All that two engines can say to each other: a closed set of plain types, msgpack on the wire.
 
 Every number, name and length has its bounds in its type, which the decoder checks (C33). Bounds that depend on this
-engine's own caches and vocabulary are in `bounds.py`.
+engine's own caches and vocabulary are checked by `Bounds`.
 
 Decode connects to prefill. `Hello` and `Challenge` agree on a session, `Introduce` and `Welcome` (or `Refused`) compare
 layouts, then the transport is joined; from there on the frames are about tickets, each named by its nonce. Which places
@@ -10,21 +10,30 @@ are meant is said by position in the sequence: what a receiver writes where, its
 
 from __future__ import annotations
 
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
+from forebay.base.errors import EngineError, OfferError, RequestTimeout, Unavailable, WireError
+from forebay.base.package import __version__
+from forebay.config.engine_config import MAX_PAGE_SIZE
+from forebay.requests.pieces import MAX_POSITION, Chunk, Count, Kind, KindShape, Nonce, Position
+from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import MAX_ROOM, Span, Tail
-from forebay.requests.transfers import NONCE_BYTES as TICKET_NONCE_BYTES
-from forebay.requests.updates import Failure
-from forebay.transfer.session.layout import Layout, Name
-from forebay.transfer.wire.framing import NONCE_BYTES
-from forebay.transfer.wire.pages import OfferError
+from forebay.requests.updates import CacheReport, Failure
 
+PROTOCOL: Final = 3  # of frames and chunks; another number is another language
+MAX_COLUMNS: Final = 1 << 16
+NONCE_BYTES: Final = 32  # of a session
+MAX_CODE_CHARS: Final = 64
+MAX_MESSAGE_CHARS: Final = 1 << 16
 MAX_EPOCH: Final = 2**32 - 1  # that a frame's header has room for
-MAX_POSITION: Final = 2**31 - 1  # of a token in a sequence
 MAX_PIDS: Final = 1 << 22  # Linux gives no process a higher number
 MAX_ID: Final = 2**31 - 1  # of a page or a slot, as in `req_to_token`
 MAX_TICKETS: Final = 1 << 16  # that a beat names
@@ -32,17 +41,38 @@ MAX_KINDS: Final = 16
 MAX_ADDRESS_BYTES: Final = 1 << 20
 ID_BYTES: Final = 8
 
+Name = Annotated[str, Meta(max_length=256)]  # of a peer: compared with ours, and shown if it differs
 Instance = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z]{1,64}\Z")]
 Epoch = Annotated[int, Meta(ge=1, le=MAX_EPOCH)]
 Protocol = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 SessionNonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
-Nonce = Annotated[bytes, Meta(min_length=TICKET_NONCE_BYTES, max_length=TICKET_NONCE_BYTES)]
 Digest = Annotated[bytes, Meta(max_length=32)]
 Room = Annotated[int, Meta(ge=0, le=MAX_ROOM)]
-Position = Annotated[int, Meta(ge=0, le=MAX_POSITION)]
-Count = Annotated[int, Meta(ge=1, le=MAX_POSITION)]
 Version = Annotated[int, Meta(ge=0, le=2**62)]
-Kind = Annotated[str, Meta(max_length=32)]
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """`columns` are the lines of all that layers keep, `weights` the digest of what it is computed with, the engine's
+    `weight_version`, `kernels` and `activation_bits` what else decides its bits; `draft_weights` are those of a
+    checkpoint of its own that guesses and keeps some of the columns."""
+
+    protocol: Annotated[int, Meta(ge=0, le=2**31 - 1)] = PROTOCOL
+    version: Name = __version__
+    page_size: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)]
+    vocab_size: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    weight_version: Annotated[int, Meta(ge=0, le=2**62)] = 0
+    weights: Name
+    draft_weights: Name = ""
+    quantization: Name
+    dtype: Name
+    kernels: Name
+    activation_bits: Annotated[int, Meta(ge=0, le=64)]
+    columns: Annotated[list[Name], Meta(max_length=MAX_COLUMNS)]
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of all fields but the page size, in which two engines may differ."""
+        return hashlib.sha256(msgspec.msgpack.encode(msgspec.structs.replace(self, page_size=0))).hexdigest()
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
@@ -143,20 +173,6 @@ class Declined(msgspec.Struct, frozen=True, tag="declined"):
     failure: Failure
 
 
-class Chunk(msgspec.Struct, frozen=True, tag="chunk", kw_only=True):
-    """Positions [first, end) of regions [region, region + num_regions) of a kind, one region after the other: so many
-    bytes with this checksum (XXH3, 64 bits)."""
-
-    nonce: Nonce
-    kind: Kind
-    region: Position
-    num_regions: Count
-    first: Position
-    end: Count
-    num_bytes: Count
-    checksum: Annotated[int, Meta(ge=0)]
-
-
 class Completed(msgspec.Struct, frozen=True, tag="completed"):
     """Prefill: everything has been written, and nothing will be."""
 
@@ -191,3 +207,139 @@ class Resting(msgspec.Struct, frozen=True, tag="resting"):
 
 ToPrefill = Hello | Attach | Introduce | Invite | Offering | Declined | Settled | Withdrawn | Beat
 ToDecode = Challenge | Welcome | Refused | Joined | Resting | Chunk | Completed | Withdrawn | Fenced | Beat
+
+
+# -- bounds that follow from this engine's caches and vocabulary -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """`check` is called once for each frame of a session, before anything in it is used (C33)."""
+
+    shapes: Mapping[str, KindShape]
+    vocab_size: int
+
+    def check(self, frame: msgspec.Struct) -> None:
+        """Raises WireError that names the first field out of bounds."""
+        match frame:
+            case Offering():
+                self._check_offering(frame)
+            case Declined(failure=failure) | Refused(failure) | Withdrawn(_, failure):
+                _check_failure(failure)
+            case Completed(_, tail):
+                self._check_tail(tail)
+            case _:
+                pass
+
+    def _check_offering(self, frame: Offering) -> None:
+        num_tokens = frame.num_tokens
+        _check("start", frame.start, 0, num_tokens - 1)
+        for kind, places in frame.places.items():
+            # Of a kind that is not kept here the offer alone is refused (`extents`).
+            per_slot = kind in self.shapes and not self.shapes[kind].by_token
+            most, last = (1, 0) if per_slot else (num_tokens, num_tokens)
+            _check(f"{kind} places", len(places.ids) // ID_BYTES, 0, most)
+            _check(f"{kind} start", places.start, 0, last)
+
+    def _check_tail(self, tail: Tail) -> None:
+        num_tokens = tail.num_tokens
+        _check("num_tokens", num_tokens, 1, MAX_POSITION)
+        _check("token_id", tail.token_id, 0, self.vocab_size - 1)
+        self._check_report(tail.cache, num_tokens)
+        listed = tail.prompt_logprobs or []
+        _check("prompt_logprobs", len(listed), 0, num_tokens)
+        for entry in (tail.logprob, *listed):
+            if entry is not None:
+                self._check_logprob(entry)
+
+    def _check_report(self, report: CacheReport, num_tokens: int) -> None:
+        _check("resumable", len(report.resumable), 0, MAX_KINDS)
+        for position in (report.cached_tokens, report.kv_tokens, *report.resumable.values()):
+            _check("cached position", position, 0, num_tokens)
+        _check("differs_at", report.differs_at, -1, num_tokens)
+        for token_id in (report.token_here, report.token_there):
+            _check("token that differs", token_id, -1, self.vocab_size - 1)
+
+    def _check_logprob(self, entry: TokenLogprob) -> None:
+        _check("token_id", entry.token_id, 0, self.vocab_size - 1)
+        _check("rank", entry.rank, 0, self.vocab_size)
+        _check("top_ids", len(entry.top_ids), len(entry.top_logprobs), len(entry.top_logprobs))
+        _check("top_ids", len(entry.top_ids), 0, self.vocab_size)
+        for token_id in entry.top_ids:
+            _check("top token_id", token_id, 0, self.vocab_size - 1)
+        if any(math.isnan(value) or value == math.inf for value in (entry.logprob, *entry.top_logprobs)):
+            raise WireError("a log-probability is out of bounds: it is not a number or positive infinity")
+
+
+def _check(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise WireError(f"{name} of a peer's frame is out of bounds: {value}; {low} to {high} are possible here")
+
+
+def _check_failure(failure: Failure) -> None:
+    for name, text in (("kind", failure.kind), ("code", failure.code)):
+        _check(f"characters in {name}", len(text), 1, MAX_CODE_CHARS)
+        if not text.replace("_", "").isalnum() or not text.isascii():
+            raise WireError(f"{name} of a peer's failure is out of bounds: letters, digits and _ are possible")
+    _check("characters in message", len(failure.message), 0, MAX_MESSAGE_CHARS)
+
+
+# -- failures: each has a code of its own; what another pair of servers can do is a 503 --------------------------------
+
+
+def bootstrap_timeout(where: str, seconds: float) -> Failure:
+    return Failure.of(
+        RequestTimeout(
+            f"no session with the prefill server at {where} within {seconds:g} s: is it up, and is this its "
+            "--disaggregation-bootstrap-port?",
+            code="bootstrap_timeout",
+        )
+    )
+
+
+def heartbeat_timeout(where: str, seconds: float) -> Failure:
+    return Failure.of(RequestTimeout(f"{where} has not been heard of for {seconds:g} s", code="heartbeat_timeout"))
+
+
+def lease_timeout(where: str, seconds: float) -> Failure:
+    return Failure.of(RequestTimeout(f"{where} has not gone on for {seconds:g} s", code="lease_timeout"))
+
+
+def peer_lost(where: str, why: str) -> Failure:
+    return Failure.of(Unavailable(f"the connection to {where} has ended: {why}", code="peer_lost"))
+
+
+def peer_rejected(where: str, error: Exception) -> Failure:
+    """The peer's message could not be handled: the peer, or this engine, has a bug."""
+    what = f"{type(error).__name__} while a message of {where} was handled: the session has ended, and the log says why"
+    return Failure.of(Unavailable(what, code="peer_rejected"))
+
+
+def peer_asleep(where: str) -> Failure:
+    return Failure.of(Unavailable(f"the prefill server at {where} is asleep: send it again", code="peer_asleep"))
+
+
+def layout_mismatch(difference: str) -> Failure:
+    return Failure.of(Unavailable(f"prefill and decode do not fit together: {difference}", code="layout_mismatch"))
+
+
+def no_transport(prefill: list[str], decode: list[str]) -> Failure:
+    return Failure.of(
+        Unavailable(
+            f"no transfer backend in common: prefill has {prefill}, decode {decode}: see "
+            "--disaggregation-transfer-backend",
+            code="transfer_backend_mismatch",
+        )
+    )
+
+
+def key_required(host: str) -> Failure:
+    return Failure.of(
+        Unavailable(f"{host} is not this machine: give both servers the same --cluster-key-file", code="cluster_key")
+    )
+
+
+def altered(kind: str, first: int, end: int) -> Failure:
+    return Failure.of(
+        EngineError(f"{kind} {first}..{end} has another checksum than what was sent", code="checksum_mismatch")
+    )

@@ -15,22 +15,15 @@ from typing import Final
 
 import msgspec
 
-from forebay.base.errors import EngineError
+from forebay.base.errors import WireError
 from forebay.base.units import human_bytes
 
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_GREETING_BYTES: Final = 4 << 10  # of what is held for a stranger
-NONCE_BYTES: Final = 32
 
 _HEADER: Final = struct.Struct("<IIQ")
 _MAC_BYTES: Final = hashlib.sha256().digest_size
 PREFIX_BYTES: Final = _HEADER.size + _MAC_BYTES
-
-
-class WireError(EngineError):
-    """The peer sent what is no frame of this session, or too much of it."""
-
-    default_code = "wire_error"
 
 
 def mac(key: bytes, *parts: bytes | bytearray | memoryview) -> bytes:

@@ -1,4 +1,4 @@
-"""The bytes of a cache by kind, region and place: gathered into a chunk, scattered from one, and its checksum."""
+"""Interfaces of memory and transports; the memory of a host and of a GPU: bytes by kind, region and place."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import Any, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import xxhash
+from torch import Tensor
 
+from forebay.base.errors import WireError
 from forebay.base.parts import I64
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import Per
 from forebay.pools.table import Region
-from forebay.transfer.wire.pages import CHUNK_BYTES, KindShape, Piece
+from forebay.requests.pieces import CHUNK_BYTES, Chunk, KindShape, Piece
 
 U8 = npt.NDArray[np.uint8]
 Places = npt.NDArray[Any]  # opaque values, one a place
@@ -51,6 +54,60 @@ class Memory(Protocol):
     def copy(self, piece: Piece, there: HostMemory, places: I64, staging: U8) -> int:
         """To `places` of another engine's memory; the checksum of what was read."""
         ...
+
+
+class Writer(Protocol):
+    """Prefill's end towards one decode engine. One chunk at a time: `begin`, then `advance` until it has left.
+    `holds_places`: between the two it reads this side's places, or writes the other's; `closes_at_once`: `close` ends
+    that, where others are closed behind it alone; `is_lost`: nobody will ever know whether what it was at is over."""
+
+    holds_places: bool
+    closes_at_once: bool
+    is_lost: bool
+
+    def begin(self, nonce: bytes, piece: Piece, places: I64) -> None:
+        """`places` are decode's; a transport whose receiver writes by itself does not need them."""
+        ...
+
+    def advance(self) -> Chunk | None:
+        """The chunk when it has left. OSError or WireError where it never will."""
+        ...
+
+    def fileno(self) -> int:
+        """To wait for until it takes more; -1: ask again."""
+        ...
+
+    def close(self) -> None:
+        """Afterwards nothing is read or written any more."""
+        ...
+
+
+class OneSided(Protocol):
+    """A transport whose writer reaches into decode's memory by itself."""
+
+    def reach(self, pid: int) -> Reach:
+        """Decode: be ready for the process `pid` of this machine (0: one of another). OSError where that fails."""
+        ...
+
+    def join(self, address: bytes, page_size: int) -> tuple[Writer, dict[str, KindShape]]:
+        """Prefill: follow an invitation of a decode engine with pages of `page_size` tokens; what shapes its caches
+        have. May wait. OSError or WireError where it leads nowhere."""
+        ...
+
+
+class Reach(Protocol):
+    """Decode's end towards one prefill process."""
+
+    @property
+    def invitation(self) -> bytes:
+        """Bytes that the writer needs to connect."""
+        ...
+
+    def writer_is_dead(self) -> bool:
+        """Whether it is known for certain that whoever was let in can write no more. Never a guess."""
+        ...
+
+    def close(self) -> None: ...
 
 
 def shapes_of(cache: CachePool) -> dict[str, KindShape]:
@@ -189,3 +246,69 @@ def runs(*places: I64) -> list[tuple[int, int]]:
     """Where each of these goes on place by place: [begin, end) of neighbours merged."""
     cuts = np.flatnonzero(np.any([np.diff(some) != 1 for some in places], axis=0)) + 1
     return list(pairwise([0, *cuts.tolist(), len(places[0])]))
+
+
+class DeviceMemory:
+    """Steps that wrote what is gathered have completed, and none that will read what is scattered has been launched:
+    so the stream waits for no other, and each call for its own."""
+
+    def __init__(self, cache: CachePool, shapes: Mapping[str, KindShape]) -> None:
+        self._regions = {
+            kind: [
+                tensor.view(torch.uint8).view(-1, size)
+                for tensor, size in zip(cache.tables[kind].tensors, shape.bytes_per_place, strict=True)
+            ]
+            for kind, shape in shapes.items()
+        }
+        self._device = next(region.device for regions in self._regions.values() for region in regions)
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def num_bytes(self, piece: Piece) -> int:
+        return len(piece.places) * sum(region.shape[1] for region in self._of(piece))
+
+    def staging(self, num_bytes: int) -> U8:
+        pinned: U8 = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+        return pinned
+
+    def gather(self, piece: Piece, out: U8) -> U8:
+        end = 0
+        with torch.cuda.stream(self._stream):
+            places = torch.as_tensor(piece.places, device=self._device)
+            for region in self._of(piece):
+                begin, end = end, end + len(places) * region.shape[1]
+                torch.from_numpy(out[begin:end]).copy_(region.index_select(0, places).flatten(), non_blocking=True)
+            self._stream.record_event().synchronize()
+        return out[:end]
+
+    def scatter(self, piece: Piece, data: U8) -> None:
+        end = 0
+        with torch.cuda.stream(self._stream):
+            places = torch.as_tensor(piece.places, device=self._device)
+            for region in self._of(piece):
+                begin, end = end, end + len(places) * region.shape[1]
+                rows = torch.from_numpy(data[begin:end]).view(len(places), -1)
+                region.index_copy_(0, places, rows.to(self._device, non_blocking=True))
+            self._stream.record_event().synchronize()
+
+    def sum(self, piece: Piece, staging: U8) -> int:
+        return checksum(self.gather(piece, staging).data)
+
+    def parts(self, piece: Piece) -> list[memoryview]:
+        return []
+
+    def copy(self, piece: Piece, there: HostMemory, places: I64, staging: U8) -> int:
+        data = self.gather(piece, staging)
+        there.scatter(piece._replace(places=places), data)
+        return checksum(data.data)
+
+    def _of(self, piece: Piece) -> Iterable[Tensor]:
+        return self._regions[piece.kind][piece.region : piece.region + piece.num_regions]
+
+
+def check_all(found: Mapping[str, Sequence[object]], shapes: Mapping[str, KindShape]) -> None:
+    """WireError where the peer has told of less than it keeps."""
+    for kind, shape in shapes.items():
+        if len(found[kind]) != len(shape.bytes_per_place):
+            raise WireError(
+                f"the peer has told of {len(found[kind])} regions of {kind}, not {len(shape.bytes_per_place)}"
+            )

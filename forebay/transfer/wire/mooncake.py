@@ -16,10 +16,9 @@ from mooncake.engine import TransferEngine
 
 from forebay.base.log import event, get_logger
 from forebay.pools.table import Region
+from forebay.requests.pieces import Chunk, KindShape
 from forebay.transfer.wire.by_address import ReachByAddress, Stretches, Told, WriterByAddress, shapes_there, told
-from forebay.transfer.wire.frames import Chunk
 from forebay.transfer.wire.memory import HostMemory
-from forebay.transfer.wire.pages import KindShape
 
 _METADATA: Final = "P2PHANDSHAKE"  # engines ask each other, no server
 _RDMA_DEVICES: Final = Path("/sys/class/infiniband")

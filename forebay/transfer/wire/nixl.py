@@ -15,10 +15,9 @@ import numpy as np
 from nixl_cu12 import _bindings as nixl
 
 from forebay.pools.table import Region
+from forebay.requests.pieces import Chunk, KindShape
 from forebay.transfer.wire.by_address import ReachByAddress, Stretches, Told, WriterByAddress, shapes_there, told
-from forebay.transfer.wire.frames import Chunk
 from forebay.transfer.wire.memory import HostMemory
-from forebay.transfer.wire.pages import KindShape
 
 _DEVICE: Final = 0
 _LOOK_US: Final = 1000  # of its thread, where nothing wakes it: its Python interface says 0, which takes a core

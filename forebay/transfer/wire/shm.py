@@ -27,15 +27,13 @@ import msgspec
 import numpy as np
 
 from forebay.base.cpu import PROC
+from forebay.base.errors import WireError
 from forebay.base.log import event, get_logger
 from forebay.base.parts import I64
 from forebay.pools.table import Region
+from forebay.requests.pieces import Chunk, KindShape, Piece, chunk_of
 from forebay.transfer.wire.faults import Faults
-from forebay.transfer.wire.frames import Chunk
-from forebay.transfer.wire.framing import WireError
-from forebay.transfer.wire.memory import U8, HostMemory, Memory, Places, chunk_bytes, rows
-from forebay.transfer.wire.pages import KindShape, Piece
-from forebay.transfer.wire.tcp import chunk_of
+from forebay.transfer.wire.memory import U8, HostMemory, Memory, Places, check_all, chunk_bytes, rows
 
 Place = Callable[[int], tuple[int, int]]
 """Of an address the file that it lies in, and the offset there."""
@@ -253,15 +251,6 @@ def _regions(
         theirs[kind] = replace(shape, page_size=size, num_ids=min(num_ids, known.num_ids if known else num_ids))
     check_all(found, shapes)
     return found, theirs
-
-
-def check_all(found: Mapping[str, Sequence[object]], shapes: Mapping[str, KindShape]) -> None:
-    """WireError where the peer has told of less than it keeps."""
-    for kind, shape in shapes.items():
-        if len(found[kind]) != len(shape.bytes_per_place):
-            raise WireError(
-                f"the peer has told of {len(found[kind])} regions of {kind}, not {len(shape.bytes_per_place)}"
-            )
 
 
 class ShmWriter:

@@ -15,12 +15,12 @@ from typing import Final
 import msgspec
 import xxhash
 
+from forebay.base.errors import WireError
 from forebay.base.parts import I64
+from forebay.requests.pieces import Chunk, Piece, chunk_of
 from forebay.transfer.wire.faults import Faults
-from forebay.transfer.wire.frames import Chunk
-from forebay.transfer.wire.framing import FrameDecoder, FrameEncoder, WireError
+from forebay.transfer.wire.framing import FrameDecoder, FrameEncoder
 from forebay.transfer.wire.memory import U8, Memory, sum_of
-from forebay.transfer.wire.pages import Piece
 
 MAX_PARTS: Final = 64  # in one call: what it costs to name more of them is lost where the system takes less
 BUFFER_BYTES: Final = 4 << 20  # of the kernel, for each direction
@@ -122,19 +122,6 @@ class TcpReader:
 
     def close(self) -> None:
         self._sock.close()
-
-
-def chunk_of(nonce: bytes, piece: Piece, num_bytes: int, checksum: int) -> Chunk:
-    return Chunk(
-        nonce=nonce,
-        kind=piece.kind,
-        region=piece.region,
-        num_regions=piece.num_regions,
-        first=piece.first,
-        end=piece.end,
-        num_bytes=num_bytes,
-        checksum=checksum,
-    )
 
 
 def _take(parts: deque[memoryview], num_bytes: int) -> list[memoryview]:

@@ -9,16 +9,14 @@ from functools import partial
 from typing import Protocol
 
 from forebay.config.engine_config import DisaggregationOptions
+from forebay.requests.pieces import KindShape
 from forebay.requests.transfers import Event
 from forebay.requests.updates import Failure
-from forebay.transfer.data_thread import DataThread
 from forebay.transfer.session.connection import Connection
+from forebay.transfer.session.data_thread import DataThread
 from forebay.transfer.session.guard import Guard
-from forebay.transfer.session.layout import Layout
-from forebay.transfer.wire.bounds import Bounds
-from forebay.transfer.wire.memory import U8, Memory
-from forebay.transfer.wire.pages import KindShape
-from forebay.transfer.wire.transport import OneSided
+from forebay.transfer.wire.frames import Bounds, Layout
+from forebay.transfer.wire.memory import U8, Memory, OneSided
 
 MISSED_BEATS = 3
 

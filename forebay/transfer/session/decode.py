@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from typing import Final
 
+from forebay.base.errors import OfferError
+from forebay.base.exposure import is_loopback
 from forebay.base.log import event, get_logger
+from forebay.requests.pieces import Chunk
 from forebay.requests.transfers import Arrived, Broken, Closed, Decline, Offer, Renewed, Tail, Ticket, Withdraw
 from forebay.requests.updates import Failure
-from forebay.transfer import data_thread
-from forebay.transfer.desk import Desk
-from forebay.transfer.session import failures
+from forebay.transfer.session import data_thread
+from forebay.transfer.session.desk import Desk
 from forebay.transfer.session.prefill_peer import Address, Session
+from forebay.transfer.state.tickets import Landing
 from forebay.transfer.wire import frames
-from forebay.transfer.wire.pages import Landing, OfferError
-from forebay.transfer.wire.transport import Reach
+from forebay.transfer.wire.memory import Reach
 
 RETRIES_PER_BEAT: Final = 4
 
@@ -97,10 +98,10 @@ class DecodeStage:
         self._receipts[nonce] = peer, receipt
         peer.receipts[nonce] = receipt
         if not self._may_ask(offer.host):
-            self._break(peer, receipt, failures.key_required(offer.host))
+            self._break(peer, receipt, frames.key_required(offer.host))
             return
         if peer.rests:
-            self._break(peer, receipt, failures.peer_asleep(f"{offer.host}:{offer.port}"))
+            self._break(peer, receipt, frames.peer_asleep(f"{offer.host}:{offer.port}"))
             return
         try:
             landing = Landing(self._desk.shapes, offer.spans, offer.num_tokens)
@@ -200,14 +201,14 @@ class DecodeStage:
     def on_mover_lost(self, report: data_thread.Lost) -> None:
         for peer in [*self._peers.values()]:
             if peer.session is not None and peer.session.epoch == report.session:
-                peer.session.lose(failures.peer_lost(peer.session.where, report.why))
+                peer.session.lose(frames.peer_lost(peer.session.where, report.why))
 
     # -- what prefill says -----------------------------------------------------------------------------------------
 
     def on_session_frame(self, session: Session, frame: object) -> None:
         peer = self._peers[session.address]
         match frame:
-            case frames.Chunk():
+            case Chunk():
                 self._desk.data_thread.submit(data_thread.Check(session.epoch, frame))
             case frames.Beat(held):
                 for nonce in held:
@@ -250,7 +251,7 @@ class DecodeStage:
             if receipt.stage is Stage.WAITING:
                 self._make(peer, receipt, session)
             elif receipt.stage is Stage.BROKEN:  # in an earlier session: is anybody still writing?
-                peer.send(frames.Withdrawn(receipt.ticket.nonce, failures.peer_lost(session.where, "it was anew")))
+                peer.send(frames.Withdrawn(receipt.ticket.nonce, frames.peer_lost(session.where, "it was anew")))
 
     def on_session_refused(self, session: Session, failure: Failure) -> None:
         peer = self._peers[session.address]
@@ -284,7 +285,7 @@ class DecodeStage:
     def end_sessions(self, why: str) -> None:
         for peer in [*self._peers.values()]:
             if peer.session is not None:
-                peer.session.lose(failures.peer_lost(peer.session.where, why))
+                peer.session.lose(frames.peer_lost(peer.session.where, why))
 
     def close(self) -> None:
         self.end_sessions("this engine ends")
@@ -306,13 +307,6 @@ class DecodeStage:
     def _tick_receipt(self, peer: Peer, receipt: Receipt, now: float) -> None:
         limit_s = self._desk.options.bootstrap_timeout_s
         if receipt.stage is Stage.WAITING and now - receipt.since > limit_s:
-            self._break(peer, receipt, failures.bootstrap_timeout(f"{peer.address[0]}:{peer.address[1]}", limit_s))
+            self._break(peer, receipt, frames.bootstrap_timeout(f"{peer.address[0]}:{peer.address[1]}", limit_s))
         elif receipt.stage is Stage.BROKEN and receipt.reach is not None and receipt.reach.writer_is_dead():
             self._close(receipt)
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -6,23 +6,26 @@ one for each slot. All regions of a kind are counted by the same places.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
-from forebay.base.errors import EngineError
+from forebay.base.errors import OfferError
 from forebay.base.parts import I64
-from forebay.requests.transfers import Span
+from forebay.requests.transfers import NONCE_BYTES, Span
 
 CHUNK_BYTES: Final = 16 << 20  # to tell of one costs two threads and a frame: as much as copying 3 MiB
 
 
-class OfferError(EngineError):
-    """Raised if what was offered or sent does not fit together."""
-
-    default_code = "transfer_incomplete"
+MAX_POSITION: Final = 2**31 - 1  # of a token in a sequence
+Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+Position = Annotated[int, Meta(ge=0, le=MAX_POSITION)]
+Count = Annotated[int, Meta(ge=1, le=MAX_POSITION)]
+Kind = Annotated[str, Meta(max_length=32)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,38 +118,6 @@ class Whereabouts:
         return last[2]
 
 
-class Landing:
-    """Where a sequence goes, and what of it has come: every region's positions in order and exactly once."""
-
-    def __init__(self, shapes: Mapping[str, KindShape], spans: Mapping[str, Span], num_tokens: int) -> None:
-        self._places = Whereabouts(shapes, dict(spans))
-        due = extents(shapes, spans, num_tokens)
-        self._ends = {kind: end for kind, (_, end) in due.items()}
-        self._next = {
-            kind: np.full(len(shapes[kind].bytes_per_place), first, dtype=np.int64) for kind, (first, _) in due.items()
-        }
-
-    def piece(self, kind: str, region: int, num_regions: int, first: int, end: int) -> Piece:
-        """Where that which is due next goes; OfferError for anything else."""
-        upcoming = self._next.get(kind)
-        if (
-            upcoming is None
-            or num_regions < 1
-            or not 0 <= region <= region + num_regions <= len(upcoming)
-            or not first < end <= self._ends[kind]
-            or (upcoming[region : region + num_regions] != first).any()
-        ):
-            raise OfferError(f"{kind} {first}..{end} of regions {region}+{num_regions} is not what was due")
-        return Piece(kind, region, num_regions, first, end, self._places(kind, first, end))
-
-    def landed(self, piece: Piece) -> None:
-        self._next[piece.kind][piece.region : piece.region + piece.num_regions] = piece.end
-
-    @property
-    def is_complete(self) -> bool:
-        return all(bool((upcoming >= self._ends[kind]).all()) for kind, upcoming in self._next.items())
-
-
 def extents(shapes: Mapping[str, KindShape], spans: Mapping[str, Span], num_tokens: int) -> dict[str, tuple[int, int]]:
     """Return the positions to send of each kind. Raises OfferError for places that are none of these pools', or too
     few."""
@@ -165,31 +136,29 @@ def extents(shapes: Mapping[str, KindShape], spans: Mapping[str, Span], num_toke
     return found
 
 
-class Departing:
-    """The sent part of a sequence: the pieces of every `Send`, in order. `wanted` are the positions of each kind that
-    decode has places for."""
+class Chunk(msgspec.Struct, frozen=True, tag="chunk", kw_only=True):
+    """Positions [first, end) of regions [region, region + num_regions) of a kind, one region after the other: so many
+    bytes with this checksum (XXH3, 64 bits)."""
 
-    def __init__(self, shapes: Mapping[str, KindShape], wanted: Mapping[str, tuple[int, int]]) -> None:
-        self._shapes = shapes
-        self._next = {kind: first for kind, (first, _) in wanted.items()}
-        self._ends = {kind: end for kind, (_, end) in wanted.items()}
+    nonce: Nonce
+    kind: Kind
+    region: Position
+    num_regions: Count
+    first: Position
+    end: Count
+    num_bytes: Count
+    checksum: Annotated[int, Meta(ge=0)]
 
-    def send(self, spans: Mapping[str, Span]) -> Sequence[Piece]:
-        """OfferError where something between two calls, or before the first, is missing."""
-        found: list[Piece] = []
-        for kind, span in spans.items():
-            self._shapes[kind].check(span, kind)
-            first, (begin, room) = self._next[kind], self._shapes[kind].covers(span)
-            end = min(room, self._ends[kind])
-            if end > first:
-                if begin > first:
-                    raise OfferError(f"{kind} {first}..{begin} was never sent")
-                found += pieces(kind, self._shapes[kind], span, first, end)
-                self._next[kind] = end
-        return found
 
-    def check_complete(self) -> None:
-        """OfferError where something is missing at the end."""
-        for kind, upcoming in self._next.items():
-            if upcoming < self._ends[kind]:
-                raise OfferError(f"{kind} ends at {upcoming} of {self._ends[kind]}, and no more of it comes")
+def chunk_of(nonce: bytes, piece: Piece, num_bytes: int, checksum: int) -> Chunk:
+    """Return the frame that announces a piece of so many bytes with this checksum."""
+    return Chunk(
+        nonce=nonce,
+        kind=piece.kind,
+        region=piece.region,
+        num_regions=piece.num_regions,
+        first=piece.first,
+        end=piece.end,
+        num_bytes=num_bytes,
+        checksum=checksum,
+    )

@@ -12,21 +12,21 @@ from typing import Final
 
 import msgspec
 
+from forebay.base.errors import OfferError, WireError
 from forebay.base.log import event, get_logger
+from forebay.requests.pieces import KindShape, Whereabouts, extents
 from forebay.requests.transfers import Broken, Closed, Offered, Rest, Send, Sent, Ticket, Withdraw
 from forebay.requests.updates import Failure
-from forebay.transfer import data_thread
-from forebay.transfer.desk import Desk
-from forebay.transfer.session import failures
+from forebay.transfer.session import data_thread
 from forebay.transfer.session.connection import Connection, ConnectionLost
+from forebay.transfer.session.desk import Desk
 from forebay.transfer.session.layout import mismatch
-from forebay.transfer.shipments import Guest, Session, Shipment, Stage
+from forebay.transfer.session.shipments import Guest, Session, Shipment, Stage
+from forebay.transfer.state.tickets import Departing
 from forebay.transfer.wire import frames
 from forebay.transfer.wire.faults import Faults
-from forebay.transfer.wire.framing import WireError
-from forebay.transfer.wire.pages import Departing, KindShape, OfferError, Whereabouts, extents
+from forebay.transfer.wire.memory import Writer
 from forebay.transfer.wire.tcp import TcpWriter, tune
-from forebay.transfer.wire.transport import Writer
 
 MAX_STRANGERS: Final = 64  # connections that have not proved that they know the key
 MAX_SESSIONS: Final = 1 << 10
@@ -58,7 +58,7 @@ class PrefillStage:
             return
         if len(self._guests) >= MAX_STRANGERS:
             oldest = next(iter(self._guests))
-            self.on_lost(oldest, failures.peer_lost(oldest.where, "too many strangers"))
+            self.on_lost(oldest, frames.peer_lost(oldest.where, "too many strangers"))
         link = Connection(sock, f"{address[0]}:{address[1]}", self._desk.clock, self._desk.options.chaos)
         link.await_greeting(self._desk.options.cluster_key)
         self._guests[link] = Guest(self._desk.clock())
@@ -93,13 +93,13 @@ class PrefillStage:
         mine = [name for name in desk.transports if name != "shm" or frame.machine == desk.machine]
         transport = next((name for name in frame.transports if name in mine), "")
         if differs or not transport:
-            failure = failures.layout_mismatch(differs) if differs else failures.no_transport(mine, frame.transports)
+            failure = frames.layout_mismatch(differs) if differs else frames.no_transport(mine, frame.transports)
             log.warning(event("decode_refused", where=link.where, why=failure.message))
             link.send(frames.Refused(failure))
             return
         old = self._sessions.get(hello.instance)
         if old is not None:
-            self._lose(old, failures.peer_lost(old.where, "it began a new session"))
+            self._lose(old, frames.peer_lost(old.where, "it began a new session"))
         shapes = {
             kind: replace(shape, page_size=frame.layout.page_size if shape.by_token else 1, num_ids=UNLIMITED)
             for kind, shape in desk.shapes.items()
@@ -291,7 +291,7 @@ class PrefillStage:
     def on_mover_lost(self, report: data_thread.Lost) -> None:
         session = self._by_number.get(report.session)
         if session is not None:
-            self._lose(session, failures.peer_lost(session.where, report.why))
+            self._lose(session, frames.peer_lost(session.where, report.why))
 
     def _lose(self, session: Session, failure: Failure) -> None:
         if self._by_number.pop(session.number, None) is None:
@@ -314,7 +314,7 @@ class PrefillStage:
 
     def end_sessions(self, why: str) -> None:
         for session in [*self._by_number.values()]:
-            self._lose(session, failures.peer_lost(session.where, why))
+            self._lose(session, frames.peer_lost(session.where, why))
 
     def close(self) -> None:
         self.end_sessions("this engine ends")
@@ -330,7 +330,7 @@ class PrefillStage:
         try:
             session.link.send(frame)
         except (ConnectionLost, WireError) as error:
-            failure = failures.peer_lost(session.where, str(error))
+            failure = frames.peer_lost(session.where, str(error))
             self._desk.call(lambda: self._lose(session, failure))
 
     # -- time ------------------------------------------------------------------------------------------------------
@@ -340,20 +340,20 @@ class PrefillStage:
         now, options = desk.clock(), desk.options
         for link, guest in [*self._guests.items()]:
             if now - guest.since > options.bootstrap_timeout_s:
-                self.on_lost(link, failures.bootstrap_timeout(link.where, options.bootstrap_timeout_s))
+                self.on_lost(link, frames.bootstrap_timeout(link.where, options.bootstrap_timeout_s))
         for session in [*self._by_number.values()]:
             desk.guard.run(session.where, partial(self._tick_session, session, now), partial(self._lose, session))
         for shipment in [*self._shipments.values()]:
             waits = shipment.unwritten or shipment.stage is Stage.COMPLETED
             if waits and now - shipment.moved_at > options.lease_s:
-                self._break(shipment, failures.lease_timeout(shipment.session.where, options.lease_s), tell=True)
+                self._break(shipment, frames.lease_timeout(shipment.session.where, options.lease_s), tell=True)
 
     def _tick_session(self, session: Session, now: float) -> None:
         if now - session.beat_at >= self._desk.options.heartbeat_s:
             session.beat_at = now
             self._send(session, frames.Beat(self._held(session)))
         if now - session.link.heard > self._desk.silence_s:
-            self._lose(session, failures.heartbeat_timeout(session.where, self._desk.silence_s))
+            self._lose(session, frames.heartbeat_timeout(session.where, self._desk.silence_s))
 
     def _held(self, session: Session) -> list[bytes]:
         """Return the tickets that this engine still holds; none while it takes no events, so that a hanging engine

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from forebay.requests.pieces import KindShape
 from forebay.requests.transfers import Span, Tail, Ticket
 from forebay.transfer.session.connection import Connection
+from forebay.transfer.state.tickets import Departing
 from forebay.transfer.wire import frames
-from forebay.transfer.wire.pages import Departing, KindShape
 
 
 class Stage(Enum):

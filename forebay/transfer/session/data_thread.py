@@ -15,17 +15,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+from forebay.base.errors import OfferError, WireError
 from forebay.base.log import event, get_logger
 from forebay.base.parts import I64
 from forebay.base.wake import Wake
+from forebay.requests.pieces import Chunk, Piece
 from forebay.requests.updates import Failure
-from forebay.transfer.session import failures
-from forebay.transfer.wire.frames import Chunk
-from forebay.transfer.wire.framing import WireError
-from forebay.transfer.wire.memory import U8, Memory
-from forebay.transfer.wire.pages import Landing, OfferError, Piece
+from forebay.transfer.state.tickets import Landing
+from forebay.transfer.wire import frames
+from forebay.transfer.wire.memory import U8, Memory, Writer
 from forebay.transfer.wire.tcp import TcpReader
-from forebay.transfer.wire.transport import Writer
 
 T = TypeVar("T")
 
@@ -345,7 +344,7 @@ class DataThread:
     def _is_whole(self, chunk: Chunk, piece: Piece, num_bytes: int, checksum: int) -> bool:
         if num_bytes == self._memory.num_bytes(piece) and checksum == chunk.checksum:
             return True
-        self._fail(chunk.nonce, failures.altered(chunk.kind, chunk.first, chunk.end))
+        self._fail(chunk.nonce, frames.altered(chunk.kind, chunk.first, chunk.end))
         return False
 
     def _landed(self, chunk: Chunk, arrival: _Arrival, piece: Piece) -> None:
