@@ -43,16 +43,13 @@ WITHOUT_DOCSTRING: dict[str, int] = {
     "base": 3,
     "bench": 5,
     "cli": 8,
-    "engine": 48,
     "families": 162,
     "layers": 21,
     "memory": 6,
     "models": 8,
-    "ops": 95,
     "pools": 10,
     "requests": 2,
     "runtime": 58,
-    "server": 217,
     "transfer": 126,
 }
 

@@ -83,6 +83,8 @@ class FrameDecoder(Generic[T]):
         self._fault: str | None = None
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[T]:
+        """Append bytes from the socket and return the frames that they complete, in order; the rest is kept. Raises
+        ChannelError."""
         if self._fault is not None:
             raise ChannelError(self._fault)
         self._buffer += data

@@ -50,6 +50,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defa
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
+    """End a request, wherever it is. An id that has ended already is ignored."""
+
     request_id: int
 
 

@@ -18,7 +18,8 @@ class Receiver(Protocol):
     def tokens(self, token_ids: list[int]) -> None:
         """Tokens and nothing else: the most common news by far."""
 
-    def update(self, update: Update) -> None: ...
+    def update(self, update: Update) -> None:
+        """Take in one update of the request; the last one carries `finish`."""
 
 
 class Mailbox:
@@ -136,6 +137,7 @@ class Stream:
         return update
 
     async def aclose(self) -> None:
+        """End the iteration, and the request with it if it still runs."""
         self._ended = True
         self.abort()
 

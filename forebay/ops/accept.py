@@ -21,6 +21,8 @@ class Known(NamedTuple):
 
 
 class AcceptOps:
+    """The acceptance of draft tokens, defined in torch."""
+
     def accept(
         self, token_ids: Tensor, finite: Tensor, positions: Tensor, rows: Tensor, q_start: Tensor, known: Known
     ) -> Tensor:

@@ -50,6 +50,8 @@ class PagedKv:
 
 
 class AttentionOps:
+    """Rotary embedding, KV writes and attention over pages, defined in torch."""
+
     def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
         """Rotate the first R of D dimensions of q [T, Hq, D] and k [T, Hk, D] in place; halves are paired (neox). There
         may be no heads of k.

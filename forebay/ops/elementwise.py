@@ -15,6 +15,8 @@ from torch import Tensor
 
 
 class ElementwiseOps:
+    """Activations, sums, products and copies of entries, defined in torch. Results have the dtype of the input."""
+
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """x [T, 2I] -> silu(x[:, :I]) * x[:, I:], [T, I]."""
         gate, up = x.float().chunk(2, dim=-1)

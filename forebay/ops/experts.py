@@ -67,6 +67,8 @@ class HeadWeights:
 
 @dataclass(frozen=True, slots=True)
 class TorchExperts(Experts):
+    """The experts of one layer as separate linear layers, and the activation between the two of each expert."""
+
     gate_up: Sequence[LinearWeight]
     down: Sequence[LinearWeight]
     activate: Callable[[Tensor], Tensor]
@@ -74,10 +76,14 @@ class TorchExperts(Experts):
 
 @dataclass(frozen=True, slots=True)
 class TorchHeads(HeadWeights):
+    """The weights of one linear layer per head, each packed by `pack_linear`."""
+
     weights: Sequence[LinearWeight]
 
 
 class ExpertOps(TorchLinear, ElementwiseOps):
+    """Mixtures of experts, their routing, and one linear layer per head, defined in torch."""
+
     def topk_gating(
         self, logits: Tensor, gating: Gating, correction: Tensor | None = None, factors: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:

@@ -131,6 +131,7 @@ class Kernels:
         return {dtype: ctypes.cast(function, c_void_p).value or 0 for dtype, function in functions.items()}
 
     def by_dtype(self, pattern: str) -> dict[torch.dtype, Any]:
+        """Bind one kernel per dtype: `{}` in `pattern` is replaced with the suffix of each dtype."""
         return {dtype: self.bind(pattern.format(suffix), pattern) for dtype, suffix in _SUFFIXES.items()}
 
     def by_cache_dtype(self, pattern: str) -> dict[tuple[torch.dtype, torch.dtype], Any]:
@@ -152,6 +153,7 @@ class Kernels:
 
 
 def address(tensor: Tensor | None) -> int | None:
+    """Return the address of the tensor's first element, or None for None, as ctypes passes a null pointer."""
     return None if tensor is None else tensor.data_ptr()
 
 

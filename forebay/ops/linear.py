@@ -23,6 +23,8 @@ class LinearWeight(Protocol):
 
 
 class LinearOps(Protocol):
+    """Packing of linear layers' weights, their products with inputs, and embedding lookups."""
+
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
         """Pack weight [N, K] and bias [N] of one dtype. Keeps neither."""
         ...

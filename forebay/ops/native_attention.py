@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from forebay.ops.attention import KvCache, PagedKv
+from forebay.ops.attention import AttentionOps, KvCache, PagedKv
 from forebay.ops.kernels import Kernels, address, view
 
 
-class NativeAttention:
+class NativeAttention(AttentionOps):
     """See `AttentionOps`. The last dimension of every tensor is contiguous, and so are a token's heads."""
 
     def __init__(self, kernels: Kernels) -> None:

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from forebay.ops.accept import Known
+from forebay.ops.drafting import DraftingOps
 from forebay.ops.kernels import Kernels
 
 
-class NativeDrafting:
+class NativeDrafting(DraftingOps):
     """See `DraftingOps`. All tensors are contiguous."""
 
     def __init__(self, kernels: Kernels) -> None:

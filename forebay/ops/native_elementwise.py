@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
+from forebay.ops.elementwise import ElementwiseOps
 from forebay.ops.kernels import Kernels
 
 
-class NativeElementwise:
+class NativeElementwise(ElementwiseOps):
     """See `ElementwiseOps`. The last dimension of every tensor is contiguous."""
 
     def __init__(self, kernels: Kernels) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forebay.ops.experts import ExpertActivation, Experts, Gating, HeadWeights, Scoring
+from forebay.ops.experts import ExpertActivation, ExpertOps, Experts, Gating, HeadWeights, Scoring
 from forebay.ops.kernels import Kernels, address
 from forebay.ops.linear import LinearWeight
 from forebay.ops.native_linear import NativeLinear, NativeLinearWeight
@@ -35,6 +35,8 @@ class NativeLayers(HeadWeights):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeExperts(Experts):
+    """The experts of one layer; `activation` is an index into `Activation` of cpu/experts.cpp."""
+
     gate_up: NativeLayers
     down: NativeLayers
     activation: int
@@ -46,7 +48,7 @@ class NativeExperts(Experts):
         return len(self.down.weights)
 
 
-class NativeExpertOps(NativeLinear):
+class NativeExpertOps(NativeLinear, ExpertOps):
     """See `ExpertOps`. The last dimension of every tensor is contiguous, and so are ids and weights."""
 
     def __init__(self, kernels: Kernels, activation_bits: int, memory: WeightMemory) -> None:

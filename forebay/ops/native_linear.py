@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forebay.formats.quantized import GROUP, PANEL, StoredCodes
 from forebay.ops.kernels import Kernels
-from forebay.ops.linear import LinearWeight
+from forebay.ops.linear import LinearOps, LinearWeight
 from forebay.ops.weight_memory import LINE, WeightMemory
 
 _STEP = 32  # inputs, kStep of cpu/linear.h
@@ -53,7 +53,7 @@ class CodePart(NamedTuple):
     blocks: int
 
 
-class NativeLinear:
+class NativeLinear(LinearOps):
     """See `LinearOps`. x may be a view into wider rows; all else is contiguous."""
 
     def __init__(self, kernels: Kernels, activation_bits: int, memory: WeightMemory) -> None:

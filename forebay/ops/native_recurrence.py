@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from forebay.ops.kernels import Kernels, address, view
-from forebay.ops.recurrence import Convolution, DeltaGates, GatedNorm, Scan, StateBatch
+from forebay.ops.recurrence import Convolution, DeltaGates, GatedNorm, RecurrenceOps, Scan, StateBatch
 
 _MOST_TAPS = 8  # kMostTaps of cpu/conv.cpp
 
 
-class NativeRecurrence:
+class NativeRecurrence(RecurrenceOps):
     """See `RecurrenceOps`. The last dimension of every tensor is contiguous, and so are a token's heads."""
 
     def __init__(self, kernels: Kernels) -> None:

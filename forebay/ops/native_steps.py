@@ -7,10 +7,10 @@ from torch import Tensor
 
 from forebay.ops.accept import Known
 from forebay.ops.kernels import Kernels, address
-from forebay.ops.steps import Pages, Placement
+from forebay.ops.steps import Pages, Placement, StepOps
 
 
-class NativeSteps:
+class NativeSteps(StepOps):
     """See `StepOps` and `AcceptOps`. All tensors are contiguous."""
 
     def __init__(self, kernels: Kernels) -> None:

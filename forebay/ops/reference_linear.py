@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forebay.formats.quantized import GROUP, PANEL, StoredCodes
-from forebay.ops.linear import LinearWeight
+from forebay.ops.linear import LinearOps, LinearWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,9 @@ def _opened(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
     return (scales.unsqueeze(-1) * by_group + minimums.unsqueeze(-1)).flatten(1)
 
 
-class TorchLinear:
+class TorchLinear(LinearOps):
+    """Defines the ops of linear layers. Weights in codes stay in codes, and are dequantized in each call."""
+
     activation_bits: int
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:

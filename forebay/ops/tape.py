@@ -34,6 +34,7 @@ class Tape:
         return int(self._kernels.bind("fb_tape_length")(self._tape))
 
     def replay(self) -> None:
+        """Run all recorded kernels in order, in one call, on the addresses that they were recorded with."""
         self._replay(self._tape)
 
 

@@ -15,6 +15,8 @@ from forebay.server.console import HEADERS, Asset
 
 
 def file_endpoint(asset: Asset) -> Callable[[Request], Awaitable[Response]]:
+    """Return a route that serves `asset`, or 304 to a client that has it already."""
+
     async def endpoint(request: Request) -> Response:
         headers = {**HEADERS, "etag": asset.etag}
         if request.headers.get("if-none-match") == asset.etag:

@@ -37,6 +37,8 @@ IGNORED_HEADER: Final = b"x-forebay-ignored"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerContext:
+    """Everything that the routes share, made once at start-up."""
+
     config: ServerConfig
     model: ServedModel
     engine: AsyncEngine
@@ -61,6 +63,7 @@ class ServerContext:
         return self.tokenizer.table if body.skip_special_tokens else self.tokenizer.whole_table
 
     def check_model(self, name: str | None) -> None:
+        """Raise NotFound (code `model_not_found`) unless `name` is None or the model's name."""
         if name is not None and name != self.model.name:
             raise NotFound(
                 f"the model {name[:200]!a} is not served here; {self.model.name} is",
@@ -92,6 +95,7 @@ class RequestContext:
 
     @classmethod
     def of(cls, scope: Scope) -> RequestContext:
+        """Return the context that the gateway has put into the scope."""
         context: RequestContext = scope[REQUEST]
         return context
 

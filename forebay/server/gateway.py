@@ -24,7 +24,10 @@ _SAFE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 class CountsErrors(Protocol):
-    def count_error(self, code: str) -> None: ...
+    """A counter of refusals, for metrics."""
+
+    def count_error(self, code: str) -> None:
+        """Count one refused request by the code of its error."""
 
 
 class Gateway:

@@ -35,4 +35,5 @@ class GrammarWorkers:
         return grammar
 
     def close(self) -> None:
+        """End the threads once their current work is done."""
         self._workers.close()

@@ -55,7 +55,8 @@ class Abortable(Protocol):
     @property
     def request_id(self) -> int: ...
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """End the request; its last update then has the finish reason `abort`."""
 
 
 def weights_changed(num_tokens: int) -> Unavailable:

@@ -53,13 +53,16 @@ class TextEngine(ABC):
 
     @classmethod
     @abstractmethod
-    async def connect(cls, process: EngineProcess) -> Self: ...
+    async def connect(cls, process: EngineProcess) -> Self:
+        """Connect to the engine process and return the client. The client owns `process` from then on."""
 
     @abstractmethod
-    async def ready(self) -> Ready: ...
+    async def ready(self) -> Ready:
+        """Wait until the engine has loaded its model, and return its report. Raises what loading raised."""
 
     @abstractmethod
-    async def close(self, drain_s: float) -> None: ...
+    async def close(self, drain_s: float) -> None:
+        """Refuse new requests, wait up to `drain_s` seconds for those that run, and end the engine process."""
 
     @property
     @abstractmethod
@@ -68,7 +71,9 @@ class TextEngine(ABC):
     @abstractmethod
     def submit(
         self, *, prompt_token_ids: list[int], params: SamplingParams, resume_points: Sequence[int] = ()
-    ) -> Stream: ...
+    ) -> Stream:
+        """Send a request to the engine and return its stream of updates. `resume_points` are prompt lengths at which
+        recurrent states are worth keeping."""
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 
 class Shape(NamedTuple):
+    """A model without its weights: configuration, what its layers ask for and keep, and the sizes of its weights."""
+
     config: ModelConfig
     needs: Needs
     weights: WeightShapes
 
 
 def read_shape(path: Path, draft_head: bool) -> Shape:
+    """Read the shape of the checkpoint at `path`, with its draft head if `draft_head`. Raises ModelError."""
     from forebay.models import needs_of  # brings torch, which nothing but this needs here
 
     config = _model_config(path)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from forebay.base.errors import Conflict
+from forebay.engine.lifecycle.sleep import Memory
 from forebay.engine.lifecycle.weights import EngineWeights
 from forebay.formats.stored_tensor import StoredTensor
 from forebay.memory.slots import Ids
@@ -17,7 +18,7 @@ from forebay.runtime import ModelRunner
 from forebay.runtime.host_copies import Places, get_cpu_copy, load_cpu_copy
 
 
-class Occupation:
+class Occupation(Memory):
     """An `engine.sleep.Memory` of a real engine. Nothing may be in flight in any call of it.
 
     `trim` gives back what else the process keeps free.

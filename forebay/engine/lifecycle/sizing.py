@@ -21,6 +21,8 @@ _LENGTHS_BYTES: Final = 16  # that is known of a row beside that
 
 
 def memory_demand(config: EngineConfig, sizes: CacheSizes, model: ModelConfig) -> MemoryDemand:
+    """Return what the memory budget must hold: rows, pages and states by their sizes, with the engine's limits. The
+    context length is at most what the model was made for."""
     memory, scheduling, extra = config.memory, config.scheduling, config.disaggregation.decode_extra_slots
     certain = memory.max_running_requests + extra if config.disaggregation.is_decode else 0
     speculation = config.speculation
@@ -46,6 +48,8 @@ def within_memory(options: SpeculationOptions, budget: MemoryBudget) -> Speculat
 
 
 def scheduler_config(config: EngineConfig, budget: MemoryBudget, weight_bytes: int) -> SchedulerConfig:
+    """Return the scheduler's configuration, with the sizes and limits that the memory budget has settled.
+    `weight_bytes` estimates what recomputing a token costs."""
     kinds = budget.demand.kinds
     limits: dict[str, Any] = {name: limit for kind in kinds for name, limit in kind.limits(budget).items()}
     return SchedulerConfig(

@@ -30,6 +30,9 @@ log = get_logger("engine")
 
 
 class Phase(StrEnum):
+    """The state of an engine, as clients see it: a transition is `draining` until its halt, and `waking` while memory
+    is taken again."""
+
     SERVING = "serving"
     DRAINING = "draining"
     ASLEEP = "asleep"
@@ -52,7 +55,8 @@ class Memory(Protocol):
         back, or weights change; its bytes."""
         ...
 
-    def release(self, tags: Collection[str]) -> None: ...
+    def release(self, tags: Collection[str]) -> None:
+        """Give the memory of these tags back to the operating system or the device; its content is lost."""
 
     def resume(self, tags: Collection[str], progress: Callable[[], None]) -> None:
         """Where anything is raised, all of them are released as before. `progress` is called with each tensor that is
@@ -65,7 +69,7 @@ class Memory(Protocol):
         ...
 
 
-class NoMemory:
+class NoMemory(Memory):
     """The memory of an engine that has none."""
 
     def num_bytes(self) -> dict[str, int]:
@@ -137,6 +141,7 @@ class Sleeper:
 
     @property
     def phase(self) -> Phase:
+        """Return the phase that the engine reports."""
         if self._transition is not None:
             return Phase.DRAINING
         return Phase.WAKING if self._waking else Phase.ASLEEP if self.resting else Phase.SERVING
@@ -158,6 +163,7 @@ class Sleeper:
     # -- what the core turns ------------------------------------------------------------------------------------------
 
     def plan(self, now: float, width: int) -> StepPlan | None:
+        """Return the next step before the halt, or None if no transition is under way or nothing is left to run."""
         return None if self._transition is None else self._transition.halt.plan(now, width)
 
     def settle(self, now: float) -> None:

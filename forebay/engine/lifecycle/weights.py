@@ -42,6 +42,8 @@ log = get_logger("engine")
 
 
 class Loaded(NamedTuple):
+    """The models of one engine; those that it does not use are None."""
+
     model: Model
     draft_model: Model | None
     assistant: Assistant | None
@@ -58,6 +60,7 @@ class Seen(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> Seen:
+        """Read the identity of the file at `path`: size, modification time and a hash of its beginning."""
         with open_regular(path) as file:
             status = path.stat()
             return cls(path, status.st_size, status.st_mtime_ns, hashlib.sha256(file.read(_HEADER_BYTES)).hexdigest())
@@ -216,6 +219,7 @@ class GivenTensor:
         self.num_bytes = self._values.nbytes
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
+        """Yield the whole tensor as one matrix [rows, last dimension]."""
         yield self._values.reshape(math.prod(self.shape[:-1]), -1) if self._values.size else self._values.reshape(0, 0)
 
 

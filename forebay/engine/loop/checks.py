@@ -45,11 +45,14 @@ class Pattern(Protocol):
     @property
     def num_bytes(self) -> int: ...
 
-    def write(self) -> None: ...
+    def write(self) -> None:
+        """Write the pattern into its places."""
 
-    def clear(self) -> None: ...
+    def clear(self) -> None:
+        """Overwrite its places with zeros, so that a pattern of an earlier check is not taken for an arrival."""
 
-    def wrong(self) -> list[str]: ...
+    def wrong(self) -> list[str]:
+        """Describe the regions that do not hold the pattern; an empty list if all do."""
 
 
 class Patterned(Protocol):
@@ -63,11 +66,14 @@ class Patterned(Protocol):
     @property
     def token_bytes(self) -> int: ...
 
-    def submit(self, order: Order) -> None: ...
+    def submit(self, order: Order) -> None:
+        """Hand an order over to the transfers; the outcome arrives as an event."""
 
-    def pattern(self, spans: dict[str, Span], num_tokens: int) -> Pattern: ...
+    def pattern(self, spans: dict[str, Span], num_tokens: int) -> Pattern:
+        """Return the test pattern of `num_tokens` tokens in these places of each kind of cache."""
 
-    def transport(self, host: str, port: int) -> str: ...
+    def transport(self, host: str, port: int) -> str:
+        """Return the name of the transport to the prefill server at this address."""
 
 
 @dataclass(slots=True)
@@ -96,6 +102,7 @@ class Checks:
         return answers
 
     def begin(self, asked: CheckTransfers, now: float) -> None:
+        """Start a check that a client asked for. If it cannot start, its answer is the failure."""
         try:
             self._begin(asked, now)
         except ForebayError as error:
@@ -156,6 +163,7 @@ class Checks:
         return True
 
     def expire(self, now: float) -> None:
+        """End the checks whose deadline has passed with RequestTimeout, and withdraw their tickets."""
         for check in self._open.values():
             if check.asked and now > check.deadline:
                 late = RequestTimeout(f"prefill has sent nothing for {self._options.lease_s:g} s", code="lease_timeout")

@@ -43,6 +43,7 @@ class Pace:
         self._s_per_token: float | None = None
 
     def ended(self, num_tokens: int, seconds: float) -> None:
+        """Take in the duration of a step of `num_tokens` tokens; the slowest seconds per token count."""
         self._s_per_token = max(self._s_per_token or 0.0, seconds / max(1, num_tokens))
 
     def limit_s(self, num_tokens: int) -> float:
@@ -59,6 +60,8 @@ class EngineBroken(EngineError):
 
 
 class InFlight(NamedTuple):
+    """A step that was launched and has not been committed."""
+
     plan: StepPlan
     launched: Launched
     width: int  # that it was planned with

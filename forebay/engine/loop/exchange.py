@@ -26,7 +26,8 @@ class Connected(Transfers, Patterned, Protocol):
         """Sessions that ended because a peer's message could not be handled."""
         ...
 
-    def fileno(self) -> int: ...
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when events wait, for select."""
 
     def weights_changed(self, path: str | None, version: int) -> None:
         """Announce weights of this version, those at `path`, for all that is computed from now on. No ticket is
@@ -63,10 +64,13 @@ class Exchange:
             self.transfers.submit(order)
 
     def weights_changed(self, path: str | None, version: int) -> None:
+        """Tell the transfers of other weights, after the orders that were decided with the old ones. `path` None:
+        tensors from memory."""
         self.tell()
         self.transfers.weights_changed(path, version)
 
     def state(self) -> Transferring:
+        """Return the counts of requests on their way and of open transfers, for metrics and `/debug/state`."""
         state = self._scheduler
         return Transferring(
             pending=len(state.pending),

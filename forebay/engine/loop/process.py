@@ -123,6 +123,8 @@ def _exit_with_peer(sock: socket.socket) -> None:
 
 
 def main() -> NoReturn:
+    """Run the engine process until the server closes the channel, then end it with an exit status. Imports torch while
+    it watches the channel."""
     gc.disable()  # until all is loaded: nearly nothing of that is garbage
 
     # Here and not above: whoever dies while torch is being imported must find the watch already running.

@@ -50,6 +50,7 @@ def transfers_for(
 
 
 def role_of(options: DisaggregationOptions, transfers: Listening | None) -> Handoff:
+    """Return the scheduler's policy for transfers: none, decode's or prefill's."""
     if transfers is None:
         return Handoff()
     return DecodeRole(options, transfers.instance) if options.is_decode else PrefillRole(options)

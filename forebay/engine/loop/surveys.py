@@ -34,6 +34,8 @@ class Surveys:
         self._times: list[float] = []
 
     def note(self, now: float) -> None:
+        """Keep the time at which the prefix cache's clock reached its value, so that ages can be told in seconds. At
+        most `MAX_NOTES` are kept."""
         if not self._clocks or self._clocks[-1] < self._cache.clock:
             self._clocks.append(self._cache.clock)
             self._times.append(now)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.ops.attention import KvCache, PagedKv
+from forebay.ops.attention import AttentionOps, KvCache, PagedKv
 from forebay.ops.triton.common import dot, owner
 
 _PROGRAMS: Final = 128  # that one decoding sequence's attention is divided among: about the multiprocessors of a GPU
@@ -383,7 +383,7 @@ class _Tiling(NamedTuple):
     num_warps: int
 
 
-class TritonAttention:
+class TritonAttention(AttentionOps):
     """See `AttentionOps`."""
 
     def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from forebay.formats.quantized import GROUP, LEVELS, U8, CodeFormat, GroupQuantized, StoredCodes, joined
-from forebay.ops.linear import LinearWeight
+from forebay.ops.linear import LinearOps, LinearWeight
 from forebay.ops.triton.common import dot, owner
 
 _FEW_ROWS: Final = 16  # the least that a matrix unit takes
@@ -206,7 +206,7 @@ def _matmul(
     tl.store(place, acc.to(out.dtype.element_ty), mask=live[:, None] & live_col[None, :])
 
 
-class TritonLinear:
+class TritonLinear(LinearOps):
     """See `LinearOps`. What is packed is kept as it is, not copied: on a GPU nothing reads it faster in another order,
     and there may be no room for it twice. So whoever packs a tensor must not change it afterwards.
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.ops.recurrence import Convolution, Scan, StateBatch
+from forebay.ops.recurrence import Convolution, RecurrenceOps, Scan, StateBatch
 from forebay.ops.triton.common import owner, softplus
 
 _CHANNELS: Final = 256  # of a convolution, in one program
@@ -313,7 +313,7 @@ def _delta_rule(
     tl.store(mine + place, h.to(state.dtype.element_ty), mask=live & (write_slot > 0) & (stop > first))
 
 
-class TritonRecurrence:
+class TritonRecurrence(RecurrenceOps):
     """See `RecurrenceOps`."""
 
     def causal_conv(self, x: Tensor, conv: Convolution, state: Tensor, batch: StateBatch) -> Tensor:

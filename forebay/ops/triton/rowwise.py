@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forebay.ops.elementwise import ElementwiseOps
 from forebay.ops.recurrence import GatedNorm
 
 _BLOCK: Final = 1024  # entries of a row that one program activates
@@ -130,10 +131,11 @@ def _activate(
     tl.store(out + row * n + at, a.to(out.dtype.element_ty), mask=live)
 
 
-class TritonRowwise:
+class TritonRowwise(ElementwiseOps):
     """See `Ops`."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """As `Ops.rms_norm`, for x of two or three dimensions with a contiguous last one."""
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         n = x.shape[-1]
         inner, inner_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
@@ -153,6 +155,7 @@ class TritonRowwise:
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """As `Ops.add_rms_norm`: `residual` is updated in place, and a new tensor has the norm."""
         n = x.shape[-1]
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         _add_rms_norm[(x.shape[0],)](
@@ -161,6 +164,7 @@ class TritonRowwise:
         return out
 
     def gated_rms_norm(self, x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
+        """As `RecurrenceOps.gated_rms_norm`, by one program for each group of each row."""
         width, group_size = x.shape[1], norm.group_size
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         _gated_rms_norm[(x.shape[0], width // group_size)](

@@ -154,6 +154,7 @@ class TritonSampling:
     """See `Ops`."""
 
     def argmax_rows(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Ops.argmax_rows`, by one program per row."""
         rows, vocab = logits.shape
         ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
         finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
@@ -161,11 +162,13 @@ class TritonSampling:
         return ids, finite
 
     def mask_logits(self, logits: Tensor, at: Tensor, words: Tensor) -> None:
+        """As `Ops.mask_logits`: masked entries of `logits` become -inf in place."""
         (rows, width), vocab = words.shape, logits.shape[1]
         block = _block(vocab)
         _mask_logits[(rows, triton.cdiv(vocab, block))](logits, at, words, vocab, width, BLOCK=block, num_warps=_WARPS)
 
     def sample_rows(self, logits: Tensor, draws: Draws) -> Tensor:
+        """As `Ops.sample_rows`, without a sort: thresholds are found by bisection over the bits of weights."""
         rows, vocab = logits.shape
         ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
         _sample_rows[(rows,)](

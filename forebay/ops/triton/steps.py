@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from forebay.ops.accept import Known
-from forebay.ops.steps import Pages, Placement
+from forebay.ops.steps import Pages, Placement, StepOps
 
 _BLOCK: Final = 128  # tokens of a sequence, or snapshots, at a time
 
@@ -105,7 +105,7 @@ def _accept(
     tl.store(kv_lens + row, tl.load(positions + last, mask=count > 0, other=0) + 1, mask=count > 0)
 
 
-class TritonSteps:
+class TritonSteps(StepOps):
     """See `StepOps` and `AcceptOps`."""
 
     def place_tokens(self, rows: Tensor, q_start: Tensor, kv_lens: Tensor, pages: Pages, num_tokens: int) -> Placement:

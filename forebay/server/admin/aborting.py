@@ -15,6 +15,8 @@ from forebay.server.protocol.validation import MISSING_FIELD, refusal
 
 
 class Aborted(msgspec.Struct, kw_only=True):
+    """The answer of /abort_request: how many requests were ended."""
+
     success: Literal[True]
     aborted: int
 

@@ -25,6 +25,8 @@ from forebay.server.served_model import LIMITS
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
+    """A model that this server serves, as OpenAI's clients list it. `max_model_len` is its context length in tokens."""
+
     id: str
     object: Literal["model"]
     created: int
@@ -33,6 +35,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
+    """The answer of /v1/models: the one model that is served."""
+
     object: Literal["list"]
     data: list[ModelCard]
 
@@ -46,11 +50,15 @@ class Health(TypedDict):
 
 
 class Inside(TypedDict):
+    """Requests inside the server, and whether it has begun to shut down."""
+
     num_inside: int
     draining: bool
 
 
 class DebugState(TypedDict):
+    """The answer of /debug/state: the scheduler's counts, the state of each pool, and the memory by tag."""
+
     step: int
     num_running: int
     num_waiting: int
@@ -65,6 +73,8 @@ class DebugState(TypedDict):
 
 
 class ModelInfo(TypedDict):
+    """The answer of /model_info: names, paths and limits of the model, in SGLang's words."""
+
     model_path: str
     tokenizer_path: str
     served_model_name: str
@@ -99,6 +109,8 @@ class Texts(TypedDict):
 
 
 class ServerInfo(TypedDict):
+    """The answer of /server_info: the configuration in effect, and what the model's answers and texts can be."""
+
     served_model_name: str
     model_path: str
     disaggregation_mode: Literal["null", "prefill", "decode"]
@@ -119,6 +131,8 @@ class ServerInfo(TypedDict):
 
 
 class Flushed(TypedDict):
+    """The answer of /flush_cache: the pools after the prefix cache was emptied."""
+
     success: Literal[True]
     pools: list[PoolState]
 
@@ -167,10 +181,12 @@ def _info(server: ServerContext) -> Ready | None:
 
 
 async def models(request: Request, server: ServerContext) -> Response:
+    """List the models: there is one."""
     return _json(ModelList(object="list", data=[_card(server)]))
 
 
 async def model(request: Request, server: ServerContext) -> Response:
+    """Describe the model of this name; another name is answered with 404."""
     server.check_model(request.path_params["model_id"])
     return _json(_card(server))
 
@@ -241,6 +257,7 @@ async def _state_for(request: Request, server: ServerContext) -> State | None:
 
 
 async def metrics(request: Request, server: ServerContext) -> Response:
+    """Return all metrics in Prometheus' text format 0.0.4. If the engine does not answer, those of the server alone."""
     text = server.metrics.render(await _state_for(request, server), _info(server))
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 

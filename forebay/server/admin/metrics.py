@@ -71,6 +71,7 @@ class Metrics:
         self._itl = histogram("inter_token_latency_seconds", "Mean time between a request's tokens", _INTERVALS)
 
     def count_error(self, code: str) -> None:
+        """Count a request that was refused or failed, by the code of its error."""
         self._refused.labels(self._model, code).inc()
 
     def count_generation(self, generation: Generation, usage: Usage, now: float, route: str) -> None:

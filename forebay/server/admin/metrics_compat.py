@@ -56,9 +56,11 @@ class Renamed(Collector):
         self._labels = {"model_name": model} | ({"engine": "0"} if engine == "vllm" else {})
 
     def describe(self) -> Iterable[Metric]:
+        """Return nothing: the registry then does not collect at registration, when there are no values yet."""
         return []
 
     def collect(self) -> Iterator[Metric]:
+        """Yield our metrics under the other engine's names; for SGLang, those that sum several of ours as well."""
         ours = {metric.name.removeprefix(OURS): metric for metric in self._registry.collect()}
         for name, others in NAMES[self._engine].items():
             if name in ours:

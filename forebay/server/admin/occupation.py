@@ -18,6 +18,8 @@ from forebay.server.protocol.requests import PauseRequest, ReleaseRequest, Resum
 
 
 class Sleeping(msgspec.Struct, kw_only=True):
+    """The answer of /is_sleeping."""
+
     is_sleeping: bool
 
 
@@ -36,6 +38,8 @@ class Occupied(TypedDict):
 
 
 class Done(Occupied):
+    """The answer to a transition that was carried out: the memory that is occupied now."""
+
     success: Literal[True]
 
 

@@ -28,6 +28,7 @@ class Node:
 
     @property
     def root(self) -> Node:
+        """Return the node without a parent above this one."""
         node = self
         while node.parent is not None:
             node = node.parent
@@ -68,6 +69,8 @@ class Tree:
 
 
 async def look(engine: AsyncEngine) -> Tree:
+    """Read the whole prefix cache from the engine, part by part, and sum its nodes up from the leaves. The event loop
+    is let go of between parts."""
     tree = Tree(engine.info.page_size, engine.info.slot_bytes)
     more = begin = True
     while more:

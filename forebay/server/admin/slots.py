@@ -16,16 +16,22 @@ from forebay.server.context import ServerContext
 
 
 class DefaultSettings(TypedDict):
+    """The sampling values that hold where requests give none; `n_ctx` is the context length in tokens."""
+
     n_ctx: int
     params: dict[str, Any]
 
 
 class Modalities(TypedDict):
+    """Input besides text: none."""
+
     vision: Literal[False]
     audio: Literal[False]
 
 
 class Props(TypedDict):
+    """The answer of /props, in llama-server's fields."""
+
     default_generation_settings: DefaultSettings
     total_slots: int
     model_alias: str
@@ -48,6 +54,7 @@ class Slot(TypedDict):
 
 
 async def props(request: Request, server: ServerContext) -> Response:
+    """Describe the server as llama-server's /props does."""
     info, tokenizer = server.engine.info, server.tokenizer
     template, state = tokenizer.chat_template, server.engine.last_state
     return _json(

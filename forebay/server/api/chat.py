@@ -27,11 +27,15 @@ from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
+    """The function that a call names, and its arguments as JSON text."""
+
     name: str
     arguments: str
 
 
 class CustomCall(msgspec.Struct, kw_only=True):
+    """The custom tool that a call names, and its input as plain text."""
+
     name: str
     input: str
 
@@ -56,6 +60,8 @@ class Message(msgspec.Struct, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
+    """One answer of a chat completion."""
+
     index: int
     message: Message
     logprobs: ChatLogprobs | None
@@ -64,6 +70,8 @@ class ChatChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
+    """The answer of /v1/chat/completions when it is not streamed."""
+
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -209,6 +217,7 @@ def message_of(parts: list[Part], text_tools: frozenset[str] = frozenset()) -> M
 
 
 async def chat_completions(request: Request, server: ServerContext) -> Response:
+    """Answer a chat, whole or as a stream of chunks."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, ChatRequest)
     server.check_model(body.model)

@@ -23,6 +23,8 @@ from forebay.text.answers.parts import Part
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One text of a completion; `index` counts over all prompts."""
+
     index: int
     text: str
     logprobs: CompletionLogprobs | None
@@ -33,6 +35,8 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
 
 
 class Completion(msgspec.Struct, kw_only=True):
+    """The answer of /v1/completions when it is not streamed."""
+
     id: str
     object: Literal["text_completion"]
     created: int
@@ -122,6 +126,7 @@ class CompletionDialect(ChunkDialect):
 
 
 async def completions(request: Request, server: ServerContext) -> Response:
+    """Continue one or several prompts, whole or as a stream of chunks."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, CompletionRequest)
     server.check_model(body.model)

@@ -101,17 +101,21 @@ class ChunkDialect(Dialect):
         self._after = b'}],"usage":null}\n\n' if self.include_usage else b"}]}\n\n"
 
     def prompt_scores_of(self, choice: Choice) -> list[dict[str, RankedLogprob] | None] | UnsetType:
+        """Return the log-probabilities of the choice's prompt, or UNSET if they were not requested."""
         if self.num_prompt_top is None:
             return UNSET
         return prompt_logprobs(self.table, choice.prompt_scores(), self.num_prompt_top)
 
     def ids_of(self, choice: Choice) -> list[int] | UnsetType:
+        """Return the token ids generated so far, or UNSET if they were not requested."""
         return choice.token_ids if self.token_ids else UNSET
 
     def prompt_ids_of(self, choice: Choice) -> list[int] | UnsetType:
+        """Return the token ids of the choice's prompt, or UNSET if they were not requested."""
         return choice.prompt.token_ids if self.token_ids else UNSET
 
     def has_new_ids(self, choice: Choice) -> bool:
+        """Return whether token ids were requested and some have not been sent yet."""
         return self.token_ids and self._num_ids.get(choice.index, 0) < len(choice.token_ids)
 
     def _new_ids(self, choice: Choice) -> bytes:
@@ -149,22 +153,27 @@ class Collector:
         self.scores: list[list[Scored]] = [[] for _ in range(num_choices)]
 
     def text(self, choice: Choice, text: str) -> None:
+        """Append a piece of the choice that is text and nothing else."""
         self.texts[choice.index].append(text)
         if choice.prompt.reading is not None:
             self.parts[choice.index].append(Said(text))
 
     def piece(self, choice: Choice, piece: Piece) -> None:
+        """Append a piece of the choice: its text, parts and scored tokens."""
         self.texts[choice.index].append(piece.text)
         self.parts[choice.index] += piece.parts
         self.scores[choice.index] += piece.tokens
 
     def restart(self, choice: Choice) -> None:
+        """Drop all that was collected of the choice: its generation begins again."""
         self.texts[choice.index].clear()
         self.parts[choice.index].clear()
         self.scores[choice.index].clear()
 
 
 async def collect(server: ServerContext, dialect: Dialect, generation: Generation) -> bytes:
+    """Wait for all choices to end and return the whole answer's JSON. Raises ClientGone if the client disconnects, and
+    the error of a choice that fails. Many log-probabilities are encoded on a worker thread."""
     collected = Collector(len(generation.choices))
     generation.deliver(collected)
     await generation.ended()
@@ -187,15 +196,18 @@ class EventWriter:
     _has_begun: bool = False
 
     def text(self, choice: Choice, text: str) -> None:
+        """Write the event of a piece that is text and nothing else."""
         self._write(self.dialect.text(choice, text))
 
     def piece(self, choice: Choice, piece: Piece) -> None:
+        """Write the events of a piece; the first one is preceded by the stream's opening."""
         if not self._has_begun:  # what is nothing but text is never the first
             self._has_begun = True
             self._write(self.dialect.opening(self._generation))
         self._write(self.dialect.chunk(choice, piece))
 
     def restart(self, choice: Choice) -> None:
+        """Raise `weights_changed`: tokens that were sent cannot be taken back."""
         raise weights_changed(choice.num_tokens)
 
     async def finish(self) -> bytes:

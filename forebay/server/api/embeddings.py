@@ -63,6 +63,8 @@ class EmbeddingData(msgspec.Struct, kw_only=True):
 
 
 class Embeddings(msgspec.Struct, kw_only=True):
+    """The answer of /v1/embeddings."""
+
     object: Literal["list"]
     data: list[EmbeddingData]
     model: str
@@ -70,12 +72,16 @@ class Embeddings(msgspec.Struct, kw_only=True):
 
 
 class ScoreData(msgspec.Struct, kw_only=True):
+    """The score of one pair of texts."""
+
     index: int
     object: Literal["score"]
     score: float
 
 
 class Scores(msgspec.Struct, kw_only=True):
+    """The answer of /v1/score, in the order of the pairs."""
+
     id: str
     object: Literal["list"]
     created: int
@@ -85,10 +91,14 @@ class Scores(msgspec.Struct, kw_only=True):
 
 
 class RankedText(msgspec.Struct, kw_only=True):
+    """The text of a ranked document."""
+
     text: str
 
 
 class Ranked(msgspec.Struct, kw_only=True):
+    """A document's place in the order of relevance; `index` is its place in the request."""
+
     index: int
     relevance_score: float
     document: RankedText | UnsetType = UNSET
@@ -103,6 +113,8 @@ class ScoredText(msgspec.Struct, kw_only=True):
 
 
 class Reranked(msgspec.Struct, kw_only=True):
+    """The answer of /v1/rerank: the most relevant document first."""
+
     id: str
     model: str
     results: list[Ranked]
@@ -110,6 +122,8 @@ class Reranked(msgspec.Struct, kw_only=True):
 
 
 class OllamaEmbeddings(msgspec.Struct, kw_only=True):
+    """The answer of /api/embed; durations are nanoseconds."""
+
     model: str
     embeddings: list[list[float]]
     total_duration: int
@@ -126,6 +140,7 @@ log = get_logger("server")
 
 
 async def embeddings(request: Request, server: ServerContext) -> Response:
+    """Return a vector for each input. Large answers are encoded on a worker thread."""
     body = await read_body(request, server, EmbeddingRequest)
     made, usage = await _embedded(request, server, body)
 
@@ -178,6 +193,7 @@ async def _embedded(
 
 
 async def score(request: Request, server: ServerContext) -> Response:
+    """Return how likely the model judges each pair of texts to match."""
     body = await read_body(request, server, ScoreRequest)
     with naming("text_1"):
         pairs = paired(body.text_1, body.text_2)

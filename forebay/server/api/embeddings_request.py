@@ -69,6 +69,7 @@ class EmbeddingRequest(PlainText, Sender):
 
     @property
     def inputs(self) -> list[str | list[int | str]]:
+        """The inputs as a list: a single text or a single list of token ids is one input."""
         one = isinstance(self.input, str) or any(isinstance(piece, int) for piece in self.input)
         return [self.input] if one else self.input  # type: ignore[list-item,return-value]
 
@@ -82,6 +83,8 @@ class ScoreRequest(Sender):
 
 
 class Document(Strict):
+    """A document as an object with its text."""
+
     text: Text
 
 
@@ -111,6 +114,7 @@ class RerankRequest(Sender):
 
     @property
     def all_texts(self) -> list[str]:
+        """The documents' texts, under whichever of the two names they were sent."""
         found = self.documents if self.texts is None else self.texts
         return [document if isinstance(document, str) else document.text for document in found or ()]
 

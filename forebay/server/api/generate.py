@@ -57,6 +57,8 @@ class GeneratedMeta(msgspec.Struct, kw_only=True):
 
 
 class Generated(msgspec.Struct, kw_only=True):
+    """One answer of /generate: a text, and what SGLang calls its `meta_info`."""
+
     text: str
     output_ids: list[int] | UnsetType = UNSET
     meta_info: GeneratedMeta
@@ -159,6 +161,8 @@ _SAMPLING: Final = {  # by what completions call it
 
 
 class NativeSampling(Sampler):
+    """The `sampling_params` of /generate."""
+
     ignored: ClassVar[dict[str, Harmless]] = {
         "spaces_between_special_tokens": one_of(None, True),
     }
@@ -230,6 +234,7 @@ class NativeRequest(Bootstrap):
 
 
 async def native(request: Request, server: ServerContext) -> Response:
+    """Answer SGLang's /generate, whole or as a stream."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, NativeRequest)
     completion, num_top = body.completion, body.top_logprobs_num if body.return_logprob else None

@@ -36,14 +36,20 @@ class CacheUsage(msgspec.Struct, kw_only=True):
 
 
 class CachedDetails(msgspec.Struct, kw_only=True):
+    """The prompt tokens whose KV was reused."""
+
     cached_tokens: int
 
 
 class ReasoningDetails(msgspec.Struct, kw_only=True):
+    """The completion tokens that were thinking."""
+
     reasoning_tokens: int
 
 
 class Usage(msgspec.Struct, kw_only=True):
+    """The token counts of an answer, summed over its choices."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -59,7 +65,8 @@ class Sink(Protocol):
     def text(self, choice: Choice, text: str) -> None:
         """A piece that is text and nothing else: the most common one by far."""
 
-    def piece(self, choice: Choice, piece: Piece) -> None: ...
+    def piece(self, choice: Choice, piece: Piece) -> None:
+        """Take in a piece of the choice: text, parts and scored tokens that belong together."""
 
     def restart(self, choice: Choice) -> None:
         """Discard what was given of this choice. Raises the error for the client if that is too late."""
@@ -112,10 +119,12 @@ class Generation:
         return generation
 
     def abort(self) -> None:
+        """End all choices; each stream then ends with the finish reason `abort`."""
         for choice in self.choices:
             choice.stream.abort()
 
     def disconnect(self) -> None:
+        """Note that the client is gone, and end all choices."""
         self.disconnected = True
         self.abort()
 
@@ -138,6 +147,7 @@ class Generation:
             raise self.error
 
     def saw_token(self) -> None:
+        """Note the time of a token, for the time to first token and the time between tokens."""
         self.last_token_at = time.monotonic()
         if self.first_token_at is None:
             self.first_token_at = self.last_token_at
@@ -150,6 +160,7 @@ class Generation:
             self._end()
 
     def fail(self, error: Exception) -> None:
+        """End the generation with an error, which `ended` raises."""
         self.error = error
         self._end()
 
@@ -283,6 +294,7 @@ class Timings(NamedTuple):
 
     @classmethod
     def of(cls, generation: Generation) -> Timings:
+        """Measure a generation that has just ended. Without any token, the time to first token is the whole time."""
         now, begin = time.monotonic(), generation.started_at
         first = now if generation.first_token_at is None else generation.first_token_at
         last = first if generation.last_token_at is None else generation.last_token_at

@@ -28,6 +28,8 @@ from forebay.text.token_bytes import TokenBytes
 
 
 class LlamaTimings(TypedDict):
+    """The durations of a completion, in milliseconds, and tokens per second, of prompt and prediction."""
+
     cache_n: int
     prompt_n: int
     prompt_ms: float
@@ -40,6 +42,8 @@ class LlamaTimings(TypedDict):
 
 
 class LlamaToken(TypedDict):
+    """A generated token with its log-probability and the most likely alternatives."""
+
     id: int
     token: str
     bytes: list[int]
@@ -48,6 +52,8 @@ class LlamaToken(TypedDict):
 
 
 class LlamaCompletion(TypedDict):
+    """The answer of llama-server's /completion; of a stream, the last event."""
+
     index: int
     content: str
     tokens: list[int]
@@ -67,6 +73,8 @@ class LlamaCompletion(TypedDict):
 
 
 class TemplateText(TypedDict):
+    """The answer of /apply-template: the text that the chat template renders."""
+
     prompt: str
 
 
@@ -220,6 +228,7 @@ def _rates(what: str, number: int, milliseconds: float) -> dict[str, Any]:
 
 
 async def llama_completion(request: Request, server: ServerContext) -> Response:
+    """Answer llama-server's /completion, whole or as a stream."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, LlamaCompletionRequest)
     server.check_model(body.model)

@@ -14,6 +14,8 @@ from forebay.text.token_bytes import TokenBytes
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
+    """The log-probabilities of a text completion, as parallel lists with an entry per token."""
+
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
@@ -21,18 +23,24 @@ class CompletionLogprobs(msgspec.Struct, kw_only=True):
 
 
 class RankedLogprob(msgspec.Struct, kw_only=True):
+    """The log-probability of a prompt token, with its rank among all tokens (1: the most likely)."""
+
     logprob: float
     rank: int | None
     decoded_token: str
 
 
 class Alternative(msgspec.Struct, kw_only=True):
+    """A token that could have come at a position; `bytes` are its UTF-8 bytes."""
+
     token: str
     logprob: float
     bytes: list[int]
 
 
 class ScoredToken(Alternative, kw_only=True):
+    """A generated token with its log-probability, and the most likely alternatives."""
+
     top_logprobs: list[Alternative]
 
 

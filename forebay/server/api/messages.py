@@ -38,6 +38,8 @@ StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool
 
 
 class ThinkingDetails(msgspec.Struct, kw_only=True):
+    """The output tokens that were thinking."""
+
     thinking_tokens: int
 
 
@@ -67,6 +69,8 @@ class AnthropicBlock(msgspec.Struct, kw_only=True):
 
 
 class AnthropicMessage(msgspec.Struct, kw_only=True):
+    """The answer of /v1/messages; in a stream, the message that its first event opens."""
+
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -78,6 +82,8 @@ class AnthropicMessage(msgspec.Struct, kw_only=True):
 
 
 class TokenCount(msgspec.Struct, kw_only=True):
+    """The answer of /v1/messages/count_tokens."""
+
     input_tokens: int
 
 
@@ -240,6 +246,7 @@ def _event(kind: str, fields: dict[str, Any]) -> bytes:
 
 
 async def messages(request: Request, server: ServerContext) -> Response:
+    """Answer a chat in Anthropic's format, whole or as a stream of events."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, MessagesRequest)
     server.check_model(body.model)
@@ -258,6 +265,7 @@ async def messages(request: Request, server: ServerContext) -> Response:
 
 
 async def count_tokens(request: Request, server: ServerContext) -> Response:
+    """Return how many tokens the messages have after the chat template. Nothing is generated."""
     body = await read_body(request, server, CountTokensRequest)
     server.check_model(body.model)
     with renamed(body.renamings):

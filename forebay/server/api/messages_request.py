@@ -54,6 +54,8 @@ _ALL_THINKING: Final = {"edits": [{"type": "clear_thinking_20251015", "keep": "a
 
 
 class TextBlock(TextPart):
+    """A text within a message."""
+
     ignored = {"citations": one_of(None, [])}
 
 
@@ -65,6 +67,8 @@ _BlockText = Annotated[
 
 
 class ToolUse(History):
+    """A call that the assistant made in an earlier turn."""
+
     ignored = {"caller": _DIRECT, "toolset_name": one_of(None)}
     type: Literal["tool_use"]
     id: Label
@@ -86,6 +90,8 @@ class ToolUse(History):
 
 
 class ToolResult(History):
+    """The result of a call, which its client sends back."""
+
     ignored = {"toolset_name": one_of(None)}
     type: Literal["tool_result"]
     tool_use_id: Label
@@ -94,6 +100,7 @@ class ToolResult(History):
     cache_control: CacheControl | None = None
 
     def as_chat(self) -> dict[str, Any]:
+        """Return the result as a message of role `tool`; an error is marked by a line of text before its content."""
         content: Any = self.content or ""
         if self.is_error:
             parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content
@@ -122,6 +129,8 @@ Block = Annotated[
 
 
 class Turn(History):
+    """A message of the conversation, as a text or as blocks."""
+
     role: Literal["user", "assistant", "system"]
     content: Annotated[
         Annotated[Text, Tag(branch("text"))]
@@ -178,6 +187,8 @@ def _mark(mark: CacheControl | None) -> dict[str, Any]:
 
 
 class CustomTool(Strict):
+    """A tool that the client offers."""
+
     ignored = {
         "eager_input_streaming": one_of(None, True, False),  # arguments are streamed as they are written
         "defer_loading": one_of(None, False),
@@ -201,12 +212,15 @@ class CustomTool(Strict):
         return data
 
     def as_chat(self) -> dict[str, Any]:
+        """Return the tool as a function of a chat."""
         own = {"description": self.description, "strict": self.strict}
         function = {"name": self.name, "parameters": self.input_schema, **own}
         return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
 class WhichTool(Strict):
+    """The choice whether a tool must be called, and which."""
+
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = None
     disable_parallel_tool_use: bool | None = None
@@ -220,6 +234,7 @@ class WhichTool(Strict):
         return self
 
     def as_chat(self) -> dict[str, Any]:
+        """Return the chat fields `tool_choice` and, if only one call may be made, `parallel_tool_calls`."""
         named = {"type": "function", "function": {"name": self.name}}
         choice = named if self.type == "tool" else "required" if self.type == "any" else self.type
         return {"tool_choice": choice, **({"parallel_tool_calls": False} if self.disable_parallel_tool_use else {})}
@@ -241,10 +256,13 @@ class ThinkingWish(Strict):
 
 
 class OutputConfig(Strict):
+    """The effort of thinking, and the format that the answer must have."""
+
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: Annotated[dict[str, Any], Field(fail_fast=True)] | None = None
 
     def as_chat(self) -> dict[str, Any]:
+        """Return the chat fields `reasoning_effort` and `response_format`, those that were given."""
         effort = {"reasoning_effort": "xhigh" if self.effort == "max" else self.effort} if self.effort else {}
         if self.format is None:
             return effort
@@ -253,6 +271,8 @@ class OutputConfig(Strict):
 
 
 class Metadata(Strict):
+    """The user on whose behalf the request is made."""
+
     user_id: Label | None = None
 
 
@@ -331,6 +351,7 @@ class CountTokensRequest(Strict):
         return self
 
     def as_chat(self) -> dict[str, Any]:
+        """Return the request as the fields of a chat completion."""
         messages = [found for message in self.messages for found in message.as_chat()]
         if self.cache_control is not None:
             messages[-1]["cache_control"] = self.cache_control
@@ -346,6 +367,8 @@ class CountTokensRequest(Strict):
 
 
 class MessagesRequest(Bootstrap, CountTokensRequest):
+    """The body of /v1/messages."""
+
     ignored = {
         **CountTokensRequest.ignored,
         "container": one_of(None),
@@ -371,6 +394,7 @@ class MessagesRequest(Bootstrap, CountTokensRequest):
         return self
 
     def as_chat(self) -> dict[str, Any]:
+        """Return the request as the fields of a chat completion, with its limits and sampling."""
         names = ("max_tokens", "stream", "temperature", "top_p", "top_k")
         own = {name: getattr(self, name) for name in (*names, *Bootstrap.model_fields)}
         own |= {"stop": self.stop_sequences, "user": self.metadata.user_id if self.metadata else None}

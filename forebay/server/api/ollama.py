@@ -38,15 +38,21 @@ from forebay.text.token_bytes import TokenBytes
 
 
 class OllamaFunction(TypedDict):
+    """A function that was called; the arguments are an object."""
+
     name: str
     arguments: dict[str, Any]
 
 
 class OllamaCalled(TypedDict):
+    """A call of an answer."""
+
     function: OllamaFunction
 
 
 class OllamaSaid(TypedDict):
+    """The message of an answer, or of one line of a stream."""
+
     role: Literal["assistant"]
     content: str
     thinking: NotRequired[str]
@@ -70,21 +76,29 @@ class OllamaAnswer(TypedDict):
 
 
 class OllamaChat(OllamaAnswer):
+    """The answer of /api/chat; of a stream, one line."""
+
     message: OllamaSaid
 
 
 class OllamaGenerated(OllamaAnswer):
+    """The answer of /api/generate; of a stream, one line."""
+
     response: str
     thinking: NotRequired[str]
 
 
 class OllamaDetails(TypedDict):
+    """The format and the family of a model."""
+
     format: Literal["gguf", "safetensors"]
     family: str
     families: list[str]
 
 
 class OllamaModel(TypedDict):
+    """A model in the list of /api/tags; `size` is the bytes of its weights in memory."""
+
     name: str
     model: str
     modified_at: str
@@ -93,10 +107,14 @@ class OllamaModel(TypedDict):
 
 
 class OllamaTags(TypedDict):
+    """The answer of /api/tags: the one model that is served."""
+
     models: list[OllamaModel]
 
 
 class OllamaShown(TypedDict):
+    """The answer of /api/show."""
+
     modified_at: str
     template: str
     parameters: str
@@ -106,6 +124,8 @@ class OllamaShown(TypedDict):
 
 
 class OllamaVersion(TypedDict):
+    """The answer of /api/version."""
+
     version: str
 
 
@@ -114,6 +134,7 @@ _NS: Final = 1_000_000_000
 
 
 def now() -> str:
+    """Return the current time in UTC as ISO 8601 with a Z."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -195,6 +216,8 @@ class OllamaDialect(Dialect):
 
 
 class OllamaChatDialect(OllamaDialect):
+    """The lines of /api/chat: each has a message."""
+
     def content(self, text: str, thought: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
         thinking = {"thinking": thought} if thought else {}
         called = {"tool_calls": list(calls)} if calls else {}
@@ -202,6 +225,8 @@ class OllamaChatDialect(OllamaDialect):
 
 
 class OllamaGenerateDialect(OllamaDialect):
+    """The lines of /api/generate: each has a text."""
+
     def content(self, text: str, thought: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {"response": text, **({"thinking": thought} if thought else {})}
 
@@ -229,6 +254,7 @@ _PARAMETERS: Final = [number.llama_name for number in NUMBERS.values()]
 
 
 async def ollama_chat(request: Request, server: ServerContext) -> Response:
+    """Answer Ollama's /api/chat. A request without messages loads the model, which is loaded already."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, OllamaChatRequest)
     server.check_model(body.model_name)
@@ -240,6 +266,8 @@ async def ollama_chat(request: Request, server: ServerContext) -> Response:
 
 
 async def ollama_generate(request: Request, server: ServerContext) -> Response:
+    """Answer Ollama's /api/generate: a raw prompt, or one that the chat template wraps. An empty prompt loads the
+    model."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, OllamaGenerateRequest)
     server.check_model(body.model_name)
@@ -253,12 +281,14 @@ async def ollama_generate(request: Request, server: ServerContext) -> Response:
 
 
 async def ollama_tags(request: Request, server: ServerContext) -> Response:
+    """List the model that is served."""
     name, size = server.model.name, server.engine.info.weight_bytes
     card = OllamaModel(name=name, model=name, modified_at=_started(server), size=size, details=_details(server))
     return _json(OllamaTags(models=[card]))
 
 
 async def ollama_show(request: Request, server: ServerContext) -> Response:
+    """Describe the model: template, sampling values and capabilities."""
     body = await read_body(request, server, OllamaShowRequest)
     server.check_model(body.model_name)
     info, template, found = server.engine.info, server.tokenizer.chat_template, server.model.answers.formats

@@ -80,12 +80,16 @@ class OllamaCall(History):
 
 
 class OllamaToolCall(History):
+    """A call that the assistant made in an earlier turn."""
+
     id: Label | None = None
     type: Literal["function"] = "function"
     function: OllamaCall
 
 
 class OllamaMessage(History):
+    """A message of the conversation. Images are refused."""
+
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
     thinking: Text | None = None
@@ -246,6 +250,8 @@ class OllamaEmbedRequest(OllamaBody):
 
 
 class OllamaShowRequest(OllamaBody):
+    """The body of /api/show."""
+
     ignored: ClassVar[dict[str, Harmless]] = {"verbose": _ANY_BOOL}
 
 

@@ -16,6 +16,8 @@ Submit = Callable[[list[int]], Stream]
 
 
 class Vector(NamedTuple):
+    """The vector or scores of one prompt, as raw bytes, with what the caches gave."""
+
     data: bytes  # as `Update.vector`
     cache: CacheReport
     weight_version: int
@@ -82,6 +84,7 @@ class Batch:
         self._ended.set()
 
     def leave(self) -> None:
+        """Note that the client is gone, and end all prompts that are under way."""
         self.aborted = True
         self.abort()
 

@@ -135,6 +135,7 @@ def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def object_of(arguments: dict[str, Any] | str) -> dict[str, Any]:
+    """Return the arguments of a call as an object: a text that is no JSON becomes the value of `INVALID_JSON`."""
     return {INVALID_JSON: arguments} if isinstance(arguments, str) else arguments
 
 

@@ -50,6 +50,8 @@ class ResponseStore:
         return self._max_bytes > 0
 
     def put(self, tenant: Tenant, response: dict[str, Any], items: list[dict[str, Any]]) -> None:
+        """Store a response and the items that led to it for one API key. The oldest responses of that key are dropped
+        while it exceeds its bytes."""
         stored = Stored(msgspec.json.encode(response), msgspec.json.encode([*items, *response["output"]]))
         with self._lock:
             shelf = self._shelves.setdefault(tenant.digest, _Shelf())

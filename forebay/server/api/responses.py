@@ -35,6 +35,8 @@ from forebay.text.token_bytes import TokenBytes
 
 
 class ResponseUsage(msgspec.Struct, kw_only=True):
+    """The token counts of a response."""
+
     input_tokens: int
     input_tokens_details: CachedDetails
     output_tokens: int
@@ -79,12 +81,16 @@ class ModelResponse(TypedDict):
 
 
 class DeletedResponse(TypedDict):
+    """The answer to the deletion of a stored response."""
+
     id: str
     object: Literal["response"]
     deleted: Literal[True]
 
 
 class ResponseInputTokens(TypedDict):
+    """The answer of /v1/responses/input_tokens."""
+
     object: Literal["response.input_tokens"]
     input_tokens: int
 
@@ -313,6 +319,8 @@ def _usage(generation: Generation) -> ResponseUsage:
 
 
 async def responses(request: Request, server: ServerContext) -> Response:
+    """Answer a request of OpenAI's Responses API, whole or as a stream of events. If the server stores responses, it
+    stores this one unless `store` is false."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, ResponsesRequest)
     server.check_model(body.model)
@@ -364,11 +372,13 @@ async def input_tokens(request: Request, server: ServerContext) -> Response:
 
 
 async def stored_response(request: Request, server: ServerContext) -> Response:
+    """Return a stored response of the caller's API key; an unknown id is answered with 404."""
     tenant = RequestContext.of(request.scope).tenant
     return _json(server.responses.get(tenant, request.path_params["response_id"]).response)
 
 
 async def delete_response(request: Request, server: ServerContext) -> Response:
+    """Delete a stored response of the caller's API key; an unknown id is answered with 404."""
     tenant, response_id = RequestContext.of(request.scope).tenant, request.path_params["response_id"]
     server.responses.delete(tenant, response_id)
     return _json(msgspec.json.encode(DeletedResponse(id=response_id, object="response", deleted=True)))

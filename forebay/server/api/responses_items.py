@@ -24,17 +24,23 @@ _CALLER: Final = {"caller": one_of(None, {"type": "direct"}), "namespace": one_o
 
 
 class InputText(History):
+    """A text from the user's side."""
+
     type: Literal["input_text"]
     text: Text
 
 
 class OutputText(History):
+    """A text that the model wrote earlier."""
+
     ignored = {"annotations": one_of(None, []), "logprobs": one_of(None, [])}
     type: Literal["output_text"]
     text: Text
 
 
 class ThoughtText(History):
+    """A text of the model's thinking, whole or summed up."""
+
     type: Literal["reasoning_text", "summary_text"]
     text: Text
 
@@ -57,6 +63,8 @@ def _joined(texts: str | list[Any]) -> str:
 
 
 class MessageItem(History):
+    """A message of the conversation."""
+
     ignored = {**_OWN, "phase": one_of(None, "commentary", "final_answer")}
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -64,12 +72,16 @@ class MessageItem(History):
 
 
 class FunctionCallItem(CalledFunction):
+    """A function call that the model made earlier."""
+
     ignored = {**_OWN, **_CALLER}
     type: Literal["function_call"]
     call_id: Label
 
 
 class FunctionOutputItem(History):
+    """The result of a function call."""
+
     ignored = {**_OWN, **_CALLER, "name": _LABEL}
     type: Literal["function_call_output"]
     call_id: Label
@@ -87,6 +99,8 @@ class TextCallItem(History):
 
 
 class TextOutputItem(FunctionOutputItem):
+    """The result of a custom tool's call."""
+
     type: Literal["custom_tool_call_output"]  # type: ignore[assignment]
 
 

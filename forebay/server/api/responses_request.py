@@ -32,15 +32,20 @@ _NAMES: Final = {
 
 
 class ReasoningWish(Strict):
+    """The requested effort of thinking."""
+
     ignored = {"summary": one_of(None, "auto"), "generate_summary": one_of(None, "auto")}  # there is all of it
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 class TextWish(Strict):
+    """The requested format and verbosity of the answer's text."""
+
     format: Annotated[dict[str, Any], Field(fail_fast=True)] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
     def as_chat(self) -> dict[str, Any]:
+        """Return the chat fields `verbosity` and `response_format`, those that were given."""
         said = {"verbosity": self.verbosity} if self.verbosity else {}
         if self.format is None:
             return said
@@ -88,6 +93,7 @@ class InputTokensRequest(Strict):
 
     @property
     def items(self) -> Sequence[Item]:
+        """The input as items: a plain text is one message of the user."""
         if isinstance(self.input, str):
             return [MessageItem(role="user", content=self.input)]
         return self.input

@@ -13,6 +13,8 @@ from forebay.server.protocol.validation import branch, by_shape
 
 
 class FunctionTool(ToolFunction):
+    """A function that the client offers."""
+
     ignored = {
         "allowed_callers": one_of(None, ["direct"]),
         "defer_loading": one_of(None, False),
@@ -21,10 +23,13 @@ class FunctionTool(ToolFunction):
     type: Literal["function"]
 
     def as_chat(self) -> dict[str, Any]:
+        """Return the tool as a function of a chat."""
         return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
 
 
 class InlineGrammar(GrammarDefinition):
+    """A grammar that a custom tool's input must match."""
+
     type: Literal["grammar"]
 
 
@@ -44,6 +49,7 @@ class TextInputTool(Strict):
     ) = None
 
     def as_chat(self) -> dict[str, Any]:
+        """Return the tool as a custom tool of a chat."""
         options: dict[str, Any] = self.model_dump(include={"name", "description"}, exclude_none=True)
         if isinstance(self.format, InlineGrammar):
             options["format"] = {"type": "grammar", "grammar": self.format.model_dump(exclude={"type"})}
@@ -74,18 +80,24 @@ Tool: TypeAlias = Annotated[
 
 
 class FunctionChoice(Strict):
+    """The choice of one function that must be called."""
+
     type: Literal["function"]
     name: ToolName
 
     def as_chat(self) -> dict[str, Any]:
+        """Return the choice as a chat's `tool_choice`."""
         return {"type": "function", "function": {"name": self.name}}
 
 
 class TextToolChoice(Strict):
+    """The choice of one custom tool that must be called."""
+
     type: Literal["custom"]
     name: ToolName
 
     def as_chat(self) -> dict[str, Any]:
+        """Return the choice as a chat's `tool_choice`."""
         return {"type": "custom", "custom": {"name": self.name}}
 
 
@@ -105,6 +117,7 @@ class AllowedChoice(Strict):
     tools: Annotated[list[_AnyChoice], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
     def as_chat(self) -> dict[str, Any] | str:
+        """Return the choice as a chat's `tool_choice`; `none` if all tools of it were left out."""
         named = [tool.as_chat() for tool in self.tools if not isinstance(tool, dict)]
         allowed = {"mode": self.mode, "tools": named}
         return {"type": "allowed_tools", "allowed_tools": allowed} if named else "none"

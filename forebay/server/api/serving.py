@@ -44,6 +44,12 @@ async def serve_chat(
     num_top: int = -1,
     cut_to_room: bool = False,
 ) -> Response:
+    """Render, submit and answer a chat in `dialect`.
+
+    `num_top` is the number of alternatives whose log-probabilities are returned for each token, -1 for no
+    log-probabilities. With `cut_to_room` the output is limited to the rest of the context instead of refused. Raises
+    InvalidRequest, and what admission raises.
+    """
     check_answerable(body, server.model.answers)
     if body.verbosity is not None and "verbosity" not in server.model.answers.variables:
         context.note_ignored(("verbosity",))
@@ -79,6 +85,8 @@ async def serve_completion(
     known_as: str | None = None,
     cut_to_room: bool = False,
 ) -> Response:
+    """Tokenize, submit and answer the prompts of a completion in `dialect`, as `serve_chat` does with a chat.
+    `known_as` is the id under which the client may end it."""
     num_top, of_prompt = (-1 if asked is None else asked for asked in (body.logprobs, body.prompt_logprobs))
     params = params_of(server, body, num_top=num_top, prompt_logprobs=max(num_top if body.echo else -1, of_prompt))
 
@@ -95,6 +103,7 @@ async def serve_completion(
 
 
 def check_counts(server: ServerContext, n: int, num_prompts: int) -> None:
+    """Raise InvalidRequest for more choices than `--max-n` or more prompts than `--max-prompts`."""
     config = server.config
     if n > config.max_n:
         raise InvalidRequest(f"n is {n}; at most {config.max_n} choices are made (--max-n)", param="n")
@@ -259,5 +268,6 @@ def with_room(
 
 
 async def with_words(server: ServerContext, params: SamplingParams, words: list[str]) -> SamplingParams:
+    """Return `params` with the token sequences that spell `words`, which may not be generated."""
     found = await server.workers.run(server.tokenizer.spellings, words, size=sum(map(len, words)))
     return msgspec.structs.replace(params, bad_words=found)

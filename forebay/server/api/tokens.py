@@ -24,6 +24,8 @@ class Piece(msgspec.Struct, kw_only=True):
 
 
 class Tokens(msgspec.Struct, kw_only=True):
+    """The answer of /tokenize."""
+
     tokens: list[int | Piece]
     count: int
     max_model_len: int
@@ -43,6 +45,8 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
 
 
 class Detokenized(msgspec.Struct, kw_only=True):
+    """The answer of /detokenize, under the names of two engines."""
+
     prompt: str
     content: str
 

@@ -43,6 +43,8 @@ HEADERS: Final = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asset:
+    """A file of the page in memory, with its media type and ETag."""
+
     body: bytes
     media_type: str
     etag: str  # quoted, as the header wants it

@@ -43,6 +43,8 @@ _LLAMA_SERVER_TYPES: Final = {
 
 
 class Error(msgspec.Struct, kw_only=True):
+    """An error in OpenAI's format; `code` is stable and meant for programs."""
+
     message: str
     type: str
     param: str | None
@@ -56,10 +58,14 @@ class ErrorAnswer(msgspec.Struct, kw_only=True):
 
 
 class AnthropicDetails(msgspec.Struct, kw_only=True):
+    """Our own code for an error in Anthropic's format."""
+
     error_code: str
 
 
 class AnthropicError(msgspec.Struct, kw_only=True):
+    """An error in Anthropic's format."""
+
     type: str
     message: str
     details: AnthropicDetails
@@ -73,6 +79,8 @@ class AnthropicErrorAnswer(msgspec.Struct, kw_only=True):
 
 
 class LlamaError(msgspec.Struct, kw_only=True):
+    """An error in llama-server's format; `code` is the HTTP status."""
+
     code: int
     message: str
     type: str
@@ -80,10 +88,14 @@ class LlamaError(msgspec.Struct, kw_only=True):
 
 
 class LlamaErrorAnswer(msgspec.Struct, kw_only=True):
+    """The body of an error for llama-server's clients."""
+
     error: LlamaError
 
 
 class OllamaError(msgspec.Struct, kw_only=True):
+    """The body of an error for Ollama's clients."""
+
     error: str
 
 
@@ -104,6 +116,7 @@ def shown(error: ForebayError) -> str:
 
 
 def speaks_anthropic(path: str) -> bool:
+    """Return whether errors of this path have Anthropic's format."""
     return path == MESSAGES or path.startswith(MESSAGES + "/")
 
 
@@ -134,6 +147,7 @@ def _llama_server_error(error: ForebayError, message: str) -> LlamaError:
 
 
 def error_headers(error: ForebayError) -> dict[str, str]:
+    """Return the headers that belong to an error: when to retry, or how to authenticate."""
     if error.retry_after_s is not None:
         return {"retry-after": str(error.retry_after_s)}
     if error.status == 401:
@@ -146,6 +160,7 @@ def error_headers(error: ForebayError) -> dict[str, str]:
 
 
 def error_response(error: ForebayError, path: str, headers: dict[str, str] | None = None) -> Response:
+    """Return the error as an answer, in the format of the path's dialect."""
     return Response(
         error_json(error, path),
         status_code=error.status,

@@ -50,6 +50,7 @@ class Lifecycle:
         return not self._room.has_room(tenant, self._limit())
 
     async def wait_empty(self) -> None:
+        """Wait until no request is inside."""
         await self._empty.wait()
 
 
@@ -63,6 +64,7 @@ class Watch:
     gone: bool = False
 
     def on_gone(self, then: Callable[[], None]) -> None:
+        """Call `then` when the client disconnects; at once if it has already."""
         self._then = then
         if self.gone:
             then()

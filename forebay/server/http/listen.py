@@ -59,7 +59,8 @@ class Behind(Protocol):
 
     dead: Failure | None  # the root cause, once it can do none any more
 
-    async def died(self) -> Failure: ...
+    async def died(self) -> Failure:
+        """Wait for the death of what does the work, and return its cause."""
 
     async def close(self, drain_s: float) -> None:
         """End what still runs; who waits for it is told."""

@@ -268,6 +268,7 @@ class ConnectionRoom:
         self._waiting.pop(guest, None)
 
     def leave(self, guest: Guest) -> None:
+        """Forget a connection that has closed; its place is free."""
         self._open.discard(guest)
         self._waiting.pop(guest, None)
 

@@ -287,4 +287,5 @@ class Cluster:
 
 
 def refused(why: str) -> HttpError:
+    """Return the error of status 403 for a caller whose key does not allow this."""
     return HttpError(403, why, code=KEY_REQUIRED, type="permission_error")

@@ -50,6 +50,7 @@ class Workers:
         return await asyncio.wait_for(asyncio.wrap_future(call.result), timeout_s)
 
     def close(self) -> None:
+        """End each thread after the calls that wait."""
         for _ in self._threads:
             self._calls.put(None)
 
@@ -124,6 +125,7 @@ class TextWorkers:
             ) from None
 
     def close(self) -> None:
+        """End each thread after the calls that wait."""
         self._workers.close()
 
 

@@ -21,6 +21,7 @@ class Harmless(NamedTuple):
     wanted: str = ""
 
     def check(self, name: str, value: Any) -> None:
+        """Raise a refusal of field `name` if `value` would have to change the answer."""
         if self.accepts(value):
             return
         if self.wanted:
@@ -29,6 +30,7 @@ class Harmless(NamedTuple):
 
 
 def one_of(*values: Any) -> Harmless:
+    """Accept these values alone; a bool and a number that equal each other are different values."""
     return Harmless(
         lambda value: any(value is v or (type(value) is type(v) and value == v) for v in values),
         {"enum": list(values)},

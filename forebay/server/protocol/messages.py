@@ -31,6 +31,7 @@ _TEXT, _LIST = branch("text"), branch("list")
 
 
 def text_or_list(value: Any) -> str | None:
+    """Return the tag of the union's branch for a text or a list, or None for anything else."""
     return _TEXT if isinstance(value, str) else _LIST if isinstance(value, list) else None
 
 
@@ -43,6 +44,8 @@ class CacheControl(History):
 
 
 class TextPart(History):
+    """A text within a message's content. Other media are refused."""
+
     type: Literal["text"]
     text: Text
     cache_control: CacheControl | None = None
@@ -64,6 +67,8 @@ Content = Annotated[
 
 
 class ChatMessage(History):
+    """A message of the conversation."""
+
     ignored = MESSAGE_IGNORED
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
@@ -135,6 +140,8 @@ Messages = Annotated[
 
 
 class ThinkingSwitch(Strict):
+    """The switch that turns thinking on or off."""
+
     type: Literal["enabled", "disabled"]
 
 
@@ -202,6 +209,7 @@ class Templated(Strict):
 
     @property
     def template_variables(self) -> dict[str, Any]:
+        """Return the variables for the chat template that follow from the request."""
         wish = self.wish
         switches = {} if wish.thinks is None else {"enable_thinking": wish.thinks, "thinking": wish.thinks}
         return {**switches, **({} if wish.effort is None else {"reasoning_effort": wish.effort})}

@@ -128,6 +128,8 @@ _MOST_TOKENS: Final = ("n_predict", "max_tokens", "max_completion_tokens")
 
 
 class StreamOptions(Strict):
+    """Options of a stream: token counts in a last chunk, or in every chunk."""
+
     ignored = {"include_obfuscation": one_of(None, False)}
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -205,6 +207,8 @@ class PlainText(Strict):
 
 
 class CompletionRequest(PlainText, Sampling):
+    """The body of /v1/completions."""
+
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0, le=I32)] | None = None
     echo: bool | None = None
@@ -231,6 +235,7 @@ class CompletionRequest(PlainText, Sampling):
 
     @property
     def prompts(self) -> list[str | list[int]]:
+        """The prompts as a list: a single text or a single list of token ids is one prompt."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
@@ -277,6 +282,7 @@ class ChatRequest(Thinking, Templated, Sampling):
 
     @property
     def must_call(self) -> bool:
+        """Return whether the answer must call a tool."""
         if isinstance(self.tool_choice, AllowedTools):
             return self.tool_choice.allowed_tools.mode == "required"
         return self.tool_choice not in (None, "auto", "none")
@@ -288,6 +294,7 @@ class ChatRequest(Thinking, Templated, Sampling):
 
     @property
     def template_variables(self) -> dict[str, Any]:
+        """Return the variables for the chat template, with the offered tools and the verbosity."""
         shown = (tool.function.model_dump(exclude_none=True, exclude={"strict"}) for tool in self.offered_tools)
         tools = [{"type": "function", "function": function} for function in shown]
         verbosity = {} if self.verbosity is None else {"verbosity": self.verbosity}
@@ -351,27 +358,38 @@ class TokenizeRequest(PlainText, Templated):
 
 
 class DetokenizeRequest(Strict):
+    """The body of /detokenize."""
+
     model: Annotated[str, StringConstraints(max_length=512)] | None = None
     tokens: Annotated[list[TokenId], Field(max_length=MAX_IDS, fail_fast=True)]
     skip_special_tokens: bool = False
 
 
 class ResumeRequest(Strict):
+    """The body of a request to take memory again; without tags, all that was released."""
+
     tags: Tags | None = None
 
 
 class PauseRequest(Strict):
+    """The body of a request to pause: what happens to requests that run, and for how many seconds they may take."""
+
     mode: Literal["wait", "retract", "abort"] = "wait"
     timeout: Annotated[float, Field(ge=0, le=86400)] = 300.0
 
 
-class ReleaseRequest(ResumeRequest, PauseRequest): ...
+class ReleaseRequest(ResumeRequest, PauseRequest):
+    """The body of a request to give memory back."""
 
 
 class UpdateWeightsRequest(PauseRequest):
+    """The body of a request to load other weights."""
+
     model_path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
 
 class CheckTransfersRequest(Strict):
+    """The body of /check_transfers: the address of the prefill server."""
+
     bootstrap_host: Host
     bootstrap_port: Port

@@ -155,6 +155,8 @@ def body_types(kind: type[Strict] = Strict) -> Iterator[type[Strict]]:
 
 
 class Sender(Strict):
+    """The fields that say which model is asked, and on whose behalf."""
+
     model: Annotated[str, StringConstraints(max_length=512)] | None = None
     user: Label | None = None
     safety_identifier: Label | None = None

@@ -48,6 +48,8 @@ class NamedSchema(Strict):
 
 
 class Structure(Strict):
+    """A part of the output with its own JSON schema, between two fixed texts."""
+
     begin: Annotated[Text, Field(min_length=1)]
     schema_: Object = Field(alias="schema")
     end: Text
@@ -60,33 +62,45 @@ class StructuralTag(Strict):
     triggers: Annotated[list[Word], Field(min_length=1, max_length=64, fail_fast=True)]
 
     def asked(self, field: str) -> Asked:
+        """Return the grammar; `field` names the place in the request for errors."""
         tag = self.model_dump(by_alias=True, include={"structures", "triggers"})
         return Asked(Grammar(GrammarKind.STRUCTURAL, _as_json(field, tag)), field)
 
 
 class TextFormat(Strict):
+    """Any text."""
+
     type: Literal["text"]
 
     def asked(self, field: str) -> None:
-        return None
+        """Return None: nothing is enforced."""
+        return
 
 
 class ObjectFormat(Strict):
+    """Any JSON object."""
+
     type: Literal["json_object"]
 
     def asked(self, field: str) -> Asked:
+        """Return the grammar of any JSON object; `field` names the place in the request for errors."""
         return Asked(Grammar(GrammarKind.JSON_OBJECT), field)
 
 
 class SchemaFormat(Strict):
+    """JSON that matches a schema."""
+
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
     def asked(self, field: str) -> Asked:
+        """Return the grammar of the schema; `field` names the place in the request for errors."""
         return _schema(f"{field}.json_schema.schema", self.json_schema.schema_)
 
 
 class StructuralFormat(StructuralTag):
+    """Text with parts that have schemas of their own."""
+
     type: Literal["structural_tag"]
 
 
@@ -119,6 +133,7 @@ class StructuredOutputs(Strict):
     structural_tag: StructuralTag | None = None
 
     def asked(self, field: str) -> Iterator[Asked]:
+        """Yield the grammars that were requested; the request refuses more than one."""
         if self.json_object:
             yield Asked(Grammar(GrammarKind.JSON_OBJECT), f"{field}.json_object")
         if self.structural_tag is not None:

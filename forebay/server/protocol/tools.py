@@ -35,16 +35,21 @@ class CalledFunction(History):
 
 
 class ToolCall(History):
+    """A function call of an earlier message."""
+
     ignored = {"index": Harmless(lambda value: value is None or isinstance(value, int), {"type": ["integer", "null"]})}
     id: Label
     type: Literal["function"] = "function"
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
+        """Return the call as the chat template expects it, with arguments as an object."""
         return _call_for_template(self.id, self.function.name, self.function.decoded)
 
 
 class CalledWithText(History):
+    """The custom tool that was called, and its input."""
+
     name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
     input: Text
 
@@ -58,6 +63,7 @@ class TextCall(History):
     custom: CalledWithText
 
     def for_template(self) -> dict[str, Any]:
+        """Return the call as one of a function whose only argument is the input."""
         return _call_for_template(self.id, self.custom.name, {INPUT: self.custom.input})
 
 
@@ -76,25 +82,35 @@ class ToolFunction(Strict):
 
 
 class Tool(Strict):
+    """A function that the client offers."""
+
     type: Literal["function"]
     function: ToolFunction
 
 
 class GrammarDefinition(Strict):
+    """A grammar in Lark's syntax, or a regular expression."""
+
     syntax: Literal["lark", "regex"]
     definition: Annotated[Text, Field(min_length=1)]
 
 
 class AnyInput(Strict):
+    """The format of a custom tool that takes any text."""
+
     type: Literal["text"]
 
 
 class GrammarInput(Strict):
+    """The format of a custom tool whose input must match a grammar."""
+
     type: Literal["grammar"]
     grammar: GrammarDefinition
 
 
 class TextToolOptions(Strict):
+    """The name, purpose and input format of a custom tool."""
+
     name: ToolName
     description: Text | None = None
     format: (
@@ -118,6 +134,7 @@ class TextTool(Strict):
 
     @property
     def function(self) -> ToolFunction:
+        """The function that stands for the custom tool in the chat template: its only argument is the input."""
         told = {} if self.grammar is None else {"description": f"Must match this grammar:\n{self.grammar.definition}"}
         return ToolFunction(
             name=self.custom.name,
@@ -155,10 +172,14 @@ def _choice_shape(value: Any) -> str | None:
 
 
 class NamedFunction(Strict):
+    """The name of a function."""
+
     name: ToolName
 
 
 class NamedTool(Strict):
+    """The choice of one function that must be called."""
+
     names_at: ClassVar[str] = "function.name"
     type: Literal["function"]
     function: NamedFunction
@@ -169,6 +190,8 @@ class NamedTool(Strict):
 
 
 class NamedTextTool(Strict):
+    """The choice of one custom tool that must be called."""
+
     names_at: ClassVar[str] = "custom.name"
     type: Literal["custom"]
     custom: NamedFunction
@@ -193,6 +216,8 @@ AnyName: TypeAlias = Annotated[
 
 
 class AllowedNames(Strict):
+    """The tools that may be called, by name, and whether one of them must be."""
+
     mode: Literal["auto", "required"]
     tools: Annotated[list[AnyName], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
