@@ -1,0 +1,160 @@
+"""The messages of a request of /v1/messages: turns, the blocks that they are made of, and the chat's messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import groupby
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, StringConstraints, Tag, model_validator
+
+from forebay.server.api.renaming import by_type, only
+from forebay.server.protocol.ignored import one_of
+from forebay.server.protocol.messages import (
+    MAX_PARTS,
+    CacheControl,
+    TextPart,
+    text_or_list,
+)
+from forebay.server.protocol.strict import History, Label, Text
+from forebay.server.protocol.validation import (
+    INVALID_COMBINATION,
+    INVALID_VALUE,
+    branch,
+    by_shape,
+    refusal,
+)
+
+_ERROR: Final = "Error: "  # chats have no other word for a tool that failed
+_DIRECT: Final = one_of(None, {"type": "direct"})
+
+
+class TextBlock(TextPart):
+    """A text within a message."""
+
+    ignored = {"citations": one_of(None, [])}
+
+
+BlockText = Annotated[
+    Annotated[Text, Tag(branch("text"))]
+    | Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True), Tag(branch("list"))],
+    by_shape(text_or_list, "a string or a list of text blocks"),
+]
+
+
+class ToolUse(History):
+    """A call that the assistant made in an earlier turn."""
+
+    ignored = {"caller": _DIRECT, "toolset_name": one_of(None)}
+    type: Literal["tool_use"]
+    id: Label
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    input: Annotated[dict[str, Any], Field(fail_fast=True)]
+    cache_control: CacheControl | None = None
+
+    @cached_property
+    def arguments(self) -> str:
+        return json.dumps(self.input, ensure_ascii=False, allow_nan=False)
+
+    @model_validator(mode="after")
+    def _is_json(self) -> Self:
+        try:
+            self.arguments.encode()
+        except ValueError as error:
+            raise refusal(INVALID_VALUE, "input", f"input is no JSON ({str(error)[:100]})") from error
+        return self
+
+
+class ToolResult(History):
+    """The result of a call, which its client sends back."""
+
+    ignored = {"toolset_name": one_of(None)}
+    type: Literal["tool_result"]
+    tool_use_id: Label
+    content: BlockText | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+    def as_chat(self) -> dict[str, Any]:
+        """Return the result as a message of role `tool`; an error is marked by a line of text before its content."""
+        content: Any = self.content or ""
+        if self.is_error:
+            parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content
+            content = [TextPart(type="text", text=_ERROR), *parts]
+        return {"role": "tool", "content": content, "tool_call_id": self.tool_use_id, **_mark(self.cache_control)}
+
+
+class ThinkingBlock(History):
+    """`signature` says that the model's maker has seen it, which nobody asks here."""
+
+    type: Literal["thinking"]
+    thinking: Text
+    signature: Text | None = None
+
+
+_BLOCKS: Final = ("text", "tool_use", "tool_result", "thinking")
+_ROLES: Final = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
+Block = Annotated[
+    Annotated[TextBlock, Tag(branch("text"))]
+    | Annotated[ToolUse, Tag(branch("tool_use"))]
+    | Annotated[ToolResult, Tag(branch("tool_result"))]
+    | Annotated[ThinkingBlock, Tag(branch("thinking"))],
+    by_type(*_BLOCKS),
+    only(*_BLOCKS, served="text, tool_use, tool_result and thinking blocks are served"),
+]
+
+
+class Turn(History):
+    """A message of the conversation, as a text or as blocks."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        Annotated[Text, Tag(branch("text"))]
+        | Annotated[list[Block], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag(branch("list"))],
+        by_shape(text_or_list, "a string or a list of blocks"),
+    ]
+
+    @model_validator(mode="after")
+    def _check_blocks(self) -> Self:
+        for i, block in enumerate(self.content if isinstance(self.content, list) else ()):
+            if _ROLES.get(block.type, self.role) != self.role:
+                at, role = f"content.{i}.type", _ROLES[block.type]
+                raise refusal(INVALID_COMBINATION, at, f"{at} is {block.type}, which is for messages of role {role}")
+        return self
+
+    def as_chat(self) -> Iterator[dict[str, Any]]:
+        """One or more of a chat: a tool's result is a message of its own there."""
+        if isinstance(self.content, str):
+            yield {"role": self.role, "content": self.content}
+        elif self.role == "assistant":
+            yield _answer(self.content)
+        else:
+            for kind, blocks in groupby(self.content, type):
+                if kind is ToolResult:
+                    yield from (block.as_chat() for block in blocks if isinstance(block, ToolResult))
+                else:
+                    yield {"role": self.role, "content": list(blocks)}
+
+
+def _answer(blocks: list[Any]) -> dict[str, Any]:
+    calls = [
+        {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.arguments}}
+        for block in blocks
+        if isinstance(block, ToolUse)
+    ]
+    texts = [block for block in blocks if isinstance(block, TextBlock)]
+    thought = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    marks = [block.cache_control for block in blocks if isinstance(block, ToolUse)]
+    return {
+        "role": "assistant",
+        "content": texts or (None if calls else ""),
+        **({"reasoning_content": thought} if thought else {}),
+        **({"tool_calls": calls} if calls else {}),
+        **_mark(next(filter(None, marks), None)),
+    }
+
+
+def _mark(mark: CacheControl | None) -> dict[str, Any]:
+    return {} if mark is None else {"cache_control": mark}
