@@ -33,10 +33,9 @@ from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention, cache_sizes
 from forebay.pools.regions import Regions, Tag
 from forebay.requests.transfers import Arrived, Broken, Closed, Event, Offer, Offered, Send, Span, Tail, Ticket
-from forebay.transfer.build import transfers_of
 from forebay.transfer.session.layout import columns_of
 from forebay.transfer.wire.frames import Layout
-from forebay.transfer.worker import Worker
+from forebay.transfer.worker import Worker, transfers_of
 
 
 class Pages(NamedTuple):

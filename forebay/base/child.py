@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 from collections.abc import Iterator
 from typing import Final
@@ -34,3 +35,10 @@ def environment() -> dict[str, str]:
     inherited = kept.get("PYTHONPATH")
     kept["PYTHONPATH"] = f"{ROOT}{os.pathsep}{inherited}" if inherited else str(ROOT)
     return kept
+
+
+def process_has_ended(process: int) -> bool:
+    """Whether the last thread of a process has ended; `process` is a descriptor of `os.pidfd_open`."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))

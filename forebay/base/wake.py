@@ -1,9 +1,14 @@
-"""One thread tells another that there is something to do."""
+"""One thread wakes another: a signal, and a queue with a signal."""
 
 from __future__ import annotations
 
 import os
 import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 
 class Wake:
@@ -34,3 +39,43 @@ class Wake:
             self._is_closed = True
             os.close(self._read)
             os.close(self._write)
+
+
+class WakingQueue(Generic[T]):
+    """Items from one thread to another; readable while there is one. `clock` has seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._wake = clock, Wake()
+        self.items: deque[T] = deque()
+        self._oldest: float | None = None
+
+    def fileno(self) -> int:
+        return self._wake.fileno()
+
+    def put(self, item: T) -> None:
+        self.items.append(item)
+        if self._oldest is None:
+            self._oldest = self._clock()
+        self._wake.set()
+
+    def take(self) -> list[T]:
+        """Return all items, oldest first."""
+        self._wake.clear()
+        self._oldest = None
+        found = []
+        while self.items:
+            found.append(self.items.popleft())
+        return found
+
+    @property
+    def untaken_s(self) -> float:
+        """Seconds since the oldest item was put; 0 without items."""
+        since = self._oldest
+        return 0.0 if since is None else self._clock() - since
+
+    def wake(self) -> None:
+        """Make the queue readable although no item was put."""
+        self._wake.set()
+
+    def close(self) -> None:
+        self._wake.close()

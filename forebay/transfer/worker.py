@@ -1,310 +1,248 @@
-"""`Transfers` between processes: one thread that owns control connections and tickets, another that moves bytes.
-
-The first never waits for bytes, so that heartbeats go out and orders are taken whatever is being copied.
-"""
+"""`Transfers` between processes: one thread owns control connections and tickets, another moves bytes."""
 
 from __future__ import annotations
 
-import selectors
+import ipaddress
+import secrets
 import socket
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from forebay.base.clock import TICK_S, RunClock
-from forebay.base.errors import EngineError
-from forebay.base.log import event, get_logger
-from forebay.base.wake import Wake
-from forebay.config.engine_config import DisaggregationOptions
+from forebay.base.clock import TICK_S
+from forebay.base.errors import ConfigError, EngineError
+from forebay.base.exposure import is_loopback
+from forebay.config.engine_config import Chaos, DisaggregationOptions, EngineConfig, TransferBackend
+from forebay.pools.cache_pool import CachePool
+from forebay.pools.table import Region
 from forebay.requests.pieces import KindShape
-from forebay.requests.transfers import Decline, Event, Offer, Order, Rest, Send, Span, Withdraw
+from forebay.requests.transfers import Decline, Event, Offer, Order, Send, Span, Withdraw
 from forebay.transfer.pattern import Pattern
 from forebay.transfer.session import data_thread
-from forebay.transfer.session.connection import Connection
+from forebay.transfer.session.connection import LocalEngine, Loop
 from forebay.transfer.session.data_thread import DataThread
 from forebay.transfer.session.decode import DecodeStage
-from forebay.transfer.session.desk import ConnectionUser, Desk
-from forebay.transfer.session.layout import weights_digest
+from forebay.transfer.session.layout import layout_of, weights_digest
 from forebay.transfer.session.prefill import PrefillStage
 from forebay.transfer.wire.frames import Layout
-from forebay.transfer.wire.memory import Memory, OneSided, chunk_bytes
+from forebay.transfer.wire.memory import HostMemory, Memory, OneSided, chunk_bytes, shapes_of
+from forebay.transfer.wire.shm import Place, Shm, machine
 
 TICKS_PER_BEAT: Final = 4
 BACKLOG: Final = 64
-HOLD_S: Final = 0.005  # between two looks at frames that are held up on purpose
 
-log = get_logger("transfer")
+_FLAG: Final = "--disaggregation-transfer-backend"
+_SHARING: Final = sys.platform == "linux"
 
 
 class Worker:
     """One engine's half of transfers. `instance` is what its tickets name as the peer; `port` is where prefill listens,
-    0 on decode. `token_bytes` are what pages have of a token. `fileno` is readable while there is news."""
+    0 on decode. `fileno` is readable while there are events."""
 
-    _ending = _is_closed = False
-
-    def __init__(
-        self,
-        options: DisaggregationOptions,
-        *,
-        instance: str,
-        layout: Layout,
-        shapes: dict[str, KindShape],
-        memory: Memory,
-        transports: list[str],
-        one_sided: dict[str, OneSided],
-        machine: str,
-    ) -> None:
-        self.instance = instance
-        self._orders: deque[Order | data_thread.Report | Callable[[], None]] = deque()
-        self._events: deque[Event] = deque()
-        self._oldest_event: float | None = None
-        self._wake, self._news, self._clock = Wake(), Wake(), RunClock()
-        self._period_s = min(TICK_S, options.heartbeat_s / TICKS_PER_BEAT)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake, selectors.EVENT_READ)
-        self._users: dict[Connection, ConnectionUser] = {}
-        self._data_thread = DataThread(memory, chunk_bytes(shapes), self._put)
-        self._desk = desk = Desk(
-            options=options,
-            instance=instance,
-            layout=layout,
-            shapes=shapes,
-            memory=memory,
-            chunk_bytes=chunk_bytes(shapes),
-            transports=transports,
-            one_sided=one_sided,
-            machine=machine,
-            clock=self._clock,
-            data_thread=self._data_thread,
-            emit=self._emit,
-            call=self._put,
-            watch=self._watch,
-            unwatch=self._unwatch,
-            untaken_s=self._untaken_s,
-        )
-        self._listener = self._listen(options) if options.is_prefill else None
-        self._side = DecodeStage(desk) if self._listener is None else PrefillStage(desk, self._listener)
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine, self.instance, options = engine, engine.instance, engine.options
+        self._loop = Loop(engine)
+        self._data_thread = DataThread(engine.memory, chunk_bytes(engine.shapes), self._report)
+        self._listener: socket.socket | None = None
+        self._stage: DecodeStage | PrefillStage
+        if options.is_prefill:
+            self._listener = socket.create_server((options.host, options.bootstrap_port), backlog=BACKLOG)
+            self._listener.setblocking(False)
+            self._stage = PrefillStage(engine, self._loop, self._data_thread, self._listener)
+        else:
+            self._stage = DecodeStage(engine, self._loop, self._data_thread)
         self.port: int = 0 if self._listener is None else self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._run, name="transfers", daemon=True)
-        self._thread.start()
-
-    def _listen(self, options: DisaggregationOptions) -> socket.socket:
-        listener = socket.create_server((options.host, options.bootstrap_port), backlog=BACKLOG)
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ)
-        return listener
-
-    # -- the engine's thread ---------------------------------------------------------------------------------------
+        self._period_s = min(TICK_S, options.heartbeat_s / TICKS_PER_BEAT)
+        self._loop.start(self._stage.tick, self._period_s)
 
     def submit(self, order: Order) -> None:
-        self._put(order)
+        nonce = order.ticket.nonce if isinstance(order, Offer | Decline | Send | Withdraw) else None
+        self._loop.call(partial(self._handle, order, nonce))
 
     def poll(self) -> Sequence[Event]:
-        if not (self._thread.is_alive() and self._data_thread.is_alive):
+        if not (self._loop.is_alive and self._data_thread.is_alive):
             raise EngineError("the threads that move caches have ended; the log says why", code="transfers_ended")
-        self._news.clear()
-        self._oldest_event = None
-        found = []
-        while self._events:
-            found.append(self._events.popleft())
-        return found
+        return self._loop.events.take()
 
     def fileno(self) -> int:
-        return self._news.fileno()
+        return self._loop.events.fileno()
 
     def weights_changed(self, path: str | None, version: int) -> None:
         """Sessions end: in the next ones layouts are compared anew."""
-        layout = self._desk.layout
+        layout = self._engine.layout
         weights = layout.weights if path is None else weights_digest(Path(path))
         layout = msgspec.structs.replace(layout, weights=weights, weight_version=version)
 
         def renew() -> None:
-            self._desk.layout = layout
-            self._side.end_sessions("its weights have changed")
+            self._engine.layout = layout
+            self._stage.end_sessions("its weights have changed")
 
-        self._put(renew)
+        self._loop.call(renew)
 
     def pattern(self, spans: Mapping[str, Span], num_tokens: int) -> Pattern:
         """Through places that the caller has, and nobody else."""
-        return Pattern(self._desk.shapes, self._desk.memory, self.layout.columns, spans, num_tokens)
+        return Pattern(self._engine.shapes, self._engine.memory, self.layout.columns, spans, num_tokens)
 
     @property
     def layout(self) -> Layout:
-        return self._desk.layout
+        return self._engine.layout
 
     @property
     def token_bytes(self) -> int:
-        return sum(sum(shape.bytes_per_place) for shape in self._desk.shapes.values() if shape.by_token)
+        """Bytes that pages have of a token."""
+        return sum(sum(shape.bytes_per_place) for shape in self._engine.shapes.values() if shape.by_token)
 
     def transport(self, host: str, port: int) -> str:
         """By what caches come from there just now; nothing where there is no session."""
-        return self._side.transport((host, port)) if isinstance(self._side, DecodeStage) else ""
+        return self._stage.transport((host, port))
 
     @property
     def num_rejected(self) -> int:
         """Sessions that ended because a peer's message could not be handled."""
-        return self._desk.guard.num_rejected
+        return self._loop.guard.num_rejected
 
     @property
     def num_unfenced(self) -> int:
         """Broken tickets whose places a peer may still write to."""
-        return self._side.num_unfenced if isinstance(self._side, DecodeStage) else 0
+        return self._stage.num_unfenced
 
     def close(self) -> None:
-        """End all connections; what was under way breaks on the other side. News that were not taken are lost."""
-        self._ending = True
-        self._wake.set()
-        self._thread.join()
-        self._side.close()
+        """End all connections; what was under way breaks on the other side. Events that were not taken are lost."""
+        self._loop.end()
+        self._stage.close()
         self._data_thread.close()
         if self._listener is not None:
             self._listener.close()
-        self._selector.close()
-        for wake in (self._wake, self._news):
-            wake.close()
-        self._is_closed = True
-        self._end_what_came_late()
+        self._loop.close()
 
-    # -- the worker's thread ---------------------------------------------------------------------------------------
+    def _report(self, report: data_thread.Report) -> None:
+        """Take a report of the data thread, on that thread."""
+        nonce = None
+        if not isinstance(report, data_thread.Lost):
+            nonce = report.chunk.nonce if isinstance(report, data_thread.Wrote) else report.nonce
+        self._loop.call(partial(self._handle, report, nonce))
 
-    def _put(self, what: Order | data_thread.Report | Callable[[], None]) -> None:
-        """From any thread."""
-        self._orders.append(what)
-        self._wake.set()
-        if self._is_closed:
-            self._end_what_came_late()
-
-    def _end_what_came_late(self) -> None:
-        """Finish work that was done beside the worker: its owner is gone, and closes the result."""
-        while self._orders:
-            with suppress(IndexError):  # another thread was first
-                what = self._orders.popleft()
-                if callable(what):
-                    what()
-
-    def _emit(self, what: Event) -> None:
-        self._events.append(what)
-        if self._oldest_event is None:
-            self._oldest_event = self._clock()
-        self._news.set()
-
-    def _untaken_s(self) -> float:
-        since = self._oldest_event
-        return 0.0 if since is None else self._clock() - since
-
-    def _watch(self, link: Connection, user: ConnectionUser) -> None:
-        self._users[link] = user
-        self._selector.register(link, selectors.EVENT_READ, link)
-
-    def _unwatch(self, link: Connection) -> None:
-        if self._users.pop(link, None) is not None:
-            self._selector.unregister(link)
-
-    def _run(self) -> None:
-        try:
-            next_tick = 0.0
-            while not self._ending:
-                now = time.monotonic()
-                if now >= next_tick:
-                    next_tick = now + self._period_s
-                    self._clock.tick()
-                    self._side.tick()
-                held_back = any(link.holds_back for link in self._users)
-                if held_back:
-                    self._flush()
-                self._turn(HOLD_S if held_back else max(0.0, next_tick - time.monotonic()))
-        except Exception:
-            log.exception(event("transfers_ended"))
-            self._news.set()
-
-    def _turn(self, timeout_s: float) -> None:
-        for key, mask in self._selector.select(timeout_s):
-            if key.data is not None:
-                self._serve(key.data, mask)
-            elif key.fileobj is self._listener and isinstance(self._side, PrefillStage):
-                self._side.accept()
-        self._wake.clear()
-        while self._orders:
-            self._do(self._orders.popleft())
-        for link in self._users:
-            self._selector.modify(
-                link, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.wants_to_write else 0), link
-            )
-
-    def _serve(self, link: Connection, mask: int) -> None:
-        user = self._users.get(link)
-        if user is not None:
-            self._desk.guard.run(link.where, partial(self._talk, link, user, mask), partial(user.on_lost, link))
-
-    def _talk(self, link: Connection, user: ConnectionUser, mask: int) -> None:
-        if mask & selectors.EVENT_WRITE:
-            link.flush()
-        if mask & selectors.EVENT_READ:
-            for frame in link.receive():
-                self._desk.bounds.check(frame)
-                user.on_frame(link, frame)
-                if link not in self._users:
-                    return
-
-    def _flush(self) -> None:
-        """Send the frames that were held back."""
-        for link, user in [*self._users.items()]:
-            self._desk.guard.run(link.where, link.flush, partial(user.on_lost, link))
-
-    def _do(self, what: Order | data_thread.Report | Callable[[], None]) -> None:
-        """Carry out one order or take one report. An exception ends the session of its ticket."""
-        nonce = _nonce_of(what)
+    def _handle(self, what: Order | data_thread.Report, nonce: bytes | None) -> None:
+        """Have the role handle an order or a report, on the loop's thread, until the loop is closed. An exception ends
+        the session of the ticket with this `nonce`."""
+        if self._loop.is_closed:
+            return
         if nonce is None:
-            self._carry_out(what)
+            self._stage.handle(what)
         else:
-            self._desk.guard.run(
-                "a ticket's peer", partial(self._carry_out, what), partial(self._side.lose_ticket, nonce)
-            )
-
-    def _carry_out(self, what: Order | data_thread.Report | Callable[[], None]) -> None:
-        side = self._side
-        match what:
-            case Offer() if isinstance(side, DecodeStage):
-                side.offer(what)
-            case Decline() if isinstance(side, DecodeStage):
-                side.decline(what)
-            case Send() if isinstance(side, PrefillStage):
-                side.send(what)
-            case Rest() if isinstance(side, PrefillStage):
-                side.rest(what)
-            case Withdraw():
-                side.withdraw(what)
-            case data_thread.Wrote() if isinstance(side, PrefillStage):
-                side.on_wrote(what)
-            case data_thread.Landed() if isinstance(side, DecodeStage):
-                side.on_landed(what)
-            case data_thread.Failed() if isinstance(side, DecodeStage):
-                side.on_failed(what)
-            case data_thread.Dropped():
-                side.on_dropped(what)
-            case data_thread.Lost():
-                side.on_mover_lost(what)
-            case _ if callable(what):
-                what()
-            case _:
-                raise AssertionError(f"{type(side).__name__} was given {what!r}")
+            handle, lose = partial(self._stage.handle, what), partial(self._stage.lose_ticket, nonce)
+            self._loop.guard.run("a ticket's peer", handle, lose)
 
 
-def _nonce_of(what: Order | data_thread.Report | Callable[[], None]) -> bytes | None:
-    """Return the ticket's nonce; None for what is of no single ticket."""
-    match what:
-        case Offer() | Decline() | Send() | Withdraw():
-            return what.ticket.nonce
-        case data_thread.Wrote():
-            return what.chunk.nonce
-        case data_thread.Landed() | data_thread.Failed() | data_thread.Dropped():
-            return what.nonce
-        case _:
-            return None
+def make_transfers(
+    config: EngineConfig, cache: CachePool, *, vocab_size: int, kernels: str, place: Place | None
+) -> Worker:
+    """Make the component that executes orders in the role of `config.disaggregation`; prefill listens from here on.
+    `kernels` names the variant that computes; `place` says where other processes find the cache's addresses
+    (`Regions.place`), None where they cannot. `close` ends it.
+
+    Raises ConfigError for what cannot work, OSError where the port is taken.
+    """
+    layout = layout_of(cache, config, vocab_size=vocab_size, kernels=kernels)
+    return transfers_of(config.disaggregation, cache, layout, place)
+
+
+def transfers_of(options: DisaggregationOptions, cache: CachePool, layout: Layout, place: Place | None) -> Worker:
+    _check(options, place)
+    shapes, instance = shapes_of(cache), secrets.token_hex(16)
+    memory, regions = memory_of(cache, shapes), [region for region in cache.regions() if region.kind in shapes]
+    transports, one_sided = [str(options.transfer_backend)], dict[str, OneSided]()
+    if options.transfer_backend is TransferBackend.AUTO:
+        transports = ["shm", "tcp"] if _SHARING and (place is not None or options.is_prefill) else ["tcp"]
+    if "shm" in transports:
+        timeout_s, chaos = options.bootstrap_timeout_s, options.chaos
+        one_sided["shm"] = Shm(shapes, memory, regions, place, timeout_s=timeout_s, chaos=chaos)
+    for name, make in _BY_LIBRARY.items():
+        if name in transports:
+            if not isinstance(memory, HostMemory):
+                raise ConfigError(f"{_FLAG} {name} with a cache on a GPU: not in this version: use tcp")
+            one_sided[name] = make(options, instance, shapes, memory, regions)
+    engine = LocalEngine(
+        options=options,
+        instance=instance,
+        layout=layout,
+        shapes=shapes,
+        memory=memory,
+        transports=transports,
+        one_sided=one_sided,
+        machine=machine() if _SHARING else "",
+    )
+    return Worker(engine)
+
+
+def _nixl(
+    options: DisaggregationOptions,
+    instance: str,
+    shapes: dict[str, KindShape],
+    memory: HostMemory,
+    regions: list[Region],
+) -> OneSided:
+    try:
+        from forebay.transfer.wire.nixl import Nixl
+    except ImportError as error:
+        raise ConfigError(f"{_FLAG} nixl: {error}: use pip to install nixl-cu12, or auto, shm or tcp") from error
+    return Nixl(instance, shapes, memory, regions)
+
+
+def _mooncake(
+    options: DisaggregationOptions,
+    instance: str,
+    shapes: dict[str, KindShape],
+    memory: HostMemory,
+    regions: list[Region],
+) -> OneSided:
+    try:
+        from forebay.transfer.wire.mooncake import Mooncake
+    except ImportError as error:
+        raise ConfigError(
+            f"{_FLAG} mooncake: {error}: use pip to install mooncake-transfer-engine-non-cuda, which wants "
+            "libibverbs, librdmacm and libnl-3 of the system, or auto, shm or tcp"
+        ) from error
+    try:
+        return Mooncake(_address(options.host), shapes, memory, regions)
+    except OSError as error:
+        raise ConfigError(f"{_FLAG} mooncake: {error}: its own lines above say why; or use auto, shm or tcp") from error
+
+
+def _address(host: str) -> str:
+    """By which peers find this machine."""
+    try:
+        is_all = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        is_all = False
+    return socket.gethostbyname(socket.gethostname()) if is_all else host
+
+
+_BY_LIBRARY: Final = {"nixl": _nixl, "mooncake": _mooncake}
+
+
+def memory_of(cache: CachePool, shapes: Mapping[str, KindShape]) -> Memory:
+    if any(tensor.is_cuda for table in cache.tables.values() for tensor in table.tensors):
+        from forebay.transfer.wire.memory import DeviceMemory
+
+        return DeviceMemory(cache, shapes)
+    return HostMemory.of(cache, shapes)
+
+
+def _check(options: DisaggregationOptions, place: Place | None) -> None:
+    backend = options.transfer_backend
+    if backend is TransferBackend.SHM and options.is_decode and place is None:
+        raise ConfigError(
+            f"{_FLAG} shm: the cache is not in memory that other processes can map (a CPU's, "
+            "under Linux): use auto or tcp"
+        )
+    if options.chaos != Chaos() and not is_loopback(options.host):
+        raise ConfigError(f"--chaos with servers on {options.host}: faults on purpose are for one machine")
+    if options.is_prefill and not options.cluster_key and not is_loopback(options.host):
+        raise ConfigError(
+            f"prefill would listen on {options.host} for whoever asks: give it and decode the same --cluster-key-file"
+        )

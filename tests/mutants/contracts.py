@@ -202,7 +202,7 @@ CONTRACTS: Final = {
         "What others supply is bounded",
         "Every number, name and length of a peer, a client or a file is bounded before it is used; an error while "
         "one of them is handled ends that session, request or load, and nothing else.",
-        "transfer/wire/frames.py, transfer/session/guard.py, server/http/security.py, route/",
+        "transfer/wire/frames.py, transfer/session/connection.py, server/http/security.py, route/",
     ),
     "C32": Contract(
         "Tenants",

@@ -20,10 +20,9 @@ from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import CacheSpec, FullAttention, LatentAttention, RecurrentState, SlidingWindow
 from forebay.pools.regions import Regions, Tag
 from forebay.requests.transfers import Closed, Event, Offer, Offered, Send, Span, Tail, Ticket
-from forebay.transfer.build import transfers_of
 from forebay.transfer.session.layout import columns_of
 from forebay.transfer.wire.frames import Layout
-from forebay.transfer.worker import Worker
+from forebay.transfer.worker import Worker, transfers_of
 from tests.deadlines import wait_until
 
 LIBRARIES = {"nixl": ("nixl_cu12._bindings", "nixl-cu12"), "mooncake": ("mooncake.engine", "Mooncake")}

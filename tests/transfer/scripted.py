@@ -18,12 +18,11 @@ import numpy as np
 from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.requests.pieces import Chunk, pieces
 from forebay.requests.transfers import Offer, Span, Ticket
-from forebay.transfer.session.connection import Connection, ConnectionLost
+from forebay.transfer.session.connection import Connection, ConnectionLost, tune
 from forebay.transfer.wire import frames, shm
 from forebay.transfer.wire.faults import Faults
 from forebay.transfer.wire.frames import PROTOCOL, Layout
 from forebay.transfer.wire.memory import HostMemory, checksum, chunk_bytes, shapes_of
-from forebay.transfer.wire.tcp import tune
 from tests.deadlines import wait_until
 from tests.transfer.ends import N
 from tests.transfer.pair import KEY, Half, half, spans_of

@@ -36,6 +36,7 @@ from forebay.requests.transfers import (
     Withdraw,
 )
 from forebay.requests.updates import Failure
+from forebay.transfer.session.connection import LocalEngine
 from forebay.transfer.session.decode import DecodeStage
 from forebay.transfer.wire import frames
 from forebay.transfer.wire.frames import PROTOCOL, Layout
@@ -117,24 +118,27 @@ class Engine:
         for kind in self.shapes:
             self._spoil(kind, self.free[kind])
         self.worker = Worker(
-            DisaggregationOptions(
-                mode=mode,
-                host=HOST,
-                bootstrap_port=PORT,
-                cluster_key=b"k" * 32,
-                bootstrap_timeout_s=BOOTSTRAP_S,
-                lease_s=LEASE_S,
-                heartbeat_s=BEAT_S,
-            ),
-            instance=instance,
-            layout=world.layout(page_size),
-            shapes=self.shapes,
-            memory=self.memory,
-            transports=[transport],
-            one_sided={"shm": OneSided(world.net, self.memory, self.process)},
-            machine="here",
+            LocalEngine(
+                options=DisaggregationOptions(
+                    mode=mode,
+                    host=HOST,
+                    bootstrap_port=PORT,
+                    cluster_key=b"k" * 32,
+                    bootstrap_timeout_s=BOOTSTRAP_S,
+                    lease_s=LEASE_S,
+                    heartbeat_s=BEAT_S,
+                ),
+                instance=instance,
+                layout=world.layout(page_size),
+                shapes=self.shapes,
+                memory=self.memory,
+                transports=[transport],
+                one_sided={"shm": OneSided(world.net, self.memory, self.process)},
+                machine="here",
+            )
         )
-        self.emit, self.worker._desk.emit = self.worker._desk.emit, self._emit
+        loop = self.worker._loop
+        self.emit, loop.emit = loop.emit, self._emit
         self.parts: dict[bytes, Part] = {}
         self.silent_until = self.deaf_until = self.tick_at = 0.0
         self.untaken_since: float | None = None  # the oldest event that the engine has not taken
@@ -155,12 +159,12 @@ class Engine:
         now, worker = self.world.net.now, self.worker
         if now < self.silent_until or not self.process.alive:
             return
-        for work in self.rng.sample([worker._data_thread._turn, lambda: worker._turn(0.0)], 2):
+        for work in self.rng.sample([worker._data_thread._turn, lambda: worker._loop.turn(0.0)], 2):
             if self.rng.random() < 0.8:
                 work()
         if now >= self.tick_at:
             self.tick_at = now + worker._period_s
-            worker._side.tick()
+            worker._stage.tick()
         if now >= self.deaf_until and self.rng.random() < 0.6:
             self.untaken_since = None
             for event in worker.poll():
@@ -169,10 +173,10 @@ class Engine:
     @property
     def sessions(self) -> set[int]:
         """The mover's names for the sessions that there are."""
-        side = self.worker._side
+        side = self.worker._stage
         if isinstance(side, DecodeStage):
             return {peer.session.epoch for peer in side._peers.values() if peer.session}
-        return {*side._by_number}
+        return {session.number for session in side._sessions.values()}
 
     # -- places --------------------------------------------------------------------------------------------------------
 
@@ -379,7 +383,7 @@ class World:
         return any(name in engine.parts[nonce].events for engine in self._all if nonce in engine.parts) or any(
             type(event).__name__ == name and event.ticket.nonce == nonce
             for engine in self._all
-            for event in engine.worker._events
+            for event in engine.worker._loop.events.items
         )
 
     @property
@@ -451,9 +455,11 @@ class World:
         old = self.engines[place]
         old.process.alive = False
         for sock in self.net.sockets:
-            if sock.owner is old.process or (old.is_decode and any(link.sock is sock for link in old.worker._users)):
+            if sock.owner is old.process or (
+                old.is_decode and any(link.sock is sock for link in old.worker._loop.users)
+            ):
                 self.net.cut(sock)
-        for reader in old.worker._data_thread._readers.values():
+        for reader in old.worker._data_thread.receiver.readers.values():
             self.net.cut(reader.sock)
         self.gone.append(old)
         self._fault("kill")
@@ -559,11 +565,12 @@ class World:
                 engine.check_canary(kind, ids)
                 require(len(ids) == engine.shapes[kind].num_ids - 1, f"{kind} places are lost")
             require(engine.worker.num_unfenced == 0, "a ticket is unfenced although all are closed")
-            side = engine.worker._side
-            require(not getattr(side, "_receipts", None) and not getattr(side, "_shipments", None), "tickets are kept")
+            side = engine.worker._stage
+            tickets = side._receipts if isinstance(side, DecodeStage) else side._shipments.open
+            require(not tickets, "tickets are kept")
             data = engine.worker._data_thread
             require(
-                not (data._arrivals or data._dropping or data._ending_boxes),
+                not (data.receiver.arrivals or data.sender.dropping or data.sender.ending),
                 "the mover keeps a ticket",
             )
         late = [at for at in self.declined.values() if at > self.net.now - REST_S]
@@ -583,8 +590,8 @@ class World:
         require(self.num_arrived == before + len(self.decodes), "an offer behind all faults did not arrive")
         for engine in self.engines:
             data = engine.worker._data_thread
-            kept = {*data._outboxes, *data._readers} - engine.sessions
-            links = len(engine.worker._users)
+            kept = {*data.sender.outboxes, *data.receiver.readers} - engine.sessions
+            links = len(engine.worker._loop.users)
             require(not engine.is_decode or links == len(engine.sessions), f"{links} links are read")
             require(not kept, f"{engine.worker.instance} moves bytes of sessions {kept}, which are over")
 

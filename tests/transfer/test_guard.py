@@ -15,9 +15,9 @@ import pytest
 from forebay.base.errors import WireError
 from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.requests.transfers import Offered, Send, Tail
-from forebay.transfer.session.connection import ConnectionLost
-from forebay.transfer.session.guard import Guard
-from forebay.transfer.session.prefill import PrefillStage
+from forebay.transfer.session.connection import ConnectionLost, Guard
+from forebay.transfer.session.peers import SessionWithDecode
+from forebay.transfer.session.prefill import Shipments
 from forebay.transfer.wire import shm
 from forebay.transfer.wire.faults import Faults
 from forebay.transfer.wire.memory import HostMemory, shapes_of
@@ -46,7 +46,7 @@ class Once:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(PrefillStage, "_offered"), (PrefillStage, "_depart"), (TcpWriter, "begin"), (TcpReader, "advance")],
+    [(Shipments, "_offer"), (Shipments, "_depart"), (TcpWriter, "begin"), (TcpReader, "advance")],
     ids=["frame", "order", "write", "read"],
 )
 def test_guard_exception_for_one_peer_ends_its_session_and_another_is_served(
@@ -55,11 +55,11 @@ def test_guard_exception_for_one_peer_ends_its_session_and_another_is_served(
     with pair(EVERYTHING, backend="tcp") as (prefill, decode):
         other = half(DisaggregationMode.DECODE, EVERYTHING, backend="tcp")
         transfer(prefill, other, N)
-        session = prefill.transfers._side._sessions[other.transfers.instance]
+        session = prefill.transfers._stage._sessions[other.transfers.instance]
         failing = Once(monkeypatch, owner, name)
         made = offer(prefill, decode, spans_of(decode, N), N)
         decode.transfers.submit(made)
-        if name != "_offered":
+        if name != "_offer":
             prefill.wait(Offered, made.ticket)
             tail = Tail(num_tokens=N, token_id=1)
             prefill.transfers.submit(Send(ticket=made.ticket, spans=spans_of(prefill, N), tail=tail))
@@ -68,14 +68,14 @@ def test_guard_exception_for_one_peer_ends_its_session_and_another_is_served(
         assert not failing.is_due
         for one in (other, decode):  # the session of the other lives on; the first engine comes back with a new one
             transfer(prefill, one, N)
-        assert prefill.transfers._side._sessions[other.transfers.instance] is session
+        assert prefill.transfers._stage._sessions[other.transfers.instance] is session
         other.transfers.close()
 
 
 def test_guard_exception_in_a_tick_ends_one_session(monkeypatch: pytest.MonkeyPatch) -> None:
     with pair(backend="tcp") as (prefill, decode):
         transfer(prefill, decode, N)
-        failing = Once(monkeypatch, PrefillStage, "_tick_session")
+        failing = Once(monkeypatch, SessionWithDecode, "tick")
         made = offer(prefill, decode, spans_of(decode, N), N)
         decode.transfers.submit(made)
         assert code_of(decode, made.ticket) == "peer_lost"
@@ -161,9 +161,9 @@ def test_prefill_invitation_that_leads_nowhere_ends_the_session_only(address: by
     with pair(backend="shm", options=QUICK) as (prefill, decode):
         transfer(prefill, decode, N)
         stranger = half(DisaggregationMode.DECODE, backend="shm", options=QUICK)
-        stranger.transfers._desk.one_sided["shm"] = Inviting(address)
+        stranger.transfers._engine.one_sided["shm"] = Inviting(address)
         stranger.transfers.submit(offer(prefill, stranger, spans_of(stranger, N), N))
-        epochs = prefill.transfers._side._epochs
+        epochs = prefill.transfers._stage._epochs
         wait_until(lambda: epochs.get(stranger.transfers.instance, 0) > 1)  # its first session is over
         stranger.transfers.close()
         transfer(prefill, decode, N)

@@ -87,9 +87,9 @@ def serve(prefill: Half) -> None:
 
 def is_balanced(prefill: Half) -> bool:
     serve(prefill)
-    side = prefill.transfers._side
+    side = prefill.transfers._stage
     assert isinstance(side, PrefillStage)
-    return not (side._shipments or side._sessions or side._by_link or side._guests)
+    return not (side._shipments.open or side._sessions or side._guests)
 
 
 def assert_serves_another(prefill: Half) -> None:
@@ -250,8 +250,8 @@ def test_decode_any_field_of_any_frame_altered_engine_serves_another(part: int) 
 
 
 def assert_serves_another_prompt(decode: Half) -> None:
-    wait_until(lambda: not (decode.transfers._side._peers or decode.transfers._side._receipts))
-    assert not decode.transfers._data_thread._arrivals
+    wait_until(lambda: not (decode.transfers._stage._peers or decode.transfers._stage._receipts))
+    assert not decode.transfers._data_thread.receiver.arrivals
     for event in decode.news:
         if isinstance(event, Arrived):
             assert 0 <= event.tail.token_id < 100

@@ -157,7 +157,7 @@ def test_one_chunk_that_is_lost_doubled_late_or_altered_is_found(
     monkeypatch.setattr(pieces, "CHUNK_BYTES", 1 << 10)
     with pair(backend=backend, options=STEADY) as (prefill, decode):
         transfer(prefill, decode, N)
-        [box] = prefill.transfers._data_thread._outboxes.values()
+        [box] = prefill.transfers._data_thread.sender.outboxes.values()
         box.writer._faults = spoiled = Faults(Chaos(**{fault: 1.0}), lambda: 0.0)
         spoiled._random = Once()
         made = sent(prefill, decode, N)
@@ -219,7 +219,8 @@ def test_a_peer_that_never_says_that_all_arrived_loses_its_lease(backend: str) -
         made = offer(prefill, decode, spans_of(decode, N), N)
         decode.transfers.submit(made)
         prefill.wait(Offered, made.ticket)
-        decode.transfers._side._settle = lambda *_: None  # type: ignore[method-assign, union-attr]
+        [peer] = decode.transfers._stage._peers.values()
+        peer.settle = lambda receipt: None
         whole = spans_of(prefill, N)
         prefill.transfers.submit(Send(ticket=made.ticket, spans=whole, tail=Tail(num_tokens=N, token_id=1)))
         assert code_of(prefill, made.ticket) == "lease_timeout"

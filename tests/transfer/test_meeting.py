@@ -15,7 +15,7 @@ from forebay.base.errors import ConfigError, WireError
 from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.requests.transfers import Broken, Decline, Offer, Offered, Withdraw
 from forebay.requests.updates import Failure
-from forebay.transfer.session import connection, prefill_peer
+from forebay.transfer.session import connection, peers
 from forebay.transfer.wire import frames
 from tests.deadlines import NEVER_S, wait_until
 from tests.transfer.ends import GONE, STEADY, N, assert_ends, code_of
@@ -53,7 +53,7 @@ def test_another_layout_or_backend_is_refused_with_both_values() -> None:
         other = offer(prefill, decode, {}, N)
         decode.transfers.submit(Decline(other.ticket, other.host, other.port, N, other.digest, GONE))
         assert prefill.wait(Offered, other.ticket) == declined(other, GONE)
-        wait_until(lambda d=decode: not d.transfers._side._peers)  # nobody is called again
+        wait_until(lambda d=decode: not d.transfers._stage._peers)  # nobody is called again
         decode.transfers.close()
     prefill.transfers.close()
 
@@ -71,10 +71,10 @@ def declined(made: Offer, why: Failure) -> Offered:
     return Offered(made.ticket, N, made.digest, 0, declined=why)
 
 
-@pytest.mark.parametrize("older", [prefill_peer, connection], ids=["decode", "prefill"])
+@pytest.mark.parametrize("older", [peers, connection], ids=["decode", "prefill"])
 def test_another_protocol_is_refused_with_both_numbers(older: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(older, "PROTOCOL", 0)
-    numbers = (frames.PROTOCOL, 0) if older is prefill_peer else (0, frames.PROTOCOL)
+    numbers = (frames.PROTOCOL, 0) if older is peers else (0, frames.PROTOCOL)
     with pair(options=STEADY) as (prefill, decode):
         made = offer(prefill, decode, spans_of(decode, N), N)
         decode.transfers.submit(made)

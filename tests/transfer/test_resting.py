@@ -24,7 +24,7 @@ def test_decode_refuses_by_itself_what_a_sleeping_prefill_would_and_hears_that_i
     with pair() as (prefill, decode):
         transfer(prefill, decode, N)
         prefill.transfers.submit(Rest(asleep=True))
-        where = (decode.transfers._side._peers)["127.0.0.1", prefill.transfers.port]
+        where = (decode.transfers._stage._peers)["127.0.0.1", prefill.transfers.port]
         wait_until(lambda: where.rests)
         assert failure_of(prefill, decode).startswith("peer_asleep: the prefill server at 127.0.0.1:")
         late = half(DisaggregationMode.DECODE)  # who comes later is told as well
@@ -32,7 +32,7 @@ def test_decode_refuses_by_itself_what_a_sleeping_prefill_would_and_hears_that_i
             made = offer(prefill, late, spans_of(late, N), N)
             late.transfers.submit(made)
             prefill.wait(Offered, made.ticket)
-            wait_until(lambda: late.transfers._side._peers["127.0.0.1", prefill.transfers.port].rests)
+            wait_until(lambda: late.transfers._stage._peers["127.0.0.1", prefill.transfers.port].rests)
         finally:
             late.transfers.close()
         prefill.transfers.submit(Rest(asleep=False))
@@ -44,7 +44,7 @@ def test_prefill_hears_of_whom_decode_refuses_by_itself_since_it_may_have_woken_
     with pair() as (prefill, decode):
         transfer(prefill, decode, N)
         prefill.transfers.submit(Rest(asleep=True))
-        where = (decode.transfers._side._peers)["127.0.0.1", prefill.transfers.port]
+        where = (decode.transfers._stage._peers)["127.0.0.1", prefill.transfers.port]
         wait_until(lambda: where.rests)
         made = offer(prefill, decode, spans_of(decode, N), N)
         decode.transfers.submit(made)
@@ -69,8 +69,8 @@ def test_c31_weights_that_change_on_one_side_end_what_the_two_have_in_common_unt
     with pair() as (prefill, decode):
         transfer(prefill, decode, N)
         prefill.transfers.weights_changed(None, 1)
-        wait_until(lambda: not prefill.transfers._side._sessions and not decode.transfers._side._peers)
+        wait_until(lambda: not prefill.transfers._stage._sessions and not decode.transfers._stage._peers)
         assert failure_of(prefill, decode).endswith("weight_version: prefill has 1, decode 0")
         decode.transfers.weights_changed(None, 1)
-        wait_until(lambda: not decode.transfers._side._peers)
+        wait_until(lambda: not decode.transfers._stage._peers)
         transfer(prefill, decode, N)

@@ -13,7 +13,8 @@ import pytest
 from forebay.base.errors import EngineError, WireError
 from forebay.config.engine_config import Chaos
 from forebay.requests.pieces import Piece, chunk_of
-from forebay.transfer.session import connection, data_thread, prefill, prefill_peer
+from forebay.transfer.session import connection, data_thread, peers, prefill
+from forebay.transfer.session.decode import Peer
 from forebay.transfer.wire import frames
 from forebay.transfer.wire.faults import Faults
 from forebay.transfer.wire.tcp import TcpWriter
@@ -23,7 +24,7 @@ from tests.transfer.virtual import OneSided
 
 
 def session_of(decode: Engine):
-    return next(iter(decode.worker._side._peers.values())).session
+    return next(iter(decode.worker._stage._peers.values())).session
 
 
 def sends_nothing(world: World) -> None:
@@ -62,7 +63,7 @@ def test_c22_connection_of_chunks_that_ends_ends_the_session():
     with calm_world("tcp") as world:
         part = offered(world)
         sends_nothing(world)
-        (reader,) = world.decodes[0].worker._data_thread._readers.values()
+        (reader,) = world.decodes[0].worker._data_thread.receiver.readers.values()
         world._fault("cut")
         world.net.cut(reader.sock)
         assert holds_within(world, lambda: part.code == "peer_lost", 0.5)
@@ -82,13 +83,13 @@ def test_c33_remembered_epochs_are_bounded(monkeypatch):
     with calm_world("tcp") as world:
         for decode in world.decodes:
             offered(world, decode=decode)
-        assert [*world.prefill.worker._side._epochs] == [world.decodes[1].worker.instance]
+        assert [*world.prefill.worker._stage._epochs] == [world.decodes[1].worker.instance]
 
 
 def test_c33_strangers_are_bounded_and_time_out(monkeypatch):
     monkeypatch.setattr(prefill, "MAX_STRANGERS", 2)
     with calm_world("tcp") as world:
-        guests = world.prefill.worker._side._guests
+        guests = world.prefill.worker._stage._guests
         for _ in range(4):
             world.net.connect((HOST, PORT), 1.0)
         holds_within(world, lambda: not world.net.listeners[HOST, PORT].coming, 1.0)
@@ -108,9 +109,9 @@ def test_c22_process_of_another_machine_has_no_number_here(machine):
                 return super().reach(pid)
 
         for engine in world.engines:
-            engine.worker._desk.transports = ["far"]
-            engine.worker._desk.one_sided["far"] = Far(world.net, engine.memory, engine.process)
-        decode.worker._desk.machine = machine
+            engine.worker._engine.transports = ["far"]
+            engine.worker._engine.one_sided["far"] = Far(world.net, engine.memory, engine.process)
+        decode.worker._engine.machine = machine
         offered(world)
         assert asked == [os.getpid() if machine == "here" else 0]
 
@@ -121,16 +122,16 @@ def test_c33_chunk_of_another_size_than_its_places_is_read_beside_them():
         sends_nothing(world)
         moves, span = world.decodes[0].worker._data_thread, part.spans["state"]
         piece = Piece("state", 0, 1, 0, 1, span.ids)
-        moves._memory.parts = lambda piece: [memoryview(bytearray(16))]  # as of a run that is long enough
-        assert moves._target(chunk_of(part.ticket.nonce, piece, 16, 0))
-        assert not moves._target(chunk_of(part.ticket.nonce, piece, 15, 0))
-        assert not moves._target(chunk_of(bytes(16), piece, 16, 0))
+        moves.receiver._memory.parts = lambda piece: [memoryview(bytearray(16))]  # as of a run that is long enough
+        assert moves.receiver.target(chunk_of(part.ticket.nonce, piece, 16, 0))
+        assert not moves.receiver.target(chunk_of(part.ticket.nonce, piece, 15, 0))
+        assert not moves.receiver.target(chunk_of(bytes(16), piece, 16, 0))
 
 
 def test_c22_write_to_a_session_that_is_over_is_no_failure():
     with calm_world("tcp") as world:
         moves, reports = world.prefill.worker._data_thread, []
-        moves._report = reports.append
+        moves.sender._report = reports.append
         piece = Piece("state", 0, 1, 0, 1, np.array([1]))
         moves.submit(data_thread.Write(99, bytes(16), [piece], [np.array([1])]))
         moves._turn()
@@ -155,7 +156,7 @@ def test_c22_decode_connects_again_a_quarter_of_a_beat_later():
             attempts.append(world.net.now)
             return connect(address, timeout)
 
-        prefill_peer.socket.create_connection = counted
+        peers.socket.create_connection = counted
         world.prefill.process.alive = False
         world._fault("kill")
         decode.worker._period_s = 0.0
@@ -168,7 +169,7 @@ def test_c22_decode_connects_again_a_quarter_of_a_beat_later():
 def test_worker_of_which_a_thread_has_ended_raises(ended):
     with calm_world("tcp") as world:
         worker = world.prefill.worker
-        (worker if ended == "worker" else worker._data_thread)._thread.is_alive = lambda: False
+        (worker._loop if ended == "worker" else worker._data_thread)._thread.is_alive = lambda: False
         with pytest.raises(EngineError) as raised:
             worker.poll()
         assert raised.value.code == "transfers_ended"
@@ -177,7 +178,7 @@ def test_worker_of_which_a_thread_has_ended_raises(ended):
 def test_c22_ticket_of_which_all_is_there_lands_at_once():
     with calm_world("tcp") as world:
         moves, reports = world.decodes[0].worker._data_thread, []
-        moves._report = reports.append
+        moves.receiver._report = reports.append
         moves.submit(data_thread.Expect(bytes(16), SimpleNamespace(is_complete=True)))
         moves._turn()
         assert reports == [data_thread.Landed(bytes(16), 0.0)]
@@ -208,14 +209,14 @@ def test_c22_fence_of_a_ticket_that_nobody_broke_closes_nothing():
         part = offered(world)
         sends_nothing(world)
         session = session_of(world.decodes[0])
-        world.decodes[0].worker._side.on_session_frame(session, frames.Fenced(part.ticket.nonce))
+        session._user.on_session_frame(session, frames.Fenced(part.ticket.nonce))
         assert not holds_within(world, lambda: "Closed" in part.events, BEAT_S)
 
 
 def test_c22_engine_of_a_new_session_is_not_taken_for_asleep():
     with calm_world("tcp") as world:
         offered(world)
-        peer = next(iter(world.decodes[0].worker._side._peers.values()))
+        peer = next(iter(world.decodes[0].worker._stage._peers.values()))
         peer.rests = True
         world._fault("cut")
         peer.session.lose(frames.peer_lost("there", "why"))
@@ -239,7 +240,7 @@ def test_c22_session_is_over_with_its_connection_of_chunks_at_prefill_too():
         sends_nothing(world)
         (number,) = world.prefill.sessions
         world._fault("cut")
-        world.prefill.worker._side.on_mover_lost(data_thread.Lost(number, "why"))
+        world.prefill.worker._stage.on_chunks_lost(data_thread.Lost(number, "why"))
         assert number not in world.prefill.sessions
 
 
@@ -280,7 +281,7 @@ def test_c22_places_that_a_connection_sends_from_are_held_until_it_has_ended(end
     """A long run of places is sent without a copy."""
     with calm_world("tcp") as world:
         moves, reports, sock = world.prefill.worker._data_thread, [], FullSocket()
-        moves._report = reports.append
+        moves.sender._report = reports.append
         memory = SimpleNamespace(parts=lambda piece: [memoryview(bytes(16))], num_bytes=lambda piece: 16)
         encoder = SimpleNamespace(encode=lambda frame: b"frame")
         writer = TcpWriter(sock, encoder, memory, None, Faults(Chaos(), lambda: 0.0))
@@ -308,7 +309,7 @@ def test_c22_lost_session_reads_no_more_chunks():
         world.prefill.silent_until = world.net.now + 9 * LEASE_S
         session = session_of(decode)
         session.lose(frames.peer_lost("there", "why"))
-        assert holds_within(world, lambda: session.epoch not in decode.worker._data_thread._readers, 0.5)
+        assert holds_within(world, lambda: session.epoch not in decode.worker._data_thread.receiver.readers, 0.5)
 
 
 def test_c27_peer_that_cannot_be_reached_is_forgotten():
@@ -318,13 +319,13 @@ def test_c27_peer_that_cannot_be_reached_is_forgotten():
         world.prefill.process.alive = False
         world._fault("kill")
         world.offer(decode)
-        assert holds_within(world, lambda: bool(decode.worker._side._peers), 1.0)
-        assert holds_within(world, lambda: not decode.worker._side._peers, BOOTSTRAP_S + 1.0)
+        assert holds_within(world, lambda: bool(decode.worker._stage._peers), 1.0)
+        assert holds_within(world, lambda: not decode.worker._stage._peers, BOOTSTRAP_S + 1.0)
 
 
 def test_c33_frames_behind_the_end_of_a_link_are_not_handled():
     with calm_world("tcp") as world:
-        worker, seen, two = world.decodes[0].worker, [], [frames.Beat(), frames.Beat()]
+        loop, seen, two = world.decodes[0].worker._loop, [], [frames.Beat(), frames.Beat()]
 
         class Talker:
             def receive(self):
@@ -332,11 +333,11 @@ def test_c33_frames_behind_the_end_of_a_link_are_not_handled():
 
         def on_frame(talker, frame):
             seen.append(frame)
-            del worker._users[talker]
+            del loop.users[talker]
 
         talker, user = Talker(), SimpleNamespace(on_frame=on_frame)
-        worker._users[talker] = user
-        worker._talk(talker, user, selectors.EVENT_READ)
+        loop.users[talker] = user
+        loop._talk(talker, selectors.EVENT_READ)
         assert len(seen) == 1
 
 
@@ -359,7 +360,7 @@ def test_c33_peer_that_reads_nothing_is_lost(monkeypatch):
 def test_c22_session_is_joined_by_one_connection_of_chunks():
     with calm_world("tcp") as world:
         offered(world)
-        side = world.prefill.worker._side
+        side = world.prefill.worker._stage
         (session,) = side._sessions.values()
         with pytest.raises(WireError, match="waits for a connection of chunks"):
             side._attach(session.link, session.hello)
@@ -369,7 +370,7 @@ def test_c22_offer_to_an_engine_that_is_asleep_breaks_at_once():
     with calm_world("tcp") as world:
         offered(world)
         decode = world.decodes[0]
-        next(iter(decode.worker._side._peers.values())).rests = True
+        next(iter(decode.worker._stage._peers.values())).rests = True
         world._fault("rest")
         world.offer(decode)
         part = next(reversed(decode.parts.values()))
@@ -379,12 +380,12 @@ def test_c22_offer_to_an_engine_that_is_asleep_breaks_at_once():
 def test_c22_lost_connection_of_chunks_ends_its_session_and_no_other():
     lost = []
     with calm_world("tcp") as world:
-        side = world.decodes[0].worker._side
+        side = world.decodes[0].worker._stage
         side._peers = {
             epoch: peer_of(SimpleNamespace(epoch=epoch, where="there", lose=lambda failure, n=epoch: lost.append(n)))
             for epoch in (1, 2, 3)
         }
-        side.on_mover_lost(data_thread.Lost(2, "why"))
+        side.on_chunks_lost(data_thread.Lost(2, "why"))
         side._peers = {}
     assert lost == [2]
 
@@ -398,7 +399,7 @@ def test_c33_ticket_that_cannot_be_handled_ends_decodes_session():
         part = offered(world)
         session = session_of(world.decodes[0])
         world._fault("cut")
-        world.decodes[0].worker._side.lose_ticket(part.ticket.nonce, frames.peer_lost("there", "why"))
+        world.decodes[0].worker._stage.lose_ticket(part.ticket.nonce, frames.peer_lost("there", "why"))
         assert session._is_over
 
 
@@ -406,21 +407,21 @@ def test_c22_broken_ticket_whose_places_nobody_else_writes_to_is_fenced_at_once(
     with calm_world("tcp") as world:
         part = offered(world)
         sends_nothing(world)
-        side = world.decodes[0].worker._side
+        side = world.decodes[0].worker._stage
         world._fault("cut")
         side.lose_ticket(part.ticket.nonce, frames.peer_lost("there", "why"))
         assert side.num_unfenced == 0
 
 
 def test_c22_only_tickets_that_broke_are_fenced(monkeypatch):
-    sent, send = [], prefill.PrefillStage._send
+    sent, send = [], peers.SessionWithDecode.send
     monkeypatch.setattr(
-        prefill.PrefillStage, "_send", lambda side, session, frame: (sent.append(frame), send(side, session, frame))
+        peers.SessionWithDecode, "send", lambda session, frame: (sent.append(frame), send(session, frame))
     )
     with calm_world("tcp") as world:
         part = offered(world)
         assert holds_within(world, lambda: "Closed" in part.events, LEASE_S)
-        assert holds_within(world, lambda: not world.prefill.worker._side._shipments, LEASE_S)
+        assert holds_within(world, lambda: not world.prefill.worker._stage._shipments.open, LEASE_S)
     assert [type(frame) for frame in sent if isinstance(frame, frames.Completed | frames.Fenced)] == [frames.Completed]
 
 
@@ -442,7 +443,7 @@ def test_prefill_that_ends_closes_the_connections_of_strangers():
             closed.append(self)
 
     with calm_world("tcp") as world:
-        side = world.prefill.worker._side
+        side = world.prefill.worker._stage
         side._guests[Stranger()] = None
         side.close()
         side._guests.clear()
@@ -453,17 +454,17 @@ def test_prefill_that_ends_closes_the_connections_of_strangers():
 def test_c22_prefill_joins_a_session_once(transport):
     with calm_world(transport) as world:
         offered(world)
-        side = world.prefill.worker._side
+        side = world.prefill.worker._stage
         (session,) = side._sessions.values()
         with pytest.raises(WireError):
-            side._on_session_frame(session, frames.Invite(b"address"))
+            session.on_frame(session.link, frames.Invite(b"address"))
         assert len(session_of(world.decodes[0])._links) == 1, "the mover has the connection of chunks"
 
 
 def test_c33_engines_that_were_heard_of_last_are_remembered(monkeypatch):
     monkeypatch.setattr(prefill, "MAX_KNOWN", 2)
     with calm_world("tcp") as world:
-        side = world.prefill.worker._side
+        side = world.prefill.worker._stage
         side._epochs.clear()
         for instance in ("first", "second", "first", "third"):
             side._remember(SimpleNamespace(instance=instance, epoch=1))
@@ -471,10 +472,9 @@ def test_c33_engines_that_were_heard_of_last_are_remembered(monkeypatch):
 
 
 def test_c27_peer_to_whom_something_is_yet_to_be_said_is_remembered():
-    with calm_world("tcp") as world:
-        side, where = world.decodes[0].worker._side, ("there", 1)
-        for unsaid in ([(0.0, frames.Beat())], []):
-            peer = SimpleNamespace(address=where, receipts={}, unsaid=unsaid, session=None)
-            side._peers = {where: peer}
-            side._forget(peer)
-            assert bool(side._peers) == bool(unsaid)
+    for unsaid in ([(0.0, frames.Beat())], []):
+        known = {}
+        known[HOST, PORT] = peer = Peer(None, None, None, known, (HOST, PORT), iter(()))
+        peer.unsaid = unsaid
+        peer.forget()
+        assert bool(known) == bool(unsaid)

@@ -18,10 +18,11 @@ from unittest.mock import patch
 
 import numpy as np
 
+from forebay.base import wake as waking
 from forebay.requests import pieces
 from forebay.requests.pieces import Chunk, KindShape, Piece, chunk_of
 from forebay.transfer import worker
-from forebay.transfer.session import data_thread, desk, prefill, prefill_peer
+from forebay.transfer.session import connection, data_thread, peers, prefill
 from forebay.transfer.session.connection import ConnectionLost
 from forebay.transfer.wire.frames import PROTOCOL, Challenge
 from forebay.transfer.wire.memory import HostMemory, checksum
@@ -144,7 +145,6 @@ class Connection:
     """In place of `transfer.session.connection.Connection`: frames go as they are."""
 
     holds_back = wants_to_write = False
-    encoder = decoder = None
 
     def __init__(self, sock: Sock, where: str, clock: Callable[[], float], chaos: object) -> None:
         self.sock, self.where, self._clock = sock, where, clock
@@ -175,6 +175,12 @@ class Connection:
     def flush(self) -> None: ...
 
     def joined(self) -> None: ...
+
+    def writer(self, memory: Memory, shapes: object) -> TcpWriter:
+        return TcpWriter(self.sock.net, memory, sock=self.sock)
+
+    def reader(self, memory: Memory, shapes: object) -> TcpReader:
+        return TcpReader(self.sock)
 
     def close(self) -> None:
         self.sock.close()
@@ -230,7 +236,7 @@ class Wake:
 
 
 class Thread:
-    """Never runs by itself; what a `desk` has done beside is done at some later moment."""
+    """Never runs by itself; what a `Loop` has done beside is done at some later moment."""
 
     def __init__(self, net: Net, target: Callable[[], None], name: str) -> None:
         self._net, self._target, self._name = net, target, name
@@ -318,7 +324,7 @@ class TcpWriter(Writer):
 
 
 class TcpReader:
-    def __init__(self, sock: Sock, decoder: object, staging: object) -> None:
+    def __init__(self, sock: Sock) -> None:
         self.sock, self._half, self._parts = sock, None, []
 
     is_ready = property(lambda self: self._half is not None or self.sock.is_ready)
@@ -427,13 +433,12 @@ def replaced(net: Net) -> Iterator[None]:
         selectors = SimpleNamespace(DefaultSelector=Selector, EVENT_READ=1, EVENT_WRITE=2)
         wake = lambda: Wake(net)  # noqa: E731
         put(worker, socket=SimpleNamespace(create_server=net.listen))
-        put(worker, selectors=selectors, threading=thread, Wake=wake, time=clock, RunClock=lambda: Clock(net))
+        put(connection, selectors=selectors, threading=thread, Wake=wake, time=clock, RunClock=lambda: Clock(net))
+        put(waking, Wake=wake)
         put(data_thread, selectors=selectors, threading=thread, Wake=wake, time=clock)
-        put(desk, threading=thread)
         put(pieces, CHUNK_BYTES=64)
-        put(prefill_peer, socket=sockets, Connection=Connection, TcpReader=TcpReader, tune=lambda sock: None)
+        put(peers, socket=sockets, Connection=Connection, tune=lambda sock: None)
         put(prefill, Connection=Connection, tune=lambda sock: None)
-        put(prefill, TcpWriter=lambda sock, encoder, memory, *others: TcpWriter(net, memory, sock=sock))
         yield
 
 

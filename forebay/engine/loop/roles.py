@@ -37,7 +37,7 @@ def transfers_for(
     options = config.disaggregation
     if options.mode is DisaggregationMode.NULL:
         return None
-    from forebay.transfer.build import make_transfers
+    from forebay.transfer.worker import make_transfers
 
     place = regions.place if shared_caches(config) else None
     try:

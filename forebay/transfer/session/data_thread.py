@@ -1,7 +1,7 @@
 """The thread that moves bytes: it gathers, writes, receives, checks and scatters chunks, and never decides.
 
-What it is to do comes as jobs, what it did goes back as reports. A ticket that was dropped is none: what still comes
-for it is read and thrown away.
+Jobs tell it what to do, reports say what it did. A ticket that was dropped is none: what still comes for it is read and
+thrown away. Prefill's chunks are the sender's, decode's are the receiver's.
 """
 
 from __future__ import annotations
@@ -13,20 +13,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
-from forebay.base.errors import OfferError, WireError
+from forebay.base.errors import EngineError, OfferError, WireError
 from forebay.base.log import event, get_logger
 from forebay.base.parts import I64
 from forebay.base.wake import Wake
 from forebay.requests.pieces import Chunk, Piece
 from forebay.requests.updates import Failure
-from forebay.transfer.state.tickets import Landing
-from forebay.transfer.wire import frames
-from forebay.transfer.wire.memory import U8, Memory, Writer
-from forebay.transfer.wire.tcp import TcpReader
-
-T = TypeVar("T")
+from forebay.transfer.state.tickets import Arrival, Landing
+from forebay.transfer.wire.memory import U8, Memory, Reader, Writer
 
 POLL_S: Final = 0.0005  # between two looks at a writer that nothing can be waited for with
 
@@ -40,7 +36,7 @@ class AddWriter(NamedTuple):
 
 class AddReader(NamedTuple):
     session: int
-    reader: TcpReader
+    reader: Reader
 
 
 class EndSession(NamedTuple):
@@ -111,49 +107,210 @@ Report = Wrote | Landed | Failed | Dropped | Lost
 
 
 @dataclass(slots=True)
-class _Outbox:
+class Outbox:
+    """The chunks for one peer: those that wait, and the ticket of the one that is on its way."""
+
     writer: Writer
     waiting: deque[tuple[bytes, Piece, I64]] = field(default_factory=deque)
-    current: bytes | None = None  # the ticket of the chunk that is on its way
+    current: bytes | None = None
 
 
-@dataclass(slots=True)
-class _Arrival:
-    """Progress of a ticket that is arriving: bytes since the end of its first chunk."""
+class Sender:
+    """Writes chunks to peers, one at a time to each. Every method runs on the data thread."""
 
-    landing: Landing
-    since: float = 0.0
-    num_bytes: int = 0
+    def __init__(self, selector: selectors.BaseSelector, report: Callable[[Report], None]) -> None:
+        self._selector, self._report = selector, report
+        self.outboxes: dict[int, Outbox] = {}
+        self.ending: list[Outbox] = []
+        self.dropping: set[bytes] = set()  # whose chunk is on its way from or to places
+        self._lost: set[bytes] = set()  # whose places may be touched, for ever
 
-    def add(self, num_bytes: int) -> None:
-        if self.since:
-            self.num_bytes += num_bytes
-        else:
-            self.since = time.monotonic()
+    def add(self, session: int, writer: Writer) -> None:
+        self.outboxes[session] = Outbox(writer)
+
+    def put(self, job: Write) -> None:
+        """Add chunks to those that wait, unless the session is over."""
+        if job.session in self.outboxes:
+            self.outboxes[job.session].waiting.extend(
+                (job.nonce, piece, there) for piece, there in zip(job.pieces, job.places, strict=True)
+            )
 
     @property
-    def bytes_per_s(self) -> float:
-        """0 if there was one chunk, or if the clock did not advance between the first and the last."""
-        seconds = time.monotonic() - self.since
-        return self.num_bytes / seconds if self.num_bytes and seconds > 0 else 0.0
+    def polls(self) -> bool:
+        """Whether a chunk is on its way for whose end nothing can be waited."""
+        return any(box.current is not None and box.writer.fileno() < 0 for box in self._boxes)
+
+    @property
+    def _boxes(self) -> list[Outbox]:
+        return [*self.outboxes.values(), *self.ending]
+
+    def write(self, session: int) -> bool:
+        """Write one chunk to the session's peer, if it takes one; whether one has left."""
+        box = self.outboxes[session]
+        if box.current is None and box.waiting:
+            nonce, piece, places = box.waiting.popleft()
+            box.current = nonce
+            box.writer.begin(nonce, piece, places)
+        if box.current is None:
+            return False
+        chunk = box.writer.advance()
+        self._watch(box, writing=chunk is None)
+        if chunk is None:
+            return False
+        self._report(Wrote(session, chunk))
+        self._let_go(box)
+        return True
+
+    def end_what_is_over(self) -> None:
+        """Close the writers of lost sessions whose last chunk is over: only then nothing of it is touched."""
+        self.ending = [box for box in self.ending if not self._has_ended(box)]
+
+    def _has_ended(self, box: Outbox) -> bool:
+        try:
+            if box.writer.advance() is None:
+                return False
+        except Exception as error:
+            log.info(event("transfer_connection_ended", why=repr(error)))
+        box.writer.close()
+        self._let_go(box)
+        return True
+
+    def _let_go(self, box: Outbox) -> None:
+        """Forget the chunk under way, whose writer touches no places any more."""
+        nonce, box.current = box.current, None
+        if nonce is not None and box.writer.is_lost:
+            self._lost.add(nonce)
+        elif nonce in self.dropping:
+            self.dropping.discard(nonce)
+            self._report(Dropped(nonce))
+
+    def _watch(self, box: Outbox, *, writing: bool) -> None:
+        fd = box.writer.fileno()
+        if fd < 0 or writing == (fd in self._selector.get_map()):
+            return
+        if writing:
+            self._selector.register(fd, selectors.EVENT_WRITE)
+        else:
+            self._selector.unregister(fd)
+
+    def drop(self, nonce: bytes) -> None:
+        """Report `Dropped` when no writer touches places of the ticket any more."""
+        for box in self.outboxes.values():
+            box.waiting = deque(item for item in box.waiting if item[0] != nonce)
+        if nonce in self._lost:
+            return  # never
+        if any(box.current == nonce and box.writer.holds_places for box in self._boxes):
+            self.dropping.add(nonce)
+        else:
+            self._report(Dropped(nonce))
+
+    def end(self, session: int) -> None:
+        box = self.outboxes.pop(session, None)
+        if box is None:
+            return
+        writer = box.writer
+        ends_at_once = writer.closes_at_once or writer.is_lost or not writer.holds_places
+        if box.current is not None and not ends_at_once:
+            self.ending.append(box)
+        else:
+            _close(writer, self._selector)
+            self._let_go(box)
+
+
+class Receiver:
+    """Reads chunks, checks them and copies them to their places. Every method runs on the data thread."""
+
+    def __init__(
+        self, memory: Memory, num_bytes: int, selector: selectors.BaseSelector, report: Callable[[Report], None]
+    ) -> None:
+        self._memory, self._selector, self._report = memory, selector, report
+        self._staging = memory.staging(num_bytes)
+        self.readers: dict[int, Reader] = {}
+        self.arrivals: dict[bytes, Arrival] = {}
+
+    def add(self, session: int, reader: Reader) -> None:
+        self.readers[session] = reader
+        self._selector.register(reader, selectors.EVENT_READ, session)
+
+    def expect(self, nonce: bytes, landing: Landing) -> None:
+        self.arrivals[nonce] = Arrival(landing)
+        if landing.is_complete:
+            self._report(Landed(nonce, 0.0))
+
+    def read(self, session: int) -> None:
+        found = self.readers[session].advance(self.target)
+        if found is not None:
+            self._land(*found)
+
+    def target(self, chunk: Chunk) -> list[memoryview]:
+        """Where a chunk that begins to come lies at its end; nowhere where that is not certain, or in short runs."""
+        piece = self._due(chunk)
+        if piece is None or self._memory.num_bytes(piece) != chunk.num_bytes:
+            return []
+        return self._memory.parts(piece)
+
+    def _land(self, chunk: Chunk, checksum: int, data: U8 | None) -> None:
+        """Check a chunk and copy it to the places of its ticket, unless it lies there already."""
+        piece = self._due(chunk)
+        if piece is not None and self._is_whole(chunk, piece, checksum):
+            if data is not None:
+                self._memory.scatter(piece, data)
+            self._landed(chunk, piece)
+
+    def check(self, chunk: Chunk) -> None:
+        """Check a chunk that the peer has written to its places by itself."""
+        piece = self._due(chunk)
+        if piece is not None and self._is_whole(chunk, piece, self._memory.sum(piece, self._staging)):
+            self._landed(chunk, piece)
+
+    def _due(self, chunk: Chunk) -> Piece | None:
+        """Return where the chunk goes; None if its ticket was dropped, or if something else was due."""
+        arrival = self.arrivals.get(chunk.nonce)
+        if arrival is None:
+            return None
+        try:
+            return arrival.landing.piece(chunk.kind, chunk.region, chunk.num_regions, chunk.first, chunk.end)
+        except OfferError as error:
+            self._report(Failed(chunk.nonce, Failure.of(error)))
+            return None
+
+    def _is_whole(self, chunk: Chunk, piece: Piece, checksum: int) -> bool:
+        if chunk.num_bytes == self._memory.num_bytes(piece) and checksum == chunk.checksum:
+            return True
+        error = f"{chunk.kind} {chunk.first}..{chunk.end} has another checksum than what was sent"
+        self._report(Failed(chunk.nonce, Failure.of(EngineError(error, code="checksum_mismatch"))))
+        return False
+
+    def _landed(self, chunk: Chunk, piece: Piece) -> None:
+        arrival, now = self.arrivals[chunk.nonce], time.monotonic()
+        arrival.landing.landed(piece)
+        arrival.add(chunk.num_bytes, now)
+        if arrival.landing.is_complete:
+            self._report(Landed(chunk.nonce, arrival.bytes_per_s(now)))
+
+    def drop(self, nonce: bytes) -> None:
+        """Discard what still comes of the ticket."""
+        self.arrivals.pop(nonce, None)
+        for reader in self.readers.values():
+            reader.divert(nonce)
+
+    def end(self, session: int) -> None:
+        reader = self.readers.pop(session, None)
+        if reader is not None:
+            _close(reader, self._selector)
 
 
 class DataThread:
-    """`submit` from any thread; `report` is called by the mover's own."""
+    """Owns the thread, the sender and the receiver. `submit` from any thread; `report` is called by the data thread."""
 
     def __init__(self, memory: Memory, num_bytes: int, report: Callable[[Report], None]) -> None:
-        self._memory, self._report = memory, report
-        self._staging = memory.staging(num_bytes)
+        self._report = report
         self._jobs: deque[Job] = deque()
         self._wake = Wake()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._outboxes: dict[int, _Outbox] = {}
-        self._readers: dict[int, TcpReader] = {}
-        self._arrivals: dict[bytes, _Arrival] = {}
-        self._ending_boxes: list[_Outbox] = []
-        self._dropping: set[bytes] = set()  # whose chunk is on its way from or to places
-        self._lost: set[bytes] = set()  # whose places may be touched, for ever
+        self.sender = Sender(self._selector, report)
+        self.receiver = Receiver(memory, num_bytes, self._selector, report)
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="mover", daemon=True)
         self._thread.start()
@@ -179,15 +336,15 @@ class DataThread:
         except Exception:
             log.exception(event("transfers_ended"))
         finally:
-            for session in [*self._outboxes, *self._readers]:
+            for session in [*self.sender.outboxes, *self.receiver.readers]:
                 self._end(session)
             self._selector.close()
 
     def _turn(self) -> None:
-        moved = self._write_some()
-        boxes = (*self._outboxes.values(), *self._ending_boxes)
-        polls = any(box.current is not None and box.writer.fileno() < 0 for box in boxes)
-        ready = self._selector.select(0 if moved else POLL_S if polls else None)
+        self.sender.end_what_is_over()
+        sessions = [*self.sender.outboxes]
+        moved = [self._guarded(session, partial(self.sender.write, session)) for session in sessions]
+        ready = self._selector.select(0 if any(moved) else POLL_S if self.sender.polls else None)
         self._wake.clear()
         while self._jobs:  # first: what has come may be of a ticket that is among them
             job = self._jobs.popleft()
@@ -196,187 +353,46 @@ class DataThread:
             else:
                 self._guarded(job.session, partial(self._do, job))
         for key, _ in ready:
-            if key.data in self._readers:
-                self._guarded(key.data, partial(self._read, key.data))
+            if key.data in self.receiver.readers:
+                self._guarded(key.data, partial(self.receiver.read, key.data))
 
-    def _guarded(self, session: int, work: Callable[[], T]) -> T | None:
+    def _guarded(self, session: int, work: Callable[[], object]) -> object:
         """Run `work`, which the session's peer caused. If it raises, the session ends and nothing else (C33)."""
         try:
             return work()
         except Exception as error:
             if not isinstance(error, OSError | WireError):
                 log.error(event("peer_failed", session=session, why=repr(error)), exc_info=error)
-            self._lose(session, str(error) or type(error).__name__)
+            why = str(error) or type(error).__name__
+            log.info(event("transfer_connection_ended", why=why))
+            self._end(session)
+            self._report(Lost(session, why))
             return None
 
     def _do(self, job: Job) -> None:
         match job:
             case AddWriter(session, writer):
-                self._outboxes[session] = _Outbox(writer)
+                self.sender.add(session, writer)
             case AddReader(session, reader):
-                self._readers[session] = reader
-                self._selector.register(reader, selectors.EVENT_READ, session)
+                self.receiver.add(session, reader)
             case EndSession(session):
                 self._end(session)
             case Expect(nonce, landing):
-                self._arrivals[nonce] = _Arrival(landing)
-                if landing.is_complete:
-                    self._report(Landed(nonce, 0.0))
+                self.receiver.expect(nonce, landing)
             case Check(_, chunk):
-                self._check(chunk)
-            case Write(session, nonce, pieces, places):
-                if session in self._outboxes:
-                    self._outboxes[session].waiting.extend(
-                        (nonce, piece, there) for piece, there in zip(pieces, places, strict=True)
-                    )
+                self.receiver.check(chunk)
+            case Write():
+                self.sender.put(job)
             case Drop(nonce):
-                self._drop(nonce)
-
-    # -- prefill ---------------------------------------------------------------------------------------------------
-
-    def _write_some(self) -> bool:
-        """A chunk for each peer that takes one; whether any was."""
-        moved = False
-        self._ending_boxes = [box for box in self._ending_boxes if not self._has_ended(box)]
-        for session, box in [*self._outboxes.items()]:
-            moved |= bool(self._guarded(session, partial(self._write, session, box)))
-        return moved
-
-    def _write(self, session: int, box: _Outbox) -> bool:
-        if box.current is None and box.waiting:
-            nonce, piece, places = box.waiting.popleft()
-            box.current = nonce
-            box.writer.begin(nonce, piece, places)
-        if box.current is None:
-            return False
-        chunk = box.writer.advance()
-        self._watch(box, writing=chunk is None)
-        if chunk is None:
-            return False
-        self._report(Wrote(session, chunk))
-        self._let_go(box)
-        return True
-
-    def _has_ended(self, box: _Outbox) -> bool:
-        """Whether what a writer was at when its session was lost is over: only then nothing of it is touched."""
-        try:
-            if box.writer.advance() is None:
-                return False
-        except Exception as error:
-            log.info(event("transfer_connection_ended", why=repr(error)))
-        box.writer.close()
-        self._let_go(box)
-        return True
-
-    def _let_go(self, box: _Outbox) -> None:
-        """Forget the chunk under way, whose writer touches no places any more."""
-        nonce, box.current = box.current, None
-        if nonce is not None and box.writer.is_lost:
-            self._lost.add(nonce)
-        elif nonce in self._dropping:
-            self._dropping.discard(nonce)
-            self._report(Dropped(nonce))
-
-    def _watch(self, box: _Outbox, *, writing: bool) -> None:
-        fd = box.writer.fileno()
-        if fd < 0 or writing == (fd in self._selector.get_map()):
-            return
-        if writing:
-            self._selector.register(fd, selectors.EVENT_WRITE)
-        else:
-            self._selector.unregister(fd)
-
-    def _drop(self, nonce: bytes) -> None:
-        self._arrivals.pop(nonce, None)
-        for reader in self._readers.values():
-            reader.divert(nonce)
-        for box in self._outboxes.values():
-            box.waiting = deque(item for item in box.waiting if item[0] != nonce)
-        if nonce in self._lost:
-            return  # never
-        boxes = (*self._outboxes.values(), *self._ending_boxes)
-        if any(box.current == nonce and box.writer.holds_places for box in boxes):
-            self._dropping.add(nonce)
-        else:
-            self._report(Dropped(nonce))
-
-    # -- decode ----------------------------------------------------------------------------------------------------
-
-    def _read(self, session: int) -> None:
-        found = self._readers[session].advance(self._target)
-        if found is not None:
-            self._land(*found)
-
-    def _target(self, chunk: Chunk) -> list[memoryview]:
-        """Where a chunk that begins to come lies at its end; nowhere where that is not certain, or in short runs."""
-        arrival = self._arrivals.get(chunk.nonce)
-        piece = None if arrival is None else self._piece(arrival, chunk)
-        if piece is None or self._memory.num_bytes(piece) != chunk.num_bytes:
-            return []
-        return self._memory.parts(piece)
-
-    def _land(self, chunk: Chunk, checksum: int, data: U8 | None) -> None:
-        """Check a chunk and copy it to the places of its ticket, unless it lies there already."""
-        arrival = self._arrivals.get(chunk.nonce)
-        if arrival is None:
-            return
-        piece = self._piece(arrival, chunk)
-        if piece is not None and self._is_whole(chunk, piece, chunk.num_bytes, checksum):
-            if data is not None:
-                self._memory.scatter(piece, data)
-            self._landed(chunk, arrival, piece)
-
-    def _check(self, chunk: Chunk) -> None:
-        arrival = self._arrivals.get(chunk.nonce)
-        if arrival is None:
-            return
-        piece = self._piece(arrival, chunk)
-        if piece is not None and self._is_whole(chunk, piece, chunk.num_bytes, self._memory.sum(piece, self._staging)):
-            self._landed(chunk, arrival, piece)
-
-    def _piece(self, arrival: _Arrival, chunk: Chunk) -> Piece | None:
-        try:
-            return arrival.landing.piece(chunk.kind, chunk.region, chunk.num_regions, chunk.first, chunk.end)
-        except OfferError as error:
-            self._fail(chunk.nonce, Failure.of(error))
-            return None
-
-    def _is_whole(self, chunk: Chunk, piece: Piece, num_bytes: int, checksum: int) -> bool:
-        if num_bytes == self._memory.num_bytes(piece) and checksum == chunk.checksum:
-            return True
-        self._fail(chunk.nonce, frames.altered(chunk.kind, chunk.first, chunk.end))
-        return False
-
-    def _landed(self, chunk: Chunk, arrival: _Arrival, piece: Piece) -> None:
-        arrival.landing.landed(piece)
-        arrival.add(chunk.num_bytes)
-        if arrival.landing.is_complete:
-            self._report(Landed(chunk.nonce, arrival.bytes_per_s))
-
-    def _fail(self, nonce: bytes, failure: Failure) -> None:
-        self._report(Failed(nonce, failure))
-
-    # -- ends ------------------------------------------------------------------------------------------------------
-
-    def _lose(self, session: int, why: str) -> None:
-        log.info(event("transfer_connection_ended", why=why))
-        self._end(session)
-        self._report(Lost(session, why))
+                self.receiver.drop(nonce)
+                self.sender.drop(nonce)
 
     def _end(self, session: int) -> None:
-        box = self._outboxes.pop(session, None)
-        reader = self._readers.pop(session, None)
-        if box is not None and box.current is not None and not _ends_at_once(box.writer):
-            self._ending_boxes.append(box)
-            box = None
-        for end in (None if box is None else box.writer, reader):
-            if end is not None:
-                if end.fileno() >= 0 and end.fileno() in self._selector.get_map():
-                    self._selector.unregister(end.fileno())
-                end.close()
-        if box is not None:
-            self._let_go(box)
+        self.sender.end(session)
+        self.receiver.end(session)
 
 
-def _ends_at_once(writer: Writer) -> bool:
-    return writer.closes_at_once or writer.is_lost or not writer.holds_places
+def _close(end: Writer | Reader, selector: selectors.BaseSelector) -> None:
+    if end.fileno() >= 0 and end.fileno() in selector.get_map():
+        selector.unregister(end.fileno())
+    end.close()

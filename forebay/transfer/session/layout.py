@@ -1,5 +1,4 @@
-"""The properties that two engines must share before one reads what the other has computed (C31). They are written in
-words and compared by a digest; if that differs, the words are compared."""
+"""This engine's layout: the properties that two engines must share before one reads what the other computed (C31)."""
 
 from __future__ import annotations
 
@@ -40,29 +39,6 @@ def columns_of(cache: CachePool) -> Iterator[str]:
         for name, column in table.columns.items():
             shape = column.shape if kind == Per.SLOT else column.shape[1:]
             yield f"{kind} {name}: {' x '.join(map(str, shape)) or '1'} {str(column.dtype).removeprefix('torch.')}"
-
-
-def mismatch(prefill: Layout, decode: Layout) -> str:
-    """The first thing in which they differ, with both values; nothing where what one keeps serves the other."""
-    if prefill.digest != decode.digest:
-        for name in Layout.__struct_fields__:
-            ours, theirs = getattr(prefill, name), getattr(decode, name)
-            if name == "columns" and ours != theirs:
-                return _columns_mismatch(ours, theirs)
-            if name != "page_size" and ours != theirs:
-                return f"{name}: prefill has {ours!r}, decode {theirs!r}"
-    sizes = sorted((prefill.page_size, decode.page_size))
-    if sizes[0] < 1 or sizes[1] % sizes[0]:
-        return f"page_size: prefill has {prefill.page_size}, decode {decode.page_size}, and neither divides the other"
-    return ""
-
-
-def _columns_mismatch(prefill: list[str], decode: list[str]) -> str:
-    for i in range(max(len(prefill), len(decode))):
-        ours, theirs = ((lines[i] if i < len(lines) else "nothing") for lines in (prefill, decode))
-        if ours != theirs:
-            return f"columns: prefill keeps {ours!r}, decode {theirs!r}"
-    return ""
 
 
 def weights_digest(path: Path) -> str:

@@ -1,212 +1,114 @@
-"""Prefill's half: who may connect, what they have places for, and what of it has been sent."""
+"""Prefill's role: who may connect, what they have places for, and what of it has been sent."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
 from itertools import count
 from typing import Final
 
-import msgspec
-
 from forebay.base.errors import OfferError, WireError
 from forebay.base.log import event, get_logger
-from forebay.requests.pieces import KindShape, Whereabouts, extents
-from forebay.requests.transfers import Broken, Closed, Offered, Rest, Send, Sent, Ticket, Withdraw
+from forebay.requests.pieces import Whereabouts, extents
+from forebay.requests.transfers import Broken, Closed, Offered, Order, Rest, Send, Sent, Span, Tail, Ticket, Withdraw
 from forebay.requests.updates import Failure
 from forebay.transfer.session import data_thread
-from forebay.transfer.session.connection import Connection, ConnectionLost
-from forebay.transfer.session.desk import Desk
-from forebay.transfer.session.layout import mismatch
-from forebay.transfer.session.shipments import Guest, Session, Shipment, Stage
+from forebay.transfer.session.connection import Connection, LocalEngine, Loop, tune
+from forebay.transfer.session.data_thread import DataThread
+from forebay.transfer.session.peers import SessionWithDecode
 from forebay.transfer.state.tickets import Departing
 from forebay.transfer.wire import frames
-from forebay.transfer.wire.faults import Faults
-from forebay.transfer.wire.memory import Writer
-from forebay.transfer.wire.tcp import TcpWriter, tune
 
 MAX_STRANGERS: Final = 64  # connections that have not proved that they know the key
 MAX_SESSIONS: Final = 1 << 10
 MAX_KNOWN: Final = 1 << 12  # decode engines whose last epoch is remembered
-UNLIMITED: Final = frames.MAX_ID + 1  # ids of a pool that is not written to from here
 
 log = get_logger("transfer")
 
 
-class PrefillStage:
-    def __init__(self, desk: Desk, listener: socket.socket) -> None:
-        self._desk, self._listener = desk, listener
-        self._guests: dict[Connection, Guest] = {}
-        self._by_link: dict[Connection, Session] = {}
-        self._by_number: dict[int, Session] = {}
-        self._sessions: dict[str, Session] = {}  # by decode engine
-        self._epochs: dict[str, int] = {}  # the last of each that there ever was
-        self._shipments: dict[bytes, Shipment] = {}
-        self._numbers = count(1)
-        self._rests = False
+class Stage(Enum):
+    OPEN = auto()
+    COMPLETED = auto()  # decode has been told that this was all
+    BROKEN = auto()  # being dropped; decode is told when it is
+    CLOSING = auto()  # being dropped after it was sent
 
-    # -- connections -----------------------------------------------------------------------------------------------
 
-    def accept(self) -> None:
-        try:
-            sock, address = self._listener.accept()
-            tune(sock)
-        except OSError:
-            return
-        if len(self._guests) >= MAX_STRANGERS:
-            oldest = next(iter(self._guests))
-            self.on_lost(oldest, frames.peer_lost(oldest.where, "too many strangers"))
-        link = Connection(sock, f"{address[0]}:{address[1]}", self._desk.clock, self._desk.options.chaos)
-        link.await_greeting(self._desk.options.cluster_key)
-        self._guests[link] = Guest(self._desk.clock())
-        self._desk.watch(link, self)
+@dataclass(slots=True)
+class Shipment:
+    """A ticket as prefill has it. `unwritten` pieces are the data thread's; `moved_at` is when it last went on."""
 
-    def on_frame(self, link: Connection, frame: object) -> None:
-        session = self._by_link.get(link)
-        if session is not None:
-            self._on_session_frame(session, frame)
-            return
-        guest = self._guests[link]
-        match frame:
-            case frames.Hello() if guest.hello is None:
-                guest.hello = frame
-                link.admit(self._desk.options.cluster_key, frame, self._desk.instance)
-            case frames.Introduce() if guest.hello is not None and not guest.hello.data:
-                self._introduce(link, guest.hello, frame)
-            case frames.Attach() if guest.hello is not None and guest.hello.data:
-                self._attach(link, guest.hello)
-            case frames.Declined() if guest.hello is not None:  # where it was refused
-                self._declined(guest.hello, frame)
-            case _:
-                raise WireError(f"a {type(frame).__name__} frame came where a greeting was due")
+    ticket: Ticket
+    session: SessionWithDecode
+    places: dict[str, Span]
+    departing: Departing
+    moved_at: float
+    stage: Stage = Stage.OPEN
+    unwritten: int = 0
+    tail: Tail | None = None
 
-    def _introduce(self, link: Connection, hello: frames.Hello, frame: frames.Introduce) -> None:
-        desk = self._desk
-        if hello.epoch <= self._epochs.get(hello.instance, 0):
-            raise WireError(f"epoch {hello.epoch} of {hello.instance[:8]} is over")
-        if len(self._sessions) >= MAX_SESSIONS and hello.instance not in self._sessions:
-            raise WireError(f"{MAX_SESSIONS} decode engines have sessions: no more are taken")
-        differs = mismatch(desk.layout, frame.layout)
-        mine = [name for name in desk.transports if name != "shm" or frame.machine == desk.machine]
-        transport = next((name for name in frame.transports if name in mine), "")
-        if differs or not transport:
-            failure = frames.layout_mismatch(differs) if differs else frames.no_transport(mine, frame.transports)
-            log.warning(event("decode_refused", where=link.where, why=failure.message))
-            link.send(frames.Refused(failure))
-            return
-        old = self._sessions.get(hello.instance)
-        if old is not None:
-            self._lose(old, frames.peer_lost(old.where, "it began a new session"))
-        shapes = {
-            kind: replace(shape, page_size=frame.layout.page_size if shape.by_token else 1, num_ids=UNLIMITED)
-            for kind, shape in desk.shapes.items()
-        }
-        now = desk.clock()
-        session = Session(link, hello, next(self._numbers), transport, shapes, frame.layout.page_size, now, beat_at=now)
-        del self._guests[link]
-        self._by_link[link] = self._by_number[session.number] = session
-        self._sessions[hello.instance] = session
-        self._remember(hello)
-        self._send(session, frames.Welcome(desk.layout, transport, desk.machine, os.getpid()))
 
-    def _remember(self, hello: frames.Hello) -> None:
-        """The session's own nonces already keep a recorded greeting out, so old epochs may be forgotten."""
-        self._epochs.pop(hello.instance, None)
-        self._epochs[hello.instance] = hello.epoch
-        if len(self._epochs) > MAX_KNOWN:
-            del self._epochs[next(iter(self._epochs))]
+class Shipments:
+    """The tickets of all sessions. `sessions` are those that there are just now, by decode engine."""
 
-    def _attach(self, link: Connection, hello: frames.Hello) -> None:
-        """A connection of chunks: of the session of this epoch, and no other."""
-        session = self._sessions.get(hello.instance)
-        if session is None or session.hello.epoch != hello.epoch or session.transport != "tcp" or session.is_joined:
-            raise WireError(f"no session {hello.epoch} of {hello.instance[:8]} waits for a connection of chunks")
-        del self._guests[link]
-        self._desk.unwatch(link)
-        desk = self._desk
-        faults = Faults(desk.options.chaos, desk.clock)
-        self._join(session, TcpWriter(link.sock, link.encoder, desk.memory, desk.staging(), faults))
-
-    def _invited(self, session: Session, address: bytes) -> None:
-        desk = self._desk
-
-        def join() -> Callable[[], None]:
-            writer, shapes = desk.one_sided[session.transport].join(address, session.page_size)
-            return lambda: self._join(session, writer, shapes)
-
-        desk.beside(session.where, join, partial(self._lose, session))
-
-    def _join(self, session: Session, writer: Writer, shapes: dict[str, KindShape] | None = None) -> None:
-        if self._by_number.get(session.number) is not session:
-            writer.close()
-            return
-        session.shapes, session.is_joined = shapes or session.shapes, True
-        self._desk.data_thread.submit(data_thread.AddWriter(session.number, writer))
-        log.info(event("decode_joined", where=session.where, transport=session.transport))
-        self._send(session, frames.Joined())
-        session.link.joined()
-        if self._rests:
-            self._send(session, frames.Resting(True))
+    def __init__(
+        self, engine: LocalEngine, loop: Loop, chunks: DataThread, sessions: dict[str, SessionWithDecode]
+    ) -> None:
+        self._engine, self._loop, self._chunks, self._sessions = engine, loop, chunks, sessions
+        self.open: dict[bytes, Shipment] = {}
 
     # -- what decode says ------------------------------------------------------------------------------------------
 
-    def _on_session_frame(self, session: Session, frame: object) -> None:
+    def on_frame(self, session: SessionWithDecode, frame: object) -> None:
         match frame:
-            case frames.Beat():
-                pass
-            case frames.Invite(address) if session.transport != "tcp" and not session.is_joined:
-                self._invited(session, address)
-            case frames.Offering() if session.is_joined:
-                self._offered(session, frame)
+            case frames.Offering():
+                self._offer(session, frame)
             case frames.Declined():
-                self._declined(session.hello, frame)
+                self.decline(session.hello, frame)
             case frames.Settled(nonce):
                 shipment = self._of(session, nonce)
                 if shipment is not None and shipment.stage is Stage.COMPLETED:
-                    self._desk.emit(Sent(shipment.ticket))
+                    self._loop.emit(Sent(shipment.ticket))
                     self._drop(shipment, Stage.CLOSING)
             case frames.Withdrawn(nonce, failure):
                 shipment = self._of(session, nonce)
                 if shipment is None:
-                    self._send(session, frames.Fenced(nonce))
+                    session.send(frames.Fenced(nonce))
                 else:
                     self._break(shipment, failure, tell=False)
-            case _:
-                raise WireError(f"a {type(frame).__name__} frame came where none was due")
 
-    def _of(self, session: Session, nonce: bytes) -> Shipment | None:
-        """Return the shipment of a ticket from any session of this engine: an earlier one's tickets may still have to
-        be closed."""
-        shipment = self._shipments.get(nonce)
-        return shipment if shipment is not None and shipment.ticket.peer == session.hello.instance else None
-
-    def _offered(self, session: Session, frame: frames.Offering) -> None:
+    def _offer(self, session: SessionWithDecode, frame: frames.Offering) -> None:
         ticket = Ticket(session.hello.instance, frame.room, frame.nonce)
-        if frame.nonce in self._shipments:
+        if frame.nonce in self.open:
             raise WireError(f"the ticket of room {frame.room} was offered twice")
         try:
-            if len(self._shipments) >= frames.MAX_TICKETS:
+            if len(self.open) >= frames.MAX_TICKETS:
                 raise OfferError(f"{frames.MAX_TICKETS} tickets are open: no more are taken", code="invalid_offer")
             places = {kind: place.span() for kind, place in frame.places.items()}
-            departing = Departing(self._desk.shapes, extents(session.shapes, places, frame.num_tokens))
+            departing = Departing(self._engine.shapes, extents(session.shapes, places, frame.num_tokens))
         except OfferError as error:
-            self._send(session, frames.Withdrawn(frame.nonce, Failure.of(error)))  # decode asks for the fence
+            session.send(frames.Withdrawn(frame.nonce, Failure.of(error)))  # decode asks for the fence
             return
-        self._shipments[frame.nonce] = Shipment(ticket, session, places, departing, self._desk.clock())
-        self._desk.emit(Offered(ticket, frame.num_tokens, frame.digest, frame.start, frame.weight_version))
+        self.open[frame.nonce] = Shipment(ticket, session, places, departing, self._loop.clock())
+        self._loop.emit(Offered(ticket, frame.num_tokens, frame.digest, frame.start, frame.weight_version))
 
-    def _declined(self, hello: frames.Hello, frame: frames.Declined) -> None:
+    def decline(self, hello: frames.Hello, frame: frames.Declined) -> None:
         ticket = Ticket(hello.instance, frame.room, frame.nonce)
-        self._desk.emit(Offered(ticket, frame.num_tokens, frame.digest, 0, declined=frame.failure))
+        self._loop.emit(Offered(ticket, frame.num_tokens, frame.digest, 0, declined=frame.failure))
+
+    def _of(self, session: SessionWithDecode, nonce: bytes) -> Shipment | None:
+        """Return the shipment of a ticket from any session of this engine: an earlier one's tickets may still have to
+        be closed."""
+        shipment = self.open.get(nonce)
+        return shipment if shipment is not None and shipment.ticket.peer == session.hello.instance else None
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
     def send(self, order: Send) -> None:
         """Send what the order names, unless its ticket has broken meanwhile."""
-        shipment = self._shipments.get(order.ticket.nonce)
+        shipment = self.open.get(order.ticket.nonce)
         if shipment is None or shipment.stage is not Stage.OPEN:
             return
         try:
@@ -222,20 +124,15 @@ class PrefillStage:
         there = Whereabouts(session.shapes, shipment.places)
         theirs = [there(piece.kind, piece.first, piece.end) for piece in pieces]
         shipment.unwritten += len(pieces)
-        shipment.moved_at = self._desk.clock()
+        shipment.moved_at = self._loop.clock()
         if pieces:
-            self._desk.data_thread.submit(data_thread.Write(session.number, shipment.ticket.nonce, pieces, theirs))
+            self._chunks.submit(data_thread.Write(session.number, shipment.ticket.nonce, pieces, theirs))
         self._complete(shipment)
 
     def withdraw(self, order: Withdraw) -> None:
-        shipment = self._shipments.get(order.ticket.nonce)
+        shipment = self.open.get(order.ticket.nonce)
         if shipment is not None:
             self._break(shipment, order.failure, tell=True)
-
-    def rest(self, order: Rest) -> None:
-        self._rests = order.asleep
-        for session in [*self._by_number.values()]:
-            self._send(session, frames.Resting(self._rests))
 
     # -- how tickets end -------------------------------------------------------------------------------------------
 
@@ -243,121 +140,244 @@ class PrefillStage:
         """The tail goes when all before it has left."""
         if shipment.tail is not None and not shipment.unwritten and shipment.stage is Stage.OPEN:
             shipment.stage = Stage.COMPLETED
-            self._send(shipment.session, frames.Completed(shipment.ticket.nonce, shipment.tail))
+            shipment.session.send(frames.Completed(shipment.ticket.nonce, shipment.tail))
 
     def _break(self, shipment: Shipment, failure: Failure, *, tell: bool) -> None:
         """Once. Decode, where it does not know, is told at once; that all has ended, when it has."""
         if shipment.stage not in (Stage.OPEN, Stage.COMPLETED):
             return
-        self._desk.emit(Broken(shipment.ticket, failure))
+        self._loop.emit(Broken(shipment.ticket, failure))
         if tell:
-            self._send(shipment.session, frames.Withdrawn(shipment.ticket.nonce, failure))
+            shipment.session.send(frames.Withdrawn(shipment.ticket.nonce, failure))
         self._drop(shipment, Stage.BROKEN)
 
     def _drop(self, shipment: Shipment, stage: Stage) -> None:
         shipment.stage = stage
-        self._desk.data_thread.submit(data_thread.Drop(shipment.ticket.nonce))
+        self._chunks.submit(data_thread.Drop(shipment.ticket.nonce))
 
     def on_wrote(self, report: data_thread.Wrote) -> None:
-        shipment = self._shipments.get(report.chunk.nonce)
+        shipment = self.open.get(report.chunk.nonce)
         if shipment is None:
             return
         shipment.unwritten -= 1
-        shipment.moved_at = self._desk.clock()
+        shipment.moved_at = self._loop.clock()
         if shipment.session.transport != "tcp":  # decode has not seen it
-            self._send(shipment.session, report.chunk)
+            shipment.session.send(report.chunk)
         self._complete(shipment)
 
-    def on_dropped(self, report: data_thread.Dropped) -> None:
-        shipment = self._shipments.pop(report.nonce, None)
+    def on_dropped(self, nonce: bytes) -> None:
+        shipment = self.open.pop(nonce, None)
         if shipment is None:
             return
         session = self._sessions.get(shipment.ticket.peer)
         if shipment.stage is Stage.BROKEN and session is not None:
-            self._send(session, frames.Fenced(report.nonce))
-        self._desk.emit(Closed(shipment.ticket))
+            session.send(frames.Fenced(nonce))
+        self._loop.emit(Closed(shipment.ticket))
 
-    # -- loss ------------------------------------------------------------------------------------------------------
+    def break_all(self, session: SessionWithDecode, failure: Failure) -> None:
+        """Break the tickets of a session that is over."""
+        for shipment in [*self.open.values()]:
+            if shipment.session is session:
+                self._break(shipment, failure, tell=False)
+
+    def lose(self, nonce: bytes, failure: Failure) -> None:
+        """End the session of a ticket whose order or report could not be handled."""
+        shipment = self.open.get(nonce)
+        if shipment is not None:
+            shipment.session.lose(failure)
+            self._break(shipment, failure, tell=False)
+
+    def held(self, session: SessionWithDecode) -> list[bytes]:
+        """Return the tickets that this engine still holds; none while it takes no events, so that a hanging engine
+        renews nothing. Decode renews only what has not come to its end there."""
+        if self._loop.events.untaken_s > self._engine.options.lease_s:
+            return []
+        return [shipment.ticket.nonce for shipment in self.open.values() if shipment.session is session]
+
+    def tick(self, now: float) -> None:
+        lease_s = self._engine.options.lease_s
+        for shipment in [*self.open.values()]:
+            waits = shipment.unwritten or shipment.stage is Stage.COMPLETED
+            if waits and now - shipment.moved_at > lease_s:
+                self._break(shipment, frames.lease_timeout(shipment.session.where, lease_s), tell=True)
+
+
+@dataclass(slots=True)
+class Guest:
+    """A connection that is no session yet."""
+
+    since: float
+    hello: frames.Hello | None = None
+
+
+class PrefillStage:
+    """All decode engines that have connected, and guests: connections that are no session yet. Runs on the loop's
+    thread."""
+
+    num_unfenced = 0
+    _rests = False
+
+    def __init__(self, engine: LocalEngine, loop: Loop, chunks: DataThread, listener: socket.socket) -> None:
+        self._engine, self._loop, self._chunks, self._listener = engine, loop, chunks, listener
+        self._sessions: dict[str, SessionWithDecode] = {}  # by decode engine
+        self._shipments = Shipments(engine, loop, chunks, self._sessions)
+        self._numbers = count(1)
+        self._guests: dict[Connection, Guest] = {}
+        self._epochs: dict[str, int] = {}  # the last of each that there ever was
+        loop.listen(listener, self._accept)
+
+    def transport(self, address: tuple[str, int]) -> str:
+        """Return "": caches come from nowhere."""
+        return ""
+
+    # -- guests ----------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            sock, address = self._listener.accept()
+            tune(sock)
+        except OSError:
+            return
+        if len(self._guests) >= MAX_STRANGERS:
+            oldest = next(iter(self._guests))
+            self.on_lost(oldest, frames.peer_lost(oldest.where, "too many strangers"))
+        link = Connection(sock, f"{address[0]}:{address[1]}", self._loop.clock, self._engine.options.chaos)
+        link.await_greeting(self._engine.options.cluster_key)
+        self._guests[link] = Guest(self._loop.clock())
+        self._loop.watch(link, self)
+
+    def on_frame(self, link: Connection, frame: object) -> None:
+        guest = self._guests[link]
+        match frame:
+            case frames.Hello() if guest.hello is None:
+                guest.hello = frame
+                link.admit(self._engine.options.cluster_key, frame, self._engine.instance)
+            case frames.Introduce() if guest.hello is not None and not guest.hello.data:
+                self._introduce(link, guest.hello, frame)
+            case frames.Attach() if guest.hello is not None and guest.hello.data:
+                self._attach(link, guest.hello)
+            case frames.Declined() if guest.hello is not None:  # where it was refused
+                self._shipments.decline(guest.hello, frame)
+            case _:
+                raise WireError(f"a {type(frame).__name__} frame came where a greeting was due")
+
+    def _introduce(self, link: Connection, hello: frames.Hello, frame: frames.Introduce) -> None:
+        engine = self._engine
+        if hello.epoch <= self._epochs.get(hello.instance, 0):
+            raise WireError(f"epoch {hello.epoch} of {hello.instance[:8]} is over")
+        if len(self._sessions) >= MAX_SESSIONS and hello.instance not in self._sessions:
+            raise WireError(f"{MAX_SESSIONS} decode engines have sessions: no more are taken")
+        differs = frames.mismatch(engine.layout, frame.layout)
+        mine = [name for name in engine.transports if name != "shm" or frame.machine == engine.machine]
+        transport = next((name for name in frame.transports if name in mine), "")
+        if differs or not transport:
+            failure = frames.layout_mismatch(differs) if differs else frames.no_transport(mine, frame.transports)
+            log.warning(event("decode_refused", where=link.where, why=failure.message))
+            link.send(frames.Refused(failure))
+            return
+        old = self._sessions.get(hello.instance)
+        if old is not None:
+            old.lose(frames.peer_lost(old.where, "it began a new session"))
+        session = SessionWithDecode(
+            engine,
+            self._loop,
+            self._chunks,
+            self,
+            link=link,
+            hello=hello,
+            number=next(self._numbers),
+            transport=transport,
+            page_size=frame.layout.page_size,
+        )
+        del self._guests[link]
+        self._loop.watch(link, session)
+        self._sessions[hello.instance] = session
+        self._remember(hello)
+        session.send(frames.Welcome(engine.layout, transport, engine.machine, os.getpid()))
+
+    def _remember(self, hello: frames.Hello) -> None:
+        """The session's own nonces already keep a recorded greeting out, so old epochs may be forgotten."""
+        self._epochs.pop(hello.instance, None)
+        self._epochs[hello.instance] = hello.epoch
+        if len(self._epochs) > MAX_KNOWN:
+            del self._epochs[next(iter(self._epochs))]
+
+    def _attach(self, link: Connection, hello: frames.Hello) -> None:
+        """A connection of chunks: of the session of this epoch, and no other."""
+        session = self._sessions.get(hello.instance)
+        if session is None or session.hello.epoch != hello.epoch or session.transport != "tcp" or session.is_joined:
+            raise WireError(f"no session {hello.epoch} of {hello.instance[:8]} waits for a connection of chunks")
+        del self._guests[link]
+        self._loop.unwatch(link)
+        session.join(link.writer(self._engine.memory, self._engine.shapes))
 
     def on_lost(self, link: Connection, failure: Failure) -> None:
-        session = self._by_link.get(link)
-        if session is not None:
-            self._lose(session, failure)
-        elif self._guests.pop(link, None) is not None:
+        if self._guests.pop(link, None) is not None:
             log.warning(event("connection_refused", where=link.where, why=failure.message))
-            self._desk.unwatch(link)
+            self._loop.unwatch(link)
             link.close()
 
-    def on_mover_lost(self, report: data_thread.Lost) -> None:
-        session = self._by_number.get(report.session)
-        if session is not None:
-            self._lose(session, frames.peer_lost(session.where, report.why))
+    # -- sessions --------------------------------------------------------------------------------------------------
 
-    def _lose(self, session: Session, failure: Failure) -> None:
-        if self._by_number.pop(session.number, None) is None:
-            return
-        log.warning(event("decode_lost", where=session.where, code=failure.code, why=failure.message))
-        del self._by_link[session.link]
+    def on_joined(self, session: SessionWithDecode) -> None:
+        if self._rests:
+            session.send(frames.Resting(True))
+
+    def on_session_frame(self, session: SessionWithDecode, frame: object) -> None:
+        self._shipments.on_frame(session, frame)
+
+    def on_session_lost(self, session: SessionWithDecode, failure: Failure) -> None:
         del self._sessions[session.hello.instance]
-        self._desk.unwatch(session.link)
-        session.link.close()
-        self._desk.data_thread.submit(data_thread.EndSession(session.number))
-        for shipment in self._of_session(session):
-            self._break(shipment, failure, tell=False)
+        self._shipments.break_all(session, failure)
+
+    def held(self, session: SessionWithDecode) -> list[bytes]:
+        return self._shipments.held(session)
+
+    # -- orders and reports ----------------------------------------------------------------------------------------
+
+    def handle(self, what: Order | data_thread.Report) -> None:
+        """Carry out an order, or take a report."""
+        match what:
+            case Send():
+                self._shipments.send(what)
+            case Withdraw():
+                self._shipments.withdraw(what)
+            case Rest(asleep):
+                self._rests = asleep
+                for session in [*self._sessions.values()]:
+                    session.send(frames.Resting(asleep))
+            case data_thread.Wrote():
+                self._shipments.on_wrote(what)
+            case data_thread.Dropped(nonce):
+                self._shipments.on_dropped(nonce)
+            case data_thread.Lost():
+                self.on_chunks_lost(what)
+            case _:
+                raise AssertionError(f"prefill was given {what!r}")
+
+    def on_chunks_lost(self, report: data_thread.Lost) -> None:
+        """End the session whose connection of chunks has ended."""
+        for session in [*self._sessions.values()]:
+            if session.number == report.session:
+                session.lose(frames.peer_lost(session.where, report.why))
 
     def lose_ticket(self, nonce: bytes, failure: Failure) -> None:
-        """End the session of a ticket whose order or report could not be handled."""
-        shipment = self._shipments.get(nonce)
-        if shipment is not None:
-            self._lose(shipment.session, failure)
-            self._break(shipment, failure, tell=False)
+        self._shipments.lose(nonce, failure)
 
     def end_sessions(self, why: str) -> None:
-        for session in [*self._by_number.values()]:
-            self._lose(session, frames.peer_lost(session.where, why))
+        for session in [*self._sessions.values()]:
+            session.lose(frames.peer_lost(session.where, why))
 
     def close(self) -> None:
         self.end_sessions("this engine ends")
         for link in self._guests:
             link.close()
 
-    def _of_session(self, session: Session) -> Iterator[Shipment]:
-        return (shipment for shipment in [*self._shipments.values()] if shipment.session is session)
-
-    def _send(self, session: Session, frame: msgspec.Struct) -> None:
-        if session.link not in self._by_link:
-            return
-        try:
-            session.link.send(frame)
-        except (ConnectionLost, WireError) as error:
-            failure = frames.peer_lost(session.where, str(error))
-            self._desk.call(lambda: self._lose(session, failure))
-
-    # -- time ------------------------------------------------------------------------------------------------------
-
     def tick(self) -> None:
-        desk = self._desk
-        now, options = desk.clock(), desk.options
+        now, limit_s = self._loop.clock(), self._engine.options.bootstrap_timeout_s
         for link, guest in [*self._guests.items()]:
-            if now - guest.since > options.bootstrap_timeout_s:
-                self.on_lost(link, frames.bootstrap_timeout(link.where, options.bootstrap_timeout_s))
-        for session in [*self._by_number.values()]:
-            desk.guard.run(session.where, partial(self._tick_session, session, now), partial(self._lose, session))
-        for shipment in [*self._shipments.values()]:
-            waits = shipment.unwritten or shipment.stage is Stage.COMPLETED
-            if waits and now - shipment.moved_at > options.lease_s:
-                self._break(shipment, frames.lease_timeout(shipment.session.where, options.lease_s), tell=True)
-
-    def _tick_session(self, session: Session, now: float) -> None:
-        if now - session.beat_at >= self._desk.options.heartbeat_s:
-            session.beat_at = now
-            self._send(session, frames.Beat(self._held(session)))
-        if now - session.link.heard > self._desk.silence_s:
-            self._lose(session, frames.heartbeat_timeout(session.where, self._desk.silence_s))
-
-    def _held(self, session: Session) -> list[bytes]:
-        """Return the tickets that this engine still holds; none while it takes no events, so that a hanging engine
-        renews nothing. Decode renews only what has not come to its end there."""
-        if self._desk.untaken_s() > self._desk.options.lease_s:
-            return []
-        return [shipment.ticket.nonce for shipment in self._of_session(session)]
+            if now - guest.since > limit_s:
+                self.on_lost(link, frames.bootstrap_timeout(link.where, limit_s))
+        for session in [*self._sessions.values()]:
+            self._loop.guard.run(session.where, partial(session.tick, now), session.lose)
+        self._shipments.tick(now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -41,6 +42,27 @@ class Landing:
     @property
     def is_complete(self) -> bool:
         return all(bool((upcoming >= self._ends[kind]).all()) for kind, upcoming in self._next.items())
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A landing and its rate: bytes since the end of its first chunk, whose begin nobody knows. `now` in seconds."""
+
+    landing: Landing
+    since: float = 0.0
+    num_bytes: int = 0
+
+    def add(self, num_bytes: int, now: float) -> None:
+        """Count a chunk that ended now."""
+        if self.since:
+            self.num_bytes += num_bytes
+        else:
+            self.since = now
+
+    def bytes_per_s(self, now: float) -> float:
+        """0 if there was one chunk, or if the clock did not advance between the first and the last."""
+        seconds = now - self.since
+        return self.num_bytes / seconds if self.num_bytes and seconds > 0 else 0.0
 
 
 class Departing:

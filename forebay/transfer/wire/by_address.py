@@ -8,24 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
+from forebay.base.child import process_has_ended
 from forebay.base.errors import WireError
 from forebay.base.parts import I64
 from forebay.pools.table import Region
 from forebay.requests.pieces import Chunk, KindShape, Piece, chunk_of
 from forebay.transfer.wire.memory import HostMemory, check_all, chunk_bytes, runs
-from forebay.transfer.wire.shm import has_ended
 
 Addresses = Mapping[str, Sequence[int]]
 """By kind, of each region."""
 
 Told = list[tuple[str, int, int]]
 """By region in order: the kind, where it lies, and how many bytes."""
-
-
-def told(regions: Sequence[Region]) -> Told:
-    return [(region.kind, region.address, region.num_bytes) for region in regions]
 
 
 def _addresses(regions: Told) -> Addresses:
@@ -99,11 +96,56 @@ class WriterByAddress:
         """Begin to."""
         raise NotImplementedError
 
+    def advance(self) -> Chunk | None:
+        """Return the chunk when all of it has been written, None before; OSError if it never will be."""
+        raise NotImplementedError
+
     def fileno(self) -> int:
         return -1
 
     def close(self) -> None:
         pass
+
+
+class Invitation(msgspec.Struct, frozen=True, array_like=True):
+    """What a writer needs: how the library finds decode's end, and where decode's regions lie."""
+
+    end: bytes
+    regions: Told
+
+
+class OneSidedByAddress:
+    """A transport over a library with one end for all peers; the caches are registered with it as long as it lives.
+    `name` is what the library calls this end by. Raises OSError if the library does not start."""
+
+    writer: type[WriterByAddress]
+
+    def __init__(self, name: str, shapes: dict[str, KindShape], memory: HostMemory, regions: Sequence[Region]) -> None:
+        self._shapes, self._memory = shapes, memory
+        self._regions: Told = [(region.kind, region.address, region.num_bytes) for region in regions]
+        self._library: Any = self._start(name)
+
+    def _start(self, name: str) -> object:
+        """Return the library's end, with the regions registered."""
+        raise NotImplementedError
+
+    def _end(self) -> bytes:
+        """Return the bytes by which a peer finds this end."""
+        raise NotImplementedError
+
+    def _meet(self, end: bytes) -> str:
+        """Return the library's name for the peer with this end."""
+        raise NotImplementedError
+
+    def reach(self, pid: int) -> ReachByAddress:
+        return ReachByAddress(msgspec.msgpack.encode(Invitation(self._end(), self._regions)), pid)
+
+    def join(self, address: bytes, page_size: int) -> tuple[WriterByAddress, dict[str, KindShape]]:
+        invitation = msgspec.msgpack.decode(address, type=Invitation)
+        theirs = shapes_there(invitation.regions, self._shapes, page_size)
+        peer = self._meet(invitation.end)
+        both = self._regions, invitation.regions
+        return self.writer(self._library, peer, self._memory, self._shapes, *both), theirs
 
 
 class ReachByAddress:
@@ -118,7 +160,7 @@ class ReachByAddress:
         return self._invitation
 
     def writer_is_dead(self) -> bool:
-        return self._process >= 0 and has_ended(self._process)
+        return self._process >= 0 and process_has_ended(self._process)
 
     def close(self) -> None:
         """Keep the registration, since a writer may still use it."""

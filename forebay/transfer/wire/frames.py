@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from forebay.base.errors import EngineError, OfferError, RequestTimeout, Unavailable, WireError
+from forebay.base.errors import OfferError, RequestTimeout, Unavailable, WireError
 from forebay.base.package import __version__
 from forebay.config.engine_config import MAX_PAGE_SIZE
 from forebay.requests.pieces import MAX_POSITION, Chunk, Count, Kind, KindShape, Nonce, Position
@@ -73,6 +73,30 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     def digest(self) -> str:
         """Return the digest of all fields but the page size, in which two engines may differ."""
         return hashlib.sha256(msgspec.msgpack.encode(msgspec.structs.replace(self, page_size=0))).hexdigest()
+
+
+def mismatch(prefill: Layout, decode: Layout) -> str:
+    """Return the first difference of two layouts, with both values; "" where what one keeps serves the other. They are
+    written in words and compared by a digest; if that differs, the words are compared."""
+    if prefill.digest != decode.digest:
+        for name in Layout.__struct_fields__:
+            ours, theirs = getattr(prefill, name), getattr(decode, name)
+            if name == "columns" and ours != theirs:
+                return _columns_mismatch(ours, theirs)
+            if name != "page_size" and ours != theirs:
+                return f"{name}: prefill has {ours!r}, decode {theirs!r}"
+    sizes = sorted((prefill.page_size, decode.page_size))
+    if sizes[0] < 1 or sizes[1] % sizes[0]:
+        return f"page_size: prefill has {prefill.page_size}, decode {decode.page_size}, and neither divides the other"
+    return ""
+
+
+def _columns_mismatch(prefill: list[str], decode: list[str]) -> str:
+    for i in range(max(len(prefill), len(decode))):
+        ours, theirs = ((lines[i] if i < len(lines) else "nothing") for lines in (prefill, decode))
+        if ours != theirs:
+            return f"columns: prefill keeps {ours!r}, decode {theirs!r}"
+    return ""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
@@ -336,10 +360,4 @@ def no_transport(prefill: list[str], decode: list[str]) -> Failure:
 def key_required(host: str) -> Failure:
     return Failure.of(
         Unavailable(f"{host} is not this machine: give both servers the same --cluster-key-file", code="cluster_key")
-    )
-
-
-def altered(kind: str, first: int, end: int) -> Failure:
-    return Failure.of(
-        EngineError(f"{kind} {first}..{end} has another checksum than what was sent", code="checksum_mismatch")
     )

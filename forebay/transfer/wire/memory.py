@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, Protocol, Self
 
@@ -80,6 +80,24 @@ class Writer(Protocol):
     def close(self) -> None:
         """Afterwards nothing is read or written any more."""
         ...
+
+
+class Reader(Protocol):
+    """Decode's end of a connection of chunks."""
+
+    def advance(self, target: Callable[[Chunk], list[memoryview]]) -> tuple[Chunk, int, U8 | None] | None:
+        """Return the next chunk when it is whole, None before: with the checksum of what came and its bytes, which are
+        valid until the next call, or None where they lie in what `target` returned for it. OSError or WireError where
+        no more can come."""
+        ...
+
+    def divert(self, nonce: bytes) -> None:
+        """Discard the rest of a chunk of this ticket."""
+        ...
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...
 
 
 class OneSided(Protocol):

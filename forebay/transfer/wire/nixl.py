@@ -7,17 +7,14 @@ a ticket whose chunk it is stays open until it has ended.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
-import msgspec
 import numpy as np
 from nixl_cu12 import _bindings as nixl
 
-from forebay.pools.table import Region
-from forebay.requests.pieces import Chunk, KindShape
-from forebay.transfer.wire.by_address import ReachByAddress, Stretches, Told, WriterByAddress, shapes_there, told
-from forebay.transfer.wire.memory import HostMemory
+from forebay.requests.pieces import Chunk
+from forebay.transfer.wire.by_address import OneSidedByAddress, Stretches, WriterByAddress
 
 _DEVICE: Final = 0
 _LOOK_US: Final = 1000  # of its thread, where nothing wakes it: its Python interface says 0, which takes a core
@@ -30,39 +27,6 @@ def _as_os_errors() -> Iterator[None]:
         yield
     except _ERRORS as error:
         raise OSError(f"NIXL: {type(error).__name__}: {error}") from error
-
-
-class _Invitation(msgspec.Struct, frozen=True, array_like=True):
-    agent: bytes
-    regions: Told
-
-
-class Nixl:
-    """One agent for all peers; the caches are registered with it as long as it lives."""
-
-    def __init__(
-        self, instance: str, shapes: dict[str, KindShape], memory: HostMemory, regions: Sequence[Region]
-    ) -> None:
-        self._shapes, self._memory, self._regions = shapes, memory, told(regions)
-        config = nixl.nixlAgentConfig()
-        config.useProgThread, config.pthrDelay = True, _LOOK_US
-        config.syncMode = nixl.NIXL_THREAD_SYNC_STRICT  # peers join beside the thread that writes
-        self._agent: Any = nixl.nixlAgent(instance, config)
-        self._agent.createBackend("UCX", {})
-        caches = [(begin, num_bytes, _DEVICE, "") for _, begin, num_bytes in self._regions]
-        self._agent.registerMem(nixl.nixlRegDList(nixl.DRAM_SEG, caches))
-
-    def reach(self, pid: int) -> ReachByAddress:
-        invitation = _Invitation(self._agent.getLocalMD(), self._regions)
-        return ReachByAddress(msgspec.msgpack.encode(invitation), pid)
-
-    def join(self, address: bytes, page_size: int) -> tuple[NixlWriter, dict[str, KindShape]]:
-        invitation = msgspec.msgpack.decode(address, type=_Invitation)
-        theirs = shapes_there(invitation.regions, self._shapes, page_size)
-        with _as_os_errors():
-            peer = self._agent.loadRemoteMD(invitation.agent).decode()
-        both = self._regions, invitation.regions
-        return NixlWriter(self._agent, peer, self._memory, self._shapes, *both), theirs
 
 
 class NixlWriter(WriterByAddress):
@@ -92,3 +56,28 @@ class NixlWriter(WriterByAddress):
         if status != nixl.NIXL_SUCCESS:
             raise OSError(f"NIXL ended a write with {status}")
         return self._chunk
+
+
+class Nixl(OneSidedByAddress):
+    """One agent for all peers."""
+
+    writer = NixlWriter
+
+    def _start(self, name: str) -> object:
+        config = nixl.nixlAgentConfig()
+        config.useProgThread, config.pthrDelay = True, _LOOK_US
+        config.syncMode = nixl.NIXL_THREAD_SYNC_STRICT  # peers join beside the thread that writes
+        agent = nixl.nixlAgent(name, config)
+        agent.createBackend("UCX", {})
+        caches = [(begin, num_bytes, _DEVICE, "") for _, begin, num_bytes in self._regions]
+        agent.registerMem(nixl.nixlRegDList(nixl.DRAM_SEG, caches))
+        return agent
+
+    def _end(self) -> bytes:
+        metadata: bytes = self._library.getLocalMD()
+        return metadata
+
+    def _meet(self, end: bytes) -> str:
+        with _as_os_errors():
+            peer: str = self._library.loadRemoteMD(end).decode()
+        return peer

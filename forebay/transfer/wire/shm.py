@@ -14,10 +14,10 @@ import mmap
 import os
 import re
 import secrets
-import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,10 +26,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from forebay.base.child import process_has_ended
 from forebay.base.cpu import PROC
 from forebay.base.errors import WireError
 from forebay.base.log import event, get_logger
 from forebay.base.parts import I64
+from forebay.config.engine_config import Chaos
 from forebay.pools.table import Region
 from forebay.requests.pieces import Chunk, KindShape, Piece, chunk_of
 from forebay.transfer.wire.faults import Faults
@@ -61,13 +63,6 @@ def machine(proc: Path = PROC) -> str:
     return f"{boot}:{os.getuid()}:{spaces}"
 
 
-def has_ended(process: int) -> bool:
-    """By its descriptor, which is readable from the end of its last thread on."""
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    return bool(poll.poll(0))
-
-
 class _Address(msgspec.Struct, frozen=True, array_like=True):
     name: bytes
     word: bytes
@@ -90,10 +85,10 @@ class Shm:
         place: Place | None,
         *,
         timeout_s: float,
-        faults: Faults,
+        chaos: Chaos,
     ) -> None:
         self._shapes, self._memory, self._regions = shapes, memory, regions
-        self._place, self._timeout_s, self._faults = place, timeout_s, faults
+        self._place, self._timeout_s, self._faults = place, timeout_s, Faults(chaos, time.monotonic)
 
     def reach(self, pid: int) -> ShmReach:
         """Open this memory to one writer. `pid` is not used: the kernel tells which process connects."""
@@ -141,7 +136,7 @@ class ShmReach:
 
     def writer_is_dead(self) -> bool:
         """To be asked when closed: nobody is let in any more."""
-        return self._process < 0 or has_ended(self._process)
+        return self._process < 0 or process_has_ended(self._process)
 
     def close(self) -> None:
         """Let nobody in any more. Who was stays known: `writer_is_dead`."""

@@ -26,13 +26,6 @@ MAX_PARTS: Final = 64  # in one call: what it costs to name more of them is lost
 BUFFER_BYTES: Final = 4 << 20  # of the kernel, for each direction
 
 
-def tune(sock: socket.socket) -> None:
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        sock.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
-
-
 class TcpWriter:
     closes_at_once = True
     is_lost = False
@@ -80,9 +73,8 @@ class TcpReader:
         self._is_staged, self._sum = True, xxhash.xxh3_64()
 
     def advance(self, target: Callable[[Chunk], list[memoryview]]) -> tuple[Chunk, int, U8 | None] | None:
-        """The next chunk when it is whole: with the checksum of what came and its bytes, which are valid until the next
-        call, or None where they lie in what `target` said. OSError (end-of-file too) or WireError where no more can
-        come. What comes is summed while it is in the processor's cache."""
+        """See `Reader`; the end of the file is an OSError too. What comes is summed while it is in the processor's
+        cache."""
         try:
             while self._chunk is None:
                 missing = self._decoder.missing()
