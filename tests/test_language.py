@@ -43,7 +43,6 @@ WITHOUT_DOCSTRING: dict[str, int] = {
     "base": 6,
     "bench": 5,
     "cli": 8,
-    "families": 162,
     "layers": 21,
     "memory": 6,
     "models": 8,

@@ -19,10 +19,12 @@ _SIGMOID: Final = 2  # llama.cpp's number of that gating function
 
 
 def within(part: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the names with `part.` before each of ours."""
     return {stored: f"{part}.{name}" for stored, name in names.items()}
 
 
 def expert_names(part: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of the experts' stacked tensors: `{}` in ours stands for the expert's number."""
     return {f"{stored}_exps": f"{part}.experts.{{}}.{name}" for stored, name in names.items()}
 
 
@@ -46,6 +48,7 @@ class Header:
     config: dict[str, Any]
 
     def wrong(self, what: str) -> ModelError:
+        """Return the error for something wrong in the file, with its path."""
         return ModelError(f"{self.file.path}: {what}")
 
     def has(self, name: str) -> bool:
@@ -62,6 +65,7 @@ class Header:
 
     @property
     def layers(self) -> range:
+        """The numbers of the model's layers. Raises ModelError for a count that the file cannot hold."""
         count = self.config.get("num_hidden_layers")
         if type(count) is not int or not 0 < count <= len(self.file.tensors):
             blocks = f"of blocks in a file of {len(self.file.tensors)} tensors"
@@ -69,6 +73,7 @@ class Header:
         return range(count)
 
     def whole(self, key: str) -> int:
+        """Return the metadata's value of `key`, a whole number above 0. Raises ModelError for anything else."""
         value = self.own.get(key)
         if type(value) is not int or value < 1:
             raise self.wrong(f"{key} is {brief(value)}, not a whole number above 0")
@@ -93,6 +98,7 @@ class Header:
             raise self.wrong(f"the expert gating function {brief(function)} is not supported")
 
     def yarn_options(self) -> None:
+        """Add YaRN's two betas to the rope's scaling where the metadata has them."""
         for name in ("beta_fast", "beta_slow"):
             if f"rope.scaling.yarn_{name}" in self.own:
                 self.config["rope_scaling"][name] = self.own[f"rope.scaling.yarn_{name}"]

@@ -19,6 +19,7 @@ def _is_size(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
+    """Return whether a value is an int or a float, and no bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -38,6 +39,7 @@ class Fields:
 
     @staticmethod
     def of_file(raw: Mapping[str, Any], where: str) -> Fields:
+        """Wrap the fields of a file; `where` names it in errors. Fields with a null do not count as unread."""
         return Fields(raw, where, {name for name, value in raw.items() if value is not None})
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -52,6 +54,7 @@ class Fields:
         return name in self.raw
 
     def is_null(self, name: str) -> bool:
+        """Return whether the field is there with a null."""
         return self.has(name) and self.raw[name] is None
 
     def replaced(self, **values: Any) -> Fields:
@@ -59,6 +62,7 @@ class Fields:
         return replace(self, raw={**self.raw, **values}, sources={**self.sources, **dict.fromkeys(values, ())})
 
     def without(self, *names: str) -> Fields:
+        """Return the fields without these; asking for one of them gives its default."""
         left = {name: value for name, value in self.raw.items() if name not in names}
         return replace(self, raw=left, sources={**self.sources, **dict.fromkeys(names, ())})
 
@@ -89,6 +93,7 @@ class Fields:
         return replace(self, raw={**self.raw, **other.raw}, sources={**self.sources, **other.sources})
 
     def wrong(self, name: str, expected: str) -> ModelError:
+        """Return the error for a field's value, which says what it must be."""
         return ModelError(f"{self.where}: {name} is {brief(self.raw.get(name))}; it must be {expected}")
 
     def only(self, name: str, *values: Any) -> None:
@@ -103,6 +108,8 @@ class Fields:
         return value
 
     def size(self, name: str, *, default: int | None = None, most: int = MAX_SIZE, least: int | None = None) -> int:
+        """Return a whole number from `least` to `most`. `least` is 1 by default, or 0 if the default is 0. Raises
+        ModelError for other values, and for an absent field without default."""
         value = self._or_default(name, default)
         if least is None:
             least = 1 if default != 0 else 0
@@ -111,18 +118,21 @@ class Fields:
         return value
 
     def number(self, name: str, *, default: float) -> float:
+        """Return a number of at least 0. Raises ModelError for anything else."""
         value = self._or_default(name, default)
         if not is_number(value) or not 0 <= value <= MAX_NUMBER:
             raise self.wrong(name, "a number of at least 0")
         return float(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
+        """Return true or false; a null is false. Raises ModelError for anything else."""
         value = False if self.is_null(name) else self.get(name, default)
         if not isinstance(value, bool):
             raise self.wrong(name, "true or false")
         return value
 
     def ints(self, name: str, *, default: list[int]) -> list[int]:
+        """Return a list of at most `MAX_LAYERS` whole numbers. Raises ModelError for anything else."""
         value = self._or_default(name, default)
         if not isinstance(value, list) or len(value) > MAX_LAYERS or not all(map(_is_size, value)):
             raise self.wrong(name, f"a list of at most {MAX_LAYERS} whole numbers")

@@ -62,6 +62,8 @@ class Mamba2Mixer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeltaNet:
+    """The sizes of a gated delta rule; `width` is that of the convolution before it, in tokens."""
+
     num_key_heads: int
     num_value_heads: int
     key_head_dim: int

@@ -77,10 +77,12 @@ class ModelConfig:
 
 
 def nothing(shape: Shape) -> dict[str, Any]:
+    """Return no fields: a small model of the family needs none of its own."""
     return {}
 
 
 def none_unused(config: ModelConfig, name: str) -> bool:
+    """Return False: every tensor of a checkpoint must be used."""
     return False
 
 
@@ -110,6 +112,8 @@ def family_title(model_type: str) -> str:
 
 
 def config_from_gguf(file: GgufFile) -> ModelConfig:
+    """Read the configuration from a GGUF file's metadata. Raises ModelError for an architecture or a value that is not
+    served."""
     return replace(config_of(hf_config(file), str(file.path)), sampling=of_gguf(file))
 
 

@@ -27,6 +27,8 @@ NEUTRAL: Final = SamplingDefaults()
 
 
 def of_generation_config(fields: Fields | None) -> SamplingDefaults:
+    """Read the sampling defaults of generation_config.json; None stands for no such file. Raises ModelError for values
+    out of bounds."""
     names = [number.name for number in OF_MODELS]
     values = {name: value for name in names if fields is not None and (value := fields.get(name)) is not None}
     return _checked(values, "generation_config.json", fields.where if fields is not None else "")

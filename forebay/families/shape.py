@@ -9,6 +9,8 @@ _WIDE: Final = 512  # from here on heads have 64 dimensions, below 32
 
 
 class Shape(NamedTuple):
+    """The sizes that a small model is made of; those of heads follow from the hidden size."""
+
     hidden_size: int
     num_layers: int
     vocab_size: int
@@ -30,4 +32,5 @@ class Shape(NamedTuple):
         return [kinds[i % len(kinds)] for i in range(self.num_layers)]
 
     def experts(self) -> dict[str, Any]:
+        """Return the fields of eight experts, two for each token."""
         return {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": self.hidden_size}

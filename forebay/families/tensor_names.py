@@ -72,9 +72,11 @@ class TensorNames:
         return name
 
     def is_stack(self, name: str) -> bool:
+        """Return whether the tensor holds one matrix of all experts of a layer."""
         return self.stacked_experts and name.endswith((f".experts.{GATE_UP}", f".experts.{DOWN}"))
 
     def is_packed(self, name: str) -> bool:
+        """Return whether the tensor is one of the two that hold MXFP4 experts: blocks of codes, or scales."""
         return self.mxfp4 and name.endswith((BLOCKS, SCALES))
 
 

@@ -23,6 +23,8 @@ _SHORT_CONV: Final = {"short_conv_kernel_size": "linear_conv_kernel_dim"}
 
 
 def parse(fields: Fields) -> KimiLinearConfig:
+    """Read a hybrid of Kimi delta attention and latent attention, under Bailing's names of the fields. Every
+    `layer_group_size`-th layer has latent attention."""
     fields = fields.renamed(NAMES, nulls=True)
     fields.only("tie_word_embeddings", False)
     _check_rope(fields)
@@ -60,6 +62,7 @@ def _lower_bound(fields: Fields) -> float:
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model: three layers with a delta rule, then one with attention."""
     return {
         **small_latent(shape),
         "head_dim": shape.head_dim,

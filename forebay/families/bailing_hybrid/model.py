@@ -14,10 +14,12 @@ DECODER = {"embedding": "model.word_embeddings"}
 
 
 def block(config: KimiLinearConfig, layer: int) -> BlockSpec:
+    """Describe a layer; its router corrects the choice of experts by `gate.expert_bias`."""
     return block_spec(config, layer, _mixer(config, layer), feed_forward(config, layer, correction="gate.expert_bias"))
 
 
 def draft_head(config: KimiLinearConfig) -> DraftHeadSpec:
+    """Describe the layer behind the model's own that drafts tokens."""
     return draft_head_spec(config, block(with_draft_layer(config), config.num_layers))
 
 

@@ -51,10 +51,12 @@ def bamba_mixer(fields: Fields, intermediate: int, *, out_bias: str = "mamba_pro
 
 
 def expanded(fields: Fields) -> int:
+    """Return the channels of a mixer: the hidden size times `mamba_expand`."""
     return fields.size("mamba_expand", default=2, most=1024) * fields.size("hidden_size")
 
 
 def small_mixer(shape: Shape) -> dict[str, Any]:
+    """Return the fields of a small Mamba-2 mixer."""
     return {
         "mamba_n_heads": 2 * shape.num_heads,
         "mamba_d_head": shape.head_dim,
@@ -66,6 +68,7 @@ def small_mixer(shape: Shape) -> dict[str, Any]:
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model: every fourth layer has attention."""
     return {**small_mixer(shape), "attn_layer_indices": list(range(2, shape.num_layers, 4))}
 
 

@@ -15,6 +15,7 @@ NORMS = ("input_layernorm", "pre_ff_layernorm")
 
 
 def block(config: Mamba2Config, layer: int) -> BlockSpec:
+    """Describe a layer: a Mamba-2 mixer or attention, and an MLP under the name `feed_forward`."""
     return block_spec(config, layer, _mixer(config, layer), mlp_spec(config, layer, name="feed_forward"), before=NORMS)
 
 

@@ -36,6 +36,8 @@ class LatentConfig(ModelConfig):
 
 
 def parse(fields: Fields) -> LatentConfig:
+    """Read DeepSeek-V3's fields; transformers' defaults of all sizes, three dense layers and eight groups of
+    experts."""
     fields.only("scoring_func", "sigmoid")
     fields.only("topk_method", "noaux_tc")
     fields.only("moe_layer_freq", 1)
@@ -57,6 +59,7 @@ def latent_transformer(fields: Fields, defaults: Defaults, latent: Latent) -> di
 
 
 def latent_attention(fields: Fields, *, q_rank: int, interleaved: bool) -> Latent:
+    """Read the sizes of latent attention. A null as `q_lora_rank` means that queries come straight from the input."""
     no_q_rank = fields.is_null("q_lora_rank")
     return Latent(
         rank=fields.size("kv_lora_rank", default=512),
@@ -71,6 +74,8 @@ def latent_attention(fields: Fields, *, q_rank: int, interleaved: bool) -> Laten
 def grouped_experts(
     fields: Fields, *, number: int, scale: float, inner: int, groups: int, best_groups: int
 ) -> GroupedExperts:
+    """Read experts in groups, of which only the best are chosen from. The arguments are the type's defaults. Raises
+    ModelError for groups that do not divide the experts."""
     number = fields.size("n_routed_experts", default=number)
     groups = fields.size("n_group", default=groups)
     if number % groups or (groups > 1 and number < 2 * groups):
@@ -114,6 +119,7 @@ def small_latent(shape: Shape) -> dict[str, Any]:
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model, with eight experts in two groups."""
     routing = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "n_shared_experts": 1}
     return {**small_latent(shape), **routing}
 

@@ -58,6 +58,8 @@ CHECKED: Final = (
 
 
 def configure_latent(header: Header) -> None:
+    """Complete the configuration with the fields of latent attention, which metadata gives as sizes of keys. Raises
+    ModelError for sizes that contradict each other."""
     header.check_sigmoid()
     own, config = header.own, header.config
     rotated, key, rank = map(

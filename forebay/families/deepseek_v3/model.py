@@ -23,11 +23,13 @@ CORRECTION: Final = "gate.e_score_correction_bias"
 
 
 def block(config: LatentConfig, layer: int) -> BlockSpec:
+    """Describe a layer: latent attention, and an MLP or experts."""
     attention = latent_attention_spec(config, f"{layer_name(layer)}.self_attn")
     return block_spec(config, layer, attention, feed_forward(config, layer))
 
 
 def draft_head(config: LatentConfig) -> DraftHeadSpec:
+    """Describe the layer behind the model's own that drafts tokens."""
     return draft_head_spec(config, block(with_draft_layer(config), config.num_layers))
 
 
@@ -38,6 +40,7 @@ def with_draft_layer(config: Config) -> Config:
 
 
 def latent_attention_spec(config: LatentConfig, name: str) -> LatentAttentionSpec:
+    """Describe the latent attention of the checkpoint's part `name`."""
     return LatentAttentionSpec(
         name=name,
         hidden_size=config.hidden_size,

@@ -21,6 +21,8 @@ class EagleConfig(ModelConfig):
 
 
 def parse(fields: Fields) -> EagleConfig:
+    """Read an EAGLE head: a transformer, its own vocabulary, and the layers of the model whose inputs it is fed
+    with."""
     shared = transformer(fields, Defaults(kv_heads=True, mlp_bias=True))
     fields.only("target_hidden_size", shared["hidden_size"])
     options = fields.within("eagle_config")

@@ -8,5 +8,6 @@ from forebay.models.decoder import attention_spec, block_spec, mlp_spec
 
 
 def block(config: ModelConfig, layer: int) -> BlockSpec:
+    """Describe a layer: Llama's, but with neighbours as rotary pairs."""
     attention = replace(attention_spec(config, layer), interleaved=True)
     return block_spec(config, layer, attention, mlp_spec(config, layer))

@@ -34,6 +34,8 @@ _MULTIPLIERS: Final = [field.name for field in dataclass_fields(FalconH1Config) 
 
 
 def parse(fields: Fields) -> FalconH1Config:
+    """Read Falcon-H1's fields: every layer has attention and a mixer side by side, and most outputs have a
+    multiplier."""
     layers = [HYBRID] * fields.size("num_hidden_layers", most=MAX_LAYERS)
     intermediate = expanded(fields) if fields.is_null("mamba_d_ssm") else fields.size("mamba_d_ssm", default=1024)
     single: dict[str, Any] = {name: multiplier(fields, name) for name in _MULTIPLIERS}
@@ -64,6 +66,7 @@ def _multipliers(fields: Fields, name: str, given: Any, count: int) -> tuple[flo
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model, whose mixer is twice as wide as the model."""
     return {**small_mixer(shape), "mamba_d_ssm": 2 * shape.hidden_size}
 
 

@@ -13,6 +13,7 @@ from forebay.models.decoder import DecoderSpec, attention_spec, block_spec, deco
 
 
 def describe(config: FalconH1Config) -> DecoderSpec:
+    """Describe the whole model: hybrid layers, with scaled embeddings and logits."""
     return replace(
         decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)], norm=FINAL_NORM),
         embedding_scale=config.embedding_multiplier,

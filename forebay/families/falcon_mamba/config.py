@@ -10,10 +10,13 @@ from forebay.families.model_config import Family
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FalconMambaConfig(MambaConfig):
+    """A Mamba configuration with the epsilon of the norms of dt, b and c."""
+
     mixer_rms_eps: float
 
 
 def parse(fields: Fields) -> FalconMambaConfig:
+    """Read Falcon Mamba's fields: Mamba's, and `mixer_rms_eps`."""
     eps = fields.number("mixer_rms_eps", default=1e-6)
     return FalconMambaConfig(**mixers_only(fields, tied=True), mixer=mamba1_mixer(fields), mixer_rms_eps=eps)
 

@@ -11,5 +11,6 @@ DECODER = BACKBONE
 
 
 def block(config: FalconMambaConfig, layer: int) -> BlockSpec:
+    """Describe a layer: Mamba's, with dt, b and c normed without weights."""
     mixer = mamba1_spec(config, mixer_name(layer))
     return backbone_block(config, layer, replace(mixer, norm=ScanNorm.PLAIN, norm_eps=config.mixer_rms_eps))

@@ -26,11 +26,15 @@ _SIZES: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gemma3Config(ModelConfig):
+    """A configuration with a rope for each kind of attention, and the size whose root divides the scores."""
+
     ropes: Ropes
     query_pre_attn_scalar: float
 
 
 def parse(fields: Fields) -> Gemma3Config:
+    """Read Gemma 3's fields: five layers of six have a window by default, and both kinds of layers have a rope of their
+    own."""
     fields = fields.replaced(**{name: size for name, size in _SIZES.items() if fields.get(name) is None})
     fields.only("hidden_activation", "gelu_pytorch_tanh")
     if fields.flag("use_bidirectional_attention", default=False):
@@ -53,6 +57,7 @@ def parse(fields: Fields) -> Gemma3Config:
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model: three layers with a window, then one without."""
     return {
         "layer_types": shape.cycle(SLIDING, SLIDING, SLIDING, FULL),
         "sliding_window": WINDOW,

@@ -13,6 +13,7 @@ _NORM_OFFSET = 1.0  # norm weights are stored as differences from it
 
 
 def describe(config: Gemma3Config) -> DecoderSpec:
+    """Describe the whole model: norms with an offset, and embeddings scaled by the root of the hidden size."""
     blocks = [_block(config, layer) for layer in range(config.num_layers)]
     spec = decoder_spec(config, blocks, norm_offset=_NORM_OFFSET)
     return replace(spec, embedding_scale=float(config.hidden_size) ** 0.5)

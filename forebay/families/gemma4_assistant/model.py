@@ -13,6 +13,8 @@ from forebay.models.decoder import decoder_spec
 
 
 def assistant(config: AssistantConfig, target: ModelConfig) -> AssistantSpec:
+    """Describe the assistant that drafts for `target`, over the KV that `target` keeps. Raises ModelError for a target
+    of another type or of other sizes."""
     if not isinstance(target, Gemma4Config):
         raise ModelError(f"a gemma4_assistant drafts for gemma4_text, not for a model of type {target.model_type}")
     _check(config, target)

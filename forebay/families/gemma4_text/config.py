@@ -33,6 +33,8 @@ _SHARED_KV: Final = re.compile(r"model\.layers\.(\d{1,6})\.self_attn\.[kv]_(proj
 
 
 class Heads(NamedTuple):
+    """The number of KV heads, and the size of a head, of one kind of attention."""
+
     num_kv_heads: int
     dim: int
 
@@ -55,6 +57,8 @@ class Gemma4Config(ModelConfig):
 
 
 def parse(fields: Fields) -> Gemma4Config:
+    """Read Gemma 4's fields: heads and ropes differ between layers with a window and without, and the last layers may
+    read the KV of earlier ones."""
     fields = fields.replaced(**{name: size for name, size in _SIZES.items() if fields.get(name) is None})
     fields.only("hidden_activation", "gelu_pytorch_tanh")
     fields.only("use_bidirectional_attention", "vision")

@@ -17,6 +17,7 @@ class PartialRotaryConfig(ModelConfig):
 
 
 def parse(fields: Fields) -> PartialRotaryConfig:
+    """Read GLM-4's fields: half of each head is rotated by default, and queries, keys and values have a bias."""
     share, whole = without_partial_rotary(fields, default=0.5)
     values = transformer(whole, Defaults(head_dim=128, rms_norm_eps=1.5625e-7))
     values["attention_bias"] = fields.flag("attention_bias", default=True)

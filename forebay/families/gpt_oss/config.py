@@ -21,12 +21,15 @@ _ROPE: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GptOssConfig(ModelConfig):
+    """A configuration with experts, and the two constants of their clamped SwiGLU."""
+
     experts: Experts
     swiglu_alpha: float
     swiglu_limit: float
 
 
 def parse(fields: Fields) -> GptOssConfig:
+    """Read gpt-oss's fields: MXFP4 experts, and a window in every second layer by default."""
     fields = fields.renamed({"num_experts": "num_local_experts"})
     quantization = fields.get("quantization_config") or {"quant_method": "mxfp4"}
     if not isinstance(quantization, dict) or quantization.get("quant_method") != "mxfp4":
@@ -49,6 +52,7 @@ def parse(fields: Fields) -> GptOssConfig:
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model: windows in every second layer, and eight experts."""
     return {
         "num_local_experts": 8,
         "num_experts_per_tok": 2,

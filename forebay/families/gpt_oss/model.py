@@ -10,6 +10,7 @@ from forebay.ops import Scoring
 
 
 def block(config: GptOssConfig, layer: int) -> BlockSpec:
+    """Describe a layer: attention with sinks, and experts."""
     return block_spec(config, layer, replace(attention_spec(config, layer), sinks=True), _experts(config, layer))
 
 

@@ -17,6 +17,8 @@ from forebay.families.transformer import FULL, LINEAR, Defaults, count_of, trans
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraniteMoeHybridConfig(Mamba2Config):
+    """A Mamba-2 configuration with the multipliers of embeddings, logits, residuals and attention scores."""
+
     has_rope: bool
     shared_intermediate_size: int
     embedding_multiplier: float
@@ -26,6 +28,8 @@ class GraniteMoeHybridConfig(Mamba2Config):
 
 
 def parse(fields: Fields) -> GraniteMoeHybridConfig:
+    """Read Granite 4's fields: mixers and attention by `layer_types`, and rotary embeddings only where
+    `position_embedding_type` says so."""
     fields.only("position_embedding_type", "rope", "nope")
     rope = fields.get("position_embedding_type") == "rope"
     transformed = fields if rope else fields.dropped(*ROPE_FIELDS)
@@ -63,6 +67,7 @@ def _experts(fields: Fields, intermediate_size: int) -> Experts | None:
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model: three mixers and one attention, without rotary embeddings."""
     return {
         **small_mixer(shape),
         "layer_types": shape.cycle("mamba", "mamba", "attention", "mamba"),

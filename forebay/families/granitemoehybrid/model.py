@@ -12,6 +12,7 @@ from forebay.models.decoder import DecoderSpec, attention_spec, block_spec, deco
 
 
 def describe(config: GraniteMoeHybridConfig) -> DecoderSpec:
+    """Describe the whole model, with scaled embeddings and logits."""
     return replace(
         decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)]),
         embedding_scale=config.embedding_multiplier,

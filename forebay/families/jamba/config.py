@@ -18,11 +18,15 @@ OWN_CODE: Final = frozenset({"auto_map"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JambaConfig(MambaConfig):
+    """A Mamba configuration with experts, and the numbers of the layers that have them."""
+
     experts: Experts
     expert_layers: tuple[int, ...]
 
 
 def parse(fields: Fields) -> JambaConfig:
+    """Read Jamba's fields: attention in every `attn_layer_period`-th layer, experts in every `expert_layer_period`-th,
+    no rotary embeddings."""
     num_layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     attention = _every(fields, num_layers, "attn_layer", period=8, offset=4)
     layers = [FULL if layer in attention else LINEAR for layer in range(num_layers)]
@@ -61,6 +65,7 @@ def _mixer(fields: Fields, hidden_size: int) -> Mamba1Mixer:
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model: attention in one layer of four."""
     return {
         "mamba_d_state": 16,
         "mamba_d_conv": 4,

@@ -14,6 +14,7 @@ DECODER = {"norm": FINAL_NORM}
 
 
 def block(config: JambaConfig, layer: int) -> BlockSpec:
+    """Describe a layer: a Mamba mixer or attention, and an MLP or experts."""
     return block_spec(config, layer, _mixer(config, layer), _feed_forward(config, layer), before=NORMS)
 
 

@@ -38,10 +38,14 @@ _LINEAR_NAMES: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KimiLinearConfig(LatentConfig):
+    """A configuration of latent attention with the sizes of Kimi's delta rule."""
+
     delta: KimiDelta
 
 
 def parse(fields: Fields) -> KimiLinearConfig:
+    """Read Kimi Linear's fields: latent attention without rotary embeddings, and a delta rule in the layers that
+    `linear_attn_config` lists."""
     fields = fields.renamed(NAMES, nulls=True)
     fields.only("moe_router_activation_func", "sigmoid")
     fields.only("moe_layer_freq", 1)
@@ -71,6 +75,7 @@ def _layers(fields: Fields, num_layers: int) -> list[str]:
 
 
 def kimi_delta(fields: Fields, *, heads: int, head_dim: int, lower_bound: float = 0.0) -> KimiDelta:
+    """Read the sizes of a delta rule; `heads` and `head_dim` are the type's defaults."""
     return KimiDelta(
         num_heads=fields.size("linear_num_heads", default=heads),
         head_dim=fields.size("linear_head_dim", default=head_dim),
@@ -80,6 +85,7 @@ def kimi_delta(fields: Fields, *, heads: int, head_dim: int, lower_bound: float 
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model: three layers with a delta rule, then one with attention."""
     return {
         **small_latent(shape),
         "layer_types": shape.cycle(*[LINEAR] * 3, FULL),

@@ -13,6 +13,7 @@ _EXPERT_NAMES = ("w1", "w3", "w2")  # gate, up and down
 
 
 def block(config: KimiLinearConfig, layer: int) -> BlockSpec:
+    """Describe a layer: a delta rule or latent attention, and an MLP or experts."""
     return block_spec(config, layer, _mixer(config, layer), feed_forward(config, layer, expert_names=_EXPERT_NAMES))
 
 
@@ -26,6 +27,7 @@ def _mixer(config: KimiLinearConfig, layer: int) -> PartSpec:
 def kimi_delta_spec(
     config: KimiLinearConfig, name: str, *, low_rank: bool, a_log_shape: tuple[int, ...]
 ) -> KimiDeltaSpec:
+    """Describe the delta rule of the checkpoint's part `name`. `low_rank`: the gates come through a low-rank layer."""
     return KimiDeltaSpec(
         name=name,
         hidden_size=config.hidden_size,

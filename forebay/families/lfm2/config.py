@@ -19,11 +19,14 @@ LFM2_DEFAULTS: Final = Defaults(rms_norm_eps=1e-5, rope_theta=1_000_000.0, tied=
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lfm2Config(ModelConfig):
+    """A configuration with the width in tokens of the short convolutions, and whether they have a bias."""
+
     conv_width: int
     conv_bias: bool
 
 
 def parse(fields: Fields) -> Lfm2Config:
+    """Read LFM2's fields: short convolutions, but for the layers of `full_attn_idxs`."""
     fields = fields.renamed(OLD_NAMES)
     num_layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     attention = fields.ints("full_attn_idxs", default=list(range(num_layers)))
@@ -65,6 +68,7 @@ def convolutional(
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model: two layers with a convolution, then one with attention."""
     return {"layer_types": shape.cycle(CONV, CONV, FULL), "block_auto_adjust_ff_dim": False}
 
 

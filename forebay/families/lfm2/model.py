@@ -15,10 +15,12 @@ NORMS = ("operator_norm", "ffn_norm")
 
 
 def block(config: Lfm2Config, layer: int) -> BlockSpec:
+    """Describe a layer: a short convolution or attention, and an MLP."""
     return lfm2_block(config, layer, dense_mlp(config, layer))
 
 
 def lfm2_block(config: Lfm2Config, layer: int, mlp: PartSpec) -> BlockSpec:
+    """Describe a layer around `mlp`, with LFM2's names of the norms."""
     return block_spec(config, layer, _mixer(config, layer), mlp, before=NORMS)
 
 
@@ -30,6 +32,7 @@ def _mixer(config: Lfm2Config, layer: int) -> PartSpec:
 
 
 def conv_spec(config: Lfm2Config, layer: int) -> ShortConvSpec:
+    """Describe the short convolution of a layer."""
     return ShortConvSpec(
         name=f"{layer_name(layer)}.conv",
         hidden_size=config.hidden_size,
@@ -39,4 +42,5 @@ def conv_spec(config: Lfm2Config, layer: int) -> ShortConvSpec:
 
 
 def dense_mlp(config: Lfm2Config, layer: int) -> MlpSpec:
+    """Describe a layer's MLP, with LFM2's names of its matrices."""
     return replace(mlp_spec(config, layer, name="feed_forward"), names=GATE_UP_DOWN)

@@ -12,6 +12,8 @@ from forebay.families.transformer import FULL, experts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lfm2MoeConfig(Lfm2Config):
+    """A configuration with experts in all layers but the first `num_dense_layers`."""
+
     experts: Experts
     num_dense_layers: int
     use_expert_bias: bool
@@ -20,6 +22,7 @@ class Lfm2MoeConfig(Lfm2Config):
 
 
 def parse(fields: Fields) -> Lfm2MoeConfig:
+    """Read LFM2-MoE's fields: LFM2's, and experts with a sigmoid router."""
     fields = fields.renamed(OLD_NAMES)
     num_dense = 2 if fields.get("num_dense_layers") is None else fields.size("num_dense_layers", default=0)
     return Lfm2MoeConfig(
@@ -33,6 +36,7 @@ def parse(fields: Fields) -> Lfm2MoeConfig:
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model: one dense layer, and experts in the others."""
     return {**shape.experts(), "layer_types": shape.cycle(CONV, CONV, FULL), "num_dense_layers": 1}
 
 

@@ -13,6 +13,7 @@ _EPSILON = 1e-6
 
 
 def block(config: Lfm2MoeConfig, layer: int) -> BlockSpec:
+    """Describe a layer: a short convolution or attention, and an MLP or experts."""
     return lfm2_block(config, layer, _mlp(config, layer))
 
 

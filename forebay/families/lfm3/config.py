@@ -19,12 +19,17 @@ _ROPES: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lfm3Config(Lfm2Config):
+    """A configuration with a rope for each kind of attention, and whether there are norms behind the parts and gates of
+    heads."""
+
     ropes: Ropes
     use_sandwich_norm: bool
     use_attention_gate: bool
 
 
 def parse(fields: Fields) -> Lfm3Config:
+    """Read LFM3's fields: convolutions, attention and attention with a window, with a rope for each kind of
+    attention."""
     fields = fields if fields.has("rms_norm_eps") else fields.renamed(LFM_NAMES)
     if fields.has("rope_theta") or fields.has("rope_scaling"):
         raise fields.wrong("rope_theta", "absent, and rope_scaling too: there is one for each kind of attention")
@@ -52,6 +57,7 @@ def _layer_type(layer: int) -> str:
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model: a convolution, a window and full attention in turn."""
     return {"layer_types": shape.cycle(CONV, SLIDING, FULL), "sliding_window": WINDOW}
 
 

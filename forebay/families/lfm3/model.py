@@ -15,6 +15,7 @@ DECODER = lfm2.DECODER
 
 
 def block(config: Lfm3Config, layer: int) -> BlockSpec:
+    """Describe a layer: a short convolution or attention with gated heads, and an MLP."""
     after = ("post_operator_norm", "post_ffn_norm") if config.use_sandwich_norm else (None, None)
     return block_spec(config, layer, _mixer(config, layer), dense_mlp(config, layer), before=NORMS, after=after)
 

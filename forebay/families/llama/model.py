@@ -6,4 +6,5 @@ from forebay.models.decoder import attention_spec, block_spec, mlp_spec
 
 
 def block(config: ModelConfig, layer: int) -> BlockSpec:
+    """Describe a layer: attention and an MLP, each behind a norm."""
     return block_spec(config, layer, attention_spec(config, layer), mlp_spec(config, layer))

@@ -19,14 +19,18 @@ ones were trained on 2,048 to 8,192 tokens, so that it is memory for the page ta
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MambaConfig(ModelConfig):
+    """A configuration with the sizes of a Mamba mixer."""
+
     mixer: Mamba1Mixer
 
 
 def parse(fields: Fields) -> MambaConfig:
+    """Read Mamba's fields: layers of mixers alone, with tied embeddings by default."""
     return MambaConfig(**mixers_only(fields, tied=True), mixer=mamba1_mixer(fields))
 
 
 def mamba1_mixer(fields: Fields) -> Mamba1Mixer:
+    """Read the sizes of a Mamba mixer under transformers' names."""
     hidden_size = fields.size("hidden_size")
     intermediate = fields.size("expand", default=2, most=1024) * hidden_size
     return Mamba1Mixer(
@@ -57,10 +61,13 @@ def mixers_only(fields: Fields, *, tied: bool) -> dict[str, Any]:
 
 
 def rank_of(fields: Fields, name: str, hidden_size: int) -> int:
+    """Return the rank of the layer that gives dt: a sixteenth of the hidden size, rounded up, where the file says `auto` or
+    nothing."""
     return math.ceil(hidden_size / 16) if fields.get(name) in (None, "auto") else fields.size(name)
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model, whose mixers are twice as wide as the model."""
     return {"state_size": 16, "expand": 2, "intermediate_size": 2 * shape.hidden_size}
 
 

@@ -42,6 +42,7 @@ def _configure(header: Header) -> None:
 
 
 def without_attention(header: Header) -> None:
+    """Complete the configuration of a file of mixers alone: the norms' epsilon, and which biases there are."""
     header.config.update(
         layer_norm_epsilon=header.config.pop("rms_norm_eps", None),
         use_bias=header.has("ssm_in.bias"),
@@ -51,15 +52,20 @@ def without_attention(header: Header) -> None:
 
 
 def limit_positions(config: dict[str, Any]) -> None:
+    """Set the context length that models of mixers have by default where the file names llama.cpp's stand-in for
+    none."""
     if config.get("max_position_embeddings") == _NO_CONTEXT:
         config["max_position_embeddings"] = _POSITIONS
 
 
 def restore_mamba1(tensors: Tensors) -> Tensors:
+    """Give the tensors of Mamba mixers the shapes and values of a checkpoint."""
     return {name: restored(name, tensor, flat=()) for name, tensor in tensors.items()}
 
 
 def restored(name: str, tensor: StoredTensor, *, flat: tuple[str, ...]) -> StoredTensor:
+    """Return the tensor as a checkpoint has it: decays as logarithms, convolutions with a dimension of channels, and
+    those that end with a name of `flat` as vectors. Values are read when they are needed."""
     shape = (int(np.prod(tensor.shape)),) if name.endswith(flat) else tensor.shape
     if name.endswith(".A_log"):
         return ComputedTensor(shape, [tensor], partial(_logarithms, name, tensor))
@@ -77,6 +83,7 @@ def _logarithms(name: str, decays: StoredTensor) -> Iterator[F32]:
 
 
 def with_backbone(restore: Callable[[Tensors], Tensors], tensors: Tensors) -> Tensors:
+    """Rename the layers as a model without attention calls them, then apply `restore`."""
     renamed = {name.replace("model.layers.", "backbone.layers.", 1): tensor for name, tensor in tensors.items()}
     return restore(renamed)
 

@@ -12,6 +12,7 @@ BACKBONE = DECODER = {"embedding": "backbone.embeddings", "norm": "backbone.norm
 
 
 def block(config: MambaConfig, layer: int) -> BlockSpec:
+    """Describe a layer: a norm and a Mamba mixer."""
     return backbone_block(config, layer, mamba1_spec(config, mixer_name(layer)))
 
 
@@ -22,6 +23,7 @@ def backbone_block(config: ModelConfig, layer: int, mixer: PartSpec) -> BlockSpe
 
 
 def mixer_name(layer: int) -> str:
+    """Return the checkpoint's prefix of a layer's mixer."""
     return f"backbone.layers.{layer}.mixer"
 
 

@@ -21,10 +21,14 @@ _OLD_LAYER_TYPES: Final = {"mamba": LINEAR, "attention": FULL}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mamba2Config(ModelConfig):
+    """A configuration with the sizes of a Mamba-2 mixer."""
+
     mixer: Mamba2Mixer
 
 
 def parse(fields: Fields) -> Mamba2Config:
+    """Read Mamba-2's fields: layers of mixers alone. Raises ModelError unless heads times their size are the mixer's
+    channels."""
     heads, head_dim = fields.size("num_heads", default=128), fields.size("head_dim", default=64)
     intermediate = fields.size("expand", default=2, most=1024) * fields.size("hidden_size")
     if heads * head_dim != intermediate:
@@ -44,6 +48,7 @@ def parse(fields: Fields) -> Mamba2Config:
 
 
 def groups_of(fields: Fields, name: str, heads: int, *, default: int) -> int:
+    """Return the groups of heads that share b and c. Raises ModelError for a number that does not divide the heads."""
     groups = fields.size(name, default=default)
     if heads % groups:
         raise fields.wrong(name, f"a divisor of the mixer's {heads} heads")
@@ -51,6 +56,7 @@ def groups_of(fields: Fields, name: str, heads: int, *, default: int) -> int:
 
 
 def dt_limit(fields: Fields) -> tuple[float, float]:
+    """Return the bounds of dt: at least 0, and infinity for none."""
     given = fields.get("time_step_limit")
     if given is None:
         return 0.0, math.inf
@@ -73,6 +79,7 @@ def listed_layers(fields: Fields, name: str, known: Sequence[str]) -> list[str]:
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model, with a state of 64."""
     return {"num_heads": 2 * shape.num_heads, "state_size": 64, "n_groups": 1, "expand": 2}
 
 

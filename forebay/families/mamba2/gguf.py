@@ -43,6 +43,7 @@ def configure_bamba(header: Header) -> int:
 
 
 def expansion(header: Header, inner: Any) -> int:
+    """Return the mixer's channels divided by the hidden size. Raises ModelError unless the quotient is whole."""
     hidden_size = header.config.get("hidden_size")
     if type(inner) is not int or type(hidden_size) is not int or hidden_size < 1 or inner % hidden_size:
         raise header.wrong(f"{brief(inner)} channels of a mixer, not a multiple of {brief(hidden_size)}")

@@ -9,6 +9,7 @@ DECODER = BACKBONE
 
 
 def block(config: Mamba2Config, layer: int) -> BlockSpec:
+    """Describe a layer: a norm and a Mamba-2 mixer."""
     return backbone_block(config, layer, mamba2_spec(config, mixer_name(layer)))
 
 

@@ -49,6 +49,8 @@ class NemotronHConfig(Mamba2Config):
 
 
 def parse(fields: Fields) -> NemotronHConfig:
+    """Read Nemotron-H's fields: each layer is one of a mixer, attention, an MLP and experts. A pattern of letters may
+    stand for the list."""
     fields = fields.renamed(_OLD_NAMES, nulls=True)
     fields.only("mlp_hidden_act", "relu2")
     fields.only("mamba_hidden_act", "silu")
@@ -120,6 +122,7 @@ def _experts(fields: Fields) -> LatentExperts:
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model: a mixer, an MLP, attention and experts in turn."""
     return {
         "layers_block_type": shape.cycle("mamba", "mlp", "attention", "moe"),
         "mamba_num_heads": 2 * shape.num_heads,

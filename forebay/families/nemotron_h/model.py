@@ -18,10 +18,13 @@ DECODER = BACKBONE
 
 
 def block(config: NemotronHConfig, layer: int) -> BlockSpec:
+    """Describe a layer: a norm, and the one part that it has."""
     return backbone_block(config, layer, _mixer(config, layer))
 
 
 def draft_head(config: NemotronHConfig) -> DraftHeadSpec:
+    """Describe the two layers behind the model's own that draft tokens. Raises ModelError for a head of other
+    layers."""
     if config.draft_layers != DRAFT_LAYERS:
         given = " and ".join(config.draft_layers) or "no"
         raise ModelError(f"a draft head of {given} layers is not supported: it must be {' and '.join(DRAFT_LAYERS)}")

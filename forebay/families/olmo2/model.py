@@ -7,6 +7,7 @@ from forebay.models.decoder import attention_spec, block_spec, mlp_spec
 
 
 def block(config: ModelConfig, layer: int, *, rope: bool = True) -> BlockSpec:
+    """Describe a layer with norms behind its parts alone; queries and keys are normed over all heads at once."""
     attention = attention_spec(config, layer, qk_norm=QkNorm.FULL, rope=rope)
     after = ("post_attention_layernorm", "post_feedforward_layernorm")
     return block_spec(config, layer, attention, mlp_spec(config, layer), before=(None, None), after=after)

@@ -16,12 +16,16 @@ from forebay.families.transformer import FULL, LINEAR, Defaults, layers_of, tran
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OlmoHybridConfig(ModelConfig):
+    """A configuration with a gated delta rule; with `linear_allow_neg_eigval` its beta goes up to 2."""
+
     delta: DeltaNet
     linear_allow_neg_eigval: bool
     has_rope: bool
 
 
 def parse(fields: Fields) -> OlmoHybridConfig:
+    """Read OLMo Hybrid's fields: three layers of four have a delta rule by default. A null as rope's theta means no
+    rotary embeddings."""
     defaults = Defaults(kv_heads=True)
     theta = defaults.rope_theta if not fields.has("rope_theta") else fields.get("rope_theta")
     theta = rope_parameters(fields).get("rope_theta", theta)
@@ -41,6 +45,7 @@ def parse(fields: Fields) -> OlmoHybridConfig:
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model: Qwen3.5's, with as many value heads as attention heads."""
     return {**qwen3_5.small(shape), "linear_num_value_heads": shape.num_heads}
 
 

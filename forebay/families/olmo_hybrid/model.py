@@ -11,6 +11,7 @@ _DELTA_NORM_EPS = 1e-5  # whatever the other norms have: as in transformers
 
 
 def block(config: OlmoHybridConfig, layer: int) -> BlockSpec:
+    """Describe a layer: a delta rule with norms before its parts, or OLMo 2's attention with norms behind them."""
     if config.layer_types[layer] == LINEAR:
         return block_spec(config, layer, _delta_net(config, layer), mlp_spec(config, layer))
     return olmo2.block(config, layer, rope=config.has_rope)

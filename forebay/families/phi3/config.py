@@ -11,6 +11,7 @@ from forebay.families.transformer import Defaults, Windows, transformer
 
 
 def parse(fields: Fields) -> PartialRotaryConfig:
+    """Read Phi-3's fields. Raises ModelError for scaled ropes, which transformers would take for LongRoPE."""
     share, whole = without_partial_rotary(fields, default=1.0)
     defaults = Defaults(kv_heads=True, rms_norm_eps=1e-5, attention_bias=False)
     values = transformer(whole, defaults, windows=Windows(size=0, listed=False))

@@ -9,5 +9,6 @@ from forebay.models.decoder import block_spec
 
 
 def block(config: PartialRotaryConfig, layer: int) -> BlockSpec:
+    """Describe a layer whose checkpoint has one matrix for queries, keys and values, and one for gate and up."""
     attention = replace(partly_rotated(config, layer), qkv_name="qkv_proj")
     return block_spec(config, layer, attention, joined_mlp(config, layer))

@@ -10,10 +10,13 @@ NO_WINDOW: Final = frozenset({"sliding_window", "max_window_layers"})
 
 
 def asks_for_windows(fields: Fields) -> bool:
+    """Return whether the file turns windows on: sizes alone do not."""
     return fields.flag("use_sliding_window", default=False)
 
 
 def late_windows(fields: Fields) -> Windows | None:
+    """Return the windows of the layers from `max_window_layers` on, or None where they are off."""
+
     def late(num_layers: int) -> range:
         return range(fields.size("max_window_layers", default=28), num_layers)
 

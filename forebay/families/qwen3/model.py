@@ -7,4 +7,5 @@ from forebay.models.decoder import attention_spec, block_spec, mlp_spec
 
 
 def block(config: ModelConfig, layer: int) -> BlockSpec:
+    """Describe a layer: Llama's, with queries and keys normed by heads."""
     return block_spec(config, layer, attention_spec(config, layer, qk_norm=QkNorm.HEAD), mlp_spec(config, layer))

@@ -13,11 +13,14 @@ from forebay.families.transformer import experts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Qwen35MoeConfig(Qwen35Config):
+    """Qwen3.5's configuration with experts, and the size of the one that every token goes to."""
+
     experts: Experts
     shared_intermediate_size: int
 
 
 def parse(fields: Fields) -> Qwen35MoeConfig:
+    """Read the fields of Qwen3.5's mixture: Qwen3.5's, with experts in every layer."""
     # Every layer has experts: there is no other feed-forward layer to have a size.
     inner = fields.size("moe_intermediate_size", default=512)
     whole = fields if fields.has("intermediate_size") else fields.replaced(intermediate_size=inner)
@@ -25,6 +28,7 @@ def parse(fields: Fields) -> Qwen35MoeConfig:
 
 
 def qwen_experts(fields: Fields, *, number: int, per_token: int) -> dict[str, Any]:
+    """Read the fields of experts and of the shared one; the arguments are the type's defaults."""
     return {
         "experts": experts(fields, number=number, per_token=per_token, intermediate_size=512),
         "shared_intermediate_size": fields.size("shared_expert_intermediate_size", default=512),
@@ -32,6 +36,7 @@ def qwen_experts(fields: Fields, *, number: int, per_token: int) -> dict[str, An
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model: Qwen3.5's, and experts."""
     return {**dense.small(shape), **shape.experts(), "shared_expert_intermediate_size": shape.hidden_size}
 
 

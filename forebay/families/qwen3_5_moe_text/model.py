@@ -20,15 +20,18 @@ DECODER = dense.DECODER
 
 
 def block(config: Qwen35MoeConfig, layer: int) -> BlockSpec:
+    """Describe a layer: Qwen3.5's, with experts instead of an MLP."""
     delta = delta_spec(config, layer, separate_inputs(config))
     return qwen_block(config, layer, delta=delta, mlp=qwen_experts(config, layer, normalize=True))
 
 
 def draft_head(config: Qwen35MoeConfig) -> DraftHeadSpec:
+    """Describe the layer behind the model's own that drafts tokens."""
     return qwen_draft_head(config, block(with_draft_layer(config), config.num_layers))
 
 
 def qwen_experts(config: Qwen35MoeConfig, layer: int, *, normalize: bool) -> PartSpec:
+    """Describe experts and the shared one, which a sigmoid of the input scales."""
     name = f"{layer_name(layer)}.mlp"
     shared = MlpSpec(
         name=f"{name}.shared_expert",

@@ -17,11 +17,14 @@ _PICTURE_AXES: Final = ("mrope_section", "mrope_interleaved")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Qwen35Config(ModelConfig):
+    """A configuration with a gated delta rule, and with how many dimensions of a head are rotated."""
+
     delta: DeltaNet
     rotary_dim: int
 
 
 def parse(fields: Fields) -> Qwen35Config:
+    """Read Qwen3.5's fields: every fourth layer has attention by default, the others a gated delta rule."""
     return Qwen35Config(**gated_transformer(fields))
 
 
@@ -38,6 +41,8 @@ def gated_transformer(fields: Fields) -> dict[str, Any]:
 
 
 def delta_net(fields: Fields, *, key_heads: int, value_heads: int, key_size: int, value_size: int) -> DeltaNet:
+    """Read the sizes of a gated delta rule; the arguments are the type's defaults. Raises ModelError unless key heads
+    divide value heads."""
     key_heads = fields.size("linear_num_key_heads", default=key_heads)
     value_heads = fields.size("linear_num_value_heads", default=value_heads)
     if value_heads % key_heads:
@@ -52,6 +57,7 @@ def delta_net(fields: Fields, *, key_heads: int, value_heads: int, key_size: int
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model: three layers with a delta rule, then one with attention."""
     return {
         "layer_types": shape.cycle(*[LINEAR] * 3, FULL),
         "linear_num_key_heads": shape.num_heads,

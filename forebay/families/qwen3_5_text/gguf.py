@@ -51,6 +51,8 @@ CHECKED: Final = (
 
 
 def configure(header: Header) -> None:
+    """Complete the configuration: sizes of the delta rules, kinds of the layers, rotated share. Raises ModelError for
+    metadata that contradicts itself, and for blocks that draft."""
     heads, inner, rotated, head_dim = map(
         header.whole, ("ssm.time_step_rank", "ssm.inner_size", "rope.dimension_count", "attention.key_length")
     )

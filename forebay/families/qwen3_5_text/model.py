@@ -22,15 +22,18 @@ Config = TypeVar("Config", bound=Qwen35Config)
 
 
 def block(config: Qwen35Config, layer: int) -> BlockSpec:
+    """Describe a layer: a gated delta rule or gated attention, and an MLP."""
     delta = delta_spec(config, layer, separate_inputs(config))
     return qwen_block(config, layer, delta=delta, mlp=mlp_spec(config, layer))
 
 
 def draft_head(config: Qwen35Config) -> DraftHeadSpec:
+    """Describe the layer behind the model's own that drafts tokens."""
     return qwen_draft_head(config, block(with_draft_layer(config), config.num_layers))
 
 
 def qwen_draft_head(config: Qwen35Config, block: BlockSpec) -> DraftHeadSpec:
+    """Describe a head that drafts with `block`, with Qwen's offset of the norms."""
     return draft_head_spec(config, block, norm_offset=_NORM_OFFSET)
 
 
@@ -40,6 +43,7 @@ def with_draft_layer(config: Config) -> Config:
 
 
 def separate_inputs(config: Qwen35Config) -> Sequence[tuple[str, int]]:
+    """Return the names and rows of the delta rule's input matrices where the checkpoint has four."""
     keys, values, heads = config.delta.key_size, config.delta.value_size, config.delta.num_value_heads
     return (("in_proj_qkv", 2 * keys + values), ("in_proj_z", values), ("in_proj_b", heads), ("in_proj_a", heads))
 
@@ -62,6 +66,8 @@ def _attention(config: Qwen35Config, layer: int) -> AttentionSpec:
 def delta_spec(
     config: Qwen35Config, layer: int, inputs: Sequence[tuple[str, int]], input_rows: Rows = ()
 ) -> GatedDeltaSpec:
+    """Describe the gated delta rule of a layer. `input_rows` is the order of the inputs' rows that layers need, if not
+    the checkpoint's."""
     return GatedDeltaSpec(
         name=f"{layer_name(layer)}.linear_attn",
         hidden_size=config.hidden_size,

@@ -12,12 +12,15 @@ from forebay.families.transformer import Defaults, Windows, experts, transformer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Qwen3MoeConfig(ModelConfig):
+    """A configuration with experts, and the numbers of the layers that have them."""
+
     experts: Experts
     expert_layers: tuple[int, ...]
     norm_topk_prob: bool
 
 
 def parse(fields: Fields) -> Qwen3MoeConfig:
+    """Read the fields of Qwen3's mixture, under either name of the number of experts."""
     return Qwen3MoeConfig(
         **transformer(fields, Defaults(), windows=Windows(listed=False) if asks_for_windows(fields) else None),
         # transformers 5 writes num_local_experts and reads both.
@@ -28,6 +31,7 @@ def parse(fields: Fields) -> Qwen3MoeConfig:
 
 
 def expert_layers(fields: Fields) -> tuple[int, ...]:
+    """Return the layers with experts: every `decoder_sparse_step`-th, without those of `mlp_only_layers`."""
     step = fields.size("decoder_sparse_step", default=1)
     dense = fields.ints("mlp_only_layers", default=[])
     num_layers = fields.size("num_hidden_layers", most=MAX_LAYERS)

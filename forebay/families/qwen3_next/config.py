@@ -12,11 +12,14 @@ from forebay.families.qwen3_moe.config import expert_layers
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Qwen3NextConfig(Qwen35MoeConfig):
+    """Qwen3.5's configuration with experts in some layers."""
+
     expert_layers: tuple[int, ...]
     norm_topk_prob: bool
 
 
 def parse(fields: Fields) -> Qwen3NextConfig:
+    """Read Qwen3-Next's fields: Qwen3.5's, with 512 experts by default."""
     return Qwen3NextConfig(
         **gated_transformer(fields),
         **qwen_experts(fields, number=512, per_token=10),

@@ -15,6 +15,7 @@ DECODER = qwen3_5.DECODER
 
 
 def block(config: Qwen3NextConfig, layer: int) -> BlockSpec:
+    """Describe a layer: Qwen3.5's, whose checkpoint joins the delta rule's inputs in two matrices."""
     joined = 2 * config.delta.key_size + 2 * config.delta.value_size
     inputs = (("in_proj_qkvz", joined), ("in_proj_ba", 2 * config.delta.num_value_heads))
     delta = delta_spec(config, layer, inputs, _by_kind(config, joined))

@@ -11,10 +11,13 @@ from forebay.families.transformer import Defaults, Windows, transformer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmolLM3Config(ModelConfig):
+    """A configuration that says of each layer whether it has rotary embeddings."""
+
     has_rope: tuple[bool, ...]  # of each layer
 
 
 def parse(fields: Fields) -> SmolLM3Config:
+    """Read SmolLM3's fields: three layers of four have rotary embeddings by default; the others may have a window."""
     has_rope = _has_rope(fields)
     without = [layer for layer, there in enumerate(has_rope) if not there]
     windows = Windows(size=0, layers=lambda num_layers: without) if asks_for_windows(fields) else None

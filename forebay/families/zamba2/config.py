@@ -26,6 +26,7 @@ class Zamba2Config(Mamba2Config):
 
 
 def parse(fields: Fields) -> Zamba2Config:
+    """Read Zamba2's fields: Mamba-2 layers, some of which also use one of few shared transformer blocks."""
     fields.only("hidden_act", "gelu")
     if not fields.flag("tie_word_embeddings", default=True):
         raise fields.wrong("tie_word_embeddings", "true: without it transformers ties the shared blocks neither")
@@ -106,6 +107,7 @@ def _adapters(fields: Fields, values: dict[str, Any]) -> bool:
 
 
 def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model: two mixers, then one with the shared block."""
     return {
         "layers_block_type": shape.cycle("mamba", "mamba", "hybrid"),
         "n_mamba_heads": 2 * shape.num_heads,

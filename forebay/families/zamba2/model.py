@@ -20,6 +20,7 @@ _MIXER_EPS = 1e-5  # transformers has no field for it
 
 
 def describe(config: Zamba2Config) -> DecoderSpec:
+    """Describe the whole model: all layers are one stack, as shared blocks read the model's first input."""
     return decoder_spec(config, [_stack(config)], norm=FINAL_NORM)
 
 
@@ -83,6 +84,7 @@ class StackSpec:
     norm_eps: float
 
     def build(self, parts: Parts) -> Block:
+        """Build the layers over shared blocks, each of which is built once."""
         return Stack(self, parts)
 
 
@@ -103,6 +105,8 @@ def _(block: StackSpec) -> list[str]:
 
 
 class Stack:
+    """The layers of Zamba2, with the transformer blocks that they share."""
+
     def __init__(self, spec: StackSpec, parts: Parts) -> None:
         self._ops = parts.ops
         self._eps = spec.norm_eps
