@@ -19,6 +19,7 @@ class Wake:
         self._lock, self._is_closed, self._is_set = threading.Lock(), False, False
 
     def fileno(self) -> int:
+        """Return the descriptor that is readable while the wake is set, for select."""
         return self._read
 
     def set(self) -> None:
@@ -29,12 +30,14 @@ class Wake:
                 os.write(self._write, b"\0")
 
     def clear(self) -> None:
+        """Reset the wake, before its reader looks for work."""
         with self._lock:
             if self._is_set:
                 self._is_set = False
                 os.read(self._read, 1)
 
     def close(self) -> None:
+        """Close both descriptors; a `set` that comes later does nothing."""
         with self._lock:
             self._is_closed = True
             os.close(self._read)

@@ -1,1 +1,1 @@
-"""What `forebay bench` measures with: loads, connections that note when each byte came, and figures made of both."""
+"""The parts of `forebay bench`: loads, connections that note when each byte came, and figures made of both."""

@@ -82,6 +82,8 @@ def read_answer(answer: Answer) -> Reading:
 
 
 class LoadConnection(KeptAlive):
+    """A kept-alive connection that notes when each read came and parses nothing until the answer has ended."""
+
     def __init__(self, origin: Origin) -> None:
         super().__init__(origin)
         self._answer: Answer | None = None
@@ -100,6 +102,7 @@ class LoadConnection(KeptAlive):
         return await self._done
 
     def data_received(self, data: bytes) -> None:
+        """Note the time of a read, and end the answer if it is the last one."""
         answer = self._answer
         if answer is None:
             return  # nobody has asked: a server that says why it closes
@@ -122,6 +125,7 @@ class LoadConnection(KeptAlive):
             self._parser = None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End the answer under way as incomplete."""
         self._end("the server closed the connection before its answer was complete")
 
     def _end(self, failure: str = "") -> None:

@@ -20,6 +20,8 @@ from forebay.bench.prompts import CHAT, COMPLETIONS, Prompt, Text
 
 @dataclass(frozen=True, slots=True)
 class Target:
+    """The server that is measured, and what each of its answers should be."""
+
     origin: Origin
     model: str
     output_length: int
@@ -27,6 +29,7 @@ class Target:
     route: str = COMPLETIONS
 
     def request(self, prompt: Prompt) -> bytes:
+        """Return the bytes of the HTTP request for one prompt."""
         given, length = prompt if isinstance(prompt, Text) else (prompt, self.output_length)
         asked = {"messages": [{"role": "user", "content": given}]} if self.route == CHAT else {"prompt": given}
         payload: dict[str, Any] = {

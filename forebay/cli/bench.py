@@ -33,6 +33,8 @@ Prompts = list[list[int]]
 
 
 def run(words: Sequence[str]) -> int:
+    """Run the benchmark that the first word names with the options behind it; return the exit status. Raises
+    ConfigError."""
     kinds = {"serve": _serve, "throughput": _throughput, "latency": _latency}
     if not words or words[0] in ("-h", "--help"):
         print("usage: forebay bench serve|throughput|latency [options]\n\n"

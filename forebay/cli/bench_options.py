@@ -21,6 +21,7 @@ DATASETS: Final = ("random", "sharegpt")
 
 
 def add_options(parser: Parser) -> None:
+    """Add the options that `vllm bench serve` and SGLang's benchmark have besides ours."""
     parser.option("--backend", type=_backend, default="forebay", metavar="NAME", help="what kind of server it is")
     parser.option("--endpoint", type=_one_of("endpoint", (COMPLETIONS, CHAT)), metavar="PATH", help="the route",
                   default_text="the backend's")  # fmt: skip

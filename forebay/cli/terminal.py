@@ -25,7 +25,7 @@ class Screen(Protocol):
         ...
 
     async def show(self, reply: AsyncIterator[str], pieces: list[str]) -> None:
-        """An answer as it comes, whose text is added to `pieces`."""
+        """Print the pieces of a reply as they arrive, and append them to `pieces`."""
         ...
 
     def say(self, text: str) -> None:
@@ -36,7 +36,7 @@ class Screen(Protocol):
         ...
 
 
-class Piped:
+class Piped(Screen):
     """Plain lines, for scripts."""
 
     async def ask(self) -> str | None:
@@ -55,10 +55,11 @@ class Piped:
     def say(self, text: str) -> None:
         print(text)
 
-    def remark(self, text: str) -> None: ...
+    def remark(self, text: str) -> None:
+        """Print nothing: remarks are for people, not for a pipe."""
 
 
-class Terminal:
+class Terminal(Screen):
     """Enter sends, Alt-Enter begins a new line, pasted lines stay together; the history outlives the session."""
 
     def __init__(self) -> None:

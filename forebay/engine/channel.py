@@ -1,9 +1,9 @@
 """Typed frames over an inherited AF_UNIX stream socket.
 
 A socket pair made before the engine is started is the whole transport: there is no path, no listener and nothing to
-authenticate, and the death of either side is end-of-file on the other. A frame is an eight-byte header (length of the
-body and the direction's sequence number, little-endian uint32 each) and a msgpack body, decoded as one of a closed set
-of plain types.
+authenticate, and the death of either side is end-of-file on the other. A frame is an eight-byte header and a msgpack
+body, decoded as one of a closed set of plain types. The header is the length of the body and the direction's sequence
+number, little-endian uint32 each.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ class FrameEncoder:
 class FrameDecoder(Generic[T]):
     """Bytes, cut anywhere, to frames of a union of tagged structs. Holds at most one unfinished frame.
 
-    The first fault (a length over the cap, a sequence number out of order, a body that is none of the union's types)
-    raises ChannelError, and so does every later call: after it the stream has no frame boundaries one could trust.
+    The first fault raises ChannelError, and so does every later call. A fault is a length over the cap, a sequence
+    number out of order, or a body that is none of the union's types: after it the stream has no frame boundaries one
+    could trust.
     """
 
     def __init__(self, union: type[T] | types.UnionType) -> None:

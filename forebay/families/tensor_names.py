@@ -21,11 +21,11 @@ class TensorNames:
     """`renamed`: patterns and what takes their place, one after the other. `unused`: how the names, after that, of
     tensors begin that belong to parts which are not served. `stacked_experts`: experts may be in one tensor for all of
     a layer's, `experts.gate_up_proj` and `experts.down_proj`, instead of under a number each. `draft_layers`: layers
-    behind the model's own are for drafting. `draft_head`: how the names of its tensors begin, and what takes
-    the place of that, in which {0} is the number of the first layer behind the model's own, {1} of the next; what is
-    for drafting and begins otherwise is not served. `mxfp4`: weights may be packed in that format.
-    `stacks`: what files call these stacks, of gate with up and of down, where experts are in nothing else.
-    `whole`: our names of tensors that hold whole numbers, below 2^24, and no weights."""
+    behind the model's own are for drafting. `draft_head`: how the names of its tensors begin, and the replacement of
+    that beginning. In a replacement {0} is the number of the first layer behind the model's own, {1} of the next; what
+    is for drafting and begins otherwise is not served. `mxfp4`: weights may be packed in that format. `stacks`: what
+    files call these stacks, of gate with up and of down, where experts are in nothing else. `whole`: our names of
+    tensors that hold whole numbers, below 2^24, and no weights."""
 
     renamed: tuple[tuple[str, str], ...] = ()
     unused: tuple[str, ...] = ()

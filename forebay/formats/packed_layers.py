@@ -1,7 +1,7 @@
 """Linear layers of safetensors files in codes: GPTQ, AWQ, and those of compressed-tensors that are whole numbers.
 
-All have codes of 4 or 8 bits in groups of inputs, each with a scale and perhaps a zero point, and differ in names and
-in the order of what they put into a word. What is read here are the layouts that AutoGPTQ (`checkpoint_format` gptq and
+All have codes of 4 or 8 bits in groups of inputs, each with a scale and perhaps a zero point. They differ in names and
+in the order of the codes within a word. What is read here are the layouts that AutoGPTQ (`checkpoint_format` gptq and
 gptq_v2), AutoAWQ (`version` gemm) and compressed-tensors (`pack-quantized`, `int-quantized`, `naive-quantized`) write.
 """
 

@@ -1,8 +1,8 @@
 """A Lark grammar of texts, as rules for what JSON writes of these texts between quotes.
 
 What JSON must escape (quotes, backslashes, control characters) is read in its shortest escape, as models write it. A
-terminal that may hold such a character becomes a rule: llguidance ends a terminal at its last byte and never goes back,
-so a backslash must not be in one terminal and what is behind it decide that another one was meant.
+terminal that may hold such a character becomes a rule: llguidance ends a terminal at its last byte and never goes back.
+A backslash must therefore be in the same terminal as the character behind it.
 """
 
 from __future__ import annotations

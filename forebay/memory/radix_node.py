@@ -24,9 +24,9 @@ IDLE_S: Final = 3600.0  # the longest for which Anthropic's clients can ask that
 class Node:
     """One edge of the tree: `key` tokens (bytes) whose KV is in `pages`.
 
-    `locks` counts the pins that end here plus the children that are locked, so a locked node has only locked ancestors,
-    and a pin or an unpin stops at the first ancestor whose locks do not change. `author` is who put these tokens here,
-    all of them, and `tenant` is charged for them (C32). `tombstones` say by first page why a child is gone.
+    `locks` counts the pins that end here plus the children that are locked, so a locked node has only locked ancestors.
+    A pin or an unpin stops at the first ancestor whose locks do not change. `author` is who put these tokens here, all
+    of them, and `tenant` is charged for them (C32). `tombstones` say by first page why a child is gone.
     """
 
     key: bytes

@@ -231,9 +231,9 @@ class Model:
         return hidden, ops.concat(seen) if seen else hidden
 
     def draft(self, ctx: ForwardContext, next_ids: Tensor, hidden: Tensor) -> Tensor:
-        """next_ids [T] int64, each the token behind one whose hidden state, of `forward` or of `draft`, is in hidden
-        [T, H] and whose position is in `ctx` -> what stands for the hidden states of next_ids, [T, H]: their logits are
-        guesses at the tokens behind these. Writes the draft head's KV."""
+        """next_ids [T] int64, hidden [T, H] -> predicted hidden states of next_ids, [T, H]. Each next token stands
+        behind one whose position is in `ctx`, and whose hidden state, of `forward` or `draft`, is in `hidden`. The
+        logits of the result predict the tokens behind next_ids. Writes the draft head's KV."""
         assert self._draft_head is not None, "a model that was loaded without its draft head"
         return self._draft_head(ctx, self.embed(next_ids), hidden)
 

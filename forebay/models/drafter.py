@@ -40,8 +40,9 @@ class Drafter(Protocol):
         ...
 
     def follow(self, ctx: ForwardContext, next_ids: Tensor, seen: Tensor) -> Tensor:
-        """seen [T, F], what the model gives of the tokens at the context's positions, and next_ids [T] int64, those
-        behind -> hidden states [T, H] that are guesses at what the model will make of these. Writes KV."""
+        """seen [T, F] and next_ids [T] int64 -> hidden states [T, H], which predict those of the model for next_ids.
+        `seen` is the model's output for the tokens at the context's positions; next_ids are the tokens behind them.
+        Writes KV."""
         ...
 
     def draft(self, ctx: ForwardContext, next_ids: Tensor, hidden: Tensor) -> Tensor:
@@ -65,10 +66,13 @@ class OwnHead:
         self.num_layers = len(model.kept_by_block[-1])
 
     def follow(self, ctx: ForwardContext, next_ids: Tensor, seen: Tensor) -> Tensor:
+        """As `Drafter.follow`; `seen` [T, H] are the model's hidden states."""
         return self._model.draft(ctx, next_ids, seen)
 
     def draft(self, ctx: ForwardContext, next_ids: Tensor, hidden: Tensor) -> Tensor:
+        """As `Drafter.draft`, by one pass of the model's own head."""
         return self._model.draft(ctx, next_ids, hidden)
 
     def token_ids(self, hidden: Tensor) -> Tensor:
+        """As `Drafter.token_ids`, by the model's own head of logits."""
         return self._ops.argmax_rows(self._model.logits(hidden))[0]

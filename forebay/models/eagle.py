@@ -47,11 +47,13 @@ class Eagle:
         self.num_layers = len(cache_specs)
 
     def follow(self, ctx: ForwardContext, next_ids: Tensor, seen: Tensor) -> Tensor:
+        """As `Drafter.follow`; `seen` [T, H] are the model's hidden states."""
         return self._layers(ctx, self._model.embed(next_ids), seen)
 
     draft = follow
 
     def token_ids(self, hidden: Tensor) -> Tensor:
+        """As `Drafter.token_ids`, by the model's own head of logits."""
         return self._ops.argmax_rows(self._model.logits(hidden))[0]
 
 
@@ -72,12 +74,15 @@ class Eagle3:
         self.num_layers = len(cache_specs)
 
     def follow(self, ctx: ForwardContext, next_ids: Tensor, seen: Tensor) -> Tensor:
+        """As `Drafter.follow`; `seen` holds the inputs of the tapped layers side by side, which one layer joins."""
         return self.draft(ctx, next_ids, self._layers.join(ctx, seen))
 
     def draft(self, ctx: ForwardContext, next_ids: Tensor, hidden: Tensor) -> Tensor:
+        """As `Drafter.draft`, from hidden states before the last norm."""
         return self._layers(ctx, self._model.embed(next_ids), hidden)
 
     def token_ids(self, hidden: Tensor) -> Tensor:
+        """As `Drafter.token_ids`, over the head's own vocabulary where it has one."""
         own = self._layers.token_ids(hidden)
         return self._ops.argmax_rows(self._model.logits(self._layers.normed(hidden)))[0] if own is None else own
 

@@ -63,8 +63,8 @@ def _shown(names: Sequence[str]) -> str:
 class Loader:
     """The `Weights` of one load: besides the result, one weight and one piece of a stored one are in memory.
 
-    One thread does it all: the embedded model takes 0.13 s of one core in its own codes, and one or two threads that
-    read ahead gained nothing where it was dequantized to bfloat16 (0.43 s each way on an idle machine).
+    One thread does it all: the embedded model takes 0.13 s of one core in its own codes. One or two threads that read
+    ahead gained nothing where it was dequantized to bfloat16 (0.43 s each way on an idle machine).
     """
 
     def __init__(

@@ -17,8 +17,8 @@ q, k, v and the x of `linear`, the norms, the activations and the recurrences ma
 gates; all else is contiguous.
 Shapes, dtypes and index ranges are the caller's contract: the native ops check none of them per call.
 
-For the native ops a row's result does not depend, by a bit, on the other rows of the call, on how a prompt is cut into
-chunks, on the page size, or on the number of threads.
+A row's result of a native op is the same, bit by bit, whatever the other rows of the call are. It does not depend on
+how a prompt is cut into chunks, on the page size, or on the number of threads.
 """
 
 from __future__ import annotations

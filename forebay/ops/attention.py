@@ -69,8 +69,8 @@ class AttentionOps:
     def store_kv(self, k: Tensor, v: Tensor, cache: KvCache, loc: Tensor) -> None:
         """Write k [T, Hk, D] and v [T, Hk, Dv] to locations loc [T] int64 of the cache.
 
-        Where a head's key, as it is kept, is not finite its value becomes NaN (its scale, in int8 caches), so that the
-        token's own attention, whatever it weighs that value with, is NaN too and nothing can hide in the cache.
+        If a head's key, as it is kept, is not finite, its value becomes NaN (its scale, in int8 caches). The token's
+        own attention is then NaN too, with any weight of that value, so a non-finite key cannot hide in the cache.
         """
         kept = k.to(cache.k.dtype) if cache.k_scale is None else k
         finite = kept.isfinite().all(dim=-1, keepdim=True)

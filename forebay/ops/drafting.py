@@ -62,8 +62,8 @@ class DraftingOps:
         return next_ids, ends.clamp(0, count - 1).int()
 
     def keep_drafts(self, ids: Tensor, rows: Tensor, counts: Tensor, column: int, draft_tokens: Tensor) -> Tensor:
-        """draft_tokens[row, column] = id, of ids [S] int64 and draft_tokens [R, G] int64, for rows that draft more than
-        `column` tokens, counts [S] int32 -> the rows [S] that draft more than one more, PAD instead of others."""
+        """Set draft_tokens[row, column] = id for the rows that draft more than `column` tokens -> the rows [S] that
+        draft more than one more, PAD instead of others. ids [S] int64, draft_tokens [R, G] int64, counts [S] int32."""
         wanted = torch.where(counts > column, rows, _PAD).long()
         draft_tokens.index_put_((wanted, torch.full_like(wanted, column)), ids)
         return torch.where(counts > column + 1, rows, _PAD)

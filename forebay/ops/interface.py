@@ -1,7 +1,7 @@
 """The ops of every backend, each defined in torch. The native twins are tested against the definition, which also runs
 where they cannot.
 
-Shape letters: T tokens, S sequences, H hidden size, I intermediate size, N and K a linear layer's outputs and inputs,
+Shape letters: T tokens, S sequences, H hidden size, I intermediate size, N and K a linear layer's outputs and inputs;
 Hq query heads, Hk KV heads, D head size, R rotary size, P pages per row, V vocabulary."""
 
 from __future__ import annotations

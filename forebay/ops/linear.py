@@ -33,9 +33,9 @@ class LinearOps(Protocol):
         """Read weight [N, K], each panel of which has one format, pack it in the codes it has, and bias [N]. Keeps
         neither.
 
-        `linear` uses it as the matrix of `GroupQuantized`. Where the backend's activation bits are 8 or 16, x is
-        rounded to integers of so many bits by groups of 32 inputs, each with a scale, and the sums of a group are
-        exact; else the matrix is rounded to x's dtype. Only the codes are kept.
+        `linear` uses it as the matrix of `GroupQuantized`. If the backend's activation bits are 8 or 16, x is rounded
+        to integers of that size. Each group of 32 inputs has a scale, and the sums of a group are exact; else the
+        matrix is rounded to x's dtype. Only the codes are kept.
         """
         ...
 

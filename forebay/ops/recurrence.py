@@ -8,7 +8,7 @@ is read before that): so a sequence's results and states do not depend, by a bit
 ops), and decoding is prefill of one token.
 
 Shape letters: T tokens, S sequences, N snapshots, K state rows (slot 0 is the padding slot), C channels, W kernel
-width, H heads, P head size, G groups, D state size, I intermediate size.
+width; H heads, P head size, G groups, D state size, I intermediate size.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class RecurrenceOps:
 
             state = state * exp(dt' * a) + b outer (dt' * x);   y = c @ state + d * x
 
-        x [T, H, P], dt [T, H], b and c [T, G, D] of one dtype (head h reads group h // (H / G)), which may be views
-        into wider rows; state [K, H, D, P] -> [T, H, P] in x's dtype. Computed in float32. Mamba-2, arXiv 2405.21060,
+        x [T, H, P], dt [T, H], b and c [T, G, D] of one dtype, which may be views into wider rows (head h reads group h
+        // (H / G)); state [K, H, D, P] -> [T, H, P] in x's dtype. Computed in float32. Mamba-2, arXiv 2405.21060,
         section 6 (the recurrent form).
         """
         x32, per_group = x.float(), x.shape[1] // b.shape[1]
@@ -157,8 +157,8 @@ class RecurrenceOps:
     def gated_delta_rule(
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, batch: StateBatch
     ) -> Tensor:
-        """The gated delta rule, per value head h, with its key head h // (Hv / Hk), q and k divided by
-        sqrt(sum of squares + 1e-6) over Dk first, and q by sqrt(Dk):
+        """The gated delta rule, per value head h, with its key head h // (Hv / Hk). First q and k are divided by
+        sqrt(sum of squares + 1e-6) over Dk, then q by sqrt(Dk).
 
             state = state * exp(log_decay);  state += k outer (beta * (v - k @ state));  y = q @ state
 

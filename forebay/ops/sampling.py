@@ -1,9 +1,9 @@
 """The definition of `Ops.sample_rows` in torch. Nothing here waits for the device.
 
-Of softmax(logits / temperature) the top_k most likely are kept, then of those the most likely that make up top_p of
-their sum, then of those whatever is at least min_p times the most likely. Ties with the least likely that is kept are
-kept: the order of ids decides nothing. Chosen is the token at which the running sum of what is kept, in the order of
-ids, first exceeds `uniform` times the whole.
+Of softmax(logits / temperature) the top_k most likely are kept. Of those the most likely that make up top_p of their
+sum are kept, then of those all with at least min_p times the largest probability. Ties with the least likely that is
+kept are kept: the order of ids decides nothing. Chosen is the token at which the running sum of what is kept, in the
+order of ids, first exceeds `uniform` times the whole.
 
 Shape letters: D rows that draw at random, V vocabulary.
 """
@@ -75,7 +75,8 @@ def _smallest_kept(p: Tensor, weight: Tensor, target: Tensor, *, relative: bool)
     `relative`); 0 where all of them together do not.
 
     Instead of sorting (2.5 ms per row of 49,152 on one core) the weights are added up by the upper half of the bits of
-    p, and within the bin where the target is met by the lower half: positive floats order as their bits do.
+    p. Within the bin where the target is met they are added up by the lower half: positive floats order as their bits
+    do.
     """
     bits = p.view(torch.int32)
     upper, lower = (bits >> 16).long(), (bits & 0xFFFF).long()

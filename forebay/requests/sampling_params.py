@@ -112,10 +112,10 @@ class SamplingParams(Numbers, metaclass=_CheckedAtConstruction, frozen=True, kw_
     differently. A `grammar` leaves only tokens that it can go on with. With `pooling` nothing is sampled
     (`of_pooling`).
 
-    An output ends with `max_tokens`, with an end token of the model's unless `ignore_eos`, with one of
-    `stop_token_ids`, or where its text has one of `stop` or matches one of `stop_regex`. The text of these is left out
-    unless `include_stop_str_in_output`. Before `min_tokens` no end token can come, and no stop string counts that
-    ends there. Only `allowed_token_ids` can come where there are any, and never what completes one of `bad_words`:
+    An output ends with `max_tokens`, with an end token of the model's unless `ignore_eos`, or with one of
+    `stop_token_ids`. It also ends where its text has one of `stop` or matches one of `stop_regex`. The text of these is
+    left out unless `include_stop_str_in_output`. Before `min_tokens` no end token can come, and no stop string counts
+    that ends there. Only `allowed_token_ids` can come where there are any, and never what completes one of `bad_words`:
     texts, as the tokenizer spells them with and without a space before, or tuples of token ids.
 
     What is about texts is for whoever makes texts of tokens: the engine itself is told what `of_tokens` leaves.

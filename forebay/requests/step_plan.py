@@ -187,10 +187,12 @@ class StepResult:
 class Launched(Protocol):
     """A step on its way; `result` waits for its sampled tokens, the only thing ever copied back."""
 
-    def result(self) -> StepResult: ...
+    def result(self) -> StepResult:
+        """Wait for the step and return what it sampled. Raises the error of a step that failed."""
 
 
 class Runner(Protocol):
     """Interface of components that execute plans: the model runner, and the hash model in tests."""
 
-    def launch(self, plan: StepPlan) -> Launched: ...
+    def launch(self, plan: StepPlan) -> Launched:
+        """Start the step and return without waiting for it. Steps run in the order of their launch."""

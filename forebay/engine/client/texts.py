@@ -91,9 +91,9 @@ class TextEngine(ABC):
             async for delta in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
                 print(delta.text, end="", flush=True)
 
-        Leaving the iteration or cancelling it ends the request. Raises InvalidRequest for what cannot be asked, the
-        typed error of a request that fails, and Unavailable (code `weights_changed`) where an update of the weights
-        makes it begin again behind tokens that have been told.
+        Leaving the iteration or cancelling it ends the request. Raises InvalidRequest for invalid arguments, and the
+        typed error of a request that fails. Raises Unavailable (code `weights_changed`) if an update of the weights
+        restarts the request after tokens were yielded.
         """
         output = await asyncio.to_thread(output_of, prompt, self.tokenizer)
         async with contextlib.aclosing(self._write(output, sampling_params, ())) as deltas:

@@ -34,9 +34,9 @@ log = get_logger("engine")
 
 
 class Pace:
-    """How long a step may take before it counts as a hang, learned from those that ended, so that a long prompt on a
-    slow machine is not taken for one: as long for each of its tokens as the slowest one has. Until one has ended, and
-    at most, it may take `most_s`."""
+    """The time that a step may take before it counts as a hang, learned from steps that ended. The limit grows with a
+    step's tokens, by the seconds per token of the slowest step, so that a long prompt on a slow machine is no hang.
+    Until a step has ended, and at most, the limit is `most_s`."""
 
     def __init__(self, most_s: float) -> None:
         self._most_s = most_s

@@ -61,8 +61,8 @@ def mixers_only(fields: Fields, *, tied: bool) -> dict[str, Any]:
 
 
 def rank_of(fields: Fields, name: str, hidden_size: int) -> int:
-    """Return the rank of the layer that gives dt: a sixteenth of the hidden size, rounded up, where the file says `auto` or
-    nothing."""
+    """Return the rank of the layer that gives dt: a sixteenth of the hidden size, rounded up, if the file says
+    `auto` or nothing."""
     return math.ceil(hidden_size / 16) if fields.get(name) in (None, "auto") else fields.size(name)
 
 

@@ -265,8 +265,8 @@ class MessagesRequest(Bootstrap, CountTokensRequest):
 
 
 def behind_the_system_text(chat: ChatRequest) -> ChatRequest:
-    """The chat with the line that its client changes with every request not at its beginning, where it would make all
-    of every prompt new, but at the end of the system text; the same chat where there is no such line."""
+    """Return the chat with the client's billing line at the end of the system text. The client changes that line with
+    every request: at the beginning it would make every prompt new; the same chat where there is no such line."""
     first = chat.messages[0]
     if first.role != "system" or not first.content:
         return chat

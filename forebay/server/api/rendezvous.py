@@ -2,8 +2,8 @@
 
 The field's names: `bootstrap_host` and `bootstrap_port` are where the prefill server listens for decode servers (8998
 where no port is given), `bootstrap_room` is a label that the gateway picks for both halves. `forebay route` sends them
-in headers, gateways of the field in the body. Either way they make a decode server connect to a host, so they are taken
-from holders of the cluster key alone, or where the operator has named the prefill servers.
+in headers, gateways of the field in the body. Either way they make a decode server connect to a host. They are
+therefore accepted from holders of the cluster key alone, or if the operator has named the prefill servers.
 """
 
 from __future__ import annotations

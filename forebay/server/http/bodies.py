@@ -113,9 +113,9 @@ MAX_STRINGS: Final = 2 * MAX_VALUES  # keys are strings too
 
 
 def parse_json_object(body: bytes, max_ids: int = 0) -> dict[str, Any]:
-    """The object in `body`. Raises InvalidRequest for what is not UTF-8, not strict JSON (NaN, Infinity, a BOM), nested
-    deeper than `json_text.MAX_DEPTH`, of more than `MAX_CONTAINERS` objects and lists, `MAX_STRINGS` strings or
-    `MAX_VALUES` + `max_ids` values, or with a key twice in one object."""
+    """The object in `body`. Raises InvalidRequest for a body that is not UTF-8 or not strict JSON (NaN, Infinity, a
+    BOM), or that has a key twice in one object. So does a body that is nested deeper than `json_text.MAX_DEPTH`. The
+    other limits are `MAX_CONTAINERS` objects and lists, `MAX_STRINGS` strings or `MAX_VALUES` + `max_ids` values."""
     _check_size(body, MAX_VALUES + max_ids)
     try:
         value = json.loads(body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)

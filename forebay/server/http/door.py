@@ -1,7 +1,7 @@
 """The end of listening: whoever has connected is answered, and no connection is reset.
 
-A listening socket that is closed resets the connections that wait in its queue, and so would one be that is made
-between the last look into the queue and the close. So the kernel is told first to take no new ones: what asks for a
+A listening socket that is closed resets the connections that wait in its queue. A connection made between the last look
+into the queue and the close would be reset too. So the kernel is told first to take no new ones: what asks for a
 connection is not answered, asks again a second later, and is refused then, as by any server that is gone.
 """
 

@@ -102,9 +102,9 @@ log = get_logger("server")
 
 class TextWorkers:
     """`TIMEOUT_S` answers the client, but a thread cannot be stopped: it works on until it is done. That is bounded by
-    what it was given. A text has at most 8 bytes per token of context (longer ones are refused before any work), token
-    ids fit into the capped body, and chat templates run in processes that are killed (`text.chat_template`). What
-    waits for a free thread is limited in number and in time.
+    what it was given. A text has at most 8 bytes per token of context; longer ones are refused before any work. Token
+    ids fit into the capped body, and chat templates run in processes that are killed (`text.chat_template`). What waits
+    for a free thread is limited in number and in time.
     """
 
     def __init__(self) -> None:
