@@ -112,8 +112,8 @@ class RecurrenceOps:
 
             state = state * exp(dt' * a) + b outer (dt' * x);   y = c @ state + d * x
 
-        x [T, H, P], dt [T, H], b and c [T, G, D] of one dtype, which may be views into wider rows (head h reads group h
-        // (H / G)); state [K, H, D, P] -> [T, H, P] in x's dtype. Computed in float32. Mamba-2, arXiv 2405.21060,
+        x [T, H, P], dt [T, H], b and c [T, G, D] of one dtype, which may be views into wider rows: head h reads group
+        h // (H / G); state [K, H, D, P] -> [T, H, P] in x's dtype. Computed in float32. Mamba-2, arXiv 2405.21060,
         section 6 (the recurrent form).
         """
         x32, per_group = x.float(), x.shape[1] // b.shape[1]
