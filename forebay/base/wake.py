@@ -53,9 +53,11 @@ class WakingQueue(Generic[T]):
         self._oldest: float | None = None
 
     def fileno(self) -> int:
+        """Return the descriptor that is readable while items wait, for select."""
         return self._wake.fileno()
 
     def put(self, item: T) -> None:
+        """Append an item and wake the reader. The time of the oldest item that waits is kept."""
         self.items.append(item)
         if self._oldest is None:
             self._oldest = self._clock()
@@ -81,4 +83,5 @@ class WakingQueue(Generic[T]):
         self._wake.set()
 
     def close(self) -> None:
+        """Close the wake's descriptors; items can no longer wake the reader."""
         self._wake.close()
