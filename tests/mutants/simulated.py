@@ -5,23 +5,23 @@ from tests.mutants.mutant import Mutant
 SIMULATED = (
     Mutant(
         "C22 the peer is told that an offer broke",
-        "transfer/session/decode.py",
-        "        if was is Stage.OFFERED:\n            self._send(frames.Withdrawn(receipt.ticket.nonce, failure))",
-        "        if was is Stage.OFFERED:\n            pass",
+        "transfer/state/tickets.py",
+        "_BREAK_OFFERED: Final = (DecodeAction.REPORT_BROKEN, DecodeAction.WITHDRAW)",
+        "_BREAK_OFFERED: Final = (DecodeAction.REPORT_BROKEN,)",
         "transfer/test_simulation.py::test_c22_c33_transfers_random_faults_each_ticket_ends_once_with_its_data_or_a_cause[0]",
     ),
     Mutant(
         "C22 a new session asks whether the writer of an old one has ended",
-        "transfer/session/decode.py",
-        "            elif receipt.stage is Stage.BROKEN:  #",
-        "            elif False:  #",
+        "transfer/state/tickets.py",
+        "(Received.BROKEN, (DecodeAction.ASK,))",
+        "(Received.BROKEN, ())",
         "transfer/test_simulation.py::test_c22_c33_transfers_random_faults_each_ticket_ends_once_with_its_data_or_a_cause[0]",
     ),
     Mutant(
         "C27 an offer without a session ends with the bootstrap timeout",
         "transfer/session/decode.py",
-        "receipt.stage is Stage.WAITING and now - receipt.since > limit_s",
-        "receipt.stage is Stage.WAITING and now - receipt.since > 9 * limit_s",
+        "receipt.is_waiting and now - receipt.since > limit_s",
+        "receipt.is_waiting and now - receipt.since > 9 * limit_s",
         "transfer/test_simulation.py::test_c27_offer_without_a_prefill_process_ends_with_the_bootstrap_timeout",
     ),
     Mutant(
@@ -33,16 +33,16 @@ SIMULATED = (
     ),
     Mutant(
         "C22 only what is offered is renewed",
-        "transfer/session/decode.py",
-        "if receipt is not None and receipt.stage is Stage.OFFERED:\n                        self._loop.emit(Renewed",
-        "if receipt is not None:\n                        self._loop.emit(Renewed",
+        "transfer/state/tickets.py",
+        "    **_ignored(DecodeEvent.RENEWED, *_WAITING, *_ENDED),\n",
+        "    **{(state, DecodeEvent.RENEWED): (state, (DecodeAction.RENEW,)) for state in (*_WAITING, *_ENDED)},\n",
         "transfer/test_simulation.py::test_c22_c33_transfers_random_faults_each_ticket_ends_once_with_its_data_or_a_cause[0]",
     ),
     Mutant(
         "C22 the peer is told that all arrived",
-        "transfer/session/decode.py",
-        "            self._send(frames.Settled(receipt.ticket.nonce))\n",
-        "",
+        "transfer/state/tickets.py",
+        "(DecodeAction.REPORT_ARRIVED, DecodeAction.SETTLE, DecodeAction.DROP)",
+        "(DecodeAction.REPORT_ARRIVED, DecodeAction.DROP)",
         "transfer/test_simulation.py::test_c22_c33_transfers_random_faults_each_ticket_ends_once_with_its_data_or_a_cause[0]",
     ),
     Mutant(
@@ -62,23 +62,22 @@ SIMULATED = (
     Mutant(
         "C22 the tail goes when all before it has left",
         "transfer/session/prefill.py",
-        "if shipment.tail is not None and not shipment.unwritten and",
-        "if shipment.tail is not None and",
+        "if shipment.tail is not None and not shipment.unwritten:",
+        "if shipment.tail is not None and shipment.state is Shipped.OPEN:",
         "transfer/test_simulation.py::test_c22_c33_transfers_random_faults_each_ticket_ends_once_with_its_data_or_a_cause[0]",
     ),
     Mutant(
         "C22 decode is told that prefill broke",
-        "transfer/session/prefill.py",
-        "        if tell:\n",
-        "        if False:\n",
+        "transfer/state/tickets.py",
+        "(PrefillAction.REPORT_BROKEN, PrefillAction.WITHDRAW, PrefillAction.DROP)",
+        "(PrefillAction.REPORT_BROKEN, PrefillAction.DROP)",
         "transfer/test_simulation.py::test_c22_c33_transfers_random_faults_each_ticket_ends_once_with_its_data_or_a_cause[0]",
     ),
     Mutant(
         "C22 decode hears of the fence when nothing is touched any more",
-        "transfer/session/prefill.py",
-        "        self._drop(shipment, Stage.BROKEN)\n",
-        "        shipment.session.send(frames.Fenced(shipment.ticket.nonce))\n"
-        "        self._drop(shipment, Stage.BROKEN)\n",
+        "transfer/state/tickets.py",
+        "_BREAK_SILENTLY: Final = (PrefillAction.REPORT_BROKEN, PrefillAction.DROP)",
+        "_BREAK_SILENTLY: Final = (PrefillAction.REPORT_BROKEN, PrefillAction.FENCE, PrefillAction.DROP)",
         "transfer/test_simulation.py::test_c22_c33_transfers_random_faults_each_ticket_ends_once_with_its_data_or_a_cause[0]",
     ),
     Mutant(
@@ -402,15 +401,15 @@ SIMULATED = (
     Mutant(
         "C22 what has not been settled stands still",
         "transfer/session/prefill.py",
-        "waits = shipment.unwritten or shipment.stage is Stage.COMPLETED",
+        "waits = shipment.unwritten or shipment.state is Shipped.COMPLETED",
         "waits = shipment.unwritten",
         "transfer/test_simulation.py::test_c22_shipment_that_stands_still_loses_its_lease",
     ),
     Mutant(
         "C22 what has not been written stands still",
         "transfer/session/prefill.py",
-        "waits = shipment.unwritten or shipment.stage is Stage.COMPLETED",
-        "waits = shipment.stage is Stage.COMPLETED",
+        "waits = shipment.unwritten or shipment.state is Shipped.COMPLETED",
+        "waits = shipment.state is Shipped.COMPLETED",
         "transfer/test_simulation.py::test_c22_shipment_that_stands_still_loses_its_lease",
     ),
     Mutant(
@@ -437,8 +436,8 @@ SIMULATED = (
     Mutant(
         "C22 the fence is told in the session of now",
         "transfer/session/prefill.py",
-        "        session = self._sessions.get(shipment.ticket.peer)\n",
-        "        session = shipment.session\n",
+        "                latest = self._sessions.get(ticket.peer)\n",
+        "                latest = session\n",
         "transfer/test_simulation.py::test_c22_one_sided_write_of_a_lost_session_ends_before_its_ticket_is_closed",
     ),
     Mutant(
@@ -493,8 +492,8 @@ SIMULATED = (
     Mutant(
         "C22 an offer without a session begins one",
         "transfer/session/decode.py",
-        "receipt.stage in (Stage.WAITING, Stage.BROKEN) for",
-        "receipt.stage in (Stage.BROKEN,) for",
+        "(one.is_waiting or one.state is Received.BROKEN for",
+        "(one.state is Received.BROKEN for",
         "transfer/test_simulation.py::test_c22_session_that_ends_at_any_moment_of_its_beginning_is_begun_anew",
     ),
     Mutant(
@@ -765,9 +764,10 @@ SIMULATED = (
     ),
     Mutant(
         "C33 decode does not settle what was not completed",
-        "transfer/session/prefill.py",
-        "if shipment is not None and shipment.stage is Stage.COMPLETED:",
-        "if shipment is not None:",
+        "transfer/state/tickets.py",
+        "    **_ignored(PrefillEvent.SETTLED, Shipped.OPEN, *_DROPPING),\n",
+        "    **_ignored(PrefillEvent.SETTLED, *_DROPPING),\n"
+        "    (Shipped.OPEN, PrefillEvent.SETTLED): (Shipped.CLOSING, (PrefillAction.DROP,)),\n",
         "transfer/test_sessions.py::test_c33_peer_that_settles_before_all_was_sent_is_not_believed",
     ),
     Mutant(

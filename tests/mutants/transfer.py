@@ -61,16 +61,16 @@ TRANSFER = (
     ),
     Mutant(
         "C22 the tail alone is not the end",
-        "transfer/session/decode.py",
-        "receipt.landed is not None and receipt.tail is not None",
-        "receipt.tail is not None",
+        "transfer/state/tickets.py",
+        "(Received.OFFERED, DecodeEvent.COMPLETED): (Received.COMPLETED, ()),",
+        "(Received.OFFERED, DecodeEvent.COMPLETED): (Received.CLOSING, _ARRIVE),",
         "transfer/test_faults.py::test_a_tail_that_comes_before_the_last_chunk_is_not_the_end",
     ),
     Mutant(
         "C22 places that a peer writes to are not closed before it says so or has died",
         "transfer/session/decode.py",
-        "        if not receipt.has_writer:\n",
-        "        if True:\n",
+        " and not receipt.has_writer:",
+        ":",
         "transfer/test_losses.py::test_places_that_a_peer_writes_to_are_closed_by_its_own_word_alone",
     ),
     Mutant(
@@ -363,9 +363,10 @@ TRANSFER = (
     ),
     Mutant(
         "C22 a fence closes only what was broken",
-        "transfer/session/decode.py",
-        "receipt is not None and receipt.stage is Stage.BROKEN and _is_of",
-        "receipt is not None and _is_of",
+        "transfer/state/tickets.py",
+        "    **_ignored(DecodeEvent.UNTOUCHED, *_OFFERED, Received.CLOSING),\n",
+        "    **_ignored(DecodeEvent.UNTOUCHED, Received.CLOSING),\n"
+        "    **{(state, DecodeEvent.UNTOUCHED): (Received.CLOSING, (DecodeAction.DROP,)) for state in _OFFERED},\n",
         "transfer/test_sessions.py::test_c22_fence_of_a_ticket_that_nobody_broke_closes_nothing",
     ),
     Mutant(
@@ -467,6 +468,21 @@ TRANSFER = (
         "transfer/test_data_thread.py::test_arrival_rate_counts_what_comes_behind_its_first_chunk",
     ),
     Mutant(
+        "C33 an event that the state of a ticket does not have ends the session of its peer",
+        "transfer/state/tickets.py",
+        "    if (state, event) not in table:\n        raise",
+        "    if (state, event) not in table:\n        return state, ()\n        raise",
+        "transfer/test_tickets.py::test_c33_peer_that_completes_a_ticket_which_it_was_never_offered_ends_its_session",
+    ),
+    Mutant(
+        "C22 a ticket that is settled is dropped once",
+        "transfer/state/tickets.py",
+        "    **_ignored(PrefillEvent.SETTLED, Shipped.OPEN, *_DROPPING),\n",
+        "    **_ignored(PrefillEvent.SETTLED, Shipped.OPEN),\n"
+        "    **{(state, PrefillEvent.SETTLED): (state, (PrefillAction.DROP,)) for state in _DROPPING},\n",
+        "transfer/test_tickets.py::test_c22_tickets_any_sequence_of_events_ends_once_drops_once_and_then_closes",
+    ),
+    Mutant(
         "C22 a lost connection of chunks ends one session",
         "transfer/session/decode.py",
         "if peer.session is not None and peer.session.epoch == report.session:",
@@ -483,15 +499,15 @@ TRANSFER = (
     Mutant(
         "C22 a ticket that nobody else writes to is fenced at once",
         "transfer/session/decode.py",
-        "        receipt.stage = Stage.CLOSING\n",
-        "",
+        "        if receipt.state is Received.BROKEN and not receipt.has_writer:",
+        "        if False:",
         "transfer/test_sessions.py::test_c22_broken_ticket_whose_places_nobody_else_writes_to_is_fenced_at_once",
     ),
     Mutant(
         "C22 prefill fences tickets that broke",
-        "transfer/session/prefill.py",
-        "        if shipment.stage is Stage.BROKEN and session is not None:",
-        "        if session is not None:",
+        "transfer/state/tickets.py",
+        "(Shipped.CLOSING, PrefillEvent.DROPPED): (Shipped.CLOSED, (PrefillAction.REPORT_CLOSED,))",
+        "(Shipped.CLOSING, PrefillEvent.DROPPED): (Shipped.CLOSED, (PrefillAction.FENCE, PrefillAction.REPORT_CLOSED))",
         "transfer/test_sessions.py::test_c22_only_tickets_that_broke_are_fenced",
     ),
     Mutant(

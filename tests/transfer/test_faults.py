@@ -165,6 +165,7 @@ def test_chunks_of_an_earlier_session_are_not_taken() -> None:
         again.send(introduction)
         for peer in (late, again):
             wait_until(lambda peer=peer: is_refused(peer))
+        assert control._find(frames.Joined) is None, "no connection of chunks has been taken"
         right = scripted_decode(port, hello(instance, 5, data=True))
         right.send(frames.Attach())
         control.wait(frames.Joined)

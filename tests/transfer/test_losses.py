@@ -17,6 +17,7 @@ from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.requests import pieces
 from forebay.requests.pieces import Chunk
 from forebay.requests.transfers import Arrived, Broken, Event, Offer, Offered, Send, Sent, Tail, Withdraw
+from forebay.transfer.state.tickets import DecodeEvent
 from forebay.transfer.wire import frames, shm
 from forebay.transfer.wire.faults import Faults
 from forebay.transfer.wire.shm import ShmWriter
@@ -220,7 +221,8 @@ def test_a_peer_that_never_says_that_all_arrived_loses_its_lease(backend: str) -
         decode.transfers.submit(made)
         prefill.wait(Offered, made.ticket)
         [peer] = decode.transfers._stage._peers.values()
-        peer.settle = lambda receipt: None
+        step = peer.step
+        peer.step = lambda receipt, what: None if what is DecodeEvent.LANDED else step(receipt, what)
         whole = spans_of(prefill, N)
         prefill.transfers.submit(Send(ticket=made.ticket, spans=whole, tail=Tail(num_tokens=N, token_id=1)))
         assert code_of(prefill, made.ticket) == "lease_timeout"

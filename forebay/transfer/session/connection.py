@@ -194,9 +194,13 @@ def session_keys(cluster_key: bytes, hello: Hello, challenge: Challenge) -> Keys
 class ConnectionUser(Protocol):
     """Receiver of a connection's frames and of its loss, called by the loop's thread."""
 
-    def on_frame(self, link: Connection, frame: object) -> None: ...
+    def on_frame(self, link: Connection, frame: object) -> None:
+        """Take a frame; an exception ends the session."""
+        ...
 
-    def on_lost(self, link: Connection, failure: Failure) -> None: ...
+    def on_lost(self, link: Connection, failure: Failure) -> None:
+        """End the session of the connection."""
+        ...
 
 
 class Guard:
@@ -279,6 +283,7 @@ class Loop:
         self.users[link] = user
 
     def unwatch(self, link: Connection) -> None:
+        """Stop reading a connection; nothing if it is not watched."""
         if self.users.pop(link, None) is not None:
             self._selector.unregister(link)
 

@@ -320,6 +320,7 @@ class DataThread:
         return self._thread.is_alive()
 
     def submit(self, job: Job) -> None:
+        """Add a job; from any thread."""
         self._jobs.append(job)
         self._wake.set()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import partial
 from itertools import count
 from typing import Final
@@ -19,20 +18,12 @@ from forebay.transfer.session import data_thread
 from forebay.transfer.session.connection import LocalEngine, Loop
 from forebay.transfer.session.data_thread import DataThread
 from forebay.transfer.session.peers import Address, SessionWithPrefill
-from forebay.transfer.state.tickets import Landing
+from forebay.transfer.state.tickets import DECODE, DecodeAction, DecodeEvent, Landing, Received, step
 from forebay.transfer.wire import frames
 
 RETRIES_PER_BEAT: Final = 4
 
 log = get_logger("transfer")
-
-
-class Stage(Enum):
-    WAITING = auto()  # for a session; nobody else knows of it
-    OFFERED = auto()
-    ARRIVED = auto()  # all of it: to be closed
-    BROKEN = auto()  # to be closed when nobody can write any more
-    CLOSING = auto()  # the data thread has been told to drop it
 
 
 @dataclass(slots=True)
@@ -41,14 +32,19 @@ class Receipt:
 
     offer: Offer
     since: float
-    stage: Stage = Stage.WAITING
-    landed: data_thread.Landed | None = None
+    state: Received = Received.WAITING
+    bytes_per_s: float = 0.0
     tail: Tail | None = None
+    failure: Failure | None = None
     session: SessionWithPrefill | None = None
 
     @property
     def ticket(self) -> Ticket:
         return self.offer.ticket
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.state in (Received.WAITING, Received.WAITING_LANDED)
 
     @property
     def has_writer(self) -> bool:
@@ -87,6 +83,7 @@ class Peer:
     # -- orders ----------------------------------------------------------------------------------------------------
 
     def offer(self, receipt: Receipt) -> None:
+        """Offer the places now, or in the next session; break the ticket if that can never be."""
         offer = receipt.offer
         self.receipts[offer.ticket.nonce] = receipt
         if not self._may_ask:
@@ -102,7 +99,7 @@ class Peer:
             return
         self._chunks.submit(data_thread.Expect(offer.ticket.nonce, landing))
         if self.session is not None and self.session.is_joined:
-            self._make(receipt, self.session)
+            self.step(receipt, DecodeEvent.JOINED)
         else:
             self._connect()
 
@@ -120,10 +117,52 @@ class Peer:
     def _may_ask(self) -> bool:
         return bool(self._engine.options.cluster_key) or is_loopback(self.address[0])
 
+    # -- tickets ---------------------------------------------------------------------------------------------------
+
+    def step(self, receipt: Receipt, what: DecodeEvent) -> None:
+        """Change the state of a ticket by an event, and act. Raises WireError if its state has no such event."""
+        receipt.state, actions = step(DECODE, receipt.state, what)
+        for action in actions:
+            self._act(receipt, action)
+
+    def end(self, receipt: Receipt, failure: Failure, what: DecodeEvent = DecodeEvent.FAILED) -> None:
+        """Break a ticket, once; where the writer reaches in by itself, its word or its death closes it."""
+        receipt.failure = failure
+        self.step(receipt, what)
+        if receipt.state is Received.BROKEN and not receipt.has_writer:
+            self.step(receipt, DecodeEvent.UNTOUCHED)
+
+    def _act(self, receipt: Receipt, action: DecodeAction) -> None:
+        ticket, failure, tail, session = receipt.ticket, receipt.failure, receipt.tail, self.session
+        match action:
+            case DecodeAction.OFFER if session is not None:
+                self._make(receipt, session)
+            case DecodeAction.ASK if session is not None:
+                session.send(frames.Withdrawn(ticket.nonce, frames.peer_lost(session.where, "it was anew")))
+            case DecodeAction.RENEW:
+                self._loop.emit(Renewed(ticket))
+            case DecodeAction.WITHDRAW if failure is not None:
+                if session is not None:
+                    session.send(frames.Withdrawn(ticket.nonce, failure))
+            case DecodeAction.DECLINE if failure is not None:
+                self.decline(receipt.offer, failure, receipt.since)
+            case DecodeAction.SETTLE:
+                if session is not None:
+                    session.send(frames.Settled(ticket.nonce))
+            case DecodeAction.DROP:
+                self._chunks.submit(data_thread.Drop(ticket.nonce))
+            case DecodeAction.REPORT_ARRIVED if tail is not None:
+                self._loop.emit(Arrived(ticket, tail, receipt.bytes_per_s))
+            case DecodeAction.REPORT_BROKEN if failure is not None:
+                self._loop.emit(Broken(ticket, failure))
+            case DecodeAction.REPORT_CLOSED:
+                self._loop.emit(Closed(ticket))
+            case _:
+                raise AssertionError(f"{action} has nothing to act on: {receipt}")
+
     def _make(self, receipt: Receipt, session: SessionWithPrefill) -> None:
         """The offer goes out: from here on it is not ours alone to close."""
-        offer = receipt.offer
-        receipt.stage, receipt.session = Stage.OFFERED, session
+        offer, receipt.session = receipt.offer, session
         session.send(
             frames.Offering(
                 nonce=offer.ticket.nonce,
@@ -135,37 +174,6 @@ class Peer:
                 weight_version=offer.weight_version,
             )
         )
-
-    # -- how tickets end -------------------------------------------------------------------------------------------
-
-    def end(self, receipt: Receipt, failure: Failure) -> None:
-        """Break a ticket, once; where the writer reaches in by itself, its word or its death closes it."""
-        if receipt.stage not in (Stage.WAITING, Stage.OFFERED):
-            return
-        was, receipt.stage = receipt.stage, Stage.BROKEN
-        self._loop.emit(Broken(receipt.ticket, failure))
-        if was is Stage.OFFERED:
-            self._send(frames.Withdrawn(receipt.ticket.nonce, failure))
-        else:
-            self.decline(receipt.offer, failure, receipt.since)
-        if not receipt.has_writer:
-            self._close(receipt)
-
-    def _close(self, receipt: Receipt) -> None:
-        receipt.stage = Stage.CLOSING
-        self._chunks.submit(data_thread.Drop(receipt.ticket.nonce))
-
-    def settle(self, receipt: Receipt) -> None:
-        """Where all has come, and the sender has said that this was all: with that it writes no more."""
-        if receipt.stage is Stage.OFFERED and receipt.landed is not None and receipt.tail is not None:
-            receipt.stage = Stage.ARRIVED
-            self._loop.emit(Arrived(receipt.ticket, receipt.tail, receipt.landed.bytes_per_s))
-            self._send(frames.Settled(receipt.ticket.nonce))
-            self._close(receipt)
-
-    def _send(self, frame: frames.Withdrawn | frames.Settled) -> None:
-        if self.session is not None:
-            self.session.send(frame)
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
@@ -180,9 +188,8 @@ class Peer:
                 self._chunks.submit(data_thread.Check(session.epoch, frame))
             case frames.Beat(held):
                 for nonce in held:
-                    receipt = self.receipts.get(nonce)
-                    if receipt is not None and receipt.stage is Stage.OFFERED:
-                        self._loop.emit(Renewed(receipt.ticket))
+                    if nonce in self.receipts:
+                        self.step(self.receipts[nonce], DecodeEvent.RENEWED)
             case frames.Resting(asleep):
                 self.rests = asleep
             case frames.Completed(nonce, tail):
@@ -193,8 +200,8 @@ class Peer:
                     self.end(self.receipts[nonce], failure)
             case frames.Fenced(nonce):
                 receipt = self.receipts.get(nonce)
-                if receipt is not None and receipt.stage is Stage.BROKEN and _is_of(receipt, session):
-                    self._close(receipt)  # a successor on the same port cannot speak for it
+                if receipt is not None and _is_of(receipt, session):  # a successor on the port cannot speak for it
+                    self.step(receipt, DecodeEvent.UNTOUCHED)
 
     def _complete(self, receipt: Receipt, tail: Tail) -> None:
         if tail.num_tokens != receipt.offer.num_tokens:
@@ -202,16 +209,14 @@ class Peer:
             self.end(receipt, Failure.of(error))
             return
         receipt.tail = tail
-        self.settle(receipt)
+        self.step(receipt, DecodeEvent.COMPLETED)
 
     def on_joined(self, session: SessionWithPrefill) -> None:
+        """Make the offers that waited, and ask about broken tickets of earlier sessions."""
         log.info(event("prefill_joined", where=session.where, shared=session.reach is not None))
         self._say_unsaid(session)
         for receipt in [*self.receipts.values()]:
-            if receipt.stage is Stage.WAITING:
-                self._make(receipt, session)
-            elif receipt.stage is Stage.BROKEN:  # in an earlier session: is anybody still writing?
-                self._send(frames.Withdrawn(receipt.ticket.nonce, frames.peer_lost(session.where, "it was anew")))
+            self.step(receipt, DecodeEvent.JOINED)
 
     def on_session_refused(self, session: SessionWithPrefill, failure: Failure) -> None:
         for receipt in [*self.receipts.values()]:
@@ -228,8 +233,7 @@ class Peer:
         self.session, self.rests = None, False
         self._retry_at = self._loop.clock() + self._engine.options.heartbeat_s / RETRIES_PER_BEAT
         for receipt in [*self.receipts.values()]:
-            if receipt.stage is Stage.OFFERED:
-                self.end(receipt, failure)
+            self.end(receipt, failure, DecodeEvent.SESSION_LOST)
         self.forget()
 
     def forget(self) -> None:
@@ -240,16 +244,18 @@ class Peer:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
+        """Send heartbeats, end what has waited too long, and connect where something waits."""
         limit_s = self._engine.options.bootstrap_timeout_s
         if self.session is not None:
             self._loop.guard.run(self.session.where, partial(self.session.tick, now), self.session.lose)
         for receipt in [*self.receipts.values()]:
-            if receipt.stage is Stage.WAITING and now - receipt.since > limit_s:
+            if receipt.is_waiting and now - receipt.since > limit_s:
                 self.end(receipt, frames.bootstrap_timeout(f"{self.address[0]}:{self.address[1]}", limit_s))
-            elif receipt.stage is Stage.BROKEN and receipt.writer_is_dead:
-                self._close(receipt)
+            elif receipt.state is Received.BROKEN and receipt.writer_is_dead:
+                self.step(receipt, DecodeEvent.UNTOUCHED)
         self.unsaid = [(since, frame) for since, frame in self.unsaid if now - since <= limit_s]
-        if self.unsaid or any(receipt.stage in (Stage.WAITING, Stage.BROKEN) for receipt in self.receipts.values()):
+        unheard = (one.is_waiting or one.state is Received.BROKEN for one in self.receipts.values())
+        if self.unsaid or any(unheard):
             self._connect()
         self.forget()
 
@@ -271,7 +277,7 @@ class DecodeStage:
     @property
     def num_unfenced(self) -> int:
         """Tickets that have broken and whose places somebody may still write to; for any thread."""
-        return sum(receipt.stage is Stage.BROKEN for _, receipt in [*self._receipts.values()])
+        return sum(receipt.state is Received.BROKEN for _, receipt in [*self._receipts.values()])
 
     def transport(self, address: Address) -> str:
         """Return the transport of the session with the prefill server there, "" without one; for any thread."""
@@ -318,13 +324,13 @@ class DecodeStage:
     def _on_landed(self, report: data_thread.Landed) -> None:
         if report.nonce in self._receipts:
             peer, receipt = self._receipts[report.nonce]
-            receipt.landed = report
-            peer.settle(receipt)
+            receipt.bytes_per_s = report.bytes_per_s
+            peer.step(receipt, DecodeEvent.LANDED)
 
     def _on_dropped(self, nonce: bytes) -> None:
         peer, receipt = self._receipts.pop(nonce)
         del peer.receipts[nonce]
-        self._loop.emit(Closed(receipt.ticket))
+        peer.step(receipt, DecodeEvent.DROPPED)
         peer.forget()
 
     def on_chunks_lost(self, report: data_thread.Lost) -> None:
@@ -342,11 +348,13 @@ class DecodeStage:
             peer.end(receipt, failure)
 
     def end_sessions(self, why: str) -> None:
+        """End all sessions; `why` goes to the log and into the tickets that break."""
         for peer in [*self._peers.values()]:
             if peer.session is not None:
                 peer.session.lose(frames.peer_lost(peer.session.where, why))
 
     def close(self) -> None:
+        """End all sessions."""
         self.end_sessions("this engine ends")
 
     def tick(self) -> None:

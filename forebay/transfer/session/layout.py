@@ -1,4 +1,4 @@
-"""This engine's layout: the properties that two engines must share before one reads what the other computed (C31)."""
+"""Layout of this engine: the properties that two engines must share before one reads what the other computed (C31)."""
 
 from __future__ import annotations
 

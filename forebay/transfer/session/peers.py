@@ -32,15 +32,21 @@ log = get_logger("transfer")
 class DecodeSide(Protocol):
     """Receiver of a session's events on decode, called by the loop's thread."""
 
-    def on_joined(self, session: SessionWithPrefill) -> None: ...
+    def on_joined(self, session: SessionWithPrefill) -> None:
+        """Make offers: the peer takes them from here on."""
+        ...
 
-    def on_session_frame(self, session: SessionWithPrefill, frame: object) -> None: ...
+    def on_session_frame(self, session: SessionWithPrefill, frame: object) -> None:
+        """Take a frame about tickets."""
+        ...
 
     def on_session_refused(self, session: SessionWithPrefill, failure: Failure) -> None:
         """The two do not fit together, nor would they in the next session. It is lost next; frames still go out."""
         ...
 
-    def on_session_lost(self, session: SessionWithPrefill, failure: Failure) -> None: ...
+    def on_session_lost(self, session: SessionWithPrefill, failure: Failure) -> None:
+        """Forget the session, which is over."""
+        ...
 
 
 class SessionWithPrefill:
@@ -189,11 +195,17 @@ class SessionWithPrefill:
 class PrefillSide(Protocol):
     """Receiver of a session's events on prefill, called by the loop's thread."""
 
-    def on_joined(self, session: SessionWithDecode) -> None: ...
+    def on_joined(self, session: SessionWithDecode) -> None:
+        """Expect offers: the transport is joined."""
+        ...
 
-    def on_session_frame(self, session: SessionWithDecode, frame: object) -> None: ...
+    def on_session_frame(self, session: SessionWithDecode, frame: object) -> None:
+        """Take a frame about tickets."""
+        ...
 
-    def on_session_lost(self, session: SessionWithDecode, failure: Failure) -> None: ...
+    def on_session_lost(self, session: SessionWithDecode, failure: Failure) -> None:
+        """Forget the session, which is over."""
+        ...
 
     def held(self, session: SessionWithDecode) -> list[bytes]:
         """Return the tickets of the session whose leases its next heartbeat renews."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import partial
 from itertools import count
 from typing import Final
@@ -19,7 +18,7 @@ from forebay.transfer.session import data_thread
 from forebay.transfer.session.connection import Connection, LocalEngine, Loop, tune
 from forebay.transfer.session.data_thread import DataThread
 from forebay.transfer.session.peers import SessionWithDecode
-from forebay.transfer.state.tickets import Departing
+from forebay.transfer.state.tickets import PREFILL, Departing, PrefillAction, PrefillEvent, Shipped, step
 from forebay.transfer.wire import frames
 
 MAX_STRANGERS: Final = 64  # connections that have not proved that they know the key
@@ -27,13 +26,6 @@ MAX_SESSIONS: Final = 1 << 10
 MAX_KNOWN: Final = 1 << 12  # decode engines whose last epoch is remembered
 
 log = get_logger("transfer")
-
-
-class Stage(Enum):
-    OPEN = auto()
-    COMPLETED = auto()  # decode has been told that this was all
-    BROKEN = auto()  # being dropped; decode is told when it is
-    CLOSING = auto()  # being dropped after it was sent
 
 
 @dataclass(slots=True)
@@ -45,9 +37,10 @@ class Shipment:
     places: dict[str, Span]
     departing: Departing
     moved_at: float
-    stage: Stage = Stage.OPEN
+    state: Shipped = Shipped.OPEN
     unwritten: int = 0
     tail: Tail | None = None
+    failure: Failure | None = None
 
 
 class Shipments:
@@ -62,6 +55,7 @@ class Shipments:
     # -- what decode says ------------------------------------------------------------------------------------------
 
     def on_frame(self, session: SessionWithDecode, frame: object) -> None:
+        """Take what a decode engine says of its tickets."""
         match frame:
             case frames.Offering():
                 self._offer(session, frame)
@@ -69,15 +63,14 @@ class Shipments:
                 self.decline(session.hello, frame)
             case frames.Settled(nonce):
                 shipment = self._of(session, nonce)
-                if shipment is not None and shipment.stage is Stage.COMPLETED:
-                    self._loop.emit(Sent(shipment.ticket))
-                    self._drop(shipment, Stage.CLOSING)
+                if shipment is not None:
+                    self._step(shipment, PrefillEvent.SETTLED)
             case frames.Withdrawn(nonce, failure):
                 shipment = self._of(session, nonce)
                 if shipment is None:
                     session.send(frames.Fenced(nonce))
                 else:
-                    self._break(shipment, failure, tell=False)
+                    self._end(shipment, failure, PrefillEvent.PEER_FAILED)
 
     def _offer(self, session: SessionWithDecode, frame: frames.Offering) -> None:
         ticket = Ticket(session.hello.instance, frame.room, frame.nonce)
@@ -95,6 +88,7 @@ class Shipments:
         self._loop.emit(Offered(ticket, frame.num_tokens, frame.digest, frame.start, frame.weight_version))
 
     def decline(self, hello: frames.Hello, frame: frames.Declined) -> None:
+        """Report that decode will not offer places for a prompt."""
         ticket = Ticket(hello.instance, frame.room, frame.nonce)
         self._loop.emit(Offered(ticket, frame.num_tokens, frame.digest, 0, declined=frame.failure))
 
@@ -109,12 +103,12 @@ class Shipments:
     def send(self, order: Send) -> None:
         """Send what the order names, unless its ticket has broken meanwhile."""
         shipment = self.open.get(order.ticket.nonce)
-        if shipment is None or shipment.stage is not Stage.OPEN:
+        if shipment is None or shipment.state is not Shipped.OPEN:
             return
         try:
             self._depart(shipment, order)
         except OfferError as error:
-            self._break(shipment, Failure.of(error), tell=True)
+            self._end(shipment, Failure.of(error), PrefillEvent.FAILED)
 
     def _depart(self, shipment: Shipment, order: Send) -> None:
         pieces = shipment.departing.send(order.spans)
@@ -130,32 +124,53 @@ class Shipments:
         self._complete(shipment)
 
     def withdraw(self, order: Withdraw) -> None:
+        """Break the ticket, unless it is closed."""
         shipment = self.open.get(order.ticket.nonce)
         if shipment is not None:
-            self._break(shipment, order.failure, tell=True)
+            self._end(shipment, order.failure, PrefillEvent.FAILED)
 
     # -- how tickets end -------------------------------------------------------------------------------------------
 
+    def _step(self, shipment: Shipment, what: PrefillEvent) -> None:
+        """Change the state of a ticket by an event, and act. Raises WireError if its state has no such event."""
+        shipment.state, actions = step(PREFILL, shipment.state, what)
+        for action in actions:
+            self._act(shipment, action)
+
+    def _act(self, shipment: Shipment, action: PrefillAction) -> None:
+        ticket, session, failure, tail = shipment.ticket, shipment.session, shipment.failure, shipment.tail
+        match action:
+            case PrefillAction.COMPLETE if tail is not None:
+                session.send(frames.Completed(ticket.nonce, tail))
+            case PrefillAction.WITHDRAW if failure is not None:
+                session.send(frames.Withdrawn(ticket.nonce, failure))
+            case PrefillAction.FENCE:
+                latest = self._sessions.get(ticket.peer)
+                if latest is not None:
+                    latest.send(frames.Fenced(ticket.nonce))
+            case PrefillAction.DROP:
+                self._chunks.submit(data_thread.Drop(ticket.nonce))
+            case PrefillAction.REPORT_SENT:
+                self._loop.emit(Sent(ticket))
+            case PrefillAction.REPORT_BROKEN if failure is not None:
+                self._loop.emit(Broken(ticket, failure))
+            case PrefillAction.REPORT_CLOSED:
+                self._loop.emit(Closed(ticket))
+            case _:
+                raise AssertionError(f"{action} has nothing to act on: {shipment}")
+
     def _complete(self, shipment: Shipment) -> None:
         """The tail goes when all before it has left."""
-        if shipment.tail is not None and not shipment.unwritten and shipment.stage is Stage.OPEN:
-            shipment.stage = Stage.COMPLETED
-            shipment.session.send(frames.Completed(shipment.ticket.nonce, shipment.tail))
+        if shipment.tail is not None and not shipment.unwritten:
+            self._step(shipment, PrefillEvent.WRITTEN)
 
-    def _break(self, shipment: Shipment, failure: Failure, *, tell: bool) -> None:
-        """Once. Decode, where it does not know, is told at once; that all has ended, when it has."""
-        if shipment.stage not in (Stage.OPEN, Stage.COMPLETED):
-            return
-        self._loop.emit(Broken(shipment.ticket, failure))
-        if tell:
-            shipment.session.send(frames.Withdrawn(shipment.ticket.nonce, failure))
-        self._drop(shipment, Stage.BROKEN)
-
-    def _drop(self, shipment: Shipment, stage: Stage) -> None:
-        shipment.stage = stage
-        self._chunks.submit(data_thread.Drop(shipment.ticket.nonce))
+    def _end(self, shipment: Shipment, failure: Failure, what: PrefillEvent) -> None:
+        """Break a ticket, once."""
+        shipment.failure = failure
+        self._step(shipment, what)
 
     def on_wrote(self, report: data_thread.Wrote) -> None:
+        """Count a piece that has left, and tell decode of one that was written to its memory."""
         shipment = self.open.get(report.chunk.nonce)
         if shipment is None:
             return
@@ -166,26 +181,23 @@ class Shipments:
         self._complete(shipment)
 
     def on_dropped(self, nonce: bytes) -> None:
+        """Close a ticket that the data thread has dropped."""
         shipment = self.open.pop(nonce, None)
-        if shipment is None:
-            return
-        session = self._sessions.get(shipment.ticket.peer)
-        if shipment.stage is Stage.BROKEN and session is not None:
-            session.send(frames.Fenced(nonce))
-        self._loop.emit(Closed(shipment.ticket))
+        if shipment is not None:
+            self._step(shipment, PrefillEvent.DROPPED)
 
     def break_all(self, session: SessionWithDecode, failure: Failure) -> None:
         """Break the tickets of a session that is over."""
         for shipment in [*self.open.values()]:
             if shipment.session is session:
-                self._break(shipment, failure, tell=False)
+                self._end(shipment, failure, PrefillEvent.PEER_FAILED)
 
     def lose(self, nonce: bytes, failure: Failure) -> None:
         """End the session of a ticket whose order or report could not be handled."""
         shipment = self.open.get(nonce)
         if shipment is not None:
             shipment.session.lose(failure)
-            self._break(shipment, failure, tell=False)
+            self._end(shipment, failure, PrefillEvent.PEER_FAILED)
 
     def held(self, session: SessionWithDecode) -> list[bytes]:
         """Return the tickets that this engine still holds; none while it takes no events, so that a hanging engine
@@ -195,11 +207,13 @@ class Shipments:
         return [shipment.ticket.nonce for shipment in self.open.values() if shipment.session is session]
 
     def tick(self, now: float) -> None:
+        """Break the tickets whose lease has ended."""
         lease_s = self._engine.options.lease_s
         for shipment in [*self.open.values()]:
-            waits = shipment.unwritten or shipment.stage is Stage.COMPLETED
+            waits = shipment.unwritten or shipment.state is Shipped.COMPLETED
             if waits and now - shipment.moved_at > lease_s:
-                self._break(shipment, frames.lease_timeout(shipment.session.where, lease_s), tell=True)
+                failure = frames.lease_timeout(shipment.session.where, lease_s)
+                self._end(shipment, failure, PrefillEvent.FAILED)
 
 
 @dataclass(slots=True)
@@ -362,13 +376,16 @@ class PrefillStage:
                 session.lose(frames.peer_lost(session.where, report.why))
 
     def lose_ticket(self, nonce: bytes, failure: Failure) -> None:
+        """End the session of a ticket whose order or report could not be handled."""
         self._shipments.lose(nonce, failure)
 
     def end_sessions(self, why: str) -> None:
+        """End all sessions; `why` goes to the log and into the tickets that break."""
         for session in [*self._sessions.values()]:
             session.lose(frames.peer_lost(session.where, why))
 
     def close(self) -> None:
+        """End all sessions, and close the connections of guests."""
         self.end_sessions("this engine ends")
         for link in self._guests:
             link.close()

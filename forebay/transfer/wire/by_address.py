@@ -108,7 +108,7 @@ class WriterByAddress:
 
 
 class Invitation(msgspec.Struct, frozen=True, array_like=True):
-    """What a writer needs: how the library finds decode's end, and where decode's regions lie."""
+    """Data that a writer needs: how the library finds decode's end, and where decode's regions lie."""
 
     end: bytes
     regions: Told
