@@ -182,7 +182,7 @@ class SamplingParams(Numbers, metaclass=_CheckedAtConstruction, frozen=True, kw_
 
     @property
     def adjusts(self) -> bool:
-        """Whether a request's own tokens and wishes change its logits."""
+        """Whether a request's own tokens and parameters change its logits."""
         return self.penalizes or self.restricts
 
     @property

@@ -1,4 +1,4 @@
-"""Asks engines questions, in every company, and compares what they say with what was said alone."""
+"""Asks engines questions under load, and compares the answers with those to questions asked one at a time."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ WELL_UNDER_WAY: Final = 3  # tokens: whoever has so many decodes
 class Answer:
     """The answer to a question: its tokens, their log-probabilities, and what was around it.
 
-    `cache` and `memory` are the engine's reports on it. `company` is how many answers decoded at the same time at most,
-    itself included; `accepted_per_step` its tokens per decode step, 1 without an accepted draft; `interrupted` whether
-    all memory was released while it decoded.
+    `cache` and `memory` are the engine's reports on it. `concurrency` is the most answers that decoded at the same
+    time, itself included; `accepted_per_step` its tokens per decode step, 1 without an accepted draft; `interrupted`
+    whether all memory was released while it decoded.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Answer:
     finish: FinishReason | None = None
     cache: CacheReport = field(default_factory=CacheReport)
     memory: MemoryReport = field(default_factory=MemoryReport)
-    company: int = 0
+    concurrency: int = 0
     accepted_per_step: float = 1.0
     interrupted: bool = False
 
@@ -162,7 +162,7 @@ class Engines:
                     num_decoding = len(self._decoding)
                     self.most_at_once = max(self.most_at_once, num_decoding)
                     for other in self._decoding.values():
-                        other.company = max(other.company, num_decoding)
+                        other.concurrency = max(other.concurrency, num_decoding)
                     if 2 * num_decoding >= len(self.questions):
                         self.half_decode.set()
                     if under_way and len(answer.tokens) >= WELL_UNDER_WAY:

@@ -83,11 +83,11 @@ def circumstances(room: Room, guess: Flags, num_threads: int) -> list[Circumstan
     overlapped: Flags = {"overlap_depth": 1}
     found = [
         Circumstance("one by one again, backwards", {}, _backwards, lambda engines, count: "each alone", _answered),
-        Circumstance("all at once, from graphs", replayed, _at_once, _company, _accompanied),
-        Circumstance("coming and going", replayed, _coming, _company, _accompanied),
+        Circumstance("all at once, from graphs", replayed, _at_once, _concurrency, _was_concurrent),
+        Circumstance("coming and going", replayed, _coming, _concurrency, _was_concurrent),
         Circumstance("prompts in chunks", {**replayed, **chunks}, _coming, _in_chunks, _cut),
-        Circumstance("steps planned ahead", {**replayed, **overlapped}, _coming, _company, _accompanied),
-        Circumstance("pages of one token", {"page_size": 1}, _coming, _company, _accompanied),
+        Circumstance("steps planned ahead", {**replayed, **overlapped}, _coming, _concurrency, _was_concurrent),
+        Circumstance("pages of one token", {"page_size": 1}, _coming, _concurrency, _was_concurrent),
         Circumstance("from the prefix cache", {**replayed, **cached}, _twice, _from_cache, _hit),
         Circumstance(
             "evicted and asked again", {**cached, "max_total_tokens": room.tight}, _twice, _evicted, _missed_as_evicted
@@ -105,14 +105,14 @@ def circumstances(room: Room, guess: Flags, num_threads: int) -> list[Circumstan
             {**tight, **cached, **replayed, **chunks, **overlapped},
             _all,
             _much,
-            _accompanied,
+            _was_concurrent,
         ),
         Circumstance(
-            "all of it, guessed ahead", {**tight, **cached, **replayed, **chunks, **guess}, _all, _much, _accompanied
+            "all of it, guessed ahead", {**tight, **cached, **replayed, **chunks, **guess}, _all, _much, _was_concurrent
         ),
     ]
     if num_threads > 1:
-        found.insert(2, Circumstance("one thread", {"num_threads": 1}, _at_once, _company, _accompanied))
+        found.insert(2, Circumstance("one thread", {"num_threads": 1}, _at_once, _concurrency, _was_concurrent))
     return found
 
 
@@ -168,7 +168,7 @@ async def _asleep(engines: Engines) -> None:
     await engines.ask_all()
 
 
-def _company(engines: Engines, count: Counter[str]) -> str:
+def _concurrency(engines: Engines, count: Counter[str]) -> str:
     return f"up to {engines.most_at_once} decoded at once" if engines.most_at_once > 1 else ""
 
 
@@ -236,8 +236,8 @@ def _answered(engines: Engines, question: Question, answer: Answer) -> bool:
     return True
 
 
-def _accompanied(engines: Engines, question: Question, answer: Answer) -> bool:
-    return answer.company > 1
+def _was_concurrent(engines: Engines, question: Question, answer: Answer) -> bool:
+    return answer.concurrency > 1
 
 
 def _cut(engines: Engines, question: Question, answer: Answer) -> bool:
@@ -267,7 +267,7 @@ def _accepted(engines: Engines, question: Question, answer: Answer) -> bool:
 
 
 def _went_on(engines: Engines, question: Question, answer: Answer) -> bool:
-    return answer.company > 1 and answer.finish is not FinishReason.ABORT
+    return answer.concurrency > 1 and answer.finish is not FinishReason.ABORT
 
 
 def _interrupted(engines: Engines, question: Question, answer: Answer) -> bool:

@@ -29,7 +29,7 @@ _TEXTS: Final = (
     "Question: why is the sky blue? Answer: because air scatters short waves of light more than long ones. Question: "
     "and why is the evening red? Answer: ",
 )
-# How tokens are chosen. Seeds are the question's number, so that draws are the same in every company.
+# How tokens are chosen. Seeds are the question's number, so that draws are the same beside any other questions.
 _WAYS: Final[tuple[tuple[str, SamplingParams], ...]] = (
     ("greedy", SamplingParams(temperature=0.0)),
     ("temperature 0.8, top_p 0.9", SamplingParams(temperature=0.8, top_p=0.9)),

@@ -155,7 +155,7 @@ SERVER = (
     ),
     Mutant(
         "C27 no brace of a call's arguments is dropped",
-        "text/answers/tape.py",
+        "text/answers/cursor.py",
         "            depth -= 1\n            sink(tape.take(1))\n",
         "            depth -= 1\n            (sink if depth else drop)(tape.take(1))\n",
         _READ + "test_a_stored_answer_is_read_as_what_was_meant",
@@ -170,8 +170,8 @@ SERVER = (
     Mutant(
         "C27 what was held back as the beginning of a call is text when the answer ends",
         "text/answers/reading.py",
-        "        self._tape.ended = True\n        self._go_on()\n",
-        "        self._tape.ended = True\n",
+        "        self._cursor.ended = True\n        self._go_on()\n",
+        "        self._cursor.ended = True\n",
         _READ + "test_what_turns_out_to_be_no_call_is_said_character_for_character",
     ),
     Mutant(

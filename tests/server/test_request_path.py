@@ -23,7 +23,7 @@ ONCE = (
     "Sampling.choices",
     "Strict.parse",
     "Structured.grammars",
-    "Templated.wish",
+    "Templated.requested_thinking",
     "ServerContext.check_model",
     "parse_json_object",
     "params_of",

@@ -102,7 +102,7 @@ class WhichTool(Strict):
         return {"tool_choice": choice, **({"parallel_tool_calls": False} if self.disable_parallel_tool_use else {})}
 
 
-class ThinkingWish(Strict):
+class ThinkingConfig(Strict):
     """Adaptive leaves open how long it is."""
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -152,7 +152,7 @@ class CountTokensRequest(Strict):
     system: BlockText | None = None
     tools: Annotated[list[CustomTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: WhichTool | None = None
-    thinking: ThinkingWish | None = None
+    thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
     _chat: ChatRequest = PrivateAttr()

@@ -91,7 +91,7 @@ def check_answerable(body: ChatRequest, found: Findings) -> None:
     if body.offered_tools and found.formats.calls is None:
         why = found.evidence.get("tool_calls", "there is no chat template")
         raise InvalidRequest(f"this model takes no tools: {why}", code=UNSUPPORTED_FIELD, param="tools")
-    (wants, effort, field), thinks = body.wish, found.formats.thinking is not None
+    (wants, effort, field), thinks = body.requested_thinking, found.formats.thinking is not None
     if wants is not None and wants != thinks and not found.can_switch:
         what = "thinks before each answer" if thinks else "does not think"
         why = f"this model {what}, and its chat template knows no other way: leave {field} out"

@@ -31,14 +31,14 @@ _NAMES: Final = {
 }
 
 
-class ReasoningWish(Strict):
+class ReasoningConfig(Strict):
     """The requested effort of thinking."""
 
     ignored = {"summary": one_of(None, "auto"), "generate_summary": one_of(None, "auto")}  # there is all of it
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
-class TextWish(Strict):
+class TextConfig(Strict):
     """The requested format and verbosity of the answer's text."""
 
     format: Annotated[dict[str, Any], Field(fail_fast=True)] | None = None
@@ -68,8 +68,8 @@ class InputTokensRequest(Strict):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    text: TextWish | None = None
-    reasoning: ReasoningWish | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
     previous_response_id: Label | None = None
     conversation: Any = None
     _chat: ChatRequest = PrivateAttr()

@@ -251,7 +251,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "query": "What the documents are to meet.",
     "rank": "1 for the likeliest.",
     "reason": "Why, as a word.",
-    "reasoning": "Thinking: what is wished, or how the model marks it.",
+    "reasoning": "Thinking: what is requested, or how the model marks it.",
     "reasoning_content": "The thinking.",
     "reasoning_effort": "`none` is not to think, all others are to; a level where the chat template knows levels.",
     "reasoning_tokens": "Tokens of thinking.",

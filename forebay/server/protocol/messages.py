@@ -163,7 +163,7 @@ class Thinking(Strict):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
-class Wish(NamedTuple):
+class RequestedThinking(NamedTuple):
     """Whether the model is to think (None: unstated), how much, and the field that says so."""
 
     thinks: bool | None
@@ -187,7 +187,7 @@ class Templated(Strict):
         super()._check_unknown(name, passing)
 
     @cached_property
-    def wish(self) -> Wish:
+    def requested_thinking(self) -> RequestedThinking:
         """The request for thinking, wherever the body states it. Raises a refusal if two fields contradict."""
         sources = [source for source in (self, self.chat_template_kwargs) if isinstance(source, Thinking)]
         levels = [source.reasoning_effort for source in sources if source.reasoning_effort is not None]
@@ -205,14 +205,14 @@ class Templated(Strict):
             )
             raise refusal(INVALID_COMBINATION, said[0][0], f"the request contradicts itself: {what}")
         field, wanted = said[0] if said else ("", None)
-        return Wish(wanted, next((level for level in levels if level != "none"), None), field)
+        return RequestedThinking(wanted, next((level for level in levels if level != "none"), None), field)
 
     @property
     def template_variables(self) -> dict[str, Any]:
         """Return the variables for the chat template that follow from the request."""
-        wish = self.wish
-        switches = {} if wish.thinks is None else {"enable_thinking": wish.thinks, "thinking": wish.thinks}
-        return {**switches, **({} if wish.effort is None else {"reasoning_effort": wish.effort})}
+        asked = self.requested_thinking
+        switches = {} if asked.thinks is None else {"enable_thinking": asked.thinks, "thinking": asked.thinks}
+        return {**switches, **({} if asked.effort is None else {"reasoning_effort": asked.effort})}
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -223,5 +223,5 @@ class Templated(Strict):
         ):
             what = "continue_final_message opens no new answer: set add_generation_prompt=false, or leave it out"
             raise refusal(INVALID_COMBINATION, "continue_final_message", what)
-        self.wish  # noqa: B018
+        self.requested_thinking  # noqa: B018
         return self

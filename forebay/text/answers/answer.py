@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
+from forebay.text.answers.cursor import Cursor
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Kind, Part, Said, Thought, Told
-from forebay.text.answers.tape import Tape
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The tools of a request: the JSON schema of each one's parameters, by its name."""
@@ -23,7 +23,7 @@ class Answer:
     `marks` say from which character on everything is of which kind; what is behind the first `settled` is not decided.
     """
 
-    tape: Tape
+    cursor: Cursor
     tools: Tools
     exact: bool
     marks: list[tuple[int, Kind]]
@@ -61,7 +61,7 @@ class Answer:
     def _add(self, kind: Told, text: str, num_behind: int) -> None:
         """Append what has just been taken, all but the last characters of it."""
         self.parts.append(kind(text))
-        self.settled = self.tape.taken - num_behind
+        self.settled = self.cursor.taken - num_behind
         self._mark(kind, self.settled - len(text))
 
     def _mark(self, kind: Kind, begin: int) -> None:
@@ -74,15 +74,15 @@ class Answer:
         return Said if any(kind is Said for first, kind in self.marks[at:] if first < end) else self.marks[at][1]
 
     def pass_by(self, kind: Kind, text: str) -> Part | None:
-        """The part that `text`, which is not on the tape, is where nothing besides is to be told; it then counts as
+        """The part that `text`, which is not on the cursor, is where nothing besides is to be told; it then counts as
         told."""
         if kind is not self.marks[-1][1]:
             return None
         held = self._blank or self._waits or (kind is Thought and text[-1].isspace())
         if held and kind is not CallArguments and not self.exact:
             return None
-        self.tape.taken += len(text)
-        self.settled = self.tape.taken
+        self.cursor.taken += len(text)
+        self.settled = self.cursor.taken
         if kind is CallArguments:
             return CallArguments(self.calls, text)
         return Said(text) if kind is Said else Thought(text)
@@ -93,20 +93,20 @@ class Answer:
             self._mark(kind, self.settled)
         self._blank.clear()
         self._waits = self._drops = True
-        self.settled = self.tape.taken
+        self.settled = self.cursor.taken
 
     def begin(self, name: str) -> None:
         """Begin a tool call with this name."""
         self.turn(CallArguments)
         self._drops = False
-        self.tape.record = None
+        self.cursor.record = None
         self.parts.append(CallBegun(self.calls, name))
 
     def argue(self, text: str) -> None:
         """Append JSON text to the arguments of the current call."""
         if text:
             self.parts.append(CallArguments(self.calls, text))
-            self.settled = self.tape.taken
+            self.settled = self.cursor.taken
 
     def end(self) -> None:
         """End the current call."""
@@ -116,12 +116,12 @@ class Answer:
 
     def layout(self) -> None:
         """Count what has been taken since the last call as part of calls, not as text."""
-        self.tape.record = []
-        self.settled = self.tape.taken
+        self.cursor.record = []
+        self.settled = self.cursor.taken
 
     def give_up(self) -> None:
         """Say what has been recorded: it was no call, or stands behind one."""
-        recorded, self.tape.record = self.tape.record or [], None
+        recorded, self.cursor.record = self.cursor.record or [], None
         self.say("".join(recorded))
 
     def finish(self) -> None:
@@ -129,7 +129,7 @@ class Answer:
         if self._blank and not self.calls:
             self._add(Said, "".join(self._blank), 0)
         self._blank.clear()
-        self.settled = self.tape.taken
+        self.settled = self.cursor.taken
 
     def taken(self) -> list[Part]:
         """The parts since the last time, neighbours of a kind joined."""

@@ -11,8 +11,8 @@ import msgspec
 
 from forebay.base import json_text
 from forebay.text.answers.answer import Answer
+from forebay.text.answers.cursor import Cursor, Reading, Sink, drop, json_string, json_value, markers_of
 from forebay.text.answers.python_values import python_value, quoted
-from forebay.text.answers.tape import Reading, Sink, Tape, drop, json_string, json_value, markers_of
 
 MAX_HEAD_CHARS: Final = 512  # what stands before a call's arguments
 _NAME_CHARS: Final = re.compile(r"[\w.\-/]+")
@@ -27,8 +27,8 @@ does not become a call stays recorded."""
 
 def objects(answer: Answer, known: bool) -> Reading[None]:
     """`{"name": ..., "arguments": {...}}`, one or a list of them; members in any order."""
-    yield from answer.tape.spaces()
-    in_list = yield from answer.tape.literal("[")
+    yield from answer.cursor.spaces()
+    in_list = yield from answer.cursor.literal("[")
     yield from _objects(answer, known, in_list=in_list)
 
 
@@ -38,27 +38,27 @@ def named_objects(answer: Answer, known: bool) -> Reading[None]:
 
 
 def _objects(answer: Answer, known: bool, *, in_list: bool, name_first: bool = False) -> Reading[None]:
-    tape = answer.tape
+    cursor = answer.cursor
     while True:
-        yield from tape.spaces()
+        yield from cursor.spaces()
         before = answer.calls
         yield from _object(answer, known, name_first)
         if answer.calls == before:
             return
-        yield from tape.spaces()
-        following = yield from tape.peek()
+        yield from cursor.spaces()
+        following = yield from cursor.peek()
         if following == "" or following not in (",]" if in_list else ";{"):
             return
         if following != "{":
-            tape.take(1)
+            cursor.take(1)
         answer.layout()
         if following == "]":
             return
 
 
 def _object(answer: Answer, known: bool, name_first: bool) -> Reading[None]:
-    tape = answer.tape
-    if not (yield from tape.literal("{")):
+    cursor = answer.cursor
+    if not (yield from cursor.literal("{")):
         return
     name, begun = "", False
     held: list[str] = []
@@ -73,12 +73,12 @@ def _object(answer: Answer, known: bool, name_first: bool) -> Reading[None]:
             begun = bool(name)
             if begun:
                 answer.begin(name)
-            if not (yield from json_value(tape, answer.argue if begun else held.append)):
+            if not (yield from json_value(cursor, answer.argue if begun else held.append)):
                 break
-        elif not (yield from json_value(tape, drop)):
+        elif not (yield from json_value(cursor, drop)):
             break
-        yield from tape.spaces()
-        if not (yield from tape.literal(",")):
+        yield from cursor.spaces()
+        if not (yield from cursor.literal(",")):
             yield from _close_object(answer, name, held, begun)
             return
     if begun:
@@ -86,7 +86,7 @@ def _object(answer: Answer, known: bool, name_first: bool) -> Reading[None]:
 
 
 def _close_object(answer: Answer, name: str, held: list[str], begun: bool) -> Reading[None]:
-    closed = yield from answer.tape.literal("}")
+    closed = yield from answer.cursor.literal("}")
     if not begun and closed and name:
         answer.begin(name)
         answer.argue("".join(held) or "{}")
@@ -98,20 +98,20 @@ def _close_object(answer: Answer, name: str, held: list[str], begun: bool) -> Re
 def _member(answer: Answer) -> Reading[str | None]:
     """The name of the next member of an object, its colon taken; None where there is none."""
     word: list[str] = []
-    yield from answer.tape.spaces()
-    if not (yield from json_string(answer.tape, word.append)):
+    yield from answer.cursor.spaces()
+    if not (yield from json_string(answer.cursor, word.append)):
         return None
-    yield from answer.tape.spaces()
-    if not (yield from answer.tape.literal(":")):
+    yield from answer.cursor.spaces()
+    if not (yield from answer.cursor.literal(":")):
         return None
-    yield from answer.tape.spaces()
+    yield from answer.cursor.spaces()
     return "".join(word)[1:-1]
 
 
 def _word(answer: Answer) -> Reading[str]:
     """A string of JSON that may be a tool's name; "" where there is none."""
     word: list[str] = []
-    if not (yield from json_string(answer.tape, word.append)):
+    if not (yield from json_string(answer.cursor, word.append)):
         return ""
     name = "".join(word)[1:-1]
     return name if _NAME.fullmatch(name) else ""
@@ -128,17 +128,17 @@ class Headed:
     def __call__(self, answer: Answer, known: bool) -> Reading[None]:
         head: list[str] = []
         ends = (self.separator, "{") if self.or_brace else (self.separator,)
-        end = yield from answer.tape.until(markers_of(*ends), head.append, MAX_HEAD_CHARS)
+        end = yield from answer.cursor.until(markers_of(*ends), head.append, MAX_HEAD_CHARS)
         if not end:
             return
         match = re.fullmatch(self.head, "".join(head).strip())
         if match is None or (known and match["name"] not in answer.tools):
             return
         if end == "{":
-            answer.tape.put_back(end)
-        yield from answer.tape.spaces()
+            answer.cursor.put_back(end)
+        yield from answer.cursor.spaces()
         answer.begin(match["name"])
-        yield from json_value(answer.tape, answer.argue)
+        yield from json_value(answer.cursor, answer.argue)
         answer.end()
 
 
@@ -146,37 +146,37 @@ def list_or(other: Body) -> Body:
     """A list of objects, or what `other` reads."""
 
     def read(answer: Answer, known: bool) -> Reading[None]:
-        yield from answer.tape.spaces()
-        yield from (objects if (yield from answer.tape.peek()) in ("[", "{") else other)(answer, known)
+        yield from answer.cursor.spaces()
+        yield from (objects if (yield from answer.cursor.peek()) in ("[", "{") else other)(answer, known)
 
     return read
 
 
 def python(answer: Answer, known: bool) -> Reading[None]:
     """`[name(key=value, ...), ...]`, the values Python's literals."""
-    yield from answer.tape.spaces()
-    if (yield from answer.tape.literal("[")):
+    yield from answer.cursor.spaces()
+    if (yield from answer.cursor.literal("[")):
         yield from _python_calls(answer, known)
 
 
 def _python_calls(answer: Answer, known: bool) -> Reading[None]:
-    tape = answer.tape
+    cursor = answer.cursor
     while True:
-        yield from tape.spaces()
+        yield from cursor.spaces()
         name: list[str] = []
-        yield from tape.run(_NAME_CHARS, name.append)
+        yield from cursor.run(_NAME_CHARS, name.append)
         called = "".join(name)
         if not _NAME.fullmatch(called) or (known and called not in answer.tools):
             return
-        if not (yield from tape.literal("(")):
+        if not (yield from cursor.literal("(")):
             return
         answer.begin(called)
         yield from _keywords(answer)
         answer.end()
-        yield from tape.spaces()
-        if (yield from tape.peek()) not in (",", "]"):
+        yield from cursor.spaces()
+        if (yield from cursor.peek()) not in (",", "]"):
             return
-        closes = tape.take(1) == "]"
+        closes = cursor.take(1) == "]"
         answer.layout()
         if closes:
             return
@@ -184,11 +184,11 @@ def _python_calls(answer: Answer, known: bool) -> Reading[None]:
 
 def python_or_objects(answer: Answer, known: bool) -> Reading[None]:
     """Read calls written as Python (`[f(x=1)]`) or as JSON objects, with or without a list around them."""
-    tape = answer.tape
-    yield from tape.spaces()
-    in_list = yield from tape.literal("[")
-    yield from tape.spaces()
-    if (yield from tape.peek()) == "{":
+    cursor = answer.cursor
+    yield from cursor.spaces()
+    in_list = yield from cursor.literal("[")
+    yield from cursor.spaces()
+    if (yield from cursor.peek()) == "{":
         yield from _objects(answer, known, in_list=in_list)
     elif in_list:
         yield from _python_calls(answer, known)
@@ -196,24 +196,24 @@ def python_or_objects(answer: Answer, known: bool) -> Reading[None]:
 
 def _keywords(answer: Answer) -> Reading[None]:
     """`key=value, ...)` as an object of JSON."""
-    tape, first = answer.tape, True
+    cursor, first = answer.cursor, True
     answer.argue("{")
     while True:
-        yield from tape.spaces()
-        if (yield from tape.literal(")")):
+        yield from cursor.spaces()
+        if (yield from cursor.literal(")")):
             answer.argue("}")
             return
         key: list[str] = []
-        yield from tape.run(_NAME_CHARS, key.append)
-        yield from tape.spaces()
-        if not key or not (yield from tape.literal("=")):
+        yield from cursor.run(_NAME_CHARS, key.append)
+        yield from cursor.spaces()
+        if not key or not (yield from cursor.literal("=")):
             return
         answer.argue(("" if first else ", ") + quoted("".join(key)) + ": ")
         first = False
-        if not (yield from python_value(tape, answer.argue)):
+        if not (yield from python_value(cursor, answer.argue)):
             return
-        yield from tape.spaces()
-        yield from tape.literal(",")
+        yield from cursor.spaces()
+        yield from cursor.literal(",")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +230,12 @@ class Tagged:
     lines: bool = False  # a value stands on lines of its own
 
     def __call__(self, answer: Answer, known: bool) -> Reading[None]:
-        tape = answer.tape
-        yield from tape.spaces()
-        if not (yield from tape.literal(self.opens)):
+        cursor = answer.cursor
+        yield from cursor.spaces()
+        if not (yield from cursor.literal(self.opens)):
             return
         head: list[str] = []
-        marker = yield from tape.until(markers_of(*self.opened), head.append, MAX_HEAD_CHARS)
+        marker = yield from cursor.until(markers_of(*self.opened), head.append, MAX_HEAD_CHARS)
         name = "".join(head).strip()
         if not marker or not _NAME.fullmatch(name) or (known and name not in answer.tools):
             return
@@ -244,27 +244,27 @@ class Tagged:
         closed = marker == self.closes
         if not closed:
             closed = yield from self._members(answer, name, marker == self.key)
-        if closed or not tape.ended:  # what is ours to write is whole unless the answer was cut off
+        if closed or not cursor.ended:  # what is ours to write is whole unless the answer was cut off
             answer.argue("}")
         answer.end()
 
     def _members(self, answer: Answer, name: str, in_key: bool) -> Reading[bool]:
         """Whether the call was closed."""
-        tape, first = answer.tape, True
+        cursor, first = answer.cursor, True
         while True:
             if not in_key:
-                yield from tape.spaces()
-                if (yield from tape.literal(self.closes)):
+                yield from cursor.spaces()
+                if (yield from cursor.literal(self.closes)):
                     return True
-                if not (yield from tape.literal(self.key)):
+                if not (yield from cursor.literal(self.key)):
                     return False
             in_key = False
             key: list[str] = []
-            if not (yield from tape.until(markers_of(self.key_end), key.append, MAX_HEAD_CHARS)):
+            if not (yield from cursor.until(markers_of(self.key_end), key.append, MAX_HEAD_CHARS)):
                 return False
             if self.value:
-                yield from tape.spaces()
-                if not (yield from tape.literal(self.value)):
+                yield from cursor.spaces()
+                if not (yield from cursor.literal(self.value)):
                     return False
             argument = "".join(key).strip()
             answer.argue(("" if first else ", ") + quoted(argument) + ": ")
@@ -281,14 +281,14 @@ class Tagged:
 
     def _value(self, answer: Answer, is_text: bool) -> Reading[str]:
         """The tag that ended it; "" if none did."""
-        tape = answer.tape
+        cursor = answer.cursor
         if self.lines:
-            yield from tape.literal("\n")
+            yield from cursor.literal("\n")
         ends = (f"\n{self.value_end}", self.value_end) if self.lines else (self.value_end,)
         held: list[str] = []
         sink: Sink = (lambda text: answer.argue(quoted(text)[1:-1])) if is_text else held.append
         answer.argue('"' if is_text else "")
-        ended = yield from tape.until(markers_of(*ends, *self.ends_inside), sink)
+        ended = yield from cursor.until(markers_of(*ends, *self.ends_inside), sink)
         answer.argue(('"' if ended else "") if is_text else _typed("".join(held)))
         return ended.lstrip("\n")
 
@@ -345,12 +345,12 @@ def _is_json(text: str) -> bool:
 
 def _python_literal(text: str) -> str:
     """JSON of it; "" if it is none, whole."""
-    tape, pieces, found = Tape(), list[str](), list[bool]()
+    cursor, pieces, found = Cursor(), list[str](), list[bool]()
 
     def read() -> Reading[None]:
-        found.append((yield from python_value(tape, pieces.append)))
+        found.append((yield from python_value(cursor, pieces.append)))
 
-    tape.feed(text)
-    tape.ended = True
+    cursor.feed(text)
+    cursor.ended = True
     next(read(), None)
-    return "".join(pieces) if found == [True] and tape.taken == len(text) else ""
+    return "".join(pieces) if found == [True] and cursor.taken == len(text) else ""

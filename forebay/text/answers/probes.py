@@ -196,8 +196,12 @@ def _reads(name: str, text: str) -> bool:
 
 def _thinking(render: Render) -> tuple[str, str]:
     thought: Message = {"role": "assistant", "content": "Said.", "reasoning_content": "Probed.", "thinking": "Probed."}
-    wishes: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": True, "thinking": True}, {"enable_thinking": False})
-    texts = [_answered(render, thought), *(_rendered(render, [_ASKED], **wish) or "" for wish in wishes)]
+    switches: tuple[dict[str, bool], ...] = (
+        {},
+        {"enable_thinking": True, "thinking": True},
+        {"enable_thinking": False},
+    )
+    texts = [_answered(render, thought), *(_rendered(render, [_ASKED], **each) or "" for each in switches)]
     for each in THINK_TAGS.values():
         for text in texts:
             if each.opens in text:

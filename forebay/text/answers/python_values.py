@@ -6,7 +6,7 @@ import json
 import re
 from typing import Final
 
-from forebay.text.answers.tape import Reading, Sink, Tape, drop
+from forebay.text.answers.cursor import Cursor, Reading, Sink, drop
 
 _WORD: Final = re.compile(r"[\w+\-.]+")
 _SPACE: Final = re.compile(r"\s+")
@@ -24,12 +24,12 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def python_value(tape: Tape, sink: Sink) -> Reading[bool]:
+def python_value(cursor: Cursor, sink: Sink) -> Reading[bool]:
     """Copies one literal up to the comma or bracket behind it; False where none is."""
     depth, comma = 0, False
     while True:
-        yield from tape.run(_SPACE, drop)
-        char = yield from tape.peek()
+        yield from cursor.run(_SPACE, drop)
+        char = yield from cursor.peek()
         if not char or (char not in "\"',:()[]{}" and not _WORD.match(char)):
             return False
         if char in "]}),:" and not depth:
@@ -38,18 +38,18 @@ def python_value(tape: Tape, sink: Sink) -> Reading[bool]:
             sink(",")
         comma = char == ","
         if char in "\"'":
-            if not (yield from _string(tape, sink)):
+            if not (yield from _string(cursor, sink)):
                 return False
         elif char in _BRACKETS:
             depth += 1 if char in "[({" else -1
-            sink(_BRACKETS[tape.take(1)])
+            sink(_BRACKETS[cursor.take(1)])
         elif char in ",:":
-            tape.take(1)
+            cursor.take(1)
             if char == ":":
                 sink(":")
         else:
             word: list[str] = []
-            yield from tape.run(_WORD, word.append)
+            yield from cursor.run(_WORD, word.append)
             sink(_atom("".join(word)))
         if not depth:
             return True
@@ -63,29 +63,29 @@ def _atom(word: str) -> str:
     return word if _NUMBER.fullmatch(word) else quoted(word)
 
 
-def _string(tape: Tape, sink: Sink) -> Reading[bool]:
-    quote = tape.take(1)
+def _string(cursor: Cursor, sink: Sink) -> Reading[bool]:
+    quote = cursor.take(1)
     sink('"')
     while True:
-        yield from tape.run(_PLAIN[quote], lambda text: sink(quoted(text)[1:-1]))
-        if (yield from tape.peek()) == quote:
-            tape.take(1)
+        yield from cursor.run(_PLAIN[quote], lambda text: sink(quoted(text)[1:-1]))
+        if (yield from cursor.peek()) == quote:
+            cursor.take(1)
             sink('"')
             return True
-        escape = yield from tape.peek(2)
+        escape = yield from cursor.peek(2)
         if len(escape) < 2:
             return False
-        sink(quoted((yield from _escaped(tape, escape[1])))[1:-1])
+        sink(quoted((yield from _escaped(cursor, escape[1])))[1:-1])
 
 
-def _escaped(tape: Tape, kind: str) -> Reading[str]:
-    digits = yield from tape.peek(2 + _CODES.get(kind, 0))
+def _escaped(cursor: Cursor, kind: str) -> Reading[str]:
+    digits = yield from cursor.peek(2 + _CODES.get(kind, 0))
     if kind in _CODES and re.fullmatch(r"[0-9a-fA-F]+", digits[2:]):
         code = int(digits[2:], 16)
         if code <= 0x10FFFF and not 0xD800 <= code < 0xE000:
-            tape.take(len(digits))
+            cursor.take(len(digits))
             return chr(code)
-    tape.take(2)
+    cursor.take(2)
     if kind in _ESCAPES:
         return _ESCAPES[kind]
     return kind if kind in "\\'\"" else f"\\{kind}"

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Final
 
 from forebay.text.answers.answer import Answer, Tools
+from forebay.text.answers.cursor import Cursor, Markers, Reading, Sink, json_value, markers_of
 from forebay.text.answers.formats import (
     CALL_FORMATS,
     CHANNEL_SPELLINGS,
@@ -17,7 +18,6 @@ from forebay.text.answers.formats import (
     ThinkTags,
 )
 from forebay.text.answers.parts import CallArguments, Kind, Part, Said, Thought
-from forebay.text.answers.tape import Markers, Reading, Sink, Tape, json_value, markers_of
 
 _MAX_HEADER_CHARS: Final = 512
 _BETWEEN: Final = Markers("<|channel|>", "<|start|>", " to=functions.")
@@ -56,10 +56,10 @@ class AnswerReader:
     def __init__(self, formats: AnswerFormats, tools: Tools | None, *, opened: bool = False) -> None:
         """Without `tools` nothing is a call. `opened`: the prompt ends within the thinking."""
         self.thinking = opened
-        self._tape = Tape()
+        self._cursor = Cursor()
         channels = CHANNELS in (formats.calls, formats.thinking)
         begins: Kind = Thought if opened or channels else Said
-        self._answer = Answer(self._tape, tools or {}, exact=channels, marks=[(0, begins)])
+        self._answer = Answer(self._cursor, tools or {}, exact=channels, marks=[(0, begins)])
         self._calls = CALL_FORMATS.get(formats.calls or "") if tools else None
         self._think = THINK_TAGS.get(formats.thinking or "")
         self._shows_thinking = formats.thinking is not None
@@ -71,13 +71,13 @@ class AnswerReader:
 
     def push(self, text: str) -> list[Part]:
         """Read more text of the answer, and return the parts that are certain by now."""
-        self._tape.feed(text)
+        self._cursor.feed(text)
         self._go_on()
         return self._answer.taken()
 
     def pass_by(self, text: str) -> Part | None:
         """Return the text as one part without parsing, if it cannot contain a marker; None if it must be pushed."""
-        idle = self._tape.idle
+        idle = self._cursor.idle
         if idle is None or not idle[0].fullmatch(text):
             return None
         kind = self._kinds.get(idle[1])
@@ -85,7 +85,7 @@ class AnswerReader:
 
     def finish(self) -> list[Part]:
         """Return the last parts; unfinished markers become text."""
-        self._tape.ended = True
+        self._cursor.ended = True
         self._go_on()
         if self.thinking:
             self._answer.turn()
@@ -107,75 +107,75 @@ class AnswerReader:
         if self._think is not None:
             yield from self._thinking(self._think)
         if self._calls is None:
-            yield from self._tape.until(markers_of(), self._answer.say)
+            yield from self._cursor.until(markers_of(), self._answer.say)
             return
         if self._calls.bare:
             yield from self._bare(self._calls)
         own = self._calls.own
-        while marker := (yield from self._tape.until(markers_of(*self._calls.begins, *own), self._answer.say)):
-            self._tape.record = [] if marker in own else [marker]
+        while marker := (yield from self._cursor.until(markers_of(*self._calls.begins, *own), self._answer.say)):
+            self._cursor.record = [] if marker in own else [marker]
             if marker in own:
-                self._tape.put_back(marker)
+                self._cursor.put_back(marker)
             yield from self._call(self._calls, known=marker in own, in_text=marker in own)
             self._answer.give_up()
 
     def _thinking(self, tags: ThinkTags) -> Reading[None]:
-        tape, answer = self._tape, self._answer
-        tape.record = []
-        yield from tape.spaces()
-        found = yield from tape.literal(tags.opens)
+        cursor, answer = self._cursor, self._answer
+        cursor.record = []
+        yield from cursor.spaces()
+        found = yield from cursor.literal(tags.opens)
         if not found and not self.thinking:
             answer.give_up()
             return
-        recorded, tape.record = tape.record or [], None
+        recorded, cursor.record = cursor.record or [], None
         self.thinking = True
         answer.turn(Thought)
         if not found:
             answer.think("".join(recorded))
-        yield from tape.until(markers_of(tags.closes), answer.think)
+        yield from cursor.until(markers_of(tags.closes), answer.think)
         self.thinking = False
         answer.turn()
 
     def _bare(self, calls: CallFormat) -> Reading[None]:
-        self._tape.record = []
-        yield from self._tape.spaces()
-        if (yield from self._tape.peek()) == calls.bare:
+        self._cursor.record = []
+        yield from self._cursor.spaces()
+        if (yield from self._cursor.peek()) == calls.bare:
             yield from self._call(calls, known=True)
         self._answer.give_up()
 
     def _call(self, calls: CallFormat, *, known: bool, in_text: bool = False) -> Reading[None]:
         """One or more that stand in a row."""
-        tape, answer = self._tape, self._answer
+        cursor, answer = self._cursor, self._answer
         body = calls.in_text if in_text and calls.in_text is not None else calls.body
         more = True
         if calls.before:
-            yield from tape.spaces()
-            yield from tape.literal(calls.before)
+            yield from cursor.spaces()
+            yield from cursor.literal(calls.before)
         while more:
             before = answer.calls
             yield from body(answer, known)
             if answer.calls == before:
                 return
             for word in calls.after:
-                yield from tape.spaces()
-                if (yield from tape.literal(word)):
+                yield from cursor.spaces()
+                if (yield from cursor.literal(word)):
                     answer.layout()
-            yield from tape.spaces()
-            more = bool(calls.before) and (yield from tape.literal(calls.before))
+            yield from cursor.spaces()
+            more = bool(calls.before) and (yield from cursor.literal(calls.before))
 
     def _channels(self) -> Reading[None]:
-        tape, answer = self._tape, self._answer
-        marker = yield from tape.until(_BETWEEN, answer.say)
+        cursor, answer = self._cursor, self._answer
+        marker = yield from cursor.until(_BETWEEN, answer.say)
         while marker:
-            tape.record, header = [marker], [marker]
-            if not (yield from tape.until(_MESSAGE, header.append, _MAX_HEADER_CHARS)):
+            cursor.record, header = [marker], [marker]
+            if not (yield from cursor.until(_MESSAGE, header.append, _MAX_HEADER_CHARS)):
                 answer.give_up()
-                marker = yield from tape.until(_BETWEEN, answer.say)
+                marker = yield from cursor.until(_BETWEEN, answer.say)
                 continue
-            tape.record = None
+            cursor.record = None
             marker = yield from self._message("".join(header))
             if marker not in ("<|start|>", "<|channel|>"):
-                marker = yield from tape.until(_BETWEEN, answer.say)
+                marker = yield from cursor.until(_BETWEEN, answer.say)
 
     def _message(self, header: str) -> Reading[str]:
         """The body behind a header; the marker that ended it."""
@@ -183,14 +183,14 @@ class AnswerReader:
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         if recipient is not None and self._calls_in_channels:
             answer.begin(recipient[1])
-            yield from self._tape.spaces()
-            yield from json_value(self._tape, answer.argue)
+            yield from self._cursor.spaces()
+            yield from json_value(self._cursor, answer.argue)
             answer.end()
             answer.give_up()
-            return (yield from self._tape.until(_BODY_END, answer.say))
+            return (yield from self._cursor.until(_BODY_END, answer.say))
         self.thinking = self._shows_thinking and channel is not None and channel[1] == "analysis"
         sink: Sink = answer.think if self.thinking else answer.say
-        marker = yield from self._tape.until(_BODY_END, sink)
+        marker = yield from self._cursor.until(_BODY_END, sink)
         self.thinking = False
         return marker
 

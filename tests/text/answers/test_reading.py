@@ -11,9 +11,9 @@ from itertools import pairwise
 import pytest
 
 from forebay.text.answers.calls import is_text
+from forebay.text.answers.cursor import Cursor
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
 from forebay.text.answers.reading import AnswerFormats, reader_for
-from forebay.text.answers.tape import Tape
 from tests.text.answers.spellings import ANSWERS, SPELLINGS, TOOLS, Answer, Spelling
 
 MARKER_BEGUN = re.compile(r"\s*[<\[][^<\[]*$")
@@ -166,20 +166,20 @@ def test_text_is_shown_as_it_comes_but_for_what_may_be_a_marker() -> None:
 def test_the_time_it_takes_grows_with_the_text_alone(spelling: Spelling, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in characters that are handed out, however the text comes."""
     steps = 0
-    peek, take = Tape.peek, Tape.take
+    peek, take = Cursor.peek, Cursor.take
 
-    def counted_peek(tape: Tape, count: int = 1):  # type: ignore[no-untyped-def]
+    def counted_peek(cursor: Cursor, count: int = 1):  # type: ignore[no-untyped-def]
         nonlocal steps
         steps += count
-        return peek(tape, count)
+        return peek(cursor, count)
 
-    def counted_take(tape: Tape, count: int) -> str:
+    def counted_take(cursor: Cursor, count: int) -> str:
         nonlocal steps
         steps += count
-        return take(tape, count)
+        return take(cursor, count)
 
-    monkeypatch.setattr(Tape, "peek", counted_peek)
-    monkeypatch.setattr(Tape, "take", counted_take)
+    monkeypatch.setattr(Cursor, "peek", counted_peek)
+    monkeypatch.setattr(Cursor, "take", counted_take)
     hard = "".join(spelling.spell(answer) for answer in ANSWERS[5:15]) + "".join(
         NO_CALLS.get(spelling.formats.calls or "", [])
     )

@@ -22,9 +22,10 @@ _ATOM: Final = re.compile(r"[\w+\-.]+")
 _LAYOUT: Final = re.compile(r"[\s,:]+")
 
 
-class Tape:
-    """`record`, while there is one, keeps what is taken: text that is not known yet to be a call. `taken` characters
-    have been. `idle`: a program waits for more of a text of which all that the pattern takes goes as it is."""
+class Cursor:
+    """The position in a text that still grows. `record`, while there is one, keeps what is taken: text that is not
+    known yet to be a call. `taken` characters have been. `idle`: a program waits for more of a text of which all that
+    the pattern takes goes as it is."""
 
     def __init__(self) -> None:
         self.record: list[str] | None = None
@@ -136,40 +137,40 @@ def drop(text: str) -> None:
     """The `Sink` of what is no part."""
 
 
-def json_string(tape: Tape, sink: Sink) -> Reading[bool]:
+def json_string(cursor: Cursor, sink: Sink) -> Reading[bool]:
     """Copies a string of JSON, its quotes included; False where none begins or it does not end."""
-    if not (yield from tape.literal('"')):
+    if not (yield from cursor.literal('"')):
         return False
     sink('"')
     while True:
-        yield from tape.run(_PLAIN, sink)
-        if (yield from tape.peek()) == '"':
-            sink(tape.take(1))
+        yield from cursor.run(_PLAIN, sink)
+        if (yield from cursor.peek()) == '"':
+            sink(cursor.take(1))
             return True
-        if not (yield from tape.peek(2)):
+        if not (yield from cursor.peek(2)):
             return False
-        sink(tape.take(2))
+        sink(cursor.take(2))
 
 
-def json_value(tape: Tape, sink: Sink) -> Reading[bool]:
+def json_value(cursor: Cursor, sink: Sink) -> Reading[bool]:
     """Copies a value of JSON, character for character, up to where its brackets are closed; False where it stops being
     one. What stands between brackets and quotes is not looked at."""
     depth = 0
     while True:
-        char = yield from tape.peek()
+        char = yield from cursor.peek()
         if char == '"':
-            if not (yield from json_string(tape, sink)):
+            if not (yield from json_string(cursor, sink)):
                 return False
         elif char and char in "{[":
             depth += 1
-            sink(tape.take(1))
+            sink(cursor.take(1))
         elif char and char in "}]" and depth:
             depth -= 1
-            sink(tape.take(1))
+            sink(cursor.take(1))
         elif depth and _LAYOUT.match(char):
-            yield from tape.run(_LAYOUT, sink)
+            yield from cursor.run(_LAYOUT, sink)
         elif _ATOM.match(char):
-            yield from tape.run(_ATOM, sink)
+            yield from cursor.run(_ATOM, sink)
         else:
             return False
         if not depth:
