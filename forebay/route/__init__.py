@@ -1,1 +1,1 @@
-"""One endpoint in front of prefill and decode servers: who gets which half of a request, and their processes."""
+"""One endpoint in front of prefill and decode servers: the choice of servers for a request, and their processes."""

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from forebay.base.errors import ForebayError, InvalidRequest, Unavailable
 from forebay.base.package import __version__
 from forebay.config.engine_config import DisaggregationMode
-from forebay.route.halves import Halves, Refused, RoutedRequest, begin_half, first_answer
 from forebay.route.members import Member, as_object
+from forebay.route.request_pair import Refused, RequestPair, RoutedRequest, first_answer, send_request
 from forebay.route.router import Router
 from forebay.route.upstream import MEMBER_LOST, Head
 from forebay.server.assets import file_endpoint, pass_on, with_cors
@@ -41,7 +41,7 @@ Handler = Callable[[Request, Router], Awaitable[Response]]
 
 
 async def generate(request: Request, router: Router) -> Response:
-    """Send both halves of a request on their way and return decode's answer."""
+    """Send a request to a prefill and a decode server and return decode's answer."""
     context = RequestContext.of(request.scope)
     async with contextlib.AsyncExitStack() as undo:
         async with router.bodies.content(request.scope, context.receive) as content:
@@ -54,7 +54,7 @@ async def generate(request: Request, router: Router) -> Response:
                 blocks=await router.blocks(content),
             )
             try:
-                halves, head = await first_answer(router.members, routed, watch)
+                pair, head = await first_answer(router.members, routed, watch)
             except Refused as refused:
                 router.metrics.count_error(refused.code)
                 return Response(refused.body, refused.status, _passed_back(refused.head))
@@ -62,30 +62,30 @@ async def generate(request: Request, router: Router) -> Response:
                 if watch.gone:
                     raise ClientGone from None
                 raise
-        router.under_way.add(halves)
-        undo.callback(router.under_way.discard, halves)
-        undo.callback(_end, router, halves)
+        router.under_way.add(pair)
+        undo.callback(router.under_way.discard, pair)
+        undo.callback(_end, router, pair)
         if "content-length" in head.headers:  # a stream has none, of events or of lines
-            return Response(await _whole(halves), headers=_passed_back(head))
-        return _Relayed(context.connection, context.send, halves, _passed_back(head), undo.pop_all())
+            return Response(await _whole(pair), headers=_passed_back(head))
+        return _Relayed(context.connection, context.send, pair, _passed_back(head), undo.pop_all())
 
 
-async def _whole(halves: Halves) -> bytes:
+async def _whole(pair: RequestPair) -> bytes:
     try:
-        return await halves.decode.upstream.whole()
+        return await pair.decode.upstream.whole()
     except ForebayError:
-        if halves.gone:
+        if pair.gone:
             raise ClientGone from None
         raise
 
 
-def _end(router: Router, halves: Halves) -> None:
+def _end(router: Router, pair: RequestPair) -> None:
     """Prefill may still be told that all has arrived: that is not the client's to wait for."""
-    if halves.decode.upstream.at_rest and not halves.gone:
-        router.spawn(halves.drain())
-        halves.decode.end()
+    if pair.decode.upstream.at_rest and not pair.gone:
+        router.spawn(pair.drain())
+        pair.decode.end()
     else:
-        halves.end()
+        pair.end()
 
 
 class _Relayed(Response):
@@ -95,18 +95,18 @@ class _Relayed(Response):
         self,
         connection: Connection,
         send: Send,
-        halves: Halves,
+        pair: RequestPair,
         headers: dict[str, str],
         undo: contextlib.AsyncExitStack,
     ) -> None:
         super().__init__(headers=headers)
         del self.headers["content-length"]
-        self._connection, self._send, self._halves, self._undo = connection, send, halves, undo
+        self._connection, self._send, self._pair, self._undo = connection, send, pair, undo
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._undo:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            upstream, ending = self._halves.decode.upstream, b""
+            upstream, ending = self._pair.decode.upstream, b""
             upstream.relay(self._write)
             try:
                 await upstream.ended()
@@ -116,11 +116,11 @@ class _Relayed(Response):
 
     def _write(self, piece: bytes) -> None:
         if not self._connection.write_chunk(piece):
-            self._halves.abort()
+            self._pair.abort()
 
 
 async def abort_request(request: Request, router: Router) -> Response:
-    """Ids are known to servers, each of which has a half, and here not whose they are."""
+    """Ids are known to servers, each of which computes a part, and the router does not know whose they are."""
     raise InvalidRequest(
         "/abort_request is not answered by a router: close the request's connection, which ends it at both servers",
         code="unsupported_route",
@@ -157,17 +157,17 @@ async def pooled(request: Request, router: Router) -> Response:
         with router.lifecycle.admit(context.tenant.name, 1), Watch(context.receive) as watch:
             member = router.members.choose_prefill(())
             headers = _passed_on(request, context)
-            half = await begin_half(router.members, member, _path(request), headers, content)
-            watch.on_gone(half.end)
+            sent = await send_request(router.members, member, _path(request), headers, content)
+            watch.on_gone(sent.end)
             try:
-                return _answered((await half.upstream.head(), await half.upstream.whole()))
+                return _answered((await sent.upstream.head(), await sent.upstream.whole()))
             except ForebayError as error:
                 if watch.gone:
                     raise ClientGone from None
                 router.members.lost(member, error.message)
                 raise
             finally:
-                half.end()
+                sent.end()
 
 
 async def flush_cache(request: Request, router: Router) -> Response:

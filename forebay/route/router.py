@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from forebay.config.engine_config import ServerConfig
 from forebay.requests.updates import Failure
-from forebay.route.halves import Halves
 from forebay.route.members import Members
 from forebay.route.metrics import RouteMetrics
 from forebay.route.prefixes import blocks_of_body
+from forebay.route.request_pair import RequestPair
 from forebay.server.http.bodies import INLINE_BYTES, Bodies
 from forebay.server.http.lifecycle import Lifecycle
 from forebay.server.http.workers import Workers
@@ -28,7 +28,7 @@ class Router:
         self.metrics = RouteMetrics()
         self.lifecycle = Lifecycle(lambda: MOST_REQUESTS, config.tenants)
         self.dead: Failure | None = None
-        self.under_way: set[Halves] = set()
+        self.under_way: set[RequestPair] = set()
         self._worker = Workers("JSON", 1)
         self.bodies = Bodies(config.max_body_bytes, self._worker)
         self._died = asyncio.Event()
@@ -59,8 +59,8 @@ class Router:
 
     async def close(self, drain_s: float) -> None:
         """End all requests and background tasks, and close the connections."""
-        for halves in list(self.under_way):
-            halves.end()
+        for pair in list(self.under_way):
+            pair.end()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Rules of `route/`, of what servers are told of their other half, and of what a role makes of other settings."""
+"""Rules of `route/`, of what servers are told of their peer, and of what a role makes of other settings."""
 
 from tests.mutants.mutant import Mutant
 
@@ -25,7 +25,7 @@ ROUTE = (
         "server/test_rendezvous.py::test_a_gateways_words_reach_the_engine_once_for_each_choice",
     ),
     Mutant(
-        "C21 a server that computes whole requests takes no half of one",
+        "C21 a server that computes whole requests takes no part of one",
         "server/api/rendezvous.py",
         "    if mode is DisaggregationMode.NULL or sender.bootstrap:\n",
         "    if sender.bootstrap:\n",
@@ -47,21 +47,21 @@ ROUTE = (
     ),
     Mutant(
         "C22 where prefill refuses, decode does not wait for it",
-        "route/halves.py",
+        "route/request_pair.py",
         "            if not ours.done() and (head := theirs.result()).status != 200:\n",
         "            if not ours.done() and (head := theirs.result()).status == 0:\n",
         "route/test_router.py::test_prefill_that_refuses_is_heard_at_once_and_decode_waits_for_nothing",
     ),
     Mutant(
-        "C22 a client that leaves ends both halves",
-        "route/halves.py",
-        "        watch.on_gone(halves.abort)\n",
+        "C22 a client that leaves ends both requests",
+        "route/request_pair.py",
+        "        watch.on_gone(pair.abort)\n",
         "",
         "route/test_router.py::test_a_client_that_leaves_ends_both_halves",
     ),
     Mutant(
         "C22 before the first token another server takes over",
-        "route/halves.py",
+        "route/request_pair.py",
         "MOST_ATTEMPTS: Final = 3\n",
         "MOST_ATTEMPTS: Final = 1\n",
         "route/test_router.py::test_before_the_first_token_another_server_takes_over",
@@ -137,7 +137,7 @@ ROUTE = (
         "server/test_rendezvous.py::test_check_transfers_names_no_server_that_is_not_allowed",
     ),
     Mutant(
-        "C33 the body of a request that a gateway sends in halves chooses no room",
+        "C33 the body of a request that a gateway sends to two servers chooses no room",
         "server/api/rendezvous.py",
         "    if mode is DisaggregationMode.NULL or sender.bootstrap:\n",
         "    if mode is DisaggregationMode.NULL:\n",
@@ -179,9 +179,9 @@ ROUTE = (
         "route/test_upstream.py::test_upstream_server_that_says_close_is_not_asked_on_that_connection_again",
     ),
     Mutant(
-        "C27 a client that reads too slowly ends both halves",
+        "C27 a client that reads too slowly ends both requests",
         "route/app.py",
-        "        if not self._connection.write_chunk(piece):\n            self._halves.abort()",
+        "        if not self._connection.write_chunk(piece):\n            self._pair.abort()",
         "        self._connection.write_chunk(piece)",
         "route/test_upstream.py::test_c27_client_that_reads_too_slowly_ends_both_halves",
     ),
@@ -193,25 +193,25 @@ ROUTE = (
         "route/test_router.py::test_c27_prefill_server_that_breaks_while_it_embeds_is_down",
     ),
     Mutant(
-        "C27 a half ends once",
-        "route/halves.py",
+        "C27 a request to a server ends once",
+        "route/request_pair.py",
         "        if not self._ended:\n",
         "        if True:\n",
-        "route/test_halves.py::test_half_that_is_ended_twice_gives_its_connection_back_once",
+        "route/test_request_pair.py::test_half_that_is_ended_twice_gives_its_connection_back_once",
     ),
     Mutant(
-        "C27 a first half ends where the second cannot begin",
-        "route/halves.py",
+        "C27 the request to prefill ends if the one to decode cannot begin",
+        "route/request_pair.py",
         "        first.end()\n        raise",
         "        raise",
-        "route/test_halves.py::test_halves_first_ends_where_the_second_cannot_begin",
+        "route/test_request_pair.py::test_halves_first_ends_where_the_second_cannot_begin",
     ),
     Mutant(
-        "C27 a drained half ends however its connection ends",
-        "route/halves.py",
+        "C27 a drained request ends however its connection ends",
+        "route/request_pair.py",
         "        finally:\n            self.prefill.end()\n\n    def abort",
         "        finally:\n            pass\n\n    def abort",
-        "route/test_halves.py::test_halves_drained_prefill_ends_also_where_its_connection_breaks",
+        "route/test_request_pair.py::test_halves_drained_prefill_ends_also_where_its_connection_breaks",
     ),
     Mutant(
         "C27 a broken connection fails whoever waits",
@@ -242,18 +242,18 @@ ROUTE = (
         "route/test_upstream.py::test_upstream_pool_that_gives_up_closes_what_is_taken_and_no_more",
     ),
     Mutant(
-        "C27 halves end where nobody waits for them",
-        "route/halves.py",
-        "    except BaseException:\n        halves.end()\n        raise",
+        "C27 both requests end where nobody waits for them",
+        "route/request_pair.py",
+        "    except BaseException:\n        pair.end()\n        raise",
         "    except BaseException:\n        raise",
-        "route/test_halves.py::test_c27_halves_whose_answer_nobody_waits_for_any_more_end",
+        "route/test_request_pair.py::test_c27_halves_whose_answer_nobody_waits_for_any_more_end",
     ),
     Mutant(
-        "C27 halves under way end with the router",
+        "C27 requests under way end with the router",
         "route/router.py",
-        "        for halves in list(self.under_way):\n            halves.end()\n",
+        "        for pair in list(self.under_way):\n            pair.end()\n",
         "",
-        "route/test_halves.py::test_c27_halves_under_way_end_with_the_router",
+        "route/test_request_pair.py::test_c27_halves_under_way_end_with_the_router",
     ),
     Mutant(
         "C27 a process that outlives its grace is killed",
@@ -270,9 +270,9 @@ ROUTE = (
         "route/test_fleet.py::test_fleet_process_that_ends_with_the_fleet_is_not_started_again",
     ),
     Mutant(
-        "C27 a half that embeds ends with its answer",
+        "C27 a request for embeddings ends with its answer",
         "route/app.py",
-        "            finally:\n                half.end()\n",
+        "            finally:\n                sent.end()\n",
         "            finally:\n                pass\n",
         "route/test_router.py::test_c27_prefill_server_that_breaks_while_it_embeds_is_down",
     ),

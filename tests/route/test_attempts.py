@@ -1,4 +1,4 @@
-"""Which answers of a server let a request begin again at other servers, and what becomes of the halves (C27)."""
+"""Which answers of a server let a request begin again at other servers, and the end of both requests (C27)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import ForebayError, Unavailable
-from forebay.route import halves
+from forebay.route import request_pair
 from forebay.route.app import _whole
-from forebay.route.halves import MOST_ATTEMPTS, Halves, first_answer
+from forebay.route.request_pair import MOST_ATTEMPTS, RequestPair, first_answer
 from forebay.route.upstream import MEMBER_LOST, Head
 from forebay.server.http.bodies import ClientGone
 
@@ -24,8 +24,8 @@ class Member:
         self.num_checks += 1
 
 
-class Attempt(Halves):
-    """Both halves under way, of which decode answers with `status`."""
+class Attempt(RequestPair):
+    """Both requests under way, of which decode answers with `status`."""
 
     def __init__(self, status: int, members: list[Member]) -> None:
         self.status, self.num_ends, self.gone = status, 0, False
@@ -47,7 +47,7 @@ class Attempts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *statuses: int | None, leaves: bool = False) -> None:
         self.statuses, self.made, self.leaves = list(statuses), [], leaves
         self.members = [Member(), Member()]
-        monkeypatch.setattr(halves, "begin", self.begin)
+        monkeypatch.setattr(request_pair, "begin", self.begin)
 
     async def begin(self, *args: object) -> Attempt:
         status = self.statuses.pop(0)
@@ -57,7 +57,7 @@ class Attempts:
         self.made.append(Attempt(status, self.members))
         return self.made[-1]
 
-    def run(self) -> tuple[Halves, Head]:
+    def run(self) -> tuple[RequestPair, Head]:
         watch = SimpleNamespace(on_gone=lambda abort: abort() if self.leaves else None)
         return asyncio.run(first_answer(None, None, watch))  # type: ignore[arg-type]
 
@@ -104,7 +104,7 @@ def test_first_answer_servers_that_are_gone_at_the_second_attempt_leave_the_firs
         except Unavailable as error:
             raise Unavailable(next(failures), code=error.code) from None
 
-    monkeypatch.setattr(halves, "begin", fails)
+    monkeypatch.setattr(request_pair, "begin", fails)
     with pytest.raises(Unavailable, match="first"):
         attempts.run()
 
@@ -127,7 +127,7 @@ def test_first_answer_without_any_server_that_is_up_is_not_tried_again(monkeypat
         raise Unavailable("no decode server is up", code="no_decode_server")
 
     attempts = Attempts(monkeypatch)
-    monkeypatch.setattr(halves, "begin", begin)
+    monkeypatch.setattr(request_pair, "begin", begin)
     with pytest.raises(Unavailable, match="is up"):
         attempts.run()
     assert made == [1]

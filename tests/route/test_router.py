@@ -50,12 +50,12 @@ def test_both_halves_meet_in_a_room_and_decodes_answer_is_the_clients(route: Rou
     answer = ask(routed, seed=1).json()
     at_rest(routed)
     assert answer["choices"] == direct(routed, seed=1)["choices"]
-    [half], (other, _) = routed.prefill[0].engine.rendezvous, routed.decode[0].engine.rendezvous
-    assert half.room == other.room
+    [one], (other, _) = routed.prefill[0].engine.rendezvous, routed.decode[0].engine.rendezvous
+    assert one.room == other.room
     assert other.host == "127.0.0.1"
     assert ask(routed).is_success
     at_rest(routed)
-    rooms = [half.room for half in routed.prefill[0].engine.rendezvous]
+    rooms = [each.room for each in routed.prefill[0].engine.rendezvous]
     assert len({*rooms}) == 2
 
 
@@ -111,8 +111,8 @@ def test_every_dialect_goes_to_both_halves(route: Route, path: str, body: dict[s
         counted = http.post("/v1/messages/count_tokens", json={"model": "tiny", "messages": SAID["messages"]}).json()
     at_rest(routed)
     assert json.loads(events[-1])["type"] == last
-    [half], [other] = routed.prefill[0].engine.rendezvous, routed.decode[0].engine.rendezvous
-    assert half.room == other.room
+    [one], [other] = routed.prefill[0].engine.rendezvous, routed.decode[0].engine.rendezvous
+    assert one.room == other.room
     assert counted["input_tokens"] > 1
 
 
@@ -136,9 +136,9 @@ def test_several_choices_have_a_room_each(route: Route) -> None:
     routed = route()
     assert ask(routed, ["a", "b"], n=2).is_success
     at_rest(routed)
-    rooms = [half.room for half in routed.prefill[0].engine.rendezvous]
+    rooms = [each.room for each in routed.prefill[0].engine.rendezvous]
     assert rooms == list(range(rooms[0], rooms[0] + 4))
-    assert rooms == [half.room for half in routed.decode[0].engine.rendezvous]
+    assert rooms == [each.room for each in routed.decode[0].engine.rendezvous]
 
 
 def test_prompts_go_where_their_beginning_is_known_and_others_where_least_is_done(route: Route) -> None:
@@ -173,7 +173,7 @@ def slow() -> FakeEngine:
 
 
 def at_rest(routed: Routed) -> None:
-    """Wait until no half of a request is under way."""
+    """Wait until no request to a server is under way."""
     routed.until(lambda: not any(member.in_flight for member in routed.router.members.all))
 
 

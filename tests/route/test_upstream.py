@@ -71,8 +71,8 @@ def test_c27_upstream_server_that_closes_before_its_answer_is_whole_is_lost() ->
 def test_c27_client_that_reads_too_slowly_ends_both_halves() -> None:
     aborted: list[int] = []
     connection: Any = SimpleNamespace(write_chunk=lambda piece: piece == b"taken")
-    halves: Any = SimpleNamespace(abort=lambda: aborted.append(1))
-    relayed = _Relayed(connection, None, halves, {}, AsyncExitStack())  # type: ignore[arg-type]
+    pair: Any = SimpleNamespace(abort=lambda: aborted.append(1))
+    relayed = _Relayed(connection, None, pair, {}, AsyncExitStack())  # type: ignore[arg-type]
     relayed._write(b"taken")
     assert aborted == []
     relayed._write(b"not taken")

@@ -35,7 +35,7 @@ class RoutedRequest:
     content: bytes
     blocks: Sequence[bytes]
 
-    def for_halves(self, prefill: Member, decode: Member) -> tuple[dict[str, str], dict[str, str]]:
+    def headers_for(self, prefill: Member, decode: Member) -> tuple[dict[str, str], dict[str, str]]:
         """Return the headers for prefill and for decode, which meet in a room that nobody else has."""
         room = {f"{BOOTSTRAP}room": str(secrets.randbits(ROOM_BITS))}
         host = {f"{BOOTSTRAP}host": prefill.pool.origin.host}
@@ -43,8 +43,8 @@ class RoutedRequest:
         return {**self.headers, **prefill.proof, **room}, {**self.headers, **decode.proof, **room, **host, **port}
 
 
-class Half:
-    """The part of a request that one server computes. Made by `begin`; `end` leaves the connection for the next request
+class SentRequest:
+    """A request to one server. Made by `begin`; `end` leaves the connection for the next request
     where the answer has come whole, and closes it where not, which tells the server that nobody waits any more."""
 
     def __init__(self, member: Member, upstream: Upstream) -> None:
@@ -54,7 +54,7 @@ class Half:
         member.num_requests += 1
 
     @classmethod
-    async def begin(cls, member: Member, path: str, headers: Mapping[str, str], content: bytes) -> Half:
+    async def begin(cls, member: Member, path: str, headers: Mapping[str, str], content: bytes) -> SentRequest:
         """Raises Unavailable where the server cannot be reached."""
         upstream = await member.pool.take()
         upstream.send("POST", path, headers, content)
@@ -68,15 +68,15 @@ class Half:
             self.member.pool.give_back(self.upstream)
 
 
-class Halves:
-    """Both halves of one request. `end` is to be called in the end, and may be called at any time."""
+class RequestPair:
+    """The requests to prefill and to decode for one client. `end` must be called, and may be called at any time."""
 
-    def __init__(self, prefill: Half, decode: Half) -> None:
+    def __init__(self, prefill: SentRequest, decode: SentRequest) -> None:
         self.prefill, self.decode = prefill, decode
         self.gone = False  # nobody waits for the answer any more
 
-    async def answer(self) -> tuple[Half, Head]:
-        """Return the half whose answer the client gets, with its head: decode's, or prefill's if that refuses first,
+    async def answer(self) -> tuple[SentRequest, Head]:
+        """Return the request whose answer the client gets, with its head: decode's, or prefill's if that refuses first,
         since decode would then wait in vain. Raises Unavailable where a connection breaks."""
         theirs = asyncio.ensure_future(self.prefill.upstream.head())
         ours = asyncio.ensure_future(self.decode.upstream.head())
@@ -110,22 +110,24 @@ class Halves:
         self.decode.end()
 
 
-async def begin(members: Members, request: RoutedRequest) -> Halves:
-    """Send both halves on their way. Raises Unavailable where a server cannot be reached, which is marked then."""
+async def begin(members: Members, request: RoutedRequest) -> RequestPair:
+    """Send both requests. If a server cannot be reached, mark it as down and raise Unavailable."""
     prefill, decode = members.choose_prefill(request.blocks), members.choose_decode()
-    for_prefill, for_decode = request.for_halves(prefill, decode)
-    first = await begin_half(members, prefill, request.path, for_prefill, request.content)
+    for_prefill, for_decode = request.headers_for(prefill, decode)
+    first = await send_request(members, prefill, request.path, for_prefill, request.content)
     try:
-        return Halves(first, await begin_half(members, decode, request.path, for_decode, request.content))
+        return RequestPair(first, await send_request(members, decode, request.path, for_decode, request.content))
     except ForebayError:
         first.end()
         raise
 
 
-async def begin_half(members: Members, member: Member, path: str, headers: Mapping[str, str], content: bytes) -> Half:
+async def send_request(
+    members: Members, member: Member, path: str, headers: Mapping[str, str], content: bytes
+) -> SentRequest:
     """Send a request to a member; mark the member as down if it cannot be reached."""
     try:
-        return await Half.begin(member, path, headers, content)
+        return await SentRequest.begin(member, path, headers, content)
     except ForebayError as error:
         members.lost(member, error.message)
         raise
@@ -144,41 +146,41 @@ class Refused(ForebayError):
         self.head, self.body, self.status = head, body, head.status
 
 
-async def first_answer(members: Members, request: RoutedRequest, watch: Watch) -> tuple[Halves, Head]:
-    """Both halves under way and the head of decode's answer, a 200. Until then nothing was sent to the client, so what
-    a server's coming or going spoils is begun again, at other servers where there are any.
+async def first_answer(members: Members, request: RoutedRequest, watch: Watch) -> tuple[RequestPair, Head]:
+    """Send both requests and return them with the head of decode's answer, a 200. Until then nothing was sent to the
+    client, so what a server's coming or going spoils is begun again, at other servers where there are any.
 
     Raises what the last attempt failed of, as the server said it.
     """
     failure: ForebayError | None = None
     for _ in range(MOST_ATTEMPTS):
         try:
-            halves = await begin(members, request)
+            pair = await begin(members, request)
         except ForebayError as error:
             failure = failure or error
             if error.code != MEMBER_LOST:  # nobody is up
                 break
             continue
-        watch.on_gone(halves.abort)
-        failure, head = await _outcome(halves)
+        watch.on_gone(pair.abort)
+        failure, head = await _outcome(pair)
         if failure is None:
-            return halves, head
-        halves.end()
-        if halves.gone or failure.status not in _AGAIN:
+            return pair, head
+        pair.end()
+        if pair.gone or failure.status not in _AGAIN:
             break
         log.info(event("request_begun_again", code=failure.code))
-        await asyncio.gather(halves.prefill.member.check(), halves.decode.member.check())
+        await asyncio.gather(pair.prefill.member.check(), pair.decode.member.check())
     assert failure is not None
     raise failure
 
 
-async def _outcome(halves: Halves) -> tuple[ForebayError | None, Head]:
+async def _outcome(pair: RequestPair) -> tuple[ForebayError | None, Head]:
     """Decode's head, or why there is no use in it."""
     try:
-        half, head = await halves.answer()
-        return None if head.status == 200 else Refused(head, await half.upstream.whole()), head
+        sent, head = await pair.answer()
+        return None if head.status == 200 else Refused(head, await sent.upstream.whole()), head
     except ForebayError as error:
         return error, Head(error.status, {})
     except BaseException:
-        halves.end()
+        pair.end()
         raise

@@ -1,4 +1,4 @@
-"""Whatever becomes of a half, its server counts it once and gets its connection back once."""
+"""However a request to a server ends, the server counts it once and gets its connection back once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from forebay.base.errors import Unavailable
 from forebay.base.http_client import Origin
-from forebay.route.halves import Half, Halves, RoutedRequest, _outcome, begin
+from forebay.route.request_pair import RequestPair, RoutedRequest, SentRequest, _outcome, begin
 from forebay.route.router import Router
 from tests.server.conftest import CONFIG
 
@@ -50,13 +50,13 @@ def member(error: Unavailable | None = None) -> Any:
     return SimpleNamespace(name="m", pool=Pool(error), proof={}, bootstrap_port=0, in_flight=0, num_requests=0)
 
 
-def half(of: Any) -> Half:
-    return Half(of, Upstream())  # type: ignore[arg-type]
+def sent(of: Any) -> SentRequest:
+    return SentRequest(of, Upstream())  # type: ignore[arg-type]
 
 
 def test_half_that_is_ended_twice_gives_its_connection_back_once() -> None:
     server = member()
-    one = half(server)
+    one = sent(server)
     assert server.in_flight == 1
     one.end()
     one.end()
@@ -78,7 +78,7 @@ def test_halves_first_ends_where_the_second_cannot_begin() -> None:
 
 def test_halves_drained_prefill_ends_also_where_its_connection_breaks() -> None:
     prefill, decode = member(), member()
-    asyncio.run(Halves(half(prefill), half(decode)).drain())
+    asyncio.run(RequestPair(sent(prefill), sent(decode)).drain())
     assert (prefill.in_flight, decode.in_flight) == (0, 1)
 
 
@@ -86,7 +86,7 @@ def test_c27_halves_whose_answer_nobody_waits_for_any_more_end() -> None:
     prefill, decode = member(), member()
 
     async def cancelled() -> None:
-        waiting = asyncio.create_task(_outcome(Halves(half(prefill), half(decode))))
+        waiting = asyncio.create_task(_outcome(RequestPair(sent(prefill), sent(decode))))
         for _ in range(3):
             await asyncio.sleep(0)
         assert (prefill.in_flight, decode.in_flight) == (1, 1)
@@ -102,7 +102,7 @@ def test_c27_halves_under_way_end_with_the_router() -> None:
 
     async def close() -> None:
         router = Router(CONFIG, SimpleNamespace(close=lambda: None))  # type: ignore[arg-type]
-        router.under_way.add(Halves(half(prefill), half(decode)))
+        router.under_way.add(RequestPair(sent(prefill), sent(decode)))
         await router.close(0.0)
 
     asyncio.run(close())
