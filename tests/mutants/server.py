@@ -157,7 +157,7 @@ SERVER = (
         "C27 no brace of a call's arguments is dropped",
         "text/answers/cursor.py",
         "            depth -= 1\n            sink(cursor.take(1))\n",
-        "            depth -= 1\n            (sink if depth else drop)(tape.take(1))\n",
+        "            depth -= 1\n            (sink if depth else drop)(cursor.take(1))\n",
         _READ + "test_a_stored_answer_is_read_as_what_was_meant",
     ),
     Mutant(
