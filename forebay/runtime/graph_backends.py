@@ -1,4 +1,4 @@
-"""How a fixed-shape step is done again and again: by its Python, as a CUDA graph, or as a tape of native kernels."""
+"""Replay of a step of fixed shape: by its Python, as a CUDA graph, or as a recording of native kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forebay.base.log import event, get_logger
 from forebay.ops import Ops
 from forebay.ops.native import NativeOps
 from forebay.pools.regions import Regions, Tag
-from forebay.runtime.recorder import Arena, Recorder, TapeGraph
+from forebay.runtime.recorder import Arena, RecordedGraph, Recorder
 
 Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])  # of named tuples
 
@@ -96,8 +96,8 @@ class CudaGraphs:
 class CpuGraphs:
     """A replay is one native call: the step's kernels, recorded with their addresses, run by the ops' own threads.
 
-    What the step does in torch is repeated in torch, between two tapes: correct, but slower. A step that reads values
-    on the host cannot be captured (`Uncapturable`). The activations of all graphs share one arena.
+    What the step does in torch is repeated in torch, between two recordings: correct, but slower. A step that reads
+    values on the host cannot be captured (`Uncapturable`). The activations of all graphs share one arena.
     """
 
     name: ClassVar = "cpu"
@@ -108,7 +108,7 @@ class CpuGraphs:
         self._ops = ops
         self.arena = Arena(partial(regions.take, Tag.CUDA_GRAPH))
 
-    def capture(self, step: Callable[[], Outputs]) -> TapeGraph[Outputs]:
+    def capture(self, step: Callable[[], Outputs]) -> RecordedGraph[Outputs]:
         started = time.perf_counter()
         recorder = Recorder(self._ops.kernels, self.arena)
         with recorder:
@@ -120,7 +120,7 @@ class CpuGraphs:
 
 
 def graphs_for(ops: Ops, device: torch.device | str, regions: Regions) -> GraphBackend:
-    """The backend that fits where steps run: CUDA graphs on a GPU, tapes of native kernels, else plain Python."""
+    """The backend that fits where steps run: CUDA graphs on a GPU, recordings of native kernels, else plain Python."""
     if torch.device(device).type == "cuda":
         return CudaGraphs(device)
     return CpuGraphs(ops, regions) if isinstance(ops, NativeOps) else Eager()

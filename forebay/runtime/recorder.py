@@ -1,10 +1,10 @@
-"""Records what a step does on the CPU: native kernels on tapes, torch's own work as calls in between.
+"""Records what a step does on the CPU: native kernels in recordings, torch's own work as calls in between.
 
-While a step is recorded its native kernels go on the tape (`ops.tape`) and are not run, so that a capture takes no
-longer than the step's Python. They are run only when torch is about to look at what they compute. Torch's work passes
-through a dispatch mode. It allocates from an arena: a replay then finds its memory where the recording had it, and
-memory is used again within the step as soon as nothing refers to it. Views only name addresses, and cost nothing in a
-replay.
+While a step is recorded its native kernels go into a recording (`ops.recording`) and are not run, so that a capture
+takes no longer than the step's Python. They are run only when torch is about to look at what they compute. Torch's work
+passes through a dispatch mode. It allocates from an arena: a replay then finds its memory where the recording had it,
+and memory is used again within the step as soon as nothing refers to it. Views only name addresses, and cost nothing in
+a replay.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forebay.ops import tape as native
+from forebay.ops import recording as native
 from forebay.ops.kernels import Kernels
-from forebay.ops.tape import Tape
+from forebay.ops.recording import Recording
 from forebay.pools.regions import Take
 
 Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])  # named tuples
@@ -114,15 +114,15 @@ class Arena:
         self._free[:] = merged
 
 
-class TapeGraph(Generic[Outputs]):
-    """Tapes, and the torch calls between them: called, it does the step again."""
+class RecordedGraph(Generic[Outputs]):
+    """Recordings, and the torch calls between them: called, it does the step again."""
 
-    def __init__(self, parts: list[Tape | Callable[[], None]], outputs: Outputs, kept: list[Tensor]) -> None:
+    def __init__(self, parts: list[Recording | Callable[[], None]], outputs: Outputs, kept: list[Tensor]) -> None:
         self._outputs = outputs
-        self.num_kernels = sum(len(part) for part in parts if isinstance(part, Tape))
-        self.num_torch_ops = sum(not isinstance(part, Tape) for part in parts)
+        self.num_kernels = sum(len(part) for part in parts if isinstance(part, Recording))
+        self.num_torch_ops = sum(not isinstance(part, Recording) for part in parts)
         self._kept = kept
-        self._calls = [part.replay if isinstance(part, Tape) else part for part in parts]
+        self._calls = [part.replay if isinstance(part, Recording) else part for part in parts]
 
     def __call__(self) -> Outputs:
         for call in self._calls:
@@ -136,13 +136,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, kernels: Kernels, arena: Arena) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kernels, self._arena = kernels, arena
-        self._parts: list[Tape | Callable[[], None]] = []
-        self._to_run: list[Tape] = []
+        self._parts: list[Recording | Callable[[], None]] = []
+        self._to_run: list[Recording] = []
         self._kept: list[Tensor] = []
         self._recording = ExitStack()
 
     def __enter__(self) -> Self:
-        self._begin_tape()
+        self._begin_recording()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -152,10 +152,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._recording.close()
 
-    def finish(self, outputs: Outputs) -> TapeGraph[Outputs]:
+    def finish(self, outputs: Outputs) -> RecordedGraph[Outputs]:
         """The graph. Its outputs are good until the next graph is captured or replayed: nobody holds their memory."""
-        parts = [part for part in self._parts if not isinstance(part, Tape) or len(part)]
-        return TapeGraph(parts, type(outputs)(*map(self._arena.unowned, outputs)), self._kept)
+        parts = [part for part in self._parts if not isinstance(part, Recording) or len(part)]
+        return RecordedGraph(parts, type(outputs)(*map(self._arena.unowned, outputs)), self._kept)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -177,7 +177,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._catch_up()
         results = func(*args, **kwargs)
         if func._schema.is_mutable or not _is_view(results, args):
-            again = self._between_tapes(func, args, kwargs, results)
+            again = self._between_recordings(func, args, kwargs, results)
             if func.is_view:  # by its schema; `reshape` and its like copy where they must, and this copied too early
                 self._catch_up()
                 again()
@@ -186,20 +186,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _catch_up(self) -> None:
         """Run what was recorded and has not run: torch is about to read or write values."""
         self._recording.close()
-        for tape in self._to_run:
-            tape.replay()
+        for recording in self._to_run:
+            recording.replay()
         self._to_run.clear()
-        self._begin_tape()
+        self._begin_recording()
 
     def _by_kernel(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Record an operation that only moves bytes, so that it does not leave the tape."""
+        """Record an operation that only moves bytes, so that it does not leave the recording."""
         if func in (_aten.fill_.Scalar, _aten.zero_.default):
             return native.fill(self._kernels, args[0], args[1] if len(args) > 1 else 0)
         if func is _aten.copy_.default:
             return native.copy(self._kernels, args[0], args[1])
         return False
 
-    def _between_tapes(
+    def _between_recordings(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any
     ) -> Callable[[], None]:
         outputs = _tensors(results)
@@ -214,14 +214,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         self._recording.close()
         self._parts.append(again)
-        self._begin_tape()
+        self._begin_recording()
         return again
 
-    def _begin_tape(self) -> None:
-        tape = Tape(self._kernels)
-        self._recording.enter_context(tape.recording())
-        self._parts.append(tape)
-        self._to_run.append(tape)
+    def _begin_recording(self) -> None:
+        recording = Recording(self._kernels)
+        self._recording.enter_context(recording.record())
+        self._parts.append(recording)
+        self._to_run.append(recording)
 
 
 def _plain(kwargs: dict[str, Any]) -> bool:

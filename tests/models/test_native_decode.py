@@ -1,4 +1,4 @@
-"""A decode step of every model type computes nothing in torch: so a graph of it is one tape of native kernels."""
+"""A decode step of every model type computes nothing in torch: so a graph of it is one recording of native kernels."""
 
 from __future__ import annotations
 

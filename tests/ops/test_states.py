@@ -5,7 +5,7 @@ import torch
 
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
-from forebay.ops.tape import Tape
+from forebay.ops.recording import Recording
 from tests.ops.helpers import assert_close, assert_same_bits
 from tests.ops.recurrences import CASES, Case, Conv, state_table
 from tests.ops.verifying import NUM_SLOTS, RAGGED, STEPS, Verified, decode, stops_of, verify
@@ -50,14 +50,14 @@ def test_tokens_that_stay_stop_where_they_do_and_come_to_wishes_or_not(each_ops:
             assert ends[i] == first + seq.wish - seq.start
 
 
-def test_stops_on_a_tape_follow_what_was_accepted_since(native: NativeOps) -> None:
-    tape, num_new = Tape(native.kernels), torch.tensor([0])
+def test_stops_in_a_recording_follow_what_was_accepted_since(native: NativeOps) -> None:
+    recording, num_new = Recording(native.kernels), torch.tensor([0])
     q_start, written, slots = (torch.tensor(values, dtype=torch.int32) for values in ([0, 3], [0], [2]))
     inputs = q_start, num_new, torch.tensor([4, 5, 6]), written, torch.tensor([6]), slots
-    with tape.recording():
+    with recording.record():
         stops, ends, due = native.accepted_stops(*inputs)
     for accepted, wished in ((3, 2), (1, 0), (2, 2)):
         num_new.fill_(accepted)
-        tape.replay()
+        recording.replay()
         assert (stops.tolist(), ends.tolist(), due.tolist()) == ([accepted], [2], [wished])
-    assert len(tape) == 1
+    assert len(recording) == 1

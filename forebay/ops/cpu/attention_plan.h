@@ -108,7 +108,7 @@ struct Plan {
     PartialPlaces partials;
 };
 
-// Made once a step, and anew by each replay of it; the tapes of its layers keep it.
+// Made once a step, and anew by each replay of it; the recordings of its layers keep it.
 using SharedPlan = std::shared_ptr<Plan>;
 
 // Calls walk(now, next, partials) for all walks; `next` is the one that this thread most likely takes next.

@@ -1,4 +1,4 @@
-// Moving bytes between buffers whose addresses stay, so that a step's tape needs nothing else for it.
+// Moving bytes between buffers whose addresses stay, so that a recorded step needs nothing else for it.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>

@@ -101,9 +101,9 @@ void Pool::run_shared(long count, long grain, const void* body, Call call) {
     }
 }
 
-Tape*& recording() {
-    thread_local Tape* tape = nullptr;
-    return tape;
+Recording*& recording() {
+    thread_local Recording* current = nullptr;
+    return current;
 }
 
 void* thread_scratch(long bytes) {
@@ -126,16 +126,16 @@ Pool* fb_pool_create(int num_threads) { return new Pool(num_threads); }
 
 void fb_pool_destroy(Pool* pool) { delete pool; }
 
-Tape* fb_tape_create() { return new Tape; }
+Recording* fb_recording_create() { return new Recording; }
 
-void fb_tape_destroy(Tape* tape) { delete tape; }
+void fb_recording_destroy(Recording* ops) { delete ops; }
 
-void fb_tape_record(Tape* tape) { recording() = tape; }
+void fb_recording_record(Recording* ops) { recording() = ops; }
 
-long fb_tape_length(const Tape* tape) { return static_cast<long>(tape->size()); }
+long fb_recording_length(const Recording* ops) { return static_cast<long>(ops->size()); }
 
 // A replayed step is this one call.
-void fb_tape_replay(const Tape* tape) {
-    for (const auto& op : *tape) op();
+void fb_recording_replay(const Recording* ops) {
+    for (const auto& op : *ops) op();
 }
 }

@@ -5,10 +5,10 @@
 #include <vector>
 
 // What a fixed-shape step did, op by op, to be done again on the same addresses.
-using Tape = std::vector<std::function<void()>>;
+using Recording = std::vector<std::function<void()>>;
 
 // Where this thread's ops go besides being done, whatever pool runs them; null for nowhere.
-Tape*& recording();
+Recording*& recording();
 
 class Pool {
   public:
@@ -31,7 +31,7 @@ class Pool {
                    [](const void* b, long begin, long end) { (*static_cast<const Body*>(b))(begin, end); });
     }
 
-    // Does an op, which holds its arguments by value; while a tape is being recorded, puts it there instead.
+    // Does an op, which holds its arguments by value; while a recording is made, puts it there instead.
     template <class Op>
     void op(const Op& op) {
         if (recording() != nullptr) {

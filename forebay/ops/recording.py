@@ -11,31 +11,31 @@ from torch import Tensor
 from forebay.ops.kernels import Kernels
 
 
-class Tape:
+class Recording:
     """Kernels in the order in which they were called. Whoever records keeps the memory alive that they were given."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._replay = kernels.bind("fb_tape_replay")
-        self._tape = kernels.create("fb_tape", self)
+        self._replay = kernels.bind("fb_recording_replay")
+        self._address = kernels.create("fb_recording", self)
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Kernels that this thread calls meanwhile, of whatever ops, are put at the tape's end and not run; one tape at
-        a time."""
-        record = self._kernels.bind("fb_tape_record")
-        record(self._tape)
+    def record(self) -> Iterator[None]:
+        """Append the kernels that this thread calls meanwhile, of whatever ops, instead of running them. A thread makes
+        one recording at a time."""
+        record = self._kernels.bind("fb_recording_record")
+        record(self._address)
         try:
             yield
         finally:
             record(None)
 
     def __len__(self) -> int:
-        return int(self._kernels.bind("fb_tape_length")(self._tape))
+        return int(self._kernels.bind("fb_recording_length")(self._address))
 
     def replay(self) -> None:
         """Run all recorded kernels in order, in one call, on the addresses that they were recorded with."""
-        self._replay(self._tape)
+        self._replay(self._address)
 
 
 def fill(kernels: Kernels, tensor: Tensor, value: float) -> bool:
