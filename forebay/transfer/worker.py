@@ -45,13 +45,11 @@ class Worker:
 
     def __init__(self, engine: LocalEngine) -> None:
         self._engine, self.instance, options = engine, engine.instance, engine.options
+        self._listener = _listen(options) if options.is_prefill else None
         self._loop = Loop(engine)
         self._data_thread = DataThread(engine.memory, chunk_bytes(engine.shapes), self._report)
-        self._listener: socket.socket | None = None
         self._stage: DecodeStage | PrefillStage
-        if options.is_prefill:
-            self._listener = socket.create_server((options.host, options.bootstrap_port), backlog=BACKLOG)
-            self._listener.setblocking(False)
+        if self._listener is not None:
             self._stage = PrefillStage(engine, self._loop, self._data_thread, self._listener)
         else:
             self._stage = DecodeStage(engine, self._loop, self._data_thread)
@@ -136,6 +134,12 @@ class Worker:
         else:
             handle, lose = partial(self._stage.handle, what), partial(self._stage.lose_ticket, nonce)
             self._loop.guard.run("a ticket's peer", handle, lose)
+
+
+def _listen(options: DisaggregationOptions) -> socket.socket:
+    listener = socket.create_server((options.host, options.bootstrap_port), backlog=BACKLOG)
+    listener.setblocking(False)
+    return listener
 
 
 def make_transfers(

@@ -64,7 +64,7 @@ SIMULATED = (
         "transfer/session/prefill.py",
         "if shipment.tail is not None and not shipment.unwritten:",
         "if shipment.tail is not None and shipment.state is Shipped.OPEN:",
-        "transfer/test_simulation.py::test_c22_c33_transfers_random_faults_each_ticket_ends_once_with_its_data_or_a_cause[0]",
+        "transfer/test_simulation.py::test_c22_tail_is_sent_behind_the_last_piece",
     ),
     Mutant(
         "C22 decode is told that prefill broke",
@@ -92,7 +92,7 @@ SIMULATED = (
         "transfer/session/peers.py",
         "if now - self.link.heard > self._engine.silence_s:",
         "if False:",
-        "transfer/test_simulation.py::test_c22_c33_transfers_random_faults_each_ticket_ends_once_with_its_data_or_a_cause[0]",
+        "transfer/test_sessions.py::test_c22_peer_that_is_silent_is_lost_by_the_other",
     ),
     Mutant(
         "C22 a decode engine ends its own tickets alone",

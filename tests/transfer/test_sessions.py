@@ -131,7 +131,7 @@ def test_c33_chunk_of_another_size_than_its_places_is_read_beside_them():
 def test_c22_write_to_a_session_that_is_over_is_no_failure():
     with calm_world("tcp") as world:
         moves, reports = world.prefill.worker._data_thread, []
-        moves.sender._report = reports.append
+        moves._report = moves.sender._report = reports.append
         piece = Piece("state", 0, 1, 0, 1, np.array([1]))
         moves.submit(data_thread.Write(99, bytes(16), [piece], [np.array([1])]))
         moves._turn()
@@ -256,7 +256,7 @@ def test_c22_new_session_of_an_engine_ends_its_old_one(monkeypatch):
         first.lose(frames.peer_lost("there", "why"))
         world.offer(decode)
         assert holds_within(world, lambda: bool(session_of(decode) and session_of(decode).is_joined), SILENCE_S / 2)
-        assert len(world.prefill.sessions) == 1
+        assert len(world.prefill.worker._loop.users) == len(world.prefill.sessions) == 1
 
 
 class FullSocket:

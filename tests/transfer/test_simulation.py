@@ -131,6 +131,16 @@ def test_c22_shipment_that_stands_still_loses_its_lease(stuck):
         assert holds_within(world, lambda: sent.code == part.code == "lease_timeout", 1.0 + SILENCE_S)
 
 
+def test_c22_tail_is_sent_behind_the_last_piece():
+    with calm_world("tcp") as world:
+        part = offered(world)
+        nonce = part.ticket.nonce
+        world.prefill.worker._data_thread._turn = lambda: None
+        world._fault("hang")
+        assert holds_within(world, lambda: world.prefill.parts[nonce].tail, 60.0)
+        assert not holds_within(world, lambda: world.decodes[0].worker._stage._receipts[nonce][1].tail, SILENCE_S)
+
+
 def test_c22_shipment_that_moves_slowly_keeps_its_lease():
     """The prompt takes longer than a lease, and so do all its chunks together."""
     with calm_world("shm") as world:
