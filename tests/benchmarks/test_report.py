@@ -115,7 +115,7 @@ def test_where_less_is_better_the_lower_is_ahead() -> None:
     assert report.ratios(ROW["memory"], PEER) == [pytest.approx(2 / 3)], "both rows come from one start"
 
 
-def test_rows_that_nobody_ran_are_left_out_and_a_peer_without_a_figure_has_a_dash() -> None:
+def test_table_omits_rows_without_runs_and_shows_a_dash_for_missing_figures() -> None:
     report = Report(ROWS, rates("Forebay", "streams-1", 1.0) + rates(PEER, "streams-4", 2.0))
     lines = report.markdown().splitlines()
     assert len(lines) == 4

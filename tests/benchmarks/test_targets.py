@@ -90,7 +90,7 @@ def test_targets_failed_peer_ends_with_exit_code_and_column(
     assert "| failed |" in capsys.readouterr().out
 
 
-def test_a_table_without_a_place_is_told_of_before_it_is_measured(
+def test_table_without_a_marker_is_reported_before_it_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedded_model: Path
 ) -> None:
     (tmp_path / "docs").mkdir()

@@ -159,7 +159,7 @@ GROW = """async (sizes) => {
 }"""
 
 
-def test_who_reads_at_the_end_stays_there_and_who_scrolled_back_is_left_alone(open_console: Open, page: Page) -> None:
+def test_page_follows_the_answer_only_if_scrolled_to_its_end(open_console: Open, page: Page) -> None:
     open_console("fine")
     ask(page)
     expect(page.locator(".stats")).to_contain_text("stop")
@@ -185,7 +185,7 @@ def test_server_that_comes_back_with_another_model_is_asked_for_that_one(
     expect(page.locator(".answer .body")).to_have_text("Here I am.")
 
 
-def test_server_that_is_gone_is_told_of_where_the_strip_is_closed(open_console: Open, page: Page, watch: Watch) -> None:
+def test_lost_server_is_shown_if_the_strip_is_closed(open_console: Open, page: Page, watch: Watch) -> None:
     watch.expected = ("ERR_INTERNET_DISCONNECTED",)
     open_console("Here I am.")
     expect(page.locator("#ready")).to_have_text("ready")

@@ -53,7 +53,7 @@ def branch(number: int, parent: int, num_pages: int, **more: object) -> Branch:
     return Branch(name=name(number), parent=name(parent), num_pages=num_pages, **{**told, **more})
 
 
-def test_pools_say_who_holds_what_and_in_plain_words_what_that_is(open_console: Open, page: Page) -> None:
+def test_pools_show_owners_with_descriptions(open_console: Open, page: Page) -> None:
     def with_bytes() -> FakeEngine:
         engine = FakeEngine(manual=True)
         engine.info = msgspec.structs.replace(engine.info, slot_bytes={"kv": 16 * 23040})

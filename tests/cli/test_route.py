@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.deadlines import HANGS_S, wait_until
 
 
-def test_the_address_is_told_at_once_where_nobody_looks_at_a_screen(tmp_path: Path) -> None:
+def test_route_without_a_terminal_prints_the_address_at_once(tmp_path: Path) -> None:
     words = ["route", "--port", "0", "--prefill", "http://127.0.0.1:9", "--decode", "http://127.0.0.1:9"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with (tmp_path / "output").open("wb") as output:

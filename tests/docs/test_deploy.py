@@ -60,7 +60,7 @@ def test_the_commands_are_commands() -> None:
         served(words)
 
 
-def test_the_torch_that_is_told_to_be_taken_first_is_one_that_the_wheel_keeps() -> None:
+def test_recommended_torch_satisfies_the_bounds_of_the_wheel() -> None:
     """Of another pip would replace the CPU build by that for CUDA."""
     wanted = next(text for text in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
                   if text.startswith("torch"))  # fmt: skip

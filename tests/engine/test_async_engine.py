@@ -285,7 +285,7 @@ def test_answers_find_their_questions_among_unasked_states() -> None:
     play(scene)
 
 
-def test_whoever_serves_an_engine_rests_and_wakes_with_its_weights_and_with_nothing_else() -> None:
+def test_resting_and_waking_follow_the_weights_tag_alone() -> None:
     heard: list[str] = []
 
     async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:

@@ -63,7 +63,7 @@ def out_of_the_system() -> None:
 
 
 @pytest.mark.parametrize("take", [out_of_torch, out_of_numpy, out_of_the_system])
-def test_memory_that_the_system_refuses_at_the_start_is_told_in_one_line(take, monkeypatch: pytest.MonkeyPatch):
+def test_start_up_without_memory_prints_one_line(take, monkeypatch: pytest.MonkeyPatch):
     """A limit on address space, or a machine that lends no more than it has."""
     monkeypatch.setattr("forebay.runtime.model_runner.ModelRunner.warm_up", lambda self: take())
     settings = {"model": str(shared_tiny("llama").path), "context_length": 64, "kv_cache_bytes": "8MiB"}

@@ -172,7 +172,7 @@ def test_an_llm_is_closed_at_the_end_of_a_with_and_says_what_it_is(checkpoint: T
         llm.generate([1, 2, 3])
 
 
-def test_a_prompt_that_can_never_fit_fails_alone_and_is_told_of_when_all_have_ended(llm: LLM, checkpoint: Tiny) -> None:
+def test_prompt_that_cannot_fit_fails_alone_and_is_reported_at_the_end(llm: LLM, checkpoint: Tiny) -> None:
     with pytest.raises(GenerationError, match=r"1 of 3 prompts failed; prompt 1: .*5000 tokens") as failed:
         llm.generate([[5, 6], [5] * 5000, [7]], GREEDY)
     error = failed.value

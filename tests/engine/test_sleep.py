@@ -168,7 +168,7 @@ def weights_in(core: EngineCore) -> list[str]:
 
 
 @pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "FROZEN_KV_MTP"])
-def test_who_drafts_sleeps_wakes_and_takes_versions_with_the_model(algorithm: str, tmp_path: Path) -> None:
+def test_draft_model_sleeps_wakes_and_updates_with_the_model(algorithm: str, tmp_path: Path) -> None:
     target = shared_tiny("gemma4_text" if algorithm == "FROZEN_KV_MTP" else "llama").path
     draft = tmp_path / "draft"
     match algorithm:
@@ -437,9 +437,7 @@ def test_requests_that_run_finish_go_on_later_or_end_as_the_mode_says(llama: Pat
     assert tokens_of(core, PROMPTS) == right
 
 
-def test_who_is_under_way_at_an_update_begins_again_and_no_answer_mixes_two_versions(
-    llama: Path, tmp_path: Path
-) -> None:
+def test_weight_update_running_request_restarts_and_uses_one_version(llama: Path, tmp_path: Path) -> None:
     core, path = core_of(llama), other_weights(llama, tmp_path / "other")
     core.add(wanted(1, PROMPTS[0]))
     for _ in range(6):

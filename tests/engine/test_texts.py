@@ -47,7 +47,7 @@ class Saying(TextEngine):
 
 
 @pytest.mark.parametrize("told", [[], [5, 6]])
-def test_no_output_that_is_told_as_it_comes_mixes_the_tokens_of_two_weights(checkpoint: Tiny, told: list[int]) -> None:
+def test_streamed_output_never_mixes_tokens_of_two_weight_versions(checkpoint: Tiny, told: list[int]) -> None:
     begun = [Update(1, told)] if told else []
     anew = [Update(1, [7], restarted=True), Update(1, [8], finish=FinishReason.LENGTH)]
     engine, heard = Saying(Tokenizer.from_path(checkpoint.path), [*begun, *anew]), list[int]()

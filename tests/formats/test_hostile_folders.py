@@ -141,7 +141,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_is_another_models(folde
         Tokenizer.from_path(folder)
 
 
-def test_an_added_token_beyond_the_vocabulary_is_nobodys_until_it_is_written(folder):
+def test_added_token_beyond_the_vocabulary_needs_parsed_special_tokens(folder):
     """Gemma 3 1B has one."""
     layout = json.loads((folder / "tokenizer.json").read_text())
     layout["added_tokens"].append({**layout["added_tokens"][0], "id": VOCAB_SIZE, "content": "<image>"})

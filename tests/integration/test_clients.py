@@ -105,7 +105,7 @@ def test_echo_returns_the_prompt_and_the_continuation(api: openai.OpenAI) -> Non
     assert echoed.choices[0].text == PROMPT + plain.choices[0].text
 
 
-def test_choices_differ_repeat_with_the_seed_and_do_not_depend_on_company(api: openai.OpenAI) -> None:
+def test_choices_differ_repeat_with_the_seed_and_ignore_other_requests(api: openai.OpenAI) -> None:
     three = complete(api, n=3, temperature=1.0, seed=7)
     again = complete(api, n=3, temperature=1.0, seed=7)
     texts = [choice.text for choice in three.choices]

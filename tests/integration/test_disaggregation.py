@@ -203,7 +203,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("role", "which", "number"), FAULTS)
-def test_c22_whoever_waits_for_one_that_is_gone_is_told_and_the_pair_serves_again(
+def test_c22_requests_of_a_dead_peer_fail_typed_and_the_pair_serves_again(
     alone: Servers, pair: Servers, role: str, which: str, number: signal.Signals
 ) -> None:
     expected = alone.complete(**BODIES["greedy"]).json()["choices"]
@@ -253,7 +253,7 @@ def transfers_of(servers: Servers, role: str, state: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ROLES)
 @pytest.mark.parametrize("state", STATES)
-def test_c22_a_half_that_is_killed_before_the_first_token_costs_no_token(
+def test_c22_server_killed_before_the_first_token_costs_no_token(
     alone: Servers, pair: Servers, state: str, killed: str
 ) -> None:
     """The router begins again, until it gives up with a reason."""

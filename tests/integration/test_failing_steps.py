@@ -53,7 +53,7 @@ def rig(request: pytest.FixtureRequest) -> Rig:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_failing_steps_change_nothing_for_those_who_were_not_in_them(rig: Rig, seed: int) -> None:
+def test_failing_steps_change_no_token_of_other_requests(rig: Rig, seed: int) -> None:
     rng = random.Random(seed)
     prompts = {i: [rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 12))] for i in range(1, 9)}
     engine = rig.engine(

@@ -182,7 +182,7 @@ def test_a_broken_matcher_ends_its_request_alone(rig: Rig, monkeypatch: pytest.M
     assert told["good"][-1].failure is None
 
 
-def test_what_nobody_waits_for_is_not_compiled_and_not_remembered(rig: Rig) -> None:
+def test_cancelled_grammar_is_not_compiled_or_cached(rig: Rig) -> None:
     made = engine(rig)
     known = made.core.scheduler.constraints.grammars
     assert isinstance(known, Grammars)

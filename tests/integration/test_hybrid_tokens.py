@@ -189,7 +189,7 @@ def test_c26_retracted_requests_lose_no_token_kept_or_computed_again(
 
 
 @pytest.mark.parametrize("overlap_depth", [0, 1])
-def test_c27_those_who_leave_early_change_nothing_for_those_who_stay(known: Known, overlap_depth: int) -> None:
+def test_c27_aborted_requests_change_no_token_of_others(known: Known, overlap_depth: int) -> None:
     engine = known.rig.engine(
         page_size=4, num_tokens=512, chunked_prefill_size=16, overlap_depth=overlap_depth, radix_cache=True
     )

@@ -246,7 +246,7 @@ async def test_a_client_that_leaves_with_several_choices_ends_all_of_them(shared
     wait_until(shared.is_clean)
 
 
-async def test_a_crowd_over_the_cap_is_told_to_come_back_and_leaves_no_trace(shared: Tree) -> None:
+async def test_requests_over_the_cap_get_429_with_retry_after_and_leave_no_state(shared: Tree) -> None:
     """E-3 in small: 4 run, 8 wait, the others are refused at once; then service goes on as before."""
     async with asyncly(shared) as client:
         before = (await client.post("/v1/completions", json=ask("steady", 16))).json()["choices"][0]["text"]

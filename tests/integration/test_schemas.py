@@ -150,7 +150,7 @@ def test_outputs_of_a_random_model_are_valid_by_all_schemas(random_model: Known,
 
 @slow
 @pytest.mark.parametrize("part", PARTS)
-def test_outputs_are_valid_where_a_draft_head_guesses_for_whoever_is_free(headed_model: Known, part: slice) -> None:
+def test_outputs_are_valid_if_a_draft_head_drafts_for_unconstrained_rows(headed_model: Known, part: slice) -> None:
     same_in(headed_model, schemas()[part], {name: SHAPES[name] for name in ("guesses", "all of them")})
 
 

@@ -151,7 +151,7 @@ async def test_a_crowd_wakes_an_idle_server_once_and_a_killed_one_stays_dead(tmp
             await asyncio.to_thread(wait_until, lambda: not any(map(alive, pids)))
 
 
-async def test_an_engine_killed_while_it_wakes_ends_who_waits_typed_and_the_whole_tree(
+async def test_engine_killed_while_waking_fails_requests_typed_and_ends_all_processes(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREBAY_TEST_FAULTS", "1")

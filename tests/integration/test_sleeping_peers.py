@@ -82,7 +82,7 @@ def codes(responses: tuple[httpx.Response, httpx.Response]) -> list[str]:
     return [response.json()["error"]["code"] for response in responses]
 
 
-async def test_c22_who_asks_a_sleeping_prefill_server_hears_so_at_once_and_all_is_as_before_when_it_wakes(
+async def test_c22_sleeping_prefill_server_refuses_at_once_and_serves_again_when_awake(
     two: Two,
 ) -> None:
     right = (await two.ask(1))[1].json()["choices"]
@@ -127,9 +127,7 @@ def no_transfers(tree: Tree) -> bool:
 @pytest.mark.parametrize("held", ["briefly", pytest.param("for_long", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("state", ["pending", "offered", "in_flight", "running"])
-async def test_c22_an_engine_that_stands_still_costs_its_requests_an_error_at_most_and_nobody_else(
-    two: Two, state: str, role: str, held: str
-) -> None:
+async def test_c22_hung_engine_fails_only_its_own_requests(two: Two, state: str, role: str, held: str) -> None:
     """Held for long: until the other side has given up, if it waits."""
     right = (await two.ask(next(ROOMS), 100))[1].json()["choices"]
     trees, body, halves = two._asdict(), two.body(next(ROOMS), 100), dict[str, asyncio.Task[httpx.Response]]()

@@ -18,7 +18,7 @@ OTHERS = {row: random_ids(LENGTH, seed=row) for row in range(2, NUM_ROWS + 1)}
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES)
-def test_chunks_and_company_do_not_change_a_bit(case, dtype, tiny, native):
+def test_chunks_and_other_rows_do_not_change_a_bit(case, dtype, tiny, native):
     model = models.load(open_checkpoint(tiny(case).path), ops=native, dtype=dtype)
     (alone,) = Driver(model, dtype=dtype).step([(1, IDS)])
     assert alone.isfinite().all()

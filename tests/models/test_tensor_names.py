@@ -66,7 +66,7 @@ def test_what_drafts_tokens_is_left_in_the_file(case, name, tiny, changed):
     torch.testing.assert_close(found, tiny(case).logits(IDS), rtol=0, atol=1e-4)
 
 
-def test_published_gemma4_files_have_keys_and_values_that_nobody_reads(tiny, changed):
+def test_published_gemma4_files_have_unused_keys_and_values(tiny, changed):
     """Of layers that read those of others."""
     own = {f"model.layers.{layer}.self_attn.{name}" for layer in (2, 3) for name in ("k_proj.weight", "v_norm.weight")}
     found = changed("gemma4_text", lambda tensors: {**tensors, **{name: torch.ones(2) for name in own}})

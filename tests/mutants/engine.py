@@ -78,7 +78,7 @@ ENGINE = (
         "server/http/listen.py",
         "    handled = set(ENDING) - ignored | {signal.SIGTERM, signal.SIGINT}\n",
         "    handled = {signal.SIGTERM, signal.SIGINT}\n",
-        "server/test_signals.py::test_other_signals_that_end_processes_end_it_at_once_and_whoever_is_served_is_told",
+        "server/test_signals.py::test_other_ending_signals_stop_the_server_at_once_with_typed_errors",
     ),
     Mutant(
         "C25 row 0, and every other, holds its pads after a wake",

@@ -60,7 +60,7 @@ GRAMMAR = (
         "grammar/matching.py",
         "        if prototype.cancel() and",
         "        if not prototype.cancel() and",
-        _TESTS + "test_what_nobody_waits_for_is_not_compiled_and_not_remembered",
+        _TESTS + "test_cancelled_grammar_is_not_compiled_or_cached",
     ),
     Mutant(
         "C25 an output that begins again is at the beginning of its grammar",

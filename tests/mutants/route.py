@@ -29,7 +29,7 @@ ROUTE = (
         "server/api/rendezvous.py",
         "    if mode is DisaggregationMode.NULL or sender.bootstrap:\n",
         "    if sender.bootstrap:\n",
-        "server/test_rendezvous.py::test_what_makes_no_sense_of_a_half_is_a_400_that_names_the_field",
+        "server/test_rendezvous.py::test_contradicting_bootstrap_fields_are_a_400_that_names_the_field",
     ),
     Mutant(
         "C21 a router takes a server for what it says to be",
@@ -197,7 +197,7 @@ ROUTE = (
         "route/request_pair.py",
         "        if not self._ended:\n",
         "        if True:\n",
-        "route/test_request_pair.py::test_half_that_is_ended_twice_gives_its_connection_back_once",
+        "route/test_request_pair.py::test_sent_request_ended_twice_returns_its_connection_once",
     ),
     Mutant(
         "C27 the request to prefill ends if the one to decode cannot begin",

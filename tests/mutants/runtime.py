@@ -445,7 +445,7 @@ RUNTIME = (
         "runtime/chooser.py",
         "        return greedy.index_copy(0, which, draw(self._ops, logits, rows, lens, self._rows, wants))",
         "        return draw(self._ops, logits, rows, lens, self._rows, wants)[:1].expand(len(greedy))",
-        "runtime/test_model_runner.py::test_a_request_gets_the_same_tokens_and_logprobs_alone_and_in_company",
+        "runtime/test_model_runner.py::test_request_gets_the_same_tokens_and_logprobs_alone_and_in_a_batch",
     ),
     Mutant(
         "C28 a row's next tenant has no penalties of the last",

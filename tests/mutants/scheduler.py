@@ -230,7 +230,7 @@ SCHEDULER = (
         "scheduler/scheduler.py",
         "        self._take_tokens(before, now)\n",
         "",
-        "scheduler/test_widths.py::test_c30_of_a_request_that_fails_what_was_chosen_before_is_told_as_without_guesses",
+        "scheduler/test_widths.py::test_c30_failing_request_returns_the_same_tokens_with_and_without_drafts",
     ),
     Mutant(
         "C26 C30 what is not finite ends a request that was retracted meanwhile, and its copy goes",

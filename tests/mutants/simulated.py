@@ -347,7 +347,7 @@ SIMULATED = (
         "route/request_pair.py",
         "_AGAIN: Final = (503, 504)",
         "_AGAIN: Final = (500, 502, 503, 504)",
-        "route/test_attempts.py::test_first_answer_failure_that_others_would_repeat_is_told_at_once",
+        "route/test_attempts.py::test_first_answer_failure_that_others_would_repeat_is_raised_at_once",
     ),
     Mutant(
         "C27 503 and 504 are begun again",
@@ -375,7 +375,7 @@ SIMULATED = (
         "route/request_pair.py",
         "MOST_ATTEMPTS: Final = 3",
         "MOST_ATTEMPTS: Final = 9",
-        "route/test_attempts.py::test_first_answer_attempts_are_bounded_and_the_last_failure_is_told",
+        "route/test_attempts.py::test_first_answer_attempts_are_bounded_and_the_last_failure_is_raised",
     ),
     Mutant(
         "C27 members are asked before another attempt",

@@ -265,7 +265,7 @@ SMALLER = {"8 bits": {"int8": True}, "16 bits": {"cache_dtype": torch.bfloat16}}
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("smaller", SMALLER.values(), ids=SMALLER.keys())
 @pytest.mark.parametrize("kind", [{}, {"head_dim": 12}, *KINDS.values()], ids=["plain", "small", *KINDS.keys()])
-def test_caches_of_smaller_entries_equal_the_reference_in_any_company(
+def test_caches_of_smaller_entries_equal_the_reference_in_any_batch(
     native: NativeOps,
     reference: Ops,
     dtype: torch.dtype,

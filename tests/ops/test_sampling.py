@@ -34,7 +34,7 @@ def test_sample_rows_equals_the_reference(native: NativeOps, reference: Ops, voc
     assert int(differ.sum()) <= 1
 
 
-def test_sampled_rows_have_the_same_bits_in_any_company(native: NativeOps, single_threaded: NativeOps) -> None:
+def test_sampled_rows_have_the_same_bits_in_any_batch(native: NativeOps, single_threaded: NativeOps) -> None:
     logits = normal((ROWS, 5003), torch.float32, seed=1, scale=2)
     draws = draws_of(1)
     together = native.sample_rows(logits, draws)

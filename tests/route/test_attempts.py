@@ -63,7 +63,7 @@ class Attempts:
 
 
 @pytest.mark.parametrize("status", [400, 429, 500, 502])
-def test_first_answer_failure_that_others_would_repeat_is_told_at_once(
+def test_first_answer_failure_that_others_would_repeat_is_raised_at_once(
     monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     attempts = Attempts(monkeypatch, status, 200)
@@ -84,7 +84,7 @@ def test_first_answer_server_that_comes_or_goes_is_left_for_another(
     assert [member.num_checks for member in attempts.members] == [1, 1]
 
 
-def test_first_answer_attempts_are_bounded_and_the_last_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_answer_attempts_are_bounded_and_the_last_failure_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = Attempts(monkeypatch, *[503] * (MOST_ATTEMPTS + 2))
     with pytest.raises(ForebayError, match="why"):
         attempts.run()

@@ -54,7 +54,7 @@ def sent(of: Any) -> SentRequest:
     return SentRequest(of, Upstream())  # type: ignore[arg-type]
 
 
-def test_half_that_is_ended_twice_gives_its_connection_back_once() -> None:
+def test_sent_request_ended_twice_returns_its_connection_once() -> None:
     server = member()
     one = sent(server)
     assert server.in_flight == 1

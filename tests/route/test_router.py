@@ -116,7 +116,7 @@ def test_every_dialect_goes_to_both_halves(route: Route, path: str, body: dict[s
     assert counted["input_tokens"] > 1
 
 
-def test_what_sglang_s_clients_ask_goes_to_both_halves_and_whom_to_abort_is_not_known_here(route: Route) -> None:
+def test_router_generate_reaches_both_servers_and_abort_is_unsupported(route: Route) -> None:
     routed = route()
     asked = {"text": "a" * 600, "sampling_params": {"max_new_tokens": 3}}
     with routed.client() as http:
@@ -215,7 +215,7 @@ def test_before_the_first_token_another_server_takes_over(route: Route) -> None:
     assert [member.up for member in routed.router.members.all] == [False, True, False, True]
 
 
-def test_after_the_first_token_a_failure_is_told_in_the_stream_and_nothing_begins_again(route: Route) -> None:
+def test_router_failure_after_the_first_token_ends_the_stream_without_a_retry(route: Route) -> None:
     routed = route(decode=2, make=slow)
     routed.prefill[0].engine.script = lambda prompt, params: [100]
     with routed.client() as http:

@@ -49,7 +49,7 @@ def tokens_of(results: list[StepResult], index: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("wish", WISHES)
-def test_a_request_gets_the_same_tokens_and_logprobs_alone_and_in_company(wish):
+def test_request_gets_the_same_tokens_and_logprobs_alone_and_in_a_batch(wish):
     """C28: in another row and on other pages too."""
     alone = run_alone(2, WISHES[wish], prompt(2), steps=6)
     plans = planner(fake_runner(), seed=9)

@@ -112,7 +112,7 @@ def result(plan, tokens):
         ([5, 6, 4, 0], [5, 6, 4], FinishReason.LENGTH),
     ],
 )
-def test_c30_of_a_request_that_fails_what_was_chosen_before_is_told_as_without_guesses(tokens, told, finish):
+def test_c30_failing_request_returns_the_same_tokens_with_and_without_drafts(tokens, told, finish):
     """And nothing of the step is kept, though it ended before."""
     rig = Rig(width=4, proposer=Says(5, 6, 4), page_size=1)
     req = rig.add(4, max_new=4)

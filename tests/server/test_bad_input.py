@@ -283,7 +283,7 @@ def test_openai_fields_pass_only_when_they_ask_for_nothing(shared: Running) -> N
     assert_refused(post(shared, "/v1/chat/completions", json.dumps({**base, "chat_template": "x"})))
 
 
-def test_what_was_passed_over_is_told_in_a_header_of_any_answer(shared: Running) -> None:
+def test_ignored_fields_are_named_in_a_header_of_every_answer(shared: Running) -> None:
     for stream in (True, False):
         body = {**VALID[ChatRequest], "cache_prompt": True, "keep_alive": "5m", "stream": stream}
         answer = post(shared, "/v1/chat/completions", json.dumps(body))

@@ -179,7 +179,7 @@ def test_no_label_that_a_client_can_choose_names_anothers_cache(isolation: Cache
     assert names.namespace(ANYBODY, Session()) != Isolation(isolation).namespace(ANYBODY, Session())
 
 
-def test_who_says_nothing_of_itself_is_another_author_each_time() -> None:
+def test_request_without_identity_is_a_new_author_each_time() -> None:
     names = Isolation(CacheIsolation.NONE)
     authors = {names.author(tenant, Session()) for tenant in (ANYBODY, ANYBODY, Tenant("a"), Tenant("a"))}
     assert len(authors) == 4

@@ -193,7 +193,7 @@ def test_texts_are_taken_by_a_server_whose_engine_sleeps(shared: Running) -> Non
             assert shared.tokenizer._backend._whole is not None
 
 
-def test_i4_door_that_closes_takes_who_has_connected_and_nobody_else() -> None:
+def test_i4_closing_socket_serves_connected_clients_and_no_new_ones() -> None:
     """Between the last look into the queue and the close nobody can get into it, who would be reset."""
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
         address = listener.getsockname()
@@ -226,7 +226,7 @@ async def test_i4_socket_that_is_inherited_still_takes_connections_for_the_next_
             taken.close()
 
 
-def test_i4_whoever_has_connected_is_answered_before_the_door_closes(launch) -> None:
+def test_i4_connected_clients_are_answered_before_the_socket_closes(launch) -> None:
     """A connection that is refused, or a 503, says that the request can go to another server; a reset does not."""
     body = b'{"prompt": "hello", "max_tokens": 4}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"

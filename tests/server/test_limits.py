@@ -102,7 +102,7 @@ def test_a_client_that_leaves_before_its_body_is_whole_costs_nothing(launch) -> 
     assert server.engine.submitted == []
 
 
-def test_a_crowd_of_dripping_clients_meets_the_deadline_and_holds_nobody_up(launch) -> None:
+def test_many_slow_senders_hit_the_deadline_and_delay_no_other_client(launch) -> None:
     server = launch(header_timeout_s=1.0, body_timeout_s=1.0)
     with server.client() as http:
         assert http.get("/health").status_code == 200

@@ -180,7 +180,7 @@ def test_thinking_is_a_block_with_a_signature_and_goes_back_to_the_template(mode
     assert omitted.content[0].thinking == ""
 
 
-def test_who_asks_for_no_thinking_gets_none_where_the_model_can_be_told(model: Callable[[str], Model]) -> None:
+def test_request_without_thinking_gets_none_if_the_template_can_switch_it_off(model: Callable[[str], Model]) -> None:
     one = model(QWEN3)
     for wishes, told in (
         ({}, True),

@@ -66,7 +66,7 @@ def test_prefill_needs_a_room_and_nothing_else(launch: Launch) -> None:
         (DECODE, {**HERE, "bootstrap_port": 65536}, "invalid_value", "bootstrap_port"),
     ],
 )
-def test_what_makes_no_sense_of_a_half_is_a_400_that_names_the_field(
+def test_contradicting_bootstrap_fields_are_a_400_that_names_the_field(
     launch: Launch, model: Any, fields: dict[str, Any], code: str, param: str
 ) -> None:
     server = launch(FakeEngine, model=model, cluster_key=KEY)

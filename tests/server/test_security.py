@@ -334,7 +334,7 @@ def test_a_network_address_with_armed_faults_is_refused_before_anything_listens(
     bind(CONFIG).close()
 
 
-def test_a_tenant_is_whoever_holds_a_key_and_an_admin_whoever_holds_an_admins() -> None:
+def test_tenant_is_the_holder_of_a_key_and_admin_that_of_an_admin_key() -> None:
     security = Security(replace(CONFIG, api_keys=("a", "b"), admin_api_keys=("b", "c")))
     a, b, c = (
         security.authorize("GET", "/v1/models", [(b"authorization", b"Bearer " + key)]) for key in (b"a", b"b", b"c")

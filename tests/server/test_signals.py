@@ -110,9 +110,7 @@ def test_a_hang_up_drains_as_any_request_to_end_does(process: Process) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGUSR1, signal.SIGXCPU])
-def test_other_signals_that_end_processes_end_it_at_once_and_whoever_is_served_is_told(
-    process: Process, number: int
-) -> None:
+def test_other_ending_signals_stop_the_server_at_once_with_typed_errors(process: Process, number: int) -> None:
     child, url = process
     with hold_a_request(url) as sock:
         child.send_signal(number)

@@ -52,7 +52,7 @@ def test_a_call_returns_or_raises_what_its_function_does() -> None:
     asyncio.run(main())
 
 
-def test_who_has_a_text_that_a_busy_machine_has_no_time_for_is_asked_to_come_again(monkeypatch) -> None:
+def test_text_that_finds_no_worker_in_time_raises_overloaded(monkeypatch) -> None:
     """What a text may take is bounded before: the client has nothing to mend, and its request may be sent again."""
     monkeypatch.setattr(workers, "TIMEOUT_S", 0.0)
     release = threading.Event()
@@ -84,7 +84,7 @@ def test_the_queue_has_an_end() -> None:
     asyncio.run(main())
 
 
-def test_nobody_waits_for_ever_and_what_nobody_waits_for_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_waiting_call_times_out_and_cancelled_call_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "MAX_WAIT_S", 0.01)
     done = []
 

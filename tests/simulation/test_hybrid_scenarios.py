@@ -242,7 +242,7 @@ def test_c3_a_conversation_hits_all_of_its_earlier_turns(kind):
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("kind", HYBRIDS)
-def test_c9_a_flush_with_work_in_flight_costs_nobody_a_token_and_leaves_no_stale_hit(kind, depth):
+def test_c9_flush_with_steps_in_flight_changes_no_token_and_leaves_no_stale_hit(kind, depth):
     sim = simulation_of(hybrid(kind, overlap_depth=depth))
     held, system = sim.scheduler.held, fresh(sim, 14)
     for i in range(30):

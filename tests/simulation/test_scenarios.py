@@ -36,7 +36,7 @@ def test_c1_c26_c28_tokens_do_not_depend_on_chunks_or_retractions(chunk, every):
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("percent", [110, 150])
-def test_b4_under_pressure_nobody_is_retracted_for_ever_and_little_is_computed_twice(percent, depth):
+def test_b4_memory_pressure_retracts_no_request_forever_and_recomputes_little(percent, depth):
     """Requests that together need `percent` of the pool, admitted as if they would not grow."""
     sim = simulation(
         percent,

@@ -168,7 +168,7 @@ def test_c26_tokens_are_the_same_after_retractions_between_wide_steps(kind, host
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_right", range(W))
-def test_c30_what_is_not_finite_behind_the_first_rejection_harms_nobody(kind, num_right):
+def test_c30_non_finite_values_behind_the_first_rejection_fail_no_request(kind, num_right):
     for position in range(W):
         sim = wide(engine(kind), "device", W)
         sim.propose.right = num_right

@@ -157,7 +157,7 @@ def test_memory_is_limited_from_the_beginning() -> None:
         process.end()
 
 
-def test_what_the_interpreter_maps_and_nobody_writes_leaves_a_template_its_memory(
+def test_template_memory_limit_does_not_count_untouched_mappings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some distributions' archive of all languages has 220 MB, and every process that has set a locale maps it."""

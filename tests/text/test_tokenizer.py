@@ -198,7 +198,7 @@ def test_a_tokenizer_that_has_rested_gives_the_same_tokens_and_texts(make: Calla
     assert tokenizer._backend._whole is None, "texts of tokens need none"
 
 
-def test_whoever_encodes_while_a_tokenizer_goes_to_rest_gets_the_same_tokens() -> None:
+def test_encoding_while_the_tokenizer_is_released_gives_the_same_tokens() -> None:
     tokenizer = tiny_tokenizer(600)
     texts = ["hello world", "a<|im_end|>b"]
     right, done = [tokenizer.encode(text) for text in texts], threading.Event()

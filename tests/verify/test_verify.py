@@ -69,7 +69,7 @@ def test_an_answer_that_was_given_up_is_the_beginning_of_the_whole() -> None:
     assert (findings.num_answers, findings.num_tokens, len(findings.differences)) == (2, 4, 1)
 
 
-def test_other_log_probabilities_of_the_same_tokens_are_told_of() -> None:
+def test_differing_log_probabilities_of_equal_tokens_are_reported() -> None:
     findings = Findings()
     findings.compare(0, said([5, 6]), said([5, 6], logprob=-0.75))
     assert not findings.differences

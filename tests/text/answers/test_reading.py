@@ -146,7 +146,7 @@ def test_what_models_also_write(name: str, text: str, wanted: Answer) -> None:
         assert joined(read(SPELLINGS[name].formats, pieces))[0] == wanted
 
 
-def test_thinking_that_the_prompt_opened_is_told_from_what_follows() -> None:
+def test_thinking_opened_by_the_prompt_is_separated_from_the_answer() -> None:
     reader = reader_for(AnswerFormats(None, "think"), None, opened=True)
     assert reader.thinking
     assert reader.push("Well.\n</think>\n\nYes <tool_call>") == [Thought("Well."), Said("Yes <tool_call>")]
