@@ -219,9 +219,9 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
 
 
 class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):
-    """The news of all requests after one step. Most sequences have tokens and nothing else to tell: theirs come before
-    `updates`, for request `request_ids[i]` the next `counts[i]` of `token_ids`, or one each where there are no counts.
-    Made by `pack`, read by `tokens` and `updates`."""
+    """The updates of all requests after one step. Most sequences have tokens and nothing else to tell: theirs come
+    before `updates`, for request `request_ids[i]` the next `counts[i]` of `token_ids`, or one each where there are no
+    counts. Made by `pack`, read by `tokens` and `updates`."""
 
     updates: list[Update] = []
     request_ids: list[int] = []

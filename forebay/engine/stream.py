@@ -13,10 +13,11 @@ MAX_PENDING: Final = 1 << 16  # tokens and reported alternatives a consumer may 
 
 
 class Receiver(Protocol):
-    """Takes one request's news in the turn of the event loop in which they arrive, without a task. Must not raise."""
+    """Takes one request's updates in the turn of the event loop in which they arrive, without a task. Must not
+    raise."""
 
     def tokens(self, token_ids: list[int]) -> None:
-        """Tokens and nothing else: the most common news by far."""
+        """Take an update of tokens alone, the most common one by far."""
 
     def update(self, update: Update) -> None:
         """Take in one update of the request; the last one carries `finish`."""

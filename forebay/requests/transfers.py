@@ -3,8 +3,8 @@ sockets.
 
 A request that is computed on one engine (prefill) and generated on another (decode) has one ticket on both. Decode
 offers places for all that layers will keep of its prompt; prefill sends that as its steps commit, and with the last of
-it the tail. A ticket's news end with `Arrived` (decode), `Sent` (prefill) or `Broken`, and then `Closed`: from there on
-nobody touches the places that it named, for ever. Until then they stay out of use, however long that takes; what has
+it the tail. A ticket's events end with `Arrived` (decode), `Sent` (prefill) or `Broken`, and then `Closed`: from there
+on nobody touches the places that it named, for ever. Until then they stay out of use, however long that takes; what has
 arrived is not read before either, so `Closed` should follow `Arrived` as soon as whoever wrote has said so.
 """
 

@@ -134,7 +134,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = make_chat_model(tmp_path_factory.mktemp("model"), context_length=CONTEXT).path
     rig = Rig(folder, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=CONTEXT)
     if not rig.ops.name.startswith("native"):
-        pytest.skip("only the native kernels compute a row alike in every company")
+        pytest.skip("only the native kernels compute a row alike in every batch")
     shape = {"page_size": 4, "num_tokens": 640, "chunked_prefill_size": 16, "schedule_conservativeness": 0.1}
     core = rig.engine(**shape, radix_cache=True, overlap_depth=1).core
     engine = ThreadedEngine(core, max_running_requests=16, context_length=CONTEXT, vocab_size=VOCAB)

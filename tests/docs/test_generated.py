@@ -16,7 +16,7 @@ from scripts.site.pages import written
 from tests.server.conftest import Running
 
 # Told to no client: between our own processes, and by the client's side of a connection.
-INTERNAL = {"connection_lost", "http_error", "invalid_offer"}
+INTERNAL = {"connection_lost", "http_error"}
 
 
 def test_every_field_and_every_route_says_what_it_is() -> None:

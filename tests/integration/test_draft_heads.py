@@ -27,7 +27,7 @@ RIGHT = ("qwen3_next", "nemotron_h", "bailing_hybrid", "deepseek_v3", "qwen3_5_m
 def rig_of(path: Path) -> Rig:
     made = Rig(path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=256, draft_head=True)
     if not made.ops.name.startswith("native"):
-        pytest.skip("only the native kernels compute a row alike in every company")
+        pytest.skip("only the native kernels compute a row alike in every batch")
     return made
 
 

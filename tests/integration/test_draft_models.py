@@ -26,7 +26,7 @@ def rig_of(target: str, draft: Path) -> Rig:
         draft_model=draft,
     )
     if not made.ops.name.startswith("native"):
-        pytest.skip("only the native kernels compute a row alike in every company")
+        pytest.skip("only the native kernels compute a row alike in every batch")
     return made
 
 

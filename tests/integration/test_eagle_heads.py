@@ -29,7 +29,7 @@ def rig_of(target: Path, draft: Path, *, third: bool) -> Rig:
         draft=partial(load_head, draft, third=third),
     )
     if not made.ops.name.startswith("native"):
-        pytest.skip("only the native kernels compute a row alike in every company")
+        pytest.skip("only the native kernels compute a row alike in every batch")
     return made
 
 

@@ -70,7 +70,7 @@ def rig(request: pytest.FixtureRequest) -> Rig:
     path = shared_tiny(request.param).path
     made = Rig(path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=256)
     if not made.ops.name.startswith("native"):
-        pytest.skip("only the native kernels compute a row alike in every company")
+        pytest.skip("only the native kernels compute a row alike in every batch")
     return made
 
 

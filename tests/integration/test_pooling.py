@@ -69,7 +69,7 @@ def known(request: pytest.FixtureRequest) -> Known:
     tiny = shared_tiny(request.param)
     rig = Rig(tiny.path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=256)
     if not rig.ops.name.startswith("native"):
-        pytest.skip("only the native kernels compute a row alike in every company")
+        pytest.skip("only the native kernels compute a row alike in every batch")
     return Known.of(tiny, rig)
 
 

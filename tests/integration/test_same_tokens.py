@@ -67,7 +67,7 @@ class Known:
 def known(embedded_rig: Rig, embedded_model: Path) -> Known:
     """Real text of several lengths, around page boundaries; every third prompt is sampled."""
     if not embedded_rig.ops.name.startswith("native"):
-        pytest.skip("only the native kernels compute a row alike in every company")
+        pytest.skip("only the native kernels compute a row alike in every batch")
     ids = Tokenizer.from_path(str(embedded_model), None).encode(TEXT.read_text())
     lengths = [1, 15, 16, 17, 31, 64, 5, 33, 48, 7, 2, 20, 40, 11, 63, 9]
     prompts = [ids[i * 50 : i * 50 + length] for i, length in enumerate(lengths)]

@@ -195,7 +195,7 @@ def test_c21_c28_what_guesses_go_on_from_comes_with_the_prompt(guesser: str, tmp
     made = {"dtype": torch.float32, "kernels": NATIVE, "num_threads": 1, "context_length": 256}
     rig = Rig(**GUESSERS[guesser](tmp_path), **made)
     if not rig.ops.name.startswith("native"):
-        pytest.skip("only the native kernels compute a row alike in every company")
+        pytest.skip("only the native kernels compute a row alike in every batch")
     rng = random.Random(2)
     prompts = [[rng.randrange(3, VOCAB) for _ in range(1 + 13 * i)] for i in range(5)]
     known = Known.of(rig, prompts, [greedy(13 + 4 * i) for i in range(5)])

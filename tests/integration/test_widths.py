@@ -94,7 +94,7 @@ def known(request: pytest.FixtureRequest) -> Known:
 def known_of(model_type: str, shortest: int = 20) -> Known:
     rig = Rig(shared_tiny(model_type).path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=256)
     if not rig.ops.name.startswith("native"):
-        pytest.skip("only the native kernels compute a row alike in every company")
+        pytest.skip("only the native kernels compute a row alike in every batch")
     rng = random.Random(1)
     trunk = [rng.randrange(3, VOCAB) for _ in range(50)]
     prompts = [trunk[: rng.randrange(50)] + [rng.randrange(3, VOCAB) for _ in range(1 + 5 * i)] for i in range(6)]

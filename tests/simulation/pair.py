@@ -172,7 +172,7 @@ class Half(Simulation):
         self.oracles.liveness.takes(event, self.now)
         ended = self.causes.hears(event)
         self.scheduler.handoff.take(event, self.now)
-        self._heard(self.core._take_news())
+        self._heard(self.core._take_updates())
         self.causes.taken(ended, event)
         self._send_orders()
 
@@ -211,7 +211,7 @@ class Half(Simulation):
         self.rooms[room] = number
         tracked = self.oracles.added(self.scheduler.added, self.now)
         self.causes.added(self.scheduler.added)
-        self._heard(self.core._take_news())  # what came before it may have ended it
+        self._heard(self.core._take_updates())  # what came before it may have ended it
         self._send_orders()
         return tracked
 
@@ -259,7 +259,7 @@ class Half(Simulation):
     def expire(self, run: Callable[[], None]) -> None:
         super().expire(run)
         self.causes.expires = True
-        self._heard(self.core._take_news())
+        self._heard(self.core._take_updates())
         self.causes.expires = False
 
     def recover(self, rng: Random) -> None:

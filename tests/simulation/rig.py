@@ -47,14 +47,14 @@ class Scripted(Simulation):
         plan = self.scheduler.plan(self.now, width)
         if plan is not None:
             self.core._launch(plan, width)
-        self._heard(self.core._take_news())
+        self._heard(self.core._take_updates())
         return plan
 
     def land(self, poisoned: Mapping[int, int] | None = None) -> StepResult | None:
         """Commit the oldest step; what it brought. None if it failed."""
         self.device.poisoned, self.device.result = poisoned, None
         self.core._land()
-        self._heard(self.core._take_news())
+        self._heard(self.core._take_updates())
         return self.device.result
 
     def fail(self) -> None:
@@ -64,7 +64,7 @@ class Scripted(Simulation):
         self.core._in_flight.clear()
         self.device.failed[flight.plan.step] = flight.step.tenants.tolist()
         self.core._fail(flight.plan, StepFailed("injected"))
-        self._heard(self.core._take_news())
+        self._heard(self.core._take_updates())
 
 
 def simulation(

@@ -121,7 +121,7 @@ class Sleeping:
     def _ask(self, frame: Release | Resume | UpdateWeights) -> None:
         self.num_asked += 1
         self.core.sleeper.handle(frame)
-        self._heard(self.core._take_news())
+        self._heard(self.core._take_updates())
 
     def _what(self) -> str:
         """Is done at the halt."""
@@ -176,7 +176,7 @@ class Sleeping:
     def _at_rest(self) -> None:
         require(not self.flights and not self.runner.in_flight, "a halt with steps in flight")
         self.scheduler.audit()
-        self._heard(self.core._take_news())
+        self._heard(self.core._take_updates())
 
     def _updated(self, path: str | None, version: int) -> None:
         self._expect_other_tokens()

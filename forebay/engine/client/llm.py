@@ -283,8 +283,8 @@ class LLM:
         """Return the results of pooled prompts; their `outputs` report the cache. Raises as `generate`."""
         asked = [_Asked(self._request(output, params, []), None, place) for place, output in enumerate(outputs)]
         told: dict[int, Update] = {}
-        with _Bar("reading", len(outputs), shown=shown) as bar, closing(self._run(iter(asked))) as news:
-            for one, update in news:
+        with _Bar("reading", len(outputs), shown=shown) as bar, closing(self._run(iter(asked))) as updates:
+            for one, update in updates:
                 told[one.index], output = update, outputs[one.index]
                 output.cache = update.cache or output.cache
                 output.error = update.failure.error if update.failure else None
@@ -352,7 +352,7 @@ class _Source:
     request_id: int
 
     def abort(self) -> None:
-        """The end of what was aborted is told with the next step's news."""
+        """Abort the request. Its last update comes with those of the next step."""
         self.core.scheduler.abort(self.request_id)
 
 

@@ -135,14 +135,14 @@ class Writing:
         made.token_ids += update.token_ids[:num_new]
         if told is not None:
             made.logprobs = [*(made.logprobs or ()), *told]
-        self._take_news_of_prompt(choice)
+        self._take_prompt_updates(choice)
         if choice.finish is not None:
             made.finish_reason = FinishReason(choice.finish)
             end = update.matched_stop if update.matched_stop in self.params.stop_token_ids else None
             made.stop_reason = end if choice.stopped is None else choice.stopped
         return TextDelta(index, piece.text, update.token_ids[:num_new], made.finish_reason, made.stop_reason, told)
 
-    def _take_news_of_prompt(self, choice: Choice) -> None:
+    def _take_prompt_updates(self, choice: Choice) -> None:
         output = self.output
         if choice.index == 0:
             output.cache = choice.cache

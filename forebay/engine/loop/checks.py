@@ -139,7 +139,7 @@ class Checks:
         return role
 
     def take(self, event: Event, now: float) -> bool:
-        """Whether this was news of a check."""
+        """Return whether this event belonged to a check."""
         if isinstance(event, Offered) and event.digest == CHECK:
             if event.declined is None:  # else decode has ended it itself, and takes nothing
                 self._answer(event)

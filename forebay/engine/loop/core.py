@@ -186,7 +186,7 @@ class EngineCore:
             self.scheduler.abort(request_id)
         except Exception as error:
             self._recover(error)
-        return self._take_news()
+        return self._take_updates()
 
     def hear(self) -> list[Update]:
         """Take in what has become of transfers; of an engine that is not idle, `step` does so."""
@@ -203,23 +203,23 @@ class EngineCore:
             raise
         except Exception as error:
             self._recover(error)
-        return self._take_news()
+        return self._take_updates()
 
-    def _take_news(self) -> list[Update]:
+    def _take_updates(self) -> list[Update]:
         """With what speculation did for those that end. What transfers are to do about it goes out as well."""
         if self.exchange:
             self.exchange.tell()
-        news, widths = self.scheduler.take_news(), self._widths
+        updates, widths = self.scheduler.take_news(), self._widths
         if widths is None:
-            return news
-        for update in news:
+            return updates
+        for update in updates:
             if update.cache is not None:
                 self._decoding[update.request_id] = Decoding(widths.now)
             elif decoding := self._decoding.get(update.request_id):
                 decoding.num_tokens += len(update.token_ids)
             if update.finish is not None and (decoding := self._decoding.pop(update.request_id, None)):
                 update.speculation = widths.report(decoding.begin, decoding.num_tokens)
-        return news
+        return updates
 
     def _hear(self) -> None:
         now = self._clock()

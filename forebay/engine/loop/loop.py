@@ -82,7 +82,7 @@ class EngineLoop:
             log.info(event("peer_gone", reason=error.message))
 
     def turn(self) -> None:
-        """One round: what has arrived, one step, one `Updates` frame with all the news."""
+        """One round: what has arrived, one step, one `Updates` frame with all updates."""
         self._turn_began = None
         frames = self._channel.receive(self._patience_s())
         self._turn_began = self._clock()

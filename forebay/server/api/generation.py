@@ -194,7 +194,7 @@ class Generation:
 
 @dataclass(slots=True)
 class _Feed:
-    """A choice's `Receiver`: its news become pieces at once."""
+    """A choice's `Receiver`: its updates become pieces at once."""
 
     _generation: Generation
     _choice: Choice
