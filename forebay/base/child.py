@@ -38,7 +38,7 @@ def environment() -> dict[str, str]:
 
 
 def process_has_ended(process: int) -> bool:
-    """Whether the last thread of a process has ended; `process` is a descriptor of `os.pidfd_open`."""
+    """Return whether the last thread of a process has ended; `process` is a descriptor of `os.pidfd_open`."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     return bool(poll.poll(0))

@@ -35,7 +35,7 @@ def disarm(name: str | None = None) -> None:
 
 
 def is_armed() -> bool:
-    """Whether a point is armed here, or the environment would arm one in an engine started from here."""
+    """Return whether a point is armed here, or the environment would arm one in an engine started from here."""
     return bool(_armed or os.environ.get("FOREBAY_FAULTS"))
 
 

@@ -25,7 +25,7 @@ def give_back_freed_memory() -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether no memory was left, whoever asked for it: Python, the system (mmap), or torch's allocator."""
+    """Return whether no memory was left, whoever asked for it: Python, the system (mmap), or torch's allocator."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _OF_TORCH in str(error))

@@ -48,7 +48,8 @@ def brackets_of(outside: bytes) -> bytes:
 
 
 def is_deep(brackets: bytes) -> bool:
-    """Whether these are nested deeper than `MAX_DEPTH`, or do not match. Each pass removes every innermost level."""
+    """Return whether these are nested deeper than `MAX_DEPTH`, or do not match. Each pass removes every innermost
+    level."""
     brackets = brackets.translate(_SQUARE)
     for _ in range(MAX_DEPTH):
         brackets = brackets.replace(b"[]", b"")

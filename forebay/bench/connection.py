@@ -138,7 +138,7 @@ class LoadConnection(KeptAlive):
 
 
 def _ends(reads: list[Read]) -> bool:
-    """Whether the last reads together end with `_LAST_CHUNK`: they may have been cut inside it."""
+    """Return whether the last reads together end with `_LAST_CHUNK`: they may have been cut inside it."""
     tail = b""
     for _, data in reversed(reads):
         tail = data + tail

@@ -144,8 +144,8 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _has_token(event: dict[str, Any]) -> bool:
-    """Whether it brings one. Some servers end with an event that has only a reason, or only the usage; a token that is
-    a part of a character has no text yet, and counts. A chat begins with whose turn it is."""
+    """Return whether it brings one. Some servers end with an event that has only a reason, or only the usage; a token
+    that is a part of a character has no text yet, and counts. A chat begins with whose turn it is."""
     choice = (event.get("choices") or [{"finish_reason": "none is here"}])[0]
     delta = choice.get("delta") or {}
     if choice.get("text") or any(value for name, value in delta.items() if name != "role"):

@@ -123,7 +123,7 @@ class Conversation:
         self._screen.remark(f"[{took}{'; stopped' if stopped else ''}]")
 
     async def _until_ctrl_c(self, work: Awaitable[None]) -> bool:
-        """Whether it ended by itself. The program goes on either way."""
+        """Return whether it ended by itself. The program goes on either way."""
         loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
         loop.add_signal_handler(signal.SIGINT, task.cancel)
         try:

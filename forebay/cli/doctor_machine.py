@@ -204,7 +204,7 @@ def gpu(root: Path = SYS, torch_has_cuda: Callable[[], bool] | None = None) -> F
 
 
 def has_cuda() -> bool:
-    """Whether torch's build has, by what lies beside it: importing it takes a second."""
+    """Return whether torch's build has, by what lies beside it: importing it takes a second."""
     spec = importlib.util.find_spec("torch")
     return spec is not None and bool(_CUDA.search(_read(Path(spec.origin or "").parent / "version.py")))
 

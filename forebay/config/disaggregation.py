@@ -189,13 +189,14 @@ _OF_DECODE: Final = (
 
 
 def keeps_tree(values: Mapping[str, object]) -> bool:
-    """Whether the role allows a prefix cache."""
+    """Return whether the role allows a prefix cache."""
     enabled = values["disaggregation_decode_enable_radix_cache"] is True
     return enabled or role_of(values) is not DisaggregationMode.DECODE
 
 
 def loads_drafter(values: Mapping[str, object]) -> bool:
-    """Whether a model or a head that guesses is of use: to prefill where it keeps KV, which prompts then need."""
+    """Return whether a model or a head that guesses is of use: to prefill where it keeps KV, which prompts then
+    need."""
     algorithm = str(values.get("speculative_algorithm"))
     return role_of(values) is not DisaggregationMode.PREFILL or algorithm in _KEEP_KV
 

@@ -52,7 +52,7 @@ class Header:
         return ModelError(f"{self.file.path}: {what}")
 
     def has(self, name: str) -> bool:
-        """Whether any block has a tensor of this name."""
+        """Return whether any block has a tensor of this name."""
         return any(stored.endswith(f".{name}") for stored in self.file.tensors)
 
     def kinds(self, signs: Mapping[str, str], otherwise: str) -> list[str]:

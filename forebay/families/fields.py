@@ -49,7 +49,7 @@ class Fields:
         return default if value is None else value
 
     def has(self, name: str) -> bool:
-        """Whether it is there, be it a null."""
+        """Return whether it is there, be it a null."""
         self.unread.difference_update(self.sources.get(name, (name,)))
         return name in self.raw
 

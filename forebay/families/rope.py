@@ -95,8 +95,8 @@ def rope_parameters(fields: Fields) -> Mapping[str, Any]:
 
 
 def without_partial_rotary(fields: Fields, *, default: float, ignored: Collection[str] = ()) -> tuple[float, Fields]:
-    """Which share of a head's dimensions is rotated, and the configuration without the fields that say so, and without
-    those of the rope that are to be `ignored`. What is left is one of a rope over all dimensions."""
+    """Return which share of a head's dimensions is rotated, and the configuration without the fields that say so, and
+    without those of the rope that are to be `ignored`. What is left is one of a rope over all dimensions."""
     parameters = rope_parameters(fields)
     given = parameters.get("partial_rotary_factor")
     given = fields.get("partial_rotary_factor", default) if given is None else given
@@ -109,7 +109,7 @@ def without_partial_rotary(fields: Fields, *, default: float, ignored: Collectio
 
 
 def rotary_dim(fields: Fields, head_dim: int, share: float) -> int:
-    """How many of a head's dimensions that is."""
+    """Return how many of a head's dimensions that is."""
     dim = int(head_dim * share)
     if dim < 2 or dim % 2:
         raise fields.wrong("partial_rotary_factor", f"an even share of a head's {head_dim} dimensions")

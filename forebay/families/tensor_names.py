@@ -45,7 +45,8 @@ class TensorNames:
         return "" if name.startswith(self.unused) else name
 
     def begins_draft_head(self, name: str) -> bool:
-        """Whether it is the one matrix of a draft head, whichever of several, that joins what the head is fed with."""
+        """Return whether it is the one matrix of a draft head, whichever of several, that joins what the head is fed
+        with."""
         return bool(self.draft_head) and self._renamed(name).endswith(_JOINS)
 
     def in_draft_head(self, name: str, num_layers: int) -> str:

@@ -26,7 +26,7 @@ _KINDS: Final = {
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is anything by this name, be it no file."""
+    """Return whether there is anything by this name, be it no file."""
     return os.path.exists(path)  # unlike Path.exists it raises nothing where the folder may not be looked into
 
 

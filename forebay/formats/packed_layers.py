@@ -57,7 +57,7 @@ class Packing:
     zero_offset: int = 0
 
     def has(self, part: str, dtype: str) -> bool:
-        """Whether that is an array of a packed layer: `weight` is the name of others, too."""
+        """Return whether that is an array of a packed layer: `weight` is the name of others, too."""
         return part in PART_NAMES[self.method] and (part != "weight" or dtype == "I8")
 
     def format(self, width: int) -> CodeFormat | None:

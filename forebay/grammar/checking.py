@@ -43,8 +43,8 @@ class GrammarChecks:
         self._lock = threading.Lock()
 
     def recall(self, grammar: Grammar) -> bool:
-        """Whether it is known, in no time. Raises InvalidRequest for what is wrong with it then, or where it is too
-        large."""
+        """Return whether it is known, in no time. Raises InvalidRequest for what is wrong with it then, or where it is
+        too large."""
         check_size(grammar)
         with self._lock:
             wrong = self._known.use(grammar)

@@ -54,7 +54,7 @@ def describe(config: ModelConfig, *, draft_head: bool = False) -> DecoderSpec:
 
 
 def needs_of(config: ModelConfig, *, draft_head: bool = False) -> Needs:
-    """Which weights the model consists of, and what its layers keep; see `describe`."""
+    """Return which weights the model consists of, and what its layers keep; see `describe`."""
     return dry_build(describe(config, draft_head=draft_head))
 
 

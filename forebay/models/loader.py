@@ -48,8 +48,8 @@ def check_names(checkpoint: Checkpoint, params: Iterable[TensorParam]) -> None:
 
 
 def _changes_nothing(name: str, checkpoint: Checkpoint) -> bool:
-    """Whether a tensor can be ignored: it follows from others, or is a bias of zeros. The packing of layers in codes
-    gives each of them a bias, of zeros where the model has none."""
+    """Return whether a tensor can be ignored: it follows from others, or is a bias of zeros. The packing of layers in
+    codes gives each of them a bias, of zeros where the model has none."""
     if checkpoint.config.packing is None or not name.endswith(".bias"):
         return name.endswith(_DERIVED)
     return not read_tensor(checkpoint.tensors[name]).any()

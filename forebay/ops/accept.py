@@ -26,7 +26,7 @@ class AcceptOps:
     def accept(
         self, token_ids: Tensor, finite: Tensor, positions: Tensor, rows: Tensor, q_start: Tensor, known: Known
     ) -> Tensor:
-        """How many tokens each sequence has got: its accepted drafts and the token behind them -> [S] int64.
+        """Return how many tokens each sequence has got: its accepted drafts and the token behind them -> [S] int64.
 
         Sequence i (rows [S] int32, q_start [S + 1] int32) computed the row's last token and its first drafts,
         at positions [T] int64; behind each of them token_ids [T] int64 were chosen, or nothing where not

@@ -76,8 +76,8 @@ class StepOps(AcceptOps):
         )
 
     def due(self, slots: Tensor, ends: Tensor, lens: Tensor, positions: Tensor) -> Tensor:
-        """Which snapshots are taken: slots [N] int32 where the state behind token ends - 1 (ends [N] int32) is that of
-        lens [N] int64 tokens, PAD elsewhere; tokens stand at positions [T]."""
+        """Return which snapshots are taken: slots [N] int32 where the state behind token ends - 1 (ends [N] int32) is
+        that of lens [N] int64 tokens, PAD elsewhere; tokens stand at positions [T]."""
         at = positions.index_select(0, (ends - 1).clamp(min=0)) if len(positions) else lens - 1
         return torch.where(at + 1 == lens, slots, _PAD)
 

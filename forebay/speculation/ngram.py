@@ -50,7 +50,8 @@ class Match:
     length: int = 0
 
     def follows(self, tokens: array[int], start: int, depth: int) -> bool:
-        """Whether the match predicted `tokens[start:]`; it then goes on behind them, with at most `depth` as length."""
+        """Return whether the match predicted `tokens[start:]`; it then goes on behind them, with at most `depth` as
+        length."""
         text, place, num_new = self.text, self.place, len(tokens) - start
         if num_new == 1:
             if place >= len(text) or text[place] != tokens[start]:

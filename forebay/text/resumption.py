@@ -68,7 +68,8 @@ def _variations(messages: Sequence[Message], breakpoints: Sequence[Breakpoint]) 
 
 
 def _common_chars(text: str, other: str) -> int:
-    """How many characters both begin with, by halving: a loop over characters would take longer than the rendering."""
+    """Return how many characters both begin with, by halving: a loop over characters would take longer than the
+    rendering."""
     low, high = 0, min(len(text), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -82,5 +83,6 @@ def _otherwise(message: Message, beginning: str) -> Message:
 
 
 def token_counts(ends: Sequence[int], positions: Sequence[int]) -> list[int]:
-    """How many tokens lie wholly before each of `positions`; `ends` are the ends of the tokens, in characters."""
+    """Return how many tokens lie wholly before each of `positions`; `ends` are the ends of the tokens, in
+    characters."""
     return [count for position in positions if (count := bisect_right(ends, position))]

@@ -42,7 +42,7 @@ class Occupation(Memory):
             self._weights.check_there()
 
     def _loads(self, tags: Collection[str]) -> bool:
-        """Whether weights are read again, as of no others there is a copy."""
+        """Return whether weights are read again, as of no others there is a copy."""
         return Tag.WEIGHTS in tags and Tag.WEIGHTS not in self._regions.backed_up
 
     def keep(self, places: Mapping[str, Ids]) -> int:

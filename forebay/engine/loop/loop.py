@@ -152,7 +152,7 @@ class EngineLoop:
         return STUCK_WAIT_S if self._core.stuck else 0.0
 
     def _nods_off(self, disturbed: bool) -> bool:
-        """Whether nothing came for as long as it takes to sleep."""
+        """Return whether nothing came for as long as it takes to sleep."""
         after_s, now = self._sleep_idle_s, self._clock()
         if not after_s or self._core.sleeper.resting:
             self._sleep_at = None

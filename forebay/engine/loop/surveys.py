@@ -57,6 +57,6 @@ class Surveys:
         return TreePart(wanted.serial, branches, kinds, more=self._survey is not _NOTHING, is_cut=not is_whole)
 
     def _idle_s(self, used: int) -> float:
-        """How long ago a use was, at least; 0 for one since the last note."""
+        """Return how long ago a use was, at least; 0 for one since the last note."""
         at = bisect_left(self._clocks, used)
         return max(0.0, self._now - self._times[at]) if at < len(self._times) else 0.0

@@ -98,7 +98,7 @@ def _head_dim(fields: Fields) -> int:
 
 
 def _adapters(fields: Fields, values: dict[str, Any]) -> bool:
-    """Whether q, k and v have adapters, which are all as wide as the attention's input."""
+    """Return whether q, k and v have adapters, which are all as wide as the attention's input."""
     adapters = fields.flag("use_shared_attention_adapter", default=False)
     width = 2 * values["hidden_size"]
     if adapters and any(values[heads] * values["head_dim"] != width for heads in ("num_heads", "num_kv_heads")):

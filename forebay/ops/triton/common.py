@@ -13,7 +13,7 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 @triton.jit
 def owner(starts, count, block, BLOCK: tl.constexpr):
-    """Which of `count` ragged groups the block-th program works for.
+    """Return which of `count` ragged groups the block-th program works for.
 
     Group i holds entries starts[i]..starts[i + 1], and programs from starts[i] // BLOCK + i on: at least as many as its
     entries fill blocks, however long the groups are. So a grid of total // BLOCK + count programs is enough.

@@ -58,7 +58,7 @@ def _weights(logits, row, start, vocab, top, temperature, least, BLOCK: tl.const
 
 @triton.jit
 def _weigh(logits, row, vocab, top, temperature, least, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """How many weights are at least `least`, or their sum, in float64."""
+    """Return how many weights are at least `least`, or their sum, in float64."""
     total = tl.zeros([BLOCK], tl.float64)
     for start in range(0, vocab, BLOCK):
         weights = _weights(logits, row, start, vocab, top, temperature, least, BLOCK)

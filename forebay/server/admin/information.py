@@ -227,7 +227,8 @@ def _rest(server: ServerContext) -> str | None:
 
 
 async def ready(request: Request, server: ServerContext) -> Response:
-    """Whether a request would be taken now. 200, or 503 with `reason`. One that requests wake takes them asleep."""
+    """Return whether a request would be taken now. 200, or 503 with `reason`. One that requests wake takes them
+    asleep."""
     sickness = _sickness(server)
     if sickness is not None:
         return _unfit("not_ready", *sickness)

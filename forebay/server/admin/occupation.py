@@ -134,7 +134,8 @@ def _below(root: str | None, model_path: str) -> str:
 
 
 def _stays(entry: Path, top: Path) -> bool:
-    """Whether it is below `top`, or a file of a snapshot there whose content is among the blobs of its repository."""
+    """Return whether it is below `top`, or a file of a snapshot there whose content is among the blobs of its
+    repository."""
     target, revision = entry.resolve(), entry.parent.resolve()
     if target.is_relative_to(top):
         return True

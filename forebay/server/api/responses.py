@@ -359,7 +359,7 @@ def _resumed(
 
 
 async def input_tokens(request: Request, server: ServerContext) -> Response:
-    """How many tokens the prompt of a response would have."""
+    """Return how many tokens the prompt of a response would have."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, InputTokensRequest)
     server.check_model(body.model)

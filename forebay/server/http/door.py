@@ -93,6 +93,6 @@ async def _until_answered(server: uvicorn.Server) -> None:
 
 
 def _waits(connection: Any) -> bool:
-    """Whether a connection has not been answered yet, or not its last request."""
+    """Return whether a connection has not been answered yet, or not its last request."""
     cycle = connection.cycle
     return not connection.transport.is_closing() and (cycle is None or not cycle.response_complete)

@@ -46,7 +46,7 @@ class Lifecycle:
                 self._empty.set()
 
     def is_full(self, tenant: str) -> bool:
-        """Whether one more request of this tenant would be refused."""
+        """Return whether one more request of this tenant would be refused."""
         return not self._room.has_room(tenant, self._limit())
 
     async def wait_empty(self) -> None:

@@ -70,7 +70,7 @@ class Security:
         self._hides_totals = many and bool(self._keys)
 
     def may_administer(self, tenant: Tenant) -> bool:
-        """Whether admin routes would be this one's to use."""
+        """Return whether admin routes would be this one's to use."""
         return tenant.is_admin or self.open
 
     def check_host(self, headers: Headers, *, public: bool = False) -> None:
@@ -98,7 +98,8 @@ class Security:
             )
 
     def may_see_totals(self, tenant: Tenant) -> bool:
-        """Whether what is counted over all clients may be told: not to one of several that are kept apart (C29)."""
+        """Return whether what is counted over all clients may be told: not to one of several that are kept apart
+        (C29)."""
         return tenant.is_admin or not self._hides_totals
 
     def authorize(self, method: str, path: str, headers: Headers, *, public: bool = False) -> Tenant:
@@ -261,7 +262,7 @@ class Cluster:
         return bool(self._prefill_servers)
 
     def is_configured(self, host: str, port: int) -> bool:
-        """Whether the operator has named this prefill server."""
+        """Return whether the operator has named this prefill server."""
         return (host.lower(), port) in self._prefill_servers
 
     def sender(self, headers: Headers) -> Sender:

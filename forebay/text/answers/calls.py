@@ -249,7 +249,7 @@ class Tagged:
         answer.end()
 
     def _members(self, answer: Answer, name: str, in_key: bool) -> Reading[bool]:
-        """Whether the call was closed."""
+        """Return whether the call was closed."""
         cursor, first = answer.cursor, True
         while True:
             if not in_key:
@@ -294,7 +294,7 @@ class Tagged:
 
 
 def is_text(schema: Any, argument: str) -> bool:
-    """Whether a tool takes strings there, and nothing else."""
+    """Return whether a tool takes strings there, and nothing else."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     found = properties.get(argument) if isinstance(properties, dict) else None
     found = resolved(found, schema)

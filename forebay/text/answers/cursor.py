@@ -60,7 +60,7 @@ class Cursor:
         return self._text[self._at : self._at + count]
 
     def literal(self, word: str) -> Reading[bool]:
-        """Whether `word` comes next; it is then taken."""
+        """Return whether `word` comes next; it is then taken."""
         for length in range(1, len(word) + 1):
             if (yield from self.peek(length)) != word[:length]:
                 return False

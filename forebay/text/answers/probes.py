@@ -80,7 +80,7 @@ class Findings:
         return bool(self.variables & {"enable_thinking", "thinking"})
 
     def opens_thinking(self, prompt: str) -> bool:
-        """Whether an answer to this prompt begins within the thinking."""
+        """Return whether an answer to this prompt begins within the thinking."""
         tags = THINK_TAGS.get(self.formats.thinking or "")
         return tags is not None and prompt.rstrip().endswith(tags.opens)
 
