@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 
 from forebay.memory.holding import Holding
@@ -12,6 +14,7 @@ RowWrites = tuple[Ids, Ids, Ids]
 """Rows, columns and pages."""
 
 
+@dataclass(eq=False)
 class Draft:
     """The changes of the step that will be launched next, `step`: the host's tables change at once, and what the device
     has to be told of it stands here until the plan is made.
@@ -19,15 +22,16 @@ class Draft:
     There is always one. What commits and releases change between two plans belongs to the next step, too.
     """
 
-    def __init__(self, step: int, rows: ReqToTokenPool) -> None:
-        self.step, self.rows = step, rows
-        self._row_writes: list[RowWrites] = []
-        self._remapped: list[Ids] = []
-        self.clears: list[int] = []  # slots that the step begins by making zeros
-        self.copies: list[tuple[int, int]] = []  # slots that it begins by copying: from, to
-        self.copies_at: list[tuple[int, int, int]] = []  # row, KV length, and a slot for what the step leaves there
-        self.num_drafts: Ids | None = None  # draft tokens of each decode, where any has some
-        self.reads: list[Holding] = []  # what it reads: let go of when it has committed, and not before
+    step: int
+    rows: ReqToTokenPool
+    _row_writes: list[RowWrites] = field(default_factory=list, init=False)
+    _remapped: list[Ids] = field(default_factory=list, init=False)
+    clears: list[int] = field(default_factory=list, init=False)  # slots that the step begins by making zeros
+    copies: list[tuple[int, int]] = field(default_factory=list, init=False)  # slots that it begins by copying: from, to
+    # Row, KV length, and a slot for what the step leaves there.
+    copies_at: list[tuple[int, int, int]] = field(default_factory=list, init=False)
+    num_drafts: Ids | None = field(default=None, init=False)  # draft tokens of each decode, where any has some
+    reads: list[Holding] = field(default_factory=list, init=False)  # what it reads: released when it has committed
 
     def write_row(self, row: int, start: int, pages: Ids) -> None:
         """The row has `pages` from page number `start` on."""

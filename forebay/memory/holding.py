@@ -109,23 +109,24 @@ class _Entry:
         getattr(held.table, self._column)[held.row] = value
 
 
+@dataclass(slots=True, eq=False)
 class Residency:
     """The memory of request `id`: a row, its first `pin.num_pages` pages through the prefix cache, the others up to
     `num_pages` itself. `extend_target` is how many tokens were known at its admission: extends go up to there. What it
     holds of other kinds of cache they know by its row. With a `ticket` another engine may read or write all of it,
     too."""
 
-    __slots__ = ("extend_target", "id", "pin", "row", "table", "ticket")
+    table: RowTable
+    id: int
+    pin: Pin
+    extend_target: int
+    row: int = field(default=NO_SLOT, init=False)
+    ticket: Transfer | None = field(default=None, init=False)
 
     num_pages = _Entry("num_pages")
     kv_bound = _Entry("kv_bound")  # tokens that launched steps write at most
     num_drafts = _Entry("num_drafts")  # of them, those that may not be accepted
     kv_committed = _Entry("kv_committed")  # those that completed steps wrote
-
-    def __init__(self, table: RowTable, id: int, pin: Pin, extend_target: int) -> None:
-        self.table, self.id, self.pin, self.extend_target = table, id, pin, extend_target
-        self.row = NO_SLOT
-        self.ticket: Transfer | None = None
 
     @property
     def kv_len(self) -> int:

@@ -290,7 +290,7 @@ class RadixCache(RadixIndex):
     def _root(self, namespace: str) -> Root:
         root = self._roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = Root(namespace)
+            root = self._roots[namespace] = Root(namespace=namespace)
         return root
 
     def _forget_if_empty(self, root: Node) -> None:

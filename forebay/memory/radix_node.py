@@ -29,9 +29,9 @@ class Node:
     of them, and `tenant` is charged for them (C32). `tombstones` say by first page why a child is gone.
     """
 
-    key: bytes
-    pages: Ids
-    parent: Node | None
+    key: bytes = b""
+    pages: Ids = field(default_factory=lambda: NO_IDS)
+    parent: Node | None = None
     author: str = OPERATOR
     tenant: str = ""
     children: dict[bytes, Node] = field(default_factory=dict)
@@ -43,14 +43,11 @@ class Node:
     tombstones: dict[bytes, MissReason] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Root(Node):
     """Where a namespace begins: no tokens, no pages."""
 
-    __slots__ = ("namespace",)
-
-    def __init__(self, namespace: str) -> None:
-        Node.__init__(self, b"", NO_IDS, None)
-        self.namespace = namespace
+    namespace: str = ""
 
 
 def may_see(author: str, of: str) -> bool:
@@ -107,7 +104,7 @@ class Match(NamedTuple):
         return np.concatenate(self.chunks) if self.chunks else NO_IDS
 
 
-NO_NODE: Final = Root("")  # where a match ends that found nothing
+NO_NODE: Final = Root()  # where a match ends that found nothing
 
 
 def no_match(reason: MissReason) -> Match:

@@ -69,7 +69,9 @@ class Request:
     cache_namespace: str = field(init=False)  # in which it shares what was computed
 
     status: Status = Status.WAITING
-    order: int = 0  # place in the order of submission, given by the scheduler
+    # Given once, by the scheduler: the smaller, the more it is served, of its tenant's. Because this order never
+    # changes, preemption cannot cycle: the first in it is never a victim, so it finishes.
+    rank: tuple[int, int] = (0, 0)
     overtaken: int = 0  # how often somebody behind it was admitted first
     num_retractions: int = 0
     num_charged: int = 0  # tokens of the prompt that its tenant has been charged for, or that were cached

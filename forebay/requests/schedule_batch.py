@@ -5,6 +5,7 @@ gets copies (C9, C10).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -36,14 +37,14 @@ class Chunk(NamedTuple):
         return (self.stop - self.start) * (SCORED_COST if self.req.wants_prompt_logprobs else 1)
 
 
+@dataclass(eq=False)
 class ScheduleBatch:
     """`reqs` and their rows `req_pool_indices_cpu`, entry for entry; whatever else is known of a row stands in the
     table. Columns are int64 `[b]`; lengths are in tokens."""
 
-    def __init__(self, table: RowTable) -> None:
-        self._table = table
-        self.reqs: list[Request] = []
-        self.req_pool_indices_cpu: Ids = NO_IDS
+    _table: RowTable
+    reqs: list[Request] = field(default_factory=list, init=False)
+    req_pool_indices_cpu: Ids = field(default_factory=lambda: NO_IDS, init=False)
 
     def __len__(self) -> int:
         return len(self.reqs)

@@ -20,7 +20,7 @@ from forebay.memory.holding import footprint
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Match, no_match
 from forebay.requests.account import Account
-from forebay.requests.request import Request, blamed_on
+from forebay.requests.request import Request, RequestFault
 from forebay.requests.schedule_batch import Chunk
 from forebay.requests.updates import CacheReport
 from forebay.scheduler.queues import Blocked, Queues
@@ -101,11 +101,11 @@ class AdmissionPass:
         self._unfit: dict[Account, list[Request]] = {}  # that were tried
         self._num_running = len(queues.running.reqs) + len(queues.extending)
         self._alone = not self._num_running
-        tokens = (np.minimum(np.maximum(queues.running.tokens_left, 0), _LONGEST_GUESS) * ratio).astype(np.int64)
-        growing = -(-tokens // self._config.page_size)
-        self._promised = int(growing.sum()) + sum(
-            growth(req, ratio, self._config.page_size) for req in queues.extending
-        )
+        page_size = self._config.page_size
+        self._promised = sum(growth(req, ratio, page_size) for req in queues.extending)
+        if queues.running.reqs:
+            tokens = (np.minimum(np.maximum(queues.running.tokens_left, 0), _LONGEST_GUESS) * ratio).astype(np.int64)
+            self._promised += int((-(-tokens // page_size)).sum())
         self._num_startable: int | None = None  # rows, once the group is open
 
     def run(self, left: int) -> list[Admitted]:
@@ -127,12 +127,12 @@ class AdmissionPass:
                     del turns[account]
                     continue
                 starts, report = req.held is None, None
-                with blamed_on(req):
+                try:
                     if starts and (report := self._try(req)) is None:
                         continue
-                    chunk = held.cut(req, left)
-                    if starts or chunk.cost:
-                        held.extend(chunk)
+                    chunk = held.extend(req, left, starts=starts)
+                except Exception as error:
+                    raise RequestFault(req) from error
                 num_new = min(chunk.stop, req.num_prompt) - max(chunk.start, req.num_charged)
                 if num_new > 0:  # no token twice, and none that was cached
                     account.computed_tokens += num_new

@@ -74,7 +74,7 @@ class DecodeRole(Role):
 
     def bind(self, scheduler: Scheduling) -> None:
         super().bind(scheduler)
-        self._arrived = Line(scheduler.rank)
+        self._arrived = Line()
 
     def _room(self, rendezvous: Rendezvous) -> object:
         return rendezvous.host, rendezvous.port, rendezvous.room

@@ -13,6 +13,7 @@ from forebay.memory.holding import footprint
 from forebay.requests.account import Account
 from forebay.requests.request import Request
 from forebay.scheduler.admission import growth
+from forebay.scheduler.line import by_rank
 from forebay.scheduler.queues import Blocked, Queues
 
 PATIENCE: Final = 32  # steps in which a tenant whose turn it is starts nothing before a request of another is displaced
@@ -27,7 +28,7 @@ class Places:
         self._rows: dict[Account, int] = {}
         self._pages: dict[Account, int] = {}
         self._page_size = queues.config.page_size
-        self._ranked = sorted([*queues.running.reqs, *queues.extending], key=queues.rank)
+        self._ranked = sorted([*queues.running.reqs, *queues.extending], key=by_rank)
         for req in self._ranked:
             self._rows[req.account] = self._rows.get(req.account, 0) + 1
             pages = req.residency.num_pages + growth(req, ratio, self._page_size)

@@ -63,9 +63,6 @@ class Scheduling(Protocol):
     @property
     def is_saving(self) -> bool: ...
 
-    def rank(self, req: Request) -> tuple[int, int]:
-        """Return the request's sort key in the waiting queue; lower comes first."""
-
     def enqueue(self, req: Request) -> None:
         """Add a request to the waiting queue, in the order of its rank."""
 

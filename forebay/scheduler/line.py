@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
+from operator import attrgetter
+from typing import Final
 
 from forebay.requests.account import Account
 from forebay.requests.request import Request
+
+by_rank: Final = attrgetter("rank")
 
 
 class Line:
     """A waiting line. `of` has each tenant's requests in the order of their rank, and no tenant without any. Nothing in
     here depends on how many requests wait, but what looks at all of them."""
 
-    def __init__(self, rank: Callable[[Request], tuple[int, int]]) -> None:
-        self._rank = rank
+    def __init__(self) -> None:
         self.of: dict[Account, list[Request]] = {}
 
     def __len__(self) -> int:
@@ -29,7 +32,7 @@ class Line:
 
     def add(self, req: Request) -> None:
         """Insert a request into its account's part of the queue, by rank."""
-        insort(self.of.setdefault(req.account, []), req, key=self._rank)
+        insort(self.of.setdefault(req.account, []), req, key=by_rank)
 
     def remove(self, req: Request) -> None:
         """Remove a request; it must be in the queue."""

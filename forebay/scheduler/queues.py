@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
+from forebay.config.engine_config import SchedulerConfig
 from forebay.requests.account import Account
 from forebay.requests.request import Request, Status
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
@@ -19,7 +19,7 @@ from forebay.scheduler.counters import OF_SCHEDULER, zeros
 from forebay.scheduler.grammars import Constraints
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.limits import Room
-from forebay.scheduler.line import Line
+from forebay.scheduler.line import Line, by_rank
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.suspects import Suspects
 
@@ -56,9 +56,9 @@ class Queues:
         self.requests: dict[int, Request] = {}
         self.room = Room(config.tenants)
         self.accounts = {name: Account(name, weight) for name, weight in {"": 1, **config.tenants}.items()}
-        self.pending = Line(self.rank)
+        self.pending = Line()
         self.transferring: list[Request] = []
-        self.waiting = Line(self.rank)
+        self.waiting = Line()
         self.blocked: Blocked | None = None  # in the last plan
         self.way_for: Account | None = None  # nobody starts before this one, which takes places from another tenant
         self.extending: list[Request] = []
@@ -94,18 +94,11 @@ class Queues:
             for account, reqs in self.waiting.of.items()
         }
 
-    def rank(self, req: Request) -> tuple[int, int]:
-        """A request's place in a total order that never changes: the smaller, the more it is served, of its tenant's.
-
-        Because the order is fixed, preemption cannot cycle: the first in it is never a victim, so it finishes.
-        """
-        return (-req.priority if self.config.schedule_policy is SchedulePolicy.PRIORITY else 0, req.order)
-
     @property
     def victim(self) -> Request:
         """The request to retract when memory runs out: the last in rank of the tenant that holds the most pages for its
         weight. The first in rank of each tenant is spared while others run, and the first of all even then."""
-        reqs = sorted([*self.running.reqs, *self.extending], key=self.rank)
+        reqs = sorted([*self.running.reqs, *self.extending], key=by_rank)
         first: dict[Account, Request] = {}
         pages: dict[Account, float] = {}
         for req in reqs:
@@ -154,7 +147,7 @@ class Queues:
         req.move(Status.EXTENDING)
         req.last_progress = now
         req.prompt_logprobs = []  # a retraction before the first token: every position is computed again
-        insort(self.extending, req, key=self.rank)
+        insort(self.extending, req, key=by_rank)
         if req.cache_report is None:
             req.cache_report = report
             req.account.num_started += 1
@@ -211,7 +204,7 @@ class Queues:
                 req.held = None
                 req.resume_after = 0
         self.transferring = [req for req in self.transferring if req.status is Status.TRANSFERRING]
-        before, self.waiting = self.waiting, Line(self.rank)
+        before, self.waiting = self.waiting, Line()
         for req in self.requests.values():
             if req.status is Status.WAITING:
                 self.join(req.account, before)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.holding import DeferredFree, Holding, Residency, RowTable, Steps, Transfer
 from forebay.memory.kinds.build import make_kinds, make_rows
@@ -168,16 +170,19 @@ class Releases:
         else:
             self.deferred.append(freed)
 
-    def committed(self, plan: StepPlan, num_new: Ids) -> None:
-        """Take in a step that has completed, as all before it. Its decodes have `num_new` tokens more. Its writes
-        count, and what only it could write is released."""
+    def committed(self, plan: StepPlan, num_new: Sequence[int] | None) -> None:
+        """Record that a step has completed, as all before it, and release what only it could write. `num_new` ends with
+        the number of new tokens of each decode; without it, each decode has one."""
         num = plan.num_extends
+        decodes = plan.rows[num:]
         if num:
             self.table.commit(plan.rows[:num], plan.ends)
-        if len(num_new):
-            self.table.settle(plan.rows[num:], plan.q_lens[num:] - 1, num_new)
+        if len(decodes):
+            counts = np.array(num_new[-len(decodes) :] if num_new else [1] * len(decodes), dtype=np.int64)
+            self.table.settle(decodes, plan.q_lens[num:] - 1, counts)
         self.steps.committed = plan.step
-        self.take_back_what_is_free()
+        if self.deferred:
+            self.take_back_what_is_free()
 
     def take_back_what_is_free(self) -> None:
         """Fences need not open in the order in which they were set."""

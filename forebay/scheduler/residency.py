@@ -109,7 +109,7 @@ class Residencies(Releases):
             self.unpin(pin, match)
             raise
         req.held = held
-        return held, np.concatenate([match.pages, pages])
+        return held, np.concatenate([*match.chunks, pages])
 
     def pre_allocate(self, req: Request, match: Match, pin: Pin, num_pages: int) -> None:
         """As `admit`, for a prompt that another engine computes: places for all that layers keep of it. The device
@@ -162,8 +162,9 @@ class Residencies(Releases):
             for kind in self.kinds:
                 kind.trim(self.table, rows)
 
-    def cut(self, req: Request, most: int) -> Chunk:
-        """Return the request's next chunk, of at most the `cost` given; it may be empty. Takes nothing for it yet."""
+    def extend(self, req: Request, most: int, *, starts: bool) -> Chunk:
+        """Draft the request's next chunk, of at most the `cost` given, and return it. An empty chunk is drafted only if
+        the request starts with it."""
         held = req.residency
         start = held.kv_len
         if req.wants_prompt_logprobs and most > 1:
@@ -171,13 +172,12 @@ class Residencies(Releases):
         stop = min(held.extend_target, start + max(most, 0))
         for kind in self.kinds:
             stop = kind.limit(held, stop)
-        return Chunk(req, start, stop)
-
-    def extend(self, chunk: Chunk) -> None:
-        """The next step computes this chunk."""
-        for kind in self.kinds:
-            kind.extend(chunk.req.residency, chunk.stop, self.draft)
-        self.draft.chunks.append(chunk)
+        chunk = Chunk(req, start, stop)
+        if starts or stop > start:
+            for kind in self.kinds:
+                kind.extend(held, stop, self.draft)
+            self.draft.chunks.append(chunk)
+        return chunk
 
     def decode(self, batch: ScheduleBatch, active: Ids | None) -> None:
         """The next step decodes the requests (at the indices `active`): one page more for each whose token opens one,

@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 
 from forebay.base.errors import ForebayError, InvalidRequest, NumericalError
-from forebay.config.engine_config import SchedulerConfig
+from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepPlan, StepResult
@@ -58,7 +58,8 @@ class Scheduler(Telling):
         if req.params.grammar:
             self.constraints.begin(req)
         self._num_submitted += 1
-        req.order = self._num_submitted
+        priority = -req.priority if self.config.schedule_policy is SchedulePolicy.PRIORITY else 0
+        req.rank = (priority, self._num_submitted)
         req.account = self.accounts[req.tenant]
         req.arrival = req.last_progress = now
         req.compute_with(self.weight_version)
@@ -114,7 +115,8 @@ class Scheduler(Telling):
         active, roomy = self._who_decodes()
         may_admit = roomy and self.admits
         if active is None or len(active):
-            self.held.decode(self.running, active)
+            if self.running.reqs:
+                self.held.decode(self.running, active)
             self.ratio.after_decode()
         started = self._cut_prompts(now, may_admit)
         chunks = self.held.draft.chunks
@@ -144,7 +146,7 @@ class Scheduler(Telling):
         when pages are short because they are still on their way, the youngest of those that would need one.
         """
         batch, roomy = self.running, True
-        while True:
+        while batch.reqs:
             active, rows = None, batch.req_pool_indices_cpu
             out = batch.tokens_left <= 0 if self.flights else None
             if self.constraints.unready or (self.constraints.living and self.flights):
@@ -167,8 +169,10 @@ class Scheduler(Telling):
             if self.victim.residency.num_drafts:  # nobody knows how much to take from it before its steps commit
                 break
             self.retract(self.victim)
+        else:
+            return None, roomy
         everyone = np.arange(len(batch)) if active is None else active
-        youngest = sorted(everyone[opens].tolist(), key=lambda i: self.rank(batch.reqs[i]))[-short:]
+        youngest = sorted(everyone[opens].tolist(), key=lambda i: batch.reqs[i].rank)[-short:]
         if not roomy:
             youngest += [i for i in everyone.tolist() if batch.reqs[i].residency.num_drafts]
         return np.setdiff1d(everyone, youngest), roomy
@@ -239,8 +243,7 @@ class Scheduler(Telling):
         failed = [flight.reqs[i] for i in result.failed]
         if failed:
             self._end_failed(failed, sampled, now)
-        num_new = result.num_new or [1] * plan.num_decodes
-        self.held.committed(plan, np.array(num_new[len(num_new) - plan.num_decodes :], dtype=np.int64))
+        self.held.committed(plan, result.num_new)
         self._commit_chunks(flight, result, now)
         if self.finishing:
             self._release_finished(flight, failed)
@@ -303,7 +306,7 @@ class Scheduler(Telling):
 
     def _commit_chunks(self, flight: Flight, result: StepResult, now: float) -> None:
         plan = flight.plan
-        for i in range(plan.num_extends):
+        for i, end in enumerate(plan.ends.tolist() if plan.num_extends else ()):
             req = flight.reqs[i]
             if req.status is Status.FINISHED:
                 continue
@@ -313,7 +316,7 @@ class Scheduler(Telling):
                 continue  # retracted since: it no longer has the pages, but its first token may be among the results
             req.last_progress = now
             self.counters["computed_prompt_tokens"] += int(plan.q_lens[i])
-            self.held.adopt(req, int(plan.ends[i]))
+            self.held.adopt(req, end)
             if req.rendezvous:
                 self.handoff.computed(req)
 

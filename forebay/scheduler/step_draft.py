@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from forebay.memory.draft import Draft
 from forebay.memory.kinds.kind import Kind
-from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import NO_IDS, Ids
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk
 from forebay.requests.step_plan import Admission, HostCopy, HostWork, RowWrites, StepPlan, kind_work
 
 
+@dataclass(eq=False)
 class StepDraft(Draft):
     """The prompts that a step computes, and its copies to the host and back, besides its changes of memory."""
 
-    def __init__(self, step: int, rows: ReqToTokenPool, drops: Iterable[int] = ()) -> None:
-        super().__init__(step, rows)
-        self.chunks: list[Chunk] = []
-        self.prebuilt: list[Request] = []  # who runs from this step on with what another engine has computed
-        self.draft_tokens: list[int] = []  # of host proposers, in the order of the decodes
-        self.masked: Ids = NO_IDS  # sequences under a grammar
-        self.saves: list[HostCopy] = []
-        self.loads: list[HostCopy] = []
-        self.drops = list(drops)
+    drops: list[int] = field(default_factory=list)
+    saves: list[HostCopy] = field(default_factory=list, init=False)
+    loads: list[HostCopy] = field(default_factory=list, init=False)
+    chunks: list[Chunk] = field(default_factory=list, init=False)
+    prebuilt: list[Request] = field(default_factory=list, init=False)  # run from here on; other engines computed them
+    draft_tokens: list[int] = field(default_factory=list, init=False)  # of host proposers, in the order of the decodes
+    masked: Ids = field(default_factory=lambda: NO_IDS, init=False)  # sequences under a grammar
 
     def forget_row(self, row: int) -> None:
         super().forget_row(row)

@@ -113,16 +113,16 @@ SCHEDULER = (
     ),
     Mutant(
         "C26 rank is by priority first where the policy says so",
-        "scheduler/queues.py",
-        "        return (-req.priority if self.config.schedule_policy is SchedulePolicy.PRIORITY else 0, req.order)",
-        "        return (0, req.order)",
+        "scheduler/scheduler.py",
+        "        priority = -req.priority if self.config.schedule_policy is SchedulePolicy.PRIORITY else 0\n",
+        "        priority = 0\n",
         "scheduler/test_pressure.py::test_with_priorities_the_lowest_gives_way",
     ),
     Mutant(
         "C26 one whose prompt is under way gives way like the others",
         "scheduler/queues.py",
-        "reqs = sorted([*self.running.reqs, *self.extending], key=self.rank)",
-        "reqs = sorted(self.running.reqs, key=self.rank)",
+        "reqs = sorted([*self.running.reqs, *self.extending], key=by_rank)",
+        "reqs = sorted(self.running.reqs, key=by_rank)",
         "scheduler/test_fairness.py::test_the_last_in_rank_gives_way_also_when_its_prompt_is_under_way",
     ),
     Mutant(

@@ -6,6 +6,7 @@ from forebay.base.errors import InvalidRequest, Overloaded
 from forebay.config.engine_config import SchedulePolicy
 from forebay.requests.request import Request, Status
 from forebay.requests.updates import FinishReason
+from forebay.scheduler import line, queues
 from forebay.scheduler.admission import MAX_OVERTAKES
 from forebay.scheduler.displacing import PATIENCE
 from forebay.scheduler.limits import Room
@@ -359,9 +360,9 @@ def test_c32_plan_looks_at_no_more_requests_the_more_wait(monkeypatch):
     flood(rig, "a", 2000)
     flood(rig, "b", 2000)
     ranked = []
-    rank = rig.scheduler.rank
     monkeypatch.setattr(Line, "__iter__", lambda self: pytest.fail("a plan looks at all that wait"))
-    monkeypatch.setattr(type(rig.scheduler), "rank", lambda self, req: ranked.append(req) or rank(req))
+    for module in (line, queues):
+        monkeypatch.setattr(module, "by_rank", lambda req: ranked.append(req) or req.rank)
     for _ in range(12):
         rig.scheduler.plan(0.0)
         ranked_now, ranked[:] = len(ranked), []

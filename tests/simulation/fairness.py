@@ -12,6 +12,7 @@ from forebay.requests.updates import Update
 from forebay.scheduler import scheduler as scheduler_module
 from forebay.scheduler.admission import growth
 from forebay.scheduler.handoff import Handoff
+from forebay.scheduler.line import by_rank
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.violation import require
 
@@ -129,7 +130,7 @@ class Fairness:
         if self._config.schedule_policy is SchedulePolicy.LPM:
             return
         first: dict[str, Request] = {}
-        for req in sorted(startable, key=self._scheduler.rank):
+        for req in sorted(startable, key=by_rank):
             first.setdefault(req.tenant, req)
         for starter in started:
             if starter.id in before_now:
@@ -159,7 +160,7 @@ class Fairness:
         one that has more, whatever that one still has to do."""
         scheduler = self._scheduler
         blocked = scheduler.blocked
-        running = sorted([*scheduler.running.reqs, *scheduler.extending], key=scheduler.rank)
+        running = sorted([*scheduler.running.reqs, *scheduler.extending], key=by_rank)
         held = self.held(running)
         denied = None
         if blocked and blocked.req in startable and not blocked.returning and self._stays_within(blocked.req, held):

@@ -8,6 +8,7 @@ from forebay.config.engine_config import SchedulePolicy
 from forebay.requests.request import Status
 from forebay.scheduler import admission, scheduler
 from forebay.scheduler.limits import overdue
+from forebay.scheduler.line import by_rank
 from forebay.scheduler.queues import Queues
 from forebay.scheduler.residency import Residencies
 
@@ -44,12 +45,12 @@ def the_queue_counts_as_time_without_a_token(patch: Patch) -> None:
 
 
 def the_first_in_rank_gives_way(patch: Patch) -> None:
-    victim = property(lambda self: min([*self.running.reqs, *self.extending], key=self.rank))
+    victim = property(lambda self: min([*self.running.reqs, *self.extending], key=by_rank))
     patch.setattr(Queues, "victim", victim)
 
 
 def only_those_who_decode_give_way(patch: Patch) -> None:
-    patch.setattr(Queues, "victim", property(lambda self: max(self.running.reqs or self.extending, key=self.rank)))
+    patch.setattr(Queues, "victim", property(lambda self: max(self.running.reqs or self.extending, key=by_rank)))
 
 
 def somebody_gives_way_for_pages_that_are_on_their_way_back(patch: Patch) -> None:

@@ -186,7 +186,8 @@ def chunks_run_past_the_anchors_of_live_states(patch: Patch) -> None:
 
 
 def a_window_page_is_freed_a_page_early(patch: Patch) -> None:
-    patch.setattr(Windows, "first_kept", lambda self, kv_len: self.first_needed(kv_len) + 1)
+    first_kept = Windows.first_kept
+    patch.setattr(Windows, "first_kept", lambda self, kv_len: first_kept(self, kv_len) + 1)
 
 
 def a_window_moves_on_with_a_step_in_flight(patch: Patch) -> None:

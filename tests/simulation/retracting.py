@@ -16,6 +16,7 @@ from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.scheduler.admission import MAX_RETRACTIONS
 from forebay.scheduler.grammars import Grammars
 from forebay.scheduler.handoff import Handoff
+from forebay.scheduler.line import by_rank
 from forebay.scheduler.proposer import Proposer
 from forebay.scheduler.queues import Blocked
 from forebay.scheduler.scheduler import Scheduler
@@ -127,7 +128,7 @@ class RetractingScheduler(Scheduler):
         super().retract(req)
 
     def _make_way(self, blocked: Blocked) -> None:
-        ranked = sorted([*self.running.reqs, *self.extending], key=self.rank)
+        ranked = sorted([*self.running.reqs, *self.extending], key=by_rank)
         held = self.liveness.fairness.held(ranked) if self.liveness else {}
         super()._make_way(blocked)
         for req in ranked:
@@ -140,7 +141,7 @@ class RetractingScheduler(Scheduler):
         due, self._due = self._due or (self.every > 0 and self._num_plans % self.every == 0), False
         here = [r for r in [*self.running.reqs, *self.extending] if r.num_retractions < MAX_RETRACTIONS]
         if due and here:
-            last = max(here, key=self.rank)
+            last = max(here, key=by_rank)
             if self.liveness:
                 self.liveness.forced()
             self._due = last.residency.num_drafts > 0

@@ -7,6 +7,7 @@ import pytest
 from forebay.scheduler import admission, displacing
 from forebay.scheduler.admission import AdmissionPass
 from forebay.scheduler.limits import Room
+from forebay.scheduler.line import by_rank
 from forebay.scheduler.queues import Queues
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.bugs import Mutations, Patch
@@ -74,7 +75,7 @@ def recomputed_tokens_are_charged_again(patch: Patch) -> None:
 
 @mutation
 def retraction_forgets_tenants(patch: Patch) -> None:
-    patch.setattr(Queues, "victim", property(lambda self: max([*self.running.reqs, *self.extending], key=self.rank)))
+    patch.setattr(Queues, "victim", property(lambda self: max([*self.running.reqs, *self.extending], key=by_rank)))
 
 
 @mutation
