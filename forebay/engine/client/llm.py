@@ -10,18 +10,15 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Any, Self
+from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
-from forebay.base.errors import Conflict, GenerationError, InvalidRequest
+from forebay.base.errors import InvalidRequest
 from forebay.base.log import event, get_logger
 from forebay.config.disaggregation import refuse_without_server
 from forebay.config.resolve import resolve
@@ -36,17 +33,15 @@ from forebay.engine.client.embedding import (
     question,
     verdict,
 )
-from forebay.engine.client.writing import Prompt, RequestOutput, Writing, chat_prompt, output_of
-from forebay.engine.frames import TAGS, WEIGHTS, AddRequest
+from forebay.engine.client.in_process import InProcess
+from forebay.engine.client.writing import Prompt, RequestOutput, chat_prompt, output_of
+from forebay.engine.frames import TAGS, WEIGHTS
 from forebay.engine.lifecycle.bring import bring
 from forebay.engine.lifecycle.weights import GivenTensor
-from forebay.engine.loop.build import build_engine, trim
-from forebay.engine.loop.core import EngineCore
-from forebay.engine.loop.loop import STUCK_WAIT_S
-from forebay.engine.stream import merge
+from forebay.engine.loop.build import build_engine
 from forebay.formats.store import absent_model
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.updates import CacheReport, Update
+from forebay.requests.updates import CacheReport
 from forebay.text.resumption import Message
 from forebay.text.tokenizer import Tokenizer
 
@@ -63,15 +58,13 @@ class EmbeddingOutput:
     cache: CacheReport
 
 
-class LLM:
+class LLM(InProcess):
     """One model, run in the calling thread while a call lasts. Not for several threads at once.
 
     `flags` are those of the command line with underscores. Raises ConfigError and ModelError as the command does.
     Time-outs and the caps of the queue do not apply: nobody else is waiting. Its memory goes with `close`, at the end
     of a `with`, or with the last reference.
     """
-
-    _engine: EngineCore | None = None
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
         refuse_server_settings(flags)
@@ -103,27 +96,6 @@ class LLM:
         if self._engine is None:
             return "LLM(closed)"
         return f"LLM({self.model!r}, context_length={self.info.context_length})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self.close()
-
-    def close(self) -> None:
-        """Give back all memory. Idempotent; nothing can be generated afterwards."""
-        self._engine = None
-        trim()
-
-    @property
-    def _core(self) -> EngineCore:
-        if self._engine is None:
-            raise Conflict("this LLM is closed: make another", code="closed")
-        return self._engine
 
     def generate(
         self,
@@ -249,112 +221,6 @@ class LLM:
             raise InvalidRequest(f"{there} prompts and {len(given)} sampling_params: give one, or one for each")
         return iter(given)
 
-    def _write(
-        self,
-        outputs: Iterable[tuple[RequestOutput, list[int]]],
-        params: Iterator[SamplingParams],
-        prompts: Iterable[object],
-        shown: bool,
-        raise_on_error: bool,
-    ) -> list[RequestOutput]:
-        """Let `outputs`, each with the lengths from which its prompt will be gone on from, become what they become."""
-        written: list[Writing] = []
-
-        def requests() -> Iterator[_Asked]:
-            for output, places in outputs:
-                writing = Writing(output, next(params), self.tokenizer)
-                written.append(writing)
-                asked = [_Asked(self._request(output, how, places), writing, i) for i, how in enumerate(writing.asked)]
-                writing.begin([_Source(self._core, one.request.request_id) for one in asked])
-                yield from asked
-
-        total = len(prompts) if isinstance(prompts, Sequence) else None
-        with _Bar("generating", total, shown=shown) as bar, closing(self._run(requests())) as told:
-            for one, update in told:
-                writing = one.writing
-                if writing is not None and writing.output.outputs[one.index].finish_reason is None:
-                    writing.take(one.index, update)
-                    bar.show(len(update.token_ids), done=writing.finished)
-        found = [writing.output for writing in written]
-        _raise_failures(found, raise_on_error)
-        return found
-
-    def _pool(self, outputs: list[RequestOutput], params: SamplingParams, shown: bool) -> list[Update]:
-        """Return the results of pooled prompts; their `outputs` report the cache. Raises as `generate`."""
-        asked = [_Asked(self._request(output, params, []), None, place) for place, output in enumerate(outputs)]
-        told: dict[int, Update] = {}
-        with _Bar("reading", len(outputs), shown=shown) as bar, closing(self._run(iter(asked))) as updates:
-            for one, update in updates:
-                told[one.index], output = update, outputs[one.index]
-                output.cache = update.cache or output.cache
-                output.error = update.failure.error if update.failure else None
-                bar.show(len(output.prompt_token_ids), done=True)
-        _raise_failures(outputs, True)
-        return [told[place] for place in range(len(outputs))]
-
-    def _request(self, output: RequestOutput, params: SamplingParams, places: list[int]) -> AddRequest:
-        return AddRequest(
-            request_id=next(self._ids), prompt_token_ids=output.prompt_token_ids, params=params, resume_points=places
-        )
-
-    def _run(self, wanted: Iterator[_Asked]) -> Generator[tuple[_Asked, Update], None, None]:
-        """Yield the updates of each request: all at once when it ends, or as they come for streams. The engine is fed
-        as rows come free, so that its queue, made for servers, never overflows."""
-        if self._core.sleeper.resting:
-            raise Conflict("the engine is asleep: call wake_up", code="asleep")
-        live: dict[int, _Asked] = {}
-        kept: dict[int, Update] = {}
-        more = True
-        try:
-            while more or live:
-                updates: list[Update] = []
-                while more and len(live) < self.info.max_running_requests:
-                    if (one := next(wanted, None)) is None:
-                        more = False
-                        break
-                    live[one.request.request_id] = one
-                    updates += self._core.add(one.request)
-                updates += self._core.step()
-                if self._core.stuck:
-                    self._core.scheduler.constraints.wait(STUCK_WAIT_S)
-                for update in updates:
-                    if (request_id := update.request_id) not in live:
-                        continue  # of a call that was interrupted
-                    one = live[request_id]
-                    if update.finish is not None:
-                        del live[request_id]
-                    elif not one.wants_each:
-                        kept[request_id] = merge(kept[request_id], update) if request_id in kept else update
-                        continue
-                    yield one, merge(kept.pop(request_id), update) if request_id in kept else update
-        finally:
-            # Interrupted: whoever still runs would go on in the next call.
-            for request_id in live:
-                self._core.abort(request_id)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request, and whose output it is, or whose place."""
-
-    request: AddRequest
-    writing: Writing | None
-    index: int
-
-    @property
-    def wants_each(self) -> bool:
-        return self.writing is not None and self.writing.wants_each
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    core: EngineCore
-    request_id: int
-
-    def abort(self) -> None:
-        """Abort the request. Its last update comes with those of the next step."""
-        self.core.scheduler.abort(self.request_id)
-
 
 def _as_prompts(prompts: Prompt | Iterable[Prompt]) -> Iterable[Prompt]:
     ids = isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)
@@ -364,36 +230,3 @@ def _as_prompts(prompts: Prompt | Iterable[Prompt]) -> Iterable[Prompt]:
 def _as_talks(messages: Any) -> Iterable[str | Sequence[Message]]:
     one = isinstance(messages, Sequence) and len(messages) > 0 and isinstance(messages[0], Mapping)
     return [messages] if one or isinstance(messages, str) else messages
-
-
-def _raise_failures(outputs: list[RequestOutput], wanted: bool) -> None:
-    failures = {place: output.error for place, output in enumerate(outputs) if output.error is not None}
-    if failures and wanted:
-        raise GenerationError(failures, outputs) from next(iter(failures.values()))
-
-
-class _Bar:
-    """On standard error: how many prompts are done, of how many if that is known, and tokens per second."""
-
-    def __init__(self, what: str, total: int | None, *, shown: bool) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        rate = TextColumn("{task.fields[rate]}")
-        self._progress = Progress(*columns, rate, console=Console(stderr=True), disable=not shown or total == 0)
-        self._task = self._progress.add_task(what, total=total, rate="")
-        self._num_tokens = 0
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def show(self, num_tokens: int, *, done: bool) -> None:
-        """So many tokens more; `done`: and with them a prompt's last."""
-        if self._progress.disable:
-            return
-        self._num_tokens += num_tokens
-        elapsed = self._progress.tasks[0].elapsed
-        rate = f"{self._num_tokens / elapsed:.0f} tok/s" if elapsed else ""
-        self._progress.update(self._task, advance=int(done), rate=rate)

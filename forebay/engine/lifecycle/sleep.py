@@ -98,7 +98,56 @@ class _Transition:
     began: float
 
 
-class Sleeper:
+class Transitions:
+    """The transition of one engine that is under way, at most one, and the answers to the frames that asked for one."""
+
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+        self._scheduler, self._clock = scheduler, clock
+        self._transition: _Transition | None = None
+        self._answers: list[tuple[int, Failure | None]] = []
+
+    def take_answers(self) -> list[tuple[int, Failure | None]]:
+        """Serials of what was asked for, and why it was not done."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    @property
+    def draining(self) -> bool:
+        return self._transition is not None
+
+    def plan(self, now: float, width: int) -> StepPlan | None:
+        """Return the next step before the halt, or None if no transition is under way or nothing is left to run."""
+        return None if self._transition is None else self._transition.halt.plan(now, width)
+
+    def _begin(self, frame: Release | UpdateWeights, check: Callable[[], None], act: Callable[[float], None]) -> None:
+        def begin() -> None:
+            if self._transition is not None:
+                raise Conflict("another transition is under way: wait for its answer", code="in_transition")
+            if frame.mode not in list(Mode):
+                raise InvalidRequest(f"mode {frame.mode!r}: use {', '.join(Mode)}", param="mode")
+            check()
+            now = self._clock()
+            halt = Halt(self._scheduler, Mode(frame.mode))
+            self._transition = _Transition(act, frame.serial, halt, now + frame.timeout_s, now)
+
+        try:
+            begin()
+        except ForebayError as error:
+            self._answer(frame.serial, partial(_raise, error))
+
+    def _answer(self, serial: int, act: Callable[[], None]) -> None:
+        failure = None
+        try:
+            act()
+        except Exception as error:
+            typed = error if isinstance(error, ForebayError) else EngineError(f"{type(error).__name__}: {error}")
+            log.error(event("transition_failed", reason=typed.message))
+            failure = Failure.of(typed)
+        if serial:
+            self._answers.append((serial, failure))
+
+
+class Sleeper(Transitions):
     """Turned by an `EngineCore` while it is `away`: `plan` in place of the scheduler's, `settle` behind each turn."""
 
     def __init__(
@@ -110,29 +159,19 @@ class Sleeper:
         wake_on_request: bool = False,
         keep_prefix_cache: bool = False,
     ) -> None:
-        self._scheduler, self._memory, self._clock = scheduler, memory, clock
+        super().__init__(scheduler, clock)
+        self._memory = memory
         self._wake_on_request = scheduler.handoff.wakes = wake_on_request
         self.keep_prefix_cache = keep_prefix_cache
         self.away = False  # from serving
         self.loaded_at = clock()  # a tensor, at last
         self._released: list[str] = []
         self._paused = self._waking = False
-        self._transition: _Transition | None = None
         self._retry_at = 0.0
         self._last_sleep_s = self._last_wake_s = 0.0
         self._kept_tokens = self._kept_bytes = 0  # of the prefix cache
-        self._answers: list[tuple[int, Failure | None]] = []
         # Of a checkpoint, or of tensors from memory, and the version that it now is.
         self.on_update: Callable[[str | None, int], None] = lambda path, version: None
-
-    def take_answers(self) -> list[tuple[int, Failure | None]]:
-        """Serials of what was asked for, and why it was not done."""
-        answers, self._answers = self._answers, []
-        return answers
-
-    @property
-    def draining(self) -> bool:
-        return self._transition is not None
 
     @property
     def resting(self) -> bool:
@@ -161,10 +200,6 @@ class Sleeper:
         )
 
     # -- what the core turns ------------------------------------------------------------------------------------------
-
-    def plan(self, now: float, width: int) -> StepPlan | None:
-        """Return the next step before the halt, or None if no transition is under way or nothing is left to run."""
-        return None if self._transition is None else self._transition.halt.plan(now, width)
 
     def settle(self, now: float) -> None:
         """Go on with what is under way, as far as it can: to be called whenever a step has landed, and while idle."""
@@ -230,22 +265,6 @@ class Sleeper:
             self._go_on()
 
     # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _begin(self, frame: Release | UpdateWeights, check: Callable[[], None], act: Callable[[float], None]) -> None:
-        def begin() -> None:
-            if self._transition is not None:
-                raise Conflict("another transition is under way: wait for its answer", code="in_transition")
-            if frame.mode not in list(Mode):
-                raise InvalidRequest(f"mode {frame.mode!r}: use {', '.join(Mode)}", param="mode")
-            check()
-            now = self._clock()
-            halt = Halt(self._scheduler, Mode(frame.mode))
-            self._transition = _Transition(act, frame.serial, halt, now + frame.timeout_s, now)
-
-        try:
-            begin()
-        except ForebayError as error:
-            self._answer(frame.serial, partial(_raise, error))
 
     def _check_release(self, tags: Collection[str]) -> None:
         unknown = sorted(set(tags) - set(TAGS))
@@ -330,17 +349,6 @@ class Sleeper:
         self.away = self.resting
         if not self.resting:
             go_on(self._scheduler, self._clock())
-
-    def _answer(self, serial: int, act: Callable[[], None]) -> None:
-        failure = None
-        try:
-            act()
-        except Exception as error:
-            typed = error if isinstance(error, ForebayError) else EngineError(f"{type(error).__name__}: {error}")
-            log.error(event("transition_failed", reason=typed.message))
-            failure = Failure.of(typed)
-        if serial:
-            self._answers.append((serial, failure))
 
 
 def _too_long(num_running: int, num_open: int, seconds: float) -> Conflict:
