@@ -36,38 +36,38 @@ FLAGS: Final = in_group(
     Flag(
         "speculative_algorithm",
         ALGORITHM,
-        "who guesses tokens ahead of the model, which verifies several in one step and gives the same ones: NGRAM, by "
-        "what followed before; NEXTN, by a head inside the checkpoint; EAGLE and the rest, by a draft model; auto, as "
-        "far as it pays",
+        "proposer of draft tokens, verified several in one step, with the same output: NGRAM, by what "
+        "followed before; NEXTN, by a head inside the checkpoint; EAGLE and the rest, by a draft model; auto, as far "
+        "as it pays",
         choices=("auto", *(str(algorithm) for algorithm in SpeculativeAlgorithm)),
         absent=ABSENT_ALGORITHMS,
     ),
     Flag(
         "speculative_num_draft_tokens",
         COUNT,
-        "most tokens of one request in a step: the one that is certain, and guesses behind it",
+        "most tokens of one request in a step: the last sampled one, and draft tokens behind it",
         low=2,
         high=MAX_WIDTH,
     ),
     Flag(
         "speculative_num_steps",
         COUNT,
-        "most guesses in a row: --speculative-num-draft-tokens less one",
+        "most draft tokens in a row: --speculative-num-draft-tokens less one",
         aliases=("--num-speculative-tokens", "--draft-max", "--draft", "--draft-n"),
         low=1,
         high=MAX_WIDTH - 1,
     ),
-    Flag("speculative_eagle_topk", COUNT, "guesses are chains: 1", default=1, low=1),
+    Flag("speculative_eagle_topk", COUNT, "draft tokens are chains: 1", default=1, low=1),
     Flag(
         "speculative_draft_model_path",
         PATH,
-        "the head, assistant or smaller model that guesses",
+        "the head, assistant or smaller model that drafts",
         aliases=("--speculative-draft-model", "--speculative-model", "--model-draft", "-md"),
     ),
     Flag(
         "speculative_ngram_max_trie_depth",
         COUNT,
-        "longest match, in tokens, and so the most guesses that one is trusted for",
+        "longest match, in tokens, and so the most draft tokens that follow one match",
         default=DEFAULTS.ngram_max_trie_depth,
         low=1,
         high=1 << 10,
@@ -75,7 +75,7 @@ FLAGS: Final = in_group(
     Flag(
         "speculative_ngram_capacity",
         COUNT,
-        "tokens of recent outputs that are kept for guessing, of all who use the server together",
+        "tokens of recent outputs, of all requests, that are kept to propose draft tokens",
         default=DEFAULTS.ngram_capacity,
         low=1,
         high=1 << 26,

@@ -74,7 +74,7 @@ class Room:
 
 
 def circumstances(room: Room, guess: Flags, num_threads: int) -> list[Circumstance]:
-    """All there are. `guess` says who guesses tokens ahead; `num_threads` is what the engine computes with."""
+    """All there are. `guess` are the settings of speculation; `num_threads` is what the engine computes with."""
     cached: Flags = {"disable_radix_cache": False}
     replayed: Flags = {"disable_cuda_graph": False}
     tight: Flags = {"max_total_tokens": room.tight, "schedule_conservativeness": 0.0}

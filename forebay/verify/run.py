@@ -105,7 +105,7 @@ class Verification:
 
     @property
     def varied(self) -> set[str]:
-        """The settings that circumstances decide, but for those that are anybody's own elsewhere, and who guesses."""
+        """The settings that circumstances decide, but for those that are anybody's own elsewhere, and the proposer."""
         sides = (side for one in self.circumstances for side in (one.flags, one.prefill_flags))
         names = {*ALONE, *self._roomy}.union(*sides) - {"page_size", "num_threads"}
         return {name for name in names if not name.startswith(PREFIX)}
