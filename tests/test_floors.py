@@ -17,12 +17,12 @@ PACKAGE = Path(__file__).parent.parent / "forebay"
 FLOORS = {
     "base": 0, "bench": 1, "formats": 1, "families": 2, "ops": 2, "backends": 3, "text": 3, "config": 4, "memory": 5,
     "requests": 6, "pools": 6, "scheduler": 7, "speculation": 7, "grammar": 7, "layers": 7, "models": 8,
-    "families/model.py": 9, "runtime": 9, "transfer": 9, "engine": 10.0, "engine/lifecycle": 10.1, "engine/loop": 10.2,
+    "runtime": 9, "transfer": 9, "engine": 10.0, "engine/lifecycle": 10.1, "engine/loop": 10.2,
     "engine/client": 10.3, "verify": 11, "server/http": 11, "server": 12, "route": 13, "cli": 14, "__init__.py": 15,
     "__main__.py": 15,
 }  # fmt: skip
-"""A family's folder is on two floors: its `model.py` is made of layers, and the rest of it says what files hold. The
-server is too: its `http` carries bytes and knows nothing of what they ask, and the router stands on it as well."""
+"""The server is on two floors: its `http` carries bytes and knows nothing of what they ask, and the router stands on it
+as well."""
 
 HOST_PACKAGES = (
     "base",
@@ -81,8 +81,6 @@ def imported(source: str) -> set[str]:
 
 def room(parts: Sequence[str]) -> str:
     """Which of `FLOORS` a file is in, or what is imported, by its path or name below `forebay`."""
-    if parts[0] == "families" and parts[2:3] in (["model"], ("model.py",)):
-        return "families/model.py"
     inner = "/".join(parts[:2])
     return inner if inner in FLOORS else parts[0]
 
@@ -119,16 +117,15 @@ def test_an_import_that_points_up_is_found_wherever_it_stands(source: str) -> No
 
 
 def test_a_family_s_configuration_does_not_meet_its_model() -> None:
-    source = "from forebay.families.llama import model"
-    assert violations("families", source)
+    assert violations("families", "from forebay.models.families import llama")
     assert violations("families", "from forebay.models.decoder import decoder_spec")
-    assert violations("families/model.py", source + "\nfrom forebay.models.decoder import decoder_spec") == []
+    assert violations("models", "from forebay.families.llama import config") == []
 
 
 def test_every_package_has_a_floor() -> None:
     packages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     inner = {name for name in FLOORS if "/" in name and (PACKAGE / name / "__init__.py").is_file()}
-    assert {*packages, *inner, "__init__.py", "__main__.py", "families/model.py"} == set(FLOORS)
+    assert {*packages, *inner, "__init__.py", "__main__.py"} == set(FLOORS)
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -169,9 +166,7 @@ def host_modules() -> list[str]:
     found = []
     for path in modules():
         parts = path.relative_to(PACKAGE).parts
-        if (parts[0] in HOST_PACKAGES and room(parts) != "families/model.py") or (
-            parts[0] == "engine" and path.stem in HOST_ENGINE_FILES
-        ):
+        if parts[0] in HOST_PACKAGES or (parts[0] == "engine" and path.stem in HOST_ENGINE_FILES):
             found.append(name_of(path))
     return found
 

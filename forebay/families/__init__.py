@@ -1,15 +1,13 @@
 """The model families: a folder each, named by their `model_type`.
 
-`config.py` says how a config.json of that type is read (`FAMILY`), into which typed configuration. `model.py` says what
-that describes: `block(config, layer) -> BlockSpec`, with `DECODER` for what is around the blocks (options of
-`decoder_spec`), or, where there is more to it, `describe(config) -> DecoderSpec`; and `draft_head(config)`, where its
-checkpoints may have a head that drafts tokens. `gguf.py`, where llama.cpp has the
-type, says what its files call things (`ARCHITECTURES`). A new one is one such folder and a tiny configuration in
-`tests/models/`, which compares it with transformers. What several families share stands with the first of them, and the
-others import it from there; what layers are built with, in `mixers.py`.
+`config.py` says how a config.json of that type is read (`FAMILY`), into which typed configuration. `gguf.py`, where
+llama.cpp has the type, says what its files call things (`ARCHITECTURES`). The module of the same name in
+`forebay.models.families` says what a configuration describes. A new family is a folder, such a module and a tiny
+configuration in `tests/models/tiny.py`, which compares it with transformers. What several families share stands with
+the first of them, and the others import it from there; what layers are built with, in `mixers.py`.
 
-Those called `.._assistant` draft for models of another type, and cannot be served alone. Their `model.py` has
-`assistant(config, target) -> AssistantSpec`. Those called `.._head` do so as well, with layers behind the model's own.
+Those called `.._assistant` draft for models of another type, and cannot be served alone. Those called `.._head` do so
+as well, with layers behind the model's own.
 """
 
 from __future__ import annotations

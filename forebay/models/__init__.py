@@ -40,7 +40,7 @@ def describe(config: ModelConfig, *, draft_head: bool = False) -> DecoderSpec:
         raise ModelError(
             f"a {config.model_type} only drafts for another model: serve that one, and give this as its draft"
         )
-    family = importlib.import_module(f"forebay.families.{config.model_type}.model")
+    family = importlib.import_module(f"forebay.models.families.{config.model_type}")
     if hasattr(family, "describe"):
         spec: DecoderSpec = family.describe(config)
     else:

@@ -135,7 +135,7 @@ def load_assistant(
 ) -> Assistant:
     """Load the assistant of a model of configuration `target`, up to `num_positions`. As `models.load` otherwise;
     ModelError too where the two do not belong together."""
-    family = importlib.import_module(f"forebay.families.{checkpoint.config.model_type}.model")
+    family = importlib.import_module(f"forebay.models.families.{checkpoint.config.model_type}")
     if not hasattr(family, "assistant"):
         raise ModelError(f"{checkpoint.path}: a model of type {checkpoint.config.model_type} is no assistant")
     spec: AssistantSpec = family.assistant(checkpoint.config, target)

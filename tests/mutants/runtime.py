@@ -264,7 +264,7 @@ RUNTIME = (
     ),
     Mutant(
         "C17 an assistant sees no more of a window than is there",
-        "families/gemma4_assistant/model.py",
+        "models/families/gemma4_assistant.py",
         "max(0, own.sliding_window - 1)",
         "own.sliding_window",
         "models/test_assistant.py::test_drafts_are_those_of_transformers",

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from forebay.families.llama.model import block
+from forebay.models.families.llama import block
 
 __all__ = ["block"]

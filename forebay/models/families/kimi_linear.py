@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.deepseek_v3.model import feed_forward, latent_attention_spec
 from forebay.families.kimi_linear.config import KimiLinearConfig
 from forebay.families.transformer import FULL
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.kimi_delta import KimiDeltaSpec
 from forebay.models.decoder import block_spec, layer_name
+from forebay.models.families.deepseek_v3 import feed_forward, latent_attention_spec
 
 _EXPERT_NAMES = ("w1", "w3", "w2")  # gate, up and down
 

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.qwen3_5_moe_text.model import qwen_experts
-from forebay.families.qwen3_5_text import model as qwen3_5
-from forebay.families.qwen3_5_text.model import delta_spec, qwen_block, qwen_draft_head, with_draft_layer
 from forebay.families.qwen3_next.config import Qwen3NextConfig
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.params import Rows, rows_of_blocks
 from forebay.models.decoder import mlp_spec
+from forebay.models.families import qwen3_5_text as qwen3_5
+from forebay.models.families.qwen3_5_moe_text import qwen_experts
+from forebay.models.families.qwen3_5_text import delta_spec, qwen_block, qwen_draft_head, with_draft_layer
 
 DECODER = qwen3_5.DECODER
 

@@ -4,9 +4,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from forebay.families.bamba.model import FINAL_NORM
 from forebay.families.mamba2.config import HYBRID
-from forebay.families.mamba2.model import mamba2_spec
 from forebay.families.zamba2.config import Zamba2Config
 from forebay.layers.build import Block, Parts
 from forebay.layers.context import ForwardContext
@@ -15,6 +13,8 @@ from forebay.layers.params import TensorParam, vector
 from forebay.layers.shared_transformer import SharedTransformer, SharedTransformerSpec, Use, UseSpec
 from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, rope_spec
 from forebay.models.equations import block_lines, term
+from forebay.models.families.bamba import FINAL_NORM
+from forebay.models.families.mamba2 import mamba2_spec
 
 _MIXER_EPS = 1e-5  # transformers has no field for it
 

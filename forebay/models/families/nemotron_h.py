@@ -3,9 +3,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forebay.base.errors import ModelError
-from forebay.families.deepseek_v3.model import grouped_router
-from forebay.families.mamba.model import BACKBONE, backbone_block, mixer_name
-from forebay.families.mamba2.model import mamba2_spec
 from forebay.families.nemotron_h.config import DRAFT_LAYERS, MLP, NemotronHConfig
 from forebay.families.transformer import FULL, LINEAR
 from forebay.layers.build import BlockSpec, PartSpec
@@ -13,6 +10,9 @@ from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.mlp import UP_DOWN, Activation, MlpSpec, MoeSpec
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import attention_spec, draft_head_spec
+from forebay.models.families.deepseek_v3 import grouped_router
+from forebay.models.families.mamba import BACKBONE, backbone_block, mixer_name
+from forebay.models.families.mamba2 import mamba2_spec
 
 DECODER = BACKBONE
 

@@ -3,12 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forebay.families.granitemoehybrid.config import GraniteMoeHybridConfig
-from forebay.families.mamba2.model import mamba2_spec
 from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mlp import MlpSpec
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import DecoderSpec, attention_spec, block_spec, decoder_spec, layer_name, softmax_experts
+from forebay.models.families.mamba2 import mamba2_spec
 
 
 def describe(config: GraniteMoeHybridConfig) -> DecoderSpec:

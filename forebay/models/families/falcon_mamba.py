@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forebay.families.falcon_mamba.config import FalconMambaConfig
-from forebay.families.mamba.model import BACKBONE, backbone_block, mamba1_spec, mixer_name
 from forebay.layers.build import BlockSpec
 from forebay.layers.mamba1 import ScanNorm
+from forebay.models.families.mamba import BACKBONE, backbone_block, mamba1_spec, mixer_name
 
 DECODER = BACKBONE
 

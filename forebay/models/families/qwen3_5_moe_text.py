@@ -1,20 +1,20 @@
 from __future__ import annotations
 
 from forebay.families.qwen3_5_moe_text.config import Qwen35MoeConfig
-from forebay.families.qwen3_5_text import model as dense
-from forebay.families.qwen3_5_text.model import (
-    delta_spec,
-    qwen_block,
-    qwen_draft_head,
-    separate_inputs,
-    with_draft_layer,
-)
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.mlp import MlpSpec
 from forebay.layers.scalar_gate import ScalarGateSpec
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import layer_name, softmax_experts
+from forebay.models.families import qwen3_5_text as dense
+from forebay.models.families.qwen3_5_text import (
+    delta_spec,
+    qwen_block,
+    qwen_draft_head,
+    separate_inputs,
+    with_draft_layer,
+)
 
 DECODER = dense.DECODER
 

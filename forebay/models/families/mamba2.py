@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from forebay.families.mamba.model import BACKBONE, backbone_block, mixer_name
 from forebay.families.mamba2.config import Mamba2Config
 from forebay.layers.build import BlockSpec
 from forebay.layers.mamba2 import GatedNormSpec, Mamba2Spec
+from forebay.models.families.mamba import BACKBONE, backbone_block, mixer_name
 
 DECODER = BACKBONE
 

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.bamba.model import FINAL_NORM, NORMS
 from forebay.families.jamba.config import JambaConfig
-from forebay.families.mamba.model import mamba1_spec
 from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mamba1 import ScanNorm
 from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_spec, softmax_experts
+from forebay.models.families.bamba import FINAL_NORM, NORMS
+from forebay.models.families.mamba import mamba1_spec
 
 DECODER = {"norm": FINAL_NORM}
 

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.bamba.model import FINAL_NORM, NORMS
 from forebay.families.falcon_h1.config import FalconH1Config
-from forebay.families.mamba2.model import mamba2_spec
 from forebay.layers.attention import AttentionSpec
 from forebay.layers.build import BlockSpec
 from forebay.layers.mamba2 import GatedNormSpec, Mamba2Spec, Multipliers
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import DecoderSpec, attention_spec, block_spec, decoder_spec, layer_name, mlp_spec
+from forebay.models.families.bamba import FINAL_NORM, NORMS
+from forebay.models.families.mamba2 import mamba2_spec
 
 
 def describe(config: FalconH1Config) -> DecoderSpec:

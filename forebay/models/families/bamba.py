@@ -3,10 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forebay.families.mamba2.config import Mamba2Config
-from forebay.families.mamba2.model import mamba2_spec
 from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_spec, rope_spec
+from forebay.models.families.mamba2 import mamba2_spec
 
 FINAL_NORM = "model.final_layernorm"
 DECODER = {"norm": FINAL_NORM}
