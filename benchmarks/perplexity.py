@@ -32,7 +32,8 @@ from forebay.config.engine_config import CacheTypes
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.quantization import Quantization
 from forebay.formats.store import find_model
-from forebay.layers.context import ForwardContext, States
+from forebay.layers.context import ForwardContext
+from forebay.layers.states import States
 from forebay.models import Model
 from forebay.ops import Ops
 from forebay.ops.attention import PagedKv
@@ -110,7 +111,8 @@ def _context(model: Model, length: int, dtype: torch.dtype) -> ForwardContext:
     )
     no_snapshots = {"snap_start": torch.zeros(2, dtype=torch.int32), "snap_ends": none, "snap_slots": none}
     states = States(StateBatch(slots=row, write_slots=row, q_start=ends, q_stop=ends[1:], **no_snapshots))
-    return ForwardContext(positions=torch.arange(length), full=paged, window=paged, states=states, cache=cache)
+    kinds = {"kv": paged, "window": paged, "state": states}
+    return ForwardContext(positions=torch.arange(length), kinds=kinds, cache=cache)
 
 
 def loaded(checkpoint: Checkpoint, ops: Ops, dtype: torch.dtype, quantization: Quantization) -> Model:

@@ -1,11 +1,14 @@
-"""The kinds of cache of an engine, for tests that look into one of them."""
+"""The kinds of cache of an engine, for tests that look into one of them, and their sizes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from forebay.config.engine_config import KindConfig
+from forebay.memory.kinds.state.hybrid_rows import STATE
 from forebay.memory.kinds.state.recurrent import States
-from forebay.memory.kinds.window.windows import Windows
+from forebay.memory.kinds.window.windows import WINDOW, Windows
 from forebay.scheduler.residency import Residencies
 
 
@@ -17,3 +20,33 @@ def states_of(held: Residencies) -> Any:
 def windows_of(held: Residencies) -> Any:
     """None where no layer has a window."""
     return next((kind for kind in held.kinds if isinstance(kind, Windows)), None)
+
+
+def kind_config(*, num_slots: int = 0, num_window_pages: int = 0, window: int = 0, **others: Any) -> KindConfig:
+    """State slots, and pages for windows of `window` tokens; 0 for a kind that no layer keeps."""
+    return resized(KindConfig(**others), num_slots=num_slots, num_window_pages=num_window_pages, window=window)
+
+
+def resized(config: KindConfig, **sizes: int) -> KindConfig:
+    """Set those of `num_slots`, `num_window_pages` and `window` that are given."""
+    slots, num_read = dict(config.num_slots), dict(config.num_read)
+    for name, size in sizes.items():
+        place = num_read if name == "window" else slots
+        place[STATE if name == "num_slots" else WINDOW] = size
+    return replace(config, num_slots=_present(slots), num_read=_present(num_read))
+
+
+def num_states(config: KindConfig) -> int:
+    return config.num_slots_of(STATE)
+
+
+def num_window_pages(config: KindConfig) -> int:
+    return config.num_slots_of(WINDOW)
+
+
+def window_of(config: KindConfig) -> int:
+    return config.num_read.get(WINDOW, 0)
+
+
+def _present(sizes: dict[str, int]) -> dict[str, int]:
+    return {kind: size for kind, size in sizes.items() if size}

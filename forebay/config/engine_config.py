@@ -140,17 +140,21 @@ class KindOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindConfig(KindOptions):
-    """Facts that the scheduler needs about layers that keep something else than all tokens' KV.
+    """Facts that the scheduler needs about layers that keep something else than all tokens' KV, by kind of cache.
 
-    `num_slots` 0: no recurrent layer; `num_window_pages` 0: no layer with a sliding window of `window` tokens.
-    What a page or slot of each kind of cache has in bytes, of all layers, is for the cost of copying it to the host.
+    `num_slots`: pages or slots without the padding one; a kind that no layer keeps is missing. `num_read`: the last
+    tokens that a query reads, for kinds that keep no others. `slot_bytes`: the bytes of a page or slot over all layers,
+    full KV included, for the cost of copying it to the host.
     """
 
-    num_slots: int = 0
-    num_window_pages: int = 0
-    window: int = 0
+    num_slots: Mapping[str, int] = field(default_factory=dict)
+    num_read: Mapping[str, int] = field(default_factory=dict)
     slot_bytes: Mapping[str, int] = field(default_factory=dict)
     recompute_bytes_per_token: int = 0  # bytes that can be copied to the host and back while one token is recomputed
+
+    def num_slots_of(self, kind: str) -> int:
+        """Return the number of pages or slots of a kind, 0 if no layer keeps it."""
+        return self.num_slots.get(kind, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

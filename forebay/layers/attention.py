@@ -77,6 +77,11 @@ class AttentionSpec:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    def cache_spec(self) -> CacheSpec:
+        """Return what the layer keeps of past tokens."""
+        heads = {"num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
+        return SlidingWindow(**heads, window=self.sliding_window) if self.sliding_window else FullAttention(**heads)
+
     def build(self, parts: Parts) -> Attention:
         return Attention(self, parts)
 
@@ -96,7 +101,7 @@ class Attention:
         self._gate = parts.linear({"gate_proj": spec.num_heads}, spec.hidden_size) if spec.head_gate else None
         self._attend = PagedAttention(
             parts,
-            parts.keep(_cache_spec(spec)),
+            parts.keep(spec.cache_spec()),
             scale=spec.scale or spec.head_dim**-0.5,
             rope=spec.rope,
             window=spec.sliding_window,
@@ -140,12 +145,6 @@ def _norms(spec: AttentionSpec, parts: Parts) -> tuple[Tensor, ...]:
     sizes = (spec.head_dim, spec.head_dim) if spec.qk_norm is QkNorm.HEAD else (spec.q_size, spec.kv_size)
     names = (f"{part}_{spec.norm_name}.weight" for part in "qk")
     return tuple(parts.tensor(name, size, offset=spec.norm_offset) for name, size in zip(names, sizes, strict=True))
-
-
-def _cache_spec(spec: AttentionSpec) -> CacheSpec:
-    if spec.sliding_window:
-        return SlidingWindow(num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, window=spec.sliding_window)
-    return FullAttention(num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim)
 
 
 def _qkv(spec: AttentionSpec, parts: Parts) -> Linear:

@@ -3,47 +3,38 @@ tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVarTuple
+from typing import Any
 
 from torch import Tensor
 
+from forebay.memory.kv_allocator import KV
 from forebay.ops.attention import PagedKv
-from forebay.ops.recurrence import StateBatch
 from forebay.pools.cache_pool import CachePool
-
-Inputs = TypeVarTuple("Inputs")
-
-
-@dataclass(frozen=True, slots=True)
-class States:
-    """The recurrent states of a step's sequences: what reads and writes them is run through here. Where nobody knows
-    yet which of the tokens stay, `ran` gets all that is to be run again for those that do, on another batch."""
-
-    batch: StateBatch
-    ran: list[Callable[[StateBatch], Tensor]] | None = None
-
-    def run(self, op: Callable[[*Inputs, StateBatch], Tensor], *inputs: *Inputs) -> Tensor:
-        """Apply an op to the states, and record it if accepted tokens will be run again."""
-        if self.ran is not None:
-            self.ran.append(lambda batch: op(*inputs, batch))
-        return op(*inputs, self.batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
-    """The tokens of all sequences, one sequence after the other, as `full` and `states` divide them.
+    """The tokens of all sequences, one sequence after the other.
 
-    A sequence's positions are contiguous and end with its length; attention is causal. `full` is for layers that keep
-    all tokens; `window`, whose pages behind the window are not there any more, for those with a sliding window, and the
-    same as `full` where no layer has one. `states` names the recurrent states. `per_layer` is what each of L layers is
-    given of each token beside the residual stream, side by side, in models that have such inputs.
+    A sequence's positions are contiguous and end with its length; attention is causal. `kinds` has, by the name of a
+    kind of cache, the step's input for the layers that keep that kind: a `PagedKv` for kinds with pages (full KV among
+    them), else what the kind's own folder declares. `per_layer` is what each of L layers is given of each token beside
+    the residual stream, side by side, in models that have such inputs.
     """
 
     positions: Tensor  # [T] int64
-    full: PagedKv
-    window: PagedKv
-    states: States
+    kinds: Mapping[str, Any]
     cache: CachePool
     per_layer: Tensor | None = None  # [T, L * P]
+
+    @property
+    def full(self) -> PagedKv:
+        """The pages of layers that keep all tokens."""
+        return self.pages(KV)
+
+    def pages(self, kind: str) -> PagedKv:
+        """Return the pages of layers that keep this kind of cache. KeyError for a kind that the cache does not have."""
+        pages: PagedKv = self.kinds[kind]
+        return pages

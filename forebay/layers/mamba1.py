@@ -15,6 +15,7 @@ from torch import Tensor
 from forebay.families.mixers import Mamba1Mixer
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
+from forebay.layers.states import States
 from forebay.ops.recurrence import Convolution, Scan
 from forebay.pools.cache_spec import RecurrentState
 
@@ -65,9 +66,9 @@ class Mamba1:
         """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""
         ops, state = self._ops, ctx.cache.state(self._layer)
         mixed, gate = self._inputs(ctx, x).chunk(2, dim=-1)
-        mixed = ctx.states.run(ops.causal_conv, mixed, self._conv, state.conv)
+        mixed = States.of(ctx).run(ops.causal_conv, mixed, self._conv, state.conv)
         dt, b, c = self._select(ctx, mixed)
-        y = ctx.states.run(ops.mamba1_scan, mixed, self._dt(ctx, dt), b, c, self._scan, state.ssm)
+        y = States.of(ctx).run(ops.mamba1_scan, mixed, self._dt(ctx, dt), b, c, self._scan, state.ssm)
         return self._output(ctx, ops.mul_silu(y, gate))
 
     def _select(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,8 @@ from forebay.ops.attention import PagedKv
 
 
 class PagedAttention:
-    """Keeps keys and values as those of `layer`, its number in the `CachePool`, and attends over all that rows have.
+    """Stores keys and values as those of `layer`, a number in the `CachePool`, and attends over all that rows have, in
+    the pages of that layer's kind of cache.
 
     `rope`: q and k are rotated first. `window` is the size of a sliding window, 0 for none. `sinks` [Hq] as in
     `AttentionOps.paged_attention`.
@@ -57,4 +58,4 @@ class PagedAttention:
         )
 
     def _pages(self, ctx: ForwardContext) -> PagedKv:
-        return ctx.window if self._window else ctx.full
+        return ctx.pages(ctx.cache.specs[self._layer].kind)

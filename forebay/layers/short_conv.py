@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
+from forebay.layers.states import States
 from forebay.ops.recurrence import Convolution
 from forebay.pools.cache_spec import RecurrentState
 
@@ -46,5 +47,5 @@ class ShortConv:
         ops = self._ops
         b, c, y = self._inputs(ctx, x).chunk(3, dim=-1)
         state = ctx.cache.state(self._layer).conv
-        mixed = ctx.states.run(ops.causal_conv, ops.mul(b, y), self._conv, state)
+        mixed = States.of(ctx).run(ops.causal_conv, ops.mul(b, y), self._conv, state)
         return self._output(ctx, ops.mul(c, mixed))

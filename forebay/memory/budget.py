@@ -73,9 +73,9 @@ class KindDemand(ABC):
     def lines(self, budget: MemoryBudget, reason: str) -> list[BudgetLine]:
         """`reason` is that of `num_slots`."""
 
-    @abstractmethod
-    def limits(self, budget: MemoryBudget) -> dict[str, int]:
-        """Return the fields of the scheduler's `KindConfig` about this kind."""
+    def num_read(self, demand: MemoryDemand) -> int:
+        """Return the last tokens that a query reads, 0 for all."""
+        return 0
 
     @abstractmethod
     def num_cached(self, budget: MemoryBudget, num_running: int, context: int) -> int:

@@ -7,7 +7,7 @@ queries and keys, Dv of values, L token locations.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -47,6 +47,10 @@ class PagedKv:
     page_map: Tensor | None = None  # [pages + 1] int32
     plans: dict[Hashable, object] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What a backend has worked out once, for the layers to come."""
+
+    def mapped(self, page_map: Tensor, out_cache_loc: Tensor) -> PagedKv:
+        """Return the same sequences in a cache that keeps page p as page_map[p]."""
+        return replace(self, page_map=page_map, out_cache_loc=out_cache_loc)
 
 
 class AttentionOps:
@@ -116,8 +120,33 @@ class AttentionOps:
             locations = pages * size + positions % size
             query_positions = torch.arange(length - (end - first), length)
             k, v = _at(cache.k, locations, cache.k_scale), _at(cache.v, locations, cache.v_scale)
-            out[first:end] = _attend(q[first:end], k, v, query_positions, scale, sliding_window, sinks)
+            out[first:end] = self._attend(q[first:end], k, v, query_positions, scale, sliding_window, sinks)
         return out
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, window: int, sinks: Tensor | None
+    ) -> Tensor:
+        """Attention of one sequence: q [n, Hq, D] at `positions`, over k [L, Hk, D] and v [L, Hk, Dv] of positions
+        0 to L - 1 -> [n, Hq, Dv]."""
+        groups = q.shape[1] // k.shape[1]
+        visible = visible_keys(positions, len(k), window)
+        # Keys that no query sees may hold NaN, and 0 x NaN is NaN: V is masked as well as the scores (C5).
+        seen = visible.any(dim=0).view(-1, 1, 1)
+        k32 = k.float().masked_fill(~seen, 0).repeat_interleave(groups, dim=1)
+        v32 = v.float().masked_fill(~seen, 0).repeat_interleave(groups, dim=1)
+        scores = torch.einsum("nhd,lhd->hnl", q.float(), k32) * scale
+        scores = scores.masked_fill(~visible, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, len(q), 1)], dim=-1)
+        weights = scores.softmax(dim=-1)[..., : len(k)]
+        return torch.einsum("hnl,lhd->nhd", weights, v32).to(q.dtype)
+
+
+def visible_keys(positions: Tensor, num_keys: int, sliding_window: int) -> Tensor:
+    """Return which of keys 0 to num_keys - 1 queries at `positions` [n] see, [n, num_keys] bool."""
+    keys = torch.arange(num_keys)
+    visible = keys <= positions.unsqueeze(1)
+    return visible & (keys > positions.unsqueeze(1) - sliding_window) if sliding_window > 0 else visible
 
 
 def _keep(x: Tensor, cache: Tensor, loc: Tensor, scale: Tensor | None) -> None:
@@ -131,24 +160,3 @@ def _keep(x: Tensor, cache: Tensor, loc: Tensor, scale: Tensor | None) -> None:
 
 def _at(cache: Tensor, locations: Tensor, scale: Tensor | None) -> Tensor:
     return cache[locations] if scale is None else cache[locations] * scale[locations].unsqueeze(-1)
-
-
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, sliding_window: int, sinks: Tensor | None
-) -> Tensor:
-    """q [n, Hq, D] at `positions`, over k [L, Hk, D] and v [L, Hk, Dv] -> [n, Hq, Dv]."""
-    groups = q.shape[1] // k.shape[1]
-    keys = torch.arange(k.shape[0])
-    visible = keys <= positions.unsqueeze(1)
-    if sliding_window > 0:
-        visible &= keys > positions.unsqueeze(1) - sliding_window
-    # Keys that no query sees may hold NaN, and 0 x NaN is NaN: V is masked as well as the scores (C5).
-    seen = visible.any(dim=0).view(-1, 1, 1)
-    k32 = k.float().masked_fill(~seen, 0).repeat_interleave(groups, dim=1)
-    v32 = v.float().masked_fill(~seen, 0).repeat_interleave(groups, dim=1)
-    scores = torch.einsum("nhd,lhd->hnl", q.float(), k32) * scale
-    scores = scores.masked_fill(~visible, float("-inf"))
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, len(q), 1)], dim=-1)
-    weights = scores.softmax(dim=-1)[..., : len(k)]
-    return torch.einsum("hnl,lhd->nhd", weights, v32).to(q.dtype)

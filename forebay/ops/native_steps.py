@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from forebay.ops.accept import Known
-from forebay.ops.kernels import Kernels, address
+from forebay.ops.kernels import Kernels
 from forebay.ops.steps import Pages, Placement, StepOps
 
 
@@ -18,6 +18,7 @@ class NativeSteps(StepOps):
         self._gather = kernels.bind("fb_gather")
         self._scatter = kernels.bind("fb_scatter")
         self._place_tokens = kernels.bind("fb_place_tokens")
+        self._map_locations = kernels.bind("fb_map_locations")
         self._due = kernels.bind("fb_due")
         self._accepted_stops = kernels.bind("fb_accepted_stops")
         self._advance = kernels.bind("fb_advance")
@@ -33,11 +34,9 @@ class NativeSteps(StepOps):
         self._scatter(self._pool, table.data_ptr(), rows.data_ptr(), values.data_ptr(), rows.shape[0])
 
     def place_tokens(self, rows: Tensor, q_start: Tensor, kv_lens: Tensor, pages: Pages, num_tokens: int) -> Placement:
-        table, page_size, window_map = pages
-        num_seqs, num_windows = rows.shape[0], 0 if window_map is None else num_tokens
-        positions, locs, window_locs = (
-            torch.empty(n, dtype=torch.int64) for n in (num_tokens, num_tokens, num_windows)
-        )
+        table, page_size = pages
+        num_seqs = rows.shape[0]
+        positions, locs = (torch.empty(num_tokens, dtype=torch.int64) for _ in range(2))
         seq_lens = torch.empty(num_seqs, dtype=torch.int32)
         self._place_tokens(
             self._pool,
@@ -47,14 +46,17 @@ class NativeSteps(StepOps):
             table.data_ptr(),
             table.shape[1],
             page_size,
-            address(window_map),
             positions.data_ptr(),
             seq_lens.data_ptr(),
             locs.data_ptr(),
-            window_locs.data_ptr(),
             num_seqs,
         )
-        return Placement(positions, seq_lens, locs, window_locs)
+        return Placement(positions, seq_lens, locs)
+
+    def map_locations(self, loc: Tensor, page_map: Tensor, page_size: int) -> Tensor:
+        out = torch.empty(loc.shape[0], dtype=torch.int64)
+        self._map_locations(self._pool, loc.data_ptr(), page_map.data_ptr(), page_size, out.data_ptr(), loc.shape[0])
+        return out
 
     def due(self, slots: Tensor, ends: Tensor, lens: Tensor, positions: Tensor) -> Tensor:
         out = torch.empty(slots.shape[0], dtype=torch.int32)

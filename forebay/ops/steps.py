@@ -19,11 +19,10 @@ _PAD: Final = 0  # the padding row, page and slot
 
 
 class Pages(NamedTuple):
-    """`table` names the pages of each row; `window_map`, where layers have windows, where their part of a page is."""
+    """`table` names the pages of each row."""
 
     table: Tensor  # [R, P] int32
     page_size: int
-    window_map: Tensor | None = None  # [pages + 1] int32
 
 
 class Placement(NamedTuple):
@@ -32,7 +31,6 @@ class Placement(NamedTuple):
     positions: Tensor  # [T] int64
     seq_lens: Tensor  # [S] int32
     out_cache_loc: Tensor  # [T] int64
-    out_window_loc: Tensor  # [T] int64, empty without windows
 
 
 class StepOps(AcceptOps):
@@ -63,17 +61,17 @@ class StepOps(AcceptOps):
         inside = positions % pages.page_size
         real = row_of_token != _PAD
 
-        def location(of: Tensor) -> Tensor:
-            return torch.where(real, of.long() * pages.page_size + inside, 0)
-
-        window = pages.window_map
-        window_ids = page_ids if window is None else torch.where(page_ids == _PAD, _PAD, window[page_ids.long()])
         return Placement(
             positions=torch.where(real, positions.clamp(max=end - 1), 0),
             seq_lens=(starts + q_start.diff()).clamp(max=end).int(),
-            out_cache_loc=location(page_ids),
-            out_window_loc=positions[:0] if window is None else location(window_ids),
+            out_cache_loc=torch.where(real, page_ids.long() * pages.page_size + inside, 0),
         )
+
+    def map_locations(self, loc: Tensor, page_map: Tensor, page_size: int) -> Tensor:
+        """Return the locations, in a cache that keeps page p as page page_map[p], of tokens at loc [T] int64; page_map
+        [pages + 1] int32. Page 0 is page 0 there too."""
+        pages, inside = loc // page_size, loc % page_size
+        return torch.where(pages == _PAD, _PAD, page_map[pages].long()) * page_size + inside
 
     def due(self, slots: Tensor, ends: Tensor, lens: Tensor, positions: Tensor) -> Tensor:
         """Return which snapshots are taken: slots [N] int32 where the state behind token ends - 1 (ends [N] int32) is

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from forebay.config.engine_config import CacheTypes
+from forebay.memory.kinds.build import CACHES, has_pages
+from forebay.memory.kv_allocator import KV
 from forebay.memory.slots import PAD
 from forebay.ops.attention import KvCache
-from forebay.pools.cache_spec import CacheSpec, LatentAttention, Per, RecurrentState, cache_sizes
+from forebay.pools.cache_spec import CacheSpec, LatentAttention, cache_sizes
 from forebay.pools.regions import Take
 from forebay.pools.table import Column, Region, Table
 
@@ -27,18 +29,19 @@ class StateLayer(NamedTuple):
     ssm: Tensor
 
 
-class WindowPages(Table):
-    """Row p is about page p; `full_to_window` is its window page, or NO_SLOT where the windows have moved past it."""
+class PageMap(Table):
+    """Row p is about page p of full KV; `pages` is the page of another kind of cache that holds the same tokens, PAD
+    for no such page."""
 
-    full_to_window = Column(torch.int32, pad=PAD)
+    pages = Column(torch.int32, pad=PAD)
 
 
 class CachePool:
-    """By kind of cache a table of its pages or slots, with the columns of all layers; a layer knows its own number.
+    """Tables of the pages or slots of each kind of cache, with the columns of all layers. Each layer stores its own
+    number.
 
-    `num_slots` are without the padding page or slot; of kinds that it does not name there is nothing else. Where layers
-    have windows, which have fewer pages, `full_to_window` says where a page's is. Their memory comes from `take`, None:
-    from torch.
+    `num_slots` counts pages or slots by kind, without the padding one; a kind that is not named has padding alone.
+    A kind with pages of its own has a page map, by name in `page_maps`. The memory comes from `take`; None: from torch.
     """
 
     def __init__(
@@ -53,58 +56,61 @@ class CachePool:
     ) -> None:
         self.specs, self.page_size = tuple(specs), page_size
         where: dict[str, Any] = {"device": device, "take": take}
-        columns: dict[Per, dict[str, Column]] = {per: {} for per in Per}
+        columns: dict[str, dict[str, Column]] = {kind: {} for kind in CACHES}
         for layer, spec in enumerate(self.specs):
-            for name, per, shape, dtype in spec.columns(types):
-                shape = shape if per is Per.SLOT else (page_size, *shape)
-                columns[per][f"{layer}.{name}"] = Column(getattr(torch, dtype), shape, pad=0)
+            for name, kind, shape, dtype in spec.columns(types):
+                shape = (page_size, *shape) if has_pages(kind) else shape
+                columns[kind][f"{layer}.{name}"] = Column(getattr(torch, dtype), shape, pad=0)
         # With the padding page or slot.
-        self.num_ids: dict[str, int] = {per: num_slots.get(per, 0) + 1 for per in Per}
-        self.tables: dict[str, Table] = {per: Table(self.num_ids[per], columns=columns[per], **where) for per in Per}
+        self.num_ids: dict[str, int] = {kind: num_slots.get(kind, 0) + 1 for kind in columns}
+        self.tables: dict[str, Table] = {
+            kind: Table(self.num_ids[kind], columns=own, **where) for kind, own in columns.items()
+        }
         # Of a sequence's tokens so many are read, the next among them; where no number is, all.
         kinds = cache_sizes(self.specs, types).kinds
         self.num_read: dict[str, int] = {name: size.num_read for name, size in kinds.items()}
-        windows = self.has(Per.WINDOW_TOKEN)
-        self.full_to_window = WindowPages(self.num_ids[Per.TOKEN], **where).full_to_window if windows else None
+        self.page_maps: dict[str, Tensor] = {
+            kind: PageMap(self.num_ids[KV], **where).pages for kind in CACHES[1:] if has_pages(kind) and self.has(kind)
+        }
         self._layers: list[KvCache | StateLayer] = []
         for layer, spec in enumerate(self.specs):
-            of = {name: self._column(per, f"{layer}.{name}") for name, per, _, _ in spec.columns(types)}
-            self._layers.append(_layer(spec, of))
+            own = {name: self._column(kind, f"{layer}.{name}") for name, kind, _, _ in spec.columns(types)}
+            self._layers.append(_layer(spec, own))
 
     def has(self, kind: str) -> bool:
-        """Whether there is more of it than padding."""
+        """Return True if there is more of this kind than padding."""
         return self.num_ids[kind] > 1
 
-    def _column(self, per: Per, name: str) -> Tensor:
+    def _column(self, kind: str, name: str) -> Tensor:
         """By slot, or by location, wherever pages begin."""
-        tensor = self.tables[per][name]
-        return tensor if per is Per.SLOT else tensor.flatten(0, 1)
+        tensor = self.tables[kind][name]
+        return tensor.flatten(0, 1) if has_pages(kind) else tensor
 
     def kv(self, layer: int) -> KvCache:
+        """Return the keys and values of a layer that keeps such, by location."""
         entry = self._layers[layer]
         assert isinstance(entry, KvCache), f"layer {layer} keeps {self.specs[layer]!r}"
         return entry
 
     def state(self, layer: int) -> StateLayer:
+        """Return the state of a layer that keeps one per sequence, by slot."""
         entry = self._layers[layer]
         assert isinstance(entry, StateLayer), f"layer {layer} keeps {self.specs[layer]!r}"
         return entry
 
     def reset_padding(self) -> None:
-        """Make page 0 and slot 0 what they were at first, after a run whose writes had to go nowhere."""
+        """Reset page 0 and slot 0 after a run whose writes went there."""
         for table in self.tables.values():
             table.reset_padding()
 
     def regions(self) -> list[Region]:
-        """Where every column lies: all that there is to copy when a page, window page or slot goes elsewhere."""
-        return [region for per, table in self.tables.items() for region in table.regions(per)]
+        """Return the memory region of every column, for copies of pages and slots."""
+        return [region for kind, table in self.tables.items() for region in table.regions(kind)]
 
 
-def _layer(spec: CacheSpec, of: Mapping[str, Tensor]) -> KvCache | StateLayer:
-    match spec:
-        case RecurrentState():
-            return StateLayer(of.get("conv", torch.empty(0)), of.get("ssm", torch.empty(0)))
-        case LatentAttention():
-            return KvCache(of["k"], of["k"][..., : spec.rank], of.get("k_scale"), of.get("k_scale"))
-        case _:
-            return KvCache(of["k"], of["v"], of.get("k_scale"), of.get("v_scale"))
+def _layer(spec: CacheSpec, own: Mapping[str, Tensor]) -> KvCache | StateLayer:
+    if "k" not in own:
+        return StateLayer(own.get("conv", torch.empty(0)), own.get("ssm", torch.empty(0)))
+    if isinstance(spec, LatentAttention):
+        return KvCache(own["k"], own["k"][..., : spec.rank], own.get("k_scale"), own.get("k_scale"))
+    return KvCache(own["k"], own["v"], own.get("k_scale"), own.get("v_scale"))

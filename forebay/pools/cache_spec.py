@@ -11,25 +11,22 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from forebay.config.engine_config import CacheTypes
 from forebay.config.rules import ITEM_BYTES
 from forebay.memory.kinds.declared import CacheSizes, KindSize
-
-
-class Per(StrEnum):
-    """The unit that a column has an entry for, by the name of the kind of cache that allocates it."""
-
-    TOKEN = "kv"
-    WINDOW_TOKEN = "window"  # of the last tokens only; the pages of older ones are given back
-    SLOT = "state"  # of a sequence
+from forebay.memory.kinds.state.hybrid_rows import STATE
+from forebay.memory.kinds.window.windows import WINDOW
+from forebay.memory.kv_allocator import KV
 
 
 class CacheColumn(NamedTuple):
+    """Entries of `shape` and `dtype`, one per token of the kinds of cache that have pages, else one per slot. `per` is
+    the name of the kind that allocates them."""
+
     name: str
-    per: Per
+    per: str
     shape: tuple[int, ...]
     dtype: str
 
@@ -38,8 +35,30 @@ class CacheColumn(NamedTuple):
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
+class CacheSpec:
+    """Declaration of the cache of one layer. The defaults are those of full KV."""
+
+    __slots__ = ()
+
+    kind: ClassVar[str] = KV  # the kind of cache that allocates the columns
+
+    @property
+    def num_read(self) -> int:
+        """The last tokens that a query reads; 0: all."""
+        return 0
+
+    @property
+    def inputs_per_token(self) -> int:
+        """Entries in the model's dtype that are kept of each token until it is certain that the token stays."""
+        return 0
+
+    def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
+        """Return the columns, with the dtypes that `types` sets."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FullAttention:
+class FullAttention(CacheSpec):
     """K and V of every token. `v_head_dim` 0: as `head_dim`."""
 
     num_kv_heads: int
@@ -48,7 +67,7 @@ class FullAttention:
 
     def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
         heads, values = self.num_kv_heads, self.v_head_dim or self.head_dim
-        return _kv(Per.TOKEN, types, k=(heads, self.head_dim), v=(heads, values))
+        return _kv(self.kind, types, k=(heads, self.head_dim), v=(heads, values))
 
     def __str__(self) -> str:
         values = f" and {self.v_head_dim}" if self.v_head_dim not in (0, self.head_dim) else ""
@@ -56,7 +75,7 @@ class FullAttention:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LatentAttention:
+class LatentAttention(CacheSpec):
     """Multi-head latent attention: one vector per token, whose first `rank` entries are the values of all heads and
     which, with the rotated key's `rope_dim` entries behind them, is the key of all heads."""
 
@@ -64,52 +83,61 @@ class LatentAttention:
     rope_dim: int
 
     def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
-        return _kv(Per.TOKEN, types, k=(1, self.rank + self.rope_dim))
+        return _kv(self.kind, types, k=(1, self.rank + self.rope_dim))
 
     def __str__(self) -> str:
         return f"latent KV of all tokens, {self.rank} + {self.rope_dim}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SlidingWindow:
+class SlidingWindow(CacheSpec):
     """K and V; a query reads itself and the `window` - 1 tokens before it. Older tokens' pages are given back."""
+
+    kind: ClassVar[str] = WINDOW
 
     num_kv_heads: int
     head_dim: int
     window: int
 
+    @property
+    def num_read(self) -> int:
+        return self.window
+
     def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
         shape = (self.num_kv_heads, self.head_dim)
-        return _kv(Per.WINDOW_TOKEN, types, k=shape, v=shape)
+        return _kv(self.kind, types, k=shape, v=shape)
 
     def __str__(self) -> str:
         return f"KV of the last {self.window} tokens, {self.num_kv_heads} heads x {self.head_dim}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RecurrentState:
+class RecurrentState(CacheSpec):
     """A state of fixed size: `conv` are the last inputs of a causal convolution, `[kernel - 1, channels]`, in the
     model's dtype; `ssm` is what a scan carries on, of any shape, in the dtype of `--mamba-ssm-dtype`. () for none.
     `inputs` are the entries in the model's dtype that are kept of each token where it is not certain yet whether it
     stays (decision 34), those in float32 counted twice."""
 
+    kind: ClassVar[str] = STATE
+
     conv: tuple[int, ...] = ()
     ssm: tuple[int, ...] = ()
     inputs: int = 0
 
+    @property
+    def inputs_per_token(self) -> int:
+        return self.inputs
+
     def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
         parts = (("conv", self.conv, types.dtype), ("ssm", self.ssm, types.mamba_ssm_dtype))
-        return tuple(CacheColumn(name, Per.SLOT, shape, dtype) for name, shape, dtype in parts if shape)
+        return tuple(CacheColumn(name, self.kind, shape, dtype) for name, shape, dtype in parts if shape)
 
     def __str__(self) -> str:
         parts = (("convolution", self.conv), ("scan", self.ssm))
         return "state: " + ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in parts if shape)
 
 
-CacheSpec = FullAttention | LatentAttention | SlidingWindow | RecurrentState
-
-
-def _kv(per: Per, types: CacheTypes, **shapes: tuple[int, int]) -> tuple[CacheColumn, ...]:
+def _kv(per: str, types: CacheTypes, **shapes: tuple[int, int]) -> tuple[CacheColumn, ...]:
     """Heads of each token; of 8-bit ones their scales as well."""
     dtype = types.kv_cache_dtype
     columns = [CacheColumn(name, per, shape, dtype) for name, shape in shapes.items()]
@@ -119,16 +147,16 @@ def _kv(per: Per, types: CacheTypes, **shapes: tuple[int, int]) -> tuple[CacheCo
 
 
 def cache_sizes(specs: Iterable[CacheSpec], types: CacheTypes) -> CacheSizes:
-    specs, num_bytes = tuple(specs), Counter[Per]()
+    """Return the bytes of all layers together, by kind of cache."""
+    num_bytes, num_read, inputs = Counter[str](), Counter[str](), Counter[str]()
     for spec in specs:
         for column in spec.columns(types):
             num_bytes[column.per] += column.num_bytes
-    width = max((spec.window for spec in specs if isinstance(spec, SlidingWindow)), default=0)
-    inputs = sum(spec.inputs for spec in specs if isinstance(spec, RecurrentState)) * ITEM_BYTES[types.dtype]
-    num_read, inputs_bytes = {Per.WINDOW_TOKEN: width}, {Per.SLOT: inputs}
+        num_read[spec.kind] = max(num_read[spec.kind], spec.num_read)
+        inputs[spec.kind] += spec.inputs_per_token * ITEM_BYTES[types.dtype]
     kinds = {
-        per.value: KindSize(size, num_read.get(per, 0), inputs_bytes.get(per, 0))
-        for per, size in sorted(num_bytes.items(), reverse=True)
-        if per is not Per.TOKEN and size
+        name: KindSize(num_bytes[name], num_read[name], inputs[name])
+        for name in sorted(num_bytes, reverse=True)
+        if name != KV and num_bytes[name]
     }
-    return CacheSizes(num_bytes[Per.TOKEN], kinds)
+    return CacheSizes(num_bytes[KV], kinds)

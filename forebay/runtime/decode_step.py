@@ -13,14 +13,15 @@ from forebay.pools.table import Table
 from forebay.runtime.forward import Batch, Decoded, Forward, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
-from forebay.runtime.kinds import TRACKED, of_decodes
+from forebay.runtime.kinds.build import DECODE_COLUMNS
 from forebay.runtime.plan_columns import padded
+from forebay.runtime.shape import Shape
 
 
 class DecodeInputs(Table):
     """The inputs that differ from step to step. A padded row is request row 0, whose KV goes to page 0."""
 
-    declared = {**padded("S"), **TRACKED}
+    declared = {**padded("S"), **DECODE_COLUMNS}
 
 
 class DecodeStep:
@@ -36,7 +37,7 @@ class DecodeStep:
         forward, batch = self._forward, Batch(inputs["req_pool_indices"], self._counts[: n + 1])
         placed = forward.place(batch, n)
         input_ids = forward.ops.gather(forward.rows.last_tokens, batch.rows)
-        kinds = of_decodes(inputs, batch.q_start, positions=placed.positions, ops=forward.ops, cache=forward.cache)
+        kinds = forward.kind_inputs(Shape.DECODES, inputs, batch, placed)
         tokens = StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds)
         return forward.decode(tokens, lambda chosen: forward.accept(chosen, placed.positions, batch))
 

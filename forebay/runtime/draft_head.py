@@ -32,7 +32,6 @@ from forebay.runtime.extend_step import Tokens, token_counts
 from forebay.runtime.forward import Batch, Forward, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner, default_sizes
-from forebay.runtime.kinds import no_kinds
 from forebay.runtime.packing import Array, Sections
 from forebay.runtime.ragged import RAGGED, RaggedInputs, from_zero
 
@@ -68,7 +67,6 @@ class Head:
         }
         self.kept = Table(forward.rows.num_rows, columns=columns, device=device, take=forward.rows.take)
         self.counts = torch.arange(forward.rows.num_rows + 1, dtype=torch.int32, device=device)
-        self._kinds = no_kinds(device)
         num_layers = len(forward.cache.specs)
         self.layers = [forward.cache.kv(layer) for layer in range(num_layers - drafter.num_layers, num_layers)]
 
@@ -80,7 +78,7 @@ class Head:
         """Return the context of the tokens behind the `lens` [R] tokens of their rows, where next_ids [T] come behind
         each."""
         placed = self.ops.place_tokens(*batch, lens, self.forward.pages, len(next_ids))
-        return self.forward.context(StepTokens(input_ids=next_ids, batch=batch, placed=placed, kinds=self._kinds))
+        return self.forward.context(StepTokens(input_ids=next_ids, batch=batch, placed=placed))
 
 
 def clear_not_finite(ops: Ops, layers: Sequence[KvCache], ctx: ForwardContext, computed: Tensor) -> None:

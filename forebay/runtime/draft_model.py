@@ -30,7 +30,6 @@ from forebay.runtime.extend_step import Tokens, token_counts
 from forebay.runtime.forward import Batch, Forward, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
-from forebay.runtime.kinds import no_kinds
 from forebay.runtime.packing import Array, Sections
 
 
@@ -51,14 +50,13 @@ class Beside:
         # As if the last token were a draft behind the one before it.
         self.last_two = Known(self.kept["lens"], self.kept["before_last"], self.rows.last_tokens.unsqueeze(1))
         self.counts = torch.arange(self.rows.num_rows + 1, dtype=torch.int32, device=device)
-        self._kinds = no_kinds(device)
         num_layers, num_own = len(forward.cache.specs), len(model.cache_specs())
         self._layers = [forward.cache.kv(layer) for layer in range(num_layers - num_own, num_layers)]
 
     def hidden(self, batch: Batch, input_ids: Tensor) -> Tensor:
         """Return the hidden states [T, H] of input_ids [T], behind the `lens` tokens of their rows. Writes KV."""
         placed = self.ops.place_tokens(*batch, self.kept["lens"], self.forward.pages, len(input_ids))
-        tokens = StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=self._kinds)
+        tokens = StepTokens(input_ids=input_ids, batch=batch, placed=placed)
         ctx = self.forward.context(tokens)
         hidden = self.model.forward(ctx, input_ids)
         clear_not_finite(self.ops, self._layers, ctx, hidden)

@@ -16,8 +16,10 @@ from forebay.pools.table import Column, Table
 from forebay.runtime.forward import Batch, Forward, HiddenStates, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
-from forebay.runtime.kinds import STOPS, Columns, of_prompts
+from forebay.runtime.kinds.build import END_COLUMNS, TOKEN_COLUMNS
+from forebay.runtime.kinds.kind import Columns
 from forebay.runtime.ragged import RAGGED, RaggedInputs, from_zero
+from forebay.runtime.shape import Shape
 
 _PATIENCE: Final = 2  # steps of a size that come once only are not worth a capture, which runs the step on padding
 # Steps between the numbers of tokens that are captured, the fine one up to a bound: a padded token costs its share.
@@ -31,28 +33,35 @@ class Tokens(Table):
 
 
 class Sequences(Table):
-    """The first padded sequence has all padded tokens and all snapshots that are none, the others have nothing."""
+    """The first padded sequence has all padded tokens and whatever else is padding, the others have nothing.
 
-    declared = RAGGED
-    snap_stops = Column(torch.int32, pad="T")  # the snapshot after each sequence's last
+    `bounds` are the columns [S + 1] of which a column of ends is the rest: `q_start`, and those of kinds of cache.
+    """
+
+    declared = {**RAGGED, **{ends: Column(torch.int32, pad="T") for ends in END_COLUMNS}}
 
     def __init__(self, num_rows: int, *, device: torch.device | str = "cpu") -> None:
         super().__init__(num_rows, device=device, sizes={"T": 0})
-        self.q_start, self.snap_start = from_zero(self, "q_ends"), from_zero(self, "snap_stops")
+        self.q_start = from_zero(self, "q_ends")
+        self.bounds = {bounds: from_zero(self, ends) for ends, bounds in END_COLUMNS.items()}
 
 
-class Stops(Table):
-    """Where kinds of cache keep what a sequence is by then: behind each token once at most."""
+class KindTokens(Table):
+    """Inputs of the kinds of cache: one entry for each token at most."""
 
-    declared = STOPS
+    declared = TOKEN_COLUMNS
 
 
 class ExtendInputs(RaggedInputs):
-    columns = (*Tokens.declared, *Sequences.declared, *Stops.declared)
+    columns = (*Tokens.declared, *Sequences.declared, *KindTokens.declared)
 
-    def __init__(self, tokens: Tokens, sequences: Sequences, stops: Stops) -> None:
-        super().__init__(tokens, sequences, stops)
-        self.tokens, self.sequences, self.stops = tokens, sequences, stops
+    def __init__(self, tokens: Tokens, sequences: Sequences, kinds: KindTokens) -> None:
+        super().__init__(tokens, sequences, kinds)
+        self.tokens, self.sequences, self.kinds = tokens, sequences, kinds
+
+    def __getitem__(self, name: str) -> Tensor:
+        bounds = self.sequences.bounds
+        return bounds[name] if name in bounds else super().__getitem__(name)
 
 
 class ExtendStep:
@@ -61,16 +70,13 @@ class ExtendStep:
 
     def __call__(self, inputs: ExtendInputs) -> HiddenStates:
         batch = Batch(inputs["req_pool_indices"], inputs.sequences.q_start)
-        tokens = tokens_of(self._forward, batch, inputs, inputs["input_ids"], inputs.sequences.snap_start)
-        return self._forward.hidden(tokens)
+        return self._forward.hidden(tokens_of(self._forward, batch, inputs, inputs["input_ids"]))
 
 
-def tokens_of(forward: Forward, batch: Batch, columns: Columns, input_ids: Tensor, snap_start: Tensor) -> StepTokens:
-    """Return the tokens of a step of any shape: `columns` are those of `Sequences` and `Stops` that are not given
-    otherwise."""
+def tokens_of(forward: Forward, batch: Batch, columns: Columns, input_ids: Tensor) -> StepTokens:
+    """Return the tokens of a step of any shape, with the inputs of the kinds of cache from `columns`."""
     placed = forward.place(batch, len(input_ids))
-    bounds = {"q_start": batch.q_start, "snap_start": snap_start, "positions": placed.positions}
-    kinds = of_prompts(columns, **bounds, ops=forward.ops, cache=forward.cache)
+    kinds = forward.kind_inputs(Shape.TOKENS, columns, batch, placed)
     return StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds)
 
 
@@ -82,7 +88,7 @@ def extend_runner(
     most = min(max_num_tokens, rows.req_to_token.shape[1] * cache.page_size)
     device = rows.last_tokens.device
     inputs = ExtendInputs(
-        Tokens(most, device=device), Sequences(rows.num_rows, device=device), Stops(most, device=device)
+        Tokens(most, device=device), Sequences(rows.num_rows, device=device), KindTokens(most, device=device)
     )
     step, sizes = ExtendStep(forward), token_counts(most)
     return GraphRunner(step, inputs, writes=[(rows, "kv_lens")], sizes=sizes, backend=backend, patience=_PATIENCE)

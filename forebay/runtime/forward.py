@@ -5,22 +5,25 @@ proposer goes on from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from forebay.layers.context import ForwardContext
+from forebay.memory.kv_allocator import KV
 from forebay.models.decoder import Model
 from forebay.ops import Ops
 from forebay.ops.accept import Known
 from forebay.ops.attention import PagedKv
-from forebay.ops.steps import Placement
+from forebay.ops.steps import Pages, Placement
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
-from forebay.runtime.kinds import KindTokens, of_layers, pages_of
+from forebay.runtime.kinds.build import make_device_kinds
+from forebay.runtime.kinds.kind import Columns
+from forebay.runtime.shape import Shape
 
 FAILED: Final = -1  # instead of a token id, where the logits were not finite
 
@@ -35,12 +38,13 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTokens:
-    """The tokens of all sequences, one sequence after the other, on the device."""
+    """The tokens of all sequences, one sequence after the other, on the device. `kinds` are the inputs of the kinds of
+    cache, by name; empty in steps of draft models and heads."""
 
     input_ids: Tensor  # [T] int64
     batch: Batch
     placed: Placement
-    kinds: KindTokens
+    kinds: Mapping[str, Any] = field(default_factory=dict)
 
 
 class HiddenStates(NamedTuple):
@@ -83,12 +87,17 @@ class Forward:
 
     def __init__(self, model: Model, ops: Ops, rows: RequestRows, cache: CachePool, taps: tuple[int, ...] = ()) -> None:
         self.model, self.ops, self.rows, self.cache, self._taps = model, ops, rows, cache, taps
-        self.pages = pages_of(cache, rows.req_to_token)
+        self.kinds = make_device_kinds(cache, ops, rows)
+        self.pages = Pages(rows.req_to_token, cache.page_size)
         self.known = Known(rows.kv_lens, rows.last_tokens, rows.draft_tokens)
 
     def place(self, batch: Batch, num_tokens: int) -> Placement:
         """Where the step's tokens stand: the first thing that a step does."""
         return self.ops.place_tokens(*batch, self.rows.kv_lens, self.pages, num_tokens)
+
+    def kind_inputs(self, shape: Shape, columns: Columns, batch: Batch, placed: Placement) -> dict[str, Any]:
+        """Return what each kind of cache needs of the step, by its name."""
+        return {kind.name: kind.inputs(shape, columns, batch.q_start, placed.positions) for kind in self.kinds}
 
     def context(self, tokens: StepTokens) -> ForwardContext:
         """Make the context of the layers for a step."""
@@ -100,8 +109,8 @@ class Forward:
             page_size=self.cache.page_size,
             out_cache_loc=tokens.placed.out_cache_loc,
         )
-        others = of_layers(self.cache, full, tokens.placed, tokens.kinds)
-        return ForwardContext(positions=tokens.placed.positions, full=full, cache=self.cache, **others)
+        others = {kind.name: kind.layer_input(full, tokens.kinds.get(kind.name)) for kind in self.kinds}
+        return ForwardContext(positions=tokens.placed.positions, kinds={KV: full, **others}, cache=self.cache)
 
     def hidden(self, tokens: StepTokens) -> HiddenStates:
         """Return the hidden state of each token, and whether it is finite. The rows have come further by all of

@@ -25,7 +25,6 @@ from forebay.requests.step_plan import StepPlan
 from forebay.runtime.forward import Batch, Forward, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
-from forebay.runtime.kinds import no_kinds
 from forebay.runtime.packing import Array, Sections
 
 _HIDDEN: Final = "hidden"
@@ -48,7 +47,6 @@ class FrozenStep:
         self._forward, self._assistant, self._kept, self._count = forward, assistant, kept, count
         device = forward.rows.kv_lens.device
         self._counts = torch.arange(forward.rows.num_rows + 1, dtype=torch.int32, device=device)
-        self._kinds = no_kinds(device)
 
     def __call__(self, inputs: DraftInputs) -> DraftedTokens:
         forward, assistant, rows = self._forward, self._assistant, inputs.drafting_rows
@@ -57,7 +55,7 @@ class FrozenStep:
         # Of the last token there is no KV yet; of the padding row there is none at all.
         placed = placed._replace(seq_lens=(placed.seq_lens - 1).clamp(min=1))
         token_ids = forward.ops.gather(forward.rows.last_tokens, rows)
-        tokens = StepTokens(input_ids=token_ids, batch=batch, placed=placed, kinds=self._kinds)
+        tokens = StepTokens(input_ids=token_ids, batch=batch, placed=placed)
         ctx, hidden = forward.context(tokens), self._kept[_HIDDEN].index_select(0, rows)
         x = assistant.forward(ctx, forward.model.embed(token_ids), hidden)
         drafted = [assistant.token_ids(ctx, x)]

@@ -29,14 +29,14 @@ from forebay.runtime.extend_step import ExtendInputs, extend_runner, tokens_of
 from forebay.runtime.forward import FAILED, Batch, Decoded, Forward, GreedyTokens, HiddenStates
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
-from forebay.runtime.kinds import check_kinds
 from forebay.runtime.launched import LaunchedStep, PromptChunk
 from forebay.runtime.logprobs import block_size, token_logprobs
 from forebay.runtime.packing import Sections
 from forebay.runtime.penalties import Penalties, spans_of
 from forebay.runtime.pooling import Pooler
 from forebay.runtime.row_options import RowOptions, Sampling
-from forebay.runtime.step_inputs import Shape, StepInputs
+from forebay.runtime.shape import Shape
+from forebay.runtime.step_inputs import StepInputs
 from forebay.runtime.to_host import ToHost
 from forebay.runtime.verify_step import VerifyInputs, verify_runner
 
@@ -94,7 +94,7 @@ class ModelRunner:
         )
         self._forward = Forward(model, ops, rows, cache, taps)
         self.proposer = None if proposer is None else proposer(self._forward)
-        self.inputs = StepInputs(rows, cache, max_num_tokens=max_num_tokens, proposer=self.proposer)
+        self.inputs = StepInputs(self._forward, max_num_tokens=max_num_tokens, proposer=self.proposer)
         self.decode = decode_runner(self._forward, sizes=graph_sizes, backend=graphs)
         self.verify: GraphRunner[VerifyInputs, Decoded] | None = None  # None: no decode has drafts
         most = rows.num_rows * width
@@ -115,7 +115,8 @@ class ModelRunner:
         the sampling. IndexOutOfPool or NoHostCopy, with nothing done, for a plan that names what there is not.
         """
         self._bounds.check(plan)
-        check_kinds(plan)
+        for kind in self._forward.kinds:
+            kind.check(plan)
         if plan.host.loads:
             self.inputs.copies.check(plan)
         for admission in plan.admissions:
@@ -264,7 +265,7 @@ class ModelRunner:
         if self.extend is not None and 0 < plan.num_tokens <= self.extend.sizes[-1]:
             return self.extend.run(self.inputs.extend_columns(inputs, input_ids), plan.num_tokens)
         batch = Batch(inputs["req_pool_indices"], inputs["q_start"])
-        return self._forward.hidden(tokens_of(self._forward, batch, inputs, input_ids, inputs["snap_start"]))
+        return self._forward.hidden(tokens_of(self._forward, batch, inputs, input_ids))
 
     def _choose_one(
         self, raw: GreedyTokens, inputs: Sections, sampling: Sampling, lens: Tensor, masked: Masked | None

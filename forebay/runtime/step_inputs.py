@@ -8,24 +8,24 @@ whose log-probabilities are wanted, H pages and slots that are saved to the host
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum, auto
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from forebay.memory.slots import Ids, inside
-from forebay.pools.cache_pool import CachePool
-from forebay.pools.request_rows import RequestRows, SamplingRows
+from forebay.memory.slots import NO_IDS, Ids, inside
+from forebay.pools.request_rows import SamplingRows
 from forebay.requests.step_plan import Admission, HostCopy, StepPlan
 from forebay.runtime.device_proposer import DRAFTING, DeviceProposer
 from forebay.runtime.extend_step import ExtendInputs
+from forebay.runtime.forward import Forward
 from forebay.runtime.host_copies import HostCopies, Places
-from forebay.runtime.kinds import DERIVED, change_kinds, stops_of_decodes, stops_of_drafts, stops_of_tokens
+from forebay.runtime.kinds.build import DERIVED, END_COLUMNS
 from forebay.runtime.packing import Array, Packing, Sections
 from forebay.runtime.plan_columns import ON_DEVICE, arrays_of, dtype_of
 from forebay.runtime.row_options import Sampling
+from forebay.runtime.shape import Shape
 from forebay.runtime.verify_step import VerifyInputs
 
 # What the device is told besides the plan's own columns.
@@ -55,21 +55,6 @@ _SECTIONS: Final = {name: dtype_of(column) for name, column in ON_DEVICE.items()
 _BUILT: Final = {"kv_lens": "built_lens", "last_tokens": "built_tokens"}
 
 
-class Shape(Enum):
-    """The shape of a step that runs a plan: a step of decodes of one token each, of decodes with drafts, or of any
-    tokens."""
-
-    DECODES = auto()
-    DRAFTS = auto()
-    TOKENS = auto()
-
-    @classmethod
-    def of(cls, plan: StepPlan) -> Shape:
-        if plan.num_extends or not plan.num_seqs:
-            return cls.TOKENS
-        return cls.DECODES if plan.num_tokens == plan.num_seqs else cls.DRAFTS
-
-
 # A step of as many sequences as tokens has at most this much for each; whatever needs more makes the buffer grow.
 _WORDS_PER_TOKEN: Final = sum(-(-dtype.itemsize // 8) for dtype in _SECTIONS.values())
 
@@ -77,12 +62,10 @@ _WORDS_PER_TOKEN: Final = sum(-(-dtype.itemsize // 8) for dtype in _SECTIONS.val
 class StepInputs:
     """Carries plans to the device in one copy each, and does there what a plan does before the model runs."""
 
-    def __init__(
-        self, rows: RequestRows, cache: CachePool, *, max_num_tokens: int, proposer: DeviceProposer | None = None
-    ) -> None:
-        self._rows, self._cache, self._proposer = rows, cache, proposer
-        self.copies = HostCopies(cache)
-        self._packing = Packing(_SECTIONS, rows.last_tokens.device, num_words=_WORDS_PER_TOKEN * max_num_tokens)
+    def __init__(self, forward: Forward, *, max_num_tokens: int, proposer: DeviceProposer | None = None) -> None:
+        self._rows, self._kinds, self._proposer = forward.rows, forward.kinds, proposer
+        self.copies = HostCopies(forward.cache)
+        self._packing = Packing(_SECTIONS, self._rows.last_tokens.device, num_words=_WORDS_PER_TOKEN * max_num_tokens)
 
     def stage(self, plan: StepPlan, shape: Shape, sampling: Sampling, targets: Ids) -> Sections:
         """Send `plan`, and what its sequences want; `targets` are the tokens after each position of the extends in
@@ -124,18 +107,24 @@ class StepInputs:
         if "drafts" in sections:
             at = sections["draft_rows"], sections["draft_columns"]
             self._rows.draft_tokens.index_put_(at, sections["drafts"])
-        change_kinds(self._cache, sections)
+        for kind in self._kinds:
+            kind.change(sections)
         for copy, place in zip(plan.host.loads, places[len(plan.host.saves) :], strict=True):
             self.copies.load(copy.request_id, place)
 
     def _derived(self, plan: StepPlan, shape: Shape) -> dict[str, Array]:
-        match shape:
-            case Shape.DECODES:
-                return stops_of_decodes(plan)
-            case Shape.DRAFTS:
-                return _of_drafts(plan) | stops_of_drafts(plan)
-            case Shape.TOKENS:
-                return _of_tokens(plan)
+        arrays: dict[str, Array] = {}
+        if shape is not Shape.DECODES:
+            arrays["q_start"] = np.concatenate([[0], np.cumsum(plan.q_lens)])
+        if shape is Shape.DRAFTS and len(plan.drafts):
+            counts = plan.q_lens - 1
+            arrays |= {"draft_rows": np.repeat(plan.rows, counts), "draft_columns": inside(counts)}
+        if shape is Shape.TOKENS:
+            arrays["sample_tokens"] = arrays["q_start"][1:][plan.sample_mask] - 1
+            arrays["sample_seqs"] = np.flatnonzero(plan.sample_mask)
+        for kind in self._kinds:
+            arrays |= kind.arrays(plan, shape, arrays.get("q_start", NO_IDS))
+        return arrays
 
     def verify_columns(self, sections: Sections) -> dict[str, Tensor]:
         """Return the columns that `VerifyInputs` has a source for."""
@@ -144,8 +133,7 @@ class StepInputs:
     def extend_columns(self, sections: Sections, input_ids: Tensor) -> dict[str, Tensor]:
         """Return the columns that `ExtendInputs` has a source for."""
         computed = {"input_ids": input_ids, "q_ends": sections["q_start"][1:]}
-        if "snap_start" in sections:
-            computed["snap_stops"] = sections["snap_start"][1:]
+        computed |= {ends: sections[bounds][1:] for ends, bounds in END_COLUMNS.items() if bounds in sections}
         return sections.of(ExtendInputs.columns) | computed
 
     def input_ids(self, plan: StepPlan, sections: Sections) -> Tensor:
@@ -155,21 +143,6 @@ class StepInputs:
             return known
         rows = sections["req_pool_indices"][plan.num_extends :]
         return torch.cat([known, self._rows.last_tokens.index_select(0, rows)])
-
-
-def _of_tokens(plan: StepPlan) -> dict[str, Array]:
-    ends = np.cumsum(plan.q_lens)
-    q_start = np.concatenate([[0], ends])
-    sampling = {"sample_tokens": ends[plan.sample_mask] - 1, "sample_seqs": np.flatnonzero(plan.sample_mask)}
-    return {"q_start": q_start, **sampling, **stops_of_tokens(plan, q_start)}
-
-
-def _of_drafts(plan: StepPlan) -> dict[str, Array]:
-    q_start = np.concatenate([[0], np.cumsum(plan.q_lens)])
-    if not len(plan.drafts):
-        return {"q_start": q_start}
-    counts = plan.q_lens - 1
-    return {"q_start": q_start, "draft_rows": np.repeat(plan.rows, counts), "draft_columns": inside(counts)}
 
 
 def _of_admissions(admissions: Sequence[Admission]) -> dict[str, Array]:

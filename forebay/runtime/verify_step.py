@@ -7,8 +7,8 @@ Shape letters: T tokens, S sequences, both padding included.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -16,14 +16,16 @@ from forebay.pools.table import Table
 from forebay.runtime.forward import Batch, Decoded, Forward, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner, default_sizes
-from forebay.runtime.kinds import WRITTEN, Ran, of_accepted, of_drafts, settles
+from forebay.runtime.kinds.build import VERIFY_COLUMNS
+from forebay.runtime.kinds.kind import DeviceKind
 from forebay.runtime.ragged import RAGGED, RaggedInputs, from_zero
+from forebay.runtime.shape import Shape
 
 _MOST_LOGITS: Final = 1 << 26  # of a captured step, 256 MiB: graphs keep them
 
 
 class VerifiedSequences(Table):
-    declared = {**RAGGED, **WRITTEN}
+    declared = {**RAGGED, **VERIFY_COLUMNS}
 
     def __init__(self, num_rows: int, *, device: torch.device | str = "cpu") -> None:
         super().__init__(num_rows, device=device, sizes={"T": 0})
@@ -39,27 +41,24 @@ class VerifyInputs(RaggedInputs):
 
 
 class Verified(NamedTuple):
-    """The rest of a verify step: `ran` again, for the tokens that are accepted. A reference to this keeps its
-    memory."""
+    """The step that kinds of cache settle. A reference to this keeps its memory."""
 
     inputs: VerifyInputs
     decoded: Decoded
-    ran: Sequence[Ran]
+    kinds: Mapping[str, Any]
 
 
 class VerifyStep:
     """Row i's last token and its first drafts are read, and what is accepted of them is written, in `RequestRows`.
 
-    States of rows with drafts are read and not written. When it is certain which tokens stay, and not before (the copy
-    at a wished length may be all that a request can go on from), `settle` runs the recurrences again for those alone:
-    from the same state, on the same inputs, so that what is written are the bits of plain steps.
+    What a kind of cache keeps per sequence is read and not written for rows with drafts. When it is certain which
+    tokens stay, and not before (the copy at a wished length may be all that a request can go on from), `settle` runs
+    the recurrences again for those alone: from the same state, on the same inputs, so that what is written are the bits
+    of plain steps.
     """
 
     def __init__(self, forward: Forward, *, vocab_size: int) -> None:
         self._forward, self._vocab_size = forward, vocab_size
-        num_rows, device = forward.rows.num_rows, forward.rows.last_tokens.device
-        self._counts = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
-        self._zeros = torch.zeros_like(self._counts)
         self._verified: Verified | None = None
 
     def __call__(self, inputs: VerifyInputs) -> Decoded:
@@ -68,21 +67,19 @@ class VerifyStep:
         batch = Batch(inputs["req_pool_indices"], inputs.sequences.q_start)
         placed = forward.place(batch, num_tokens)
         input_ids = forward.ops.decode_ids(*batch, forward.known, num_tokens, self._vocab_size)
-        kinds = of_drafts(inputs, batch.q_start, self._zeros)
+        kinds = forward.kind_inputs(Shape.DRAFTS, inputs, batch, placed)
         tokens = StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds)
         decoded = forward.decode(tokens, lambda chosen: forward.accept(chosen, placed.positions, batch))
-        if settles(forward.cache):
-            self._verified = Verified(inputs, decoded, kinds.ran or ())
+        if settles(forward.kinds):
+            self._verified = Verified(inputs, decoded, kinds)
         return decoded
 
     def settle(self) -> tuple[()]:
-        """Let states follow the latest step's first `num_new` tokens."""
+        """Let the kinds of cache follow the latest step's first `num_new` tokens."""
         assert self._verified is not None, "a step is settled behind it"
-        inputs, decoded, ran = self._verified
-        q_start, ops = inputs.sequences.q_start, self._forward.ops
-        batch = of_accepted(inputs, q_start, self._counts, decoded.positions, decoded.num_new, ops)
-        for op in ran:
-            op(batch)
+        inputs, decoded, kinds = self._verified
+        for kind in self._forward.kinds:
+            kind.settle(kinds[kind.name], inputs, inputs.sequences.q_start, decoded.positions, decoded.num_new)
         return ()
 
     def forget(self) -> None:
@@ -101,7 +98,12 @@ def verify_runner(
         step,
         inputs,
         writes=[(rows, "last_tokens"), (rows, "kv_lens")],
-        settled=step if settles(forward.cache) else None,
+        settled=step if settles(forward.kinds) else None,
         sizes=default_sizes(captured, quickly=backend.captures_quickly),
         backend=backend,
     )
+
+
+def settles(kinds: Iterable[DeviceKind]) -> bool:
+    """Return True if any of the kinds settles behind a step."""
+    return any(kind.settles for kind in kinds)

@@ -16,6 +16,7 @@ from forebay.engine.client.llm import LLM
 from forebay.engine.lifecycle.sizing import memory_demand, scheduler_config
 from forebay.memory.budget import divide_memory
 from forebay.memory.kinds.declared import CacheSizes, KindSize
+from tests.kinds_of import num_states
 
 KEY = "sk-canary-0123456789"
 PREFILL = {"disaggregation_mode": "prefill", "insecure_no_cluster_key": True}
@@ -149,7 +150,11 @@ def test_slots_of_a_decode_server_are_raised_before_memory_is_divided(caplog: py
     [warning] = [record.getMessage() for record in caplog.records]
     assert all(word in warning for word in ("configured=3", "12 reqs x 1 slots/req = 12", "raised_to=12")), warning
     limits = scheduler_config(config, budget, 0)
-    assert (limits.max_running_requests, limits.disaggregation.decode_extra_slots, limits.kinds.num_slots) == (4, 8, 12)
+    assert (limits.max_running_requests, limits.disaggregation.decode_extra_slots, num_states(limits.kinds)) == (
+        4,
+        8,
+        12,
+    )
     assert budget.num_rows == 12
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from forebay.config.engine_config import DisaggregationMode, KindConfig, SchedulerConfig
+from forebay.config.engine_config import DisaggregationMode, SchedulerConfig
 from forebay.engine.frames import Checked, CheckTransfers
 from forebay.engine.loop.checks import ROOM, Checks
 from forebay.requests.transfers import CHECK, Offered, Ticket
@@ -20,10 +20,11 @@ from forebay.scheduler.prefill_role import PrefillRole
 from forebay.scheduler.scheduler import Scheduler
 from forebay.transfer.pattern import Pattern
 from tests.deadlines import wait_until
+from tests.kinds_of import kind_config
 from tests.scheduler.rig import config
 from tests.transfer.pair import EVERYTHING, NUM_SLOTS, OPTIONS, PLAIN, WINDOW, Half, half
 
-KINDS = KindConfig(num_slots=NUM_SLOTS["state"], num_window_pages=NUM_SLOTS["window"], window=WINDOW)
+KINDS = kind_config(num_slots=NUM_SLOTS["state"], num_window_pages=NUM_SLOTS["window"], window=WINDOW)
 
 
 class Side:
@@ -38,7 +39,7 @@ class Side:
             num_pages=NUM_SLOTS["kv"],
             max_running_requests=2,
             context_length=context_length,
-            kinds=KINDS if others["specs"] is EVERYTHING else KindConfig(),
+            kinds=KINDS if others["specs"] is EVERYTHING else kind_config(),
             disaggregation=options,
         )
         self.scheduler = Scheduler(limits, None, role)

@@ -29,6 +29,7 @@ from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Update
 from forebay.scheduler.scheduler import Scheduler
 from tests.kernels import NATIVE
+from tests.kinds_of import num_states, num_window_pages, window_of
 from tests.models.tiny import make_tiny, random_ids
 from tests.simulation.hash_runner import HashRunner, Pools
 from tests.simulation.hashing import HashModel, salt_of
@@ -56,8 +57,8 @@ class Engine:
     def __init__(self, asked: SchedulerConfig, *, num_requests: int = 12, seed: int = 0) -> None:
         rng = random.Random(seed)
         self.scheduler = Scheduler(replace(asked, ledger=Ledger.COUNT))
-        windows = asked.kinds.window if asked.kinds.num_window_pages else 0
-        self.model = HashModel(vocab=VOCAB, window=windows, recurrent=asked.kinds.num_slots > 0)
+        windows = window_of(asked.kinds) if num_window_pages(asked.kinds) else 0
+        self.model = HashModel(vocab=VOCAB, window=windows, recurrent=num_states(asked.kinds) > 0)
         self.runner = HashRunner(asked, Pools.of(self.scheduler.held), self.model, salt=lambda i: salt_of(""))
         self.now = 0.0
         self.core = EngineCore(self.scheduler, self.runner, vocab_size=VOCAB, clock=lambda: self.now)

@@ -48,7 +48,8 @@ def test_the_model_ends_the_context_and_the_scheduler_gets_what_was_divided() ->
     assert limits.context_length == 100
     assert (limits.num_pages, limits.max_running_requests) == (budget.num_pages, budget.max_running_requests)
     kinds, num_slots = limits.kinds, budget.num_slots
-    assert (kinds.num_slots, kinds.num_window_pages, kinds.window) == (num_slots["state"], num_slots["window"], 20)
+    assert kinds.num_slots == {"state": num_slots["state"], "window": num_slots["window"]}
+    assert kinds.num_read == {"window": 20}
     page_bytes = 4 * 2 * 16 * 4
     assert kinds.slot_bytes == {"kv": 2 * page_bytes, "window": page_bytes, "state": sizes.num_bytes("state")}
     assert 0 < kinds.recompute_bytes_per_token < 1 << 20

@@ -10,7 +10,7 @@ import torch
 
 from forebay import models
 from forebay.backends import make_ops
-from forebay.config.engine_config import DisaggregationOptions, KindConfig, Ledger, SchedulerConfig, StateStrategy
+from forebay.config.engine_config import DisaggregationOptions, Ledger, SchedulerConfig, StateStrategy
 from forebay.engine.frames import AddRequest
 from forebay.engine.loop.core import EngineCore
 from forebay.engine.loop.exchange import Connected
@@ -33,6 +33,7 @@ from forebay.runtime.model_runner import no_masks
 from forebay.runtime.overlap import OverlappedRunner
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.scheduler import Proposer, Scheduler
+from tests.kinds_of import kind_config, num_states, num_window_pages
 from tests.pools.caches import cache_types
 
 WHOLE = DisaggregationOptions()
@@ -186,7 +187,7 @@ class Rig:
             sizes.num_read("window"), page_size, overlap_depth, track_interval, width=width
         )
         in_flight = window_pages_in_flight(chunked_prefill_size, page_size, overlap_depth)
-        state = KindConfig(
+        state = kind_config(
             num_slots=num_rows * slots_per_req + cached_states if sizes.num_bytes("state") else 0,
             strategy=strategy,
             track_interval=track_interval,
@@ -203,7 +204,7 @@ class Rig:
         runner = build_runner(
             self._model,
             sizes=PoolSizes(
-                num_slots={"kv": num_pages, "window": state.num_window_pages, "state": state.num_slots},
+                num_slots={"kv": num_pages, "window": num_window_pages(state), "state": num_states(state)},
                 page_size=page_size,
                 max_running_requests=max_running_requests,
                 pre_alloc_size=options.decode_extra_slots,

@@ -237,7 +237,7 @@ def test_windows_of_all_requests_come_before_the_ratio() -> None:
 
 def test_a_window_longer_than_the_context_is_as_long_as_the_context() -> None:
     demand = WINDOWED(window=1 << 20)
-    assert [kind.limits(divide_memory(demand))["window"] for kind in demand.kinds] == [4096]
+    assert [kind.num_read(divide_memory(demand).demand) for kind in demand.kinds] == [4096]
 
 
 def test_a_model_without_attention_has_pages_for_what_its_rows_and_states_can_use() -> None:

@@ -82,8 +82,8 @@ def load_for(target: str, path: Path, ops: Ops) -> Assistant:
 def behind(ctx: ForwardContext, length: int) -> ForwardContext:
     """What a query at position `length`, behind so many tokens of one row, is told."""
     one = {"q_start": torch.tensor([0, 1], dtype=torch.int32), "seq_lens": torch.tensor([length], dtype=torch.int32)}
-    pages = {name: replace(getattr(ctx, name), **one) for name in ("full", "window")}
-    return replace(ctx, positions=torch.tensor([length]), **pages)
+    pages = {name: replace(ctx.pages(name), **one) for name in ("kv", "window")}
+    return replace(ctx, positions=torch.tensor([length]), kinds={**ctx.kinds, **pages})
 
 
 def our_drafts(model: Model, assistant: Assistant, ids: list[int]) -> list[int]:

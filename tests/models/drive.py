@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forebay.layers.context import ForwardContext, States
+from forebay.layers.context import ForwardContext
+from forebay.layers.states import States
 from forebay.models import Model
 from forebay.ops.attention import PagedKv
 from forebay.ops.recurrence import StateBatch
@@ -88,7 +89,8 @@ class Driver:
             for table in (self.page_table, self.window_table)
         )
         states = States(state_batch(rows, q_start, snapshots))
-        ctx = ForwardContext(positions=positions, full=full, window=window, states=states, cache=self.cache)
+        kinds = {"kv": full, "window": window, "state": states}
+        ctx = ForwardContext(positions=positions, kinds=kinds, cache=self.cache)
         return ctx, torch.tensor(tokens, dtype=torch.int64)
 
     def restart(self, row: int) -> None:

@@ -109,8 +109,8 @@ class Kept:
 def test_layers_keep_as_much_of_tokens_that_may_not_stay_as_they_say(case, tiny, native):
     model, ids = models.load(open_checkpoint(tiny(case).path), ops=native, dtype=torch.bfloat16), IDS[:23]
     ctx, input_ids = Driver(model, dtype=torch.bfloat16).inputs([(1, ids)])
-    kept = Kept(ctx.states.batch, len(ids))
-    model.forward(replace(ctx, states=kept), input_ids)
+    kept = Kept(ctx.kinds["state"].batch, len(ids))
+    model.forward(replace(ctx, kinds={**ctx.kinds, "state": kept}), input_ids)
     memory = {(whole := tensor.untyped_storage()).data_ptr(): whole.nbytes() for tensor in kept.tensors}
     said = cache_sizes(model.cache_specs(), cache_types(torch.bfloat16)).inputs_bytes_per_token
     assert 0.85 * said <= sum(memory.values()) / len(ids) <= said

@@ -27,7 +27,7 @@ RUNTIME = (
     _pad("`state_slots`", "memory/kinds/state/work.py", '"state", device=np.int32', "PAD", "1", _PADDED_DECODE),
     _pad(
         "`mamba_track_indices`",
-        "runtime/kinds.py",
+        "runtime/kinds/state.py",
         '"mamba_track_indices": Column(torch.int32',
         "PAD",
         "1",
@@ -35,8 +35,8 @@ RUNTIME = (
     ),
     _pad("`input_ids` of extend steps", _EXTEND, "input_ids = Column(torch.int64", "0", "1", _PADDED_EXTEND),
     _pad("`q_ends`", "runtime/ragged.py", '"q_ends": Column(torch.int32', '"T"', "0", _PADDED_EXTEND),
-    _pad("`snap_stops`", _EXTEND, "snap_stops = Column(torch.int32", '"T"', "0", _PADDED_EXTEND),
-    _pad("`snap_slots`", "runtime/kinds.py", '"snap_slots": Column(torch.int32', "PAD", "1", _PADDED_EXTEND),
+    _pad("`snap_stops`", _EXTEND, "ends: Column(torch.int32", '"T"', "0", _PADDED_EXTEND),
+    _pad("`snap_slots`", "runtime/kinds/state.py", '"snap_slots": Column(torch.int32', "PAD", "1", _PADDED_EXTEND),
     Mutant(
         "C13 `positions` and `out_cache_loc` of a padded token are 0",
         "ops/steps.py",
@@ -198,11 +198,11 @@ RUNTIME = (
         "        writes=(),\n",
         f"{_VERIFY}::test_c14_the_padding_holds_however_often_a_verify_is_replayed",
     ),
-    _pad("`write_slots`", "runtime/kinds.py", '"write_slots": Column(torch.int32', "PAD", "1", _PADDED_VERIFY),
+    _pad("`write_slots`", "runtime/kinds/state.py", '"write_slots": Column(torch.int32', "PAD", "1", _PADDED_VERIFY),
     Mutant(
         "C18 a state that is wished for is written when its length is certain",
-        "runtime/kinds.py",
-        "    written[plan.kinds.state.snap_seqs] = PAD\n",
+        "runtime/kinds/state.py",
+        "    written[work.snap_seqs] = PAD\n",
         "",
         f"{_VERIFY}::test_c18_a_wished_state_is_taken_if_the_accepted_tokens_come_to_its_length",
     ),
@@ -393,7 +393,7 @@ RUNTIME = (
     ),
     Mutant(
         "C6 no slot is written twice in a step",
-        "runtime/kinds.py",
+        "runtime/kinds/state.py",
         "    if counts.max() > 1:",
         "    if False:",
         "runtime/test_bounds.py::test_a_state_slot_that_is_written_twice_or_read_too_late_is_refused",

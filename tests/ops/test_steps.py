@@ -33,14 +33,12 @@ class Rows(NamedTuple):
         return int(self.q_start[-1])
 
 
-def step_of(seed: int, *, width: int = 3, windows: bool = False) -> Rows:
+def step_of(seed: int, *, width: int = 3) -> Rows:
     rng = np.random.default_rng(seed)
     num_seqs, padded = int(rng.integers(0, NUM_ROWS)), int(rng.integers(0, 3))
     q_lens = rng.integers(1, width + 2, num_seqs).tolist() + [int(rng.integers(0, 9)), 0][:padded]
     table = torch.from_numpy(rng.integers(1, 90, (NUM_ROWS + 1, PAGES))).int()
     table[0] = 0
-    window_map = torch.from_numpy(rng.integers(0, 9, 90)).int()
-    window_map[0] = 5  # nobody reads it
     drafts = torch.from_numpy(rng.integers(0, VOCAB, (NUM_ROWS + 1, width)))
     drafts[torch.from_numpy(rng.random((NUM_ROWS + 1, width)) < 0.2)] = -1
     drafts[torch.from_numpy(rng.random((NUM_ROWS + 1, width)) < 0.1)] = VOCAB
@@ -49,7 +47,7 @@ def step_of(seed: int, *, width: int = 3, windows: bool = False) -> Rows:
         torch.tensor(rows, dtype=torch.int32),
         torch.tensor([0, *np.cumsum(q_lens)], dtype=torch.int32),
         torch.from_numpy(rng.integers(0, END - width, NUM_ROWS + 1)),
-        Pages(table, PAGE_SIZE, window_map if windows else None),
+        Pages(table, PAGE_SIZE),
         drafts,
         torch.from_numpy(rng.integers(0, VOCAB, NUM_ROWS + 1)),
     )
@@ -63,10 +61,10 @@ def sequences(step: Rows) -> list[tuple[int, range]]:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_tokens_stand_behind_what_their_rows_have(each_ops: Ops, seed: int) -> None:
-    step = step_of(seed, windows=bool(seed % 2))
-    table, _, window_map = step.pages
+    step = step_of(seed)
+    table = step.pages.table
     placed = each_ops.place_tokens(step.rows, step.q_start, step.kv_lens, step.pages, step.num_tokens)
-    positions, lens, locations, windows = [], [], [], []
+    positions, lens, locations = [], [], []
     for row, tokens in sequences(step):
         start = int(step.kv_lens[row]) if row else 0
         lens.append(start + len(tokens))
@@ -74,19 +72,29 @@ def test_tokens_stand_behind_what_their_rows_have(each_ops: Ops, seed: int) -> N
             page = int(table[row, position // PAGE_SIZE])
             positions.append(position)
             locations.append(page * PAGE_SIZE + position % PAGE_SIZE)
-            window = 0 if window_map is None or page == 0 else int(window_map[page])
-            windows += [] if window_map is None else [window * PAGE_SIZE + position % PAGE_SIZE]
     assert placed.positions.tolist() == positions
     assert placed.seq_lens.tolist() == lens
     assert placed.out_cache_loc.tolist() == locations
-    assert placed.out_window_loc.tolist() == windows
-    assert [tensor.dtype for tensor in placed] == [torch.int64, torch.int32, torch.int64, torch.int64]
+    assert [tensor.dtype for tensor in placed] == [torch.int64, torch.int32, torch.int64]
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("count", [0, 1, 9, 300])
+def test_map_locations_pages_move_and_offsets_stay(each_ops: Ops, count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    page_map = torch.from_numpy(rng.integers(0, 9, 90)).int()
+    page_map[0] = 5  # page 0 is padding in every cache, whatever the map says
+    loc = torch.from_numpy(rng.integers(0, 90 * PAGE_SIZE, count))
+    mapped = each_ops.map_locations(loc, page_map, PAGE_SIZE)
+    pages = [int(page_map[at // PAGE_SIZE]) if at >= PAGE_SIZE else 0 for at in loc.tolist()]
+    assert mapped.tolist() == [page * PAGE_SIZE + at % PAGE_SIZE for page, at in zip(pages, loc.tolist(), strict=True)]
+    assert mapped.dtype == torch.int64
 
 
 @pytest.mark.parametrize("length", [END - 1, END, END + 1, 2**40, -1, -(2**40)])
 def test_a_length_beyond_the_page_table_leads_nowhere(each_ops: Ops, length: int) -> None:
     """Reads end with the table, and writes go to page 0; positions have an angle."""
-    step = step_of(5, windows=True)
+    step = step_of(5)
     kv_lens = torch.full_like(step.kv_lens, length)
     placed = each_ops.place_tokens(step.rows, step.q_start, kv_lens, step.pages, step.num_tokens)
     for i, (row, tokens) in enumerate(sequences(step)):
@@ -96,7 +104,6 @@ def test_a_length_beyond_the_page_table_leads_nowhere(each_ops: Ops, length: int
             assert placed.positions[t] == (min(start + j, END - 1) if row else 0)
             if start + j >= END:
                 assert placed.out_cache_loc[t] < PAGE_SIZE
-                assert placed.out_window_loc[t] < PAGE_SIZE
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -131,8 +131,8 @@ def main(arch: int) -> None:
 
 def steps(ops: TritonOps) -> None:
     rows, starts, longs = int32(2), int32(3), torch.zeros(9, dtype=torch.int64)
-    for window_map in (None, int32(9)):
-        ops.place_tokens(rows, starts, longs, Pages(int32(9, 512), 16, window_map), 9)
+    ops.place_tokens(rows, starts, longs, Pages(int32(9, 512), 16), 9)
+    ops.map_locations(longs, int32(9), 16)
     ops.due(int32(9), int32(9), longs, longs)
     ops.advance(longs, rows, starts)
     known = Known(longs, longs, torch.zeros(9, 3, dtype=torch.int64))

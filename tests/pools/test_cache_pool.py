@@ -14,7 +14,6 @@ from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import (
     FullAttention,
     LatentAttention,
-    Per,
     RecurrentState,
     SlidingWindow,
     cache_sizes,
@@ -86,9 +85,9 @@ def test_the_bytes_are_those_that_sizing_reckons_with(types):
     sizes, num_bytes = cache_sizes(EVERYTHING, types), Counter[str]()
     for region in cache.regions():
         num_bytes[region.kind] += region.num_bytes
-    assert num_bytes[Per.TOKEN] == 15 * sizes.kv_bytes_per_token
-    assert num_bytes[Per.WINDOW_TOKEN] == 12 * sizes.num_bytes("window")
-    assert num_bytes[Per.SLOT] == 3 * sizes.num_bytes("state")
+    assert num_bytes["kv"] == 15 * sizes.kv_bytes_per_token
+    assert num_bytes["window"] == 12 * sizes.num_bytes("window")
+    assert num_bytes["state"] == 3 * sizes.num_bytes("state")
     assert num_bytes.total() == sum(tensor.nbytes for tensor in all_tensors(cache))
     assert sizes.num_read("window") == 8
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forebay.backends import make_ops
 from forebay.layers.context import ForwardContext
+from forebay.layers.states import States
 from forebay.memory.budget import PoolSizes
 from forebay.memory.slots import PAD
 from forebay.models.decoder import Model
@@ -45,9 +46,9 @@ class FakeHybrid(FakeModel):
         hidden = super().forward(ctx, input_ids)
         x = self._embedding.index_select(0, input_ids)
         k, v, *_ = ctx.cache.kv(1)
-        k.index_copy_(0, ctx.window.out_cache_loc, x.unsqueeze(1))
-        v.index_copy_(0, ctx.window.out_cache_loc, -x.unsqueeze(1))
-        states = ctx.states.run(_advance, ctx.cache.state(2), x)
+        k.index_copy_(0, ctx.pages("window").out_cache_loc, x.unsqueeze(1))
+        v.index_copy_(0, ctx.pages("window").out_cache_loc, -x.unsqueeze(1))
+        states = States.of(ctx).run(_advance, ctx.cache.state(2), x)
         out = hidden.clone()
         for i in range(len(ctx.full.seq_lens)):
             for t in range(int(ctx.full.q_start[i]), int(ctx.full.q_start[i + 1])):
@@ -55,12 +56,15 @@ class FakeHybrid(FakeModel):
         return out
 
     def _window(self, ctx: ForwardContext, i: int, position: int) -> Tensor:
-        pages = ctx.window.page_table[int(ctx.window.rows[i])].long()
-        if ctx.window.page_map is not None:
-            pages = ctx.window.page_map[pages].long()
+        pages = ctx.pages("window").page_table[int(ctx.pages("window").rows[i])].long()
+        if ctx.pages("window").page_map is not None:
+            pages = ctx.pages("window").page_map[pages].long()
         mixed = torch.zeros(HIDDEN)
         for read in range(max(0, position - WINDOW + 1), position + 1):
-            at = int(pages[read // ctx.window.page_size]) * ctx.window.page_size + read % ctx.window.page_size
+            at = (
+                int(pages[read // ctx.pages("window").page_size]) * ctx.pages("window").page_size
+                + read % ctx.pages("window").page_size
+            )
             mixed = mixed * 0.7 + torch.cos(ctx.cache.kv(1).k[at, 0] * (read + 2)) - ctx.cache.kv(1).v[at, 0]
         return mixed
 
@@ -179,9 +183,9 @@ class HybridPlanner(Planner):
                 by_place = [tensor.unflatten(0, (-1, PAGE_SIZE)) for tensor in cache.kv(i)[:2]]
             for tensor in by_place:
                 tensor[torch.tensor([place not in held for place in range(len(tensor))])] = float("nan")
-        if cache.full_to_window is not None:
+        if "window" in cache.page_maps:
             lost = [page for page, window in enumerate(self.full_to_window) if not window]
-            cache.full_to_window[torch.tensor(lost)] = 1 + torch.tensor(lost, dtype=torch.int32) % 5
+            cache.page_maps["window"][torch.tensor(lost)] = 1 + torch.tensor(lost, dtype=torch.int32) % 5
 
     def _host_copy(self, row: int) -> HostCopy:
         length = int(self.lens[row])

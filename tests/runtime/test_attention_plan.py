@@ -29,10 +29,10 @@ def test_a_step_of_any_model_has_one_plan_for_each_page_map(case: str, native_op
     driver = Driver(model)
     for batch in ([(1, [5, 6, 7]), (2, [8])], [(1, [9]), (2, [10])]):
         ctx, ids = driver.inputs(batch)
-        assert (len(ctx.full.plans), len(ctx.window.plans)) == (0, 0)
+        assert (len(ctx.full.plans), len(ctx.pages("window").plans)) == (0, 0)
         model.forward(ctx, ids)
         assert len(ctx.full.plans) == (FullAttention in kinds or LatentAttention in kinds)
-        assert len(ctx.window.plans) == (SlidingWindow in kinds)
+        assert len(ctx.pages("window").plans) == (SlidingWindow in kinds)
 
 
 class Outputs(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 
 from forebay.requests.step_plan import HostCopy, StepPlan
 from forebay.runtime.bounds import IndexOutOfPool, PoolBounds
-from forebay.runtime.kinds import check_kinds
+from forebay.runtime.kinds.state import RecurrentStates
 from tests.plans import changed, column, plan_of
 from tests.runtime.plans import ids
 
@@ -17,6 +17,8 @@ PLAIN = PoolBounds(
     num_rows=3, pages_per_row=2, page_size=4, vocab_size=97, num_slots={"kv": 5, "window": 1, "state": 1}
 )
 HYBRID = replace(PLAIN, num_slots={"kv": 5, "window": 4, "state": 9})
+
+
 PLAN = plan_of(
     step=1,
     num_extends=1,
@@ -110,18 +112,18 @@ def test_padding_is_not_written_by_name(field):
 )
 def test_a_state_slot_that_is_written_twice_or_read_too_late_is_refused(field, slot):
     with pytest.raises(IndexOutOfPool, match="more than once"):
-        check_kinds(with_last(HYBRID_PLAN, field, slot))
+        RecurrentStates.check(with_last(HYBRID_PLAN, field, slot))
 
 
 def test_many_padded_sequences_may_name_slot_zero_and_one_source_many_destinations():
-    check_kinds(HYBRID_PLAN)
-    check_kinds(changed(HYBRID_PLAN, state_slots=ids([0, 0])))
+    RecurrentStates.check(HYBRID_PLAN)
+    RecurrentStates.check(changed(HYBRID_PLAN, state_slots=ids([0, 0])))
 
 
 @pytest.mark.parametrize("lens", [[6, 8, 3], [7, 9, 3], [8, 7, 3], [7, 7, 3]])
 def test_snapshots_lie_inside_what_the_step_computes_and_in_order(lens):
     with pytest.raises(IndexOutOfPool, match="snap_lens"):
-        check_kinds(changed(HYBRID_PLAN, snap_lens=ids(lens)))
+        RecurrentStates.check(changed(HYBRID_PLAN, snap_lens=ids(lens)))
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -177,9 +179,9 @@ def test_a_decode_is_no_wider_than_the_rows_have_room_for_drafts():
 
 
 def test_a_decode_has_one_snapshot_at_most_and_it_may_be_beyond_the_step():
-    check_kinds(changed(HYBRID_PLAN, snap_lens=ids([7, 8, 99])))
+    RecurrentStates.check(changed(HYBRID_PLAN, snap_lens=ids([7, 8, 99])))
     with pytest.raises(IndexOutOfPool, match="one snapshot at most"):
-        check_kinds(changed(HYBRID_PLAN, snap_seqs=ids([0, 1, 1]), snap_lens=ids([7, 2, 3])))
+        RecurrentStates.check(changed(HYBRID_PLAN, snap_seqs=ids([0, 1, 1]), snap_lens=ids([7, 2, 3])))
 
 
 @pytest.mark.parametrize("field", ["saves", "loads"])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forebay.config.engine_config import CacheTypes
+from forebay.layers.context import ForwardContext
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow
@@ -116,12 +117,13 @@ def random_hybrid_plan(rng: np.random.Generator, step: int, on_host: set[int]) -
     )
 
 
-def check_tokens(plan: StepPlan, tokens: StepTokens, cache: CachePool, rows: RequestRows) -> None:
-    states, placed = tokens.kinds.batch, tokens.placed
+def check_tokens(plan: StepPlan, tokens: StepTokens, ctx: ForwardContext, rows: RequestRows) -> None:
+    cache = ctx.cache
+    states, placed = tokens.kinds["state"].batch, tokens.placed
     pages, inside = placed.out_cache_loc // PAGE_SIZE, placed.out_cache_loc % PAGE_SIZE
-    assert cache.full_to_window is not None
-    windows = cache.full_to_window[pages] * PAGE_SIZE + inside
-    assert placed.out_window_loc.tolist() == windows.tolist()
+    windows = cache.page_maps["window"][pages] * PAGE_SIZE + inside
+    assert ctx.pages("window").out_cache_loc.tolist() == windows.tolist()
+    assert ctx.pages("kv").out_cache_loc.tolist() == placed.out_cache_loc.tolist()
     assert states.slots.tolist() == plan.kinds.state.state_slots.tolist()
     got = [
         (i, int(placed.positions[states.snap_ends[j] - 1]) + 1, int(states.snap_slots[j]))
@@ -152,8 +154,8 @@ def test_changes_of_random_plans_in_a_row_are_those_of_lists(seed, max_num_token
     )
     rows = RequestRows(NUM_ROWS, PAGES)
     rows.kv_lens.copy_(torch.from_numpy(rng.integers(0, 3, NUM_ROWS + 1)))
-    staging = StepInputs(rows, cache, max_num_tokens=max_num_tokens)
     forward = Forward(FakeModel(), Ops(1), rows, cache)
+    staging = StepInputs(forward, max_num_tokens=max_num_tokens)
     for step in range(5):
         for entries in (lists.pages, lists.windows, lists.slots):  # as if a model had written everywhere
             entries[:] = rng.integers(1, 1 << 20, len(entries)).astype(float).tolist()
@@ -164,9 +166,10 @@ def test_changes_of_random_plans_in_a_row_are_those_of_lists(seed, max_num_token
         staging.copies.check(plan)
         lists.apply(plan)
         inputs = staging.stage(plan, Shape.TOKENS, Sampling(plan.rows[plan.sample_mask], Wants.GREEDY), ids([]))
-        check_tokens(plan, tokens_on_device(plan, staging, inputs, forward), cache, rows)
+        tokens = tokens_on_device(plan, staging, inputs, forward)
+        check_tokens(plan, tokens, forward.context(tokens), rows)
         assert rows.req_to_token.tolist() == lists.table.tolist()
-        assert cache.full_to_window.tolist() == list(lists.full_to_window)
+        assert cache.page_maps["window"].tolist() == list(lists.full_to_window)
         for tensor, expected in tensors(cache, lists):
             assert torch.equal(tensor, expected)
         assert staging.copies.num_bytes == len(lists.on_host) * copy_bytes()

@@ -14,7 +14,7 @@ from forebay.pools.regions import Regions
 from forebay.requests.step_plan import StepResult
 from forebay.runtime.build import build_runner
 from forebay.runtime.decode_step import DecodeInputs
-from forebay.runtime.extend_step import ExtendInputs, Sequences, Stops, Tokens
+from forebay.runtime.extend_step import ExtendInputs, KindTokens, Sequences, Tokens
 from forebay.runtime.graph_backends import CpuGraphs
 from tests.models.tiny import VOCAB, random_ids, shared_tiny
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
@@ -42,11 +42,11 @@ def test_c13_a_padded_row_of_a_decode_step_is_nobodys():
 
 
 def test_c13_padded_tokens_of_a_step_with_prompts_are_nobodys():
-    inputs = ExtendInputs(Tokens(PADDED), Sequences(PADDED), Stops(PADDED))
+    inputs = ExtendInputs(Tokens(PADDED), Sequences(PADDED), KindTokens(PADDED))
     poison(inputs.tokens)
     poison(inputs.sequences)
-    poison(inputs.stops)
-    live = live_values(Tokens, LIVE) | live_values(Sequences, LIVE) | live_values(Stops, 1)
+    poison(inputs.kinds)
+    live = live_values(Tokens, LIVE) | live_values(Sequences, LIVE) | live_values(KindTokens, 1)
     padded = inputs.fill(live, LIVE, PADDED)
     assert {name: set(padded.tokens[name][LIVE:].tolist()) for name in Tokens.declared} == {"input_ids": {0}}
     assert set(padded.sequences["req_pool_indices"][LIVE:].tolist()) == {0}
@@ -55,9 +55,9 @@ def test_c13_padded_tokens_of_a_step_with_prompts_are_nobodys():
     )
     assert padded.sequences.q_start.tolist() == [0, *padded.sequences["q_ends"].tolist()]
     assert set(padded.sequences["state_slots"][LIVE:].tolist()) == {0}
-    assert set(padded.stops["snap_slots"][1:].tolist()) == {0}, "no snapshot"
-    assert set(padded.sequences.snap_stops[LIVE:].tolist()) == {PADDED}, "the first padded sequence has all of those"
-    assert padded.sequences.snap_start.tolist() == [0, *padded.sequences.snap_stops.tolist()]
+    assert set(padded.kinds["snap_slots"][1:].tolist()) == {0}, "no snapshot"
+    assert set(padded.sequences["snap_stops"][LIVE:].tolist()) == {PADDED}, "the first padded sequence has all of those"
+    assert padded["snap_start"].tolist() == [0, *padded.sequences["snap_stops"].tolist()]
 
 
 @pytest.mark.parametrize("spoiled", [False, True])

@@ -64,8 +64,8 @@ def made(path: Path, ops: Ops, backend: GraphBackend) -> Drafting:
     model = models.load(open_checkpoint(shared_tiny(TARGET).path), ops=ops, dtype=torch.float32)
     assistant, driver = load_for(TARGET, path, ops), Driver(model)
     driver.window_table = driver.page_table
-    assert driver.cache.full_to_window is not None
-    driver.cache.full_to_window.copy_(torch.arange(len(driver.cache.full_to_window)))
+    page_map = driver.cache.page_maps["window"]
+    page_map.copy_(torch.arange(len(page_map)))
     driver.cache.reset_padding()
     rows = RequestRows(NUM_ROWS, driver.page_table.shape[1], num_drafts=MOST)
     rows.req_to_token.copy_(driver.page_table)

@@ -187,7 +187,7 @@ def test_a_load_of_nothing_fails_its_step_and_changes_nothing():
     plans.load(3, 2, prompt(2, 9))
     tables = [
         plans.runner.rows.req_to_token,
-        plans.runner.cache.full_to_window,
+        plans.runner.cache.page_maps["window"],
         *plans.runner.cache.tables["state"].tensors,
     ]
     before = [table.clone() for table in tables]
@@ -240,7 +240,7 @@ def test_nothing_is_left_of_the_warm_up():
     assert_padding_holds(plans.runner)
     for tensor in all_tensors(plans.runner.cache):
         assert not tensor.any()
-    assert not plans.runner.cache.full_to_window.any()
+    assert not plans.runner.cache.page_maps["window"].any()
     plans.begin(1, prompt(1, 9))
     warm = [plans.step(extends=[(1, 9)])] + [plans.step(decodes=[1]) for _ in range(3)]
     assert warm == run_alone(prompt(1, 9), steps=3)

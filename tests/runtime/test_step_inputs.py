@@ -84,7 +84,7 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
 def tokens_on_device(plan: StepPlan, staging: StepInputs, inputs: Sections, forward: Forward) -> StepTokens:
     """What layers are told in a step of any shape."""
     batch = Batch(inputs["req_pool_indices"], inputs["q_start"])
-    return tokens_of(forward, batch, inputs, staging.input_ids(plan, inputs), inputs["snap_start"])
+    return tokens_of(forward, batch, inputs, staging.input_ids(plan, inputs))
 
 
 def check(plan: StepPlan, step: StepTokens, inputs: Sections, rows: RequestRows, table: np.ndarray) -> None:
@@ -110,7 +110,6 @@ def check(plan: StepPlan, step: StepTokens, inputs: Sections, rows: RequestRows,
     assert step.batch.rows.tolist() == plan.rows.tolist()
     assert placed.seq_lens.tolist() == lens
     assert placed.out_cache_loc.tolist() == locations
-    assert not len(placed.out_window_loc), "no layer has a window"
     assert inputs["sample_rows"].tolist() == sample_rows
     assert inputs["sample_tokens"].tolist() == sampled
     narrow = (step.batch.rows, step.batch.q_start, placed.seq_lens, inputs["sample_rows"])
@@ -127,8 +126,8 @@ def test_inputs_of_random_plans_in_a_row_are_those_of_a_loop(seed, max_num_token
     rows, cache = pools()
     rows.last_tokens.copy_(torch.from_numpy(rng.integers(0, 1000, NUM_ROWS + 1)))
     rows.kv_lens.copy_(torch.from_numpy(rng.integers(0, PAGES * PAGE_SIZE, NUM_ROWS + 1)))
-    staging = StepInputs(rows, cache, max_num_tokens=max_num_tokens)
     forward = Forward(FakeModel(), Ops(1), rows, cache)
+    staging = StepInputs(forward, max_num_tokens=max_num_tokens)
     table = np.zeros((NUM_ROWS + 1, PAGES), dtype=np.int64)
     params: dict[int, SamplingParams] = {}
     for step in range(5):

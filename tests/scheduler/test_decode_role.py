@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from forebay.base.errors import EngineError, Unavailable
-from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions, KindConfig, StateStrategy
+from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions, StateStrategy
 from forebay.requests.request import Status
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import (
@@ -23,12 +23,13 @@ from forebay.requests.updates import CacheReport, FinishReason
 from forebay.scheduler.halt import Halt, Mode, weights_changed
 from forebay.scheduler.handoff import LOST
 from forebay.scheduler.residency import Residencies
+from tests.kinds_of import kind_config
 from tests.scheduler.rig import config
 from tests.scheduler.roles import BROKEN, arrive, decode, late, offered, prefill, refused
 
 
 def test_decode_gives_up_a_hit_whose_state_is_the_only_slot_that_could_be_had():
-    states = KindConfig(num_slots=2, strategy=StateStrategy.EXTRA_BUFFER, track_interval=4, anchor_interval=1000)
+    states = kind_config(num_slots=2, strategy=StateStrategy.EXTRA_BUFFER, track_interval=4, anchor_interval=1000)
     half = decode(kinds=states, radix_cache=True, page_size=4, max_running_requests=1, extra=0)
     half.add(list(range(20)), 1)
     half.run()
@@ -239,7 +240,7 @@ def test_c27_decode_offers_nothing_while_requests_are_on_trial():
 
 
 def test_c26_places_from_which_a_step_has_yet_to_save_are_not_offered():
-    kinds = KindConfig(slot_bytes={"kv": 10}, retraction_host_bytes=1 << 20, recompute_bytes_per_token=100)
+    kinds = kind_config(slot_bytes={"kv": 10}, retraction_host_bytes=1 << 20, recompute_bytes_per_token=100)
     half = decode(overlap_depth=1, radix_cache=False, kinds=kinds)
     saved = half.add(6, max_new=8)
     half.step()
@@ -255,7 +256,7 @@ def test_c26_places_from_which_a_step_has_yet_to_save_are_not_offered():
 
 
 def test_c18_c26_of_a_window_that_arrived_in_part_no_more_is_there_after_a_stay_on_the_host():
-    kinds = KindConfig(
+    kinds = kind_config(
         slot_bytes={"kv": 10, "window": 10},
         retraction_host_bytes=1 << 20,
         recompute_bytes_per_token=100,
@@ -371,7 +372,7 @@ def test_c32_prompt_that_arrived_and_is_computed_again_is_charged_once():
 
 def test_c4_request_without_a_free_state_is_offered_no_places():
     """A state that has leaked is out of use, and its row is not."""
-    half = decode(kinds=KindConfig(num_slots=2), radix_cache=False, max_running_requests=2, extra=0)
+    half = decode(kinds=kind_config(num_slots=2), radix_cache=False, max_running_requests=2, extra=0)
     (states,) = half.scheduler.held.kinds
     states.slots.take_ids(1, 99)
     first, second = half.meet(10, room=1), half.meet(10, room=2)
@@ -381,7 +382,7 @@ def test_c4_request_without_a_free_state_is_offered_no_places():
 
 def test_c4_slots_are_certain_before_memory_is_divided():
     options = DisaggregationOptions(mode=DisaggregationMode.DECODE, decode_extra_slots=2)
-    few = KindConfig(num_slots=9)
+    few = kind_config(num_slots=9)
     with pytest.raises(AssertionError, match="10 state slots"):
         Residencies(config(disaggregation=options, kinds=few, radix_cache=False))
 

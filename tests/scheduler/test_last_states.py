@@ -3,16 +3,16 @@
 import pytest
 
 from forebay.base.errors import EngineError
-from forebay.config.engine_config import KindConfig, StateStrategy
+from forebay.config.engine_config import StateStrategy
 from forebay.memory.slots import CACHE
-from tests.kinds_of import states_of
+from tests.kinds_of import kind_config, states_of
 from tests.scheduler.rig import Rig
 
 STOP = 7
 
 
 def rig_of(depth: int, strategy=StateStrategy.NO_BUFFER, **changes) -> Rig:
-    state = KindConfig(num_slots=24, strategy=strategy, track_interval=64, anchor_interval=1000)
+    state = kind_config(num_slots=24, strategy=strategy, track_interval=64, anchor_interval=1000)
     tokens = iter([*range(1000, 1005), STOP])
     rig = Rig(lambda row: next(tokens, 2000), depth, kinds=state, overlap_depth=depth, page_size=1, **changes)
     rig.add(list(range(10)), max_new=30)
@@ -71,7 +71,7 @@ def test_a_state_that_gave_no_finite_logits_is_never_kept():
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_of_an_aborted_prompt_the_chunks_in_flight_are_kept(depth):
-    rig = Rig(depth=depth, kinds=KindConfig(num_slots=24), overlap_depth=depth, page_size=4, chunked_prefill_size=8)
+    rig = Rig(depth=depth, kinds=kind_config(num_slots=24), overlap_depth=depth, page_size=4, chunked_prefill_size=8)
     req = rig.add(40, max_new=1)
     rig.step()
     rig.step()

@@ -3,22 +3,22 @@
 import pytest
 
 from forebay.base.errors import EngineError
-from forebay.config.engine_config import KindConfig
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import as_ids
 from forebay.requests.request import Status
 from forebay.requests.step_plan import HostCopy
 from forebay.scheduler.offload import Offloaded
 from forebay.scheduler.step_draft import StepDraft
+from tests.kinds_of import kind_config
 from tests.scheduler.rig import Rig
 
 SLOT_BYTES = {"kv": 10, "window": 10, "state": 20}
-SMALL = KindConfig(slot_bytes={"kv": 1}, retraction_host_bytes=100, recompute_bytes_per_token=100)
+SMALL = kind_config(slot_bytes={"kv": 1}, retraction_host_bytes=100, recompute_bytes_per_token=100)
 
 
 def pressed(depth: int = 0, *, host_bytes: int = 1 << 20, worth: int = 100, **others) -> Rig:
     """Two requests of which only one can finish at a time."""
-    kinds = KindConfig(
+    kinds = kind_config(
         slot_bytes=SLOT_BYTES, retraction_host_bytes=host_bytes, recompute_bytes_per_token=worth, **others
     )
     rig = Rig(page_size=1, num_pages=16, schedule_conservativeness=0.01, depth=depth, overlap_depth=depth, kinds=kinds)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from forebay.config.engine_config import KindConfig
 from forebay.requests.updates import FinishReason, MissReason
+from tests.kinds_of import kind_config
 from tests.scheduler.rig import Rig
 
 
@@ -105,7 +105,7 @@ def test_a_chunk_that_is_not_finite_is_not_adopted_though_nothing_was_sampled_fr
 
 def test_a_retracted_request_whose_chunk_turns_out_not_finite_ends_and_its_host_copy_goes():
     """C26, C30: the copy was planned before the step that it depends on had been looked at."""
-    kinds = KindConfig(slot_bytes={"kv": 1}, retraction_host_bytes=1 << 20, recompute_bytes_per_token=1 << 10)
+    kinds = kind_config(slot_bytes={"kv": 1}, retraction_host_bytes=1 << 20, recompute_bytes_per_token=1 << 10)
     rig = Rig(depth=1, chunked_prefill_size=8, kinds=kinds)
     req = rig.add(40)
     rig.launch()

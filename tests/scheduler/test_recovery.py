@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,13 @@ from forebay.config.engine_config import KindConfig, Ledger
 from forebay.memory.slots import CACHE
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import FinishReason
+from tests.kinds_of import kind_config, resized
 from tests.scheduler.rig import Rig
 
-BOTH = KindConfig(num_slots=24, track_interval=4, anchor_interval=1000, num_window_pages=64, window=6)
+BOTH = kind_config(num_slots=24, track_interval=4, anchor_interval=1000, num_window_pages=64, window=6)
 
 
-@pytest.mark.parametrize("state", [KindConfig(), BOTH], ids=["plain", "hybrid"])
+@pytest.mark.parametrize("state", [kind_config(), BOTH], ids=["plain", "hybrid"])
 def test_wrong_books_are_cleared_and_everybody_still_gets_all_tokens(state: KindConfig) -> None:
     rig = Rig(kinds=state)
     reqs = [rig.add(9, max_new=4) for _ in range(3)]
@@ -38,7 +38,7 @@ def test_wrong_books_are_cleared_and_everybody_still_gets_all_tokens(state: Kind
     assert [len(rig.tokens_of(req)) for req in reqs] == [4] * 3
 
 
-@pytest.mark.parametrize("state", [KindConfig(), BOTH], ids=["plain", "hybrid"])
+@pytest.mark.parametrize("state", [kind_config(), BOTH], ids=["plain", "hybrid"])
 def test_quarantine_leaks_slot_booked_to_the_cache_and_in_no_node_is_found(state: KindConfig) -> None:
     """C8: the books of every pool are wrong by one slot, which nobody could ever have again."""
     rig = Rig(kinds=state, ledger=Ledger.COUNT)
@@ -75,7 +75,7 @@ def failing(num_pages: int, state: KindConfig, num_lost: int) -> tuple[Rig, Step
 
 
 @pytest.mark.parametrize("num_lost", [0, 1], ids=["sound books", "wrong books"])
-@pytest.mark.parametrize("state", [KindConfig(), replace(BOTH, num_window_pages=1 << 18)], ids=["plain", "hybrid"])
+@pytest.mark.parametrize("state", [kind_config(), resized(BOTH, num_window_pages=1 << 18)], ids=["plain", "hybrid"])
 def test_recovery_takes_no_memory_in_proportion_to_the_pools(state: KindConfig, num_lost: int) -> None:
     """2 MiB for each array of a pool's length, where the audit and the clearing had several."""
     rig, plan = failing(1 << 18, state, num_lost)
@@ -95,11 +95,11 @@ _SHORT = """
 import resource
 from forebay.base.errors import EngineError
 from forebay.base.heap import Reserve
-from forebay.config.engine_config import KindConfig
+from tests.kinds_of import kind_config
 from tests.scheduler.test_recovery import failing
 import numpy as np
 
-rig, plan = failing(1 << 20, KindConfig(), 1)
+rig, plan = failing(1 << 20, kind_config(), 1)
 reserve = Reserve(2 << 20)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used, used))

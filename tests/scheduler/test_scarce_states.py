@@ -2,15 +2,15 @@
 
 import pytest
 
-from forebay.config.engine_config import KindConfig, StateStrategy
+from forebay.config.engine_config import StateStrategy
 from forebay.requests.updates import MissReason
-from tests.kinds_of import states_of
+from tests.kinds_of import kind_config, states_of
 from tests.scheduler.rig import Rig
 
 
 def scarce(num_cached: int, **changes) -> Rig:
     """One request at a time, and room for `num_cached` states besides its own two."""
-    state = KindConfig(num_slots=2 + num_cached, track_interval=64, anchor_interval=1000)
+    state = kind_config(num_slots=2 + num_cached, track_interval=64, anchor_interval=1000)
     changes = {"page_size": 4, "context_length": 256, "num_pages": 512, "chunked_prefill_size": 512} | changes
     return Rig(kinds=state, max_running_requests=1, **changes)
 
@@ -72,7 +72,7 @@ def test_a_prompt_that_comes_again_gets_a_state_at_its_end_although_it_is_one_of
 
 
 def test_no_buffer_keeps_to_the_same_rule():
-    state = KindConfig(num_slots=4, strategy=StateStrategy.NO_BUFFER, anchor_interval=1000)
+    state = kind_config(num_slots=4, strategy=StateStrategy.NO_BUFFER, anchor_interval=1000)
     rig = Rig(kinds=state, max_running_requests=1, page_size=1, context_length=256, num_pages=512)
     run(rig, [*range(100, 120)])
     run(rig, [*range(200, 220)])

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 
 from forebay.base.errors import EngineError
-from forebay.config.engine_config import KindConfig, Ledger, StateStrategy
+from forebay.config.engine_config import Ledger, StateStrategy
 from forebay.memory.slots import CACHE
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import MissReason
-from tests.kinds_of import states_of, windows_of
+from tests.kinds_of import kind_config, states_of, windows_of
 from tests.scheduler.rig import Rig
 
 
 def hybrid(depth: int = 0, *, slots: int = 24, strategy=StateStrategy.EXTRA_BUFFER, track: int = 4, **changes) -> Rig:
     changes.setdefault("page_size", 1 if strategy is StateStrategy.NO_BUFFER else 4)
-    state = KindConfig(num_slots=slots, strategy=strategy, track_interval=track, anchor_interval=1000)
+    state = kind_config(num_slots=slots, strategy=strategy, track_interval=track, anchor_interval=1000)
     return Rig(depth=depth, kinds=state, overlap_depth=depth, **changes)
 
 
@@ -256,7 +256,7 @@ def test_equal_prompts_under_way_leave_one_state_in_the_cache():
 
 
 def test_c8_leaked_slots_and_windows_are_quarantined_when_idle():
-    state = KindConfig(num_slots=8, num_window_pages=20, window=8)
+    state = kind_config(num_slots=8, num_window_pages=20, window=8)
     rig = Rig(kinds=state, ledger=Ledger.COUNT)
     held = rig.scheduler.held
     states_of(held).pool.take_ids(2, 77)

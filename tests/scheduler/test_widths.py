@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from forebay.base.errors import EngineError
-from forebay.config.engine_config import KindConfig
 from forebay.memory.holding import Outrun
 from forebay.requests.request import Request
 from forebay.requests.step_plan import StepResult
 from forebay.requests.updates import FinishReason
-from tests.kinds_of import states_of
+from tests.kinds_of import kind_config, states_of
 from tests.scheduler.rig import Rig
 
 RIGHT, WRONG = 1000, 999
@@ -189,7 +188,7 @@ def test_pages_that_wrong_guesses_were_given_go_back_before_anybody_gives_way(pa
 
 @pytest.mark.parametrize("tokens", [(RIGHT,) * 5, (RIGHT, WRONG), (WRONG,)])
 def test_c18_a_state_is_tracked_at_its_length_however_far_a_step_goes(tokens):
-    kinds = KindConfig(num_slots=32, track_interval=8)
+    kinds = kind_config(num_slots=32, track_interval=8)
     rig = Rig(width=6, proposer=Says(*tokens), kinds=kinds)
     req = rig.add(5, max_new=30)
     while req.held is None or req.num_output < 20:
@@ -219,7 +218,7 @@ def test_c18_a_tracked_state_that_was_overwritten_behind_the_end_is_given_to_nob
     """The accepted tokens come to a length that the stop token among them is before: the only slot for tracked states
     has the one of that length by then."""
     token, proposer = [RIGHT], Says()
-    kinds = KindConfig(num_slots=24, track_interval=4)
+    kinds = kind_config(num_slots=24, track_interval=4)
     rig = Rig(sample=lambda row: token[0], width=4, proposer=proposer, kinds=kinds)
     req = rig.add(list(range(9)), max_new=30)
     for _ in range(5):

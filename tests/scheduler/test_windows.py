@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from forebay.base.errors import EngineError
-from forebay.config.engine_config import KindConfig
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.requests.request import Status
 from forebay.requests.step_plan import StepPlan
-from tests.kinds_of import windows_of
+from tests.kinds_of import kind_config, windows_of
 from tests.scheduler.rig import Rig
 
 WINDOW = 8
@@ -18,7 +17,7 @@ def windowed(depth: int = 0, *, rows: int = 2, chunk: int = 64, page_size: int =
     """With as few window pages as the rows can need at most."""
     needed = rows * window_pages_per_request(WINDOW, page_size, depth)
     needed += window_pages_in_flight(chunk, page_size, depth)
-    state = KindConfig(num_window_pages=needed, window=WINDOW)
+    state = kind_config(num_window_pages=needed, window=WINDOW)
     changes = {"context_length": 200, "num_pages": 100, **changes}
     return Rig(
         depth=depth,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.config.engine_config import KindConfig, SchedulerConfig
+from forebay.config.engine_config import SchedulerConfig
 from forebay.engine.loop.stats import Stats
 from forebay.scheduler.counters import COUNTERS
 from forebay.scheduler.scheduler import Scheduler
 from tests.engine.engine_fakes import fake_core
+from tests.kinds_of import kind_config
 
 
 def test_a_counter_that_is_not_declared_cannot_grow() -> None:
@@ -20,7 +21,7 @@ def test_a_counter_that_is_not_declared_cannot_grow() -> None:
 
 def test_counters_that_an_engine_tells_are_those_that_are_declared() -> None:
     config = SchedulerConfig(
-        num_pages=64, max_running_requests=8, context_length=256, kinds=KindConfig(num_slots=64, track_interval=16)
+        num_pages=64, max_running_requests=8, context_length=256, kinds=kind_config(num_slots=64, track_interval=16)
     )
     told = Stats(0.0).frame(Scheduler(config), 0.0).counters
     assert {counter.name for counter in COUNTERS} == told.keys()

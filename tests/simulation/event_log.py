@@ -11,7 +11,7 @@ from forebay.config.engine_config import SchedulerConfig
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Update
 from forebay.scheduler.residency import Residencies
-from tests.kinds_of import windows_of
+from tests.kinds_of import num_states, windows_of
 
 _NONE: Final = np.empty(0, dtype=np.int64)
 
@@ -56,7 +56,7 @@ def log_plan(log: Any, plan: StepPlan, held: Residencies, config: SchedulerConfi
     if config.speculation.num_draft_tokens > 1:
         columns += [plan.q_lens, plan.drafts]
     windows, states = windows_of(held), plan.kinds.state
-    if windows or config.kinds.num_slots:
+    if windows or num_states(config.kinds):
         pages, offsets = np.divmod(locations, page_size)
         columns.append(windows.full_to_window[pages].astype(np.int64) * page_size + offsets if windows else _NONE)
         columns += [states.state_slots, states.snap_lens, states.snap_slots, states.copy_src]

@@ -5,12 +5,13 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig
+from forebay.config.engine_config import Ledger, SchedulerConfig
 from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import Slots
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission
+from tests.kinds_of import kind_config
 from tests.plans import plan_of
 from tests.simulation.device_memory import RunnerError
 from tests.simulation.hash_runner import HashRunner
@@ -50,7 +51,7 @@ class Device:
             max_running_requests=4,
             context_length=16,
             ledger=Ledger.RAISE,
-            kinds=KindConfig(num_slots=12, num_window_pages=40, window=WINDOW),
+            kinds=kind_config(num_slots=12, num_window_pages=40, window=WINDOW),
             **changes,
         )
         self.rows.take_ids(4, 1)

@@ -15,7 +15,7 @@ from forebay.requests.request import Request, Status
 from forebay.requests.sampling_params import PoolingKind
 from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, Update
 from forebay.scheduler.scheduler import Scheduler
-from tests.kinds_of import states_of, windows_of
+from tests.kinds_of import num_states, num_window_pages, states_of, windows_of
 from tests.simulation.event_log import logged
 from tests.simulation.hash_runner import HashRunner
 from tests.simulation.hashing import (
@@ -135,9 +135,9 @@ class Tracked:
         require(
             cached <= min(state_tokens, window_tokens)
             and max(state_tokens, window_tokens) <= kv <= end
-            and bool(state.num_slots) == ("state" in report.resumable)
+            and bool(num_states(state)) == ("state" in report.resumable)
             and windowed == ("window" in report.resumable)
-            and (cached == kv or bool(state.num_slots) or windowed),
+            and (cached == kv or bool(num_states(state)) or windowed),
             f"request {self.id}: the kinds disagree in {report}",
         )
         short = {
@@ -319,11 +319,13 @@ class Oracles:
         require(held.cache.num_evictable == held.cache.num_pages, "a page is pinned although nobody runs")
         if states_of(held):
             cached = states_of(held)
-            require(states_of(held).pool.num_free + cached.num_cached == config.kinds.num_slots, "a state slot is lost")
+            require(
+                states_of(held).pool.num_free + cached.num_cached == num_states(config.kinds), "a state slot is lost"
+            )
             require(cached.num_locked == 0, "a state is locked although nobody runs")
         if windows_of(held):
             pool = windows_of(held)
-            require(pool.slots.num_free + pool.num_cached == config.kinds.num_window_pages, "a window page is lost")
+            require(pool.slots.num_free + pool.num_cached == num_window_pages(config.kinds), "a window page is lost")
             require(pool.num_locked == 0 and not pool.locks.any(), "a window is locked although nobody runs")
         require(self.runner.host.copies.keys() <= set(held.draft.drops), "the host keeps what nobody will come for")
         require(held.offloaded.num_bytes == 0, "host memory is booked although nobody is retracted")

@@ -34,6 +34,7 @@ from forebay.requests.updates import Failure, Update
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.prefill_role import PrefillRole
+from tests.kinds_of import num_states, num_window_pages, resized, window_of
 from tests.simulation.causes import Causes
 from tests.simulation.command_line import command_line
 from tests.simulation.hashing import salt_of
@@ -495,7 +496,7 @@ def sized(rng: Random, base: SchedulerConfig, mode: DisaggregationMode, *, patie
     """The same layers in pools of its own; pages may differ in size where one divides the other."""
     decodes = mode is DisaggregationMode.DECODE
     factor = rng.choice([1, 1, 1, 2])
-    if base.kinds.num_slots and base.page_size == 1:
+    if num_states(base.kinds) and base.page_size == 1:
         factor = 1
     page_size = base.page_size * factor
     extra = rng.choice([0, 2, 2 * base.max_running_requests]) if decodes else 0
@@ -505,15 +506,15 @@ def sized(rng: Random, base: SchedulerConfig, mode: DisaggregationMode, *, patie
     if decodes and not radix_cache:
         strategy = StateStrategy.NO_BUFFER
     kinds = replace(kinds, strategy=strategy, track_interval=kinds.track_interval * factor)
-    if kinds.num_slots:
+    if num_states(kinds):
         tracks = strategy is StateStrategy.EXTRA_BUFFER and radix_cache
         per_request = 1 + tracking_slots(tracks, base.overlap_depth)
-        kinds = replace(kinds, num_slots=rows * per_request + rng.choice([0, 1, 4]))
-    if kinds.num_window_pages:
-        tracked = kinds.track_interval if kinds.num_slots else 0
-        pages = rows * window_pages_per_request(kinds.window, page_size, base.overlap_depth, tracked)
+        kinds = resized(kinds, num_slots=rows * per_request + rng.choice([0, 1, 4]))
+    if num_window_pages(kinds):
+        tracked = kinds.track_interval if num_states(kinds) else 0
+        pages = rows * window_pages_per_request(window_of(kinds), page_size, base.overlap_depth, tracked)
         pages += window_pages_in_flight(base.chunked_prefill_size, page_size, base.overlap_depth)
-        kinds = replace(kinds, num_window_pages=pages + rng.choice([0, 2, 16]))
+        kinds = resized(kinds, num_window_pages=pages + rng.choice([0, 2, 16]))
     options = DisaggregationOptions(
         mode=mode,
         bootstrap_timeout_s=1e3 if patient else BOOTSTRAP_S,

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 
-from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, SpeculativeAlgorithm, StateStrategy
+from forebay.config.engine_config import Ledger, SchedulerConfig, SpeculativeAlgorithm, StateStrategy
 from forebay.memory.kinds.state.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan, StepResult
+from tests.kinds_of import kind_config, num_states, resized
 from tests.simulation.hash_runner import StepFailed
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.simulator import Simulation
@@ -109,17 +110,17 @@ def hybrid(
     wanted = config(page_size=ps, num_pages=num_tokens // ps, **changes)
     depth, rows = wanted.overlap_depth, wanted.max_running_requests
     strategy = StateStrategy.NO_BUFFER if kind == "no_buffer" else StateStrategy.EXTRA_BUFFER
-    state = KindConfig(
+    state = kind_config(
         strategy=strategy, track_interval=2 * ps, slot_bytes={"kv": 100 * ps, "window": 50 * ps, "state": 1000}
     )
     if host:
         state = replace(state, retraction_host_bytes=1 << 30, recompute_bytes_per_token=1 << 20)
     if kind != "windows":
         per_request = 1 + tracking_slots(strategy is StateStrategy.EXTRA_BUFFER, depth)
-        state = replace(state, num_slots=rows * per_request + spare_slots)
+        state = resized(state, num_slots=rows * per_request + spare_slots)
     if kind in ("windows", "both"):
-        tracked = state.track_interval if state.num_slots else 0
+        tracked = state.track_interval if num_states(state) else 0
         pages = rows * window_pages_per_request(WINDOW, ps, depth, tracked)
         pages += window_pages_in_flight(wanted.chunked_prefill_size, ps, depth)
-        state = replace(state, window=WINDOW, num_window_pages=pages + spare_windows)
+        state = resized(state, window=WINDOW, num_window_pages=pages + spare_windows)
     return replace(wanted, kinds=state)

@@ -8,7 +8,7 @@ import pytest
 
 from forebay.memory.holding import footprint
 from forebay.requests.updates import FinishReason, MissReason
-from tests.kinds_of import states_of, windows_of
+from tests.kinds_of import num_states, num_window_pages, states_of, windows_of
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.rig import HYBRIDS, WINDOW, greedy, hybrid, simulation_of, traffic
 from tests.simulation.simulator import Simulation
@@ -257,8 +257,8 @@ def test_c9_flush_with_steps_in_flight_changes_no_token_and_leaves_no_stale_hit(
     assert sim.oracles.num_hits
     sim.scheduler.flush_cache()
     assert held.cache.num_pages == 0
-    assert states_of(held) is None or states_of(held).pool.num_free == sim.config.kinds.num_slots
-    assert windows_of(held) is None or windows_of(held).slots.num_free == sim.config.kinds.num_window_pages
+    assert states_of(held) is None or states_of(held).pool.num_free == num_states(sim.config.kinds)
+    assert windows_of(held) is None or windows_of(held).slots.num_free == num_window_pages(sim.config.kinds)
     cold = sim.add(system + fresh(sim, 6), greedy(8))
     sim.drain()
     assert cold.cached_tokens == 0

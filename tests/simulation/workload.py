@@ -20,6 +20,7 @@ from forebay.config.engine_config import (
 from forebay.memory.kinds.state.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.requests.sampling_params import SamplingParams
+from tests.kinds_of import kind_config, num_states, num_window_pages, resized, window_of
 from tests.simulation.grammars import grammar_of
 from tests.simulation.hashing import HashModel
 from tests.simulation.restricted import restricted
@@ -67,9 +68,9 @@ class Traffic:
         state = config.kinds
         return HashModel(
             vocab=self.vocab,
-            full=state.slot_bytes.get("kv", 0) > 0 or not (state.num_slots or state.num_window_pages),
-            window=state.window if state.num_window_pages else 0,
-            recurrent=state.num_slots > 0,
+            full=state.slot_bytes.get("kv", 0) > 0 or not (num_states(state) or num_window_pages(state)),
+            window=window_of(state) if num_window_pages(state) else 0,
+            recurrent=num_states(state) > 0,
         )
 
 
@@ -100,7 +101,7 @@ def random_config(rng: Random) -> SchedulerConfig:
         stall_timeout_s=0.1 if hurried else 60.0,
         ledger=Ledger.RAISE,
     )
-    state = KindConfig(
+    state = kind_config(
         num_slots=_num_slots(rng, config, strategy) if kinds in ("states", "both") else 0,
         strategy=strategy,
         track_interval=page_size * rng.choice([1, 1, 2, 4]),
@@ -130,9 +131,9 @@ def with_speculation(rng: Random, config: SchedulerConfig) -> SchedulerConfig:
 def speculating(config: SchedulerConfig, algorithm: SpeculativeAlgorithm, width: int) -> SchedulerConfig:
     """The same with decodes of up to `width` tokens, and room for their windows."""
     kinds, ahead = config.kinds, (config.overlap_depth + 1) * (width - 1)
-    if kinds.num_window_pages:
+    if num_window_pages(kinds):
         more = config.max_running_requests * -(-ahead // config.page_size)
-        kinds = replace(kinds, num_window_pages=kinds.num_window_pages + more)
+        kinds = resized(kinds, num_window_pages=num_window_pages(kinds) + more)
     return replace(
         config,
         kinds=kinds,
@@ -150,19 +151,15 @@ def _num_slots(rng: Random, config: SchedulerConfig, strategy: StateStrategy) ->
 def _with_windows(rng: Random, config: SchedulerConfig, state: KindConfig) -> KindConfig:
     """What running requests need at least, and some to cache windows in."""
     window, depth = min(rng.choice([2, 3, 5, 8, 17, 40]), config.context_length), config.overlap_depth
-    tracked = state.track_interval if state.num_slots else 0
+    tracked = state.track_interval if num_states(state) else 0
     pages = config.max_running_requests * window_pages_per_request(window, config.page_size, depth, tracked)
     pages += window_pages_in_flight(config.chunked_prefill_size, config.page_size, depth)
-    return replace(
-        state,
-        window=window,
-        num_window_pages=pages + rng.choice([0, 0, 2, 16]),
-    )
+    return resized(state, window=window, num_window_pages=pages + rng.choice([0, 0, 2, 16]))
 
 
 def random_traffic(rng: Random, config: SchedulerConfig) -> Traffic:
     capacity = min(config.context_length, config.num_pages * config.page_size)
-    if config.kinds.num_window_pages and rng.random() < 0.4:
+    if num_window_pages(config.kinds) and rng.random() < 0.4:
         return _lossy(rng, capacity)
     calm = rng.random() < 0.25
     pressed = rng.random() < 0.4  # many short prompts at once that all want to grow: retractions

@@ -8,13 +8,14 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
-from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, StateStrategy
+from forebay.config.engine_config import Ledger, SchedulerConfig, StateStrategy
 from forebay.engine.loop.core import EngineCore
 from forebay.memory.kinds.state.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.requests.step_plan import Launched, StepPlan
 from forebay.scheduler.scheduler import Scheduler
 from tests.integration.threaded import ThreadedEngine
+from tests.kinds_of import kind_config
 from tests.simulation.hash_runner import HashRunner
 from tests.simulation.hash_step import Pools
 from tests.simulation.hashing import HashModel
@@ -29,7 +30,7 @@ PRUNE_EVERY: Final = 256  # steps
 def scheduler_config(tenants: Mapping[str, int]) -> SchedulerConfig:
     """A hybrid of all kinds of layers in pools so small that requests evict and retract each other."""
     pages = window_pages_per_request(WINDOW, PAGE, DEPTH, INTERVAL)
-    state = KindConfig(
+    state = kind_config(
         num_slots=ROWS * (1 + tracking_slots(True, DEPTH)) + 10,
         strategy=StateStrategy.EXTRA_BUFFER,
         track_interval=INTERVAL,

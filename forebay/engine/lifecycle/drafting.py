@@ -16,13 +16,14 @@ from forebay.families import ASSISTANTS, HEADS
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.eagle_head.config import EagleConfig
 from forebay.families.model_config import ModelConfig, config_from_folder
+from forebay.memory.kv_allocator import KV
 from forebay.models import load, needs_of
 from forebay.models.assistant import Assistant, load_assistant
 from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter, OwnHead
 from forebay.models.eagle import eagle_cache_specs, load_eagle
 from forebay.ops import Ops
-from forebay.pools.cache_spec import CacheSpec, Per
+from forebay.pools.cache_spec import CacheSpec
 
 _OF_ASSISTANTS: Final = (
     SpeculativeAlgorithm.FROZEN_KV_MTP,
@@ -92,7 +93,7 @@ def _specs_of_model(config: EngineConfig, path: str, draft: ModelConfig, target:
         )
     specs = needs_of(draft).cache_specs
     for spec in specs:
-        if any(column.per is not Per.TOKEN for column in spec.columns(config.types)):
+        if spec.kind != KV:
             raise ConfigError(
                 f"{path}: a layer of this {draft.model_type} keeps {spec}: a draft model shares the model's pages, "
                 "which have room for all tokens and where rejected ones are written over: take one of full attention"

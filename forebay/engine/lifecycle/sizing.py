@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any, Final
+from typing import Final
 
 from forebay.config.engine_config import EngineConfig, KindConfig, SchedulerConfig, SpeculationOptions
 from forebay.config.rules import ITEM_BYTES
@@ -51,7 +51,6 @@ def scheduler_config(config: EngineConfig, budget: MemoryBudget, weight_bytes: i
     """Return the scheduler's configuration, with the sizes and limits that the memory budget has settled.
     `weight_bytes` estimates what recomputing a token costs."""
     kinds = budget.demand.kinds
-    limits: dict[str, Any] = {name: limit for kind in kinds for name, limit in kind.limits(budget).items()}
     return SchedulerConfig(
         **asdict(config.scheduling),
         page_size=budget.page_size,
@@ -62,7 +61,8 @@ def scheduler_config(config: EngineConfig, budget: MemoryBudget, weight_bytes: i
         disaggregation=replace(config.disaggregation, decode_extra_slots=budget.pre_alloc_size),
         kinds=KindConfig(
             **asdict(config.kinds),
-            **limits,
+            num_slots={kind.name: budget.num_slots[kind.name] for kind in kinds},
+            num_read={kind.name: num_read for kind in kinds if (num_read := kind.num_read(budget.demand))},
             slot_bytes={KV: budget.demand.page_bytes, **{kind.name: kind.slot_bytes for kind in kinds}},
             recompute_bytes_per_token=int(weight_bytes * RECOMPUTE_SHARE),
         ),

@@ -13,12 +13,14 @@ from forebay.memory.kinds.declared import CacheSizes, DeclaredKind, Sizing
 from forebay.memory.kinds.kind import Kind
 from forebay.memory.kinds.state.declaration import RECURRENT_STATES, make_rows
 from forebay.memory.kinds.window.declaration import SLIDING_WINDOWS
+from forebay.memory.kv_allocator import KV
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 
 __all__ = [
     "COUNTERS",
     "KINDS",
     "describe_request",
+    "has_pages",
     "make_demands",
     "make_kinds",
     "make_rows",
@@ -29,7 +31,15 @@ __all__ = [
 # In the order in which they are named where a hit ends for several reasons.
 KINDS: Final[tuple[DeclaredKind, ...]] = (RECURRENT_STATES, SLIDING_WINDOWS)
 KIND_OF: Final[Mapping[str, DeclaredKind]] = {declared.name: declared for declared in KINDS}
+# Full KV and the kinds beside it, in the order of tables and reports.
+CACHES: Final = (KV, *(declared.name for declared in reversed(KINDS)))
 COUNTERS: Final = tuple(counter for declared in reversed(KINDS) for counter in declared.kind.COUNTERS)
+
+
+def has_pages(kind: str) -> bool:
+    """Return True if a cache has entries by token, in pages: full KV, and kinds that follow its pages. Else a sequence
+    has one slot."""
+    return kind == KV or KIND_OF[kind].kind.of_pages
 
 
 def per_token(sizes: CacheSizes) -> int:

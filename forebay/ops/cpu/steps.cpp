@@ -21,10 +21,10 @@ void fb_scatter(Pool* pool, int64_t* table, const int32_t* rows, const int64_t* 
     });
 }
 
-// See `StepOps.place_tokens`; window_map and window_locs may be null.
+// See `StepOps.place_tokens`.
 void fb_place_tokens(Pool* pool, const int32_t* rows, const int32_t* q_start, const int64_t* kv_lens,
-                     const int32_t* page_table, long pages_per_row, long page_size, const int32_t* window_map,
-                     int64_t* positions, int32_t* seq_lens, int64_t* locs, int64_t* window_locs, long num_seqs) {
+                     const int32_t* page_table, long pages_per_row, long page_size, int64_t* positions,
+                     int32_t* seq_lens, int64_t* locs, long num_seqs) {
     pool->op([=](Pool&) {
         const int64_t end = pages_per_row * page_size;
         for (long i = 0; i < num_seqs; ++i) {
@@ -38,9 +38,18 @@ void fb_place_tokens(Pool* pool, const int32_t* rows, const int32_t* q_start, co
                 const long t = q_start[i] + j;
                 positions[t] = std::min(position, end - 1);
                 locs[t] = page * page_size + inside;
-                const int32_t window = window_map == nullptr || page == 0 ? 0 : window_map[page];
-                if (window_map != nullptr) window_locs[t] = window * page_size + inside;
             }
+        }
+    });
+}
+
+// See `StepOps.map_locations`.
+void fb_map_locations(Pool* pool, const int64_t* loc, const int32_t* page_map, long page_size, int64_t* out,
+                      long count) {
+    pool->op([=](Pool&) {
+        for (long t = 0; t < count; ++t) {
+            const int64_t page = loc[t] / page_size, mapped = page == 0 ? 0 : page_map[page];
+            out[t] = mapped * page_size + loc[t] % page_size;
         }
     });
 }

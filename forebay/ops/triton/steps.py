@@ -23,12 +23,9 @@ def _place_tokens(
     page_table,
     pages_per_row,
     page_size,
-    window_map,
     positions,
     seq_lens,
     locs,
-    window_locs,
-    HAS_WINDOWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     seq = tl.program_id(0)
@@ -48,9 +45,16 @@ def _place_tokens(
         inside = position % page_size
         tl.store(positions + first + j, tl.minimum(position, end - 1), mask=live)
         tl.store(locs + first + j, page * page_size + inside, mask=live)
-        if HAS_WINDOWS:
-            window = tl.load(window_map + page, mask=page > 0, other=0).to(tl.int64)
-            tl.store(window_locs + first + j, window * page_size + inside, mask=live)
+
+
+@triton.jit
+def _map_locations(loc, page_map, page_size, out, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = at < count
+    location = tl.load(loc + at, mask=live, other=0)
+    page = location // page_size
+    mapped = tl.load(page_map + page, mask=live & (page > 0), other=0).to(tl.int64)
+    tl.store(out + at, mapped * page_size + location % page_size, mask=live)
 
 
 @triton.jit
@@ -109,10 +113,8 @@ class TritonSteps(StepOps):
     """See `StepOps` and `AcceptOps`."""
 
     def place_tokens(self, rows: Tensor, q_start: Tensor, kv_lens: Tensor, pages: Pages, num_tokens: int) -> Placement:
-        num_seqs, num_windows = len(rows), 0 if pages.window_map is None else num_tokens
-        positions, locs, window_locs = (
-            torch.empty(n, dtype=torch.int64, device=rows.device) for n in (num_tokens, num_tokens, num_windows)
-        )
+        num_seqs = len(rows)
+        positions, locs = (torch.empty(num_tokens, dtype=torch.int64, device=rows.device) for _ in range(2))
         seq_lens = torch.empty(num_seqs, dtype=torch.int32, device=rows.device)
         if num_seqs:
             _place_tokens[(num_seqs,)](
@@ -122,15 +124,18 @@ class TritonSteps(StepOps):
                 pages.table,
                 pages.table.shape[1],
                 pages.page_size,
-                pages.window_map,
                 positions,
                 seq_lens,
                 locs,
-                window_locs,
-                HAS_WINDOWS=pages.window_map is not None,
                 BLOCK=_BLOCK,
             )
-        return Placement(positions, seq_lens, locs, window_locs)
+        return Placement(positions, seq_lens, locs)
+
+    def map_locations(self, loc: Tensor, page_map: Tensor, page_size: int) -> Tensor:
+        out, count = torch.empty_like(loc), len(loc)
+        if count:
+            _map_locations[(triton.cdiv(count, _BLOCK),)](loc, page_map, page_size, out, count, BLOCK=_BLOCK)
+        return out
 
     def due(self, slots: Tensor, ends: Tensor, lens: Tensor, positions: Tensor) -> Tensor:
         out, count = torch.empty_like(slots), len(slots)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from forebay.config.engine_config import EngineConfig
+from forebay.memory.kinds.build import has_pages
 from forebay.pools.cache_pool import CachePool
-from forebay.pools.cache_spec import Per
 from forebay.transfer.wire.frames import Layout
 
 _HEAD_BYTES: Final = 64 << 10
@@ -37,7 +37,7 @@ def columns_of(cache: CachePool) -> Iterator[str]:
     """`kv 3.k: 8 x 64 bfloat16`, one line for each, in the order in which regions are counted."""
     for kind, table in cache.tables.items():
         for name, column in table.columns.items():
-            shape = column.shape if kind == Per.SLOT else column.shape[1:]
+            shape = column.shape[1:] if has_pages(kind) else column.shape
             yield f"{kind} {name}: {' x '.join(map(str, shape)) or '1'} {str(column.dtype).removeprefix('torch.')}"
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from forebay.base.errors import WireError
 from forebay.base.parts import I64
+from forebay.memory.kinds.build import has_pages
 from forebay.pools.cache_pool import CachePool
-from forebay.pools.cache_spec import Per
 from forebay.pools.table import Region
 from forebay.requests.pieces import CHUNK_BYTES, Chunk, KindShape, Piece
 
@@ -132,7 +132,7 @@ def shapes_of(cache: CachePool) -> dict[str, KindShape]:
     """By kind of cache that there is any of."""
     found = {}
     for kind in cache.tables:
-        by_token = kind != Per.SLOT
+        by_token = has_pages(kind)
         page_size = cache.page_size if by_token else 1
         sizes = tuple(region.bytes_per_row // page_size for region in cache.regions() if region.kind == kind)
         if sizes:

@@ -8,6 +8,7 @@ from forebay.base.units import human_bytes
 from forebay.config.engine_config import SchedulerConfig, SchedulingOptions, StateStrategy
 from forebay.memory.kinds.declared import DeclaredKind, KindSize, Sizing
 from forebay.memory.kinds.state.hybrid_rows import (
+    STATE,
     HybridMambaDecodeReqToTokenPool,
     HybridReqToTokenPool,
     StateDemand,
@@ -25,7 +26,7 @@ def make_rows(config: SchedulerConfig) -> ReqToTokenPool:
     options: dict[str, Any] = {"page_size": config.page_size, "ledger": config.ledger}
     if config.disaggregation.is_decode:
         options["pre_alloc_size"] = config.disaggregation.decode_extra_slots
-    num_slots = config.kinds.num_slots
+    num_slots = config.kinds.num_slots_of(STATE)
     if not num_slots:
         pool = DecodeReqToTokenPool if config.disaggregation.is_decode else ReqToTokenPool
         return pool(size, context, **options)

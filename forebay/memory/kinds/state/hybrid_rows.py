@@ -253,9 +253,6 @@ class StateDemand(KindDemand):
             BudgetLine("states", num_bytes, f"({slots} + 1 padding) slots of {human_bytes(self.slot_bytes)}"),
         ]
 
-    def limits(self, budget: MemoryBudget) -> dict[str, int]:
-        return {"num_slots": budget.num_slots[self.name]}
-
     def num_cached(self, budget: MemoryBudget, num_running: int, context: int) -> int:
         return budget.num_slots[self.name] - num_running * (1 + self.num_tracking)
 

@@ -10,7 +10,7 @@ from forebay.memory.budget import PARTS
 from forebay.memory.kinds.declared import DeclaredKind, KindSize, Sizing
 from forebay.memory.kinds.state.hybrid_rows import STATE
 from forebay.memory.kinds.window.demand import WindowDemand, window_margin
-from forebay.memory.kinds.window.windows import Windows
+from forebay.memory.kinds.window.windows import WINDOW, Windows
 from forebay.memory.kinds.window.work import WindowWork
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 
@@ -31,14 +31,15 @@ def _demand(size: KindSize, sizing: Sizing) -> WindowDemand:
 
 def _make(config: SchedulerConfig, rows: ReqToTokenPool) -> Windows | None:
     kinds = config.kinds
-    if not kinds.num_window_pages:
+    num_pages = kinds.num_slots_of(WINDOW)
+    if not num_pages:
         return None
     return Windows(
-        kinds.num_window_pages,
+        num_pages,
         config.num_pages,
         rows,
-        window=kinds.window,
-        margin=window_margin(config.page_size, kinds.track_interval if kinds.num_slots else 0),
+        window=kinds.num_read[WINDOW],
+        margin=window_margin(config.page_size, kinds.track_interval if kinds.num_slots_of(STATE) else 0),
         ledger=config.ledger,
     )
 

@@ -49,13 +49,15 @@ class WindowDemand(KindDemand):
     width: int = 1  # of decodes
     chunked_prefill_size: int = 1
 
-    def kept(self, demand: MemoryDemand) -> int:
+    def num_read(self, demand: MemoryDemand) -> int:
         """Return the window: no request reads further back than its context."""
         return min(self.window, demand.possible_context)
 
     def least(self, demand: MemoryDemand, num_requests: int) -> int:
         depth, page = self.overlap_depth, demand.page_size
-        per_request = window_pages_per_request(self.kept(demand), page, depth, self.track_interval, width=self.width)
+        per_request = window_pages_per_request(
+            self.num_read(demand), page, depth, self.track_interval, width=self.width
+        )
         return num_requests * per_request + window_pages_in_flight(self.chunked_prefill_size, page, depth)
 
     def lines(self, budget: MemoryBudget, reason: str) -> list[BudgetLine]:
@@ -63,17 +65,14 @@ class WindowDemand(KindDemand):
         least = self.least(budget.demand, rows)
         ratio = f"{self.ratio:g} of the KV pages (--swa-full-tokens-ratio)"
         why = f"what {rows} requests need" if num_pages == least else ratio
-        size = f"{human_bytes(self.slot_bytes // page_size)} per token, {self.kept(budget.demand)} tokens of window"
+        size = f"{human_bytes(self.slot_bytes // page_size)} per token, {self.num_read(budget.demand)} tokens of window"
         num_bytes = human_bytes(budget.num_bytes[self.name])
         return [
             BudgetLine("window pages", in_tokens(num_pages, page_size), f"{why}; at least {least}"),
             BudgetLine("window cache", num_bytes, f"({num_pages} + 1) pages, {size}"),
         ]
 
-    def limits(self, budget: MemoryBudget) -> dict[str, int]:
-        return {"num_window_pages": budget.num_slots[self.name], "window": self.kept(budget.demand)}
-
     def num_cached(self, budget: MemoryBudget, num_running: int, context: int) -> int:
         used = self.least(budget.demand, num_running) if num_running else 0
-        each = ceil_div(min(context, self.kept(budget.demand)), budget.page_size)
+        each = ceil_div(min(context, self.num_read(budget.demand)), budget.page_size)
         return (budget.num_slots[self.name] - used) // each
