@@ -79,7 +79,15 @@ class Tree:
         return flag in self.flags or flag[2:].replace("-", "_") in self.texts
 
     def has_member(self, kind: str, name: str) -> bool:
-        return name in self.members[kind] or any(self.has_member(base, name) for base in self.bases[kind] - {kind})
+        """Return whether a class has a member, or one of its bases; classes of one name are one, so bases may circle."""
+        seen, left = {kind}, [kind]
+        while left:
+            kind = left.pop()
+            if name in self.members[kind]:
+                return True
+            left += self.bases[kind] - seen
+            seen |= self.bases[kind]
+        return False
 
     def has_chain(self, parts: list[str]) -> bool:
         """`a.b.c`: a module's member, a class's, or that of a variable whose type is known."""

@@ -37,10 +37,12 @@ class Pattern:
         return sum((end - first) * sum(self._shapes[k].bytes_per_place) for k, (first, end) in self._extents.items())
 
     def write(self) -> None:
+        """Write the pattern to the places."""
         for piece in self._pieces():
             self._memory.scatter(piece, self._data(piece))
 
     def clear(self) -> None:
+        """Write zeros to the places."""
         for piece in self._pieces():
             self._memory.scatter(piece, np.zeros(self._memory.num_bytes(piece), dtype=np.uint8))
 

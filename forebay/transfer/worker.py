@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 import socket
 import sys
@@ -16,9 +15,8 @@ import msgspec
 from forebay.base.clock import TICK_S
 from forebay.base.errors import ConfigError, EngineError
 from forebay.base.exposure import is_loopback
-from forebay.config.engine_config import Chaos, DisaggregationOptions, EngineConfig, TransferBackend
+from forebay.config.engine_config import Chaos, DisaggregationOptions, EngineConfig
 from forebay.pools.cache_pool import CachePool
-from forebay.pools.table import Region
 from forebay.requests.pieces import KindShape
 from forebay.requests.transfers import Decline, Event, Offer, Order, Send, Span, Withdraw
 from forebay.transfer.pattern import Pattern
@@ -28,15 +26,13 @@ from forebay.transfer.session.data_thread import DataThread
 from forebay.transfer.session.decode import DecodeStage
 from forebay.transfer.session.layout import layout_of, weights_digest
 from forebay.transfer.session.prefill import PrefillStage
+from forebay.transfer.transports import open_transports
 from forebay.transfer.wire.frames import Layout
-from forebay.transfer.wire.memory import HostMemory, Memory, OneSided, chunk_bytes, shapes_of
-from forebay.transfer.wire.shm import Place, Shm, machine
+from forebay.transfer.wire.machine import machine
+from forebay.transfer.wire.memory import Endpoint, HostMemory, Memory, Place, chunk_bytes, shapes_of
 
 TICKS_PER_BEAT: Final = 4
 BACKLOG: Final = 64
-
-_FLAG: Final = "--disaggregation-transfer-backend"
-_SHARING: Final = sys.platform == "linux"
 
 
 class Worker:
@@ -58,15 +54,18 @@ class Worker:
         self._loop.start(self._stage.tick, self._period_s)
 
     def submit(self, order: Order) -> None:
+        """Carry out an order on the thread of sessions; from any thread."""
         nonce = order.ticket.nonce if isinstance(order, Offer | Decline | Send | Withdraw) else None
         self._loop.call(partial(self._handle, order, nonce))
 
     def poll(self) -> Sequence[Event]:
+        """Return the events since the last call, oldest first. Raises EngineError if a thread has ended."""
         if not (self._loop.is_alive and self._data_thread.is_alive):
             raise EngineError("the threads that move caches have ended; the log says why", code="transfers_ended")
         return self._loop.events.take()
 
     def fileno(self) -> int:
+        """Return the descriptor that is readable while there are events."""
         return self._loop.events.fileno()
 
     def weights_changed(self, path: str | None, version: int) -> None:
@@ -156,80 +155,32 @@ def make_transfers(
 
 
 def transfers_of(options: DisaggregationOptions, cache: CachePool, layout: Layout, place: Place | None) -> Worker:
-    _check(options, place)
-    shapes, instance = shapes_of(cache), secrets.token_hex(16)
-    memory, regions = memory_of(cache, shapes), [region for region in cache.regions() if region.kind in shapes]
-    transports, one_sided = [str(options.transfer_backend)], dict[str, OneSided]()
-    if options.transfer_backend is TransferBackend.AUTO:
-        transports = ["shm", "tcp"] if _SHARING and (place is not None or options.is_prefill) else ["tcp"]
-    if "shm" in transports:
-        timeout_s, chaos = options.bootstrap_timeout_s, options.chaos
-        one_sided["shm"] = Shm(shapes, memory, regions, place, timeout_s=timeout_s, chaos=chaos)
-    for name, make in _BY_LIBRARY.items():
-        if name in transports:
-            if not isinstance(memory, HostMemory):
-                raise ConfigError(f"{_FLAG} {name} with a cache on a GPU: not in this version: use tcp")
-            one_sided[name] = make(options, instance, shapes, memory, regions)
+    """Return the component for a cache of this layout; see `make_transfers`."""
+    _check(options)
+    shapes = shapes_of(cache)
+    endpoint = Endpoint(
+        options=options,
+        instance=secrets.token_hex(16),
+        shapes=shapes,
+        memory=memory_of(cache, shapes),
+        regions=[region for region in cache.regions() if region.kind in shapes],
+    )
+    opened = open_transports(endpoint, place)
     engine = LocalEngine(
         options=options,
-        instance=instance,
+        instance=endpoint.instance,
         layout=layout,
         shapes=shapes,
-        memory=memory,
-        transports=transports,
-        one_sided=one_sided,
-        machine=machine() if _SHARING else "",
+        memory=endpoint.memory,
+        transports=[*opened],
+        one_sided={name: end for name, end in opened.items() if end is not None},
+        machine=machine() if sys.platform == "linux" else "",
     )
     return Worker(engine)
 
 
-def _nixl(
-    options: DisaggregationOptions,
-    instance: str,
-    shapes: dict[str, KindShape],
-    memory: HostMemory,
-    regions: list[Region],
-) -> OneSided:
-    try:
-        from forebay.transfer.wire.nixl import Nixl
-    except ImportError as error:
-        raise ConfigError(f"{_FLAG} nixl: {error}: use pip to install nixl-cu12, or auto, shm or tcp") from error
-    return Nixl(instance, shapes, memory, regions)
-
-
-def _mooncake(
-    options: DisaggregationOptions,
-    instance: str,
-    shapes: dict[str, KindShape],
-    memory: HostMemory,
-    regions: list[Region],
-) -> OneSided:
-    try:
-        from forebay.transfer.wire.mooncake import Mooncake
-    except ImportError as error:
-        raise ConfigError(
-            f"{_FLAG} mooncake: {error}: use pip to install mooncake-transfer-engine-non-cuda, which wants "
-            "libibverbs, librdmacm and libnl-3 of the system, or auto, shm or tcp"
-        ) from error
-    try:
-        return Mooncake(_address(options.host), shapes, memory, regions)
-    except OSError as error:
-        raise ConfigError(f"{_FLAG} mooncake: {error}: its own lines above say why; or use auto, shm or tcp") from error
-
-
-def _address(host: str) -> str:
-    """By which peers find this machine."""
-    try:
-        is_all = ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        is_all = False
-    return socket.gethostbyname(socket.gethostname()) if is_all else host
-
-
-_BY_LIBRARY: Final = {"nixl": _nixl, "mooncake": _mooncake}
-
-
 def memory_of(cache: CachePool, shapes: Mapping[str, KindShape]) -> Memory:
+    """Return the memory of a cache, on the host or on a GPU."""
     if any(tensor.is_cuda for table in cache.tables.values() for tensor in table.tensors):
         from forebay.transfer.wire.memory import DeviceMemory
 
@@ -237,13 +188,7 @@ def memory_of(cache: CachePool, shapes: Mapping[str, KindShape]) -> Memory:
     return HostMemory.of(cache, shapes)
 
 
-def _check(options: DisaggregationOptions, place: Place | None) -> None:
-    backend = options.transfer_backend
-    if backend is TransferBackend.SHM and options.is_decode and place is None:
-        raise ConfigError(
-            f"{_FLAG} shm: the cache is not in memory that other processes can map (a CPU's, "
-            "under Linux): use auto or tcp"
-        )
+def _check(options: DisaggregationOptions) -> None:
     if options.chaos != Chaos() and not is_loopback(options.host):
         raise ConfigError(f"--chaos with servers on {options.host}: faults on purpose are for one machine")
     if options.is_prefill and not options.cluster_key and not is_loopback(options.host):

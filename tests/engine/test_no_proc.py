@@ -7,7 +7,7 @@ from pathlib import Path
 from forebay.config import machine
 from forebay.engine.loop.build import _of_process
 from forebay.formats.store import users_of
-from forebay.transfer.wire import shm
+from forebay.transfer.wire.machine import machine as machine_id
 
 
 def test_of_process_no_proc_reports_peak(tmp_path: Path) -> None:
@@ -18,8 +18,8 @@ def test_of_process_no_proc_reports_peak(tmp_path: Path) -> None:
 
 
 def test_machine_no_proc_equals_no_peer(tmp_path: Path) -> None:
-    assert shm.machine() == shm.machine()
-    assert shm.machine(tmp_path) != shm.machine(tmp_path)
+    assert machine_id() == machine_id()
+    assert machine_id(tmp_path) != machine_id(tmp_path)
 
 
 def test_machine_facts_no_proc_have_defaults(tmp_path: Path) -> None:

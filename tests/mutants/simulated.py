@@ -512,9 +512,9 @@ SIMULATED = (
     ),
     Mutant(
         "C22 shared memory is of one machine",
-        "transfer/session/prefill.py",
-        'if name != "shm" or frame.machine == engine.machine]',
-        "]",
+        "transfer/session/connection.py",
+        " or machine == self.machine",
+        " or True",
         "transfer/test_simulation.py::test_c22_peers_of_two_machines_share_no_memory",
     ),
     Mutant(
@@ -547,14 +547,14 @@ SIMULATED = (
     ),
     Mutant(
         "C33 regions lie in their files",
-        "transfer/wire/shm.py",
+        "transfer/transports/shm.py",
         " or offset + num_bytes > len(maps[file]):",
         ":",
         "transfer/test_guard.py::test_shm_regions_outside_their_files_are_refused",
     ),
     Mutant(
         "C22 a reach that closes lets nobody in",
-        "transfer/wire/shm.py",
+        "transfer/transports/shm.py",
         "                if not self._is_closing:\n                    self._admit(guest)",
         "                self._admit(guest)",
         "transfer/test_guard.py::test_shm_reach_that_closes_lets_nobody_in",
@@ -652,7 +652,7 @@ SIMULATED = (
     ),
     Mutant(
         "C22 a writer that lives is not dead",
-        "transfer/wire/shm.py",
+        "transfer/transports/shm.py",
         "        return self._process < 0 or process_has_ended(self._process)",
         "        return True",
         "transfer/test_guard.py::test_shm_writer_is_dead_when_its_process_has_ended",

@@ -229,14 +229,14 @@ TRANSFER = (
     ),
     Mutant(
         "C33 an invitation names a socket of a decode engine",
-        "transfer/wire/shm.py",
+        "transfer/transports/shm.py",
         "    if not _NAME.fullmatch(there.name) or len(there.word) != WORD_BYTES:\n",
         "    if False:\n",
         "transfer/test_guard.py::test_shm_invitation_to_another_socket_is_refused",
     ),
     Mutant(
         "C33 nothing is written to a file that its owner can shrink",
-        "transfer/wire/shm.py",
+        "transfer/transports/shm.py",
         "    if not seals & fcntl.F_SEAL_SHRINK:\n",
         "    if False:\n",
         "transfer/test_guard.py::test_shm_file_that_its_owner_can_shrink_is_refused",
@@ -265,7 +265,7 @@ TRANSFER = (
     ),
     Mutant(
         "C22 a connection holds the places that it sends from",
-        "transfer/wire/tcp.py",
+        "transfer/transports/tcp.py",
         "        self.holds_places = bool(parts)",
         "        self.holds_places = False",
         "transfer/test_sessions.py::test_c22_places_that_a_connection_sends_from_are_held_until_it_has_ended",
@@ -307,14 +307,14 @@ TRANSFER = (
     ),
     Mutant(
         "C33 only processes of the same user are let into the caches",
-        "transfer/wire/shm.py",
+        "transfer/transports/shm.py",
         "        if uid != os.getuid() or pid == 0:",
         "        if pid == 0:",
         "transfer/test_guard.py::test_c33_process_of_another_user_is_not_let_into_the_caches",
     ),
     Mutant(
         "C22 a chunk under way is diverted with its own ticket alone",
-        "transfer/wire/tcp.py",
+        "transfer/transports/tcp.py",
         "self._chunk.nonce == nonce and not self._is_staged",
         "not self._is_staged",
         "transfer/test_streams.py::test_c22_chunk_under_way_goes_on_when_another_ticket_is_given_up",
@@ -342,14 +342,14 @@ TRANSFER = (
     ),
     Mutant(
         "C22 a chunk whose connection ends never comes",
-        "transfer/wire/tcp.py",
+        "transfer/transports/tcp.py",
         '                if size == 0:\n                    raise ConnectionResetError("end of file")\n',
         "                if size == 0:\n                    return None\n",
         "transfer/test_streams.py::test_c22_chunk_that_ends_with_its_connection_never_comes",
     ),
     Mutant(
         "C33 only who knows the word is let into the caches",
-        "transfer/wire/shm.py",
+        "transfer/transports/shm.py",
         "        if not secrets.compare_digest(guest.recv(WORD_BYTES + 1), self._word):",
         "        if not guest.recv(WORD_BYTES + 1):",
         "transfer/test_guard.py::test_c33_process_that_does_not_know_the_word_is_not_let_into_the_caches",
@@ -392,7 +392,7 @@ TRANSFER = (
     ),
     Mutant(
         "C33 a chunk that has no room is refused",
-        "transfer/wire/tcp.py",
+        "transfer/transports/tcp.py",
         " or not 0 < frame.num_bytes <= len(self._staging)",
         "",
         "transfer/test_streams.py::test_c33_chunk_that_has_no_room_is_refused",
@@ -421,8 +421,8 @@ TRANSFER = (
     Mutant(
         "C22 a session has one connection of chunks",
         "transfer/session/prefill.py",
-        ' or session.transport != "tcp" or session.is_joined:',
-        ' or session.transport != "tcp":',
+        " or session.is_one_sided or session.is_joined:",
+        " or session.is_one_sided:",
         "transfer/test_sessions.py::test_c22_session_is_joined_by_one_connection_of_chunks",
     ),
     Mutant(
@@ -533,7 +533,7 @@ TRANSFER = (
     ),
     Mutant(
         "C22 a chunk whose ticket is given up is not said to be in its places",
-        "transfer/wire/tcp.py",
+        "transfer/transports/tcp.py",
         "            self._is_staged = True\n",
         "",
         "transfer/test_streams.py::test_c22_chunk_under_way_goes_on_when_another_ticket_is_given_up",
@@ -541,8 +541,8 @@ TRANSFER = (
     Mutant(
         "C22 a session is joined once",
         "transfer/session/peers.py",
-        'case frames.Invite(address) if self.transport != "tcp" and not self.is_joined:',
-        'case frames.Invite(address) if self.transport != "tcp":',
+        "case frames.Invite(address) if self.is_one_sided and not self.is_joined:",
+        "case frames.Invite(address) if self.is_one_sided:",
         "transfer/test_sessions.py::test_c22_prefill_joins_a_session_once",
     ),
     Mutant(
@@ -568,7 +568,7 @@ TRANSFER = (
     ),
     Mutant(
         "C22 a chunk ends with its connection",
-        "transfer/wire/tcp.py",
+        "transfer/transports/tcp.py",
         '                    raise ConnectionResetError("end of file")\n                for',
         "                    return None\n                for",
         "transfer/test_streams.py::test_c22_chunk_that_ends_with_its_connection_never_comes",

@@ -19,7 +19,8 @@ from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.requests.pieces import Chunk, pieces
 from forebay.requests.transfers import Offer, Span, Ticket
 from forebay.transfer.session.connection import Connection, ConnectionLost, tune
-from forebay.transfer.wire import frames, shm
+from forebay.transfer.transports import shm
+from forebay.transfer.wire import frames
 from forebay.transfer.wire.faults import Faults
 from forebay.transfer.wire.frames import PROTOCOL, Layout
 from forebay.transfer.wire.memory import HostMemory, checksum, chunk_bytes, shapes_of

@@ -9,7 +9,8 @@ import pytest
 from forebay.config.engine_config import DisaggregationMode
 from forebay.requests.transfers import Closed, Offered, Renewed, Send, Span, Tail, Withdraw
 from forebay.transfer.session.connection import ConnectionLost
-from forebay.transfer.wire import frames, memory, tcp
+from forebay.transfer.transports import tcp
+from forebay.transfer.wire import frames, memory
 from forebay.transfer.wire.memory import HostMemory
 from tests.deadlines import wait_until
 from tests.transfer.ends import GONE, N, assert_ends, code_of

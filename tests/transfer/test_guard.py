@@ -18,10 +18,10 @@ from forebay.requests.transfers import Offered, Send, Tail
 from forebay.transfer.session.connection import ConnectionLost, Guard
 from forebay.transfer.session.peers import SessionWithDecode
 from forebay.transfer.session.prefill import Shipments
-from forebay.transfer.wire import shm
+from forebay.transfer.transports import shm
+from forebay.transfer.transports.tcp import TcpReader, TcpWriter
 from forebay.transfer.wire.faults import Faults
 from forebay.transfer.wire.memory import HostMemory, shapes_of
-from forebay.transfer.wire.tcp import TcpReader, TcpWriter
 from tests.deadlines import wait_until
 from tests.transfer.ends import QUICK, N, assert_ends, code_of
 from tests.transfer.pair import EVERYTHING, Half, half, offer, pair, spans_of, transfer

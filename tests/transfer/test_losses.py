@@ -18,9 +18,10 @@ from forebay.requests import pieces
 from forebay.requests.pieces import Chunk
 from forebay.requests.transfers import Arrived, Broken, Event, Offer, Offered, Send, Sent, Tail, Withdraw
 from forebay.transfer.state.tickets import DecodeEvent
-from forebay.transfer.wire import frames, shm
+from forebay.transfer.transports import shm
+from forebay.transfer.transports.shm import ShmWriter
+from forebay.transfer.wire import frames
 from forebay.transfer.wire.faults import Faults
-from forebay.transfer.wire.shm import ShmWriter
 from tests.deadlines import wait_until
 from tests.transfer.ends import GONE, QUICK, STEADY, N, assert_ends, code_of
 from tests.transfer.pair import BACKENDS, Half, half, layout_of, offer, pair, sent, spans_of, transfer

@@ -100,7 +100,7 @@ def test_prefill_peer_of_another_protocol_is_answered_and_sent_away() -> None:
 def test_a_library_that_cannot_be_loaded_is_named(backend: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (module, module.partition(".")[0]):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, f"forebay.transfer.wire.{backend}", raising=False)
+    monkeypatch.delitem(sys.modules, f"forebay.transfer.transports.{backend}", raising=False)
     with pytest.raises(
         ConfigError, match=rf"--disaggregation-transfer-backend {backend}: .*{module.partition('.')[0]}.* use pip"
     ):

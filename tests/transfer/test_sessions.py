@@ -15,9 +15,9 @@ from forebay.config.engine_config import Chaos
 from forebay.requests.pieces import Piece, chunk_of
 from forebay.transfer.session import connection, data_thread, peers, prefill
 from forebay.transfer.session.decode import Peer
+from forebay.transfer.transports.tcp import TcpWriter
 from forebay.transfer.wire import frames
 from forebay.transfer.wire.faults import Faults
-from forebay.transfer.wire.tcp import TcpWriter
 from tests.transfer.simulation import BEAT_S, BOOTSTRAP_S, HOST, LEASE_S, PORT, SILENCE_S, Engine, World
 from tests.transfer.test_simulation import calm_world, holds_within, offered
 from tests.transfer.virtual import OneSided
@@ -104,6 +104,8 @@ def test_c22_process_of_another_machine_has_no_number_here(machine):
         decode, asked = world.decodes[0], []
 
         class Far(OneSided):
+            one_machine = False
+
             def reach(self, pid):
                 asked.append(pid)
                 return super().reach(pid)

@@ -12,10 +12,10 @@ from forebay.base.errors import WireError
 from forebay.config.engine_config import Chaos
 from forebay.requests.pieces import Chunk, Piece, chunk_of
 from forebay.transfer.session.connection import Connection
+from forebay.transfer.transports.tcp import TcpReader
 from forebay.transfer.wire.frames import Beat, ToDecode
 from forebay.transfer.wire.framing import FrameDecoder, FrameEncoder
 from forebay.transfer.wire.memory import checksum
-from forebay.transfer.wire.tcp import TcpReader
 from tests.transfer.pair import KEY
 
 MINE, ANOTHER = b"m" * 16, b"a" * 16

@@ -405,6 +405,7 @@ class OneSided:
     net: Net
     memory: Memory
     process: Process
+    one_machine = True
 
     def reach(self, pid: int) -> Reach:
         token = self.net.rng.randbytes(8)

@@ -6,15 +6,13 @@ import sys
 from typing import Protocol
 
 from forebay.base.errors import ConfigError
-from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions, EngineConfig, TransferBackend
+from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions, EngineConfig
 from forebay.engine.loop.exchange import Connected
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.regions import Regions, Tag
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.prefill_role import PrefillRole
-
-_MAPPED_BY_PEERS = (TransferBackend.AUTO, TransferBackend.SHM)
 
 
 class Listening(Connected, Protocol):
@@ -25,9 +23,14 @@ class Listening(Connected, Protocol):
 
 
 def shared_caches(config: EngineConfig) -> tuple[Tag, ...]:
-    """Decode's caches lie where a prefill process of this machine can write to them."""
-    options, here = config.disaggregation, config.device == "cpu" and sys.platform == "linux"
-    return (Tag.KV_CACHE,) if here and options.is_decode and options.transfer_backend in _MAPPED_BY_PEERS else ()
+    """Return the parts of memory that lie where a prefill process of this machine can write to them: decode's caches,
+    if its transports map them. Raises ConfigError if the library of a transport is not installed."""
+    options = config.disaggregation
+    if not options.is_decode or config.device != "cpu" or sys.platform != "linux":
+        return ()
+    from forebay.transfer.transports import maps_caches
+
+    return (Tag.KV_CACHE,) if maps_caches(options.transfer_backend) else ()
 
 
 def transfers_for(

@@ -23,12 +23,12 @@ from forebay.config.engine_config import Chaos, DisaggregationOptions
 from forebay.requests.pieces import KindShape
 from forebay.requests.transfers import Event
 from forebay.requests.updates import Failure
+from forebay.transfer.transports.tcp import BUFFER_BYTES, TcpReader, TcpWriter
 from forebay.transfer.wire import frames
 from forebay.transfer.wire.faults import Faults
 from forebay.transfer.wire.frames import NONCE_BYTES, PROTOCOL, Bounds, Challenge, Hello, Layout, ToDecode, ToPrefill
 from forebay.transfer.wire.framing import MAX_GREETING_BYTES, FrameDecoder, FrameEncoder, Keys
 from forebay.transfer.wire.memory import Memory, OneSided, chunk_bytes
-from forebay.transfer.wire.tcp import BUFFER_BYTES, TcpReader, TcpWriter
 
 RECEIVE_BYTES: Final = 256 << 10
 MAX_UNSENT_BYTES: Final = 128 << 20  # a peer that far behind is not reading any more
@@ -48,7 +48,8 @@ NETWORK_ERRORS: Final = (ConnectionLost, OSError)
 @dataclass(kw_only=True, slots=True)
 class LocalEngine:
     """Properties of this engine that its sessions use. `machine` is the same on one machine. `transports` are those
-    that may be used, best first; `one_sided` has each of them but `tcp`. `layout` changes with the weights."""
+    that may be used, best first; `one_sided` has this engine's end of each whose writer reaches in by itself. `layout`
+    changes with the weights."""
 
     options: DisaggregationOptions
     instance: str
@@ -58,6 +59,11 @@ class LocalEngine:
     transports: list[str]
     one_sided: dict[str, OneSided]
     machine: str
+
+    def may_use(self, transport: str, machine: str) -> bool:
+        """Return whether a peer on `machine` can use a transport: both ends of some must be on one machine."""
+        end = self.one_sided.get(transport)
+        return end is None or not end.one_machine or machine == self.machine
 
     @property
     def silence_s(self) -> float:
@@ -89,6 +95,7 @@ class Connection:
         self.decoder: FrameDecoder
 
     def fileno(self) -> int:
+        """Return the socket's descriptor, for select."""
         return self.sock.fileno()
 
     def send(self, frame: msgspec.Struct) -> None:
@@ -97,6 +104,7 @@ class Connection:
         self.flush()
 
     def flush(self) -> None:
+        """Send as many waiting bytes as the socket takes. Raises ConnectionLost, also if too many wait."""
         for data in self._faults.due():
             self._unsent += data
         while self._unsent:
@@ -149,6 +157,7 @@ class Connection:
         return TcpReader(self.sock, self.decoder, memory.staging(chunk_bytes(shapes)))
 
     def close(self) -> None:
+        """Close the socket; frames that were not sent are lost."""
         self.sock.close()
 
     # -- greetings -------------------------------------------------------------------------------------------------
@@ -185,6 +194,7 @@ class Connection:
 
 
 def session_keys(cluster_key: bytes, hello: Hello, challenge: Challenge) -> Keys:
+    """Return the keys of the session that these two greetings have agreed on."""
     return Keys(cluster_key, msgspec.msgpack.encode(hello), msgspec.msgpack.encode(challenge))
 
 

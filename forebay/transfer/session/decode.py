@@ -17,7 +17,7 @@ from forebay.requests.updates import Failure
 from forebay.transfer.session import data_thread
 from forebay.transfer.session.connection import LocalEngine, Loop
 from forebay.transfer.session.data_thread import DataThread
-from forebay.transfer.session.peers import Address, SessionWithPrefill
+from forebay.transfer.session.peers import Address, DecodeSide, SessionWithPrefill
 from forebay.transfer.state.tickets import DECODE, DecodeAction, DecodeEvent, Landing, Received, step
 from forebay.transfer.wire import frames
 
@@ -56,7 +56,7 @@ class Receipt:
         return self.session is not None and self.session.reach is not None and self.session.reach.writer_is_dead()
 
 
-class Peer:
+class Peer(DecodeSide):
     """A prefill server by address, whichever process that is just now, and the tickets offered to it.
 
     One that `rests` refuses what it is offered. A peer without session, tickets and unsent frames is forgotten:
@@ -358,6 +358,7 @@ class DecodeStage:
         self.end_sessions("this engine ends")
 
     def tick(self) -> None:
+        """Let every peer send heartbeats, end what has waited too long, and connect."""
         now = self._loop.clock()
         for peer in [*self._peers.values()]:
             peer.tick(now)

@@ -16,7 +16,7 @@ from forebay.base.log import event, get_logger
 from forebay.requests.pieces import KindShape
 from forebay.requests.updates import Failure
 from forebay.transfer.session import data_thread
-from forebay.transfer.session.connection import Connection, ConnectionLost, LocalEngine, Loop, tune
+from forebay.transfer.session.connection import Connection, ConnectionLost, ConnectionUser, LocalEngine, Loop, tune
 from forebay.transfer.session.data_thread import DataThread
 from forebay.transfer.wire import frames
 from forebay.transfer.wire.frames import NONCE_BYTES, PROTOCOL
@@ -49,7 +49,7 @@ class DecodeSide(Protocol):
         ...
 
 
-class SessionWithPrefill:
+class SessionWithPrefill(ConnectionUser):
     """Decode's end: connects at once, and ends with `on_session_lost`. `epoch` is the data thread's name for it, too.
     `reach` is what the peer was let into, where it writes here by itself."""
 
@@ -126,11 +126,11 @@ class SessionWithPrefill:
             why = difference or f"prefill chose transport {frame.transport!r}, decode has {engine.transports}"
             self._part(frames.layout_mismatch(why))
             return
-        self.transport = frame.transport
-        if frame.transport == "tcp":
+        self.transport, end = frame.transport, engine.one_sided.get(frame.transport)
+        if end is None:
             self._connect(self._links[0].sock.getpeername()[:2])
         else:
-            self.reach = engine.one_sided[frame.transport].reach(frame.pid if frame.machine == engine.machine else 0)
+            self.reach = end.reach(frame.pid if frame.machine == engine.machine else 0)
             self.send(frames.Invite(self.reach.invitation))
 
     def _attach(self, link: Connection) -> None:
@@ -143,6 +143,7 @@ class SessionWithPrefill:
     # -- frames and time -------------------------------------------------------------------------------------------
 
     def send(self, frame: msgspec.Struct) -> None:
+        """Send a frame unless the session is over. If that fails the session ends, though not now."""
         self._try(lambda: self._links[0].send(frame))
 
     def _try(self, send: Callable[[], None]) -> None:
@@ -155,6 +156,7 @@ class SessionWithPrefill:
             self._loop.call(lambda: self.lose(failure))  # not now: the caller is about to do more with this session
 
     def tick(self, now: float) -> None:
+        """Send a heartbeat when it is due; end a session that is silent or joined too late."""
         options, silence_s = self._engine.options, self._engine.silence_s
         if not self.is_joined:
             if now - self._since > options.bootstrap_timeout_s:
@@ -212,7 +214,7 @@ class PrefillSide(Protocol):
         ...
 
 
-class SessionWithDecode:
+class SessionWithDecode(ConnectionUser):
     """Prefill's end, from decode's introduction on; ends with `on_session_lost`. `number` is the data thread's name for
     it, `shapes` are those of decode's caches, with pages of `page_size` tokens."""
 
@@ -240,6 +242,11 @@ class SessionWithDecode:
         }
 
     @property
+    def is_one_sided(self) -> bool:
+        """Return whether chunks are written to decode's memory, and not to a connection."""
+        return self.transport in self._engine.one_sided
+
+    @property
     def where(self) -> str:
         return f"decode engine {self.hello.instance[:8]} at {self.link.where}"
 
@@ -257,7 +264,7 @@ class SessionWithDecode:
         match frame:
             case frames.Beat():
                 pass
-            case frames.Invite(address) if self.transport != "tcp" and not self.is_joined:
+            case frames.Invite(address) if self.is_one_sided and not self.is_joined:
                 self._invited(address)
             case frames.Offering() if self.is_joined:
                 self._user.on_session_frame(self, frame)
@@ -289,6 +296,7 @@ class SessionWithDecode:
         self._user.on_joined(self)
 
     def tick(self, now: float) -> None:
+        """Send a heartbeat when it is due, and end the session if its peer is silent."""
         if now - self._beat_at >= self._engine.options.heartbeat_s:
             self._beat_at = now
             self.send(frames.Beat(self._user.held(self)))

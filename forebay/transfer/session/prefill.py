@@ -15,9 +15,9 @@ from forebay.requests.pieces import Whereabouts, extents
 from forebay.requests.transfers import Broken, Closed, Offered, Order, Rest, Send, Sent, Span, Tail, Ticket, Withdraw
 from forebay.requests.updates import Failure
 from forebay.transfer.session import data_thread
-from forebay.transfer.session.connection import Connection, LocalEngine, Loop, tune
+from forebay.transfer.session.connection import Connection, ConnectionUser, LocalEngine, Loop, tune
 from forebay.transfer.session.data_thread import DataThread
-from forebay.transfer.session.peers import SessionWithDecode
+from forebay.transfer.session.peers import PrefillSide, SessionWithDecode
 from forebay.transfer.state.tickets import PREFILL, Departing, PrefillAction, PrefillEvent, Shipped, step
 from forebay.transfer.wire import frames
 
@@ -176,7 +176,7 @@ class Shipments:
             return
         shipment.unwritten -= 1
         shipment.moved_at = self._loop.clock()
-        if shipment.session.transport != "tcp":  # decode has not seen it
+        if shipment.session.is_one_sided:  # decode has not seen it
             shipment.session.send(report.chunk)
         self._complete(shipment)
 
@@ -224,7 +224,7 @@ class Guest:
     hello: frames.Hello | None = None
 
 
-class PrefillStage:
+class PrefillStage(ConnectionUser, PrefillSide):
     """All decode engines that have connected, and guests: connections that are no session yet. Runs on the loop's
     thread."""
 
@@ -282,7 +282,7 @@ class PrefillStage:
         if len(self._sessions) >= MAX_SESSIONS and hello.instance not in self._sessions:
             raise WireError(f"{MAX_SESSIONS} decode engines have sessions: no more are taken")
         differs = frames.mismatch(engine.layout, frame.layout)
-        mine = [name for name in engine.transports if name != "shm" or frame.machine == engine.machine]
+        mine = [name for name in engine.transports if engine.may_use(name, frame.machine)]
         transport = next((name for name in frame.transports if name in mine), "")
         if differs or not transport:
             failure = frames.layout_mismatch(differs) if differs else frames.no_transport(mine, frame.transports)
@@ -319,7 +319,7 @@ class PrefillStage:
     def _attach(self, link: Connection, hello: frames.Hello) -> None:
         """A connection of chunks: of the session of this epoch, and no other."""
         session = self._sessions.get(hello.instance)
-        if session is None or session.hello.epoch != hello.epoch or session.transport != "tcp" or session.is_joined:
+        if session is None or session.hello.epoch != hello.epoch or session.is_one_sided or session.is_joined:
             raise WireError(f"no session {hello.epoch} of {hello.instance[:8]} waits for a connection of chunks")
         del self._guests[link]
         self._loop.unwatch(link)

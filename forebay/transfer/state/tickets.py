@@ -193,6 +193,7 @@ class Landing:
         return Piece(kind, region, num_regions, first, end, self._places(kind, first, end))
 
     def landed(self, piece: Piece) -> None:
+        """Count the positions of a piece as arrived."""
         self._next[piece.kind][piece.region : piece.region + piece.num_regions] = piece.end
 
     @property

@@ -12,11 +12,22 @@ import msgspec
 import numpy as np
 
 from forebay.base.child import process_has_ended
-from forebay.base.errors import WireError
+from forebay.base.errors import ConfigError, WireError
 from forebay.base.parts import I64
-from forebay.pools.table import Region
 from forebay.requests.pieces import Chunk, KindShape, Piece, chunk_of
-from forebay.transfer.wire.memory import HostMemory, check_all, chunk_bytes, runs
+from forebay.transfer.wire.memory import (
+    FLAG,
+    Endpoint,
+    HostMemory,
+    OneSided,
+    Place,
+    Reach,
+    Transport,
+    Writer,
+    check_all,
+    chunk_bytes,
+    runs,
+)
 
 Addresses = Mapping[str, Sequence[int]]
 """By kind, of each region."""
@@ -72,7 +83,7 @@ def _stretches(
     return Stretches(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
 
-class WriterByAddress:
+class WriterByAddress(Writer):
     """A writer over a library to which decode's end is known as `peer`. What it writes cannot be taken back, so it is
     closed when nothing is under way."""
 
@@ -114,15 +125,17 @@ class Invitation(msgspec.Struct, frozen=True, array_like=True):
     regions: Told
 
 
-class OneSidedByAddress:
+class OneSidedByAddress(OneSided):
     """A transport over a library with one end for all peers; the caches are registered with it as long as it lives.
     `name` is what the library calls this end by. Raises OSError if the library does not start."""
 
     writer: type[WriterByAddress]
+    one_machine = False
 
-    def __init__(self, name: str, shapes: dict[str, KindShape], memory: HostMemory, regions: Sequence[Region]) -> None:
-        self._shapes, self._memory = shapes, memory
-        self._regions: Told = [(region.kind, region.address, region.num_bytes) for region in regions]
+    def __init__(self, name: str, endpoint: Endpoint) -> None:
+        assert isinstance(endpoint.memory, HostMemory), endpoint.memory
+        self._shapes, self._memory = endpoint.shapes, endpoint.memory
+        self._regions: Told = [(region.kind, region.address, region.num_bytes) for region in endpoint.regions]
         self._library: Any = self._start(name)
 
     def _start(self, name: str) -> object:
@@ -148,7 +161,7 @@ class OneSidedByAddress:
         return self.writer(self._library, peer, self._memory, self._shapes, *both), theirs
 
 
-class ReachByAddress:
+class ReachByAddress(Reach):
     """`pid` 0: a process of another machine, whose end nobody here can see; its word alone counts."""
 
     def __init__(self, invitation: bytes, pid: int) -> None:
@@ -168,3 +181,21 @@ class ReachByAddress:
     def __del__(self) -> None:
         if self._process >= 0:
             os.close(self._process)
+
+
+class LibraryTransport(Transport):
+    """A transport over a library with which the caches of a host are registered."""
+
+    def unfit(self, endpoint: Endpoint, place: Place | None) -> str:
+        on_host = isinstance(endpoint.memory, HostMemory)
+        return "" if on_host else "a cache on a GPU cannot be registered in this version: use tcp"
+
+
+def not_installed(name: str, error: ImportError, packages: str) -> ConfigError:
+    """Return the error for a transport whose library cannot be imported; `packages` are those to install."""
+    return ConfigError(f"{FLAG} {name}: {error}: use pip to install {packages}, or auto, shm or tcp")
+
+
+def not_started(name: str, error: OSError) -> ConfigError:
+    """Return the error for a transport whose library does not start."""
+    return ConfigError(f"{FLAG} {name}: {error}: its own lines above say why; or use auto, shm or tcp")

@@ -27,6 +27,7 @@ class Faults:
         self._held: deque[tuple[float, bytes]] = deque()
 
     def put(self, data: bytes) -> None:
+        """Take a message that is to leave; `due` yields what leaves of it, and when."""
         for message in self.spoil([memoryview(data)]):
             self._held.append((self._clock() + self._chaos.delay_s, b"".join(message)))
 
@@ -35,6 +36,7 @@ class Faults:
         return bool(self._held)
 
     def due(self) -> Iterator[bytes]:
+        """Yield the messages whose delay is over."""
         now = self._clock()
         while self._held and self._held[0][0] <= now:
             yield self._held.popleft()[1]
@@ -54,9 +56,11 @@ class Faults:
         return [message, *late, *([message] if self._happens(self._chaos.double) else [])]
 
     def loses(self) -> bool:
+        """Draw whether the next message is lost."""
         return self._happens(self._chaos.drop)
 
     def alters(self) -> bool:
+        """Draw whether the next message is altered."""
         return self._happens(self._chaos.alter)
 
     def _happens(self, share: float) -> bool:

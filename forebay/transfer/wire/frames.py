@@ -136,6 +136,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """Prefill: there will be no session, and why."""
+
     failure: Failure
 
 
@@ -167,6 +169,7 @@ class Places(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, span: Span) -> Places:
+        """Return the frame's form of a span."""
         return cls(span.start, span.ids.astype("<i8").tobytes())
 
     def span(self) -> Span:
@@ -177,6 +180,8 @@ class Places(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offering(msgspec.Struct, frozen=True, tag="offering", kw_only=True):
+    """Decode: prefill may write what layers keep of a prompt from position `start` on to these places."""
+
     nonce: Nonce
     room: Room
     num_tokens: Count
@@ -312,6 +317,7 @@ def _check_failure(failure: Failure) -> None:
 
 
 def bootstrap_timeout(where: str, seconds: float) -> Failure:
+    """Return the failure of tickets for a prefill server that did not answer in time."""
     return Failure.of(
         RequestTimeout(
             f"no session with the prefill server at {where} within {seconds:g} s: is it up, and is this its "
@@ -322,14 +328,17 @@ def bootstrap_timeout(where: str, seconds: float) -> Failure:
 
 
 def heartbeat_timeout(where: str, seconds: float) -> Failure:
+    """Return the failure of a session whose peer was silent."""
     return Failure.of(RequestTimeout(f"{where} has not been heard of for {seconds:g} s", code="heartbeat_timeout"))
 
 
 def lease_timeout(where: str, seconds: float) -> Failure:
+    """Return the failure of a ticket with which the peer has not gone on."""
     return Failure.of(RequestTimeout(f"{where} has not gone on for {seconds:g} s", code="lease_timeout"))
 
 
 def peer_lost(where: str, why: str) -> Failure:
+    """Return the failure of a session whose connection has ended."""
     return Failure.of(Unavailable(f"the connection to {where} has ended: {why}", code="peer_lost"))
 
 
@@ -340,14 +349,17 @@ def peer_rejected(where: str, error: Exception) -> Failure:
 
 
 def peer_asleep(where: str) -> Failure:
+    """Return the failure of an offer to a prefill server that rests."""
     return Failure.of(Unavailable(f"the prefill server at {where} is asleep: send it again", code="peer_asleep"))
 
 
 def layout_mismatch(difference: str) -> Failure:
+    """Return the failure of a session between engines that do not fit together."""
     return Failure.of(Unavailable(f"prefill and decode do not fit together: {difference}", code="layout_mismatch"))
 
 
 def no_transport(prefill: list[str], decode: list[str]) -> Failure:
+    """Return the failure of a session without a transport that both sides have."""
     return Failure.of(
         Unavailable(
             f"no transfer backend in common: prefill has {prefill}, decode {decode}: see "
@@ -358,6 +370,7 @@ def no_transport(prefill: list[str], decode: list[str]) -> Failure:
 
 
 def key_required(host: str) -> Failure:
+    """Return the failure of tickets for another machine if there is no cluster key."""
     return Failure.of(
         Unavailable(f"{host} is not this machine: give both servers the same --cluster-key-file", code="cluster_key")
     )

@@ -1,8 +1,9 @@
 """Frames that nobody without the key can make, repeat, reorder or alter: bytes in, bytes out, no sockets.
 
-A frame is a header (length of the body and the session's epoch, little-endian uint32 each, and the direction's sequence
-number, uint64), the HMAC-SHA256 of header and body, and the body. It is checked before anything in it is looked at.
-What it keeps from nobody is reading: a link that others can listen to belongs in a tunnel.
+A frame is a header, the HMAC-SHA256 of header and body, and the body. The header has the length of the body and the
+session's epoch, little-endian uint32 each, and the direction's sequence number, uint64. A frame is checked before
+anything in it is looked at. Frames are not encrypted, and the bytes of a chunk, which follow its frame, have a checksum
+against errors alone: a link that others can read or write to belongs in a tunnel (decision 53 has the threat model).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ PREFIX_BYTES: Final = _HEADER.size + _MAC_BYTES
 
 
 def mac(key: bytes, *parts: bytes | bytearray | memoryview) -> bytes:
+    """Return the HMAC-SHA256 of the parts, one behind the other."""
     made = hmac.new(key, digestmod=hashlib.sha256)
     for part in parts:
         made.update(part)
@@ -51,6 +53,7 @@ class FrameEncoder:
         self._encoder = msgspec.msgpack.Encoder()
 
     def encode(self, frame: msgspec.Struct) -> bytes:
+        """Return the bytes of the next frame. Raises WireError for one over `MAX_FRAME_BYTES`."""
         body = self._encoder.encode(frame)
         if len(body) > MAX_FRAME_BYTES:
             cap = human_bytes(MAX_FRAME_BYTES)
@@ -81,6 +84,7 @@ class FrameDecoder:
         return other
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Add bytes that have come."""
         self._buffer += data
 
     def take(self) -> msgspec.Struct | None:

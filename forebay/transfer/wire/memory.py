@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Protocol, Self
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from forebay.base.errors import WireError
 from forebay.base.parts import I64
+from forebay.config.engine_config import DisaggregationOptions
 from forebay.memory.kinds.build import has_pages
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.table import Region
@@ -24,6 +26,10 @@ from forebay.requests.pieces import CHUNK_BYTES, Chunk, KindShape, Piece
 U8 = npt.NDArray[np.uint8]
 Places = npt.NDArray[Any]  # opaque values, one a place
 
+Place = Callable[[int], tuple[int, int]]
+"""Of an address the file that it lies in, and the offset there."""
+
+FLAG: Final = "--disaggregation-transfer-backend"
 RUN_BYTES: Final = 4 << 10  # above, a copy of its own costs less than passing a buffer
 checksum: Final = xxhash.xxh3_64_intdigest
 
@@ -31,7 +37,9 @@ checksum: Final = xxhash.xxh3_64_intdigest
 class Memory(Protocol):
     """One side's regions. What is in a piece lies one region after the other, each place by place."""
 
-    def num_bytes(self, piece: Piece) -> int: ...
+    def num_bytes(self, piece: Piece) -> int:
+        """Return the bytes of all places of a piece."""
+        ...
 
     def staging(self, num_bytes: int) -> U8:
         """Return a buffer that suits `gather` and `scatter`."""
@@ -41,7 +49,9 @@ class Memory(Protocol):
         """The piece's bytes, in the beginning of `out`."""
         ...
 
-    def scatter(self, piece: Piece, data: U8) -> None: ...
+    def scatter(self, piece: Piece, data: U8) -> None:
+        """Copy `data`, in the order of `gather`, to the piece's places."""
+        ...
 
     def sum(self, piece: Piece, staging: U8) -> int:
         """The checksum of what lies there."""
@@ -95,13 +105,21 @@ class Reader(Protocol):
         """Discard the rest of a chunk of this ticket."""
         ...
 
-    def fileno(self) -> int: ...
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when `advance` can go on."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the connection; the rest of a chunk under way is lost."""
+        ...
 
 
 class OneSided(Protocol):
-    """A transport whose writer reaches into decode's memory by itself."""
+    """End of a transport, in this engine, whose writer reaches into decode's memory by itself. `one_machine`: both ends
+    must be processes of one machine."""
+
+    @property
+    def one_machine(self) -> bool: ...
 
     def reach(self, pid: int) -> Reach:
         """Decode: be ready for the process `pid` of this machine (0: one of another). OSError where that fails."""
@@ -125,7 +143,41 @@ class Reach(Protocol):
         """Whether it is known for certain that whoever was let in can write no more. Never a guess."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let nobody in any more; a writer that was let in may go on until it is dead."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoint:
+    """Properties of this engine from which a transport is made."""
+
+    options: DisaggregationOptions
+    instance: str
+    shapes: dict[str, KindShape]
+    memory: Memory
+    regions: Sequence[Region]
+
+
+class Transport:
+    """The declaration of a transport, which its module in `forebay.transfer.transports` has as `TRANSPORT`.
+
+    `maps_caches`: writers map decode's caches, so these must be allocated where another process can map them; `place`
+    then finds them, and is None where they are not.
+    """
+
+    maps_caches = False
+
+    def unfit(self, endpoint: Endpoint, place: Place | None) -> str:
+        """Return why this engine cannot use the transport, and the remedy; "" if it can."""
+        return ""
+
+    def open(self, endpoint: Endpoint, place: Place | None) -> OneSided | None:
+        """Return this engine's end; None if chunks are written to a connection of the session, as those of tcp.
+
+        Raises ConfigError if a library that the transport needs does not start.
+        """
+        raise NotImplementedError
 
 
 def shapes_of(cache: CachePool) -> dict[str, KindShape]:
@@ -162,11 +214,12 @@ def rows(data: U8, shape: KindShape, region: int) -> Places:
     return data.view(np.dtype(f"V{shape.bytes_per_place[region]}"))
 
 
-class HostMemory:
+class HostMemory(Memory):
     """Runs of places that are long enough are copied and summed where they lie; others pass through a buffer."""
 
     @classmethod
     def of(cls, cache: CachePool, shapes: Mapping[str, KindShape]) -> Self:
+        """Return the memory of a cache on the host, by the kinds of `shapes`."""
         regions = cache.regions()
         return cls(
             {
@@ -241,6 +294,7 @@ class HostMemory:
 
 
 def sum_of(parts: Iterable[memoryview]) -> int:
+    """Return the checksum of bytes that lie in parts."""
     total = xxhash.xxh3_64()
     for part in parts:
         total.update(part)
@@ -255,6 +309,7 @@ class Runs:
         self._found: list[tuple[int, int]] = []
 
     def of(self, *places: I64) -> list[tuple[int, int]]:
+        """Return `runs(*places)`."""
         if len(places) != len(self._last) or any(map(operator.is_not, places, self._last)):
             self._last, self._found = places, runs(*places)
         return self._found
@@ -266,7 +321,7 @@ def runs(*places: I64) -> list[tuple[int, int]]:
     return list(pairwise([0, *cuts.tolist(), len(places[0])]))
 
 
-class DeviceMemory:
+class DeviceMemory(Memory):
     """Steps that wrote what is gathered have completed, and none that will read what is scattered has been launched:
     so the stream waits for no other, and each call for its own."""
 

@@ -20,13 +20,15 @@ from forebay.base.parts import I64
 from forebay.requests.pieces import Chunk, Piece, chunk_of
 from forebay.transfer.wire.faults import Faults
 from forebay.transfer.wire.framing import FrameDecoder, FrameEncoder
-from forebay.transfer.wire.memory import U8, Memory, sum_of
+from forebay.transfer.wire.memory import U8, Endpoint, Memory, Place, Reader, Transport, Writer, sum_of
 
 MAX_PARTS: Final = 64  # in one call: what it costs to name more of them is lost where the system takes less
 BUFFER_BYTES: Final = 4 << 20  # of the kernel, for each direction
 
 
-class TcpWriter:
+class TcpWriter(Writer):
+    """Prefill's end: sends one chunk at a time, from the cache itself if its runs are long enough."""
+
     closes_at_once = True
     is_lost = False
 
@@ -62,7 +64,7 @@ class TcpWriter:
         self._sock.close()
 
 
-class TcpReader:
+class TcpReader(Reader):
     """Decode's end: whole chunks. Holds one at a time."""
 
     def __init__(self, sock: socket.socket, decoder: FrameDecoder, staging: U8) -> None:
@@ -132,3 +134,11 @@ def _some(data: bytes) -> bytes:
     if not data:
         raise ConnectionResetError("end of file")
     return data
+
+
+class _Tcp(Transport):
+    def open(self, endpoint: Endpoint, place: Place | None) -> None:
+        """Return None: `Connection` makes the writer and the reader of a session."""
+
+
+TRANSPORT: Final = _Tcp()

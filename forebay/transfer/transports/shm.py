@@ -1,9 +1,9 @@
 """Chunks copied straight into the other engine's cache, which on one machine both processes can map.
 
 Decode's cache lies in files without names. Their descriptors go to prefill over a socket of this machine, to a process
-of the same user that knows the session's word; from then on it writes there by itself. So what it may touch is not
-closed when nothing is heard of it, only when it says so or its process has ended, which a descriptor of the process
-tells and no clock.
+of the same user that knows the session's word; from then on it writes there by itself. So silence
+does not close what it may touch: its own word does, or the end of its process, which a descriptor of the process tells
+and no clock.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ import re
 import secrets
 import socket
 import struct
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import msgspec
 import numpy as np
 
 from forebay.base.child import process_has_ended
-from forebay.base.cpu import PROC
 from forebay.base.errors import WireError
 from forebay.base.log import event, get_logger
 from forebay.base.parts import I64
@@ -35,10 +34,21 @@ from forebay.config.engine_config import Chaos
 from forebay.pools.table import Region
 from forebay.requests.pieces import Chunk, KindShape, Piece, chunk_of
 from forebay.transfer.wire.faults import Faults
-from forebay.transfer.wire.memory import U8, HostMemory, Memory, Places, check_all, chunk_bytes, rows
-
-Place = Callable[[int], tuple[int, int]]
-"""Of an address the file that it lies in, and the offset there."""
+from forebay.transfer.wire.memory import (
+    U8,
+    Endpoint,
+    HostMemory,
+    Memory,
+    OneSided,
+    Place,
+    Places,
+    Reach,
+    Transport,
+    Writer,
+    check_all,
+    chunk_bytes,
+    rows,
+)
 
 WORD_BYTES: Final = 32
 MAX_FILES: Final = 128
@@ -47,20 +57,6 @@ _MESSAGE_BYTES: Final = 1 << 20
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 
 log = get_logger("transfer")
-
-
-def machine(proc: Path = PROC) -> str:
-    """Return an id that two processes share if they belong to one user and can exchange descriptors and process
-    numbers.
-
-    Without /proc the value is another one at each call: it equals no peer's, and caches travel over TCP.
-    """
-    try:
-        spaces = ":".join(os.readlink(proc / "self" / "ns" / name) for name in ("pid", "net"))
-        boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return secrets.token_hex(16)
-    return f"{boot}:{os.getuid()}:{spaces}"
 
 
 class _Address(msgspec.Struct, frozen=True, array_like=True):
@@ -74,8 +70,10 @@ class _Files(msgspec.Struct, frozen=True, array_like=True):
     regions: list[tuple[str, int, int, int]]
 
 
-class Shm:
+class Shm(OneSided):
     """`place` finds `regions` in files that another process can map; None where it cannot, which prefill need not."""
+
+    one_machine = True
 
     def __init__(
         self,
@@ -106,7 +104,7 @@ class Shm:
         )
 
 
-class ShmReach:
+class ShmReach(Reach):
     """Decode's end: lets one process in, and knows when it has ended."""
 
     def __init__(self, regions: Sequence[Region], place: Place, timeout_s: float) -> None:
@@ -191,6 +189,10 @@ def join(
     timeout_s: float,
     faults: Faults,
 ) -> tuple[ShmWriter, dict[str, KindShape]]:
+    """Return the writer for an invitation, and the shapes of the caches there.
+
+    Raises OSError or WireError for an invitation that leads to no decode engine, or to memory that does not fit.
+    """
     there = msgspec.msgpack.decode(address, type=_Address)
     if not _NAME.fullmatch(there.name) or len(there.word) != WORD_BYTES:
         raise WireError("the invitation of the peer names no socket of a decode engine")
@@ -248,7 +250,9 @@ def _regions(
     return found, theirs
 
 
-class ShmWriter:
+class ShmWriter(Writer):
+    """Copies chunks from one cache to the other at once, so nothing is ever under way."""
+
     holds_places = False
     closes_at_once = True
     is_lost = False
@@ -273,3 +277,26 @@ class ShmWriter:
 
     def close(self) -> None:
         self._there = HostMemory({})
+
+
+class _Shm(Transport):
+    maps_caches = True
+
+    def unfit(self, endpoint: Endpoint, place: Place | None) -> str:
+        if sys.platform == "linux" and (place is not None or endpoint.options.is_prefill):
+            return ""
+        return "the cache is not in memory that other processes can map (a CPU's, under Linux): use auto or tcp"
+
+    def open(self, endpoint: Endpoint, place: Place | None) -> Shm:
+        options = endpoint.options
+        return Shm(
+            endpoint.shapes,
+            endpoint.memory,
+            endpoint.regions,
+            place,
+            timeout_s=options.bootstrap_timeout_s,
+            chaos=options.chaos,
+        )
+
+
+TRANSPORT: Final = _Shm()

@@ -7,14 +7,28 @@ registered, so it is for networks that are yours alone.
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from pathlib import Path
 from typing import Any, Final
 
-from mooncake.engine import TransferEngine
-
 from forebay.base.log import event, get_logger
 from forebay.requests.pieces import Chunk
-from forebay.transfer.wire.by_address import OneSidedByAddress, Stretches, WriterByAddress
+from forebay.transfer.wire.by_address import (
+    LibraryTransport,
+    OneSidedByAddress,
+    Stretches,
+    WriterByAddress,
+    not_installed,
+    not_started,
+)
+from forebay.transfer.wire.memory import Endpoint, Place
+
+try:
+    from mooncake.engine import TransferEngine
+except ImportError as error:
+    packages = "mooncake-transfer-engine-non-cuda, which wants libibverbs, librdmacm and libnl-3 of the system"
+    raise not_installed("mooncake", error, packages) from error
 
 _METADATA: Final = "P2PHANDSHAKE"  # engines ask each other, no server
 _RDMA_DEVICES: Final = Path("/sys/class/infiniband")
@@ -25,6 +39,8 @@ log = get_logger("transfer")
 
 
 class MooncakeWriter(WriterByAddress):
+    """Writes chunks by Mooncake, a write for each stretch."""
+
     _writes: list[int]  # that go on
 
     def _write(self, stretches: Stretches) -> None:
@@ -78,3 +94,23 @@ class Mooncake(OneSidedByAddress):
 def _check(what: str, code: int) -> None:
     if code:
         raise OSError(f"Mooncake cannot {what}: error {code}")
+
+
+def _address(host: str) -> str:
+    """Return the address by which peers find this machine."""
+    try:
+        is_all = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        is_all = False
+    return socket.gethostbyname(socket.gethostname()) if is_all else host
+
+
+class _Mooncake(LibraryTransport):
+    def open(self, endpoint: Endpoint, place: Place | None) -> Mooncake:
+        try:
+            return Mooncake(_address(endpoint.options.host), endpoint)
+        except OSError as error:
+            raise not_started("mooncake", error) from error
+
+
+TRANSPORT: Final = _Mooncake()

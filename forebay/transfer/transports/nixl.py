@@ -11,10 +11,21 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
-from nixl_cu12 import _bindings as nixl
 
 from forebay.requests.pieces import Chunk
-from forebay.transfer.wire.by_address import OneSidedByAddress, Stretches, WriterByAddress
+from forebay.transfer.wire.by_address import (
+    LibraryTransport,
+    OneSidedByAddress,
+    Stretches,
+    WriterByAddress,
+    not_installed,
+)
+from forebay.transfer.wire.memory import Endpoint, Place
+
+try:
+    from nixl_cu12 import _bindings as nixl
+except ImportError as error:
+    raise not_installed("nixl", error, "nixl-cu12") from error
 
 _DEVICE: Final = 0
 _LOOK_US: Final = 1000  # of its thread, where nothing wakes it: its Python interface says 0, which takes a core
@@ -30,6 +41,8 @@ def _as_os_errors() -> Iterator[None]:
 
 
 class NixlWriter(WriterByAddress):
+    """Writes chunks by NIXL, a request for each chunk."""
+
     _request: int | None = None
 
     def _write(self, stretches: Stretches) -> None:
@@ -81,3 +94,11 @@ class Nixl(OneSidedByAddress):
         with _as_os_errors():
             peer: str = self._library.loadRemoteMD(end).decode()
         return peer
+
+
+class _Nixl(LibraryTransport):
+    def open(self, endpoint: Endpoint, place: Place | None) -> Nixl:
+        return Nixl(endpoint.instance, endpoint)
+
+
+TRANSPORT: Final = _Nixl()
