@@ -79,7 +79,7 @@ class Tree:
         return flag in self.flags or flag[2:].replace("-", "_") in self.texts
 
     def has_member(self, kind: str, name: str) -> bool:
-        """Return whether a class has a member, or one of its bases; classes of one name are one, so bases may circle."""
+        """Return whether a class or one of its bases has a member. Classes of one name are one, so bases may circle."""
         seen, left = {kind}, [kind]
         while left:
             kind = left.pop()

@@ -539,6 +539,13 @@ SIMULATED = (
         "transfer/test_simulation.py::test_worker_order_behind_its_end_is_carried_out",
     ),
     Mutant(
+        "C33 who repeats a recorded greeting has little held for them",
+        "transfer/session/connection.py",
+        "hello.epoch, cap=MAX_FIRST_BYTES)",
+        "hello.epoch)",
+        "transfer/test_meeting.py::test_c33_prefill_recorded_greeting_lets_little_be_held",
+    ),
+    Mutant(
         "C31 prefill sends a peer of another protocol away",
         "transfer/session/connection.py",
         "        if hello.protocol != PROTOCOL:",

@@ -91,6 +91,17 @@ def test_a_stranger_s_bytes_open_nothing_and_are_not_kept(data: bytes) -> None:
         assert by.missing() > 0
 
 
+def test_decoder_cap_bounds_the_first_frame_alone() -> None:
+    small, large = Beat(), Beat([b"n" * 16] * 100)
+    encoder = FrameEncoder(KEY, 3)
+    assert opened(encoder.encode(small) + encoder.encode(large), FrameDecoder(ToDecode, KEY, 3, cap=100)) == [
+        small,
+        large,
+    ]
+    with pytest.raises(WireError, match="the cap is 100"):
+        opened(FrameEncoder(KEY, 3).encode(large), FrameDecoder(ToDecode, KEY, 3, cap=100))
+
+
 def test_sessions_and_directions_have_keys_of_their_own() -> None:
     keys = [Keys(KEY), Keys(KEY, b"a", b"b"), Keys(KEY, b"a", b"c"), Keys(b"", b"a", b"b")]
     assert len({key for pair in keys for key in (pair.to_decode, pair.to_prefill)}) == 8

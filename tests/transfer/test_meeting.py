@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import sys
 from dataclasses import replace
 from types import ModuleType
@@ -17,6 +18,7 @@ from forebay.requests.transfers import Broken, Decline, Offer, Offered, Withdraw
 from forebay.requests.updates import Failure
 from forebay.transfer.session import connection, peers
 from forebay.transfer.wire import frames
+from forebay.transfer.wire.framing import MAX_FIRST_BYTES
 from tests.deadlines import NEVER_S, wait_until
 from tests.transfer.ends import GONE, STEADY, N, assert_ends, code_of
 from tests.transfer.pair import EVERYTHING, OPTIONS, PLAIN, half, layout_of, offer, pair, spans_of, transfer
@@ -94,6 +96,18 @@ def test_prefill_peer_of_another_protocol_is_answered_and_sent_away() -> None:
         with pytest.raises(WireError, match=f"decode speaks protocol {frames.PROTOCOL + 1}, prefill"):
             prefill.admit(b"k", hello, "p")
         assert far.recv(1 << 12)
+
+
+def test_c33_prefill_recorded_greeting_lets_little_be_held() -> None:
+    """Whoever repeats a recorded `Hello` has not shown that they have the key."""
+    near, far = socket.socketpair()
+    with near, far:
+        prefill = connection.Connection(near, "there", lambda: 0.0, Chaos())
+        prefill.await_greeting(b"k")
+        prefill.admit(b"k", frames.Hello(protocol=frames.PROTOCOL, instance="d", epoch=1, nonce=bytes(32)), "p")
+        far.sendall(struct.pack("<IIQ", MAX_FIRST_BYTES + 1, 1, 0) + bytes(32))
+        with pytest.raises(WireError, match=f"the cap is {MAX_FIRST_BYTES}"):
+            next(prefill.receive())
 
 
 @pytest.mark.parametrize(("backend", "module"), [("nixl", "nixl_cu12._bindings"), ("mooncake", "mooncake.engine")])

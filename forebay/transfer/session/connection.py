@@ -27,7 +27,7 @@ from forebay.transfer.transports.tcp import BUFFER_BYTES, TcpReader, TcpWriter
 from forebay.transfer.wire import frames
 from forebay.transfer.wire.faults import Faults
 from forebay.transfer.wire.frames import NONCE_BYTES, PROTOCOL, Bounds, Challenge, Hello, Layout, ToDecode, ToPrefill
-from forebay.transfer.wire.framing import MAX_GREETING_BYTES, FrameDecoder, FrameEncoder, Keys
+from forebay.transfer.wire.framing import MAX_FIRST_BYTES, MAX_GREETING_BYTES, FrameDecoder, FrameEncoder, Keys
 from forebay.transfer.wire.memory import Memory, OneSided, chunk_bytes
 
 RECEIVE_BYTES: Final = 256 << 10
@@ -190,7 +190,8 @@ class Connection:
             raise WireError(f"decode speaks protocol {hello.protocol}, prefill {PROTOCOL}")
         keys = session_keys(cluster_key, hello, challenge)
         self.encoder = FrameEncoder(keys.to_decode, hello.epoch)
-        self.decoder = self.decoder.succeeded_by(FrameDecoder(ToPrefill, keys.to_prefill, hello.epoch))
+        decoder = FrameDecoder(ToPrefill, keys.to_prefill, hello.epoch, cap=MAX_FIRST_BYTES)
+        self.decoder = self.decoder.succeeded_by(decoder)
 
 
 def session_keys(cluster_key: bytes, hello: Hello, challenge: Challenge) -> Keys:

@@ -21,6 +21,7 @@ from forebay.base.units import human_bytes
 
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_GREETING_BYTES: Final = 4 << 10  # of what is held for a stranger
+MAX_FIRST_BYTES: Final = 4 << 20  # for whoever has sent a greeting, which may be a recorded one
 
 _HEADER: Final = struct.Struct("<IIQ")
 _MAC_BYTES: Final = hashlib.sha256().digest_size
@@ -66,6 +67,7 @@ class FrameEncoder:
 class FrameDecoder:
     """Bytes, cut anywhere, to frames of a union of tagged structs. Holds at most one unfinished frame.
 
+    `cap` bounds the first frame, by which the peer proves that it has the key; later ones may have `MAX_FRAME_BYTES`.
     The first fault raises WireError, and so does every later call, since what is faulty stays in front: after it
     nothing on the stream can be trusted.
     """
@@ -96,7 +98,7 @@ class FrameDecoder:
         with memoryview(self._buffer) as view:
             frame = self._open(view[: _HEADER.size], view[_HEADER.size : PREFIX_BYTES], view[PREFIX_BYTES:][:size])
         del self._buffer[: PREFIX_BYTES + size]
-        self._next += 1
+        self._next, self._cap = self._next + 1, MAX_FRAME_BYTES
         return frame
 
     def missing(self) -> int:
