@@ -1,9 +1,8 @@
 """Chunks copied straight into the other engine's cache, which on one machine both processes can map.
 
 Decode's cache lies in files without names. Their descriptors go to prefill over a socket of this machine, to a process
-of the same user that knows the session's word; from then on it writes there by itself. So silence
-does not close what it may touch: its own word does, or the end of its process, which a descriptor of the process tells
-and no clock.
+of the same user that knows the session's word; from then on it writes there by itself. So silence does not close what
+it may touch: its own word does, or the end of its process, which a descriptor of the process tells and no clock.
 """
 
 from __future__ import annotations
