@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from forebay.base.units import ceil_div
 from forebay.memory.radix_node import Pin
 from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids, Slots
 
@@ -139,7 +138,7 @@ class Residency:
 def footprint(kv_len: int, page_size: int, held_pages: int = 0) -> int:
     """Pages that a request must still be given so that `kv_len` tokens have KV, when it holds `held_pages` already.
     Admission, allocation and the door ask here, so that they cannot disagree."""
-    return max(0, ceil_div(kv_len, page_size) - held_pages)
+    return max(0, -(-kv_len // page_size) - held_pages)
 
 
 def num_at_once(num_pages: int, page_size: int, most: int, length: int) -> int:

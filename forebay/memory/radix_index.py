@@ -10,7 +10,7 @@ import numpy as np
 
 from forebay.memory.kinds.kind import CachedKind
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.radix_node import NOTHING_ELSE, OPERATOR, TOKEN_BYTES, Match, Node, Root, may_see, no_match
+from forebay.memory.radix_node import MISSES, NOTHING_ELSE, OPERATOR, TOKEN_BYTES, Match, Node, Root, may_see
 from forebay.memory.slots import Ids
 
 _MAX_SIBLINGS: Final = 32  # children that are looked at to say where a prompt left the nearest
@@ -35,10 +35,10 @@ class RadixIndex:
         end = len(key) - len(key) % self._page_bytes
         root = self._roots.get(namespace)
         if root is None or not end:
-            return no_match(MissReason.EMPTY if end else MissReason.BELOW_PAGE)
+            return MISSES[MissReason.EMPTY if end else MissReason.BELOW_PAGE]
         nodes, chunks, inside, position = self._walk(root, key, 0, end)
         if not nodes:
-            return no_match(self._reason(root, 0, key, 0))
+            return MISSES[self._reason(root, 0, key, 0)]
         node = nodes[-1]
         reason = MissReason.NONE if position == end else self._reason(node, inside, key, position)
         tokens = position // TOKEN_BYTES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -82,7 +82,7 @@ class Match(NamedTuple):
 
     node: Node
     inside: int
-    chunks: list[Ids]
+    chunks: Sequence[Ids]
     num_tokens: int
     reason: MissReason
     kv_tokens: int
@@ -97,7 +97,7 @@ class Match(NamedTuple):
 
     def given_up(self, reason: MissReason) -> Match:
         """A miss instead of this match, for a hit that cannot be used."""
-        return self._replace(node=NO_NODE, inside=0, chunks=[], num_tokens=0, reason=reason)
+        return self._replace(node=NO_NODE, inside=0, chunks=(), num_tokens=0, reason=reason)
 
     @property
     def pages(self) -> Ids:
@@ -105,11 +105,7 @@ class Match(NamedTuple):
 
 
 NO_NODE: Final = Root()  # where a match ends that found nothing
-
-
-def no_match(reason: MissReason) -> Match:
-    """Return a match of length 0 with the reason for it."""
-    return Match(NO_NODE, 0, [], 0, reason, 0, reason)
+MISSES: Final = {reason: Match(NO_NODE, 0, (), 0, reason, 0, reason) for reason in MissReason}  # matches of length 0
 
 
 @dataclass(slots=True, eq=False)

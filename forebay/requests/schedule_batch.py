@@ -6,18 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from forebay.memory.holding import RowTable
 from forebay.memory.slots import NO_IDS, Ids
 from forebay.requests.request import Request
-
-# The logits of a position and its rank among a vocabulary take about the time of the position's layers: SmolLM2-135M on
-# one thread, 0.5 to 0.9 ms for the first. A chunk of which every position is scored is half as long, so that no step
-# takes longer for it.
-SCORED_COST: Final = 2
 
 
 class Chunk(NamedTuple):
@@ -26,15 +21,6 @@ class Chunk(NamedTuple):
     req: Request
     start: int
     stop: int
-
-    @property
-    def num_tokens(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def cost(self) -> int:
-        """The tokens of the step's budget that it uses."""
-        return (self.stop - self.start) * (SCORED_COST if self.req.wants_prompt_logprobs else 1)
 
 
 @dataclass(eq=False)

@@ -35,7 +35,7 @@ from forebay.requests.transfers import (
 )
 from forebay.requests.updates import Failure, FinishReason
 from forebay.scheduler.handoff import ABORTED, ASLEEP, LOST, OpenTicket, Role, Scheduling
-from forebay.scheduler.line import Line
+from forebay.scheduler.queues import Line
 
 HANDOVERS_PER_PLAN: Final = 8
 """Requests that one plan offers places for, and as many that begin to decode: 50 to 100 us each. More follow in the

@@ -13,8 +13,7 @@ from forebay.memory.holding import footprint
 from forebay.requests.account import Account
 from forebay.requests.request import Request
 from forebay.scheduler.admission import growth
-from forebay.scheduler.line import by_rank
-from forebay.scheduler.queues import Blocked, Queues
+from forebay.scheduler.queues import Blocked, Queues, by_rank
 
 PATIENCE: Final = 32  # steps in which a tenant whose turn it is starts nothing before a request of another is displaced
 

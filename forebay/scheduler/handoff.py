@@ -18,7 +18,7 @@ from forebay.base.errors import EngineError, ForebayError, InvalidRequest, Unava
 from forebay.config.engine_config import DisaggregationOptions, SchedulerConfig
 from forebay.memory.holding import footprint
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.radix_node import no_match
+from forebay.memory.radix_node import MISSES
 from forebay.memory.slots import Ids
 from forebay.requests.account import Account
 from forebay.requests.request import Request
@@ -27,7 +27,7 @@ from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Closed, Event, Order, Rendezvous, Span, Ticket, Withdraw
 from forebay.requests.updates import Failure, FinishReason, Update
-from forebay.scheduler.line import Line
+from forebay.scheduler.queues import Line
 from forebay.scheduler.releases import Left
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.suspects import Suspects
@@ -311,7 +311,7 @@ class Role(Handoff, ABC):
                 f"there is no room for {num_tokens} tokens beside what runs, at most {self.most_tokens}", code="no_room"
             )
         req = Request(_ASIDE, [0] * num_tokens, SamplingParams(max_tokens=1))
-        match, pin = held.pin(req, no_match(MissReason.DISABLED))
+        match, pin = held.pin(req, MISSES[MissReason.DISABLED])
         held.pre_allocate(req, match, pin, footprint(num_tokens, held.page_size))
         spans = held.places(req.residency, 0, 0)
         aside = OpenTicket(ticket, None, settled=True, named=[spans], whole=True)

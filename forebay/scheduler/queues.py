@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -17,18 +19,52 @@ from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import CacheReport
 from forebay.scheduler.counters import OF_SCHEDULER, zeros
 from forebay.scheduler.grammars import Constraints
-from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.limits import Room
-from forebay.scheduler.line import Line, by_rank
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.suspects import Suspects
 
+by_rank: Final = attrgetter("rank")
+
+
+class Line:
+    """A waiting line. `of` has each tenant's requests in the order of their rank, and no tenant without any. Nothing in
+    here depends on how many requests wait, but what looks at all of them."""
+
+    def __init__(self) -> None:
+        self.of: dict[Account, list[Request]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self.of.values()))
+
+    def __iter__(self) -> Iterator[Request]:
+        return chain.from_iterable(self.of.values())
+
+    def __contains__(self, req: Request) -> bool:
+        return req in self.of.get(req.account, ())
+
+    def add(self, req: Request) -> None:
+        """Insert a request into its account's part of the queue, by rank."""
+        insort(self.of.setdefault(req.account, []), req, key=by_rank)
+
+    def remove(self, req: Request) -> None:
+        """Remove a request; it must be in the queue."""
+        own = self.of[req.account]
+        own.remove(req)
+        if not own:
+            del self.of[req.account]
+
+    @property
+    def first(self) -> Request:
+        """The first in rank of the tenant that has been served least."""
+        return self.of[min(self.of, key=lambda account: account.service)][0]
+
 
 class Flight(NamedTuple):
-    """A launched step: whose results are awaited, in the plan's order."""
+    """A launched step: whose results are awaited, in the plan's order. `chunks` are those of its first requests."""
 
     plan: StepPlan
     reqs: list[Request]
+    chunks: Sequence[Chunk] = ()
 
 
 class Blocked(NamedTuple):
@@ -50,8 +86,8 @@ class Queues:
     a grammar are in `constraints`, too, wherever they stand.
     """
 
-    def __init__(self, config: SchedulerConfig, handoff: Handoff, constraints: Constraints) -> None:
-        self.config, self.handoff, self.constraints = config, handoff, constraints
+    def __init__(self, config: SchedulerConfig, constraints: Constraints) -> None:
+        self.config, self.constraints = config, constraints
         self.held = Residencies(config)
         self.requests: dict[int, Request] = {}
         self.room = Room(config.tenants)

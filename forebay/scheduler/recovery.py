@@ -11,6 +11,7 @@ from forebay.requests.request import Request, Status
 from forebay.scheduler.audit import audit
 from forebay.scheduler.limits import check_fits
 from forebay.scheduler.queues import Queues
+from forebay.scheduler.telling import Telling
 
 log = get_logger("scheduler")
 
@@ -18,23 +19,23 @@ Ending = tuple[Request, ForebayError]
 """Who ends, and why."""
 
 
-def start_over(queues: Queues) -> None:
+def start_over(scheduler: Telling) -> None:
     """Nobody runs, nothing is in flight: every living request waits, with the tokens that it has. What completed steps
     computed for it stays in the cache, unless the books turn out to be wrong: then everything is free. Transfers go on
     meanwhile, and what they may touch is not free even then."""
-    held, handoff = queues.held, queues.handoff
-    void, cleared = [flight.plan for flight in queues.flights], False
-    queues.flights.clear()
-    ran = [req for req in queues.requests.values() if req.held and req.status is not Status.TRANSFERRING]
+    held, handoff = scheduler.held, scheduler.handoff
+    void, cleared = [flight.plan for flight in scheduler.flights], False
+    scheduler.flights.clear()
+    ran = [req for req in scheduler.requests.values() if req.held and req.status is not Status.TRANSFERRING]
     try:
-        held.start_over(ran, queues.finishing, void)
-        audit(held, [req for req in queues.transferring if req.held])
+        held.start_over(ran, scheduler.finishing, void)
+        audit(held, [req for req in scheduler.transferring if req.held])
     except Exception as error:
         log.error(event("books_cleared", effect="the prefix cache is empty"), exc_info=error)
-        queues.counters["books_cleared"] += 1
+        scheduler.counters["books_cleared"] += 1
         held.clear(void, handoff.left())
         cleared = True
-    queues.everybody_waits(cleared=cleared)
+    scheduler.everybody_waits(cleared=cleared)
     handoff.start_over(cleared=cleared)
 
 

@@ -170,13 +170,14 @@ class Releases:
         else:
             self.deferred.append(freed)
 
-    def committed(self, plan: StepPlan, num_new: Sequence[int] | None) -> None:
-        """Record that a step has completed, as all before it, and release what only it could write. `num_new` ends with
-        the number of new tokens of each decode; without it, each decode has one."""
+    def committed(self, plan: StepPlan, ends: Sequence[int], num_new: Sequence[int] | None) -> None:
+        """Record that a step has completed, as all before it, and release what only it could write. `ends` are the
+        lengths up to which it computed prompts. `num_new` ends with the number of new tokens of each decode; without
+        it, each decode has one."""
         num = plan.num_extends
         decodes = plan.rows[num:]
         if num:
-            self.table.commit(plan.rows[:num], plan.ends)
+            self.table.commit(plan.rows[:num], np.array(ends, dtype=np.int64))
         if len(decodes):
             counts = np.array(num_new[-len(decodes) :] if num_new else [1] * len(decodes), dtype=np.int64)
             self.table.settle(decodes, plan.q_lens[num:] - 1, counts)

@@ -12,10 +12,10 @@ from forebay.base.units import ceil_div
 from forebay.memory.holding import Residency
 from forebay.memory.kinds.kind import Arrival, Kind
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.radix_node import Match, Pin, no_match
+from forebay.memory.radix_node import MISSES, Match, Pin
 from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids, inside
 from forebay.requests.request import Request
-from forebay.requests.schedule_batch import SCORED_COST, Chunk, ScheduleBatch
+from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.step_plan import HostCopy, StepPlan
 from forebay.requests.transfers import Span
 from forebay.scheduler.releases import Releases
@@ -31,11 +31,11 @@ class Residencies(Releases):
     def match(self, req: Request) -> Match:
         """Match the request's tokens with the cache; the last one is always computed, so it is never asked for."""
         if not self._reuse:
-            return no_match(MissReason.DISABLED)
+            return MISSES[MissReason.DISABLED]
         if req.wants_prompt_logprobs:
-            return no_match(MissReason.PROMPT_LOGPROBS)
+            return MISSES[MissReason.PROMPT_LOGPROBS]
         if req.pools_all:
-            return no_match(MissReason.POOLING)
+            return MISSES[MissReason.POOLING]
         return self.cache.match(req.key(len(req.tokens) - 1), req.cache_namespace)
 
     def pin(self, req: Request, match: Match) -> tuple[Match, Pin]:
@@ -163,13 +163,11 @@ class Residencies(Releases):
                 kind.trim(self.table, rows)
 
     def extend(self, req: Request, most: int, *, starts: bool) -> Chunk:
-        """Draft the request's next chunk, of at most the `cost` given, and return it. An empty chunk is drafted only if
+        """Draft the request's next chunk, of at most `most` tokens, and return it. An empty chunk is drafted only if
         the request starts with it."""
         held = req.residency
         start = held.kv_len
-        if req.wants_prompt_logprobs and most > 1:
-            most //= SCORED_COST
-        stop = min(held.extend_target, start + max(most, 0))
+        stop = min(held.extend_target, start + most)
         for kind in self.kinds:
             stop = kind.limit(held, stop)
         chunk = Chunk(req, start, stop)

@@ -132,7 +132,7 @@ class Scheduler(Telling):
         if self.constraints.living:
             self.held.draft.masked = self.constraints.fill(self.held.draft, decoding)
         plan = self.held.launch(rows, started)
-        self.flights.append(Flight(plan, [*(chunk.req for chunk in chunks), *decoding]))
+        self.flights.append(Flight(plan, [*(chunk.req for chunk in chunks), *decoding], chunks))
         if chunks:
             self.launch_extends(chunks)
         return plan
@@ -243,7 +243,7 @@ class Scheduler(Telling):
         failed = [flight.reqs[i] for i in result.failed]
         if failed:
             self._end_failed(failed, sampled, now)
-        self.held.committed(plan, result.num_new)
+        self.held.committed(plan, [chunk.stop for chunk in flight.chunks], result.num_new)
         self._commit_chunks(flight, result, now)
         if self.finishing:
             self._release_finished(flight, failed)
@@ -267,7 +267,7 @@ class Scheduler(Telling):
         assert flight.plan is plan, f"step {plan.step} failed before step {flight.plan.step} landed"
         self.counters["failed_steps"] += 1
         decoding = flight.reqs[plan.num_extends :]
-        lengths = [*plan.ends.tolist(), *(len(req.tokens) for req in decoding)]
+        lengths = [*(chunk.stop for chunk in flight.chunks), *(len(req.tokens) for req in decoding)]
         accused = list(zip(flight.reqs, lengths, strict=True))
         start_over(self)
         accused = [(req, length) for req, length in accused if req.status is not Status.FINISHED]
@@ -305,9 +305,7 @@ class Scheduler(Telling):
                 self.held.release(req, None if req in failed else req.residency.kv_len)
 
     def _commit_chunks(self, flight: Flight, result: StepResult, now: float) -> None:
-        plan = flight.plan
-        for i, end in enumerate(plan.ends.tolist() if plan.num_extends else ()):
-            req = flight.reqs[i]
+        for i, (req, start, stop) in enumerate(flight.chunks):
             if req.status is Status.FINISHED:
                 continue
             if result.prompt_logprobs and i in result.prompt_logprobs:
@@ -315,8 +313,8 @@ class Scheduler(Telling):
             if req.status is Status.WAITING:
                 continue  # retracted since: it no longer has the pages, but its first token may be among the results
             req.last_progress = now
-            self.counters["computed_prompt_tokens"] += int(plan.q_lens[i])
-            self.held.adopt(req, end)
+            self.counters["computed_prompt_tokens"] += stop - start
+            self.held.adopt(req, stop)
             if req.rendezvous:
                 self.handoff.computed(req)
 

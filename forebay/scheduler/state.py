@@ -11,7 +11,7 @@ import numpy as np
 from forebay.memory.slots import CACHE, FREE, QUARANTINE, Slots
 from forebay.requests.account import Account
 from forebay.requests.request import Request
-from forebay.scheduler.line import Line
+from forebay.scheduler.queues import Line
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,8 +24,8 @@ class Telling(Queues):
     def __init__(
         self, config: SchedulerConfig, proposer: Proposer | None, handoff: Handoff, grammars: Grammars | None
     ) -> None:
-        super().__init__(config, handoff, Constraints(grammars))
-        self.proposer = proposer
+        super().__init__(config, Constraints(grammars))
+        self.proposer, self.handoff = proposer, handoff
         self.news: list[Update] = []
         handoff.bind(self)
 

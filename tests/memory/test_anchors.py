@@ -138,7 +138,7 @@ def test_c18_a_snapshot_is_ready_only_when_its_step_has_committed():
     tracking = Tracking(1, [], [Anchor(4, Reason.RESUME), Anchor(9, Reason.END)])
     assert tracking.to_come == [4, 9]
     assert tracking.pop_ahead(8) == [Anchor(4, Reason.RESUME)]
-    tracking.track(Snapshot(3, 4, 7))
+    tracking.pending.append(Snapshot(3, 4, 7))
     tracking.complete(2, 4)
     assert not tracking.ready
     assert tracking.own_slots == [7]

@@ -209,7 +209,8 @@ CONTRACTS: Final = {
         "API keys share an engine's throughput by their weights. No tenant waits for another's backlog beyond a stated "
         "bound (decision 50), and a full queue rejects requests of the tenant that fills it. The prefix cache evicts "
         "from the tenant that holds the most for its weight (decision 51).",
-        "scheduler/admission.py, scheduler/displacing.py, scheduler/line.py, scheduler/limits.py, memory/radix_node.py",
+        "scheduler/admission.py, scheduler/displacing.py, scheduler/queues.py, scheduler/limits.py, "
+        "memory/radix_node.py",
     ),
 }
 

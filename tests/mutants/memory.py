@@ -156,8 +156,8 @@ MEMORY = (
     Mutant(
         "C3 mappings are sized by rows, not by state slots",
         "memory/kinds/state/hybrid_rows.py",
-        "np.zeros((self.slots.num_rows, 1 + num_tracking), dtype=np.int32)",
-        "np.zeros((self.mamba_pool.num_rows, 1 + num_tracking), dtype=np.int32)",
+        "np.zeros((self.slots.num_rows, self.slots_per_req), dtype=np.int32)",
+        "np.zeros((self.mamba_pool.num_rows, self.slots_per_req), dtype=np.int32)",
         "memory/test_hybrid_rows.py::test_c3_mappings_are_sized_by_rows_whatever_the_number_of_slots",
     ),
     Mutant(
@@ -243,7 +243,7 @@ MEMORY = (
     Mutant(
         "C27 a request is given pages for all the tokens it has",
         "memory/holding.py",
-        "max(0, ceil_div(kv_len, page_size) - held_pages)",
+        "max(0, -(-kv_len // page_size) - held_pages)",
         "max(0, kv_len // page_size - held_pages)",
         "memory/test_kv_allocator.py::test_a_footprint_is_what_is_missing",
     ),

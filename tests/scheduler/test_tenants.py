@@ -6,11 +6,11 @@ from forebay.base.errors import InvalidRequest, Overloaded
 from forebay.config.engine_config import SchedulePolicy
 from forebay.requests.request import Request, Status
 from forebay.requests.updates import FinishReason
-from forebay.scheduler import line, queues
+from forebay.scheduler import queues
 from forebay.scheduler.admission import MAX_OVERTAKES
 from forebay.scheduler.displacing import PATIENCE
 from forebay.scheduler.limits import Room
-from forebay.scheduler.line import Line
+from forebay.scheduler.queues import Line
 from tests.scheduler.rig import Rig
 
 EVEN = {"a": 1, "b": 1}
@@ -361,8 +361,7 @@ def test_c32_plan_looks_at_no_more_requests_the_more_wait(monkeypatch):
     flood(rig, "b", 2000)
     ranked = []
     monkeypatch.setattr(Line, "__iter__", lambda self: pytest.fail("a plan looks at all that wait"))
-    for module in (line, queues):
-        monkeypatch.setattr(module, "by_rank", lambda req: ranked.append(req) or req.rank)
+    monkeypatch.setattr(queues, "by_rank", lambda req: ranked.append(req) or req.rank)
     for _ in range(12):
         rig.scheduler.plan(0.0)
         ranked_now, ranked[:] = len(ranked), []

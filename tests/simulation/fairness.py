@@ -12,7 +12,7 @@ from forebay.requests.updates import Update
 from forebay.scheduler import scheduler as scheduler_module
 from forebay.scheduler.admission import growth
 from forebay.scheduler.handoff import Handoff
-from forebay.scheduler.line import by_rank
+from forebay.scheduler.queues import by_rank
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.violation import require
 

@@ -8,8 +8,7 @@ from forebay.config.engine_config import SchedulePolicy
 from forebay.requests.request import Status
 from forebay.scheduler import admission, scheduler
 from forebay.scheduler.limits import overdue
-from forebay.scheduler.line import by_rank
-from forebay.scheduler.queues import Queues
+from forebay.scheduler.queues import Queues, by_rank
 from forebay.scheduler.residency import Residencies
 
 Patch = pytest.MonkeyPatch

@@ -160,12 +160,15 @@ def tracking_slots_do_not_take_turns(patch: Patch) -> None:
 
 
 def a_state_is_tracked_a_token_late(patch: Patch) -> None:
-    track = Tracking.track
-    patch.setattr(
-        Tracking,
-        "track",
-        lambda self, snapshot: track(self, snapshot._replace(length=snapshot.length - (snapshot.slot in self.buffers))),
-    )
+    wish = Tracking.wish
+
+    def mutated(self, step, length, **how):
+        slot = wish(self, step, length, **how)
+        if slot is not None:
+            self.pending[-1] = Snapshot(step, length - 1, slot)
+        return slot
+
+    patch.setattr(Tracking, "wish", mutated)
 
 
 def anchors_are_not_cut_to_whole_pages(patch: Patch) -> None:

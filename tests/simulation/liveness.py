@@ -13,7 +13,6 @@ import numpy as np
 
 from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
 from forebay.requests.request import Request
-from forebay.requests.schedule_batch import SCORED_COST
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Update
 from forebay.scheduler import admission
@@ -226,7 +225,7 @@ class Liveness:
         mixed = any(req.residency.row not in extended for req in self._scheduler.running.reqs)
         most = self._config.mixed_chunk_size if mixed else self._config.chunked_prefill_size
         scored = {req.residency.row for req in under_way if req.wants_prompt_logprobs}
-        costs = [SCORED_COST if row in scored else 1 for row in plan.rows[: plan.num_extends].tolist()]
+        costs = [admission.SCORED_COST if row in scored else 1 for row in plan.rows[: plan.num_extends].tolist()]
         used = int(np.dot(plan.q_lens[: plan.num_extends], costs))
         # Whoever starts counts with all that it has to compute, wherever its first chunk has to end.
         for req in started:

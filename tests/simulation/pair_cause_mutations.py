@@ -17,9 +17,8 @@ from forebay.requests.updates import Failure, FinishReason
 from forebay.scheduler import decode_role
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.handoff import ABORTED, LOST, Handoff, Role
-from forebay.scheduler.line import Line
 from forebay.scheduler.prefill_role import PrefillRole
-from forebay.scheduler.queues import Queues
+from forebay.scheduler.queues import Line, Queues
 from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.pair import run_pair
 

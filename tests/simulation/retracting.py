@@ -16,9 +16,8 @@ from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.scheduler.admission import MAX_RETRACTIONS
 from forebay.scheduler.grammars import Grammars
 from forebay.scheduler.handoff import Handoff
-from forebay.scheduler.line import by_rank
 from forebay.scheduler.proposer import Proposer
-from forebay.scheduler.queues import Blocked
+from forebay.scheduler.queues import Blocked, by_rank
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.liveness import Liveness
 

@@ -7,8 +7,7 @@ import pytest
 from forebay.scheduler import admission, displacing
 from forebay.scheduler.admission import AdmissionPass
 from forebay.scheduler.limits import Room
-from forebay.scheduler.line import by_rank
-from forebay.scheduler.queues import Queues
+from forebay.scheduler.queues import Queues, by_rank
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.event_log import Outcome

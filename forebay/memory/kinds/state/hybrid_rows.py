@@ -74,14 +74,10 @@ class HybridReqToTokenPool(ReqToTokenPool):
     def __init__(self, size: int, max_context_len: int, *, mamba_size: int, num_tracking: int, **others: Any) -> None:
         super().__init__(size, max_context_len, **others)
         self.mamba_pool = MambaPool(mamba_size, ledger=self.slots.ledger)
-        self.num_tracking = num_tracking
-        self._row_slots = np.zeros((self.slots.num_rows, 1 + num_tracking), dtype=np.int32)
+        self.num_tracking, self.slots_per_req = num_tracking, 1 + num_tracking
+        self._row_slots = np.zeros((self.slots.num_rows, self.slots_per_req), dtype=np.int32)
         self.req_index_to_mamba_index_mapping = self._row_slots[:, 0]
         self.req_index_to_mamba_ping_pong_track_buffer_mapping = self._row_slots[:, 1:]
-
-    @property
-    def slots_per_req(self) -> int:
-        return 1 + self.num_tracking
 
     def alloc(self, reqs: Sequence[RowHolder]) -> list[int]:
         """Rows as `ReqToTokenPool.alloc`; each new one with its slots, owned by its request. All or nothing.

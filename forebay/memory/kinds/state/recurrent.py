@@ -51,10 +51,6 @@ class Tracking:
         used = self.tracked.slot if self.tracked else 0
         return next((slot for slot in self.buffers if slot != used), self.buffers[0])
 
-    def track(self, snapshot: Snapshot) -> None:
-        """A step that is being planned writes a snapshot, or wishes to."""
-        self.pending.append(snapshot)
-
     def wish(self, step: int, length: int, *, too_late: bool = False) -> int | None:
         """The slot for the state at `length`, which a decode in `step` may come to; None while there is none. A step in
         flight that may have come there has the same wish: one of them fulfils it. Where there is one that has not, it
@@ -65,7 +61,7 @@ class Tracking:
         else:
             self.pending = [wish for wish in self.pending if wish.slot != slot]
         if slot is not None:
-            self.track(Snapshot(step, length, slot))
+            self.pending.append(Snapshot(step, length, slot))
         return slot
 
     @property
@@ -175,7 +171,7 @@ class States(CachedStates, Kind):
             slot = self._take(held.id, reason)
             if slot is None:
                 continue
-            tracking.track(Snapshot(draft.step, length, slot))
+            tracking.pending.append(Snapshot(draft.step, length, slot))
             if self._extra_buffer:
                 draft.copies_at.append((held.row, length, slot))
             else:
