@@ -297,8 +297,9 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
         yield f"{asked('kv_cache_dtype')}: KV of another type is for CPUs; use {dtype}"
     if given["quantization"].value == Quantization.FILE and not (facts.weights.has_codes or facts.draft.has_codes):
         yield (
-            f"{asked('quantization')}: {facts.model_path} has no weights in codes that are kept (Q2_K to Q8_0, IQ4_NL, "
-            "IQ4_XS, GPTQ, AWQ, compressed-tensors): use int8 or int4 to round them while loading, or none"
+            f"{asked('quantization')}: {facts.model_path} has no weights in codes that are kept (GGUF's but "
+            "IQ2, MXFP4 and NVFP4, GPTQ, AWQ, compressed-tensors): use int8 or int4 to round them while loading, or "
+            "none"
         )
     # Caches take their memory as they fill: without this check the missing memory would end the engine hours later.
     here = ("kv_cache_bytes", "retraction_host_bytes") if facts.gpu is None else ("kv_cache_bytes",)

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from forebay.base.errors import ModelError, brief
 from forebay.formats.file_array import FileArray, WeightFile
-from forebay.formats.gguf_types import GGML_TYPES, BlockType
+from forebay.formats.gguf_blocks import BlockType
+from forebay.formats.gguf_types import GGML_TYPES
 from forebay.formats.strings import Strings
 
 MAGIC: Final = b"GGUF"

@@ -7,7 +7,9 @@ import numpy as np
 from forebay.formats.gguf_types import GGML_TYPES
 from forebay.formats.quantized import GROUP, CodeFormat, GroupQuantized, StoredCodes, joined_codes, stored_codes
 
-FORMATS = {block.name: block.codes for block in GGML_TYPES.values() if block.codes is not None} | {
+# Of types with one format the first.
+_NAMES = {block.codes: block.name for _, block in sorted(GGML_TYPES.items(), reverse=True)}
+FORMATS = {name: form for form, name in reversed(_NAMES.items()) if form is not None} | {
     "8 bits with minimums": CodeFormat(bits=8, minimums=True),
     "4 bits by 128": CodeFormat(bits=4, minimums=True, group=128),
 }

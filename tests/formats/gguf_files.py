@@ -22,7 +22,19 @@ _HALF_AT = {
     "IQ4_XS": (0,),
 }
 K_TYPES = tuple(_HALF_AT)
-TYPES = ("F32", "F16", "BF16", "MXFP4", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *K_TYPES)
+_HALF_AT |= {
+    "IQ1_S": (0,),
+    "IQ1_M": (),  # in four parts
+    "IQ2_XXS": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_S": (0,),
+    "IQ3_XXS": (0,),
+    "IQ3_S": (0,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    "NVFP4": (),
+}
+TYPES = ("F32", "F16", "BF16", "MXFP4", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *_HALF_AT)
 
 
 def quantized(type_name: str, shape: tuple[int, int], seed: int) -> npt.NDArray[np.uint8]:
@@ -34,10 +46,21 @@ def quantized(type_name: str, shape: tuple[int, int], seed: int) -> npt.NDArray[
         return gguf.quants.quantize(values, kind).view(np.uint8)
     elements, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (shape[0] * shape[1] // elements, num_bytes), dtype=np.uint8)
-    for start in _HALF_AT[type_name]:
-        scales = rng.uniform(0.001, 0.01, len(blocks)).astype(np.float16)
-        blocks[:, start : start + 2] = scales.view(np.uint8).reshape(-1, 2)
+    scales = rng.uniform(0.001, 0.01, (len(blocks), 2))
+    if type_name not in K_TYPES:
+        scales *= rng.choice([-1, 1], scales.shape)
+    set_scales(blocks, type_name, scales.astype(np.float16))
     return blocks.reshape(shape[0], -1)
+
+
+def set_scales(blocks: npt.NDArray[np.uint8], type_name: str, scales: npt.NDArray[np.float16]) -> None:
+    """Set the float16 numbers of blocks [n, bytes] to `scales` [n, as many or more]."""
+    for i, start in enumerate(_HALF_AT[type_name]):
+        blocks[:, start : start + 2] = np.ascontiguousarray(scales[:, i : i + 1]).view(np.uint8)
+    if type_name == "IQ1_M":
+        words = blocks[:, 48:].copy().view(np.uint16) & 0x0FFF
+        fourths = np.ascontiguousarray(scales[:, :1]).view(np.uint16) >> np.array([0, 4, 8, 12], np.uint16) & 15
+        blocks[:, 48:] = (words | fourths << 12).astype(np.uint16).view(np.uint8)
 
 
 def llama_metadata(**overrides: Any) -> dict[str, Any]:

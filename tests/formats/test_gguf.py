@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
+from forebay.formats import gguf_grids
 from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_types import GGML_TYPES, dequantize
 from forebay.formats.stored_tensor import read_tensor
@@ -118,10 +119,38 @@ def test_a_tensor_that_the_architecture_does_not_have_is_refused(tmp_path):
         open_checkpoint(write_gguf(tmp_path / "m.gguf", llama_metadata(), tensors))
 
 
+def test_ggml_types_are_all_that_the_gguf_package_has_for_weights():
+    """Q8_1 and Q8_K are of activations, the others of no weights."""
+    others = {GGMLQuantizationType[name] for name in ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64")}
+    assert set(GGML_TYPES) == set(GGMLQuantizationType) - others
+    for number, block in GGML_TYPES.items():
+        assert block.name == GGMLQuantizationType(number).name
+        assert (block.elements, block.num_bytes) == gguf.GGML_QUANT_SIZES[GGMLQuantizationType(number)]
+
+
+@pytest.mark.parametrize("name", ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S"])
+def test_every_codeword_of_a_grid_is_that_of_the_gguf_package(name):
+    theirs = getattr(gguf.quants, name)
+    theirs.init_grid()
+    grid = {"IQ1_S": gguf_grids._IQ1}.get(name) or getattr(gguf_grids, f"_{name}")
+    ours = gguf_grids._codewords(grid).view(np.int8).reshape(theirs.grid_shape)
+    unit = {"IQ1_S": 8, "IQ3_XXS": 0.5}.get(name, 1)
+    np.testing.assert_array_equal(ours, theirs.grid.reshape(theirs.grid_shape) * unit)
+
+
+def test_q1_0_bits_are_signs_of_the_scale():
+    """The package has the size of this type alone."""
+    bits = np.random.default_rng(0).integers(0, 2, (3, 128), dtype=np.uint8)
+    scales = np.array([[0.5], [-3e-7], [0]], np.float16)
+    raw = np.concatenate([scales.view(np.uint8), np.packbits(bits, axis=1, bitorder="little")], axis=1)
+    expected = np.where(bits, scales, -scales).astype(np.float32)
+    np.testing.assert_array_equal(dequantize(raw, GGML_TYPES[41]), expected)
+
+
 def test_unsupported_tensor_types_are_named(tmp_path):
-    tensors = {"token_embd.weight": np.zeros((32, 54), np.uint8)}
-    path = write_gguf(tmp_path / "m.gguf", llama_metadata(), tensors, type_name="TQ1_0")
-    with pytest.raises(ModelError, match=r"token_embd.*ggml type 34"):
+    tensors = {"token_embd.weight": np.zeros((32, 292), np.uint8)}
+    path = write_gguf(tmp_path / "m.gguf", llama_metadata(), tensors, type_name="Q8_K")
+    with pytest.raises(ModelError, match=r"token_embd.*ggml type 15"):
         open_checkpoint(path)
 
 

@@ -14,19 +14,44 @@ from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import held_format, joined_codes
 from forebay.formats.stored_tensor import one_below_the_other, read_tensor
 from tests.formats.coded import FORMATS, read, stored
-from tests.formats.gguf_files import K_TYPES, TYPES, llama_metadata, llama_tensors, quantized, write_gguf
+from tests.formats.gguf_files import K_TYPES, TYPES, llama_metadata, llama_tensors, quantized, set_scales, write_gguf
 
-IN_CODES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", *K_TYPES)
+AS_LARGE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", *K_TYPES)
+# In a larger form, as no kernel reads a smaller one: the bits of a weight.
+LARGER = {"TQ1_0": 2.625, "TQ2_0": 2.625, "IQ1_S": 5.625, "IQ1_M": 6.5625, "IQ3_XXS": 6.5625, "IQ3_S": 5.625}
+IN_CODES = (*AS_LARGE, *LARGER)
 
 
-def from_file(type_name, shape=(6, 512), seed=0):
-    """Codes of a type and the values that the file gives for them."""
+def from_file(type_name, shape=(6, 512), seed=0, scales=None):
+    """Codes of a type and the values that the file gives for them; the least and the largest of its scales."""
     block = GGML_TYPES[GGMLQuantizationType[type_name].value]
     raw = quantized(type_name, shape, seed)
+    if scales is not None:
+        blocks = raw.reshape(-1, block.num_bytes)
+        set_scales(blocks, type_name, np.geomspace(*scales, len(blocks)).astype(np.float16)[:, None])
     return stored(split(raw, block)), gguf.quants.dequantize(raw, GGMLQuantizationType[type_name])
 
 
-@pytest.mark.parametrize("type_name", IN_CODES)
+@pytest.mark.parametrize("type_name", LARGER)
+@pytest.mark.parametrize("shape", [(1, 256), (7, 768)])
+def test_codes_in_a_larger_form_are_the_values_of_the_file(type_name, shape):
+    codes, expected = from_file(type_name, shape, scales=(2**-11, 0.1))
+    np.testing.assert_array_equal(read(codes), expected)
+    assert codes.num_bytes * 8 == LARGER[type_name] * expected.size
+
+
+@pytest.mark.parametrize(("type_name", "unit"), [("IQ1_S", 1 / 8), ("IQ1_M", 1 / 8), ("IQ3_XXS", 1 / 2), ("IQ3_S", 1)])
+def test_codes_of_small_scales_are_rounded_to_the_least_float16(type_name, unit):
+    """The step of a code is the scale times the unit in float16, whose least numbers are multiples of 2^-24."""
+    codes, expected = from_file(type_name, (16, 1024), scales=(2**-24, 2**-12))
+    wrong = np.abs(read(codes) - expected)
+    largest_factor, largest_code = 31 if "3" in type_name else 15, 31 if "3" in type_name else 9
+    assert wrong.max() <= 2**-25 * largest_factor * largest_code
+    assert (wrong.max() > 0) == (unit < 1)
+    assert wrong[np.abs(expected) > 0].mean() < 0.02 * np.abs(expected).mean()
+
+
+@pytest.mark.parametrize("type_name", AS_LARGE)
 @pytest.mark.parametrize("shape", [(1, 256), (7, 768)])
 def test_codes_of_a_file_are_its_values_to_the_bit_and_its_size_within_five_per_cent(type_name, shape):
     codes, expected = from_file(type_name, shape)
