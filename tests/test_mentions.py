@@ -30,7 +30,14 @@ NOT_OURS = {
         "tokenizer.ggml.token_type",
     ),  # names in files
     *("--context-length/--ctx-size/-c", "iB", "Ġthe", "dmesg", "uptime", "taskset"),
-    *("./folder", "./model.gguf", "org/name/file.gguf", "deploy/keys", "/var/cache/forebay"),  # the reader's
+    *(
+        "./folder",
+        "./model.gguf",
+        "./model-00001-of-00003.gguf",
+        "org/name/file.gguf",
+        "deploy/keys",
+        "/var/cache/forebay",
+    ),  # the reader's
 }
 
 

@@ -29,6 +29,7 @@ from forebay.families import TYPES
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import config_of, family_title
 from forebay.families.small import small_config
+from forebay.formats.gguf_parts import first_parts, model_file, part_paths
 from forebay.formats.hub_names import HubModel, find_in_cache, hub_folder, hub_model, repository_of, revisions
 from forebay.formats.quantization import Quantization
 from forebay.formats.store import cached, find_model, find_named, models_folder, short_name, users_of
@@ -87,18 +88,28 @@ def _here() -> Iterator[tuple[str, str, Path]]:
         yield short_name(path), "", path
     for repo, revision, folder in revisions():
         model = HubModel(repo, revision)
-        files = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf") if path.exists()]
+        files = first_parts(path for path in folder.rglob("*.gguf") if path.exists())
         for file in files:
-            yield str(HubModel(repo, file=file)), revision, folder / file
+            yield str(HubModel(repo, file=file.relative_to(folder).as_posix())), revision, file
         with contextlib.suppress(ModelError):
             if not files and find_in_cache(model) == folder:
                 yield repo, revision, folder
 
 
 def _listed(name: str, revision: str, path: Path) -> dict[str, Any]:
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    size = sum(file.stat().st_size for file in files)
-    return {"name": name, "num_bytes": size, "revision": revision, "used_by": users_of(path), "path": str(path)}
+    size = sum(file.stat().st_size for file in _files(path))
+    return {"name": name, "num_bytes": size, "revision": revision, "used_by": _users(path), "path": str(path)}
+
+
+def _users(path: Path) -> list[int]:
+    """The processes that hold a model, which they do by its first file."""
+    first = model_file(path)
+    return users_of(first if first.exists() else path)
+
+
+def _files(path: Path) -> list[Path]:
+    """The files of a model: all in a folder, or the parts that are there."""
+    return [file for file in (path.rglob("*") if path.is_dir() else part_paths(path)) if file.is_file()]
 
 
 def _pull(words: Sequence[str]) -> None:
@@ -120,11 +131,14 @@ def _remove(words: Sequence[str]) -> None:
     if own.model is None:
         raise ConfigError("say which: `forebay models rm MODEL`; `forebay models list` shows those that are here")
     path = _named(own.model)
-    if pids := users_of(path):
+    if pids := _users(path):
         raise ConfigError(f"{own.model} is used by process {', '.join(map(str, pids))}: end it first")
     freed = _listed("", "", path)["num_bytes"]
     if repository_of(path) is None:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if path.is_dir():
+            shutil.rmtree(path)
+        for file in () if path.is_dir() else _files(path):
+            file.unlink()
     else:
         from forebay.formats.hub import remove  # its library takes a third of a second to import
 

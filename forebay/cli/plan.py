@@ -26,6 +26,7 @@ from forebay.engine.lifecycle.bring import described
 from forebay.engine.lifecycle.model_shape import Shape, read_shape
 from forebay.engine.lifecycle.sizing import memory_demand
 from forebay.families.model_config import ModelConfig
+from forebay.formats.weight_shapes import HeldWeights
 from forebay.memory.budget import BudgetLine, MemoryBudget, divide_memory
 from forebay.memory.holding import num_at_once
 from forebay.memory.kinds.build import KINDS, per_request, per_token
@@ -104,6 +105,7 @@ class Plan:
     model_type: str
     num_parameters: int
     weight_bytes: int
+    held_weights: tuple[HeldWeights, ...]
     memory_bytes: int
     memory_source: str
     layers: tuple[LayerRow, ...]
@@ -172,7 +174,7 @@ def make_plan(parsed: Parsed, *, memory: Amount, path: Path | None, read: Callab
     found: dict[str, Any] = {} if path is None else {"find": lambda *named: path}
     config = parsed.resolve(Survey(model=lambda *which: read(*which)[::2], memory=lambda: memory, **found))
     model, needs, weights = read(Path(config.engine.model_path), config.engine.speculation.by_own_head)
-    weight_bytes = weights.held_bytes(config.engine.quantization, ITEM_BYTES[config.engine.types.dtype])
+    held = weights.held(config.engine.quantization, ITEM_BYTES[config.engine.types.dtype])
     drafting = _draft_cache_specs(config, model)
     sizes = cache_sizes((*needs.cache_specs, *drafting), config.engine.types)
     budget = divide_memory(memory_demand(config.engine, sizes, model))
@@ -181,7 +183,8 @@ def make_plan(parsed: Parsed, *, memory: Amount, path: Path | None, read: Callab
         model=config.engine.served_model_name,
         model_type=model.model_type,
         num_parameters=weights.num_parameters,
-        weight_bytes=weight_bytes,
+        weight_bytes=sum(row.num_bytes for row in held),
+        held_weights=tuple(held),
         memory_bytes=memory.value,
         memory_source=memory.why,
         layers=_layers(config, (*needs.kept_by_block, *((spec,) for spec in drafting))),
@@ -267,6 +270,7 @@ def _sizes_as_dict(sizes: CacheSizes) -> dict[str, object]:
 def _as_dict(plan: Plan) -> dict[str, object]:
     return {
         **asdict(plan),
+        "held_weights": [row._asdict() for row in plan.held_weights],
         "layers": [row._asdict() for row in plan.layers],
         "sizes": _sizes_as_dict(plan.sizes),
         "settings": [row._asdict() for row in plan.settings],
@@ -295,9 +299,25 @@ def as_text(plan: Plan, ways: Sequence[str]) -> str:
         *ways,
         f"{plan.model} ({plan.model_type}): {num_layers} layers, {_millions(plan.num_parameters)} weights, "
         f"{human_bytes(plan.weight_bytes)}",
+        *_held(plan),
         f"memory: {human_bytes(plan.memory_bytes)} {plan.memory_source}",
     ]
     return "\n\n".join(["\n".join(head), *(_table(header, rows) for header, rows in tables)])
+
+
+def _held(plan: Plan) -> list[str]:
+    """`weights: 86.6 MiB in codes of 4 bits (5.00 each with scales), 5.5 MiB in numbers of 32 bits`; nothing if all are
+    numbers."""
+    if len(plan.held_weights) < 2:
+        return []
+    rows = [
+        f"{human_bytes(size)} in codes of {bits} bits ({8 * size / count:.2f} each with scales)"
+        if bits <= 8
+        else f"{human_bytes(size)} in numbers of {bits} bits"
+        for bits, count, size in plan.held_weights
+        if count
+    ]
+    return [f"weights: {', '.join(rows)}"]
 
 
 def _millions(count: int) -> str:

@@ -264,7 +264,7 @@ class SchedulerConfig(SchedulingOptions):
 class EngineConfig:
     """Settings of the engine process, in groups that are passed on whole to the components that use them."""
 
-    model_path: str  # a folder with config.json and *.safetensors, or one .gguf file
+    model_path: str  # a folder with config.json and *.safetensors, or a .gguf file, of several parts the first
     served_model_name: str
     quantization: Quantization  # of weights that are matrices
     device: str

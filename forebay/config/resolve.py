@@ -39,6 +39,7 @@ from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig
+from forebay.formats.gguf_parts import model_file
 from forebay.formats.quantization import Quantization
 from forebay.formats.store import find_model, model_title
 from forebay.formats.weight_shapes import WeightShapes
@@ -246,7 +247,7 @@ def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
 
 def _draft_weights(path: Value | Auto | None) -> WeightShapes:
     """None where nobody named one, and where there is no model, which the engine says."""
-    named = Path(path) if isinstance(path, str | Path) else None
+    named = model_file(Path(path)) if isinstance(path, str | Path) else None
     there = named is not None and (named.is_dir() or (named.suffix == ".gguf" and named.exists()))
     return open_checkpoint(str(named)).weight_shapes() if there else WeightShapes({})
 

@@ -42,7 +42,7 @@ _MODEL: Final = in_group(
         "model_path",
         PATH,
         "org/name of the Hugging Face hub (org/name:Q4_K_M for a GGUF file of it), a folder with config.json and "
-        "*.safetensors, one .gguf file, or a name from `forebay models list`",
+        "*.safetensors, a .gguf file (any of its parts), or a name from `forebay models list`",
         aliases=("--model", "-m", "-hf", "-hfr", "--hf-repo"),
     ),
     Flag("revision", TEXT, "branch, tag or commit of a model of the hub"),

@@ -19,6 +19,7 @@ from forebay.families.model_config import ModelConfig, config_from_folder, confi
 from forebay.families.tensor_names import GATE_UP
 from forebay.formats.file_array import FileArray
 from forebay.formats.gguf import GgufFile, GgufTensor
+from forebay.formats.gguf_parts import model_file
 from forebay.formats.gguf_types import dequantize, split
 from forebay.formats.mxfp4 import unpacked
 from forebay.formats.packed_layers import PackedLayer
@@ -63,9 +64,9 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path, *, draft_head: bool = False) -> Checkpoint:
-    """Open a folder of safetensors or one .gguf file, with the tensors of its `draft_head` or without.
+    """Open a folder of safetensors or a GGUF model, by any part of it, with the tensors of its `draft_head` or without.
     Headers are checked, no weight is read. ModelError if unsound."""
-    path = Path(path)
+    path = model_file(Path(path))
     return _open_gguf(path) if path.suffix == ".gguf" else _open_folder(path, draft_head)
 
 
@@ -149,7 +150,7 @@ def _open_gguf(path: Path) -> Checkpoint:
         if stored.name != ROPE_FACTORS:  # part of the configuration
             tensors.update(_gguf_tensors(file, stored, architecture, config))
     tensors = architecture.restore(architecture.reorder(tensors, config))
-    return Checkpoint(path=path, config=config, tensors=tensors, gguf_metadata=file.metadata)
+    return Checkpoint(path=file.path, config=config, tensors=tensors, gguf_metadata=file.metadata)
 
 
 def _gguf_tensors(

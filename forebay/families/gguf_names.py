@@ -80,9 +80,6 @@ def architecture_of(file: GgufFile) -> tuple[str, Architecture]:
     if found is None:
         known = ", ".join(name for name, *_ in architectures())
         raise ModelError(f"{file.path}: the GGUF architecture {brief(name)} is not supported; supported are {known}")
-    split = file.metadata.get("split.count", 1)
-    if type(split) is not int or split > 1:
-        raise ModelError(f"{file.path}: it is one of several split files: merge them first (llama-gguf-split --merge)")
     return found
 
 

@@ -1,4 +1,4 @@
-"""A bounded reader of GGUF files (versions 2 and 3, little-endian).
+"""A bounded reader of GGUF models (versions 2 and 3, little-endian), of one file or of several parts.
 
 Every size, offset, count and type is compared with what is left of the file before anything is allocated or read, so a
 hostile file ends in a ModelError. The layout is that of ggml's `docs/gguf.md`; the `gguf` package's own reader is not
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from forebay.base.errors import ModelError, brief
 from forebay.formats.file_array import FileArray, WeightFile
 from forebay.formats.gguf_blocks import BlockType
+from forebay.formats.gguf_parts import check_parts, existing_parts
 from forebay.formats.gguf_types import GGML_TYPES
 from forebay.formats.strings import Strings
 
@@ -28,7 +29,8 @@ MAX_KEY_BYTES: Final = 1 << 16  # the format's own limit
 MAX_DIMS: Final = 4
 MAX_ELEMENTS: Final = 1 << 48  # far above any tensor, far below where a product of four dimensions could overflow
 MAX_ALIGNMENT: Final = 1 << 16
-# What published files have is a few times less: 2,000 tensors, 60 entries, 16 MB of them, 0.8 million strings.
+# Of all parts of a model. What published ones have is a few times less: 2,000 tensors, 60 entries, 16 MB of them, 0.8
+# million strings.
 MAX_TENSORS: Final = 1 << 16
 MAX_ENTRIES: Final = 1 << 12
 MAX_METADATA_BYTES: Final = 64 << 20
@@ -66,36 +68,66 @@ class GgufTensor:
 
 
 class GgufFile:
-    """An open GGUF file: `metadata`, `tensors` by name, and their bytes.
+    """An open GGUF model: `metadata`, `tensors` by name, and their bytes. `path` may be any of its parts.
 
-    Metadata values are int, float, bool, str, and for lists `Strings` (`tokenizer.ggml.tokens`, `.merges`) and numpy
-    arrays (`tokenizer.ggml.token_type`, `.scores`).
+    Metadata is that of the first part. Its values are int, float, bool, str, and for lists `Strings`
+    (`tokenizer.ggml.tokens`, `.merges`) and numpy arrays (`tokenizer.ggml.token_type`, `.scores`).
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = WeightFile(path)
-        cursor = _Cursor(self._file)
-        num_tensors, num_entries = _read_preamble(cursor)
-        self.metadata = _read_metadata(cursor, num_entries)
-        self.tensors = _read_tensors(cursor, num_tensors, self.metadata)
+        paths = existing_parts(path)
+        limits = _Limits(MAX_METADATA_BYTES, MAX_STRINGS, MAX_TENSORS, MAX_ENTRIES)
+        parts = [_Part(part, limits) for part in paths]
+        check_parts(paths, [part.metadata for part in parts], sum(len(part.tensors) for part in parts))
+        self.path = paths[0]
+        self.metadata = parts[0].metadata
+        self.tensors: dict[str, GgufTensor] = {}
+        self._files: dict[str, WeightFile] = {}
+        for part in parts:
+            for name, tensor in part.tensors.items():
+                if name in self.tensors:
+                    raise ModelError(
+                        f"{part.file.path}: the tensor {name!r} is in {self._files[name].path.name} as well"
+                    )
+                self.tensors[name], self._files[name] = tensor, part.file
 
     def raw(self, name: str) -> FileArray:
         """The bytes of a tensor, `[rows, bytes per row]`, a row being its innermost dimension."""
         tensor = self.tensors[name]
         rows = math.prod(tensor.shape[:-1])
-        return FileArray(self._file, np.dtype(np.uint8), (rows, tensor.num_bytes // rows), tensor.offset)
+        return FileArray(self._files[name], np.dtype(np.uint8), (rows, tensor.num_bytes // rows), tensor.offset)
+
+
+class _Part:
+    """One file."""
+
+    def __init__(self, path: Path, limits: _Limits) -> None:
+        self.file = WeightFile(path)
+        cursor = _Cursor(self.file, limits)
+        num_tensors, num_entries = _read_preamble(cursor)
+        self.metadata = _read_metadata(cursor, num_entries)
+        self.tensors = _read_tensors(cursor, num_tensors, self.metadata)
+        limits.num_bytes -= cursor.offset
+
+
+@dataclass(slots=True)
+class _Limits:
+    """Bounds of the parts that are not read yet."""
+
+    num_bytes: int
+    num_strings: int
+    num_tensors: int
+    num_entries: int
 
 
 class _Cursor:
     """Reads forward through the beginning of a file; every read checks first that the bytes are there."""
 
-    def __init__(self, file: WeightFile) -> None:
-        self._file, self.path = file, file.path
-        self.size = min(file.num_bytes, MAX_METADATA_BYTES)  # of what is read through here; weights are not
+    def __init__(self, file: WeightFile, limits: _Limits) -> None:
+        self._file, self.path, self.limits = file, file.path, limits
+        self.size = min(file.num_bytes, limits.num_bytes)  # of what is read through here; weights are not
         self.buffer = file.read(0, min(self.size, _FIRST_BYTES))
         self.offset = 0
-        self._strings_left = MAX_STRINGS
 
     @property
     def file_bytes(self) -> int:
@@ -137,8 +169,8 @@ class _Cursor:
     def strings(self, count: int, what: str) -> Strings:
         """`count` strings, of which a tokenizer has a hundred thousand."""
         self.need(count, 8, what)
-        self._strings_left -= count
-        if self._strings_left < 0:
+        self.limits.num_strings -= count
+        if self.limits.num_strings < 0:
             raise self.fail(f"{what}: with its {count} there are more than {MAX_STRINGS} strings")
         try:
             return Strings(self._pieces(count, what))
@@ -181,9 +213,12 @@ def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
         raise ModelError(f"{cursor.path}: not a GGUF file: it begins with {magic!r} instead of {MAGIC!r}")
     if version not in (2, 3):
         raise ModelError(f"{cursor.path}: GGUF version {version} is not supported, only 2 and 3, little-endian")
-    if num_entries > MAX_ENTRIES or num_tensors > MAX_TENSORS:
+    limits = cursor.limits
+    limits.num_entries -= num_entries
+    limits.num_tensors -= num_tensors
+    if limits.num_entries < 0 or limits.num_tensors < 0:
         counts = f"{num_tensors} tensors and {num_entries} entries of metadata are declared"
-        raise cursor.fail(f"{counts}; at most {MAX_TENSORS} and {MAX_ENTRIES} are read")
+        raise cursor.fail(f"{counts}; at most {MAX_TENSORS} and {MAX_ENTRIES} are read of a model")
     cursor.need(num_entries, _MIN_METADATA_BYTES, "the metadata")
     cursor.need(num_tensors, _MIN_TENSOR_BYTES, "the tensor list")
     return num_tensors, num_entries

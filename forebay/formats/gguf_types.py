@@ -185,7 +185,7 @@ def _nvfp4(blocks: U8) -> F32:
     steps = np.ldexp((mantissas + 8 * normal).astype(np.float32), np.maximum(exponents, 1) - 10)
     steps[scales == 0x7F] = 0
     codes = fields(bytes_of(blocks, 4, 32).reshape(-1, 4, 8), 4).reshape(-1, 4, 16)
-    values: F32 = E2M1[codes] * steps
+    values: F32 = E2M1.take(codes) * steps
     return values.reshape(-1, 64)
 
 

@@ -40,6 +40,7 @@ from forebay.base.errors import ConfigError, ModelError, brief
 from forebay.base.package import __version__
 from forebay.base.progress import Progress
 from forebay.base.units import human_bytes
+from forebay.formats.gguf_parts import part_paths
 from forebay.formats.hub_names import BLOBS, COMMIT, REVISIONS, HubModel, hub_folder, repository_folder
 
 hub_settings.HF_HUB_DISABLE_TELEMETRY = True  # which asks the hub what it should look for here, and tells it
@@ -301,13 +302,15 @@ class _Counted:
 
 
 def remove(path: Path) -> int:
-    """Remove a snapshot, or one file of it, and what no other needs of its repository; the bytes that are free then."""
+    """Remove a snapshot, or one GGUF model of it by any part, and what no other needs of its repository. Returns the
+    bytes that are free then."""
     cache = scan_cache_dir(next(folder.parent for folder in path.parents if folder.name.startswith("models--")))
     if path.is_dir():
         chosen = cache.delete_revisions(path.name)
     else:
         files = (file for repo in cache.repos for revision in repo.revisions for file in revision.files)
-        chosen = cache.delete_files(*(file for file in files if file.file_path == path))
+        parts = set(part_paths(path))
+        chosen = cache.delete_files(*(file for file in files if file.file_path in parts))
     chosen.execute()
     return chosen.expected_freed_size
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from forebay.base.errors import ModelError
+from forebay.formats.gguf_parts import is_model, part_names
 from forebay.formats.safetensors import INDEX_NAME, SINGLE_NAME, weight_files
 
 MAIN: Final = "main"
@@ -25,9 +26,8 @@ _NAME: Final = re.compile(
     rf"(?:hf://(?:models/)?)?(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[^@:/]+))?(?:/(?P<file>[^:]+\.gguf))?"
     rf"(?::(?P<codes>{_PART}))?"
 )
-_CODES: Final = re.compile(r"(?i)(?:^|[-._])((?:UD-)?I?Q\d\w*|BF16|F16|F32|MXFP4\w*)(?=[-._]|$)")
+_CODES: Final = re.compile(r"(?i)(?:^|[-._])((?:UD-)?[IT]?Q\d\w*|BF16|F16|F32|(?:MX|NV)FP4\w*)(?=[-._]|$)")
 _USUAL: Final = "Q4_K_M"
-_SPLIT: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 
@@ -125,14 +125,15 @@ def find_in_cache(model: HubModel, cache: Path | None = None) -> Path:
 
 
 def chosen_gguf(names: Iterable[str], model: HubModel) -> str | None:
-    """Choose the GGUF file among a repository's files; None where it has safetensors and no GGUF file is asked for, or
-    none at all. ModelError where there are several that may be meant, or none of those asked for."""
+    """Choose the GGUF file among a repository's files, of several parts the first; None where it has safetensors and no
+    GGUF file is asked for, or none at all. ModelError where there are several that may be meant, or none of those asked
+    for, or not all parts."""
     names = set(names)
     if model.file:
-        return model.file if model.file in names else None
+        return _first_part(model.file, names, model) if model.file in names else None
     if not model.codes and names & {SINGLE_NAME, INDEX_NAME}:
         return None
-    there = {name: codes for name in sorted(names) if (codes := _gguf_codes(name)) is not None}
+    there = {part_names(name)[0]: _gguf_codes(name) for name in sorted(names) if is_model(name)}
     if not there:
         return None
     asked = [name for name, codes in there.items() if model.codes in ("", codes, codes.removeprefix("UD-"))]
@@ -144,19 +145,18 @@ def chosen_gguf(names: Iterable[str], model: HubModel) -> str | None:
     if others:
         named = f"{model.repo}:{there[chosen]}" if there[others[0]] != there[chosen] else f"hf://{model.repo}/{chosen}"
         raise ModelError(f"{model.repo} has several GGUF files ({all_codes}): name one, such as {named}")
-    if split := _SPLIT.search(chosen):
-        raise ModelError(
-            f"{model.repo} has its {there[chosen]} in {int(split[2])} files, which are not read: take other codes of "
-            f"{all_codes}, or merge them (llama-gguf-split --merge) and serve the file"
-        )
-    return chosen
+    return _first_part(chosen, names, model)
 
 
-def _gguf_codes(name: str) -> str | None:
-    """`Q4_K_M` of a model's file, empty where its name says nothing; None of any other, a model's later parts too."""
-    stem = name.rpartition("/")[2]
-    split = _SPLIT.search(stem)
-    if not stem.endswith(".gguf") or stem.startswith(("mmproj", "imatrix")) or (split and int(split[1]) != 1):
-        return None
-    found = _CODES.findall(stem.removesuffix(".gguf"))
+def _first_part(name: str, names: set[str], model: HubModel) -> str:
+    parts = part_names(name)
+    missing = [part for part in parts if part not in names]
+    if missing:
+        raise ModelError(f"{model.repo} has {len(parts) - len(missing)} of {len(parts)} parts: {missing[0]} is missing")
+    return parts[0]
+
+
+def _gguf_codes(name: str) -> str:
+    """`Q4_K_M` of a model's file, empty where its name says nothing."""
+    found = _CODES.findall(name.rpartition("/")[2].removesuffix(".gguf"))
     return found[-1].upper() if found else ""

@@ -26,6 +26,7 @@ from forebay.base.leash import Leash
 from forebay.base.paths import cache_folder
 from forebay.base.progress import Progress
 from forebay.base.units import human_bytes
+from forebay.formats.gguf_parts import first_parts, model_file, whole_name
 from forebay.formats.hub_names import HubModel, find_in_cache, hub_model, repository_of
 
 _POLL_S: Final = 0.2
@@ -63,11 +64,13 @@ def models_folder() -> Path:
 
 
 def cached(folder: Path | None = None) -> list[Path]:
-    """The models in the cache, by name: .gguf files, and folders with a config.json."""
+    """The models in the cache, by name: .gguf files, of several parts the first, and folders with a config.json."""
     folder = folder or models_folder()
     if not folder.is_dir():
         return []
-    return sorted(p for p in folder.iterdir() if p.suffix == ".gguf" or (p / "config.json").is_file())
+    entries = list(folder.iterdir())
+    folders = [entry for entry in entries if (entry / "config.json").is_file() or model_file(entry).parent == entry]
+    return sorted([*first_parts(entry for entry in entries if entry.suffix == ".gguf"), *folders])
 
 
 def find_model(name: str | None, folder: Path | None = None, *, revision: str | None = None) -> Path:
@@ -103,10 +106,11 @@ def find_named(name: str | None, folder: Path | None = None) -> Path | None:
         return path if path.is_file() else None
     path = Path(name).expanduser()
     if path.exists():
-        return path
+        return model_file(path)
     called = name.lower()
     known = cached(folder)
-    return next((p for p in known if called in (p.name.lower(), p.stem.lower(), short_name(p).lower())), None)
+    found = next((p for p in known if called in (p.name.lower(), p.stem.lower(), short_name(p).lower())), None)
+    return None if found is None else model_file(found)
 
 
 def absent_model(name: str, revision: str | None = None) -> HubModel | None:
@@ -129,8 +133,9 @@ def short_name(path: Path) -> str:
     name."""
     if path.suffix != ".gguf":
         return repository_of(path) or path.resolve().name
-    stem, dot, quantisation = path.stem.rpartition(".")
-    return stem if dot and quantisation[:1] in "QFBqfb" else path.stem
+    name = whole_name(path.name).removesuffix(".gguf")
+    stem, dot, quantisation = name.rpartition(".")
+    return stem if dot and quantisation[:1] in "QFBqfb" else name
 
 
 def hold(path: Path) -> int:

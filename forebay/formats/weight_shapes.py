@@ -21,6 +21,14 @@ class WeightKind(NamedTuple):
     min_bits: int
 
 
+class HeldWeights(NamedTuple):
+    """Weights that memory holds in codes, or values, of so many bits; `num_bytes` with their scales."""
+
+    bits: int
+    num_weights: int
+    num_bytes: int
+
+
 def kinds_of(codes: StoredCodes | None, shape: tuple[int, ...], min_bits: int) -> Iterator[tuple[WeightKind, int]]:
     """The kinds of a weight's parts, and how many weights are of each."""
     if codes is None or not codes.packs:
@@ -55,8 +63,15 @@ class WeightShapes:
 
     def held_bytes(self, quantization: Quantization, itemsize: int) -> int:
         """`itemsize` bytes for a value of the model's dtype."""
-        total = 0
+        return sum(held.num_bytes for held in self.held(quantization, itemsize))
+
+    def held(self, quantization: Quantization, itemsize: int) -> list[HeldWeights]:
+        """Return the weights by the bits of the codes that hold them, the fewest first, and those of the model's
+        dtype last."""
+        numbers, sizes = Counter[int](), Counter[int]()
         for kind, number in self.counts.items():
             form = held_format(quantization, kind.own, in_features=kind.in_features, min_bits=kind.min_bits)
-            total += number * itemsize if form is None else form.num_bytes(number)
-        return total
+            bits = 8 * itemsize if form is None else form.bits
+            numbers[bits] += number
+            sizes[bits] += number * itemsize if form is None else form.num_bytes(number)
+        return [HeldWeights(bits, number, sizes[bits]) for bits, number in sorted(numbers.items())]

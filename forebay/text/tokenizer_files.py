@@ -16,6 +16,7 @@ from forebay.base.errors import ModelError, brief
 from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.files import is_there, read_json, read_large_json, read_text
 from forebay.formats.gguf import GgufFile
+from forebay.formats.gguf_parts import model_file
 from forebay.formats.strings import Strings
 from forebay.text.pre_tokenizers import ignores_merges, normalizer, pre_tokenizer
 from forebay.text.token_bytes import PieceReader, byte_level, sentencepiece
@@ -48,6 +49,7 @@ class TokenizerParts:
 def from_path(path: Path) -> TokenizerParts:
     """ModelError, too, for the tokenizer of another model: one with more tokens than that at `path` embeds."""
     config: ModelConfig | None = None
+    path = model_file(path)
     if path.is_dir():
         parts = from_folder(path)
         if is_there(path / "config.json"):

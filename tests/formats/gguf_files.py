@@ -22,7 +22,7 @@ _HALF_AT = {
     "IQ4_XS": (0,),
 }
 K_TYPES = tuple(_HALF_AT)
-_HALF_AT |= {
+_SMALL = {
     "IQ1_S": (0,),
     "IQ1_M": (),  # in four parts
     "IQ2_XXS": (0,),
@@ -34,6 +34,10 @@ _HALF_AT |= {
     "TQ2_0": (64,),
     "NVFP4": (),
 }
+SMALL_TYPES = tuple(_SMALL)
+_HALF_AT |= _SMALL
+# In a larger form, as no kernel reads a smaller one: the bits of a weight.
+LARGER = {"TQ1_0": 2.625, "TQ2_0": 2.625, "IQ1_S": 5.625, "IQ1_M": 6.5625, "IQ3_XXS": 6.5625, "IQ3_S": 5.625}
 TYPES = ("F32", "F16", "BF16", "MXFP4", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *_HALF_AT)
 
 
@@ -106,9 +110,11 @@ def write_gguf(
     type_name: str = "F32",
     architecture: str = "llama",
     extra: Mapping[str, Any] | None = None,
+    part_tensors: int = 0,
 ) -> Path:
-    """Write a file; `metadata` under the architecture's prefix, `extra` as is. uint8 tensors are of `type_name`."""
-    writer = gguf.GGUFWriter(path, architecture)
+    """Write a file; `metadata` under the architecture's prefix, `extra` as is. uint8 tensors are of `type_name`. With
+    `part_tensors` write parts of so many tensors each, and return the first."""
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=part_tensors)
     entries = {f"{architecture}.{key}": value for key, value in metadata.items()} | dict(extra or {})
     for key, value in entries.items():
         if isinstance(value, bool):
@@ -127,4 +133,4 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return path if path.exists() else min(path.parent.glob(f"{path.stem}-*-of-*.gguf"))

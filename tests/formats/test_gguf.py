@@ -15,9 +15,9 @@ from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
 from forebay.formats import gguf_grids
 from forebay.formats.gguf import GgufFile
-from forebay.formats.gguf_types import GGML_TYPES, dequantize
+from forebay.formats.gguf_types import GGML_TYPES, dequantize, split
 from forebay.formats.stored_tensor import read_tensor
-from tests.formats.gguf_files import TYPES, llama_metadata, llama_tensors, quantized, write_gguf
+from tests.formats.gguf_files import SMALL_TYPES, TYPES, llama_metadata, llama_tensors, quantized, write_gguf
 
 TOKENIZER = {
     "tokenizer.ggml.tokens": [f"token {i} ü" for i in range(32)],
@@ -178,6 +178,43 @@ def _open_and_read(path):
     except ModelError:
         return
     assert checkpoint.config.num_layers >= 1
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("number", GGML_TYPES)
+def test_blocks_of_any_bytes_give_values_and_codes(number):
+    """Every bit pattern is a block: numbers of codewords, signs and scales have no bound to be checked."""
+    block, rng = GGML_TYPES[number], np.random.default_rng(number)
+    raw = rng.integers(0, 256, (64, 4 * block.num_bytes), dtype=np.uint8)
+    raw[:3] = np.array([0, 127, 255], np.uint8)[:, None]
+    assert dequantize(raw, block).shape == (64, 4 * block.elements)
+    if block.codes is not None:
+        codes = split(raw, block)
+        assert codes.codes.max() < 1 << block.codes.bits
+        assert codes.shape == (64, 4 * block.elements)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("type_name", SMALL_TYPES)
+def test_damaged_types_and_shapes_are_refused_or_read(type_name, tmp_path):
+    """Any type in the header of a file of another: sizes then do not fit, or the values are others."""
+    path = tmp_path / "m.gguf"
+    tensors = llama_tensors(type_name)
+    original = write_gguf(path, llama_metadata(), tensors, type_name=type_name).read_bytes()
+    header = _header_size(path)
+    rng = random.Random(type_name)
+    for number in [*range(45), 1 << 31]:
+        data = bytearray(original)
+        at = data.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 2 * 8
+        struct.pack_into("<I", data, at, number)
+        path.write_bytes(data)
+        _open_and_read(path)
+    for _ in range(60):
+        data = bytearray(original)
+        for _ in range(rng.randint(1, 3)):
+            data[rng.randrange(header)] = rng.randrange(256)
+        path.write_bytes(data[: rng.randrange(len(data))] if rng.random() < 0.3 else data)
+        _open_and_read(path)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # mutated scales overflow float32

@@ -76,7 +76,15 @@ def test_a_name_of_the_hub_is_told_from_others(name: str, model: HubModel | None
     assert hub_model(name) == model
 
 
-GGUFS = ["m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-UD-Q2_K_XL.gguf", "m-BF16-00001-of-00002.gguf", "mmproj-F16.gguf"]
+GGUFS = [
+    "m-Q4_K_M.gguf",
+    "m-Q8_0.gguf",
+    "m-UD-Q2_K_XL.gguf",
+    "m-BF16-00001-of-00002.gguf",
+    "m-BF16-00002-of-00002.gguf",
+]
+GGUFS += ["mmproj-F16.gguf"]
+PARTS = [f"Q4_K_M/m-Q4_K_M-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +98,13 @@ GGUFS = ["m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-UD-Q2_K_XL.gguf", "m-BF16-00001-of-0
         ([*GGUFS, "model.safetensors"], "Q8_0", "m-Q8_0.gguf"),
         (["pytorch_model.bin"], "", None),
         (GGUFS, "Q6_K", "no Q6_K; it has BF16, Q4_K_M, Q8_0, UD-Q2_K_XL"),
-        (GGUFS, "BF16", "2 files, which are not read"),
+        (GGUFS, "BF16", "m-BF16-00001-of-00002.gguf"),
+        (PARTS, "", PARTS[0]),
+        ([*PARTS, "m-TQ1_0.gguf"], "TQ1_0", "m-TQ1_0.gguf"),
+        (PARTS[::2], "Q4_K_M", f"org/name has 2 of 3 parts: {PARTS[1]} is missing"),
+        (PARTS[1:], "", f"org/name has 2 of 3 parts: {PARTS[0]} is missing"),
+        ([*PARTS, "m-Q4_K_M.gguf"], "Q4_K_M", f"such as hf://org/name/{PARTS[0]}"),
+        (["m-Q8_0-00003-of-00002.gguf"], "Q8_0", "m-Q8_0-00003-of-00002.gguf"),
         (["a-Q8_0.gguf", "a-Q6_K.gguf"], "", "several GGUF files (Q6_K, Q8_0): name one, such as org/name:Q6_K"),
         (["a-Q8_0.gguf", "b-Q8_0.gguf"], "Q8_0", "such as hf://org/name/a-Q8_0.gguf"),
     ],

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from forebay.base.errors import ModelError
 from forebay.cli.main import main
 from forebay.engine.client.llm import LLM
+from forebay.formats.gguf_parts import part_names
 from forebay.formats.store import find_model
 from forebay.requests.sampling_params import SamplingParams
 from tests.formats import gguf_files, hub_server
@@ -30,7 +32,17 @@ def made(tmp_path_factory: pytest.TempPathFactory, embedded_model: Path) -> File
     file = gguf_files.write_gguf(
         folder.parent / "m.gguf", gguf_files.llama_metadata(), gguf_files.llama_tensors("Q8_0"), type_name="Q8_0"
     )
-    return {path.name: path.read_bytes() for path in folder.iterdir()} | {"m-Q8_0.gguf": file.read_bytes()}
+    parts = folder.parent / "parts"
+    parts.mkdir()
+    gguf_files.write_gguf(
+        parts / "m-Q8_0.gguf",
+        gguf_files.llama_metadata(),
+        gguf_files.llama_tensors("Q8_0"),
+        type_name="Q8_0",
+        part_tensors=6,
+    )
+    files = [*folder.iterdir(), *parts.iterdir()]
+    return {path.name: path.read_bytes() for path in files} | {"m-Q8_0.gguf": file.read_bytes()}
 
 
 @pytest.fixture
@@ -66,13 +78,29 @@ def several_gguf(made: Files) -> Files:
     return {"m-Q8_0.gguf": made["m-Q8_0.gguf"], "m-Q4_K_M.gguf": made["m-Q8_0.gguf"] + bytes(32), "README.md": b"#"}
 
 
+def both(made: Files) -> Files:
+    return {**single(made), "m-Q8_0.gguf": made["m-Q8_0.gguf"]}
+
+
+def gguf_in_parts(made: Files) -> Files:
+    return {"m-Q4_K_M.gguf": made["m-Q8_0.gguf"] + bytes(32)} | {
+        f"Q8_0/{name}": data for name, data in made.items() if "-of-" in name
+    }
+
+
 LAYOUTS: dict[str, tuple[Callable[[Files], Files], str, str]] = {
     "single": (single, "", "model.safetensors"),
     "sharded": (sharded, "", SHARD),
-    "gguf beside safetensors": (lambda made: made, "", "model.safetensors"),
-    "gguf beside safetensors, named": (lambda made: made, ":Q8_0", "m-Q8_0.gguf"),
+    "gguf beside safetensors": (both, "", "model.safetensors"),
+    "gguf beside safetensors, named": (both, ":Q8_0", "m-Q8_0.gguf"),
     "several gguf": (several_gguf, ":Q8_0", "m-Q8_0.gguf"),
     "only gguf": (lambda made: {"m-Q8_0.gguf": made["m-Q8_0.gguf"]}, "", "m-Q8_0.gguf"),
+    "gguf in parts": (gguf_in_parts, ":Q8_0", "Q8_0/m-Q8_0-00001-of-00002.gguf"),
+    "gguf in parts, a later one named": (
+        gguf_in_parts,
+        "/Q8_0/m-Q8_0-00002-of-00002.gguf",
+        "Q8_0/m-Q8_0-00001-of-00002.gguf",
+    ),
     "no generation_config": (no_generation_config, "", "model.safetensors"),
 }
 
@@ -87,6 +115,7 @@ def test_pull_each_layout_resumes_and_stores_what_serve_opens(
 ) -> None:
     files, codes, weights = LAYOUTS[layout]
     monkeypatch.setattr("forebay.engine.lifecycle.bring.HEADER_BYTES", 8 * CHUNK)
+    monkeypatch.setattr("forebay.engine.lifecycle.bring.LATER_HEADER_BYTES", 2 * CHUNK)
     hub.files = files(made)
     assert main(["plan", f"org/name{codes}"]) == 0
     fetched = hub.fetched()
@@ -98,12 +127,50 @@ def test_pull_each_layout_resumes_and_stores_what_serve_opens(
     path = Path(capsys.readouterr().out.splitlines()[-1])
     assert find_model(f"org/name{codes}") == path
     stored = path if codes or path.suffix == ".gguf" else path / weights
-    assert stored.name == weights
-    assert stored.read_bytes() == hub.files[weights]
+    assert stored.as_posix().endswith(f"/{weights}")
+    parts = part_names(weights)
+    for part in parts:
+        assert (stored.parent / Path(part).name).read_bytes() == hub.files[part]
     assert (".gguf" in weights) == (path.suffix == ".gguf")
     kept = {entry.name for entry in stored.parent.iterdir()}
-    assert not {name for name in kept if name.endswith((".safetensors", ".gguf"))} - {weights}
+    assert {name for name in kept if name.endswith((".safetensors", ".gguf"))} == {Path(part).name for part in parts}
     assert ("generation_config.json" in kept) == ("generation_config.json" in hub.files)
+
+
+def test_parts_of_the_hub_are_listed_and_removed_as_one_model(
+    hub: hub_server.Hub, made: Files, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    hub.files = gguf_in_parts(made)
+    assert main(["models", "pull", "org/name:Q8_0"]) == 0
+    assert main(["models", "pull", "org/name:Q4_K_M"]) == 0
+    capsys.readouterr()
+    assert main(["models", "list", "--json"]) == 0
+    listed = {model["name"]: model["num_bytes"] for model in json.loads(capsys.readouterr().out)}
+    size = sum(len(data) for name, data in hub.files.items() if "-of-" in name)
+    assert listed["org/name/Q8_0/m-Q8_0-00001-of-00002.gguf"] == size
+    assert [name for name in listed if "-of-" in name] == ["org/name/Q8_0/m-Q8_0-00001-of-00002.gguf"]
+    assert main(["models", "rm", "org/name/Q8_0/m-Q8_0-00001-of-00002.gguf"]) == 0
+    assert list((tmp_path / "hf").rglob("*-of-*")) == []
+    left = [path for path in (tmp_path / "hf").rglob("blobs/*") if path.stat().st_size > 1 << 14]
+    assert [path.stat().st_size for path in left] == [len(hub.files["m-Q4_K_M.gguf"])]
+
+
+def test_pull_with_a_part_missing_at_the_hub_is_refused_before_weights(
+    hub: hub_server.Hub, made: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.files = gguf_in_parts(made)
+    del hub.files["Q8_0/m-Q8_0-00002-of-00002.gguf"]
+    assert main(["models", "pull", "org/name:Q8_0"]) == 2
+    assert "1 of 2 parts: Q8_0/m-Q8_0-00002-of-00002.gguf is missing" in capsys.readouterr().err
+    assert hub.fetched() == []
+
+
+def test_find_cached_model_with_a_part_missing_names_it_and_pull(hub: hub_server.Hub, made: Files) -> None:
+    hub.files = gguf_in_parts(made)
+    assert main(["models", "pull", "org/name:Q8_0"]) == 0
+    find_model("org/name:Q8_0").with_name("m-Q8_0-00002-of-00002.gguf").unlink()
+    with pytest.raises(ModelError, match=r"Q8_0-00002-of-00002.gguf is missing.*forebay models pull org/name:Q8_0"):
+        find_model("org/name:Q8_0")
 
 
 def test_llm_single_file_repository_answers_as_local_folder(hub: hub_server.Hub, made: Files, tmp_path: Path) -> None:

@@ -14,11 +14,18 @@ from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import held_format, joined_codes
 from forebay.formats.stored_tensor import one_below_the_other, read_tensor
 from tests.formats.coded import FORMATS, read, stored
-from tests.formats.gguf_files import K_TYPES, TYPES, llama_metadata, llama_tensors, quantized, set_scales, write_gguf
+from tests.formats.gguf_files import (
+    K_TYPES,
+    LARGER,
+    TYPES,
+    llama_metadata,
+    llama_tensors,
+    quantized,
+    set_scales,
+    write_gguf,
+)
 
 AS_LARGE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", *K_TYPES)
-# In a larger form, as no kernel reads a smaller one: the bits of a weight.
-LARGER = {"TQ1_0": 2.625, "TQ2_0": 2.625, "IQ1_S": 5.625, "IQ1_M": 6.5625, "IQ3_XXS": 6.5625, "IQ3_S": 5.625}
 IN_CODES = (*AS_LARGE, *LARGER)
 
 

@@ -22,7 +22,7 @@ from forebay.formats.stored_tensor import read_tensor
 from forebay.layers.params import TensorParam
 from forebay.models.loader import Loader
 from tests.formats.coded import read
-from tests.formats.gguf_files import K_TYPES, llama_metadata, llama_tensors, write_gguf
+from tests.formats.gguf_files import K_TYPES, LARGER, llama_metadata, llama_tensors, write_gguf
 from tests.models import test_gguf, test_gguf_delta, test_gguf_mamba, test_gguf_window
 from tests.models.drive import Driver
 from tests.models.tiny import CASES, Tiny, make_oracle, random_ids
@@ -172,7 +172,7 @@ TURNS = replace(GATE_UP, rows=(range(0, 512, 2), range(7, 8), range(1, 512, 3)))
 HALVED = matrix({"mlp.down": 256}, scales=((100, 0.5), (156, 2.0)))
 
 
-@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q8_0", *K_TYPES])
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q8_0", *K_TYPES, *LARGER])
 @pytest.mark.parametrize("param", [QKV, GATE_UP, TURNS, HALVED], ids=["qkv", "gate and up", "rows", "scales"])
 def test_what_was_packed_are_the_values_of_the_file(type_name, param, llama, ops):
     weights = loader(open_checkpoint(llama(type_name)), [param], FILE, ops)

@@ -52,6 +52,13 @@ def test_below_file_that_links_out_of_the_root_is_refused_by_name(root: Path, fo
         _below(str(root), folder)
 
 
+def test_below_later_part_that_links_out_of_the_root_is_refused_by_name(root: Path) -> None:
+    (root / "m-00001-of-00002.gguf").write_text("weights")
+    (root / "m-00002-of-00002.gguf").symlink_to("../secret")
+    with pytest.raises(InvalidRequest, match=r"m-00002-of-00002\.gguf' is a link that leads out of --weights-root"):
+        _below(str(root), "m-00001-of-00002.gguf")
+
+
 @pytest.mark.parametrize("name", ["..", "../secret", "/etc", "away", "away/secret"])
 def test_below_path_out_of_the_root_is_refused(root: Path, name: str) -> None:
     (root / "away").symlink_to("..")

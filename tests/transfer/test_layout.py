@@ -84,6 +84,18 @@ def test_weights_are_told_apart_by_any_of_their_samples(tmp_path: Path) -> None:
     assert len(digests | {weights_digest(tmp_path)}) == 9
 
 
+@pytest.mark.parametrize("part", [1, 2, 3])
+def test_weights_digest_covers_every_part_of_a_gguf_model(part: int, tmp_path: Path) -> None:
+    """C31: the first part may be the same for two models."""
+    parts = [tmp_path / f"m-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    for path in parts:
+        path.write_bytes(b"GGUF" + bytes(100))
+    before = weights_digest(parts[0])
+    assert weights_digest(parts[2]) == weights_digest(tmp_path) == before
+    parts[part - 1].write_bytes(b"GGUF" + bytes(99) + b"1")
+    assert weights_digest(parts[0]) != before
+
+
 def test_layout_of_draft_checkpoint_and_activations_are_compared(tmp_path: Path) -> None:
     """C31: columns of a draft model's own cache are only as equal as its weights."""
     for name in ("model", "draft", "other"):

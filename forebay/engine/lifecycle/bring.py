@@ -17,6 +17,7 @@ from forebay.config.resolve import Survey
 from forebay.engine.lifecycle.model_shape import Shape, read_shape
 from forebay.engine.lifecycle.sizing import memory_demand
 from forebay.families.model_config import ModelConfig
+from forebay.formats.gguf_parts import part_names
 from forebay.formats.hub_names import HubModel, chosen_gguf
 from forebay.formats.safetensors import INDEX_NAME, SINGLE_NAME, weight_files, why_no_weights
 from forebay.formats.weight_shapes import WeightShapes
@@ -31,6 +32,7 @@ TOKENIZER_NAME: Final = "tokenizer.json"
 OTHER_TOKENIZER: Final = "tokenizer.model"
 # The largest vocabularies take a quarter of it.
 HEADER_BYTES: Final = 64 << 20
+LATER_HEADER_BYTES: Final = 4 << 20  # of a later part, which has no tokenizer: enough for 40,000 tensors
 
 Say = Callable[[str], None]
 
@@ -41,7 +43,7 @@ def bring(model: HubModel, resolved: Callable[[Survey], Config], say: Say) -> Pa
     gguf = chosen_gguf(repository.files, model)
     with _described(hub, repository, gguf) as path:
         _check_fits(path, resolved)
-        weights = [gguf] if gguf is not None else _weight_names(repository, path)
+        weights = part_names(gguf) if gguf is not None else _weight_names(repository, path)
     missing = [name for name in weights if name not in repository.files]
     if missing:
         raise ModelError(f"{model} has no {missing[0]}, which its index names: it is not whole at {repository.commit}")
@@ -111,4 +113,7 @@ def _described(hub: Hub, repository: Repository, gguf: str | None) -> Iterator[P
         yield hub.fetch(repository, repository.descriptions, lambda done, total: None)
         return
     with tempfile.TemporaryDirectory(prefix="forebay-") as scratch:
-        yield hub.begin(repository, gguf, HEADER_BYTES, Path(scratch) / Path(gguf).name)
+        for name in part_names(gguf):
+            num_bytes = HEADER_BYTES if name == gguf else LATER_HEADER_BYTES
+            hub.begin(repository, name, num_bytes, Path(scratch) / Path(name).name)
+        yield Path(scratch) / Path(gguf).name

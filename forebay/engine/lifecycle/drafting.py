@@ -16,6 +16,7 @@ from forebay.families import ASSISTANTS, HEADS
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.eagle_head.config import EagleConfig
 from forebay.families.model_config import ModelConfig, config_from_folder
+from forebay.formats.gguf_parts import model_file
 from forebay.memory.kv_allocator import KV
 from forebay.models import load, needs_of
 from forebay.models.assistant import Assistant, load_assistant
@@ -64,6 +65,7 @@ def by_draft_model(options: SpeculationOptions) -> SpeculationOptions:
 
 
 def _config_of(path: Path) -> ModelConfig:
+    path = model_file(path)
     return open_checkpoint(path).config if path.suffix == ".gguf" else config_from_folder(path)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.gguf import GgufFile
+from forebay.formats.gguf_parts import model_file
 from forebay.formats.quantization import Quantization
 from forebay.formats.weight_shapes import WeightKind, WeightShapes, kinds_of
 
@@ -29,6 +30,7 @@ def read_shape(path: Path, draft_head: bool) -> Shape:
     """Read the shape of the checkpoint at `path`, with its draft head if `draft_head`. Raises ModelError."""
     from forebay.models import needs_of  # brings torch, which nothing but this needs here
 
+    path = model_file(path)
     config = _model_config(path)
     needs = needs_of(config, draft_head=draft_head)
     return Shape(config, needs, WeightShapes.of(_kinds(path, config, needs)))

@@ -22,6 +22,7 @@ from forebay.config.engine_config import EngineConfig
 from forebay.engine.lifecycle.drafting import assistant_of, draft_model_of, drafter_of
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.files import open_regular
+from forebay.formats.gguf_parts import model_file, part_paths
 from forebay.formats.safetensors import checkpoint_files
 from forebay.formats.store import hold
 from forebay.formats.stored_tensor import StoredTensor
@@ -64,6 +65,12 @@ class Seen(NamedTuple):
         with open_regular(path) as file:
             status = path.stat()
             return cls(path, status.st_size, status.st_mtime_ns, hashlib.sha256(file.read(_HEADER_BYTES)).hexdigest())
+
+
+def weight_paths(path: Path) -> list[Path]:
+    """Return the files of weights of the model at `path`. Raises ModelError if one of safetensors is missing."""
+    path = model_file(path)
+    return part_paths(path) if path.suffix == ".gguf" else checkpoint_files(path)
 
 
 class EngineWeights:
@@ -136,7 +143,7 @@ class EngineWeights:
         """The files of the model at `path`, and of the draft model."""
         draft = self._config.speculation.draft_model_path
         paths = [path] if draft is None else [path, Path(draft)]
-        return [Seen.of(file) for path in paths for file in ([path] if path.is_file() else checkpoint_files(path))]
+        return [Seen.of(file) for path in paths for file in weight_paths(path)]
 
     def load_again(self, progress: Callable[[], None]) -> None:
         """Raise Conflict where the files have changed; what is in memory is then worth nothing. `progress` is called

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from forebay.base.errors import InvalidRequest
 from forebay.base.log import event, get_logger
 from forebay.engine.frames import TAGS, WEIGHTS, State
+from forebay.formats.gguf_parts import part_paths
 from forebay.formats.hub_names import BLOBS, REVISIONS
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import PauseRequest, ReleaseRequest, ResumeRequest, UpdateWeightsRequest
@@ -121,7 +122,8 @@ def _below(root: str | None, model_path: str) -> str:
     try:
         if not _stays(path, top):
             raise InvalidRequest(f"model_path {model_path[:200]!a} is not below --weights-root", param="model_path")
-        links = [file.name for file in (path.iterdir() if path.is_dir() else ()) if not _stays(file, top)]
+        files = path.iterdir() if path.is_dir() else part_paths(path)
+        links = [file.name for file in files if not _stays(file, top)]
     except (OSError, ValueError, RuntimeError) as error:  # a circle of links among them
         raise InvalidRequest(f"model_path {model_path[:200]!a} cannot be read: {error}", param="model_path") from None
     if links:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from forebay.config.engine_config import EngineConfig
+from forebay.formats.gguf_parts import model_file, part_paths
 from forebay.memory.kinds.build import has_pages
 from forebay.pools.cache_pool import CachePool
 from forebay.transfer.wire.frames import Layout
@@ -45,7 +46,8 @@ def weights_digest(path: Path) -> str:
     """Return the digest of a checkpoint: its configuration, and of each weight file the size, the header and samples.
     Two trainings of one architecture have the same header, and reading all would take as long as loading."""
     digest = hashlib.blake2b(digest_size=16)
-    files = [path] if path.is_file() else sorted((*path.glob("config.json"), *path.glob("*.safetensors")))
+    path = model_file(path)
+    files = part_paths(path) if path.is_file() else sorted((*path.glob("config.json"), *path.glob("*.safetensors")))
     for file in files:
         size = file.stat().st_size
         digest.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())
