@@ -216,12 +216,14 @@ class Setup:
         interval = ceil_div(TRACK_TOKENS, ps) * ps
         window = window_pages_per_request(WINDOW, ps, depth, interval if self.states else 0)
         windows = (NUM_RUNNING + spare) * window + window_pages_in_flight(CHUNK, ps, depth)
+        num_slots = {"state": slots} if self.states else {}
+        if "window" in self.kind:
+            num_slots["window"] = min(num_pages, windows)
         state = KindConfig(
-            num_slots=slots if self.states else 0,
+            num_slots=num_slots,
+            num_read={"window": WINDOW} if "window" in self.kind else {},
             strategy=self.strategy,
             track_interval=interval,
-            num_window_pages=min(num_pages, windows) if "window" in self.kind else 0,
-            window=WINDOW if "window" in self.kind else 0,
         )
         return SchedulerConfig(
             page_size=ps,

@@ -91,7 +91,7 @@ def measure(num_running: int, depth: int, hybrid: bool) -> float:
         chunked_prefill_size=1 << 16,
         overlap_depth=depth,
         ledger=Ledger.COUNT,
-        kinds=KindConfig(num_slots=num_running * 4, num_window_pages=num_running * 64, window=WINDOW)
+        kinds=KindConfig(num_slots={"state": num_running * 4, "window": num_running * 64}, num_read={"window": WINDOW})
         if hybrid
         else KindConfig(),
     )

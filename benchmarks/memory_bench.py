@@ -116,7 +116,7 @@ def prefill_pass(group: AbstractContextManager[object], rounds: int) -> float:
         context_length=256,
         chunked_prefill_size=_NUM_WAITING * _WAITING_LEN,
         ledger=Ledger.COUNT,
-        kinds=KindConfig(num_slots=4 * _NUM_WAITING),
+        kinds=KindConfig(num_slots={"state": 4 * _NUM_WAITING}),
     )
 
     def prepare() -> Callable[[], object]:
