@@ -132,11 +132,16 @@ def _cores_of(folder: Path) -> float | None:
 def _left_by_cgroups(cgroup: Path, proc: Path) -> Iterator[Amount]:
     """Each limit less what is in use and cannot be dropped (page cache of inactive files can)."""
     for folder in _cgroup_folders(cgroup, proc, "memory"):
-        for limit_file, used_file in _CGROUP_LIMITS:
-            limit, used = _read_number(folder / limit_file), _read_number(folder / used_file)
+        stat = _memory_stat(folder)
+        inactive = stat.get("total_inactive_file", stat.get("inactive_file", 0))
+        limits = [(name, _read_number(folder / name), _read_number(folder / used)) for name, used in _CGROUP_LIMITS]
+        # Version 1: the strictest limit of all groups around this one, which a container's mount does not show.
+        around = stat.get("hierarchical_memory_limit")
+        limits.append(("hierarchical_memory_limit", around, _read_number(folder / "memory.usage_in_bytes")))
+        for name, limit, used in limits:
             if limit is not None and used is not None:
-                left = max(0, limit - used + _inactive_file(folder))
-                yield Amount(left, f"left under the container's limit ({limit_file} of {human_bytes(limit)})")
+                left = max(0, limit - used + inactive)
+                yield Amount(left, f"left under the container's limit ({name} of {human_bytes(limit)})")
 
 
 def _left_by_rlimits(rlimits: RLimits) -> Iterator[Amount]:
@@ -148,10 +153,10 @@ def _left_by_rlimits(rlimits: RLimits) -> Iterator[Amount]:
             )
 
 
-def _inactive_file(folder: Path) -> int:
+def _memory_stat(folder: Path) -> dict[str, int]:
     try:
         lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:
-        return 0
-    values = dict(line.split() for line in lines if len(line.split()) == 2)
-    return int(values.get("total_inactive_file", values.get("inactive_file", 0)))
+        return {}
+    pairs = (line.split() for line in lines)
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}

@@ -66,6 +66,19 @@ def test_version_1_limits_count(tmp_path: Path, proc: Path) -> None:
     assert "container" not in usable_cores(tmp_path / "cgroup", proc).why
 
 
+def test_available_memory_version_1_counts_limits_around_a_container_that_its_mount_does_not_show(
+    tmp_path: Path, proc: Path
+) -> None:
+    (proc / "self/cgroup").write_text("4:memory:/docker/0123\n0::/\n")
+    memory = tmp_path / "cgroup/memory"
+    memory.mkdir(parents=True)
+    (memory / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (memory / "memory.usage_in_bytes").write_text("4000\n")
+    (memory / "memory.stat").write_text("total_inactive_file 1000\nhierarchical_memory_limit 9000\n")
+    found = available_memory(tmp_path / "cgroup", proc, no_limit)
+    assert found == Amount(6000, "left under the container's limit (hierarchical_memory_limit of 8.8 KiB)")
+
+
 def test_a_machine_without_any_of_these_files_still_has_an_answer(tmp_path: Path) -> None:
     assert available_memory(tmp_path, tmp_path).value > 0
     assert usable_cores(tmp_path, tmp_path).value >= 1
