@@ -2,6 +2,7 @@
 
     ForebayError
     +-- ConfigError             the configuration cannot work            (exit 2)
+    |   +-- NotEnoughMemory     weights and one request do not fit
     +-- ModelError              the checkpoint cannot be served          (exit 2)
     +-- RequestError            one request cannot be served             (4xx)
     |   +-- InvalidRequest      a field is wrong                         400
@@ -52,6 +53,10 @@ class ConfigError(ForebayError):
     """Invalid flags, environment or configuration file; raised before the engine starts."""
 
     default_code = "invalid_config"
+
+
+class NotEnoughMemory(ConfigError):
+    """The memory does not hold the weights, or the caches of a single request."""
 
 
 class ModelError(ForebayError):

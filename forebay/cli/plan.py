@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -13,19 +12,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from forebay.base.errors import ConfigError, ModelError
+from forebay.base.errors import ConfigError, NotEnoughMemory
 from forebay.base.units import ceil_div, human_bytes, parse_bytes
 from forebay.cli.arguments import Parsed, Parser, whole
-from forebay.cli.startup_table import who_fits
+from forebay.cli.changes import Changes, find_changes
+from forebay.cli.startup_table import is_enough, who_fits
 from forebay.config.engine_config import Config
 from forebay.config.machine import Amount, available_memory
 from forebay.config.resolve import Survey
 from forebay.config.rules import ITEM_BYTES
-from forebay.config.server_args import BY_NAME
 from forebay.engine.lifecycle.bring import described
 from forebay.engine.lifecycle.model_shape import Shape, read_shape
 from forebay.engine.lifecycle.sizing import memory_demand
 from forebay.families.model_config import ModelConfig
+from forebay.formats.store import find_model, model_title
 from forebay.formats.weight_shapes import HeldWeights
 from forebay.memory.budget import BudgetLine, MemoryBudget, divide_memory
 from forebay.memory.holding import num_at_once
@@ -33,24 +33,18 @@ from forebay.memory.kinds.build import KINDS, per_request, per_token
 from forebay.memory.kinds.declared import CacheSizes
 from forebay.pools.cache_spec import CacheSpec, cache_sizes
 
+EXIT_FITS: Final = 0
+EXIT_DOES_NOT_FIT: Final = 2  # as for weights that do not
 CONTEXTS: Final = (1024, 4096, 16384, 65536, 262144)
-# What takes less memory, the least lossy first.
-WAYS: Final[tuple[dict[str, str], ...]] = (
-    {"kv_cache_dtype": "int8"},
-    {"quantization": "int8"},
-    {"quantization": "int8", "kv_cache_dtype": "int8"},
-    {"quantization": "int4"},
-    {"quantization": "int4", "kv_cache_dtype": "int8"},
-)
-# The settings that bear on memory, in the order in which they are decided.
+# The settings that bear on memory.
 SETTINGS: Final = (
     "dtype",
     "quantization",
     "kv_cache_dtype",
     "mamba_ssm_dtype",
     "mem_fraction_static",
-    "kv_cache_bytes",
     "retraction_host_bytes",
+    "kv_cache_bytes",
     "disaggregation_mode",
     "disable_radix_cache",
     "mamba_scheduler_strategy",
@@ -113,8 +107,14 @@ class Plan:
     settings: tuple[SettingRow, ...]
     memory: tuple[BudgetLine, ...]
     capacity: tuple[Capacity, ...]
-    fits: str
+    fits: bool  # with a context that is worth serving
+    capacity_words: str
     lowered: bool  # the context, below what the model or somebody wants
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Return the longest context, and how many requests of it run at once."""
+        return self.capacity[-1].context, self.capacity[-1].num_requests
 
 
 def run(words: Sequence[str]) -> int:
@@ -135,28 +135,22 @@ def run(words: Sequence[str]) -> int:
             raise ConfigError("--concurrency and --max-running-requests are two words for one thing: give one")
         parsed = replace(parsed, flags={**parsed.flags, "max_running_requests": num})
     with described(model) if (model := parsed.absent_model()) else contextlib.nullcontext(None) as path:
-        planned = functools.partial(make_plan, memory=memory, path=path, read=functools.cache(read_shape))
+        planned = functools.partial(make_plan, path=path, read=functools.cache(read_shape))
         try:
-            plan = planned(parsed)
-        except ConfigError as error:
-            raise ConfigError("\n".join([error.message, *ways_out(parsed, planned)])) from error
-        ways = ways_out(parsed, planned) if plan.lowered and not parsed.own.json else []
-    print(json.dumps(_as_dict(plan), indent=2) if parsed.own.json else as_text(plan, ways))
-    return 0
+            plan = planned(parsed, memory)
+        except NotEnoughMemory as error:
+            changes = find_changes(parsed, memory, planned, None)
+            first = f"{_title(parsed, path)} does not fit: {error.message}; {changes.most_helpful}"
+            raise NotEnoughMemory("\n".join([first, *changes.lines])) from error
+        wanting = (plan.lowered or not plan.fits) and not parsed.own.json
+        changes = find_changes(parsed, memory, planned, plan) if wanting else Changes(())
+    print(json.dumps(_as_dict(plan), indent=2) if parsed.own.json else as_text(plan, changes))
+    return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
 
 
-def ways_out(parsed: Parsed, planned: Callable[[Parsed], Plan]) -> list[str]:
-    """Return plans that fit with less memory for each weight or token, by the options to add. Options that were given
-    stay."""
-    lines = []
-    for way in WAYS:
-        if way.keys() & parsed.values.keys():
-            continue
-        with contextlib.suppress(ConfigError, ModelError), contextlib.redirect_stderr(io.StringIO()):
-            fits = planned(replace(parsed, flags={**parsed.flags, **way})).fits
-            words = " ".join(f"{BY_NAME[name].option} {value}" for name, value in way.items())
-            lines.append(f"with {words}: {fits}")
-    return lines
+def _title(parsed: Parsed, path: Path | None) -> str:
+    named = str(parsed.values["model_path"]) if "model_path" in parsed.values else None
+    return model_title(named, path or find_model(named))
 
 
 def _memory(text: str | None) -> Amount:
@@ -168,9 +162,9 @@ def _memory(text: str | None) -> Amount:
         raise ConfigError(f"--memory: {error.message}") from None
 
 
-def make_plan(parsed: Parsed, *, memory: Amount, path: Path | None, read: Callable[..., Shape]) -> Plan:
-    """Plan the memory of the model at `path`, or of the named model, as `read_shape` reads it. Raises ConfigError where
-    the weights or not a single request would fit, as serving would."""
+def make_plan(parsed: Parsed, memory: Amount, *, path: Path | None, read: Callable[..., Shape]) -> Plan:
+    """Plan the memory of the model at `path`, or of the named model, as `read_shape` reads it. Raises NotEnoughMemory
+    where the weights or not a single request would fit, as serving would."""
     found: dict[str, Any] = {} if path is None else {"find": lambda *named: path}
     config = parsed.resolve(Survey(model=lambda *which: read(*which)[::2], memory=lambda: memory, **found))
     model, needs, weights = read(Path(config.engine.model_path), config.engine.speculation.by_own_head)
@@ -192,7 +186,8 @@ def make_plan(parsed: Parsed, *, memory: Amount, path: Path | None, read: Callab
         settings=tuple(_settings(config, parsed.written, budget)),
         memory=budget.lines,
         capacity=tuple(capacity(budget, context) for context in contexts),
-        fits=who_fits(budget.num_pages, budget.page_size, budget.max_running_requests, budget.context_length),
+        fits=is_enough(budget.context_length, config.engine.memory.context_length),
+        capacity_words=who_fits(budget.num_pages, budget.page_size, budget.max_running_requests, budget.context_length),
         lowered=budget.context_length < config.engine.memory.context_length,
     )
 
@@ -232,6 +227,8 @@ def _settings(config: Config, written: dict[str, str], budget: MemoryBudget) -> 
 def _divided(name: str, config: Config, budget: MemoryBudget) -> tuple[str, str] | None:
     """Return a setting's value after the division of memory; None if that does not change it."""
     reasons = {line.item: line.reason for line in budget.lines}
+    if name == "kv_cache_bytes" and budget.demand.kv_cache_bytes < config.engine.memory.kv_cache_bytes:
+        return human_bytes(budget.demand.kv_cache_bytes), reasons["KV pages"]
     if name == "max_total_tokens":
         return str(budget.max_total_tokens), reasons["KV pages"]
     for kind in budget.demand.kinds:
@@ -279,8 +276,8 @@ def _as_dict(plan: Plan) -> dict[str, object]:
     }
 
 
-def as_text(plan: Plan, ways: Sequence[str]) -> str:
-    """Format the plan as aligned tables; `ways` are suggestions for a model that does not fit."""
+def as_text(plan: Plan, changes: Changes[Plan]) -> str:
+    """Format the plan as aligned tables, below what helps a model that does not fit."""
     num_layers = sum(row.num_layers for row in plan.layers)
     layers = [(str(n), keeps, _bytes(token), _bytes(request)) for n, keeps, token, request in plan.layers]
     sizes = plan.sizes
@@ -295,8 +292,10 @@ def as_text(plan: Plan, ways: Sequence[str]) -> str:
         (("memory", "amount", "why"), plan.memory),
     )
     head = [
-        f"{plan.model} fits: {plan.fits}",
-        *ways,
+        f"{plan.model} fits: {plan.capacity_words}"
+        if plan.fits
+        else f"{plan.model} does not fit: {plan.capacity_words}; {changes.most_helpful}",
+        *changes.lines,
         f"{plan.model} ({plan.model_type}): {num_layers} layers, {_millions(plan.num_parameters)} weights, "
         f"{human_bytes(plan.weight_bytes)}",
         *_held(plan),

@@ -32,6 +32,7 @@ SHOWN: Final = (
     "cache_isolation",
 )
 MEMORY: Final = "memory"
+LEAST_CONTEXT: Final = 2048  # tokens: in fewer, a system prompt and one question do not have an answer
 _ITEM: Final = 28  # columns of what is told about
 _UNBROKEN: Final = 1 << 20  # where nobody looks at a screen a line is a row, for programs
 
@@ -44,7 +45,7 @@ def print_startup(config: Config, ready: Ready, url: str, seconds: float) -> Non
     """Print address, capacity, memory and settings; `seconds` is the time since the start."""
     of_memory = [row[1:] for row in ready.report if row[0] == MEMORY]
     others = [row[1:] for row in ready.report if row[0] != MEMORY]
-    rows = [("model", config.engine.served_model_name, ""), ("fits", _who_fits(ready), "")]
+    rows = [("model", config.engine.served_model_name, ""), ("fits", _who_fits(config, ready), "")]
     sections = [(MEMORY, of_memory), ("model", others), *tenants_section(config.server)]
     sections.append(("settings", list(_settings(config))))
     print_ready(url, seconds, rows, sections)
@@ -77,9 +78,16 @@ def print_ready(url: str, seconds: float, rows: Rows, sections: Sequence[tuple[s
         log.warning(event("no_startup_table", reason=error, url=url))
 
 
-def _who_fits(ready: Ready) -> str:
+def _who_fits(config: Config, ready: Ready) -> str:
     num_pages = ready.max_total_tokens // ready.page_size
-    return who_fits(num_pages, ready.page_size, ready.max_running_requests, ready.context_length)
+    words = who_fits(num_pages, ready.page_size, ready.max_running_requests, ready.context_length)
+    enough = is_enough(ready.context_length, config.engine.memory.context_length)
+    return words if enough else f"no: {words}; `forebay plan` names what helps"
+
+
+def is_enough(context_length: int, wanted: int) -> bool:
+    """Return whether a context is worth serving; `wanted` is the model's own, or what somebody asked for."""
+    return context_length >= min(LEAST_CONTEXT, wanted)
 
 
 def who_fits(num_pages: int, page_size: int, most: int, longest: int) -> str:

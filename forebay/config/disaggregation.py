@@ -61,6 +61,11 @@ def num_servers(pd: str) -> tuple[int, int]:
     return int(prefill), int(decode)
 
 
+def num_engines(settled: Mapping[str, object]) -> int:
+    """Return the number of engines that share this machine: several with `--pd`."""
+    return sum(num_servers(str(settled["pd"]))) if "pd" in settled else 1
+
+
 def _parse_chaos(text: str) -> Value:
     chaos_of(text)
     return text.strip()

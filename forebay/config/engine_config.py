@@ -116,13 +116,15 @@ class CacheTypes:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryOptions:
     """Limits of the caches' memory. How many pages, slots and rows that is, `memory.budget` divides before weights are
-    loaded; `max_total_tokens` and `max_running_requests` are upper limits to it."""
+    loaded; `max_total_tokens` and `max_running_requests` are upper limits to it. Without `spare_cache` the caches take
+    no more than `max_running_requests` of the full context need."""
 
     kv_cache_bytes: int
     page_size: int
     max_running_requests: int
     context_length: int
     max_total_tokens: int | None = None  # None: what the memory holds
+    spare_cache: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

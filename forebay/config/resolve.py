@@ -31,10 +31,11 @@ from forebay.config.engine_config import (
     SpeculationOptions,
     SpeculativeAlgorithm,
 )
+from forebay.config.fit import check_fit
 from forebay.config.flag import AUTO, BYTES, SECRET, Auto, Decision, Settled, Value
 from forebay.config.gpu import GpuMemory, gpu_memory
 from forebay.config.keys import Keys, all_keys, cluster_key, key_fields, read_text
-from forebay.config.rules import OPTIONAL, RULES, Facts, kv_cache_bytes, weight_bytes, why_not_rounded
+from forebay.config.rules import OPTIONAL, RULES, Facts, why_not_rounded
 from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
 from forebay.families.checkpoint import open_checkpoint
@@ -113,8 +114,9 @@ def resolve(
     settled, reasons = _decide(given, facts, warn)
     for problem in _what_cannot_work(given, facts, settled):
         raise ConfigError(problem)
+    check_fit(facts, settled, given)
     _cut_to_model(given, facts, settled, reasons)
-    values = _field_values(settled)
+    values = _field_values(settled) | {"spare_cache": facts.gpu is not None or _is_cache_sized(given)}
     values |= speculation.field_values(settled, auto=given["speculative_algorithm"].value is AUTO)
     values |= disaggregation.field_values(settled, cluster_key(settled))
     values |= key_fields(keys)
@@ -269,8 +271,6 @@ def _decide(given: dict[str, Given], facts: Facts, warn: Callable[[str], None]) 
     for name, rule in RULES.items():
         if name in settled:
             continue
-        if name == "kv_cache_bytes" and given["mem_fraction_static"].value is not AUTO:
-            rule = kv_cache_bytes
         decision = rule(facts, settled)
         settled[name], reasons[name] = decision
     if settled["sampling_defaults"] == "model":
@@ -302,18 +302,6 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
             "IQ2, MXFP4 and NVFP4, GPTQ, AWQ, compressed-tensors): use int8 or int4 to round them while loading, or "
             "none"
         )
-    # Caches take their memory as they fill: without this check the missing memory would end the engine hours later.
-    here = ("kv_cache_bytes", "retraction_host_bytes") if facts.gpu is None else ("kv_cache_bytes",)
-    sizes = [name for name in here if not isinstance(given[name].value, Auto)]
-    weights, memory = weight_bytes(facts, settled), facts.memory
-    if weights >= memory.value:
-        yield _what_would_fit(facts, settled)
-    elif sizes and sum(map(settled.number, sizes)) + weights > memory.value:
-        yield (
-            f"{', '.join(map(asked, sizes))} and {human_bytes(weights)} of weights are more than the "
-            f"{human_bytes(memory.value)} {memory.why}: give at most {human_bytes(max(0, memory.value - weights))}, "
-            "or --mem-fraction-static instead"
-        )
     # The prefix cache keeps whole pages, so a state inside one could never be found.
     interval, page = settled.number("mamba_track_interval"), settled.number("page_size")
     if interval % page:
@@ -336,20 +324,6 @@ def _asleep(settled: Settled, asked: Callable[[str], str]) -> Iterator[str]:
         yield f"{asked('sleep_idle_seconds')}: on a GPU that needs --enable-memory-saver and --weights-cpu-backup"
 
 
-def _what_would_fit(facts: Facts, settled: Settled) -> str:
-    """In the place of weights that do not, the least lossy first."""
-    held, memory = weight_bytes(facts, settled), facts.memory
-    others = {kind: weight_bytes(facts, Settled({**settled, "quantization": kind})) for kind in Quantization}
-    fitting = [
-        f"--quantization {kind} needs {human_bytes(size)}" for kind, size in others.items() if size < memory.value
-    ]
-    least = f"no --quantization needs less than {human_bytes(min(others.values()))}, take a smaller model"
-    return (
-        f"{human_bytes(memory.value)} of memory ({memory.why}) do not hold {human_bytes(held)} of weights: "
-        f"{', '.join(fitting) or least}"
-    )
-
-
 def _cut_to_model(given: dict[str, Given], facts: Facts, settled: Settled, reasons: dict[str, str]) -> None:
     """Requests longer than the model or the KV may be are impossible, whatever was asked. What the memory holds is for
     `memory.budget` to find out."""
@@ -362,6 +336,10 @@ def _cut_to_model(given: dict[str, Given], facts: Facts, settled: Settled, reaso
         settled["context_length"], reasons["context_length"] = Decision(total, "all that --max-total-tokens allows")
     if facts.model.vocab_size < 1:
         raise ModelError(f"{facts.model_path}: the vocabulary is empty")
+
+
+def _is_cache_sized(given: dict[str, Given]) -> bool:
+    return any(not isinstance(given[name].value, Auto) for name in ("kv_cache_bytes", "mem_fraction_static"))
 
 
 def _field_values(settled: Settled) -> dict[str, Any]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from forebay.backends import BACKENDS, default_backend
 from forebay.backends.backend import Here
 from forebay.base.cpu import BFLOAT16_FLAGS, Cpu
 from forebay.base.units import human_bytes
 from forebay.base.variants import VARIANTS
-from forebay.config import disaggregation, kinds, sampling, speculation
+from forebay.config import disaggregation, estimates, kinds, sampling, speculation
 from forebay.config.engine_config import CacheIsolation
 from forebay.config.flag import Decision, Settled
 from forebay.config.gpu import GpuMemory, limits_for
@@ -23,10 +22,7 @@ from forebay.families.model_config import ModelConfig
 from forebay.formats.quantization import Quantization
 from forebay.formats.weight_shapes import WeightShapes
 
-DEFAULT_FRACTION: Final = 0.25
 GPU_FRACTION: Final = 0.88  # the rest is for activations, captured graphs and CUDA itself
-# Pages become resident as they fill. 4 GiB is 186,000 tokens of the embedded model: more is for whoever asks.
-DEFAULT_KV_LIMIT_BYTES: Final = 4 << 30
 MIN_KV_BYTES: Final = 16 << 20
 # Several dozen slots of a small hybrid, a few of a large one; retractions are rare.
 HOST_LIMIT_BYTES: Final = 1 << 30
@@ -107,44 +103,84 @@ def _kv_cache_dtype(facts: Facts, settled: Settled) -> Decision:
 
 
 def weight_bytes(facts: Facts, settled: Settled) -> int:
-    """Return the bytes of the weights of the model and of its draft model."""
-    quantization, itemsize = Quantization(str(settled["quantization"])), ITEM_BYTES[str(settled["dtype"])]
-    return sum(weights.held_bytes(quantization, itemsize) for weights in (facts.weights, facts.draft))
+    """Return the bytes of the weights of the model and of its draft model, in all engines of this machine."""
+    held = sum(weights.held_bytes(*_form(settled)) for weights in (facts.weights, facts.draft))
+    return held * disaggregation.num_engines(settled)
 
 
-def _mem_fraction_static(facts: Facts, settled: Settled) -> Decision:
-    if facts.gpu is not None:
-        return Decision(GPU_FRACTION, "leaves room for activations and captured graphs")
-    return Decision(DEFAULT_FRACTION, "leaves room for whatever else runs here")
+def _form(settled: Settled) -> tuple[Quantization, int]:
+    return Quantization(str(settled["quantization"])), ITEM_BYTES[str(settled["dtype"])]
 
 
-def kv_cache_bytes(facts: Facts, settled: Settled, *, modest: bool = False) -> Decision:
-    """By the fraction; `modest` if nobody chose that. On a CPU it is then a fraction of what the weights leave: the
-    weights alone may need more than a fraction of the whole."""
-    fraction = settled.share("mem_fraction_static")
+class Room(NamedTuple):
+    """Bytes for caches, negative where there are too few for the rest, and the sum that they result from."""
+
+    num_bytes: int
+    why: str
+
+
+def room_for_caches(facts: Facts, settled: Settled) -> Room:
+    """Return what is left of a CPU's memory for caches and host copies, where nobody sized the caches."""
+    engines = disaggregation.num_engines(settled)
+    step = estimates.StepShape(
+        chunk_tokens=settled.number("chunked_prefill_size"),
+        num_rows=settled.number("max_running_requests"),
+        width=settled.number("speculative_num_draft_tokens"),
+        context_length=min(settled.number("context_length"), facts.model.max_position_embeddings),
+    )
+    parts = {
+        "reserve": estimates.reserve_bytes(facts.memory.value),
+        "weights": weight_bytes(facts, settled),
+        "packed head": engines * estimates.tied_head_bytes(facts.model, facts.weights, *_form(settled)),
+        "processes": engines * estimates.process_bytes(facts.model),
+        "activations": engines * estimates.activation_bytes(facts.model, facts.weights, step),
+    }
+    less = ", ".join(f"{human_bytes(size)} {name}" for name, size in parts.items() if size)
+    whole = f"{human_bytes(facts.memory.value)} {facts.memory.why}"
+    return Room(facts.memory.value - sum(parts.values()), f"{whole}, less {less}")
+
+
+def _by_fraction(facts: Facts, settled: Settled) -> Room:
+    """SGLang's meaning of --mem-fraction-static: weights and caches together take this share."""
+    fraction = settled.share("mem_fraction_static") if "mem_fraction_static" in settled else GPU_FRACTION
     memory, weights = facts.memory.value, weight_bytes(facts, settled)
-    whole = f"{human_bytes(memory)} {facts.memory.why}"
-    if modest and facts.gpu is None:
-        room = int((memory - weights) * fraction)
-        share = f"{fraction:.0%} of what {human_bytes(weights)} of weights leave of {whole}"
-    else:
-        room = int(memory * fraction) - weights
-        share = f"{fraction:.0%} of {whole}, less {human_bytes(weights)} weights"
-    if room < MIN_KV_BYTES:
-        return Decision(MIN_KV_BYTES, f"the least: {share}, leaves {human_bytes(max(room, 0))}")
-    if modest and facts.gpu is None and room > DEFAULT_KV_LIMIT_BYTES:
-        return Decision(DEFAULT_KV_LIMIT_BYTES, "the default limit; --mem-fraction-static or --kv-cache-bytes raise it")
-    return Decision(room, share)
+    share = f"{fraction:.0%} of {human_bytes(memory)} {facts.memory.why}, less {human_bytes(weights)} weights"
+    return _at_least(Room(int(memory * fraction) - weights, share))
+
+
+def _at_least(room: Room) -> Room:
+    if room.num_bytes >= MIN_KV_BYTES:
+        return room
+    return Room(MIN_KV_BYTES, f"the least: {room.why}, leaves {human_bytes(max(room.num_bytes, 0))}")
+
+
+def is_cache_size_asked(facts: Facts, settled: Settled) -> bool:
+    """Return whether the caches take a size that somebody wrote, or that a GPU's memory allows, and not the default of
+    a CPU. To be asked before the rule of `kv_cache_bytes`."""
+    return facts.gpu is not None or "kv_cache_bytes" in settled or "mem_fraction_static" in settled
 
 
 def _retraction_host_bytes(facts: Facts, settled: Settled) -> Decision:
-    left = facts.host_memory.value
-    if facts.gpu is None:
-        left -= weight_bytes(facts, settled) + settled.number("kv_cache_bytes")
-    share = max(0, left // 4)
+    """Decided before the caches, whose default leaves this."""
+    if not is_cache_size_asked(facts, settled):
+        share, why = room_for_caches(facts, settled).num_bytes // estimates.HOST_SHARE, "a sixteenth of what is left"
+    else:
+        left = facts.host_memory.value
+        if facts.gpu is None:
+            written = "kv_cache_bytes" in settled
+            caches = settled.number("kv_cache_bytes") if written else _by_fraction(facts, settled).num_bytes
+            left -= weight_bytes(facts, settled) + caches
+        share, why = left // 4, "a quarter of what weights and caches leave"
     if share > HOST_LIMIT_BYTES:
         return Decision(HOST_LIMIT_BYTES, "retractions are rare, and a few requests fit")
-    return Decision(share, "a quarter of what weights and caches leave")
+    return Decision(max(0, share), why)
+
+
+def _kv_cache_bytes(facts: Facts, settled: Settled) -> Decision:
+    if is_cache_size_asked(facts, settled):
+        return Decision(*_by_fraction(facts, settled))
+    room, copies = room_for_caches(facts, settled), settled.number("retraction_host_bytes")
+    return Decision(*_at_least(Room(room.num_bytes - copies, f"{room.why}, {human_bytes(copies)} host copies")))
 
 
 def _max_running_requests(facts: Facts, settled: Settled) -> Decision:
@@ -211,15 +247,14 @@ RULES: Final[dict[str, Rule]] = {
     "context_length": lambda facts, settled: Decision(facts.model.max_position_embeddings, "the model's own"),
     **disaggregation.RADIX_RULES,
     **kinds.RULES,
-    "mem_fraction_static": _mem_fraction_static,
-    "kv_cache_bytes": partial(kv_cache_bytes, modest=True),
-    "retraction_host_bytes": _retraction_host_bytes,
     "max_running_requests": _max_running_requests,
     **disaggregation.RULES,
     "chunked_prefill_size": _chunked_prefill_size,
     "mixed_chunk_size": _mixed_chunk_size,
     "cuda_graph_max_bs": _cuda_graph_max_bs,
     **speculation.RULES,
+    "retraction_host_bytes": _retraction_host_bytes,
+    "kv_cache_bytes": _kv_cache_bytes,
     "overlap_depth": _overlap_depth,
     "max_queued_tokens": _max_queued_tokens,
     "cache_isolation": _cache_isolation,
@@ -229,6 +264,7 @@ RULES: Final[dict[str, Rule]] = {
 OPTIONAL: Final = {
     "chat_template": "the checkpoint's own",
     "revision": "main, of models of the hub",
+    "mem_fraction_static": f"the caches take what is left for them; {GPU_FRACTION:.0%} on a GPU",
     "max_total_tokens": "what the memory holds",
     **kinds.OPTIONAL,
     **sampling.OPTIONAL,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, NamedTuple
 
-from forebay.base.errors import ConfigError
+from forebay.base.errors import NotEnoughMemory
 from forebay.base.units import ceil_div, human_bytes
 from forebay.config.engine_config import MemoryOptions
 from forebay.memory.kv_allocator import KV
@@ -68,6 +68,10 @@ class KindDemand(ABC):
     def num_slots(self, demand: MemoryDemand, rows: int, given: Mapping[str, int]) -> Decided:
         """Beside what other kinds were `given` already. Only asked where `per_page` is None."""
         raise AssertionError(f"{self.name}: neither so many for each page nor so many at all")
+
+    def log_raised(self, budget: MemoryBudget) -> None:
+        """Log a warning if the budget has more slots than were asked for. Most kinds are not asked for a number."""
+        return
 
     @abstractmethod
     def lines(self, budget: MemoryBudget, reason: str) -> list[BudgetLine]:
@@ -191,8 +195,40 @@ def divide_memory(demand: MemoryDemand) -> MemoryBudget:
     """Divide `demand.kv_cache_bytes`: first what requests need at least, then the kinds that do not follow the pages,
     then KV pages and those that do, by their ratio.
 
-    Raises ConfigError when not a single request could run.
+    Without `spare_cache` only as much of it as all requests at full context need. Raises NotEnoughMemory when not a
+    single request could run.
     """
+    budget = _divide(demand)
+    if not demand.spare_cache and (least := _least_for_all(demand, budget.demand.width)) is not None:
+        each = f"{demand.max_running_requests + demand.pre_alloc_size} requests of {demand.context_length} tokens"
+        budget = _divide(replace(demand, kv_cache_bytes=least), f"{each} need no more")
+    for kind in demand.kinds:
+        kind.log_raised(budget)
+    return budget
+
+
+def _least_for_all(demand: MemoryDemand, width: int) -> int | None:
+    """Return the fewest bytes, to a page, with which as many requests as may run have their full context and steps
+    verify `width` tokens; None if `demand` has too few. Found by division, since kinds of cache divide by ratios."""
+
+    def serves(num_bytes: int) -> bool:
+        if num_bytes < demand.least_bytes(1):
+            return False
+        budget = _divide(replace(demand, kv_cache_bytes=num_bytes))
+        rows, pages = budget.num_rows, budget.num_rows * ceil_div(demand.context_length, demand.page_size)
+        enough = budget.num_pages >= min(pages, demand.most_pages or pages) or not demand.page_bytes
+        return enough and budget.demand.width == width and rows == demand.max_running_requests + demand.pre_alloc_size
+
+    low, high = 0, demand.kv_cache_bytes
+    if not serves(high):
+        return None
+    while high - low > max(demand.page_bytes, 1):
+        middle = (low + high) // 2
+        low, high = (low, middle) if serves(middle) else (middle, high)
+    return high
+
+
+def _divide(demand: MemoryDemand, why_pages: str = "") -> MemoryBudget:
     _refuse_too_little(demand)
     asked, demand = demand, _no_wider_than_fits(demand)
     whole, demand = demand, replace(demand, kv_cache_bytes=demand.kv_cache_bytes - demand.guess_bytes)
@@ -203,6 +239,7 @@ def divide_memory(demand: MemoryDemand) -> MemoryBudget:
         if kind.per_page is None:
             num_slots[kind.name], reasons[kind.name] = kind.num_slots(demand, rows, num_slots)
     num_slots[KV], reasons[KV] = _divide_pages(demand, rows, num_slots)
+    reasons[KV] = why_pages or reasons[KV]
     context = min(demand.context_length, num_slots[KV] * demand.page_size)
     reasons["context"] = "the KV cache holds a request that long"
     if context < demand.context_length:
@@ -230,7 +267,7 @@ def _refuse_too_little(demand: MemoryDemand) -> None:
         f"{kind.least(demand, 1)} {kind.unit} (and a padding one) of {human_bytes(kind.slot_bytes)}"
         for kind in demand.kinds
     ]
-    raise ConfigError(
+    raise NotEnoughMemory(
         f"the caches have {human_bytes(demand.kv_cache_bytes)} and one request needs at least {human_bytes(least)}: "
         f"{', '.join(parts)}: raise --kv-cache-bytes or --mem-fraction-static, or lower --page-size"
     )

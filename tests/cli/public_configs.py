@@ -38,3 +38,40 @@ GEMMA_3_27B: Final[dict[str, Any]] = {
     "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window": 1024,
     "sliding_window_pattern": 6,
 }  # fmt: skip
+
+QWEN3_8B: Final[dict[str, Any]] = {
+    "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288,
+    "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "max_position_embeddings": 40960, "rope_theta": 1e6, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+}  # fmt: skip
+
+QWEN3_30B_A3B: Final[dict[str, Any]] = {
+    "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
+    "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+    "max_position_embeddings": 40960, "rope_theta": 1e6, "rms_norm_eps": 1e-6, "num_experts": 128,
+    "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True, "decoder_sparse_step": 1,
+    "mlp_only_layers": [], "tie_word_embeddings": False,
+}  # fmt: skip
+
+GPT_OSS_20B: Final[dict[str, Any]] = {
+    "model_type": "gpt_oss", "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880,
+    "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+    "max_position_embeddings": 131072, "rope_theta": 150000, "rms_norm_eps": 1e-5, "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12, "num_local_experts": 32, "num_experts_per_tok": 4,
+    "attention_bias": True, "swiglu_limit": 7.0, "tie_word_embeddings": False,
+    "rope_scaling": {
+        "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "quantization_config": {
+        "quant_method": "mxfp4", "modules_to_not_convert": [
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+        ],
+    },
+}  # fmt: skip
+
+SMOLLM2_135M: Final[dict[str, Any]] = {
+    "model_type": "llama", "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536,
+    "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192,
+    "rope_theta": 100000, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+}  # fmt: skip

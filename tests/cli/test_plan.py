@@ -83,10 +83,18 @@ def test_the_answer_comes_first_and_what_does_not_fit_has_ways_out(
         "with --quantization int8 --kv-cache-dtype int8",
         "with --quantization int4",
         "with --quantization int4 --kv-cache-dtype int8",
+        "with 17.0 GiB of memory",
     ]
-    assert main(["plan", *small, "--quantization", "int8"]) == 0
-    _, way, shape, _ = capsys.readouterr().out.split("\n", 3)
-    assert way.startswith("with --kv-cache-dtype int8: 1 request of ")
+    assert main(["plan", *small, "--quantization", "int8"]) == 2
+    _, *ways, shape = capsys.readouterr().out.splitlines()[:6]
+    assert [way.partition(": ")[0] for way in ways] == [
+        "with --kv-cache-dtype int8",
+        "with --quantization int4",
+        "with --quantization int4 --kv-cache-dtype int8",
+        "with 10.0 GiB of memory",
+    ]
+    assert ways[0].startswith("with --kv-cache-dtype int8: does not fit: 1 request of ")
+    assert ways[1].startswith("with --quantization int4: 1 request of 8,192 ")
     assert shape.startswith(f"{folder.name} (llama)")
 
 

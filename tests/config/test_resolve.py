@@ -120,7 +120,7 @@ def test_every_auto_has_a_rule_or_may_be_absent() -> None:
 
 def test_every_field_of_the_configuration_has_a_flag() -> None:
     derived = {"radix_cache", "strategy", "track_interval", "api_keys", "admin_api_keys", "adaptive", "cluster_key"}
-    derived |= {"key_names", "tenants"}
+    derived |= {"key_names", "tenants", "spare_cache"}
     config = resolve()
     wanted = (
         (flat(config.engine).keys() | flat(config.server).keys())
@@ -190,17 +190,6 @@ def test_a_track_interval_inside_a_page_is_refused_with_the_next_that_is_not() -
         resolve({"mamba_track_interval": 50})
 
 
-def test_weights_that_do_not_fit_name_what_would() -> None:
-    def refused(memory: int, quantization: str) -> str:
-        survey = Survey(memory=lambda: Amount(memory << 20, "of a test"))
-        with pytest.raises(ConfigError, match=r"do not hold 256\.6 MiB of weights") as caught:
-            resolve({"quantization": quantization, "dtype": "bfloat16"}, survey=survey)
-        return str(caught.value)
-
-    assert "--quantization int4 needs 92.0 MiB" in refused(100, "none")
-    assert "no --quantization needs less than 92.0 MiB, take a smaller model" in refused(50, "none")
-
-
 @pytest.mark.parametrize(
     ("flags", "quantization", "reason"),
     [
@@ -251,17 +240,6 @@ def test_kv_cache_dtype_explicit_float32_is_float32_on_every_cpu(variant: Varian
     types = resolve({"dtype": "auto"}, survey=survey).engine.types
     native = "avx512_bf16" in variant.needs
     assert (types.dtype, types.kv_cache_dtype) == ("bfloat16" if native else "float32", "bfloat16")
-
-
-def test_kv_cache_bytes_weights_over_the_fraction_takes_a_share_of_what_they_leave() -> None:
-    """A quarter of the machine is 125 MiB, half of the weights: three quarters of it would lie idle."""
-    survey = Survey(memory=lambda: Amount(500 << 20, "of a test"))
-    flags = {"quantization": "none", "dtype": "bfloat16"}
-    config = resolve(flags, survey=survey)
-    weights = 256.6 * 2**20
-    assert abs(config.engine.memory.kv_cache_bytes - ((500 << 20) - weights) / 4) < 1 << 20
-    asked = resolve({**flags, "mem_fraction_static": "25%"}, survey=survey)
-    assert asked.engine.memory.kv_cache_bytes == 16 << 20
 
 
 def test_kv_larger_than_what_is_computed_in_is_refused() -> None:

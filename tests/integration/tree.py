@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,9 @@ def child(pid: int, word: str) -> int:
 
 class Tree:
     """The server process, in a process group of its own, and through it the engine. `words` follow `serve`: a model,
-    flags. Output goes to `folder`."""
+    flags; those of `before` precede the command. Output goes to `folder`."""
 
-    def __init__(self, folder: Path, *words: str | Path) -> None:
+    def __init__(self, folder: Path, *words: str | Path, before: Sequence[str] = ()) -> None:
         self.folder = folder
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True)
@@ -68,7 +68,7 @@ class Tree:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with self._log.open("wb") as log:
             self.server = subprocess.Popen(
-                [sys.executable, "-m", "forebay.cli.main", "serve", "--port", "0", *map(str, words)],
+                [*before, sys.executable, "-m", "forebay.cli.main", "serve", "--port", "0", *map(str, words)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -132,9 +132,9 @@ class Tree:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *words: str | Path) -> Iterator[Tree]:
+def serving(folder: Path, *words: str | Path, before: Sequence[str] = ()) -> Iterator[Tree]:
     """A tree that is ready; killed at the end if it still runs."""
-    tree = Tree(folder, *words)
+    tree = Tree(folder, *words, before=before)
     try:
         yield tree.wait_ready()
     finally:

@@ -91,6 +91,7 @@ demands = st.builds(
         width=st.sampled_from([1, 2, 4, 8]),
         logits_bytes=st.sampled_from([0, 4000, 1 << 20]),
         inputs_bytes=st.sampled_from([0, 3000]),
+        spare_cache=st.booleans(),
     ),
     st.sampled_from([0, 0, 100, 1 << 16]),
 )
@@ -145,6 +146,37 @@ def test_larger_slots_never_mean_more_requests(demand: MemoryDemand) -> None:
     kinds = tuple(replace(kind, slot_bytes=2 * kind.slot_bytes) for kind in demand.kinds)
     larger = divided(replace(demand, kinds=kinds))
     assert divide_memory(demand).max_running_requests >= larger.max_running_requests
+
+
+def serves_all(budget: MemoryBudget, demand: MemoryDemand, width: int) -> bool:
+    rows = demand.max_running_requests + demand.pre_alloc_size
+    pages = rows * -(-demand.context_length // demand.page_size)
+    enough = budget.num_pages >= min(pages, demand.most_pages or pages) or not demand.page_bytes
+    return enough and budget.num_rows == rows and budget.demand.width == width
+
+
+@given(demands)
+def test_divide_memory_without_spare_cache_takes_the_least_that_serves_all_at_full_context(
+    demand: MemoryDemand,
+) -> None:
+    whole, budget = (divided(replace(demand, spare_cache=spare)) for spare in (True, False))
+    num_bytes, width = budget.demand.kv_cache_bytes, whole.demand.width
+    if not serves_all(whole, demand, width):
+        assert budget == replace(whole, demand=replace(whole.demand, spare_cache=False))
+        return
+    assert serves_all(budget, demand, width)
+    assert num_bytes <= demand.kv_cache_bytes
+    less = replace(demand, kv_cache_bytes=num_bytes - max(demand.page_bytes, 1), spare_cache=True)
+    assert less.kv_cache_bytes < less.least_bytes(1) or not serves_all(divide_memory(less), demand, width)
+
+
+def test_divide_memory_without_spare_cache_names_the_requests_that_need_no_more() -> None:
+    wanted = replace(PLAIN, kv_cache_bytes=1 << 40, spare_cache=False)
+    budget = divide_memory(wanted)
+    assert budget.num_pages == pytest.approx(64 * 4096 // 16, abs=2)
+    assert budget.max_total_tokens >= 64 * 4096
+    assert reasons(budget)["KV pages"] == "64 requests of 4096 tokens need no more"
+    assert divide_memory(replace(wanted, spare_cache=True)).num_pages > 1_000_000
 
 
 def test_limits_are_clamped_with_a_reason_instead_of_refusing() -> None:

@@ -204,7 +204,7 @@ class StateDemand(KindDemand):
         why_useful = f"more could not be of use beside the KV: one for every {_spacing(demand)} tokens"
         if self.configured is not None:
             asked = f"--max-mamba-cache-size {self.configured}"
-            wanted = self.raised or effective_mamba_size(self.configured, rows, self.per_request - 1)
+            wanted = self.raised or max(self.configured, needed)
             if wanted > useful and useful <= affordable:
                 return useful, f"{asked}, lowered: {why_useful}"
             if wanted > affordable:
@@ -237,6 +237,10 @@ class StateDemand(KindDemand):
         left = demand.kv_cache_bytes - running * self.slot_bytes
         by_memory = left // (spacing * demand.kv_bytes_per_token + self.slot_bytes)
         return running + max(0, by_memory if tokens is None else min(by_memory, ceil_div(tokens, spacing)))
+
+    def log_raised(self, budget: MemoryBudget) -> None:
+        if self.configured is not None and not self.raised:
+            effective_mamba_size(self.configured, budget.num_rows, self.per_request - 1)
 
     def lines(self, budget: MemoryBudget, reason: str) -> list[BudgetLine]:
         slots = budget.num_slots[self.name]
