@@ -20,7 +20,16 @@ FENCED = re.compile(r"```.*?```", re.DOTALL)
 # Each reviewed: what belongs to others, or is a pattern and no name.
 NOT_OURS = {
     *("llama-model.cpp", "llama-vocab.cpp", "ggml-common.h", "conversion/qwen.py", "deepseek.py", "docs/gguf.md"),
-    *("memcmp", "clear_page_erms", "CLOCK_BOOTTIME", "CLOCK_MONOTONIC", "/proc/PID/smaps_rollup", "perf", "nohup"),
+    *(
+        "memcmp",
+        "clear_page_erms",
+        "CLOCK_BOOTTIME",
+        "CLOCK_MONOTONIC",
+        "/proc/PID/smaps_rollup",
+        "perf",
+        "nohup",
+        "mypy",
+    ),
     *("tensor.fill_(value)", "to.copy_(source)", "torch._meta_registrations", "Sec-Fetch-Site", "pylock.toml"),
     *(
         "experts.gate_up_proj",
@@ -57,6 +66,8 @@ def read_tree() -> Tree:
         str(path.relative_to(ROOT))
         for path in (*ROOT.glob("*"), *(ROOT / "docs").rglob("*"), *(ROOT / "deploy").glob("*"))
     }
+    # A recipe's own files: tests/docs/test_recipes.py applies the diffs.
+    tree.files |= set(re.findall(r"(?m)^\+\+\+ b/(\S+)", (ROOT / "docs" / "contributing.md").read_text()))
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     tree.commands |= {*(("make", name) for name in targets), *(("forebay", name) for name in COMMANDS)}
     return tree

@@ -173,7 +173,7 @@ RUNTIME = (
     Mutant(
         "C16 states follow the accepted tokens",
         "runtime/verify_step.py",
-        "settled=step if settles(forward.cache) else None",
+        "settled=step if settles(forward.kinds) else None",
         "settled=None",
         f"{_VERIFY}::test_c16_every_wish_is_granted_as_without_drafts",
     ),
@@ -358,8 +358,8 @@ RUNTIME = (
     Mutant(
         "C18 a wish is granted when it is certain which tokens are accepted, and not before",
         "runtime/verify_step.py",
-        "            self._verified = Verified(inputs, decoded, kinds.ran or ())\n",
-        "            self._verified = Verified(inputs, decoded, kinds.ran or ())\n            self.settle()\n",
+        "            self._verified = Verified(inputs, decoded, kinds)\n",
+        "            self._verified = Verified(inputs, decoded, kinds)\n            self.settle()\n",
         "runtime/test_hybrid.py::test_c18_a_wish_that_only_the_most_likely_tokens_come_to_leaves_its_slot_alone",
     ),
     # -- steps --------------------------------------------------------------------------------------------------------
