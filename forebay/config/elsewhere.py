@@ -327,11 +327,13 @@ ABSENT_QUANTIZATIONS: Final = _by_name(
     {
         "a GGUF file's own codes are kept where that loses nothing: use file, or leave it out": "gguf",
         "a checkpoint's own codes are found by its config.json and kept: use file, or leave it out": (
-            "awq awq_marlin gptq gptq_marlin compressed-tensors"
+            "awq awq_marlin gptq gptq_marlin compressed-tensors fbgemm_fp8 modelopt modelopt_fp8 modelopt_fp4 mxfp4"
         ),
-        "a checkpoint's MXFP4 weights are read, and computed in --dtype: leave it out": "mxfp4",
+        "FP8 of a checkpoint is found by its config.json and kept: use file, or leave it out; of others use int8": (
+            "fp8 w8a8_fp8"
+        ),
         "weights in these codes are not read by this version: give the checkpoint in bfloat16 and use int8 or int4": (
-            "bitsandbytes fp8 modelopt modelopt_fp8 modelopt_fp4 w8a8_fp8"
+            "bitsandbytes"
         ),
         "use int8: groups of 32 weights with a scale each": "w8a8_int8 q8_0",
         "use int4: groups of 32 weights with a scale and a minimum each": "q4_0 q4_1",

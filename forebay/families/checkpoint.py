@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -13,24 +14,26 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.base.errors import ModelError
+from forebay.base.log import event, get_logger
 from forebay.families.architecture import Architecture
 from forebay.families.gguf_names import ROPE_FACTORS, architecture_of, hf_name
 from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf, family
-from forebay.families.tensor_names import GATE_UP
+from forebay.families.tensor_names import TensorNames
 from forebay.formats.file_array import FileArray
 from forebay.formats.gguf import GgufFile, GgufTensor
 from forebay.formats.gguf_parts import model_file
 from forebay.formats.gguf_types import dequantize, split
-from forebay.formats.mxfp4 import unpacked
-from forebay.formats.packed_layers import PackedLayer
+from forebay.formats.layer_packing import ACTIVATION_SCALES, Parts
 from forebay.formats.quantized import HEAD_BITS, Order, StoredCodes, stored_codes
 from forebay.formats.safetensors import MAX_CHECKPOINT_TENSORS, SafetensorsFile, checkpoint_files
 from forebay.formats.stored_tensor import StoredTensor
+from forebay.formats.turned_experts import GATE_UP, turned_experts
 from forebay.formats.weight_shapes import WeightShapes, kinds_of
 
 # Elements decoded at a time: the float32 piece then stays in the second-level cache. 64 Ki and 128 Ki were the best of
 # 32 Ki to 1 Mi for the Q4_1 tensors of the embedded model (0.20 s of numpy on one core; 0.25 s at 1 Mi).
 PIECE_ELEMENTS = 1 << 17
+_log = get_logger("checkpoint")
 _HEAD = "lm_head.weight"
 _BARE = "embed_tokens.weight"  # where what is saved is the layers alone, as embedders are, names begin in the middle
 
@@ -76,9 +79,9 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
     own = family(config.model_type)
     names = own.names
     tensors: dict[str, StoredTensor] = {}
-    packed: dict[str, FileArray] = {}
+    turned: dict[str, FileArray] = {}
     layers: defaultdict[str, dict[str, FileArray]] = defaultdict(dict)
-    num_draft_heads = 0
+    num_draft_heads = num_unused = 0
     bare = any(_BARE in file.tensors for file in files)
     for file in files:
         for stored in file.tensors:
@@ -88,31 +91,52 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
             num_draft_heads += names.begins_draft_head(stored)
             if not name and draft_head:
                 name = names.in_draft_head(stored, config.num_layers)
-            if names.is_packed(name):
-                packed[name] = file.packed(stored)
             layer, _, part = name.rpartition(".")
             if config.packing is not None and config.packing.has(part, file.tensors[stored].dtype):
                 layers[layer][part] = file.packed(stored)
                 continue
-            if not name or name in packed:
+            if config.packing is not None and part in ACTIVATION_SCALES:
+                num_unused += 1
                 continue
-            found = (
-                _experts_of(file, stored, name, config)
-                if names.is_stack(name)
-                else {name: _PlainTensor(file, stored, whole=name in names.whole)}
-            )
+            if not name:
+                continue
+            if names.is_turned(name) and name not in turned:
+                turned[name] = file.packed(stored)
+                continue
+            found = _tensors_of(file, stored, name, config, names)
             if not tensors.keys().isdisjoint(found.keys()):  # of views it is the smaller one that is gone through
                 raise ModelError(f"{file.path}: tensor {stored!r} is in another file of the checkpoint as well")
             tensors.update(found)
-    tensors.update(unpacked(packed, str(path)))
-    for layer, parts in layers.items():
-        assert config.packing is not None
-        tensors[f"{layer}.weight"] = PackedLayer(parts, config.packing, f"{path}: {layer}")
+    tensors.update(turned_experts(turned, config.num_experts, str(path)))
+    tensors.update(_packed_layers(layers, config, path))
+    if num_unused:
+        _log_unused(path, num_unused)
     if _HEAD in tensors or bare:
         # As in transformers: a head that the files bring is used, whatever the configuration says. And of layers alone
         # nobody wants one.
         config = replace(config, tie_word_embeddings=bare)
     return Checkpoint(path=path, config=config, tensors=tensors, gguf_metadata={}, num_draft_heads=num_draft_heads)
+
+
+def _tensors_of(
+    file: SafetensorsFile, stored: str, name: str, config: ModelConfig, names: TensorNames
+) -> Mapping[str, StoredTensor]:
+    """One tensor under its name, or, of a stack of experts, each under its own."""
+    if names.is_stack(name):
+        return _experts_of(file, stored, name, config)
+    return {name: _PlainTensor(file, stored, whole=name in names.whole)}
+
+
+def _packed_layers(layers: Mapping[str, Parts], config: ModelConfig, path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    """The weight of each layer that is in parts."""
+    for layer, parts in layers.items():
+        assert config.packing is not None
+        yield f"{layer}.weight", config.packing.layer(parts, f"{path}: {layer}")
+
+
+@functools.cache
+def _log_unused(path: Path, num_scales: int) -> None:
+    _log.info(event("activation_scales_unused", path=path, number=num_scales, note="inputs are not rounded to floats"))
 
 
 def _opened(path: Path) -> list[SafetensorsFile]:

@@ -18,7 +18,8 @@ from forebay.families.shape import Shape
 from forebay.families.tensor_names import AS_STORED, TensorNames
 from forebay.formats.files import is_there, read_json
 from forebay.formats.gguf import GgufFile
-from forebay.formats.packed_layers import Packing, packing_of
+from forebay.formats.layer_packing import LayerPacking
+from forebay.formats.packed_layers import packing_of
 from forebay.formats.safetensors import weight_files
 
 MAX_EXPERTS: Final = 1 << 17
@@ -68,7 +69,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     unknown_options: tuple[str, ...] = ()
-    packing: Packing | None = None
+    packing: LayerPacking | None = None
     sampling: SamplingDefaults = NEUTRAL
 
     @property
@@ -145,7 +146,7 @@ def config_of(raw: Mapping[str, Any], where: str = "config.json", *, generation:
     if generation is not None:
         ends += generation.token_ids("eos_token_id", config.vocab_size)
     packed = "quantization_config" in fields.unread  # by the family
-    packing = packing_of(fields.get("quantization_config"), where) if packed else None
+    packing = packing_of(fields.get("quantization_config"), where) if packed else config.packing
     unknown = unknown_options(fields, own.harmless)
     sampling = of_generation_config(generation)
     eos_token_ids = tuple(dict.fromkeys(ends))

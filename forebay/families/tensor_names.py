@@ -6,10 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.formats.mxfp4 import BLOCKS, SCALES
-
-GATE_UP: Final = "gate_up_proj"
-DOWN: Final = "down_proj"
+from forebay.formats.turned_experts import DOWN, GATE_UP, SUFFIXES
 
 _SHARED: Final = ("embed_tokens.weight", "shared_head.head.weight", "lm_head.weight")
 _JOINS: Final = ("eh_proj.weight", "mtp.fc.weight")
@@ -23,7 +20,7 @@ class TensorNames:
     a layer's, `experts.gate_up_proj` and `experts.down_proj`, instead of under a number each. `draft_layers`: layers
     behind the model's own are for drafting. `draft_head`: how the names of its tensors begin, and the replacement of
     that beginning. In a replacement {0} is the number of the first layer behind the model's own, {1} of the next; what
-    is for drafting and begins otherwise is not served. `mxfp4`: weights may be packed in that format. `stacks`: what
+    is for drafting and begins otherwise is not served. `turned_experts`: experts are as gpt-oss has them. `stacks`: how
     files call these stacks, of gate with up and of down, where experts are in nothing else. `whole`: our names of
     tensors that hold whole numbers, below 2^24, and no weights."""
 
@@ -32,7 +29,7 @@ class TensorNames:
     stacked_experts: bool = False
     draft_layers: bool = False
     draft_head: tuple[tuple[str, str], ...] = ()
-    mxfp4: bool = False
+    turned_experts: bool = False
     stacks: tuple[str, str] | None = None
     whole: tuple[str, ...] = ()
 
@@ -76,9 +73,9 @@ class TensorNames:
         """Return whether the tensor holds one matrix of all experts of a layer."""
         return self.stacked_experts and name.endswith((f".experts.{GATE_UP}", f".experts.{DOWN}"))
 
-    def is_packed(self, name: str) -> bool:
-        """Return whether the tensor is one of the two that hold MXFP4 experts: blocks of codes, or scales."""
-        return self.mxfp4 and name.endswith((BLOCKS, SCALES))
+    def is_turned(self, name: str) -> bool:
+        """Return whether the tensor holds something of all experts of a layer as gpt-oss has them."""
+        return self.turned_experts and name.endswith(SUFFIXES)
 
 
 AS_STORED: Final = TensorNames()

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forebay.formats.quantized import F16, F32, I8, U8, CodeFormat
+from forebay.formats.quantized import F16, F32, I8, U8, CodeFormat, Levels, Scales
 
-Parts = tuple[U8, F16, F16 | None, I8 | None, I8 | None]
+Parts = tuple[U8, Scales, F16 | None, I8 | U8 | None, I8 | None]
 """Of n blocks: codes [n, elements], scales and minimums [n, 1], factors of each [n, elements / factors]."""
 
 
@@ -47,11 +47,11 @@ def fields(packed: U8, bits: int) -> U8:
     return out.view(np.uint8).reshape(*packed.shape[:-1], count, size)
 
 
-def of_32(bits: int, *, minimums: bool = False, levels: bool = False) -> CodeFormat:
+def of_32(bits: int, *, minimums: bool = False, levels: Levels = Levels.NONE) -> CodeFormat:
     """Return the format of blocks of 32 values that share one scale."""
     return CodeFormat(bits=bits, minimums=minimums, levels=levels)
 
 
-def of_256(bits: int, factors: int, *, minimums: bool = False, levels: bool = False) -> CodeFormat:
+def of_256(bits: int, factors: int, *, minimums: bool = False, levels: Levels = Levels.NONE) -> CodeFormat:
     """Return the format of blocks of 256 values, of which each `factors` share a factor."""
     return CodeFormat(bits=bits, minimums=minimums, group=256, factors=factors, levels=levels)

@@ -5,17 +5,14 @@ Block layouts are ggml's (`ggml-common.h`). Values are equal to ggml's own to th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from forebay.formats.gguf_blocks import BlockType, Parts, bytes_of, fields, half_at, of_32, of_256
 from forebay.formats.gguf_grids import GRID_TYPES
-from forebay.formats.quantized import F16, F32, I8, U8, CodeFormat, GroupQuantized
-
-# Of MXFP4: what each four bits stand for, and what is taken from the exponents.
-E2M1: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-E8M0_BIAS: Final = 127
+from forebay.formats.quantized import F16, F32, I8, MXFP4, NVFP4, U8, CodeFormat, GroupQuantized, Levels
 
 
 def dequantize(raw: U8, block: BlockType) -> F32:
@@ -63,10 +60,8 @@ def _bf16(blocks: U8) -> F32:
     return bits.view(np.float32)
 
 
-def _mxfp4(blocks: U8) -> F32:
-    """Four-bit floats with a power of two for each block (OCP Microscaling Formats 1.0, sections 5.3.3 and 5.4.1)."""
-    exponents = blocks[:, :1].astype(np.int32) - E8M0_BIAS
-    return np.ldexp(E2M1[fields(bytes_of(blocks, 1, 16), 4).reshape(-1, 32)], exponents)
+def _mxfp4(blocks: U8) -> Parts:
+    return fields(bytes_of(blocks, 1, 16), 4), bytes_of(blocks, 0, 1), None, None, None
 
 
 def _q4_0(blocks: U8) -> Parts:
@@ -177,16 +172,13 @@ def _q1_0(blocks: U8) -> Parts:
     return bits, d, -d, ones + ones, ones
 
 
-def _nvfp4(blocks: U8) -> F32:
-    """Four-bit floats with an unsigned E4M3 scale for each 16 of them; its NaN is 0 here, as in ggml."""
-    scales = blocks[:, :4, None].astype(np.int32)
-    exponents, mantissas = scales >> 3 & 15, scales & 7
-    normal = exponents > 0
-    steps = np.ldexp((mantissas + 8 * normal).astype(np.float32), np.maximum(exponents, 1) - 10)
-    steps[scales == 0x7F] = 0
-    codes = fields(bytes_of(blocks, 4, 32).reshape(-1, 4, 8), 4).reshape(-1, 4, 16)
-    values: F32 = E2M1.take(codes) * steps
-    return values.reshape(-1, 64)
+def _nvfp4(blocks: U8) -> Parts:
+    """Four-bit floats with an unsigned E4M3 scale for each 16 of them; its NaN is 0 here, as in ggml. There is no scale
+    of all: a half, as levels are doubled."""
+    factors = bytes_of(blocks, 0, 4) & np.uint8(0x7F)
+    factors[factors == 0x7F] = 0
+    codes = fields(bytes_of(blocks, 4, 32).reshape(-1, 4, 8), 4)
+    return codes, np.full((len(blocks), 1), 0.5, np.float32), None, factors, None
 
 
 GGML_TYPES: Final = {
@@ -202,8 +194,8 @@ GGML_TYPES: Final = {
     12: BlockType("Q4_K", 256, 144, None, of_256(4, 32, minimums=True), _q4_k),
     13: BlockType("Q5_K", 256, 176, None, of_256(5, 32, minimums=True), _q5_k),
     14: BlockType("Q6_K", 256, 210, None, of_256(6, 16), _q6_k),
-    20: BlockType("IQ4_NL", 32, 18, None, of_32(4, levels=True), _q4_0),
-    23: BlockType("IQ4_XS", 256, 136, None, of_256(4, 32, levels=True), _iq4_xs),
+    20: BlockType("IQ4_NL", 32, 18, None, of_32(4, levels=Levels.IQ4), _q4_0),
+    23: BlockType("IQ4_XS", 256, 136, None, of_256(4, 32, levels=Levels.IQ4), _iq4_xs),
     30: BlockType("BF16", 1, 2, _bf16),
     34: BlockType(
         "TQ1_0",
@@ -221,8 +213,8 @@ GGML_TYPES: Final = {
         of_256(2, 16, minimums=True),
         lambda blocks: _ternary_parts(_tq2_digits(blocks), half_at(blocks, 64)),
     ),
-    39: BlockType("MXFP4", 32, 17, _mxfp4),
-    40: BlockType("NVFP4", 64, 36, _nvfp4),
+    39: BlockType("MXFP4", 32, 17, None, MXFP4, _mxfp4),
+    40: BlockType("NVFP4", 64, 36, None, replace(NVFP4, group=64), _nvfp4),
     41: BlockType("Q1_0", 128, 18, None, CodeFormat(bits=2, minimums=True, group=128, factors=16), _q1_0),
     **GRID_TYPES,
 }

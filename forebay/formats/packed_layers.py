@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +17,8 @@ import numpy as np
 
 from forebay.base.errors import ModelError, brief
 from forebay.formats.file_array import Array, FileArray
+from forebay.formats.float_layers import float_packing
+from forebay.formats.layer_packing import NONE_IGNORED, IgnoredModules, LayerPacking
 from forebay.formats.quantized import (
     F32,
     GROUP,
@@ -55,22 +57,42 @@ class Packing:
     group: int
     symmetric: bool
     zero_offset: int = 0
+    ignored: IgnoredModules = NONE_IGNORED
 
     def has(self, part: str, dtype: str) -> bool:
         """Return whether that is an array of a packed layer: `weight` is the name of others, too."""
         return part in PART_NAMES[self.method] and (part != "weight" or dtype == "I8")
 
-    def format(self, width: int) -> CodeFormat | None:
+    def layer(self, parts: Mapping[str, FileArray], where: str) -> PackedLayer:
+        """Return the weight that these arrays stand for. ModelError, which begins with `where`, if they do not go
+        together."""
+        return PackedLayer(parts, self, where)
+
+    def format(self, name: str, width: int) -> CodeFormat | None:
+        """Return the format of the matrix `name`, by its name and inputs alone; None if it is not in codes."""
+        return None if self.ignored.matches(name.removesuffix(".weight")) else self.format_of(width)
+
+    def format_of(self, width: int) -> CodeFormat | None:
         """Return the format of layers of so many inputs; None where their groups are no whole steps."""
         group = self.group or math.gcd(width, _WHOLE_ROWS)
         whole = group % GROUP == 0 and width % group == 0
         return CodeFormat(bits=self.bits, minimums=not self.symmetric, group=group) if whole else None
 
 
-def packing_of(fields: Any, where: str) -> Packing:
+def packing_of(fields: Any, where: str) -> LayerPacking:
     """From a config.json's quantization_config. ModelError for what is not read here."""
-    method = fields.get("quant_method") if isinstance(fields, dict) else None
-    found = None
+    fields = fields if isinstance(fields, dict) else {}
+    found: LayerPacking | None = float_packing(fields) or _whole_numbers(fields)
+    if found is None:
+        raise ModelError(
+            f"{where}: quantization_config {brief(fields)} is not supported: weights are read in GPTQ, AWQ (gemm), FP8 "
+            "(E4M3), NVFP4 and compressed-tensors layouts with one format; give the checkpoint in bfloat16, or GGUF"
+        )
+    return found
+
+
+def _whole_numbers(fields: Mapping[str, Any]) -> Packing | None:
+    method, found = fields.get("quant_method"), None
     if method == "gptq":
         offset = 0 if fields.get("checkpoint_format") == "gptq_v2" else 1
         found = _packing(method, fields.get("bits"), fields.get("group_size"), fields.get("sym", True), offset)
@@ -80,12 +102,8 @@ def packing_of(fields: Any, where: str) -> Packing:
         found = None if found is None or found.bits != 4 else found
     elif method == "compressed-tensors":
         found = _compressed(fields)
-    if found is None:
-        raise ModelError(
-            f"{where}: quantization_config {brief(fields)} is not supported: weights are read in GPTQ, AWQ (gemm) and "
-            "compressed-tensors layouts with one format of 4 or 8 whole bits; give the checkpoint in bfloat16, or GGUF"
-        )
-    return found
+    ignored = IgnoredModules.of(fields.get("modules_to_not_convert"), fields.get("ignore"))
+    return None if found is None else replace(found, ignored=ignored)
 
 
 def _packing(method: str, bits: Any, group: Any, symmetric: Any, offset: int) -> Packing | None:
@@ -220,7 +238,7 @@ class PackedLayer:
             raise ModelError(f"{where}: {shapes} are not the parts of a {packing.method} layer") from None
         self.num_bytes = sum(part.nbytes for part in parts.values())
         self.storage = f"{packing.method}, {packing.bits} bits"
-        form = packing.format(width)
+        form = packing.format_of(width)
         self.codes: StoredCodes | None = None
         if form is not None and np.array_equal(self._groups, in_order):
             self.codes = stored_codes(form, self.shape, partial(self._open, form))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from forebay.formats.quantized import F16, F32, GROUP, QUANTIZED_FORMATS, U8, GroupQuantized, half
+from forebay.formats.held_format import QUANTIZED_FORMATS
+from forebay.formats.quantized import F16, F32, GROUP, U8, GroupQuantized, half
 
 
 def quantize_rows(values: F32, bits: int) -> GroupQuantized:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from forebay.base.errors import ModelError
-from forebay.formats.quantization import Quantization
+from forebay.formats.small_floats import E2M1, E4M3, E4M3_LARGEST, E8M0_BIAS, E8M0_LARGEST, has_nan
 
 GROUP: Final = 32  # inputs that share a scale, but for formats that say something else
 PANEL: Final = 32  # outputs that are packed together, in one format
@@ -23,9 +24,6 @@ HEAD_BITS: Final = 8
 # Of a weight that the loader rejects.
 NOT_FINITE: Final = "has values that are not finite (NaN or infinity): the checkpoint is damaged, use another"
 
-# What the codes of ggml's IQ4_NL and IQ4_XS stand for, 128 added.
-LEVELS: Final = np.array([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], np.uint8)
-
 # Codes unpacked at a time: they then stay in the second-level cache until they are packed.
 _PIECE_ELEMENTS: Final = 1 << 19
 
@@ -36,7 +34,32 @@ F16 = npt.NDArray[np.float16]
 F32 = npt.NDArray[np.float32]
 
 
-QUANTIZED_BITS: Final = {Quantization.INT8: 8, Quantization.INT4: 4}
+Scales = F16 | F32 | U8
+"""Of the type that a `ScaleType` names."""
+
+
+class Levels(IntEnum):
+    """The numbers that codes stand for: themselves less a zero, whole ones of a table, or floats (see cpu/codes.h)."""
+
+    NONE = 0
+    IQ4 = 1  # of ggml's IQ4_NL and IQ4_XS
+    E2M1 = 2  # floats of four bits, doubled, so that all are whole
+    E4M3 = 3  # floats of eight bits
+
+
+# What the codes of four bits stand for, 128 added.
+LEVELS: Final = {
+    Levels.IQ4: np.array([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], np.uint8),
+    Levels.E2M1: (2 * E2M1 + 128).astype(np.uint8),
+}
+
+
+class ScaleType(IntEnum):
+    """Types in which scales are stored (`Scales` of cpu/codes.h)."""
+
+    FLOAT16 = 0
+    E8M0 = 1  # a byte e for 2^(e - 128), which is half of its E8M0: the levels of E2M1 are doubled
+    FLOAT32 = 2  # factors beside them, if there are any, are E4M3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,18 +68,20 @@ class CodeFormat:
     `minimums`, a minimum.
 
     `factors`: scales and minimums have two levels, so many inputs share a factor of both (16 or 32; 0 for one level).
-    `levels`: a code stands for that entry of `LEVELS`, not for itself.
     """
 
     bits: int
     minimums: bool
     group: int = GROUP
     factors: int = 0
-    levels: bool = False
+    levels: Levels = Levels.NONE
+    scales: ScaleType = ScaleType.FLOAT16
 
     @property
     def zero(self) -> int:
         """The value that is subtracted from a code: half of its range, unless a minimum replaces it."""
+        if self.levels is Levels.E4M3:
+            return 0
         if self.levels or self.bits == 8:
             return 128
         return 0 if self.minimums else 1 << self.bits - 1
@@ -69,22 +94,36 @@ class CodeFormat:
     def num_bytes(self, num_elements: int) -> int:
         """As packed, of whole groups."""
         of_factors = num_elements // self.factors * self.factor_bits // 8 if self.factors else 0
-        return num_elements * self.bits // 8 + (num_elements // self.group * 2 + of_factors) * (1 + self.minimums)
+        of_scales = num_elements // self.group * SCALE_DTYPES[self.scales].itemsize
+        return num_elements * self.bits // 8 + (of_scales + of_factors) * (1 + self.minimums)
+
+
+SCALE_DTYPES: Final[dict[ScaleType, np.dtype[Any]]] = {
+    ScaleType.FLOAT16: np.dtype(np.float16),
+    ScaleType.E8M0: np.dtype(np.uint8),
+    ScaleType.FLOAT32: np.dtype(np.float32),
+}
+
+
+MXFP4: Final = CodeFormat(bits=4, minimums=False, levels=Levels.E2M1, scales=ScaleType.E8M0)
+FP8: Final = CodeFormat(bits=8, minimums=False, levels=Levels.E4M3, scales=ScaleType.FLOAT32)
+NVFP4: Final = CodeFormat(bits=4, minimums=False, factors=16, levels=Levels.E2M1, scales=ScaleType.FLOAT32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupQuantized:
     """A matrix [N, K]: scale * factor * (code - zero) + minimum * minimum factor, group by group along K.
 
-    `codes` [N, K] uint8, one each; `scales` and `minimums` [N, K // group] float16; `factors` and `minimum_factors`
-    [N, K // format.factors] int8. None is what the format has not: no minimum is 0, no factor 1.
+    `codes` [N, K] uint8, one each; `scales` [N, K // group] of the format's type and `minimums` in float16; `factors`
+    and `minimum_factors` [N, K // format.factors] int8, or E4M3 as uint8. None is what the format has not: no minimum
+    is 0, no factor 1.
     """
 
     format: CodeFormat
     codes: U8
-    scales: F16
+    scales: Scales
     minimums: F16 | None = None
-    factors: I8 | None = None
+    factors: I8 | U8 | None = None
     minimum_factors: I8 | None = None
 
     @property
@@ -93,25 +132,46 @@ class GroupQuantized:
 
     def steps(self) -> tuple[F32, F32 | None]:
         """Return the step between codes and the least value, for as many inputs as share both, [N, groups]."""
-        return _products(self.scales, self.factors), _products(self.minimums, self.minimum_factors)
+        scales: npt.NDArray[Any] = self.scales
+        factors: npt.NDArray[Any] | None = self.factors
+        if self.format.scales is ScaleType.E8M0:
+            scales = np.ldexp(np.float32(1), scales.astype(np.int32) - (E8M0_BIAS + 1))
+        if factors is not None and self.format.scales is ScaleType.FLOAT32:
+            factors = E4M3[factors]
+        return _products(scales, factors), _products(self.minimums, self.minimum_factors)
 
     def signed_codes(self) -> npt.NDArray[np.int16]:
-        """Return the codes minus their zero."""
-        return (LEVELS[self.codes] if self.format.levels else self.codes) - np.int16(self.format.zero)
+        """Return the codes minus their zero, of formats whose codes stand for whole numbers."""
+        table = LEVELS.get(self.format.levels)
+        return (self.codes if table is None else table[self.codes]) - np.int16(self.format.zero)
 
     def values(self) -> F32:
         """Return the dequantized weight, float32 [outputs, inputs]."""
         scales, minimums = self.steps()
-        values: F32 = self.signed_codes().astype(np.float32).reshape(*scales.shape, -1)
+        floats = self.format.levels is Levels.E4M3
+        numbers: F32 = E4M3[self.codes] if floats else self.signed_codes().astype(np.float32)
+        values = numbers.reshape(*scales.shape, -1)
         values *= scales[..., None]
         if minimums is not None:
             values += minimums[..., None]
         return values.reshape(self.shape)
 
     def check_finite(self) -> None:
-        """Raise ModelError if a scale or minimum is not: all other numbers are integers."""
-        if not all(part is None or np.isfinite(part).all() for part in (self.scales, self.minimums)):
+        """Raise ModelError if a weight is not: a scale or minimum, a float of eight bits, or a product of these."""
+        form = self.format
+        if form.scales is ScaleType.E8M0:
+            finite = bool((self.scales <= E8M0_LARGEST).all())
+        else:
+            # Of scales in float32 the products with the largest number, and of the levels with the largest factor.
+            largest = E4M3_LARGEST * (2 * float(E2M1.max()) if form.factors else 1)
+            floats = form.scales is ScaleType.FLOAT32
+            most = float(np.finfo(np.float32).max) / largest if floats else float(np.finfo(np.float16).max)
+            finite = bool((np.abs(self.scales) <= most).all())
+        if not finite or not (self.minimums is None or np.isfinite(self.minimums).all()):
             raise ModelError(f"a scale or minimum {NOT_FINITE}")
+        bytes_of_floats = (self.codes if form.levels is Levels.E4M3 else None, self.factors)
+        if any(part is not None and part.dtype == np.uint8 and has_nan(part) for part in bytes_of_floats):
+            raise ModelError(f"a float of eight bits {NOT_FINITE}")
 
     def rows(self, order: Order) -> GroupQuantized:
         """Return the weight with its output rows reordered or selected; codes are copied."""
@@ -130,7 +190,7 @@ class GroupQuantized:
         times = self.format.group // group
 
         def repeated(part: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-            return part.repeat(times, axis=1) if part.dtype == np.float16 and times > 1 else part
+            return part.repeat(times, axis=1) if part is self.scales or part is self.minimums else part
 
         return self._with(replace(self.format, group=group), repeated)
 
@@ -143,17 +203,21 @@ class GroupQuantized:
         return replace(self, format=form, **parts)
 
     def scaled(self, factors: F32) -> GroupQuantized:
-        """Row i times factors[i]. Scales and minimums are rounded to float16 again, which moves a value by at most
-        three parts in 2,048 of its group's largest; bfloat16 rounds it to one in 256. ModelError beyond float16."""
+        """Row i times factors[i]. Scales and minimums are rounded to their type again: in float16 this moves a value by
+        at most three parts in 2,048 of its group's largest; bfloat16 rounds it to one in 256. ModelError beyond the
+        type."""
         by_row = factors[:, None]
         minimums = None if self.minimums is None else half(self.minimums * by_row)
-        return replace(self, scales=half(self.scales * by_row), minimums=minimums)
+        scales = self.scales * by_row
+        scaled = replace(self, scales=scales if self.format.scales is ScaleType.FLOAT32 else half(scales))
+        scaled.check_finite()
+        return replace(scaled, minimums=minimums)
 
 
 _ARRAYS: Final = ("codes", "scales", "minimums", "factors", "minimum_factors")
 
 
-def _products(numbers: F16 | None, factors: I8 | None) -> Any:
+def _products(numbers: npt.NDArray[Any] | None, factors: npt.NDArray[Any] | None) -> Any:
     if numbers is None or factors is None:
         return None if numbers is None else numbers.astype(np.float32)
     by_group = factors.reshape(*numbers.shape, -1) * numbers[..., None].astype(np.float32)
@@ -223,8 +287,11 @@ class StoredCodes:
         """Return the weight with its output rows reordered or selected; nothing is read yet."""
         return replace(self, order=self.order[order], factors=None if self.factors is None else self.factors[order])
 
-    def scaled(self, factors: F32) -> StoredCodes:
-        """Return the weight with each output row multiplied by its factor [outputs]; nothing is read yet."""
+    def scaled(self, factors: F32) -> StoredCodes | None:
+        """Return the weight with each output row multiplied by its factor [outputs], unread; None if its scales are
+        powers of two."""
+        if any(source.format.scales is ScaleType.E8M0 for source in self.sources):
+            return None
         return replace(self, factors=factors if self.factors is None else self.factors * factors)
 
     def columns(self, order: Order) -> StoredCodes | None:
@@ -255,6 +322,17 @@ def stored_codes(form: CodeFormat, shape: tuple[int, int], open_rows: Callable[[
     """Return a weight [outputs, inputs] in the codes of one file, whose rows `open_rows` reads when needed."""
     source = CodedRows(format=form, num_rows=shape[0], width=shape[1], open=open_rows)
     return StoredCodes(sources=(source,), order=np.arange(shape[0]))
+
+
+def values_of(codes: StoredCodes, where: str) -> Iterator[F32]:
+    """Yield the dequantized weight as blocks of rows. ModelError, which begins with `where`, if a value is not
+    finite."""
+    try:
+        for _, run in codes.runs:
+            for piece in codes.pieces(run):
+                yield piece.values()
+    except ModelError as error:
+        raise ModelError(f"{where}: {error.message}") from None
 
 
 def _reordered(source: CodedRows, order: Order) -> CodedRows | None:
@@ -297,26 +375,3 @@ def joined(parts: Sequence[GroupQuantized]) -> GroupQuantized:
         return None if getattr(first, name) is None else np.concatenate([getattr(part, name) for part in parts])
 
     return replace(first, **{name: of_all(name) for name in _ARRAYS})
-
-
-# What `quantize_rows` makes, by bits.
-QUANTIZED_FORMATS: Final = {
-    8: CodeFormat(bits=8, minimums=False),
-    4: CodeFormat(bits=4, minimums=True),
-}
-
-
-def held_format(
-    quantization: Quantization, own: CodeFormat | None, *, in_features: int, min_bits: int
-) -> CodeFormat | None:
-    """Return the format that holds a matrix which the file has in `own` codes; None for the model's dtype.
-
-    `min_bits` are the fewest that it can do with: 4, 8, or 16 for the model's dtype. Codes of no more bits than are
-    asked for stay as they are.
-    """
-    if quantization is Quantization.NONE or min_bits > 8 or in_features % GROUP:
-        return None
-    if quantization is Quantization.FILE:
-        return own
-    bits = max(min_bits, QUANTIZED_BITS[quantization])
-    return own if own is not None and own.bits <= bits else QUANTIZED_FORMATS[bits]

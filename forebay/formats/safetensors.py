@@ -32,6 +32,7 @@ MAX_ELEMENTS: Final = 1 << 48
 DTYPES: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _PACKED: Final[dict[str, np.dtype[Any]]] = {
     "U8": np.dtype("u1"),
+    "F8_E4M3": np.dtype("u1"),
     "I8": np.dtype("i1"),
     "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"),

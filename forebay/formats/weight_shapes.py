@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from forebay.formats.held_format import held_format
 from forebay.formats.quantization import Quantization
-from forebay.formats.quantized import CodeFormat, StoredCodes, held_format
+from forebay.formats.quantized import CodeFormat, StoredCodes
 
 
 class WeightKind(NamedTuple):

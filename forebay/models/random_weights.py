@@ -13,6 +13,7 @@ from torch import Tensor
 
 from forebay.families.model_config import ModelConfig, family
 from forebay.formats.safetensors_writer import write_safetensors
+from forebay.formats.turned_experts import BIAS, DOWN, GATE_UP
 from forebay.models import needs_of
 from forebay.models.loader import Progress
 
@@ -21,7 +22,7 @@ _DTYPES: Final = {
     "float16": ("F16", torch.float16),
     "float32": ("F32", torch.float32),
 }
-_EXPERT: Final = re.compile(r"(.*)\.experts\.\d+\.(gate|up|down)_proj\.weight")
+_EXPERT: Final = re.compile(r"(.*)\.experts\.\d+\.(gate|up|down)_proj\.(weight|bias)")
 _NORM_SPREAD: Final = 0.1
 _BIAS_SPREAD: Final = 0.02
 # What Mamba is initialised with: time steps between these, decays between these (arXiv 2312.00752, section 3.6;
@@ -64,18 +65,20 @@ def _stored(config: ModelConfig, draft_head: bool) -> dict[str, tuple[tuple[int,
         for param in needs_of(config, draft_head=draft_head).params
         for name, shape in param.parts()
     }
-    if names.stacks is None:
+    if names.stacks is None and not names.turned_experts:
         return params
-    gate_up, down = names.stacks
+    gate_up, down = names.stacks or (f"experts.{GATE_UP}", f"experts.{DOWN}")
     stored: dict[str, tuple[tuple[int, ...], float]] = {}
     for name, (shape, offset) in params.items():
         match = _EXPERT.fullmatch(name)
         if match is None:
             stored[name] = shape, offset
-        elif match[2] == "gate":
-            stored[f"{match[1]}.{gate_up}"] = (config.num_experts, 2 * shape[0], *shape[1:]), offset
-        elif match[2] == "down":
-            stored[f"{match[1]}.{down}"] = (config.num_experts, *shape), offset
+        elif match[2] != "up":
+            outputs, *inputs = shape
+            outputs *= 2 if match[2] == "gate" else 1
+            entry = (*inputs, outputs) if names.turned_experts else (outputs, *inputs)
+            stack = f"{match[1]}.{gate_up if match[2] == 'gate' else down}{BIAS if match[3] == 'bias' else ''}"
+            stored[stack] = (config.num_experts, *entry), offset
     return stored
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from forebay.formats.held_format import held_format
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantize import quantize_rows
 from forebay.formats.quantized import (
@@ -13,7 +14,6 @@ from forebay.formats.quantized import (
     CodeFormat,
     Reader,
     StoredCodes,
-    held_format,
     joined,
     joined_codes,
     stored_codes,

@@ -47,7 +47,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_pack_{}": [_P, _P, _P, _L, _L],
     "fb_linear_{}": _LINEAR,
     "fb_linear_bf16_f32": _LINEAR,
-    "fb_code_format": [_L, _L, _L, _L],
+    "fb_code_format": [_L, _L, _L, _L, _L],
     "fb_pack_q": [*([_P] * 8), _L, _L],
     "fb_linear_q_{}": _LINEAR,
     "fb_linear_q_bf16_f32": _LINEAR,

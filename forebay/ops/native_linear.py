@@ -118,7 +118,7 @@ class NativeLinear(LinearOps):
         runs, parts = weight.runs, []
         end = -(-8 * (2 + len(runs) * len(CodePart._fields)) // LINE) * LINE
         for form, rows in runs:
-            number = self._code_format(form.bits, form.minimums, form.factors, form.levels)
+            number = self._code_format(form.bits, form.minimums, form.factors, form.levels, form.scales)
             assert number >= 0, form
             panel_bytes = form.num_bytes(PANEL * weight.shape[1])
             parts.append(CodePart(rows.start // PANEL, end, panel_bytes, number, form.group // GROUP))

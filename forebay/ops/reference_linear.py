@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forebay.formats.quantized import GROUP, PANEL, StoredCodes
+from forebay.formats.quantized import GROUP, PANEL, GroupQuantized, Levels, StoredCodes
 from forebay.ops.linear import LinearOps, LinearWeight
 
 
@@ -25,7 +25,8 @@ class TorchLinearWeight:
 
 @dataclass(frozen=True, slots=True)
 class TorchQuantizedWeight:
-    """Codes [N, K] int8, the zero taken off, scales and minimums [N, groups] float32, one format below the other."""
+    """Codes [N, K] int8, the zero taken off, or floats of eight bits, scales and minimums [N, groups] float32, one
+    format below the other."""
 
     parts: tuple[tuple[Tensor, Tensor, Tensor], ...]
     bias: Tensor | None
@@ -41,8 +42,14 @@ class TorchQuantizedWeight:
         return _opened(*parts)
 
 
+def _codes(weight: GroupQuantized) -> Tensor:
+    if weight.format.levels is Levels.E4M3:
+        return torch.tensor(weight.codes).view(torch.float8_e4m3fn)
+    return torch.tensor(weight.signed_codes()).to(torch.int8)
+
+
 def _opened(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
-    by_group = codes.view(*scales.shape, codes.shape[1] // scales.shape[1])
+    by_group = codes.float().view(*scales.shape, codes.shape[1] // scales.shape[1])
     return (scales.unsqueeze(-1) * by_group + minimums.unsqueeze(-1)).flatten(1)
 
 
@@ -63,7 +70,7 @@ class TorchLinear(LinearOps):
             (whole,) = weight.pieces(run, (len(run) + PANEL) * weight.shape[1])
             scales, minimums = whole.steps()
             least = torch.zeros(scales.shape) if minimums is None else torch.tensor(minimums)
-            parts.append((torch.tensor(whole.signed_codes()).to(torch.int8), torch.tensor(scales), least))
+            parts.append((_codes(whole), torch.tensor(scales), least))
         out_features, in_features = weight.shape
         return TorchQuantizedWeight(tuple(parts), None if bias is None else bias.float(), in_features, out_features)
 

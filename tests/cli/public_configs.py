@@ -70,6 +70,14 @@ GPT_OSS_20B: Final[dict[str, Any]] = {
     },
 }  # fmt: skip
 
+GPT_OSS_20B_BYTES: Final = 13_761_264_768  # of its tensors, by the index of its files
+
+LLAMA_3_8B: Final[dict[str, Any]] = {
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192,
+    "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+
 SMOLLM2_135M: Final[dict[str, Any]] = {
     "model_type": "llama", "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536,
     "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192,

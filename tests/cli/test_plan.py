@@ -10,13 +10,7 @@ import pytest
 
 from forebay.cli.main import main
 from forebay.pools.cache_spec import CacheSpec, FullAttention, LatentAttention, RecurrentState, SlidingWindow
-from tests.cli.public_configs import FALCON_H1_0_5B, GEMMA_3_27B, NEMOTRON_H_8B, QWEN3_NEXT_80B_A3B
-
-LLAMA_3_8B = {
-    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192,
-    "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-}  # fmt: skip
+from tests.cli.public_configs import FALCON_H1_0_5B, GEMMA_3_27B, LLAMA_3_8B, NEMOTRON_H_8B, QWEN3_NEXT_80B_A3B
 
 
 @pytest.fixture

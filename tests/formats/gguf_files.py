@@ -37,7 +37,15 @@ _SMALL = {
 SMALL_TYPES = tuple(_SMALL)
 _HALF_AT |= _SMALL
 # In a larger form, as no kernel reads a smaller one: the bits of a weight.
-LARGER = {"TQ1_0": 2.625, "TQ2_0": 2.625, "IQ1_S": 5.625, "IQ1_M": 6.5625, "IQ3_XXS": 6.5625, "IQ3_S": 5.625}
+LARGER = {
+    "NVFP4": 5.0,
+    "TQ1_0": 2.625,
+    "TQ2_0": 2.625,
+    "IQ1_S": 5.625,
+    "IQ1_M": 6.5625,
+    "IQ3_XXS": 6.5625,
+    "IQ3_S": 5.625,
+}
 TYPES = ("F32", "F16", "BF16", "MXFP4", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *_HALF_AT)
 
 

@@ -221,7 +221,7 @@ def test_zero_points_where_the_configuration_has_none_are_refused(plain, tmp_pat
         GPTQ | {"group_size": "128"},
         GPTQ | {"dynamic": {"lm_head": {}}},
         {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"},
-        {"quant_method": "fp8"},
+        {"quant_method": "bitsandbytes"},
         compressed_config("float-quantized"),
         compressed_config("pack-quantized", type="float", group_size=64),
         compressed_config("pack-quantized", strategy="tensor"),

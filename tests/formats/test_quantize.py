@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from forebay.base.errors import ModelError
+from forebay.formats.held_format import QUANTIZED_FORMATS
 from forebay.formats.quantize import quantize_rows
-from forebay.formats.quantized import GROUP, QUANTIZED_FORMATS
+from forebay.formats.quantized import GROUP
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -10,8 +10,9 @@ from gguf import GGMLQuantizationType
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
 from forebay.formats.gguf_types import GGML_TYPES, split
+from forebay.formats.held_format import held_format
 from forebay.formats.quantization import Quantization
-from forebay.formats.quantized import held_format, joined_codes
+from forebay.formats.quantized import joined_codes
 from forebay.formats.stored_tensor import one_below_the_other, read_tensor
 from tests.formats.coded import FORMATS, read, stored
 from tests.formats.gguf_files import (
@@ -25,7 +26,7 @@ from tests.formats.gguf_files import (
     write_gguf,
 )
 
-AS_LARGE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", *K_TYPES)
+AS_LARGE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", *K_TYPES)
 IN_CODES = (*AS_LARGE, *LARGER)
 
 

@@ -10,6 +10,7 @@ them too.
 
 from tests.mutants.core import CORE
 from tests.mutants.engine import ENGINE
+from tests.mutants.formats import FORMATS
 from tests.mutants.grammar import GRAMMAR
 from tests.mutants.memory import MEMORY
 from tests.mutants.mutant import Mutant
@@ -28,6 +29,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SCHEDULER,
     *TENANTS,
     *RUNTIME,
+    *FORMATS,
     *ENGINE,
     *TRANSFER,
     *SERVER,

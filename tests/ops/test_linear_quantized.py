@@ -6,6 +6,7 @@ import torch
 
 from forebay.backends import make_ops
 from forebay.formats.quantized import CodeFormat
+from forebay.formats.small_floats import E2M1
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
 from tests.formats.coded import FORMATS, random_codes, stored
@@ -37,8 +38,8 @@ def rounding(ops: NativeOps, activation_bits: int, num_threads: int) -> NativeOp
     return made
 
 
-# One of each kind: without minimums and with, of planes of one bit and two, with levels.
-FEW = ("Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q5_K", "Q6_K", "IQ4_XS")
+# One of each kind: without minimums and with, of planes of one bit and two, with levels, with scales of each type.
+FEW = ("Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4", "FP8 by 128", "NVFP4")
 
 
 @pytest.fixture(params=[FORMATS[name] for name in FEW], ids=FEW)
@@ -130,7 +131,7 @@ def test_packed_weight_outlives_the_original(native: NativeOps, form: CodeFormat
     packed = native.pack_quantized(stored(weight))
     before = native.linear(x, packed)
     weight.codes.fill(0)
-    weight.scales.fill(np.nan)
+    weight.scales.view(np.uint8).fill(0xFF)  # NaN in every type
     assert_same_bits(native.linear(x, packed), before)
 
 
@@ -169,3 +170,11 @@ def test_every_instruction_set_opens_the_same_numbers(native: NativeOps, dtype: 
     weight, ids = stored(random_codes(form, 70, whole(96, form), seed=1)), torch.arange(70)
     ours, theirs = native.pack_quantized(weight), best.pack_quantized(weight)
     assert_same_bits(native.embedding_packed(ids, ours, dtype), best.embedding_packed(ids, theirs, dtype))
+
+
+def test_powers_of_two_as_scales_are_exact_from_the_least_to_the_largest(each_ops: NativeOps | Ops) -> None:
+    weight = random_codes(FORMATS["MXFP4"], 32, 8 * 32, seed=1)
+    weight.scales[:] = np.resize(np.array([0, 1, 2, 3, 126, 127, 128, 252], np.uint8), weight.scales.shape)
+    table = each_ops.pack_quantized(stored(weight))
+    expected = np.ldexp(E2M1[weight.codes], weight.scales.repeat(32, axis=1).astype(np.int32) - 127)
+    assert_same_bits(each_ops.embedding_packed(torch.arange(32), table, torch.float32), torch.from_numpy(expected))

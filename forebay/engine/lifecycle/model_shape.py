@@ -12,9 +12,11 @@ from forebay.families.model_config import ModelConfig, config_from_folder, confi
 from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_parts import model_file
 from forebay.formats.quantization import Quantization
+from forebay.formats.quantized import CodeFormat
 from forebay.formats.weight_shapes import WeightKind, WeightShapes, kinds_of
 
 if TYPE_CHECKING:
+    from forebay.layers.params import TensorParam
     from forebay.models import Needs
 
 
@@ -46,9 +48,16 @@ def _kinds(path: Path, config: ModelConfig, needs: Needs) -> Iterator[tuple[Weig
         if tensors.keys() >= set(param.names):
             yield from kinds_of(codes_of(param, tensors, Quantization.FILE), param.shape, param.min_bits)
         else:
-            packed = config.packing is not None and param.min_bits == 4 and len(param.shape) == 2
-            own = config.packing.format(param.shape[-1]) if packed and config.packing else None
+            own = _stored_format(param, config)
             yield WeightKind(own, param.shape[-1], param.min_bits), param.num_elements
+
+
+def _stored_format(param: TensorParam, config: ModelConfig) -> CodeFormat | None:
+    """The format of a weight in a folder; None if any of its matrices is not in codes."""
+    if config.packing is None or param.min_bits > 4 or len(param.shape) != 2:
+        return None
+    found = {config.packing.format(name, param.shape[-1]) for name in param.names}
+    return found.pop() if len(found) == 1 else None
 
 
 def _model_config(path: Path) -> ModelConfig:

@@ -8,6 +8,7 @@ from forebay.families.model_config import Experts, Family, ModelConfig
 from forebay.families.shape import WINDOW, Shape
 from forebay.families.tensor_names import TensorNames
 from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, transformer
+from forebay.formats.float_layers import FloatPacking, Floats
 
 _ROPE: Final = {
     "rope_type": "yarn",
@@ -31,9 +32,10 @@ class GptOssConfig(ModelConfig):
 def parse(fields: Fields) -> GptOssConfig:
     """Read gpt-oss's fields: MXFP4 experts, and a window in every second layer by default."""
     fields = fields.renamed({"num_experts": "num_local_experts"})
-    quantization = fields.get("quantization_config") or {"quant_method": "mxfp4"}
-    if not isinstance(quantization, dict) or quantization.get("quant_method") != "mxfp4":
+    quantization = fields.get("quantization_config")
+    if quantization and not (isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"):
         raise fields.wrong("quantization_config", "absent, or of the quant_method mxfp4")
+    packing = FloatPacking(method="mxfp4", floats=Floats.MXFP4, only=".experts.") if quantization else None
     rope = fields.get("rope_scaling") or fields.get("rope_parameters", _ROPE)
     defaults = Defaults(head_dim=64, rms_norm_eps=1e-5, rope_theta=150_000.0)
     windows = Windows(size=128, layers=lambda num_layers: range(0, num_layers, 2), required=True)
@@ -41,6 +43,7 @@ def parse(fields: Fields) -> GptOssConfig:
     number = fields.size("num_local_experts", default=128)
     return GptOssConfig(
         **{**values, "attention_bias": fields.flag("attention_bias", default=True)},
+        packing=packing,
         experts=Experts(
             num_experts=number,
             per_token=fields.size("num_experts_per_tok", default=4, most=number),
@@ -62,4 +65,4 @@ def small(shape: Shape) -> dict[str, Any]:
     }
 
 
-FAMILY: Final = Family(parse=parse, small=small, names=TensorNames(mxfp4=True))
+FAMILY: Final = Family(parse=parse, small=small, names=TensorNames(turned_experts=True))

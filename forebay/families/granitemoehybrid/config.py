@@ -11,8 +11,9 @@ from forebay.families.mamba2.config import Mamba2Config, listed_layers
 from forebay.families.model_config import Experts, Family
 from forebay.families.rope import ROPE_FIELDS
 from forebay.families.shape import Shape
-from forebay.families.tensor_names import DOWN, GATE_UP, TensorNames
+from forebay.families.tensor_names import TensorNames
 from forebay.families.transformer import FULL, LINEAR, Defaults, count_of, transformer
+from forebay.formats.turned_experts import DOWN, GATE_UP
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

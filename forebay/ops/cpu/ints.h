@@ -22,6 +22,8 @@ FOREBAY_INLINE void store_ints(void* p, Ints a) { _mm512_storeu_si512(p, a.v); }
 FOREBAY_INLINE Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 FOREBAY_INLINE Ints operator&(Ints a, Ints b) { return {_mm512_and_si512(a.v, b.v)}; }
 FOREBAY_INLINE Ints operator|(Ints a, Ints b) { return {_mm512_or_si512(a.v, b.v)}; }
+FOREBAY_INLINE Ints max(Ints a, Ints b) { return {_mm512_max_epi32(a.v, b.v)}; }
+FOREBAY_INLINE Vec as_float(Ints a) { return {_mm512_castsi512_ps(a.v)}; }  // of these bits
 FOREBAY_INLINE Ints bytes_to_ints(const uint8_t* p) {
     return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
@@ -77,6 +79,8 @@ FOREBAY_INLINE void store_ints(void* p, Ints a) { _mm256_storeu_si256(static_cas
 FOREBAY_INLINE Ints operator+(Ints a, Ints b) { return {_mm256_add_epi32(a.v, b.v)}; }
 FOREBAY_INLINE Ints operator&(Ints a, Ints b) { return {_mm256_and_si256(a.v, b.v)}; }
 FOREBAY_INLINE Ints operator|(Ints a, Ints b) { return {_mm256_or_si256(a.v, b.v)}; }
+FOREBAY_INLINE Ints max(Ints a, Ints b) { return {_mm256_max_epi32(a.v, b.v)}; }
+FOREBAY_INLINE Vec as_float(Ints a) { return {_mm256_castsi256_ps(a.v)}; }  // of these bits
 FOREBAY_INLINE Ints bytes_to_ints(const uint8_t* p) {
     return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
 }

@@ -1,7 +1,7 @@
 // Linear layers of quantized weights without AMX: codes by rounded activations.
 //
-// The products of a group are summed as integers, exactly; then one multiply-add in float32 for each part that has a scale
-// and one for its minimum, in ascending order of inputs. So a result's bits do not depend on what is computed beside it.
+// The products of a group are summed as integers, exactly, or in float32 where codes are floats; then one multiply-add in
+// float32 for each part that has a scale and one for its minimum, in ascending order of inputs. So a result's bits do not depend on what is computed beside it.
 #if !defined(FOREBAY_AMX)
 
 #include <bit>
@@ -76,6 +76,65 @@ void multiply(const RoundedGroup<PLANES>* x, const uint8_t* stripe, long blocks_
     for (int r = 0; r < ROWS; ++r) store(sums + r * kPanel, sum[r]);
 }
 
+// The integers of a group as numbers.
+template <int PLANES>
+FOREBAY_INLINE void to_numbers(const RoundedGroup<PLANES>& x, float* out) {
+    for (long i = 0; i < kGroup; i += W) {
+        Vec n = load(x.planes[0] + i);
+        if constexpr (PLANES == 2) n = fma(n, set1(256), load(x.planes[1] + i));
+        store(out + i, n);
+    }
+}
+
+// ROWS rows by VECS times W outputs of a panel, from `column` on, of codes that are floats: the products of a group are
+// summed in float32 in the order of its inputs -> sums [ROWS][kPanel].
+template <class C, int PLANES, int ROWS, int VECS>
+void multiply_floats(const RoundedGroup<PLANES>* x, const uint8_t* panel, const CodePart& part, long column,
+                     long inputs, float* sums) {
+    const long apart = part.panel_bytes / 2;  // of stripes
+    Blocks<C> blocks(panel + column / kStripe * apart, part.blocks);
+    Vec sum[ROWS][VECS];
+    for (auto& row : sum) {
+        for (auto& s : row) s = zero();
+    }
+    for (long k = 0; k < inputs; k += kGroup, x += ROWS) {
+        const Block first = blocks.next();
+        float numbers[ROWS][kGroup];
+        for (int r = 0; r < ROWS; ++r) to_numbers(x[r], numbers[r]);
+        Vec dots[ROWS][VECS];
+        for (auto& row : dots) {
+            for (auto& d : row) d = zero();
+        }
+        for (long four = 0; four < kGroup / 4; ++four) {
+            Ints codes[VECS];
+            unrolled<VECS>([&](auto v) FOREBAY_INLINE_LAMBDA {
+                const uint8_t* at = first.codes + v * W / kStripe * apart + four * kLine + v * W % kStripe * 4;
+                _mm_prefetch(reinterpret_cast<const char*>(at) + kFetchAhead, _MM_HINT_T0);
+                codes[v] = load_ints(at);
+            });
+            unrolled<4>([&](auto i) FOREBAY_INLINE_LAMBDA {
+                Vec weights[VECS];
+                unrolled<VECS>([&](auto v) FOREBAY_INLINE_LAMBDA {
+                    weights[v] = from_e4m3(shift_left<24 - 8 * i>(codes[v]));
+                });
+#pragma GCC unroll 8
+                for (int r = 0; r < ROWS; ++r) {
+                    const Vec n = set1(numbers[r][four * 4 + i]);
+                    unrolled<VECS>([&](auto v) FOREBAY_INLINE_LAMBDA { dots[r][v] = fma(n, weights[v], dots[r][v]); });
+                }
+            });
+        }
+        unrolled<VECS>([&](auto v) FOREBAY_INLINE_LAMBDA {
+            const Vec scale = load_scales<C>(first.head + v * W / kStripe * apart, v * W % kStripe);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; ++r) sum[r][v] = fma(dots[r][v], scale * set1(x[r].scale), sum[r][v]);
+        });
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        for (int v = 0; v < VECS; ++v) store(sums + r * kPanel + column + v * W, sum[r][v]);
+    }
+}
+
 // A block of rows by one panel.
 template <class C, int PLANES, int ROWS = kMostRows>
 void multiply_panel(const void* x, const uint8_t* panel, const CodePart& part, long inputs, long rows, float* sums) {
@@ -83,6 +142,13 @@ void multiply_panel(const void* x, const uint8_t* panel, const CodePart& part, l
         if (rows < ROWS) return multiply_panel<C, PLANES, ROWS / 2>(x, panel, part, inputs, rows, sums);
     }
     const auto* groups = static_cast<const RoundedGroup<PLANES>*>(x);
+    if constexpr (C::kFloats) {
+        constexpr int kVecs = W == 16 || ROWS > 2 ? 2 : 4;  // whose sums stay in registers
+        for (long n = 0; n < kPanel; n += kVecs * W) {
+            multiply_floats<C, PLANES, ROWS, kVecs>(groups, panel, part, n, inputs, sums);
+        }
+        return;
+    }
     for (long n = 0; n < kPanel; n += W) {
         const uint8_t* stripe = panel + n / kStripe * part.panel_bytes / 2;
         multiply<C, PLANES, ROWS>(groups, stripe, part.blocks, n % kStripe, inputs, sums + n);

@@ -20,8 +20,9 @@
 constexpr long kLanes = 2 * kHalf;  // of a word of codes
 constexpr int kRotation = 15;
 
-// What codes of formats with levels stand for, less their zero.
-alignas(64) constexpr float kLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+// What codes of formats with levels stand for.
+alignas(64) constexpr float kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+alignas(64) constexpr float kE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 inline Word load_short_word(const uint8_t* p) {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -36,13 +37,23 @@ FOREBAY_INLINE Word masked_into(Word x, int32_t mask, Word rest) {
 }
 FOREBAY_INLINE Word ones() { return _mm512_set1_epi32(0x3f800000); }
 FOREBAY_INLINE Vec as_floats(Word x) { return {_mm512_castsi512_ps(x)}; }
-// Entries of kLevels, by the lowest four bits.
-FOREBAY_INLINE Vec levels_of(Word x) { return {_mm512_permutexvar_ps(x, _mm512_load_ps(kLevels))}; }
+// The numbers of E4M3 codes in the highest byte of each lane: sign and magnitude are moved to where a float32 has them,
+// whose exponent is then 120 too low. So is that of what is no normal number.
+FOREBAY_INLINE Vec from_e4m3(Word x) {
+    return as_floats(_mm512_and_si512(_mm512_srai_epi32(x, 4), _mm512_set1_epi32(static_cast<int32_t>(0x87f00000)))) *
+           set1(0x1p120f);
+}
+// Entries of a table, by the lowest four bits.
+template <class C>
+FOREBAY_INLINE Vec levels_of(Word x) {
+    return {_mm512_permutexvar_ps(x, _mm512_load_ps(C::kTable == Levels::kIq4 ? kIq4 : kE2m1))};
+}
 
-// The numbers of outputs that lanes v * W.. belong to.
-template <int V>
+// The numbers of outputs that lanes v * W.. belong to, of float16 or float32.
+template <int V, int BYTES = 2>
 FOREBAY_INLINE Vec load_by_output(const uint8_t* p) {
-    const __m512 all = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    const __m512 all =
+        BYTES == 4 ? _mm512_loadu_ps(p) : _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     return {_mm512_permutexvar_ps(_mm512_add_epi32(twice, _mm512_set1_epi32(8 * V)), all)};
 }
@@ -61,14 +72,27 @@ FOREBAY_INLINE void store_lanes(bf16* p, const Vec (&x)[kLanes / W]) {
     _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x[1].v, x[0].v)));
 }
 
+// The scales of the outputs of a half that lanes v * W.. belong to.
+template <class C, int V>
+FOREBAY_INLINE Vec scales_by_output(const uint8_t* head, long half) {
+    if constexpr (C::kScales == Scales::kE8m0) {
+        // Half of 2^(e - 127), whose least is no normal number.
+        const __m512i exponents = _mm512_cvtepu8_epi32(bytes_by_output<V>(head + half * kHalf));
+        const __m512i powers = _mm512_max_epi32(_mm512_slli_epi32(exponents, 23), _mm512_set1_epi32(0x00400000));
+        return as_floats(powers) * set1(0.5f);
+    } else {
+        return load_by_output<V, C::kScaleBytes>(head + half * kHalf * C::kScaleBytes);
+    }
+}
+
 // Scales and minimums of 16 outputs and the I-th half of a block's inputs, lane by lane.
 struct Affine {
     Vec scale, minimum;
 };
 template <class C, int I, int V>
 FOREBAY_INLINE Affine affine(const Block& block, long half) {
-    Affine of{load_by_output<V>(block.head + half * kHalf * 2), zero()};
-    if constexpr (C::kMinimums) of.minimum = load_by_output<V>(block.head + kPanel * 2 + half * kHalf * 2);
+    Affine of{scales_by_output<C, V>(block.head, half), zero()};
+    if constexpr (C::kMinimums) of.minimum = load_by_output<V>(block.head + kPanel * C::kScaleBytes + half * kHalf * 2);
     if constexpr (C::kFactors) {
         const long at = I * (C::kParts - 1) * kPanel + half * kHalf;
         __m128i factors = bytes_by_output<V>(block.codes + C::kFactorsAt + at);
@@ -80,17 +104,23 @@ FOREBAY_INLINE Affine affine(const Block& block, long half) {
             }
             of.minimum = of.minimum * from_bytes(minimums);
         }
-        of.scale = of.scale * from_bytes(factors);
+        if constexpr (C::kScales == Scales::kFloat32) {
+            of.scale = of.scale * from_e4m3(_mm512_slli_epi32(_mm512_cvtepi8_epi32(factors), 24));
+        } else {
+            of.scale = of.scale * from_bytes(factors);
+        }
     }
     return of;
 }
 
-// The codes of one pair of inputs, in the mantissas of numbers from 1 to 2, or as levels.
+// The codes of one pair of inputs, in the mantissas of numbers from 1 to 2, or what they stand for.
 template <class C, int PAIR>
 FOREBAY_INLINE Vec code_of(Word low, Word high) {
     constexpr int kAt = PAIR * C::kLow % 32;
     if constexpr (C::kLevels) {
-        return levels_of(rotate_right<kAt + kRotation>(low));
+        return levels_of<C>(rotate_right<kAt + kRotation>(low));
+    } else if constexpr (C::kFloats) {
+        return from_e4m3(rotate_right<kAt + kRotation + 8>(low));
     } else {
         Word code = masked_into(rotate_right<kAt>(low), ((1 << C::kLow) - 1) << kRotation, ones());
         if constexpr (C::kHigh > 0) {
@@ -107,6 +137,7 @@ template <class C, class T>
 FOREBAY_INLINE void open_half(const Block& block, long half, T* out) {
     constexpr int kVecs = kLanes / W;
     constexpr int kFine = 256, kCoarse = 16;  // a code of 1 is 1 / 256 or 1 / 16
+    constexpr bool kNumbers = C::kLevels || C::kFloats;
     const uint8_t* words = block.codes + half * C::kHalfBytes;
     const uint8_t* high_words = words + C::kLowBytes;
     unrolled<2>([&](auto i) FOREBAY_INLINE_LAMBDA {
@@ -114,8 +145,8 @@ FOREBAY_INLINE void open_half(const Block& block, long half, T* out) {
         Word high[kVecs] = {};
         unrolled<kVecs>([&](auto v) FOREBAY_INLINE_LAMBDA {
             const Affine of = affine<C, i, v>(block, half);
-            fine[v] = C::kLevels ? of.scale : of.scale * set1(kFine);
-            fine_offset[v] = C::kLevels ? of.minimum : fma(of.scale, set1(-kFine - C::kZero), of.minimum);
+            fine[v] = kNumbers ? of.scale : of.scale * set1(kFine);
+            fine_offset[v] = kNumbers ? of.minimum : fma(of.scale, set1(-kFine - C::kZero), of.minimum);
             coarse[v] = of.scale * set1(kCoarse);
             coarse_offset[v] = fma(of.scale, set1(-kCoarse - C::kZero), of.minimum);
             if constexpr (C::kHigh == 1) high[v] = load_short_word(high_words + v * W * 2);

@@ -13,7 +13,7 @@ namespace {
 // Rows of one format: what fb_pack_q is given.
 struct Rows {
     const uint8_t* codes;
-    const uint16_t* scales;
+    const uint8_t* scales;
     const uint16_t* minimums;
     const uint8_t* factors;
     const uint8_t* minimum_factors;
@@ -65,6 +65,15 @@ void pack_plane(const uint8_t* codes, int shift, uint8_t* plane, long n) {
     }
 }
 
+// What a code, or an entry of a table, stands for.
+template <class C>
+float number_of(uint8_t code) {
+    if constexpr (C::kFloats) {
+        return std::bit_cast<float>((code & 0x80u) << 24 | (code & 0x7fu) << 20) * 0x1p120f;  // as from_e4m3
+    }
+    return static_cast<float>(code - C::kZero);
+}
+
 template <class C, class T>
 void open_row(const uint8_t* panel, const CodePart& part, long n, long inputs, T* out) {
     constexpr int kFours = 8 / C::kParts;
@@ -81,7 +90,7 @@ void open_row(const uint8_t* panel, const CodePart& part, long n, long inputs, T
             store(minimums, of.minimum);
             store_ints(codes, four_codes<C, four>(block, lane));
             for (int i = 0; i < 4; ++i) {
-                row[four * 4 + i] = scales[at] * static_cast<float>(codes[at][i] - C::kZero) + minimums[at];
+                row[four * 4 + i] = scales[at] * number_of<C>(codes[at][i]) + minimums[at];
             }
         });
         for (long i = 0; i < kGroup; i += W) store(out + k + i, load(row + i));
@@ -118,8 +127,11 @@ void pack_stripe(const Rows& rows, long first, long count, const CodePart& part,
         for (long h = 0; h < heads; ++h) {
             uint8_t* head = stripe + h * head_bytes;
             const long row = first + n;
-            std::memcpy(head + n * 2, rows.scales + row * heads + h, 2);
-            if constexpr (C::kMinimums) std::memcpy(head + (kStripe + n) * 2, rows.minimums + row * heads + h, 2);
+            const long from = row * heads + h;
+            std::memcpy(head + n * C::kScaleBytes, rows.scales + from * C::kScaleBytes, C::kScaleBytes);
+            if constexpr (C::kMinimums) {
+                std::memcpy(head + kStripe * C::kScaleBytes + n * 2, rows.minimums + from, 2);
+            }
             for (long b = 0; b < part.blocks; ++b) {
                 pack_block<C>(rows, row, h * part.blocks + b, head + C::kHead + b * C::kBlock, n);
             }
@@ -143,14 +155,14 @@ void embedding(Pool& pool, const int64_t* ids, const uint8_t* packed, T* out, lo
 extern "C" {
 
 // The number of a format in a `CodePart`.
-long fb_code_format(long bits, long minimums, long factors, long levels) {
-    return AllCodes::find(bits, minimums != 0, factors, levels != 0);
+long fb_code_format(long bits, long minimums, long factors, long levels, long scales) {
+    return AllCodes::find(bits, minimums != 0, factors, Levels{levels}, Scales{scales});
 }
 
-// Some rows of a part, from a panel's first on: codes [rows, inputs], scales and minimums float16 [rows, inputs / 32 /
-// part.blocks], factors of both [rows, inputs / inputs that share one], null where there are none; `panels` as codes.h says,
-// all of them written.
-void fb_pack_q(Pool* pool, const uint8_t* codes, const uint16_t* scales, const uint16_t* minimums,
+// Some rows of a part, from a panel's first on: codes [rows, inputs], scales and minimums [rows, inputs / 32 /
+// part.blocks] in the types of the format, factors of both [rows, inputs / inputs that share one], null where there are
+// none; `panels` as codes.h says, all of them written.
+void fb_pack_q(Pool* pool, const uint8_t* codes, const uint8_t* scales, const uint16_t* minimums,
                const uint8_t* factors, const uint8_t* minimum_factors, const void* part_of_header, uint8_t* panels,
                long rows, long inputs) {
     const auto& part = *static_cast<const CodePart*>(part_of_header);

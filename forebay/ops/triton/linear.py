@@ -16,12 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.formats.quantized import GROUP, LEVELS, U8, CodeFormat, GroupQuantized, StoredCodes, joined
+from forebay.formats.quantized import GROUP, LEVELS, U8, CodeFormat, GroupQuantized, Levels, StoredCodes, joined
+from forebay.formats.small_floats import E4M3, E8M0_BIAS
 from forebay.ops.linear import LinearOps, LinearWeight
 from forebay.ops.triton.common import dot, owner
 
 _FEW_ROWS: Final = 16  # the least that a matrix unit takes
 _MANY_ROWS: Final = 64
+_LEVELS_ZERO: Final = 128  # of whole numbers that codes stand for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,11 +81,26 @@ def _field(plane, col_at, at, k, mask, BITS: tl.constexpr):
 
 
 @triton.jit
-def _number(numbers, factors, col_at, at, k, mask, SPAN: tl.constexpr, FACTORS: tl.constexpr):
-    """The scale or minimum of entries [at, col], float32."""
-    number = tl.load(numbers + col_at * (k // SPAN) + (at // SPAN)[:, None], mask=mask, other=0.0).to(tl.float32)
+def _powers(exponents):
+    """Half of the powers of two that E8M0 exponents stand for; the least is no normal number."""
+    return tl.maximum(exponents.to(tl.int32) << 23, 0x400000).to(tl.float32, bitcast=True) * 0.5
+
+
+@triton.jit
+def _floats(codes):
+    """The numbers of E4M3 codes: sign and magnitude as of a float32 whose exponent is 120 too low."""
+    codes = codes.to(tl.int32)
+    return (((codes & 128) << 24) | ((codes & 127) << 20)).to(tl.float32, bitcast=True) * 1.329227995784916e36
+
+
+@triton.jit
+def _number(numbers, factors, col_at, at, k, mask, SPAN: tl.constexpr, FACTORS: tl.constexpr, SCALES: tl.constexpr):
+    """The scale or minimum of entries [at, col], float32; SCALES is its `ScaleType`."""
+    stored = tl.load(numbers + col_at * (k // SPAN) + (at // SPAN)[:, None], mask=mask, other=0)
+    number = _powers(stored) if SCALES == 1 else stored.to(tl.float32)
     if FACTORS > 0:
-        number *= tl.load(factors + col_at * (k // FACTORS) + (at // FACTORS)[:, None], mask=mask, other=0)
+        factor = tl.load(factors + col_at * (k // FACTORS) + (at // FACTORS)[:, None], mask=mask, other=0)
+        number *= _floats(factor) if SCALES == 2 else factor.to(tl.float32)
     return number
 
 
@@ -106,6 +123,7 @@ def _matmul(
     SPAN: tl.constexpr,
     FACTORS: tl.constexpr,
     LEVELS: tl.constexpr,
+    SCALES: tl.constexpr,
     GROUPED: tl.constexpr,
     HAS_X_ROWS: tl.constexpr,
     HAS_OUT_ROWS: tl.constexpr,
@@ -154,12 +172,13 @@ def _matmul(
             acc += dot(values, tile)
     elif SPAN > 32 or HIGH > 0 or LEVELS:
         low_at = tl.load(here).to(tl.pointer_type(tl.uint8))
-        scales_at = tl.load(here + 1).to(tl.pointer_type(tl.float16))
+        scale_type = tl.float16 if SCALES == 0 else tl.uint8 if SCALES == 1 else tl.float32
+        scales_at = tl.load(here + 1).to(tl.pointer_type(scale_type))
         minimums_at = tl.load(here + 2).to(tl.pointer_type(tl.float16))
         high_at = tl.load(here + 4).to(tl.pointer_type(tl.uint8))
-        factors_at = tl.load(here + 5).to(tl.pointer_type(tl.int8))
+        factors_at = tl.load(here + 5).to(tl.pointer_type(tl.uint8 if SCALES == 2 else tl.int8))
         minimum_factors_at = tl.load(here + 6).to(tl.pointer_type(tl.int8))
-        levels_at = tl.load(here + 7).to(tl.pointer_type(tl.uint8))
+        levels_at = tl.load(here + 7).to(tl.pointer_type(tl.float32))
         for start in range(0, k, DEPTH):
             at = start + tl.arange(0, DEPTH)
             mask = live_col[None, :] & (at < k)[:, None]
@@ -167,11 +186,10 @@ def _matmul(
             code = _field(low_at, col_at, at, k, mask, BITS)
             if HIGH > 0:
                 code += _field(high_at, col_at, at, k, mask, HIGH) << BITS
-            if LEVELS:
-                code = tl.load(levels_at + code).to(tl.int32)
-            tile = _number(scales_at, factors_at, col_at, at, k, mask, SPAN, FACTORS) * (code - zero).to(tl.float32)
+            level = tl.load(levels_at + code) if LEVELS else (code - zero).to(tl.float32)
+            tile = _number(scales_at, factors_at, col_at, at, k, mask, SPAN, FACTORS, SCALES) * level
             if HAS_MINIMUMS:
-                tile += _number(minimums_at, minimum_factors_at, col_at, at, k, mask, SPAN, FACTORS)
+                tile += _number(minimums_at, minimum_factors_at, col_at, at, k, mask, SPAN, FACTORS, 0)
             acc += dot(values, tile.to(dtype))
     else:
         codes_at = tl.multiple_of(tl.load(here), 16).to(tl.pointer_type(tl.uint8))
@@ -271,14 +289,14 @@ class TritonLinear(LinearOps):
         codes = _fields(table.values.index_select(0, ids), low).int()
         if table.high is not None:
             codes |= _fields(table.high.index_select(0, ids), table.form.bits - low).int() << low
-        if table.form.levels:
-            codes = _levels(codes.device)[codes].int()
+        form = table.form
+        levels = _levels(form.levels, codes.device)[codes] if form.levels else codes - form.zero
         scales, minimums = (
             None if numbers is None else _numbers(numbers.index_select(0, ids), factors, ids)
             for numbers, factors in ((table.scales, table.factors), (table.minimums, table.minimum_factors))
         )
         assert scales is not None
-        rows = (codes - table.form.zero).view(*scales.shape, -1) * scales.unsqueeze(-1)
+        rows = levels.view(*scales.shape, -1) * scales.unsqueeze(-1)
         return (rows if minimums is None else rows + minimums.unsqueeze(-1)).flatten(1).to(dtype)
 
 
@@ -298,20 +316,25 @@ def _fields(plane: Tensor, bits: int) -> Tensor:
 
 def _numbers(numbers: Tensor, factors: Tensor | None, ids: Tensor) -> Tensor:
     """Scales or minimums [rows, groups] float32 of the smallest groups."""
+    if numbers.dtype == torch.uint8:
+        return torch.ldexp(torch.ones_like(numbers, dtype=torch.float32), numbers.int() - (E8M0_BIAS + 1))
     if factors is None:
         return numbers.float()
-    chosen = factors.index_select(0, ids).view(*numbers.shape, -1)
-    return (chosen * numbers.float().unsqueeze(-1)).flatten(1)
+    chosen = factors.index_select(0, ids)
+    floats = chosen.view(torch.float8_e4m3fn).float() if chosen.dtype == torch.uint8 else chosen
+    return (floats.view(*numbers.shape, -1) * numbers.float().unsqueeze(-1)).flatten(1)
 
 
 @functools.cache
-def _levels(device: torch.device) -> Tensor:
-    return torch.tensor(LEVELS, device=device)
+def _levels(levels: Levels, device: torch.device) -> Tensor:
+    """Return the numbers that codes stand for, float32."""
+    table = E4M3 if levels is Levels.E4M3 else LEVELS[levels] - np.float32(_LEVELS_ZERO)
+    return torch.tensor(table, device=device)
 
 
 def _packed(form: CodeFormat | None, in_features: int, *, values: Tensor, **parts: Tensor | None) -> TritonLinearWeight:
     everything: dict[str, Any] = {"values": values, **{name: parts.get(name) for name in _PARTS[1:]}}
-    levels = _levels(values.device) if form is not None and form.levels else None
+    levels = _levels(form.levels, values.device) if form is not None and form.levels else None
     addresses = [0 if part is None else part.data_ptr() for part in (*everything.values(), levels)]
     where = torch.tensor(addresses, dtype=torch.int64, device=values.device)
     return TritonLinearWeight(**everything, form=form, in_features=in_features, addresses=where)
@@ -362,7 +385,8 @@ def matmul(
         HIGH=0 if form is None else form.bits - low,
         SPAN=GROUP if form is None else form.group,
         FACTORS=0 if form is None else form.factors,
-        LEVELS=form is not None and form.levels,
+        LEVELS=form is not None and form.levels is not Levels.NONE,
+        SCALES=0 if form is None else int(form.scales),
         GROUPED=starts is not None,
         HAS_X_ROWS=x_rows is not None,
         HAS_OUT_ROWS=out_rows is not None,
