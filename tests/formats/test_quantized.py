@@ -12,9 +12,10 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.formats.gguf_types import GGML_TYPES, split
 from forebay.formats.held_format import held_format
 from forebay.formats.quantization import Quantization
-from forebay.formats.quantized import joined_codes
+from forebay.formats.quantized import FP8, joined_codes
+from forebay.formats.small_floats import E4M3
 from forebay.formats.stored_tensor import one_below_the_other, read_tensor
-from tests.formats.coded import FORMATS, read, stored
+from tests.formats.coded import FORMATS, random_codes, read, stored
 from tests.formats.gguf_files import (
     K_TYPES,
     LARGER,
@@ -167,6 +168,19 @@ def test_a_power_of_two_scales_without_loss_and_anything_else_nearly_so():
     factors = np.full(6, 0.22, np.float32)
     largest = np.repeat(np.abs(expected).reshape(6, 16, 32).max(axis=2), 32, axis=1)
     assert (np.abs(read(codes.scaled(factors)) - expected * 0.22) <= 0.22 * largest * 3 / 2048).all()
+
+
+def test_factors_of_rows_are_held_in_float32_exactly_and_not_in_powers_of_two():
+    factors = np.linspace(0.1, 3, 6, dtype=np.float32)
+    assert from_file("MXFP4")[0].scaled(factors) is None
+    weight = random_codes(FP8, 6, 64, seed=1)
+    expected = weight.scales * factors[:, None]
+    np.testing.assert_array_equal(
+        read(stored(weight).scaled(factors)), E4M3[weight.codes] * expected.repeat(32, axis=1)
+    )
+    weight.scales.fill(1)
+    with pytest.raises(ModelError, match="not finite"):
+        read(stored(weight).scaled(np.full(6, 1e38, np.float32)))
 
 
 def test_scales_beyond_float16_are_refused():

@@ -178,3 +178,15 @@ def test_powers_of_two_as_scales_are_exact_from_the_least_to_the_largest(each_op
     table = each_ops.pack_quantized(stored(weight))
     expected = np.ldexp(E2M1[weight.codes], weight.scales.repeat(32, axis=1).astype(np.int32) - 127)
     assert_same_bits(each_ops.embedding_packed(torch.arange(32), table, torch.float32), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_0", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4", "NVFP4", "FP8"])
+@pytest.mark.parametrize("x", [1.0, -1.0])
+def test_sums_of_the_largest_codes_do_not_overflow(native: NativeOps, reference: Ops, name: str, x: float) -> None:
+    form = FORMATS[name]
+    weight = random_codes(form, 33, whole(64, form), seed=1)
+    weight.codes[:] = {"MXFP4": 7, "NVFP4": 7, "FP8": 0x7E}.get(name, (1 << form.bits) - 1)
+    rows = torch.full((5, weight.shape[1]), x)
+    actual = native.linear(rows, native.pack_quantized(stored(weight)))
+    expected = reference.linear(rows, reference.pack_quantized(stored(weight)))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)

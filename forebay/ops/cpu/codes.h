@@ -55,7 +55,7 @@ struct Codes {
     static constexpr long kScaleBytes = SCALES == Scales::kFloat16 ? 2 : SCALES == Scales::kE8m0 ? 1 : 4;
     static constexpr bool kFactors = FACTORS > 0;
     static constexpr bool kShared = LOW + HIGH == 2;        // a byte by both factors
-    static constexpr int kBits = kLevels ? 8 : LOW + HIGH;  // of what codes stand for
+    static constexpr int kBits = LEVELS == Levels::kE2m1 ? 5 : kLevels ? 8 : LOW + HIGH;  // of what codes stand for
     static constexpr int kZero = kFloats || (kBits < 8 && MINIMUMS) ? 0 : 1 << (kBits - 1);
     static constexpr int kParts = FACTORS == 16 ? 2 : 1;  // of a block's inputs, with scales of their own
     static constexpr long kLowBytes = kHalf * kGroup * LOW / 8;

@@ -130,21 +130,28 @@ struct Dots {
     Ints sums;
 
     FOREBAY_INLINE void clear() { sums = set1_int(0); }
-    FOREBAY_INLINE void add(Ints codes, Ints x) { sums = add_fours(sums, codes, x); }
+    template <int>
+    FOREBAY_INLINE void add(Ints codes, Ints x) {
+        sums = add_fours(sums, codes, x);
+    }
     FOREBAY_INLINE Ints total() const { return sums; }
 };
 
 #else
 
-// Sums of 16 bits hold 8 x 2 products of codes of 4 bits, 15 * 128 * 16 at most: wider codes are summed in two parts.
+// Sums of 16 bits hold 8 x 2 products of codes of 4 bits, 15 * 128 * 16 at most, and half as many of 5 bits: for these the
+// first and the last four products are summed apart. Wider codes are summed in two parts.
 template <int BITS>
 struct Dots {
     Ints low, high;
 
     FOREBAY_INLINE void clear() { low = high = set1_int(0); }
+    // The products of number FOUR of 8.
+    template <int FOUR>
     FOREBAY_INLINE void add(Ints codes, Ints x) {
-        if constexpr (BITS <= 4) {
-            low = add_pairs(low, codes, x);
+        if constexpr (BITS <= 5) {
+            Ints& sums = BITS == 5 && FOUR >= 4 ? high : low;
+            sums = add_pairs(sums, codes, x);
         } else {
             const Ints mask = set1_int(0x0f0f0f0f);
             low = add_pairs(low, codes & mask, x);
@@ -153,9 +160,8 @@ struct Dots {
     }
     FOREBAY_INLINE Ints total() const {
         if constexpr (BITS <= 4) return join_pairs(low, 1);
-        return join_pairs(low, 1) + join_pairs(high, 16);
+        return join_pairs(low, 1) + join_pairs(high, BITS == 5 ? 1 : 16);
     }
 };
 
 #endif
-

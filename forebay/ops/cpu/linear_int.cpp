@@ -54,7 +54,7 @@ void multiply(const RoundedGroup<PLANES>* x, const uint8_t* stripe, long blocks_
                     for (int plane = 0; plane < PLANES; ++plane) {
                         int32_t integers;
                         std::memcpy(&integers, x[r].planes[plane] + four * 4, sizeof integers);
-                        dots[r][plane].add(c, set1_int(integers));
+                        dots[r][plane].template add<i>(c, set1_int(integers));
                     }
                 }
             });

@@ -9,10 +9,9 @@
 
 constexpr long kLine = kHalf * 4;  // bytes
 
-// What codes of formats with levels stand for, 128 added.
+// What codes of formats with levels stand for, kZero added.
 alignas(16) constexpr uint8_t kIq4[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
-alignas(16) constexpr uint8_t kE2m1[16] = {128, 129, 130, 131, 132, 134, 136, 140,
-                                           128, 127, 126, 125, 124, 122, 120, 116};
+alignas(16) constexpr uint8_t kE2m1[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
 // The fields of BITS bits of a plane that are those of inputs 4 * FOUR.., at bit TO of every byte.
 template <int BITS, int FOUR, int TO>
