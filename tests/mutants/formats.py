@@ -7,42 +7,42 @@ _EXPERTS = "models/test_turned_experts.py::test_each_expert_has_the_values_of_it
 
 FORMATS = (
     Mutant(
-        "the scale of a block is that of its rows and columns, not of its columns and rows",
+        "C31 the scale of a block is that of its rows and columns, not of its columns and rows",
         "formats/float_layers.py",
         "        by_block = _float32(scales).reshape(-(-outputs // block[0]), -(-width // block[1]))\n",
         "        by_block = _float32(scales).reshape(-(-width // block[1]), -(-outputs // block[0])).T\n",
         _VALUES,
     ),
     Mutant(
-        "the last block of a row may be a part of one, with a scale of its own",
+        "C31 the last block of a row may be a part of one, with a scale of its own",
         "formats/float_layers.py",
         "    of_groups = np.arange(0, width, form.group) // block[1]\n",
         "    of_groups = (np.arange(0, width, form.group) // block[1]).clip(max=max(1, width // block[1]) - 1)\n",
         _VALUES,
     ),
     Mutant(
-        "127 is taken from an E8M0 exponent, and one more for the doubled levels",
+        "C31 127 is taken from an E8M0 exponent, and one more for the doubled levels",
         "formats/quantized.py",
         "scales.astype(np.int32) - (E8M0_BIAS + 1)",
         "scales.astype(np.int32) - E8M0_BIAS",
         _EXPERTS,
     ),
     Mutant(
-        "an expert of gpt-oss has the matrix of its number",
+        "C31 an expert of gpt-oss has the matrix of its number",
         "formats/turned_experts.py",
         "tensors[own] = _Packed(stack, scales, expert, turn,",
         "tensors[own] = _Packed(stack, scales, num_experts - 1 - expert, turn,",
         _EXPERTS,
     ),
     Mutant(
-        "gate and up of gpt-oss take turns, gate first",
+        "C31 gate and up of gpt-oss take turns, gate first",
         "formats/turned_experts.py",
         "                turn = slice(i, None, len(parts))\n",
         "                turn = slice(len(parts) - 1 - i, None, len(parts))\n",
         _EXPERTS,
     ),
     Mutant(
-        "NaN of E4M3 is no weight",
+        "C33 NaN of E4M3 is no weight",
         "formats/quantized.py",
         "part.dtype == np.uint8 and has_nan(part)",
         "part.dtype == np.int8 and has_nan(part)",
