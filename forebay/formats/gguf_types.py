@@ -173,10 +173,11 @@ def _q1_0(blocks: U8) -> Parts:
 
 
 def _nvfp4(blocks: U8) -> Parts:
-    """Four-bit floats with an unsigned E4M3 scale for each 16 of them; its NaN is 0 here, as in ggml. There is no scale
-    of all: a half, as levels are doubled."""
-    factors = bytes_of(blocks, 0, 4) & np.uint8(0x7F)
-    factors[factors == 0x7F] = 0
+    """Four-bit floats with an unsigned E4M3 scale for each 16 of them; its NaN is 0 here, as in ggml, and NaN with the
+    sign that no scale has. There is no scale of all: a half, as levels are doubled."""
+    scales = bytes_of(blocks, 0, 4)
+    factors = np.where(scales == 0xFF, scales, scales & np.uint8(0x7F))
+    factors[scales == 0x7F] = 0
     codes = fields(bytes_of(blocks, 4, 32).reshape(-1, 4, 8), 4)
     return codes, np.full((len(blocks), 1), 0.5, np.float32), None, factors, None
 

@@ -58,6 +58,8 @@ def quantized(type_name: str, shape: tuple[int, int], seed: int) -> npt.NDArray[
         return gguf.quants.quantize(values, kind).view(np.uint8)
     elements, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (shape[0] * shape[1] // elements, num_bytes), dtype=np.uint8)
+    if type_name == "NVFP4":
+        blocks[:, :4] &= 0x7F  # its scales are unsigned
     scales = rng.uniform(0.001, 0.01, (len(blocks), 2))
     if type_name not in K_TYPES:
         scales *= rng.choice([-1, 1], scales.shape)

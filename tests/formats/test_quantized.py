@@ -80,6 +80,13 @@ def test_each_tensor_of_a_file_offers_its_codes_or_none(type_name, tmp_path):
             np.testing.assert_array_equal(read(tensor.codes), read_tensor(tensor))
 
 
+def test_scale_of_nvfp4_that_is_nan_with_a_sign_is_refused():
+    raw = quantized("NVFP4", (2, 128), seed=1)
+    raw[1, 37] = 0xFF
+    with pytest.raises(ModelError, match="not finite"):
+        read(stored(split(raw, GGML_TYPES[GGMLQuantizationType.NVFP4.value])))
+
+
 def test_each_of_a_stack_of_experts_has_its_own_codes(tmp_path):
     experts = quantized("Q4_1", (4 * 16, 64), seed=3)
     metadata = {
