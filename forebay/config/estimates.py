@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.families.model_config import ModelConfig
+from forebay.formats.held_format import held_format
 from forebay.formats.quantization import Quantization
-from forebay.formats.quantized import HEAD_BITS, held_format
+from forebay.formats.quantized import HEAD_BITS
 from forebay.formats.weight_shapes import WeightShapes
 
 # Left for the system, for other programs that grow, and for what these estimates miss.
