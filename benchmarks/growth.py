@@ -128,7 +128,7 @@ def step(engine: Scheduler, width: int = 1, accepts: bool = True) -> tuple[float
     assert plan is not None, "nothing could be planned"
     sampled = result(engine, plan, accepts)
     committed = timed(partial(engine.commit, plan, sampled, 0.0))
-    engine.take_news()
+    engine.take_updates()
     engine.handoff.take_orders()
     return planned, committed
 

@@ -16,7 +16,7 @@ from forebay.base.errors import ConfigError, NotEnoughMemory
 from forebay.base.units import ceil_div, human_bytes, parse_bytes
 from forebay.cli.arguments import Parsed, Parser, whole
 from forebay.cli.changes import Changes, find_changes
-from forebay.cli.startup_table import is_enough, who_fits
+from forebay.cli.startup_table import capacity_text, is_enough
 from forebay.config.engine_config import Config
 from forebay.config.machine import Amount, available_memory
 from forebay.config.resolve import Survey
@@ -187,7 +187,9 @@ def make_plan(parsed: Parsed, memory: Amount, *, path: Path | None, read: Callab
         memory=budget.lines,
         capacity=tuple(capacity(budget, context) for context in contexts),
         fits=is_enough(budget.context_length, config.engine.memory.context_length),
-        capacity_words=who_fits(budget.num_pages, budget.page_size, budget.max_running_requests, budget.context_length),
+        capacity_words=capacity_text(
+            budget.num_pages, budget.page_size, budget.max_running_requests, budget.context_length
+        ),
         lowered=budget.context_length < config.engine.memory.context_length,
     )
 

@@ -45,7 +45,7 @@ def print_startup(config: Config, ready: Ready, url: str, seconds: float) -> Non
     """Print address, capacity, memory and settings; `seconds` is the time since the start."""
     of_memory = [row[1:] for row in ready.report if row[0] == MEMORY]
     others = [row[1:] for row in ready.report if row[0] != MEMORY]
-    rows = [("model", config.engine.served_model_name, ""), ("fits", _who_fits(config, ready), "")]
+    rows = [("model", config.engine.served_model_name, ""), ("fits", _fits_text(config, ready), "")]
     sections = [(MEMORY, of_memory), ("model", others), *tenants_section(config.server)]
     sections.append(("settings", list(_settings(config))))
     print_ready(url, seconds, rows, sections)
@@ -78,9 +78,9 @@ def print_ready(url: str, seconds: float, rows: Rows, sections: Sequence[tuple[s
         log.warning(event("no_startup_table", reason=error, url=url))
 
 
-def _who_fits(config: Config, ready: Ready) -> str:
+def _fits_text(config: Config, ready: Ready) -> str:
     num_pages = ready.max_total_tokens // ready.page_size
-    words = who_fits(num_pages, ready.page_size, ready.max_running_requests, ready.context_length)
+    words = capacity_text(num_pages, ready.page_size, ready.max_running_requests, ready.context_length)
     enough = is_enough(ready.context_length, config.engine.memory.context_length)
     return words if enough else f"no: {words}; `forebay plan` names what helps"
 
@@ -90,7 +90,7 @@ def is_enough(context_length: int, wanted: int) -> bool:
     return context_length >= min(LEAST_CONTEXT, wanted)
 
 
-def who_fits(num_pages: int, page_size: int, most: int, longest: int) -> str:
+def capacity_text(num_pages: int, page_size: int, most: int, longest: int) -> str:
     """`22 requests of 8,192 tokens at once, or 64 of 2,832`: of the longest, and as many as there may be."""
     num = num_at_once(num_pages, page_size, most, longest)
     shorter = f", or {most:,} of {num_pages // most * page_size:,}" if num < most else ""

@@ -324,14 +324,14 @@ def peer_address(text: str) -> tuple[str, int]:
     return (found[1] or found[2]).lower(), port
 
 
-def refuse_without_server(who: str, config: Config) -> None:
+def refuse_without_server(command: str, config: Config) -> None:
     """ConfigError for a role of an engine that no gateway can reach."""
     mode, pd = config.engine.disaggregation.mode, config.server.pd
     if mode is not DisaggregationMode.NULL or pd:
         second = f"--pd ({pd})" if pd else f"--disaggregation-mode ({mode})"
         raise ConfigError(
-            f"{who} and {second}: half requests come over HTTP, from a gateway: use forebay serve, or leave the second "
-            "out"
+            f"{command} and {second}: half requests come over HTTP, from a gateway: use forebay serve, or leave the "
+            "second out"
         )
 
 

@@ -11,7 +11,7 @@ pages are the cache's to adopt. The third is promised: a step in flight writes i
 released yet. The last has pages and no launched step: known tokens whose turn has not come. Decoding moves `kv_bound`
 on beyond `extend_target`, and the pages with it.
 
-Where a step in flight verifies guessed tokens, only the device knows how long the row is: `kv_bound` is as long as it
+Where a step in flight verifies draft tokens, only the device knows how long the row is: `kv_bound` is as long as it
 can become, and it comes back to what was accepted when the step commits. Until then there is no `kv_len`."""
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from forebay.memory.radix_node import Pin
-from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids, Slots
+from forebay.memory.slots import NO_IDS, NO_OWNER, NO_SLOT, Ids, Slots
 
 
 class Outrun(Exception):
-    """The device may be behind the length that was asked for: a step in flight verifies guessed tokens (C12)."""
+    """The device may be behind the length that was asked for: a step in flight verifies draft tokens (C12)."""
 
 
 class RowTable:
@@ -54,7 +54,7 @@ class RowTable:
 
     def move_out(self, row: int) -> None:
         """Nobody runs in this row any more, though steps in flight may still compute there."""
-        self.request_id[row] = NOBODY
+        self.request_id[row] = NO_OWNER
         self.residents[row] = None
 
     def resident(self, row: int) -> Residency:
@@ -66,23 +66,23 @@ class RowTable:
     def kv_lens(self, rows: Ids) -> Ids:
         """How much KV launched steps leave in these rows. Raises Outrun where only the device knows."""
         if self.num_drafts[rows].any():
-            raise Outrun(f"steps in flight verify guessed tokens of rows {rows[self.num_drafts[rows] > 0]}")
+            raise Outrun(f"steps in flight verify draft tokens of rows {rows[self.num_drafts[rows] > 0]}")
         lens: Ids = self.kv_bound[rows]
         return lens
 
     def add_drafts(self, rows: Ids, counts: Ids) -> None:
-        """The step verifies so many guessed tokens of each row, behind the one that it computes anyway."""
+        """The step verifies so many draft tokens of each row, behind the one that it computes anyway."""
         self.kv_bound[rows] += counts
         self.num_drafts[rows] += counts
 
     def commit(self, rows: Ids, kv_lens: Ids) -> None:
         """A step has completed that computed `rows` up to `kv_lens`: it counts for those who still run there."""
-        run = self.request_id[rows] != NOBODY
+        run = self.request_id[rows] != NO_OWNER
         self.kv_committed[rows[run]] = kv_lens[run]
 
     def settle(self, rows: Ids, counts: Ids, num_new: Ids) -> None:
         """A step has completed that decoded `rows`: `num_new` tokens, of which it could be 1 + `counts`."""
-        run = self.request_id[rows] != NOBODY
+        run = self.request_id[rows] != NO_OWNER
         rows, counts, num_new = rows[run], counts[run], num_new[run]
         self.kv_committed[rows] += num_new
         self.kv_bound[rows] -= 1 + counts - num_new
@@ -131,7 +131,7 @@ class Residency:
     def kv_len(self) -> int:
         """Tokens that launched steps write. Raises Outrun where only the device knows."""
         if self.num_drafts:
-            raise Outrun(f"steps in flight verify {self.num_drafts} guessed tokens of request {self.id}")
+            raise Outrun(f"steps in flight verify {self.num_drafts} draft tokens of request {self.id}")
         return self.kv_bound
 
 

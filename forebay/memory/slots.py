@@ -33,7 +33,7 @@ def inside(counts: Ids) -> Ids:
 
 # Owners: a positive number is a request's id. A free slot holds FREE or less: freeing writes a different value for each
 # slot of the call, so that reading them back finds a slot that was passed twice.
-NOBODY: Final = 0  # in other tables; the ledger has FREE
+NO_OWNER: Final = 0  # in other tables; the ledger has FREE
 CACHE: Final = -1
 GROUP: Final = -2
 QUARANTINE: Final = -3
@@ -228,14 +228,14 @@ class Slots:
         """
         self._book_drawn()
         claimed = self._claimed
-        claimed.fill(NOBODY)
+        claimed.fill(NO_OWNER)
         for holder in (*holders, Holder(GROUP, as_ids(self._group)), Holder(FREE, self._stack[: self._top])):
             for ids in _parts(holder.ids):
                 self._claim(ids, holder.owner)
         num_wrong, first = 0, 0
         for part in _ranges(len(claimed)):
             booked = np.maximum(self.owner[part], FREE)
-            wrong = np.flatnonzero(claimed[part] != np.where(booked == QUARANTINE, NOBODY, booked))
+            wrong = np.flatnonzero(claimed[part] != np.where(booked == QUARANTINE, NO_OWNER, booked))
             if len(wrong) and not num_wrong:
                 first = part.start + int(wrong[0])
             num_wrong += len(wrong)
@@ -247,7 +247,7 @@ class Slots:
 
     def _claim(self, ids: Ids, owner: int) -> None:
         """Enter a holder's slots for the audit. Raise LedgerError if another holder has one of them, or it twice."""
-        twice = (self._claimed[ids] != NOBODY) | (self.owner[ids] == QUARANTINE)
+        twice = (self._claimed[ids] != NO_OWNER) | (self.owner[ids] == QUARANTINE)
         marks = self._marks[: len(ids)]
         self._claimed[ids] = marks
         if twice.any() or self._claimed[ids].tobytes() != marks.tobytes():
@@ -308,7 +308,7 @@ def _all_are(values: Ids, value: int) -> bool:
 def _name(owner: int) -> str:
     if owner <= FREE:
         return "the free list"
-    others = {NOBODY: "nobody", CACHE: "the prefix cache", GROUP: "a group", QUARANTINE: "quarantine"}
+    others = {NO_OWNER: "nobody", CACHE: "the prefix cache", GROUP: "a group", QUARANTINE: "quarantine"}
     return others.get(owner, f"request {owner}")
 
 

@@ -70,12 +70,12 @@ class NativeSteps(StepOps):
         num_new: Tensor,
         positions: Tensor,
         written: Tensor,
-        wish_lens: Tensor,
-        wish_slots: Tensor,
+        snapshot_lens: Tensor,
+        snapshot_slots: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         num_seqs = num_new.shape[0]
         stops, ends, slots = (torch.empty(num_seqs, dtype=torch.int32) for _ in range(3))
-        inputs = (t.data_ptr() for t in (q_start, num_new, positions, written, wish_lens, wish_slots))
+        inputs = (t.data_ptr() for t in (q_start, num_new, positions, written, snapshot_lens, snapshot_slots))
         self._accepted_stops(self._pool, *inputs, stops.data_ptr(), ends.data_ptr(), slots.data_ptr(), num_seqs)
         return stops, ends, slots
 

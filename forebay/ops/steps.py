@@ -85,20 +85,20 @@ class StepOps(AcceptOps):
         num_new: Tensor,
         positions: Tensor,
         written: Tensor,
-        wish_lens: Tensor,
-        wish_slots: Tensor,
+        snapshot_lens: Tensor,
+        snapshot_slots: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Where the first num_new [S] int64 of each sequence's tokens stop, [S] int32: before the first where the state
-        is `written` [S] int32, to a slot that is not PAD. And of the wishes for a state behind wish_lens [S] int64
-        tokens: behind which of the T that is, exclusive, and wish_slots [S] int32, PAD where those that stay do not
+        is `written` [S] int32, to a slot that is not PAD. And of the wishes for a state behind snapshot_lens [S] int64
+        tokens: behind which of the T that is, exclusive, and snapshot_slots [S] int32, PAD where those that stay do not
         come to it. Tokens stand at positions [T]."""
         first = q_start[:-1]
         if not len(positions):
-            return first, first, torch.zeros_like(wish_slots)
-        wished = wish_lens - positions[first.clamp(max=len(positions) - 1).long()]
+            return first, first, torch.zeros_like(snapshot_slots)
+        wished = snapshot_lens - positions[first.clamp(max=len(positions) - 1).long()]
         come_to = (wished > 0) & (wished <= num_new)
         stops = torch.where(written == _PAD, first + num_new.int(), first)
-        return stops, first + wished.int(), torch.where(come_to, wish_slots, _PAD)
+        return stops, first + wished.int(), torch.where(come_to, snapshot_slots, _PAD)
 
     def advance(self, kv_lens: Tensor, rows: Tensor, q_start: Tensor) -> None:
         """kv_lens[rows] += the number of each sequence's tokens."""

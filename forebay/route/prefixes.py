@@ -58,16 +58,16 @@ class Prefixes:
         """Return the member that last had the longest known prefix of this prompt."""
         return next((self._known[block] for block in reversed(blocks) if block in self._known), None)
 
-    def learn(self, blocks: Sequence[bytes], who: str) -> None:
-        """Record that server `who` has computed these blocks (hashes of prompt beginnings, shortest first); evicts old
+    def learn(self, blocks: Sequence[bytes], server: str) -> None:
+        """Record that `server` has computed these blocks (hashes of prompt beginnings, shortest first); evict old
         ones."""
         for block in reversed(blocks):  # beginnings are asked for by more: they stay longer
-            self._known[block] = who
+            self._known[block] = server
             self._known.move_to_end(block)
         while len(self._known) > self._most:
             self._known.popitem(last=False)
 
-    def forget(self, who: str) -> None:
-        """Forget a member, whose cache is gone."""
-        for block in [block for block, known in self._known.items() if known == who]:
+    def forget(self, server: str) -> None:
+        """Forget a server, whose cache is gone."""
+        for block in [block for block, known in self._known.items() if known == server]:
             del self._known[block]

@@ -28,7 +28,7 @@ _FIRST_RATIO: Final = 0.7
 _LOWEST_FACTOR: Final = 0.14
 _DECAY_STEPS: Final = 600
 _HEADROOM_STEPS: Final = 20  # decode steps for which a retraction should leave room
-_LONGEST_GUESS: Final = 4096  # tokens: nobody is expected to use more of a huge max_tokens
+_MAX_EXPECTED_TOKENS: Final = 4096  # tokens: a request is not expected to use more of a huge max_tokens
 
 MAX_OVERTAKES: Final = 64  # a request that does not fit lets so many others go first, then everybody waits for it
 MAX_RETRACTIONS: Final = 8  # after so many a request starts only when it has the engine to itself
@@ -75,7 +75,7 @@ def num_common(a: array[int], b: array[int]) -> int:
 def growth(req: Request, ratio: float, page_size: int) -> int:
     """Pages that the request is expected to need on top of those for the tokens that it has; a retracted request counts
     all that it may still generate."""
-    remaining = min(req.max_kv_len - len(req.tokens) + 1, _LONGEST_GUESS)
+    remaining = min(req.max_kv_len - len(req.tokens) + 1, _MAX_EXPECTED_TOKENS)
     return footprint(int(remaining * (1.0 if req.num_retractions else ratio)), page_size)
 
 
@@ -107,7 +107,7 @@ class AdmissionPass:
         page_size = self._config.page_size
         self._promised = sum(growth(req, ratio, page_size) for req in queues.extending)
         if queues.running.reqs:
-            tokens = (np.minimum(np.maximum(queues.running.tokens_left, 0), _LONGEST_GUESS) * ratio).astype(np.int64)
+            tokens = (np.clip(queues.running.tokens_left, 0, _MAX_EXPECTED_TOKENS) * ratio).astype(np.int64)
             self._promised += int((-(-tokens // page_size)).sum())
         self._num_startable: int | None = None  # rows, once the group is open
 

@@ -8,7 +8,7 @@ from itertools import chain
 
 from forebay.memory.kinds.kind import Kind
 from forebay.memory.radix_node import Node
-from forebay.memory.slots import CACHE, NO_SLOT, NOBODY, Holder
+from forebay.memory.slots import CACHE, NO_OWNER, NO_SLOT, Holder
 from forebay.requests.request import Request
 from forebay.scheduler.residency import Residencies
 
@@ -29,7 +29,7 @@ def audit(held: Residencies, reqs: Sequence[Request]) -> None:
 
 
 def _owned(holders: Iterable[Holder]) -> Iterator[Holder]:
-    return (holder for holder in holders if holder.owner != NOBODY)
+    return (holder for holder in holders if holder.owner != NO_OWNER)
 
 
 def _cached(kind: Kind, nodes: Iterable[Node]) -> Iterator[Holder]:

@@ -18,7 +18,7 @@ from forebay.base.units import ceil_div
 from forebay.config.engine_config import DisaggregationOptions
 from forebay.memory.holding import footprint, footprint_ahead
 from forebay.memory.req_to_token_pool import DecodeReqToTokenPool
-from forebay.memory.slots import NOBODY, Ids, as_ids
+from forebay.memory.slots import NO_OWNER, Ids, as_ids
 from forebay.requests.request import Request, Status, blamed_on
 from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.transfers import (
@@ -91,7 +91,7 @@ class DecodeRole(Role):
             self.scheduler.enqueue(req)
             return
         self.scheduler.join(req.account, self.scheduler.pending)
-        self.scheduler.wait_for_the_other_half(req)
+        self.scheduler.wait_for_peer(req)
         self._rooms[self._room(req.rendezvous)] = req
 
     def ended(self, req: Request, failure: Failure | None) -> None:
@@ -202,7 +202,7 @@ class DecodeRole(Role):
         """Sum up what the requests with memory need; once for all offers of a plan."""
         scheduler, held = self.scheduler, self.scheduler.held
         table, page_size, reserved = held.table, held.page_size, self._options.num_reserved_decode_tokens
-        rows = np.flatnonzero(table.request_id != NOBODY)
+        rows = np.flatnonzero(table.request_id != NO_OWNER)
         soon = footprint_ahead(table.kv_bound[rows], table.max_kv_len[rows], reserved, page_size, table.num_pages[rows])
         arriving = as_ids([req.residency.row for req in scheduler.transferring])
         sizes = table.num_pages[arriving]

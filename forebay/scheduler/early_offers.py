@@ -1,4 +1,4 @@
-"""Offers of decode instances that arrived before the requests that they are for."""
+"""Offers of decode instances that arrived before their requests."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from collections.abc import Iterator
 from forebay.requests.request import Request
 from forebay.requests.transfers import Offered, Rendezvous, Ticket, digest_of
 
-Half = tuple[int, int, bytes]
-"""What a request and its offer have in common: the number of a room, a prompt's length and its digest."""
+MatchKey = tuple[int, int, bytes]
+"""Room number, prompt length and prompt digest: equal for a request and its offer."""
 
 
-def half_of(offered: Offered) -> Half:
-    """Return the key by which an offer and its request find each other: room, prompt length and digest."""
+def key_of_offer(offered: Offered) -> MatchKey:
+    """Return the key of an offer; its request has the same."""
     return offered.ticket.room, offered.num_tokens, offered.digest
 
 
-def half_wanted(req: Request) -> Half:
-    """Return the half that an offer for this request has."""
+def key_of_request(req: Request) -> MatchKey:
+    """Return the key of a request; its offer has the same."""
     return room_of(req).room, req.num_prompt, digest_of(req.tokens)
 
 
 def room_of(req: Request) -> Rendezvous:
-    """Return where the request meets its other half; it must have a rendezvous."""
+    """Return the rendezvous of a request; it must have one."""
     assert req.rendezvous is not None, f"{req} has no room"
     return req.rendezvous
 
 
 class EarlyOffers:
-    """By ticket, the oldest first, and by half. Each stays until its deadline; deadlines never decrease."""
+    """Offers by ticket, the oldest first, and by key. Each stays until its deadline; deadlines never decrease."""
 
     def __init__(self) -> None:
         self._by_ticket: dict[Ticket, tuple[Offered, float]] = {}
-        self._by_half: dict[Half, dict[Ticket, None]] = {}
+        self._by_key: dict[MatchKey, dict[Ticket, None]] = {}
 
     def __len__(self) -> int:
         return len(self._by_ticket)
@@ -44,11 +44,11 @@ class EarlyOffers:
         """Store an offer until `deadline`; it replaces an offer with the same ticket."""
         self.discard(offered.ticket)
         self._by_ticket[offered.ticket] = offered, deadline
-        self._by_half.setdefault(half_of(offered), {})[offered.ticket] = None
+        self._by_key.setdefault(key_of_offer(offered), {})[offered.ticket] = None
 
-    def take(self, half: Half) -> Offered | None:
-        """Remove and return the oldest offer of this half; None if there is none."""
-        tickets = self._by_half.get(half)
+    def take(self, key: MatchKey) -> Offered | None:
+        """Remove and return the oldest offer with this key; None if there is none."""
+        tickets = self._by_key.get(key)
         return self.discard(next(iter(tickets))) if tickets else None
 
     def discard(self, ticket: Ticket) -> Offered | None:
@@ -56,11 +56,11 @@ class EarlyOffers:
         found = self._by_ticket.pop(ticket, None)
         if found is None:
             return None
-        offered, half = found[0], half_of(found[0])
-        tickets = self._by_half[half]
+        offered, key = found[0], key_of_offer(found[0])
+        tickets = self._by_key[key]
         del tickets[ticket]
         if not tickets:
-            del self._by_half[half]
+            del self._by_key[key]
         return offered
 
     def take_oldest(self) -> Offered | None:
@@ -79,4 +79,4 @@ class EarlyOffers:
     def clear(self) -> None:
         """Drop all offers."""
         self._by_ticket.clear()
-        self._by_half.clear()
+        self._by_key.clear()

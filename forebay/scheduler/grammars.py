@@ -30,8 +30,8 @@ class Grammars(Protocol):
         """Until one of those that are not compiled may be."""
         ...
 
-    def drafts(self, req: Request, guesses: Sequence[int], most: int) -> list[int]:
-        """Up to `most` tokens that may follow, an end not among them: those that must, or else of the guesses."""
+    def drafts(self, req: Request, drafts: Sequence[int], most: int) -> list[int]:
+        """Return up to `most` tokens that the grammar forces next, or else the allowed drafts; no stop token."""
         ...
 
     def fill(self, step: int, wanted: Sequence[tuple[Request, Sequence[int]]]) -> None:
@@ -88,15 +88,15 @@ class Constraints:
         if self.unready:
             self.grammars.wait(timeout_s)
 
-    def sit_out(self, reqs: Sequence[Request], in_flight: Iterable[Sequence[Request]]) -> Mask:
+    def blocked_rows(self, reqs: Sequence[Request], in_flight: Iterable[Sequence[Request]]) -> Mask:
         """Mark the requests whose next token cannot be decided yet: the last one is on its way, or the grammar is not
         compiled."""
         flying = {req.id for flight in in_flight for req in flight if req.id in self.living}
         return np.array([req.id in flying or req.id in self.unready for req in reqs], dtype=np.bool_)
 
-    def guessed(self, req: Request, guesses: Sequence[int], most: int) -> Sequence[int]:
+    def allowed_drafts(self, req: Request, drafts: Sequence[int], most: int) -> Sequence[int]:
         """Return the draft tokens that the request's grammar allows; all of them without a grammar."""
-        return self.grammars.drafts(req, guesses, most) if req.id in self.living else guesses
+        return self.grammars.drafts(req, drafts, most) if req.id in self.living else drafts
 
     def error(self, req: Request) -> EngineError | None:
         """Return the error that ends the request; None if it has no grammar or its matcher works."""

@@ -106,6 +106,6 @@ def weights_changed(scheduler: Scheduler, version: int) -> None:
                 scheduler.constraints.begin(req)
             scheduler.num_waiting_tokens -= req.num_output
             del req.tokens[req.num_prompt :]
-            scheduler.news.append(Update(req.id, [], restarted=True))
+            scheduler.updates.append(Update(req.id, [], restarted=True))
         req.compute_with(version)
         req.cache_report = None

@@ -52,7 +52,7 @@ class Scheduling(Protocol):
     transferring: list[Request]
     running: ScheduleBatch
     suspects: Suspects
-    news: list[Update]
+    updates: list[Update]
     num_waiting_tokens: int
     admits: bool
     weight_version: int
@@ -69,7 +69,7 @@ class Scheduling(Protocol):
     def join(self, account: Account, line: Line) -> None:
         """Give an account that enters a queue its place in the fair order."""
 
-    def wait_for_the_other_half(self, req: Request) -> None:
+    def wait_for_peer(self, req: Request) -> None:
         """Move a new request to PENDING, where it holds no memory."""
 
     def transfer(self, req: Request) -> None:
@@ -192,7 +192,7 @@ class Handoff:
     # -- tickets ---------------------------------------------------------------------------------------------------
 
     def take(self, event: Event, now: float) -> None:
-        """Something has happened to a transfer. What that means for requests is among the scheduler's news."""
+        """Something has happened to a transfer. What that means for requests is among the scheduler's updates."""
         open_ticket = self._tickets.get(event.ticket)
         if open_ticket and isinstance(event, Closed):
             self._close(open_ticket, now)

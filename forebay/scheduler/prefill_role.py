@@ -27,7 +27,7 @@ from forebay.requests.transfers import (
     Tail,
 )
 from forebay.requests.updates import Failure, FinishReason, Update
-from forebay.scheduler.early_offers import EarlyOffers, Half, half_of, half_wanted, room_of
+from forebay.scheduler.early_offers import EarlyOffers, MatchKey, key_of_offer, key_of_request, room_of
 from forebay.scheduler.handoff import ABORTED, ASLEEP, LOST, OpenTicket, Role
 from forebay.scheduler.limits import most_requests
 
@@ -50,7 +50,7 @@ class PrefillRole(Role):
         super().__init__(options)
         self._early = EarlyOffers()
         self._unheard: set[Request] = set()  # of whose other half nothing has come
-        self._over: dict[Half, tuple[Failure, float]] = {}  # why such ended, and until when that is remembered
+        self._over: dict[MatchKey, tuple[Failure, float]] = {}  # why such ended, and until when that is remembered
         self._refuses = False  # and decode knows it
 
     def _room(self, rendezvous: Rendezvous) -> object:
@@ -78,14 +78,14 @@ class PrefillRole(Role):
         if req.rendezvous is None:
             self.scheduler.enqueue(req)
             return
-        self.scheduler.wait_for_the_other_half(req)
+        self.scheduler.wait_for_peer(req)
         self._rooms[room_of(req).room] = req
         self._unheard.add(req)
         if self.scheduler.admits:
             self._find_offer(req)
 
     def _find_offer(self, req: Request) -> None:
-        if offered := self._early.take(half_wanted(req)):
+        if offered := self._early.take(key_of_request(req)):
             self._match(offered, req)
 
     def _match(self, offered: Offered, req: Request) -> None:
@@ -112,12 +112,12 @@ class PrefillRole(Role):
             return
         self._unheard.remove(req)
         why = failure or ABORTED
-        if offered := self._early.take(half_wanted(req)):
+        if offered := self._early.take(key_of_request(req)):
             self._answer(offered, why)
             return
         if len(self._over) >= most_requests(self.scheduler.config):
             del self._over[next(iter(self._over))]
-        self._over[half_wanted(req)] = why, req.arrival + 2 * self._options.bootstrap_timeout_s
+        self._over[key_of_request(req)] = why, req.arrival + 2 * self._options.bootstrap_timeout_s
 
     def computed(self, req: Request) -> None:
         if sending := self._sending(req):
@@ -133,7 +133,7 @@ class PrefillRole(Role):
         sending = self._sending(req)
         if sending is None or sending.settled or update is None or reason in (FinishReason.ABORT, FinishReason.ERROR):
             return False
-        told = self.scheduler.news.pop()
+        told = self.scheduler.updates.pop()
         assert told is update, f"{told} was told behind {update}"
         if req.held is None:  # it gave way while its last chunk was computed, and what that wrote is gone
             req.tokens.pop()
@@ -187,7 +187,7 @@ class PrefillRole(Role):
         if req not in self._unheard or not _is_of(offered, req):
             req = None
         # Of two requests of one prompt in one room, the half of the first is declined first.
-        over = self._over.pop(half_of(offered), None) if offered.declined or not req else None
+        over = self._over.pop(key_of_offer(offered), None) if offered.declined or not req else None
         if over:
             self._answer(offered, over[0])
             return
@@ -223,7 +223,7 @@ class PrefillRole(Role):
             self._fail(sending, Failure.of(EngineError("decode has all before all was sent", code="transfer_lost")))
             return
         sending.settled = True
-        self.scheduler.news.append(sending.update)
+        self.scheduler.updates.append(sending.update)
         self.scheduler.finish(req, sending.reason, update=sending.update)
 
     def _close(self, open_ticket: OpenTicket, now: float) -> None:
@@ -276,4 +276,4 @@ def _other_weights(ours: int, theirs: int) -> Failure:
 
 def _is_of(offered: Offered, req: Request) -> bool:
     """Whether the offer is for this request, whose own prompt it has to name."""
-    return half_of(offered) == half_wanted(req)
+    return key_of_offer(offered) == key_of_request(req)

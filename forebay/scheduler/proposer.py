@@ -38,7 +38,7 @@ def draft_tokens(
     for req, count in zip(reqs, most.tolist(), strict=True):
         if count > 0 and proposer:
             try:  # what `blamed_on` does, without its 1 us
-                proposed = constraints.guessed(req, proposer.propose(req, count), count)
+                proposed = constraints.allowed_drafts(req, proposer.propose(req, count), count)
             except Exception as error:
                 raise RequestFault(req) from error
             tokens += proposed

@@ -122,11 +122,11 @@ class Queues:
 
     @property
     def candidates(self) -> Mapping[Account, Sequence[Request]]:
-        """The requests that may start now, by tenant and rank: none whose grammar is not compiled, and while some are
-        on trial, none but those."""
-        unready, trial = self.constraints.unready, self.suspects.on_trial
+        """Return the requests that may start now, by tenant and rank: none whose grammar is not compiled, and while
+        suspects are under test, only those."""
+        unready, suspects = self.constraints.unready, self.suspects.under_test
         return {
-            account: [req for req in reqs if req.id not in unready and (not trial or req in trial)]
+            account: [req for req in reqs if req.id not in unready and (not suspects or req in suspects)]
             for account, reqs in self.waiting.of.items()
         }
 
@@ -148,7 +148,7 @@ class Queues:
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
-    def wait_for_the_other_half(self, req: Request) -> None:
+    def wait_for_peer(self, req: Request) -> None:
         """Move a new request to PENDING, where it holds no memory."""
         req.move(Status.PENDING)
         self.pending.add(req)

@@ -1,4 +1,4 @@
-"""After a failure: everybody starts over, those on trial run alone, and who can never be finished ends."""
+"""Recovery from a failure: requests start over, suspects run alone, and requests that can never finish end."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from forebay.memory.slots import CACHE, NO_IDS
 from forebay.requests.request import Request, Status
 from forebay.scheduler.audit import audit
 from forebay.scheduler.limits import check_fits
+from forebay.scheduler.output_processor import OutputProcessor
 from forebay.scheduler.queues import Queues
-from forebay.scheduler.telling import Telling
 
 log = get_logger("scheduler")
 
 Ending = tuple[Request, ForebayError]
-"""Who ends, and why."""
+"""A request to end, and the error that it ends with."""
 
 
-def start_over(scheduler: Telling) -> None:
-    """Nobody runs, nothing is in flight: every living request waits, with the tokens that it has. What completed steps
-    computed for it stays in the cache, unless the books turn out to be wrong: then everything is free. Transfers go on
-    meanwhile, and what they may touch is not free even then."""
+def start_over(scheduler: OutputProcessor) -> None:
+    """Return every living request to the waiting queue, with its tokens; no step stays in flight.
+
+    KV of completed steps stays in the cache. If the audit finds a wrong ledger, everything is freed instead. Transfers
+    continue meanwhile, and slots that they may touch are not free even then."""
     held, handoff = scheduler.held, scheduler.handoff
     void, cleared = [flight.plan for flight in scheduler.flights], False
     scheduler.flights.clear()
@@ -39,17 +40,19 @@ def start_over(scheduler: Telling) -> None:
     handoff.start_over(cleared=cleared)
 
 
-def set_back_who_is_not_on_trial(queues: Queues) -> None:
-    """Return all running requests but those on trial to the waiting queue."""
+def set_back_unsuspected(queues: Queues) -> None:
+    """Return all running requests except the suspects under test to the waiting queue."""
     for req in [*queues.running.reqs, *queues.extending]:
-        if req not in queues.suspects.on_trial:
+        if req not in queues.suspects.under_test:
             queues.remove(req)
             queues.set_back(req)
 
 
-def who_is_stuck(queues: Queues) -> list[Ending]:
-    """Nothing could be planned. Where nothing is on its way back either, some memory is lost: who needs more than there
-    is left should end now rather than with its time-out, and not hold up the others."""
+def stuck_requests(queues: Queues) -> list[Ending]:
+    """Return the requests to end if no step can be planned and no memory is about to be freed.
+
+    In this case slots have leaked. A request that no longer fits ends now, not at its time-out, so that it does not
+    block other requests."""
     busy = queues.flights or queues.held.deferred or queues.transferring
     if busy or queues.constraints.unready:
         return []
@@ -59,12 +62,14 @@ def who_is_stuck(queues: Queues) -> list[Ending]:
         return []
     quarantine_leaks(queues)
     first = next(reqs[0] for reqs in queues.candidates.values() if reqs)
-    return _who_no_longer_fits(queues) or [(first, _memory_lost(queues))]
+    return _requests_that_no_longer_fit(queues) or [(first, _memory_lost(queues))]
 
 
 def quarantine_leaks(queues: Queues) -> int:
-    """When nobody holds anything: quarantine whatever the ledgers still book for a request, but for what another engine
-    may still touch, and what they book for the prefix cache and is in no node of it; how many."""
+    """Quarantine leaked slots, and return their number; call it only while no request holds memory.
+
+    Leaked slots are those that a ledger books for a request, unless another engine may still touch them, and those
+    booked for the prefix cache that are in no node."""
     num_lost = 0
     for slots, num_cached in queues.held.pools:
         if np.count_nonzero(slots.owner == CACHE) != num_cached:
@@ -81,7 +86,7 @@ def quarantine_leaks(queues: Queues) -> int:
     return num_lost
 
 
-def _who_no_longer_fits(queues: Queues) -> list[Ending]:
+def _requests_that_no_longer_fit(queues: Queues) -> list[Ending]:
     found: list[Ending] = []
     for req in queues.waiting:
         try:

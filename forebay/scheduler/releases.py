@@ -14,7 +14,7 @@ from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import Adoption, Pin
-from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids, Slots, as_ids
+from forebay.memory.slots import NO_IDS, NO_OWNER, NO_SLOT, Ids, Slots, as_ids
 from forebay.requests.request import Request
 from forebay.requests.step_plan import StepPlan
 from forebay.scheduler.offload import Offloaded
@@ -217,7 +217,7 @@ class Releases:
         self.steps.committed = self.steps.launched
         self.take_back_what_is_free()
         for holding in reads:
-            holding.kind.return_slots(holding, NOBODY)
+            holding.kind.return_slots(holding, NO_OWNER)
         for kind in self.kinds:
             kind.start_over(self.draft)
 

@@ -13,7 +13,7 @@ from forebay.memory.holding import Residency
 from forebay.memory.kinds.kind import Arrival, Kind
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import MISSES, Match, Pin
-from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids, inside
+from forebay.memory.slots import NO_IDS, NO_OWNER, NO_SLOT, Ids, inside
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.step_plan import HostCopy, StepPlan
@@ -237,7 +237,7 @@ class Residencies(Releases):
         self.steps.launched = draft.step
         self.draft = StepDraft(draft.step + 1, self.rows)
         for holding in draft.reads:
-            self._let_holding_go(holding, NOBODY)
+            self._let_holding_go(holding, NO_OWNER)
         return plan
 
     def opens_page(self, rows: Ids) -> npt.NDArray[np.bool_]:

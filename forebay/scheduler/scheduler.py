@@ -23,14 +23,14 @@ from forebay.scheduler.displacing import PATIENCE, Places
 from forebay.scheduler.grammars import Grammars
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.limits import check_fits, check_room, nothing_may_follow, overdue
+from forebay.scheduler.output_processor import OutputProcessor, Sampled, by_request
 from forebay.scheduler.proposer import Proposer, draft_tokens
 from forebay.scheduler.queues import Blocked, Flight
-from forebay.scheduler.recovery import quarantine_leaks, set_back_who_is_not_on_trial, start_over, who_is_stuck
+from forebay.scheduler.recovery import quarantine_leaks, set_back_unsuspected, start_over, stuck_requests
 from forebay.scheduler.state import SchedulerState, page_map, pool_state, tenant_states
-from forebay.scheduler.telling import Sampled, Telling, by_request
 
 
-class Scheduler(Telling):
+class Scheduler(OutputProcessor):
     """Continuous batching over one engine's memory. `proposer` guesses tokens, where that is done on the host;
     `handoff` is the engine's role, where others compute the other half of its requests; `grammars` say which tokens may
     come, where requests ask for that."""
@@ -108,11 +108,11 @@ class Scheduler(Telling):
         for req, error in self.constraints.refused() if self.constraints.unready else ():
             self.finish(req, FinishReason.ERROR, Failure.of(error))
         if self.suspects.groups:
-            set_back_who_is_not_on_trial(self)
+            set_back_unsuspected(self)
             width = 1  # nobody is found guilty of what was only guessed
         elif self.blocked:
             self._make_way(self.blocked)
-        active, roomy = self._who_decodes()
+        active, roomy = self._decoding_rows()
         may_admit = roomy and self.admits
         if active is None or len(active):
             if self.running.reqs:
@@ -124,7 +124,7 @@ class Scheduler(Telling):
         if active is not None:
             decoding, rows = [decoding[i] for i in active.tolist()], rows[active]
         if not chunks and not decoding:
-            for req, why in who_is_stuck(self) if may_admit else ():
+            for req, why in stuck_requests(self) if may_admit else ():
                 self.finish(req, FinishReason.ERROR, Failure.of(why))
             return None
         if width > 1 and not chunks:
@@ -137,7 +137,7 @@ class Scheduler(Telling):
             self.launch_extends(chunks)
         return plan
 
-    def _who_decodes(self) -> tuple[Ids | None, bool]:
+    def _decoding_rows(self) -> tuple[Ids | None, bool]:
         """Indices of the running requests that decode in this step, None for all of them; and whether they have room,
         so that more may be admitted. Where they do not, what draft tokens left is given back, and then the last in rank
         is retracted until they do.
@@ -150,7 +150,7 @@ class Scheduler(Telling):
             active, rows = None, batch.req_pool_indices_cpu
             out = batch.tokens_left <= 0 if self.flights else None
             if self.constraints.unready or (self.constraints.living and self.flights):
-                waits = self.constraints.sit_out(batch.reqs, (flight.reqs for flight in self.flights))
+                waits = self.constraints.blocked_rows(batch.reqs, (flight.reqs for flight in self.flights))
                 out = waits if out is None else out | waits
             if out is not None and out.any():
                 active = np.flatnonzero(~out)
@@ -254,7 +254,7 @@ class Scheduler(Telling):
         if not self.requests:
             self.ratio.when_idle()
         if self.suspects.groups:
-            self.suspects.acquit_who_passed()
+            self.suspects.clear_passed()
 
     def fail(self, plan: StepPlan, error: ForebayError) -> None:
         """The oldest launched step did not complete, and none launched behind it counts (their results, if there are
@@ -268,13 +268,13 @@ class Scheduler(Telling):
         self.counters["failed_steps"] += 1
         decoding = flight.reqs[plan.num_extends :]
         lengths = [*(chunk.stop for chunk in flight.chunks), *(len(req.tokens) for req in decoding)]
-        accused = list(zip(flight.reqs, lengths, strict=True))
+        suspected = list(zip(flight.reqs, lengths, strict=True))
         start_over(self)
-        accused = [(req, length) for req, length in accused if req.status is not Status.FINISHED]
+        suspected = [(req, length) for req, length in suspected if req.status is not Status.FINISHED]
         if len(flight.reqs) > 1:
-            self.suspects.accuse(accused)
+            self.suspects.add_group(suspected)
             return
-        for req, _ in accused:
+        for req, _ in suspected:
             self.finish(req, FinishReason.ERROR, Failure.of(error))
 
     def recover(self, error: ForebayError, culprit: Request | None) -> bool:
@@ -286,16 +286,16 @@ class Scheduler(Telling):
         """
         self.counters["recoveries"] += 1
         ran = [req for req in self.requests.values() if req.status in (Status.EXTENDING, Status.DECODING)]
-        if culprit is None and len(ran) == 1 and ran[0] in self.suspects.on_trial:
+        if culprit is None and len(ran) == 1 and ran[0] in self.suspects.under_test:
             culprit = ran[0]
-        accused = [(req, req.held.kv_committed + 1 if req.held else len(req.tokens)) for req in ran]
+        suspected = [(req, req.held.kv_committed + 1 if req.held else len(req.tokens)) for req in ran]
         start_over(self)
         if culprit is None:
-            self.suspects.accuse(accused)
+            self.suspects.add_group(suspected)
         elif self.requests.get(culprit.id) is culprit:
-            told = next((update for update in reversed(self.news) if update.request_id == culprit.id), None)
+            told = next((update for update in reversed(self.updates) if update.request_id == culprit.id), None)
             self.finish(culprit, FinishReason.ERROR, Failure.of(error), told)
-        return culprit is None and len(accused) > 1
+        return culprit is None and len(suspected) > 1
 
     def _release_finished(self, flight: Flight, failed: Collection[Request]) -> None:
         """`flight` has landed, the last one of some that had ended; what it computed for `failed` is worth nothing."""

@@ -7,45 +7,46 @@ from collections.abc import Collection, Sequence
 
 from forebay.requests.request import Request, Status
 
-Accused = Sequence[tuple[Request, int]]
-"""Requests in the order of the step that failed, each with the KV length at which it has got past that step."""
+Suspected = Sequence[tuple[Request, int]]
+"""Requests in the order of the failed step, each with the KV length at which it has got past that step."""
 
 
 class Suspects:
-    """Groups of requests on trial, one group after the other; while there are any, nobody else runs.
+    """Bisection over the requests of a failed step: groups run one after the other, and no other request runs.
 
-    A group whose members all got past the step that failed is innocent. One that fails is cut in halves, so that only a
-    request that fails alone is guilty. Each guilty request takes log2 of the group's size in steps; the others lose
-    nothing but time.
+    A group whose requests all got past the failed step is cleared. A group that fails is split in two, so that only a
+    request that fails alone is the culprit. Finding one takes log2 of the group's size in steps; the other requests
+    lose only time.
     """
 
     def __init__(self) -> None:
         self.groups: deque[dict[Request, int]] = deque()
 
     @property
-    def on_trial(self) -> Collection[Request]:
+    def under_test(self) -> Collection[Request]:
+        """Return the requests of the current group; empty if there are no suspects."""
         return self.groups[0] if self.groups else ()
 
-    def accuse(self, accused: Accused) -> None:
-        """Record requests that were together in a step that failed."""
-        for req, _ in accused:
-            self.acquit(req)
-        half = -(-len(accused) // 2)
-        for part in (accused[half:], accused[:half]):
+    def add_group(self, suspected: Suspected) -> None:
+        """Add the requests of a failed step, in two groups that are tested first."""
+        for req, _ in suspected:
+            self.clear(req)
+        half = -(-len(suspected) // 2)
+        for part in (suspected[half:], suspected[:half]):
             if part:
                 self.groups.appendleft(dict(part))
 
-    def acquit(self, req: Request) -> None:
-        """The request has ended, or is innocent; nothing where it was no suspect."""
+    def clear(self, req: Request) -> None:
+        """Remove a request that has ended or passed; no-op if it is no suspect."""
         for group in self.groups:
             group.pop(req, None)
         self.groups = deque(group for group in self.groups if group)
 
-    def acquit_who_passed(self) -> None:
-        """Clear the suspects whose suspected tokens were computed without a failure."""
+    def clear_passed(self) -> None:
+        """Remove the suspects whose suspected tokens were computed without a failure."""
         running = (Status.EXTENDING, Status.DECODING)
         passed = [
             req for req, mark in self.groups[0].items() if req.status in running and req.residency.kv_committed >= mark
         ]
         for req in passed:
-            self.acquit(req)
+            self.clear(req)

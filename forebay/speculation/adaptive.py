@@ -8,8 +8,8 @@ newest, and is chosen only while E > 0. A step moves E by a x (gain - E). So all
 and the sum of the E that its steps found. That sum has nothing negative from steps that were chosen, whatever comes
 and however often it changes: by the time a width is given up it has lost no more than it had gained. Only trials,
 steps of a width that is not the chosen one, can lose. They are paid for in advance: of what each step's tokens are
-worth `TRIAL_SHARE` is set aside. A trial waits until what it is expected to lose is there, and what it did lose is
-taken away, below nothing if need be. So `auto` loses that share at most, but for the last trial, and as far as plain
+worth `EXPLORATION_SHARE` is set aside. A trial waits until the expected loss is there. The actual loss is subtracted;
+the balance may become negative. So `auto` loses that share at most, but for the last trial, and as far as plain
 steps take what they took before. A number of running requests that is new begins with the averages of the nearest
 one: where those mislead, E is moved from there to where it belongs, which takes some dozen steps.
 
@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from forebay.config.engine_config import SpeculationOptions
 from forebay.requests.updates import SpeculationReport
 
-TRIAL_SHARE: Final = 0.015  # of what the time would be without guesses: what trials may lose
+EXPLORATION_SHARE: Final = 0.015  # of what the time would be without guesses: what trials may lose
 MOST_SAVED_STEPS: Final = 4.0  # of width 1: what is set aside for trials at most
 STEPS_BETWEEN_TRIALS: Final = 4
 FIRST_STEPS: Final = 4  # of width 1, before anything else is tried
@@ -136,7 +136,7 @@ class Bucket:
             worth_s = tokens_each * self.plain_s if index else seconds
             tried = index not in (0, self.chosen)
             lost_s = max(0.0, seconds - worth_s / self.paces[self.chosen].speedup) if tried else 0.0
-            self._saved_s = min(self._saved_s + TRIAL_SHARE * worth_s - lost_s, MOST_SAVED_STEPS * self.plain_s)
+            self._saved_s = min(self._saved_s + EXPLORATION_SHARE * worth_s - lost_s, MOST_SAVED_STEPS * self.plain_s)
         elif index:
             return  # nothing to compare it with
         else:

@@ -14,7 +14,7 @@ from forebay.requests.pieces import KindShape, Piece, extents, pieces
 from forebay.requests.transfers import Span
 from forebay.transfer.wire.memory import U8, Memory
 
-MOST_TOLD: Final = 8  # regions that hold something else
+MAX_REPORTED: Final = 8  # regions that hold something else
 
 
 class Pattern:
@@ -53,7 +53,7 @@ class Pattern:
             data = self._data(piece)
             here = self._memory.gather(piece, self._memory.staging(len(data)))
             column = self._columns[piece.kind][piece.region]
-            if column not in found and len(found) < MOST_TOLD and not np.array_equal(here, data):
+            if column not in found and len(found) < MAX_REPORTED and not np.array_equal(here, data):
                 at = int(np.argmax(here != data))
                 position = piece.first + at // self._shapes[piece.kind].bytes_per_place[piece.region]
                 found[column] = f"{column}: at position {position} {data[at]:#04x} was sent and {here[at]:#04x} came"

@@ -208,9 +208,9 @@ def test_sleeper_update_restarts_what_has_tokens_of_the_old_weights() -> None:
     begun.tokens.append(7)
     rig.scheduler.num_waiting_tokens += 1
     begun.cache_report = CacheReport()
-    rig.scheduler.suspects.accuse([(begun, 0)])
+    rig.scheduler.suspects.add_group([(begun, 0)])
     assert rig.update() == ""
-    assert [(update.request_id, update.restarted) for update in rig.scheduler.take_news()] == [(begun.id, True)]
+    assert [(update.request_id, update.restarted) for update in rig.scheduler.take_updates()] == [(begun.id, True)]
     assert (begun.num_output, begun.cache_report, guesser.forgotten) == (0, None, [begun.id])
     assert rig.scheduler.num_waiting_tokens == 2 * begun.num_prompt
     assert not rig.scheduler.suspects.groups, "steps failed with other weights"

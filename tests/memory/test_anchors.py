@@ -93,7 +93,7 @@ def test_a_tracking_slot_with_the_only_complete_state_is_not_written_if_there_is
         assert slot in buffers
         if tracking.tracked and len(buffers) == 2:
             assert slot != tracking.tracked.slot
-        assert tracking.wish(step, step * 8) == slot
+        assert tracking.reserve_snapshot(step, step * 8) == slot
         assert tracking.next_buffer() is None, "one is being written"
         assert (tracking.latest is not None) == (step > 1 and len(buffers) == 2)
         tracking.complete(step - 1, step * 8 - 1)
@@ -104,9 +104,9 @@ def test_a_tracking_slot_with_the_only_complete_state_is_not_written_if_there_is
 
 def test_a_wish_that_no_step_came_to_leaves_what_was_tracked():
     tracking = Tracking(1, [5], [])
-    assert tracking.wish(1, 8) == 5
+    assert tracking.reserve_snapshot(1, 8) == 5
     tracking.complete(1, 8)
-    assert tracking.wish(2, 16) == 5
+    assert tracking.reserve_snapshot(2, 16) == 5
     assert tracking.latest is None, "the step may come there"
     tracking.complete(2, 15)
     assert tracking.latest == Snapshot(1, 8, 5)
@@ -114,24 +114,24 @@ def test_a_wish_that_no_step_came_to_leaves_what_was_tracked():
 
 def test_steps_in_flight_that_may_come_to_the_same_length_share_a_wish():
     tracking = Tracking(1, [5, 6], [])
-    assert tracking.wish(1, 16) == tracking.wish(2, 16) == 5
-    assert tracking.wish(3, 24) is None
+    assert tracking.reserve_snapshot(1, 16) == tracking.reserve_snapshot(2, 16) == 5
+    assert tracking.reserve_snapshot(3, 24) is None
     tracking.complete(1, 16)
     assert tracking.latest is None, "the second step may be writing it"
     tracking.complete(2, 18)
     assert tracking.latest == Snapshot(2, 16, 5)
-    assert tracking.wish(3, 24) == 6
+    assert tracking.reserve_snapshot(3, 24) == 6
 
 
 def test_a_length_that_a_step_in_flight_may_pass_without_the_wish_is_not_wished_for():
     """It would be taken for there although no step that has the wish came to it."""
     tracking = Tracking(1, [5, 6], [])
-    assert tracking.wish(1, 8) == 5
-    assert tracking.wish(2, 16) is None, "the first is still being written"
+    assert tracking.reserve_snapshot(1, 8) == 5
+    assert tracking.reserve_snapshot(2, 16) is None, "the first is still being written"
     tracking.complete(1, 8)
-    assert tracking.wish(3, 16, too_late=True) is None
-    assert tracking.wish(3, 24) == 6
-    assert tracking.wish(4, 24, too_late=True) == 6, "the step before has it as well"
+    assert tracking.reserve_snapshot(3, 16, too_late=True) is None
+    assert tracking.reserve_snapshot(3, 24) == 6
+    assert tracking.reserve_snapshot(4, 24, too_late=True) == 6, "the step before has it as well"
 
 
 def test_c18_a_snapshot_is_ready_only_when_its_step_has_committed():

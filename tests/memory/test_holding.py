@@ -46,7 +46,7 @@ def test_c12_a_length_that_the_device_has_outrun_cannot_be_read():
     table.add_drafts(rows, as_ids([3, 0]))
     assert (other.kv_len, guessed.kv_bound, guessed.kv_committed) == (5, 12, 8)
     for read in (lambda: guessed.kv_len, lambda: table.kv_lens(rows)):
-        with pytest.raises(Outrun, match="guessed tokens"):
+        with pytest.raises(Outrun, match="draft tokens"):
             read()
     table.settle(rows, as_ids([3, 0]), as_ids([2, 1]))
     assert table.kv_lens(rows).tolist() == [10, 5] == table.kv_committed[rows].tolist()

@@ -86,7 +86,7 @@ CONTRACTS: Final = {
     ),
     "C12": Contract(
         "Outrun values",
-        "While a step in flight verifies guessed tokens the host knows how long a row can become, and the length "
+        "While a step in flight verifies draft tokens the host knows how long a row can become, and the length "
         "itself only when the step has committed: reading it before raises `Outrun`.",
         "memory/holding.py",
     ),
@@ -112,7 +112,7 @@ CONTRACTS: Final = {
         "A guess is accepted where it is the token that the ordinary sampler draws there, so sampled tokens are "
         "the same with and without, too; KV and states afterwards are those of as many plain steps. Nothing behind "
         "a request's end is told, counted or cached.",
-        "ops/accept.py, scheduler/scheduler.py, scheduler/telling.py, scheduler/releases.py",
+        "ops/accept.py, scheduler/scheduler.py, scheduler/output_processor.py, scheduler/releases.py",
     ),
     "C17": Contract(
         "One loop for all drafts",

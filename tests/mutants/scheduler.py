@@ -205,7 +205,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C30 what a request generated that failed later is not adopted",
-        "scheduler/telling.py",
+        "scheduler/output_processor.py",
         "            self.held.release(req, None if failed else held.kv_committed)",
         "            self.held.release(req, held.kv_committed)",
         "scheduler/test_prefix_cache.py::test_what_a_request_generated_that_failed_later_is_not_in_the_cache",
@@ -264,7 +264,7 @@ SCHEDULER = (
     Mutant(
         "C27 nobody runs beside those on trial",
         "scheduler/queues.py",
-        " and (not trial or req in trial)]",
+        " and (not suspects or req in suspects)]",
         "]",
         "scheduler/test_suspects.py::test_nobody_else_runs_until_the_guilty_one_is_found",
     ),
@@ -278,13 +278,13 @@ SCHEDULER = (
     Mutant(
         "C27 who can never start ends at once",
         "scheduler/scheduler.py",
-        " in who_is_stuck(self) if may_admit else ():",
+        " in stuck_requests(self) if may_admit else ():",
         " in ():",
         "engine/test_faults.py::test_who_waits_when_memory_turns_out_to_be_lost_ends_typed_and_the_others_run",
     ),
     Mutant(
         "C26 an ended request drops its copy on the host",
-        "scheduler/telling.py",
+        "scheduler/output_processor.py",
         "            self.held.offloaded.drop(req.id, self.held.draft)\n",
         "            pass\n",
         "scheduler/test_offload.py::test_an_aborted_request_drops_its_copy",
@@ -305,14 +305,14 @@ SCHEDULER = (
     ),
     Mutant(
         "C26 the tokens of a retracted request go on counting",
-        "scheduler/telling.py",
+        "scheduler/output_processor.py",
         "        if req.status is Status.WAITING:\n            self.num_waiting_tokens += end\n",
         "",
         "scheduler/test_fairness.py::test_the_token_that_arrives_after_a_retraction_is_counted_among_the_waiting_ones",
     ),
     Mutant(
         "C27 a request that ended hears nothing more",
-        "scheduler/telling.py",
+        "scheduler/output_processor.py",
         "            if req.status is not Status.FINISHED:\n                num_generated",
         "            if True:\n                num_generated",
         "scheduler/test_pressure.py::test_finished_request_keeps_its_pages_until_the_launched_step_commits",
@@ -400,14 +400,14 @@ SCHEDULER = (
     Mutant(
         "C8 C27 a step counts only for those who still run in its rows",
         "memory/holding.py",
-        "        run = self.request_id[rows] != NOBODY\n        self.kv_committed[rows[run]] =",
+        "        run = self.request_id[rows] != NO_OWNER\n        self.kv_committed[rows[run]] =",
         "        run = rows > PAD\n        self.kv_committed[rows[run]] =",
         "memory/test_holding.py::test_a_step_counts_for_those_who_still_run_in_its_rows",
     ),
     Mutant(
         "C8 C27 what a step accepted counts only for those who still run in its rows",
         "memory/holding.py",
-        "        run = self.request_id[rows] != NOBODY\n        rows, counts",
+        "        run = self.request_id[rows] != NO_OWNER\n        rows, counts",
         "        run = rows > PAD\n        rows, counts",
         "memory/test_holding.py::test_what_settles_for_a_row_that_was_left_counts_for_nobody",
     ),
@@ -597,14 +597,14 @@ SCHEDULER = (
     Mutant(
         "C22 an offer is taken for the prompt that it is of",
         "scheduler/prefill_role.py",
-        "    return half_of(offered) == half_wanted(req)\n",
-        "    return half_of(offered)[:2] == half_wanted(req)[:2]\n",
+        "    return key_of_offer(offered) == key_of_request(req)\n",
+        "    return key_of_offer(offered)[:2] == key_of_request(req)[:2]\n",
         "scheduler/test_prefill_role.py::test_an_offer_that_is_not_of_this_prompt_waits_and_is_turned_down[change0]",
     ),
     Mutant(
         "C22 what is said of a half that has ended is not kept for another's",
         "scheduler/prefill_role.py",
-        "        self._over[half_wanted(req)] = why, req.arrival + 2 * self._options.bootstrap_timeout_s\n",
+        "        self._over[key_of_request(req)] = why, req.arrival + 2 * self._options.bootstrap_timeout_s\n",
         "",
         "scheduler/test_prefill_role.py::"
         "test_prefill_keeps_nothing_that_is_said_of_a_half_that_has_ended_and_refuses_its_offer_at_once",
@@ -612,8 +612,8 @@ SCHEDULER = (
     Mutant(
         "C22 prefill tells a request's end when all has arrived",
         "scheduler/prefill_role.py",
-        "        told = self.scheduler.news.pop()",
-        "        told = self.scheduler.news[-1]",
+        "        told = self.scheduler.updates.pop()",
+        "        told = self.scheduler.updates[-1]",
         "scheduler/test_prefill_role.py::"
         "test_prefill_runs_behind_an_offer_sends_whole_pages_then_the_rest_and_ends_when_all_has_arrived",
     ),
@@ -704,8 +704,8 @@ SCHEDULER = (
     Mutant(
         "C27 an offer is not its predecessor's",
         "scheduler/prefill_role.py",
-        "over = self._over.pop(half_of(offered), None) if offered.declined or not req else None",
-        "over = self._over.pop(half_of(offered), None)",
+        "over = self._over.pop(key_of_offer(offered), None) if offered.declined or not req else None",
+        "over = self._over.pop(key_of_offer(offered), None)",
         "scheduler/test_prefill_role.py::test_prefill_offer_of_a_request_of_the_same_prompt_and_room_as_one_that_ended_is_its_own",
     ),
     Mutant(

@@ -60,7 +60,7 @@ class Rig:
 
     def launch(self) -> StepPlan | None:
         plan = self.scheduler.plan(self.now, self.width)
-        self.updates += self.scheduler.take_news()
+        self.updates += self.scheduler.take_updates()
         if plan:
             self.flights.append(plan)
             self.plans.append(StepPlan.decode(plan.encode()))
@@ -78,23 +78,23 @@ class Rig:
                 num_new.append(right + 1)
         wide = {"num_new": num_new} if plan.width > 1 else {}
         self.scheduler.commit(plan, StepResult(token_ids=tokens, **wide, **result), self.now)
-        updates = self.scheduler.take_news()
+        updates = self.scheduler.take_updates()
         self.updates += updates
         self.scheduler.audit()
         return updates
 
     def abort(self, request_id: int) -> list[Update]:
         self.scheduler.abort(request_id)
-        return self.scheduler.take_news()
+        return self.scheduler.take_updates()
 
     def expire(self, now: float) -> list[Update]:
         self.scheduler.expire(now)
-        return self.scheduler.take_news()
+        return self.scheduler.take_updates()
 
     def fail(self, error: ForebayError) -> list[Update]:
         """The oldest step fails."""
         self.scheduler.fail(self.flights.popleft(), error)
-        return self.scheduler.take_news()
+        return self.scheduler.take_updates()
 
     def step(self) -> StepPlan | None:
         plan = self.launch()

@@ -27,7 +27,7 @@ class Half(Rig):
 
     def hear(self, event):
         self.scheduler.handoff.take(event, self.now)
-        news = self.scheduler.take_news()
+        news = self.scheduler.take_updates()
         self.updates += news
         self.take_orders()
         return news

@@ -45,7 +45,7 @@ def test_a_decode_engine_tells_prefill_of_halves_that_end_before_their_offer():
     half.step()
     half.abort(aborted.id)
     halt = Halt(half.scheduler, Mode.WAIT)
-    half.updates += half.scheduler.take_news()
+    half.updates += half.scheduler.take_updates()
     assert (half.failure_of(waits), half.failure_of(runs)) == ("peer_asleep", None)
     with pytest.raises(Unavailable) as refused:
         half.meet(6, room=4)
@@ -231,10 +231,10 @@ def test_c27_decode_offers_nothing_while_requests_are_on_trial():
     suspect = half.add(6, max_new=8)
     half.step()
     half.meet(3)
-    half.scheduler.suspects.accuse([(suspect, 0)])
+    half.scheduler.suspects.add_group([(suspect, 0)])
     half.scheduler.handoff.before_plan(half.now)
     assert not half.take_orders()
-    half.scheduler.suspects.acquit(suspect)
+    half.scheduler.suspects.clear(suspect)
     half.scheduler.handoff.before_plan(half.now)
     assert half.take_orders()
 

@@ -10,7 +10,7 @@ from forebay.requests.request import Status
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.transfers import Broken, Closed, Offered, Rest, Send, Sent, Ticket, Withdraw, digest_of
 from forebay.requests.updates import FinishReason
-from forebay.scheduler.early_offers import EarlyOffers, half_of
+from forebay.scheduler.early_offers import EarlyOffers, key_of_offer
 from forebay.scheduler.halt import Halt, Mode, go_on
 from forebay.scheduler.handoff import ASLEEP
 from forebay.scheduler.limits import most_requests
@@ -155,7 +155,7 @@ def test_a_prefill_engine_that_rests_says_so_and_refuses_offers_and_requests_at_
         half.hear(offered(req))
     half.step()
     halt = Halt(half.scheduler, Mode.WAIT)
-    half.updates += half.scheduler.take_news()
+    half.updates += half.scheduler.take_updates()
     withdrawn = {order.ticket.room for order in half.take_orders() if isinstance(order, Withdraw)}
     assert (withdrawn, half.failure_of(waits), half.failure_of(runs)) == ({2, 9}, "peer_asleep", None)
     assert [order.asleep for order in half.orders if isinstance(order, Rest)] == [True]
@@ -185,7 +185,7 @@ def test_prefill_ends_who_waits_for_an_offer_that_will_not_come_and_who_comes_la
     assert (half.failure_of(first), half.failure_of(other)) == ("peer_asleep", None)
     half.hear(msgspec.structs.replace(offered(first, room=3), declined=ASLEEP))
     late = half.meet([*first.tokens], room=3)
-    half.updates += half.scheduler.take_news()
+    half.updates += half.scheduler.take_updates()
     assert half.failure_of(late) == "peer_asleep"
     assert half.orders == []
 
@@ -195,7 +195,7 @@ def test_prefill_keeps_nothing_that_is_said_of_a_half_that_has_ended_and_refuses
     for num_ended in range(4):  # more than are kept
         gone = half.meet(3, room=1 + num_ended)
         half.abort(gone.id)
-        half.updates += half.scheduler.take_news()
+        half.updates += half.scheduler.take_updates()
         declined = msgspec.structs.replace(offered(gone), declined=ASLEEP)
         half.hear(declined)
         again = half.meet([*gone.tokens], room=1 + num_ended)
@@ -257,7 +257,7 @@ def test_c31_an_offer_of_other_weights_that_came_first_ends_its_request_on_arriv
     tokens = list(range(12))
     half.hear(Offered(Ticket("d", 5, b"n"), 12, digest_of(array("i", tokens)), 0, weight_version=1))
     req = half.meet(tokens)
-    (told,) = half.scheduler.take_news()
+    (told,) = half.scheduler.take_updates()
     assert (told.request_id, told.failure.code) == (req.id, "layout_mismatch")
     assert half.scheduler.idle
     (withdrawn,) = half.take_orders()
@@ -280,7 +280,7 @@ def test_early_offers_of_one_half_the_oldest_is_taken_first():
     )
     for number, offer in enumerate((one, two, other, one)):  # the first comes twice
         early.add(offer, float(number))
-    assert [early.take(half_of(one)) for _ in range(3)] == [two, one, None]
+    assert [early.take(key_of_offer(one)) for _ in range(3)] == [two, one, None]
     assert (early.take_oldest(), len(early)) == (other, 0)
 
 
@@ -305,7 +305,7 @@ def test_prefill_request_retracted_at_rest_ends_with_its_ticket():
     halt = Halt(half.scheduler, Mode.RETRACT)
     for _ in range(2):
         assert halt.plan(half.now) is None
-    half.updates += half.scheduler.take_news()
+    half.updates += half.scheduler.take_updates()
     assert half.failure_of(req) == "peer_asleep"
     half.hear(Closed(offered(req).ticket))
     assert halt.done

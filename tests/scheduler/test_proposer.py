@@ -22,7 +22,7 @@ def request(request_id: int, **params: object) -> Request:
 class Constraints:
     """Allows the first of each request's guesses."""
 
-    def guessed(self, req: Request, guesses: list[int], most: int) -> list[int]:
+    def allowed_drafts(self, req: Request, guesses: list[int], most: int) -> list[int]:
         return guesses[:1] if req.params.grammar else guesses
 
 

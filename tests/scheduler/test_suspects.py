@@ -13,19 +13,19 @@ from tests.scheduler.rig import Rig
 def suspects_of(n: int) -> tuple[Suspects, list[Request]]:
     reqs = [Request(i + 1, [1], SamplingParams()) for i in range(n)]
     suspects = Suspects()
-    suspects.accuse([(req, 1) for req in reqs])
+    suspects.add_group([(req, 1) for req in reqs])
     return suspects, reqs
 
 
 def test_those_of_a_failed_step_are_tried_in_halves():
     suspects, reqs = suspects_of(5)
-    assert list(suspects.on_trial) == reqs[:3]
-    suspects.accuse([(req, 1) for req in reqs[:3]])
-    assert list(suspects.on_trial) == reqs[:2]
+    assert list(suspects.under_test) == reqs[:3]
+    suspects.add_group([(req, 1) for req in reqs[:3]])
+    assert list(suspects.under_test) == reqs[:2]
     for expected in (reqs[2:3], reqs[3:], []):
-        for req in list(suspects.on_trial):
-            suspects.acquit(req)
-        assert list(suspects.on_trial) == expected
+        for req in list(suspects.under_test):
+            suspects.clear(req)
+        assert list(suspects.under_test) == expected
     assert not suspects.groups
 
 

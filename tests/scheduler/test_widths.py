@@ -88,7 +88,7 @@ def test_what_follows_a_stop_token_among_the_accepted_is_not_told_counted_or_cac
         plan = rig.launch()
         assert plan.drafts.tolist() == tokens[1:5]
         rig.scheduler.commit(rig.flights.popleft(), result(plan, [*tokens[1:], RIGHT]), 0.0)
-    rig.updates += rig.scheduler.take_news()
+    rig.updates += rig.scheduler.take_updates()
     rig.scheduler.audit()
     assert rig.tokens_of(req) == tokens[: at + 1]
     assert (rig.finish_of(req), rig.updates[-1].matched_stop) == (FinishReason.STOP, 7)
@@ -119,7 +119,7 @@ def test_c30_failing_request_returns_the_same_tokens_with_and_without_drafts(tok
     rig.launch()
     result = StepResult(token_ids=tokens, num_new=[len(tokens)], failed=(0,))
     rig.scheduler.commit(rig.flights.popleft(), result, 0.0)
-    rig.updates += rig.scheduler.take_news()
+    rig.updates += rig.scheduler.take_updates()
     rig.scheduler.audit()
     assert (rig.tokens_of(req), rig.finish_of(req)) == ([RIGHT, *told], finish)
     assert (rig.updates[-1].failure is None) is (finish is not FinishReason.ERROR)

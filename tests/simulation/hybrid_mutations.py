@@ -160,15 +160,15 @@ def tracking_slots_do_not_take_turns(patch: Patch) -> None:
 
 
 def a_state_is_tracked_a_token_late(patch: Patch) -> None:
-    wish = Tracking.wish
+    reserve_snapshot = Tracking.reserve_snapshot
 
     def mutated(self, step, length, **how):
-        slot = wish(self, step, length, **how)
+        slot = reserve_snapshot(self, step, length, **how)
         if slot is not None:
             self.pending[-1] = Snapshot(step, length - 1, slot)
         return slot
 
-    patch.setattr(Tracking, "wish", mutated)
+    patch.setattr(Tracking, "reserve_snapshot", mutated)
 
 
 def anchors_are_not_cut_to_whole_pages(patch: Patch) -> None:

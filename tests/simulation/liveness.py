@@ -79,7 +79,7 @@ class Liveness:
         ready = (req for req in sorted(scheduler.waiting, key=self._rank) if req.id not in unready)
         waiting = [req for req in ready if not self._may_wait(req, under_way)]
         if scheduler.suspects.groups:  # nobody else runs until it is known who is to blame for a failed step
-            waiting = [req for req in waiting if req in scheduler.suspects.on_trial]
+            waiting = [req for req in waiting if req in scheduler.suspects.under_test]
         admissions = [admission for admission in plan.admissions if not admission.prebuilt] if plan else []
         started = [scheduler.requests[admission.request_id] for admission in admissions]
         self.fairness.planned(plan, started, [] if self._num_retracted or scheduler.suspects.groups else waiting)

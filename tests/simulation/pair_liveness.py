@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.slots import NOBODY
+from forebay.memory.slots import NO_OWNER
 from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.transfers import Arrived, Closed, Event, Offer, Order, Renewed, Ticket
@@ -132,7 +132,7 @@ class PairLiveness(Liveness):
         if not held.rows.available_size():
             return
         head = min(scheduler.pending, key=self._rank)
-        rows = np.flatnonzero(held.table.request_id != NOBODY)
+        rows = np.flatnonzero(held.table.request_id != NO_OWNER)
         whole = self._pages(head.max_kv_len) + sum(self._pages(int(held.table.max_kv_len[row])) for row in rows)
         left = sum(len(freed.pages) for freed in held.deferred)
         left += sum(req.residency.num_pages for req in scheduler.finishing)

@@ -20,10 +20,10 @@ from forebay.requests.transfers import Send, Span
 from forebay.scheduler import decode_role, prefill_role
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.handoff import Handoff, Role
+from forebay.scheduler.output_processor import OutputProcessor
 from forebay.scheduler.prefill_role import PrefillRole
 from forebay.scheduler.releases import Releases
 from forebay.scheduler.residency import Residencies
-from forebay.scheduler.telling import Telling
 from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.pair import run_pair
 
@@ -227,14 +227,14 @@ def a_failed_step_forgets_what_has_arrived(patch: Patch) -> None:
 
 @mutation
 def an_unarrived_request_that_ends_waits_for_steps(patch: Patch) -> None:
-    transfer = Telling.transfer
+    transfer = OutputProcessor.transfer
 
     def mutated(self, req):
         transfer(self, req)
         if req.held:
             req.residency.ticket and setattr(req.residency.ticket, "whole", False)
 
-    patch.setattr(Telling, "transfer", mutated)
+    patch.setattr(OutputProcessor, "transfer", mutated)
 
 
 if __name__ == "__main__":

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from forebay.requests.request import Request
+from forebay.scheduler.output_processor import OutputProcessor
 from forebay.scheduler.scheduler import Scheduler
-from forebay.scheduler.telling import Telling
 
 Patch = pytest.MonkeyPatch
 
 
 def a_vector_is_told_to_another(patch: Patch) -> None:
-    take = Telling._take_vectors
+    take = OutputProcessor._take_vectors
 
     def mutated(self, flight, vectors):
         places = list(vectors)
         take(self, flight, dict(zip(places, [vectors[place] for place in (*places[1:], places[0])], strict=True)))
 
-    patch.setattr(Telling, "_take_vectors", mutated)
+    patch.setattr(OutputProcessor, "_take_vectors", mutated)
 
 
 def a_mean_goes_on_from_a_hit(patch: Patch) -> None:
@@ -43,13 +43,13 @@ def a_retracted_mean_goes_on_from_its_copy_on_the_host(patch: Patch) -> None:
 
 
 def a_vector_is_told_and_its_request_goes_on(patch: Patch) -> None:
-    finish = Telling.finish
+    finish = OutputProcessor.finish
 
     def mutated(self, req, reason, failure=None, update=None):
         if update is None or not update.vector or req.num_retractions == 0:
             finish(self, req, reason, failure, update)
 
-    patch.setattr(Telling, "finish", mutated)
+    patch.setattr(OutputProcessor, "finish", mutated)
 
 
 POOLING_MUTATIONS = {

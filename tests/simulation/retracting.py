@@ -134,8 +134,8 @@ class RetractingScheduler(Scheduler):
             if self.liveness and req.held is None:
                 self.liveness.fairness.displaced(req, blocked.req, ranked, held)
 
-    def _who_decodes(self) -> tuple[Ids | None, bool]:
-        active, roomy = super()._who_decodes()
+    def _decoding_rows(self) -> tuple[Ids | None, bool]:
+        active, roomy = super()._decoding_rows()
         self._num_plans += 1
         due, self._due = self._due or (self.every > 0 and self._num_plans % self.every == 0), False
         here = [r for r in [*self.running.reqs, *self.extending] if r.num_retractions < MAX_RETRACTIONS]
@@ -147,7 +147,7 @@ class RetractingScheduler(Scheduler):
             if self._due:
                 return self._without(last, active), False
             super().retract(last)
-            active, _ = super()._who_decodes()
+            active, _ = super()._decoding_rows()
             roomy = False  # as after any other retraction
         roomy = roomy or not self.num_running
         written, _, _ = self.held.draft.row_writes

@@ -313,7 +313,9 @@ class Simulation:
         for i in result.failed:
             tracked = self.oracles.live.get(int(self.device.landed.tenants[i]))
             if tracked and tracked.id in self.scheduler.requests:  # else an earlier step ended it
-                untold = sum(len(update.token_ids) for update in self.scheduler.news if update.request_id == tracked.id)
+                untold = sum(
+                    len(update.token_ids) for update in self.scheduler.updates if update.request_id == tracked.id
+                )
                 new = result.num_new[i] - 1 if result.num_new else 0
                 tracked.breaks_at = len(tracked.received) + untold + new
 
@@ -349,9 +351,9 @@ class Simulation:
         self.device.num_failures += 1
 
     def expire(self, run: Callable[[], None]) -> None:
-        due, told = self.oracles.liveness.due(self.now), len(self.scheduler.news)
+        due, told = self.oracles.liveness.due(self.now), len(self.scheduler.updates)
         run()
-        self.oracles.liveness.expired(self.scheduler.news[told:], due, self.now)
+        self.oracles.liveness.expired(self.scheduler.updates[told:], due, self.now)
 
     def _of(self, request_id: int, may: str) -> None:
         if request_id in self.oracles.live:

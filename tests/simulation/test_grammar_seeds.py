@@ -60,8 +60,8 @@ def a_matcher_begins_again_with_a_retraction_and_reads_only_what_comes(patch: Pa
 
 @mutation
 def a_row_does_not_wait_for_its_last_token(patch: Patch) -> None:
-    sit_out = Constraints.sit_out
-    patch.setattr(Constraints, "sit_out", lambda self, reqs, in_flight: sit_out(self, reqs, ()))
+    blocked_rows = Constraints.blocked_rows
+    patch.setattr(Constraints, "blocked_rows", lambda self, reqs, in_flight: blocked_rows(self, reqs, ()))
 
 
 @mutation

@@ -83,24 +83,26 @@ def a_window_moves_on_by_the_bound(patch: Patch) -> None:
 
 
 def a_victims_length_is_taken_from_the_bound(patch: Patch) -> None:
-    who_decodes = Scheduler._who_decodes
+    decoding_rows = Scheduler._decoding_rows
 
     def mutated(self):
         drafts = self.held.table.num_drafts.copy()
         self.held.table.num_drafts[:] = 0
-        found = who_decodes(self)
+        found = decoding_rows(self)
         self.held.table.num_drafts[:] = drafts
         return found
 
-    patch.setattr(Scheduler, "_who_decodes", mutated)
+    patch.setattr(Scheduler, "_decoding_rows", mutated)
 
 
 # -- snapshots --------------------------------------------------------------------------------------------------------
 
 
 def a_length_is_wished_for_that_a_step_in_flight_may_pass(patch: Patch) -> None:
-    wish = Tracking.wish
-    patch.setattr(Tracking, "wish", lambda self, step, length, *, too_late: wish(self, step, length))
+    reserve_snapshot = Tracking.reserve_snapshot
+    patch.setattr(
+        Tracking, "reserve_snapshot", lambda self, step, length, *, too_late: reserve_snapshot(self, step, length)
+    )
 
 
 def a_snapshot_is_that_of_the_bound(patch: Patch) -> None:
@@ -147,7 +149,7 @@ def a_token_behind_the_last_one_is_told(patch: Patch) -> None:
         told = append(self, req, *args)
         req.max_kv_len = last
         if req.status is not Status.FINISHED and len(req.tokens) > last:
-            self.finish(req, FinishReason.LENGTH, update=self.news[-1])
+            self.finish(req, FinishReason.LENGTH, update=self.updates[-1])
         return told
 
     patch.setattr(Scheduler, "_propose", proposing)

@@ -64,7 +64,7 @@ class Half:
     news: list[Event] = field(default_factory=list)
     by_ticket: dict[bytes, list[str]] = field(default_factory=dict)
 
-    def take_news(self) -> list[Event]:
+    def take_updates(self) -> list[Event]:
         found = [*self.transfers.poll()]
         self.news += found
         for event in found:
@@ -86,7 +86,7 @@ class Half:
                     return event
                 assert ticket is None or not isinstance(event, Closed), f"closed without {kind.__name__}: {self.news}"
         select.select([self.transfers], [], [], 0.05)
-        self.take_news()
+        self.take_updates()
         return None
 
     def bytes_of(self, kind: str, span: Span, first: int, end: int) -> list[np.ndarray]:

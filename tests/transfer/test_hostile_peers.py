@@ -77,7 +77,7 @@ class HostileDecode:
 
 def serve(prefill: Half) -> None:
     """What an engine does for each offer: it sends all of the prompt."""
-    for event in prefill.take_news():
+    for event in prefill.take_updates():
         if isinstance(event, Offered) and event.declined is None:
             assert 0 <= event.start < event.num_tokens < 2**31
             tail = Tail(num_tokens=event.num_tokens, token_id=1)

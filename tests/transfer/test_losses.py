@@ -101,7 +101,7 @@ def test_a_write_of_which_nobody_knows_the_end_closes_nothing(monkeypatch: pytes
         for _ in range(2):
             transfer(prefill, decode, N)
         for half in (prefill, decode):
-            half.take_news()
+            half.take_updates()
             assert "Closed" not in half.by_ticket[made.ticket.nonce]
         assert decode.transfers.num_unfenced == 1
 
@@ -171,7 +171,7 @@ def test_one_chunk_that_is_lost_doubled_late_or_altered_is_found(
 
 def has_any(half: Half, made: Offer, kind: type[Event]) -> bool:
     select.select([half.transfers], [], [], 0.01)
-    half.take_news()
+    half.take_updates()
     return kind.__name__ in half.by_ticket.get(made.ticket.nonce, ())
 
 
@@ -184,7 +184,7 @@ from tests.transfer.pair import half
 prefill = half(DisaggregationMode.PREFILL, backend=sys.argv[1], options=QUICK)
 print(prefill.transfers.port, flush=True)
 while True:
-    if any(type(event).__name__ == "Offered" for event in prefill.take_news()):
+    if any(type(event).__name__ == "Offered" for event in prefill.take_updates()):
         print("offered", flush=True)
     time.sleep(0.01)
 """
@@ -206,7 +206,7 @@ def test_a_stopped_process_is_noticed_and_its_places_are_closed_when_it_is_dead_
                 child.send_signal(signal.SIGSTOP)
                 assert code_of(decode, made.ticket) == "heartbeat_timeout"
                 time.sleep(0.5)  # several tries to meet again
-                decode.take_news()
+                decode.take_updates()
                 assert ("Closed" in decode.by_ticket[made.ticket.nonce]) == (backend == "tcp")
                 child.send_signal(end)
                 assert_ends(decode, made.ticket)

@@ -133,7 +133,7 @@ def test_without_the_key_nothing_is_said_and_without_any_no_other_machine_is_ask
     away = scripted_nowhere(alone, 8998, "192.0.2.1")
     assert code_of(alone, away.ticket) == "cluster_key"
     alone.transfers.close()
-    assert prefill.take_news() == []
+    assert prefill.take_updates() == []
     prefill.transfers.close()
 
 

@@ -140,6 +140,6 @@ def test_c33_peer_that_completes_a_ticket_which_it_was_never_offered_ends_its_se
         peer.control.wait(frames.Introduce)
         peer.control.send(frames.Completed(made.ticket.nonce, Tail(num_tokens=N, token_id=1)))
         wait_until(lambda: decode.transfers.num_rejected == 1)
-        assert decode.take_news() == []
+        assert decode.take_updates() == []
         decode.transfers.submit(Withdraw(made.ticket, GONE))
         assert_ends(decode, made.ticket)

@@ -209,7 +209,7 @@ class EngineCore:
         """With what speculation did for those that end. What transfers are to do about it goes out as well."""
         if self.exchange:
             self.exchange.tell()
-        updates, widths = self.scheduler.take_news(), self._widths
+        updates, widths = self.scheduler.take_updates(), self._widths
         if widths is None:
             return updates
         for update in updates:
@@ -250,7 +250,7 @@ class EngineCore:
             self.sleeper.settle(now)
             if not self.sleeper.away:
                 self.stats.last_step_at = self._clock()  # what memory takes is no step's time
-        told = bool(self.scheduler.news) or self.scheduler.handoff.has_orders
+        told = bool(self.scheduler.updates) or self.scheduler.handoff.has_orders
         self._progressed = plan is not None or bool(self._in_flight) or told or flushing
         self.stats.counters["engine.busy_seconds"] += self._clock() - now
 

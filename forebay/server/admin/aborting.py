@@ -28,7 +28,7 @@ class AbortRequest(Strict):
     abort_all: bool = False
 
     @model_validator(mode="after")
-    def _somebody(self) -> Self:
+    def _require_target(self) -> Self:
         if not (self.abort_all or self.rid):
             raise refusal(MISSING_FIELD, "rid", "rid is missing: it says which request is to end")
         return self

@@ -95,7 +95,7 @@ class Generation:
     def submit(cls, engine: AsyncEngine, table: TokenBytes, prompts: list[Prompt], order: Order) -> Generation:
         """All or nothing: what was submitted is aborted if a later one is refused. Raises what the engine raises."""
         choices: list[Choice] = []
-        halves = iter(order.halves or repeat(None))
+        peers = iter(order.peers or repeat(None))
         generation = cls(choices, sum(len(prompt.token_ids) for prompt in prompts), table)
         try:
             for prompt in prompts:
@@ -108,7 +108,7 @@ class Generation:
                         author=order.author,
                         tenant=order.tenant,
                         resume_points=prompt.resume_points,
-                        rendezvous=next(halves),
+                        rendezvous=next(peers),
                     )
                     generation.streams.append(stream)
                     kept = {"discard": order.discard_output, "keep_token_ids": order.keep_token_ids}
@@ -242,7 +242,7 @@ class Order:
     author: str  # whose prompts the answer may tell of
     tenant: str = ""  # whose share of the engine it uses
     priority: int = 0
-    halves: Sequence[Rendezvous | None] = ()  # in a role: where the other half of each prompt's choices is
+    peers: Sequence[Rendezvous | None] = ()  # in a role: where the other half of each prompt's choices is
     seed: int = RANDOM_SEED
     keep_token_ids: bool = False  # the answer has those of its output
     discard_output: bool = False  # only the prompt's log-probabilities are wanted

@@ -27,7 +27,7 @@ Item: TypeAlias = Said | Thought | Call
 def items_of(parts: Sequence[Part]) -> list[Item]:
     """In the answer's order; neighbours of a kind are one."""
     items: list[Item] = []
-    for _, run in groupby(parts, _whose):
+    for _, run in groupby(parts, _run_key):
         first, *others = run
         text = "".join(part.text for part in others if not isinstance(part, CallBegun | CallEnded))
         if isinstance(first, Said | Thought):
@@ -37,7 +37,7 @@ def items_of(parts: Sequence[Part]) -> list[Item]:
     return items
 
 
-def _whose(part: Part) -> object:
+def _run_key(part: Part) -> object:
     return part.call if isinstance(part, CallBegun | CallArguments | CallEnded) else type(part)
 
 

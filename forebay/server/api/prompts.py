@@ -22,7 +22,7 @@ from forebay.server.protocol.validation import UNSUPPORTED_FIELD
 from forebay.text.answers.formats import call_id_of
 from forebay.text.answers.probes import Findings, Wanted
 from forebay.text.answers.reading import reader_for
-from forebay.text.answers.telling import calls_in_text, told_in_text
+from forebay.text.answers.tools_as_text import calls_in_text, tools_as_text
 from forebay.text.token_bytes import TokenBytes
 from forebay.text.tokenizer import Tokenizer
 
@@ -106,7 +106,7 @@ def for_template(messages: list[dict[str, Any]], variables: dict[str, Any], foun
     if not found.calls.as_text or found.ignores_tools:
         messages = [_with_objects(message) for message in messages]
     if found.ignores_tools:
-        return told_in_text(messages, variables.pop("tools", []))
+        return tools_as_text(messages, variables.pop("tools", []))
     numbered = _numbered(messages, call_id_of(found.formats.calls))
     return [_as_wanted(message, found.calls) if "tool_calls" in message else message for message in numbered]
 

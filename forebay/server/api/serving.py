@@ -118,9 +118,9 @@ def _order(
 ) -> Order:
     """Checked against the vocabulary, and against what the engine looks at."""
     params.of_tokens().check(server.engine.info.vocab_size)
-    mode, halves = server.model.mode, tuple[Rendezvous | None, ...]()
+    mode, peers = server.model.mode, tuple[Rendezvous | None, ...]()
     if mode is not DisaggregationMode.NULL or context.sender.bootstrap or not body.model_fields_set.isdisjoint(FIELDS):
-        halves = rendezvous_of(mode, server.cluster, context.sender, body, num_prompts * body.choices)
+        peers = rendezvous_of(mode, server.cluster, context.sender, body, num_prompts * body.choices)
     if body.priority and not server.model.uses_priority:
         raise InvalidRequest(
             "no request goes before others on this server (--schedule-policy priority): leave priority out",
@@ -134,7 +134,7 @@ def _order(
         namespace=server.isolation.namespace(context.tenant, session),
         author=server.isolation.author(context.tenant, session),
         tenant=context.tenant.name,
-        halves=halves,
+        peers=peers,
         keep_token_ids=body.return_token_ids,
         seed=server.sampling.seed if body.seed is None else body.seed,
     )

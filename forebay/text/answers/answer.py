@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from forebay.text.answers.cursor import Cursor
-from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Kind, Part, Said, Thought, Told
+from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Kind, Part, Said, TextKind, Thought
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The tools of a request: the JSON schema of each one's parameters, by its name."""
@@ -42,7 +42,7 @@ class Answer:
         """Append reasoning text."""
         self._tell(Thought, text)
 
-    def _tell(self, kind: Told, text: str) -> None:
+    def _tell(self, kind: TextKind, text: str) -> None:
         if self.exact:
             if text:
                 self._add(kind, text, 0)
@@ -58,7 +58,7 @@ class Answer:
         self._blank = [text[end:]] if end < len(text) else []
         self._waits = self._drops = False
 
-    def _add(self, kind: Told, text: str, num_behind: int) -> None:
+    def _add(self, kind: TextKind, text: str, num_behind: int) -> None:
         """Append what has just been taken, all but the last characters of it."""
         self.parts.append(kind(text))
         self.settled = self.cursor.taken - num_behind

@@ -41,8 +41,8 @@ class CallEnded(NamedTuple):
 Part: TypeAlias = Said | Thought | CallBegun | CallArguments | CallEnded
 
 
-Told: TypeAlias = type[Said] | type[Thought]
-Kind: TypeAlias = Told | type[CallArguments]
+TextKind: TypeAlias = type[Said] | type[Thought]
+Kind: TypeAlias = TextKind | type[CallArguments]
 """What a character belongs to: markers to what they enclose, white space that is no part to what it stands beside."""
 
 

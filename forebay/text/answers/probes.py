@@ -45,7 +45,7 @@ _VARIABLES: Final[Mapping[str, tuple[Any, Any]]] = {
 _MAX_EVIDENCE: Final = 160
 AUTO: Final = "auto"
 NONE: Final = "none"
-_TOLD: Final = "hermes"  # the form in which tools are told of in text
+_HERMES: Final = "hermes"  # the format in which tools are described in text
 _IGNORED: Final = "the chat template writes nothing of tools: a system text tells of them"
 
 
@@ -99,12 +99,12 @@ def find_formats(tokenizer: Tokenizer, *, calls: str = AUTO, thinking: str = AUT
         return Findings(evidence={"tool_calls": "the chat template refuses a question"})
     ignores = shown is None or shown == plain
     names = CALL_PARSERS if calls in (AUTO, NONE) else (calls,)
-    wanted, found, why = _calls(render, names) if not ignores else (Wanted(), _TOLD, _IGNORED)
+    wanted, found, why = _calls(render, names) if not ignores else (Wanted(), _HERMES, _IGNORED)
     if not found:
         found, why = _told(shown or "")
-    if ignores and calls not in (AUTO, NONE, _TOLD):
+    if ignores and calls not in (AUTO, NONE, _HERMES):
         raise ConfigError(
-            f"--tool-call-parser {calls}: {why}, in the form of {_TOLD}: give --chat-template, or {_TOLD}"
+            f"--tool-call-parser {calls}: {why}, in the form of {_HERMES}: give --chat-template, or {_HERMES}"
         )
     if calls != AUTO:
         found, why = _named(calls), f"--tool-call-parser {calls}"

@@ -32,18 +32,18 @@ from forebay.transfer.wire.memory import (
 Addresses = Mapping[str, Sequence[int]]
 """By kind, of each region."""
 
-Told = list[tuple[str, int, int]]
+RegionList = list[tuple[str, int, int]]
 """By region in order: the kind, where it lies, and how many bytes."""
 
 
-def _addresses(regions: Told) -> Addresses:
+def _addresses(regions: RegionList) -> Addresses:
     found: dict[str, list[int]] = {}
     for kind, begin, _ in regions:
         found.setdefault(kind, []).append(begin)
     return found
 
 
-def shapes_there(regions: Told, shapes: Mapping[str, KindShape], page_size: int) -> dict[str, KindShape]:
+def shapes_there(regions: RegionList, shapes: Mapping[str, KindShape], page_size: int) -> dict[str, KindShape]:
     """Return the shapes of a peer with pages of `page_size` tokens. Raises WireError if its regions differ from
     these."""
     theirs: dict[str, KindShape] = {}
@@ -92,7 +92,13 @@ class WriterByAddress(Writer):
     is_lost = False
 
     def __init__(
-        self, library: Any, peer: str, memory: HostMemory, shapes: Mapping[str, KindShape], ours: Told, theirs: Told
+        self,
+        library: Any,
+        peer: str,
+        memory: HostMemory,
+        shapes: Mapping[str, KindShape],
+        ours: RegionList,
+        theirs: RegionList,
     ) -> None:
         self._library, self._peer, self._memory, self._shapes = library, peer, memory, shapes
         self._ours, self._theirs = _addresses(ours), _addresses(theirs)
@@ -122,7 +128,7 @@ class Invitation(msgspec.Struct, frozen=True, array_like=True):
     """Data that a writer needs: how the library finds decode's end, and where decode's regions lie."""
 
     end: bytes
-    regions: Told
+    regions: RegionList
 
 
 class OneSidedByAddress(OneSided):
@@ -135,7 +141,7 @@ class OneSidedByAddress(OneSided):
     def __init__(self, name: str, endpoint: Endpoint) -> None:
         assert isinstance(endpoint.memory, HostMemory), endpoint.memory
         self._shapes, self._memory = endpoint.shapes, endpoint.memory
-        self._regions: Told = [(region.kind, region.address, region.num_bytes) for region in endpoint.regions]
+        self._regions: RegionList = [(region.kind, region.address, region.num_bytes) for region in endpoint.regions]
         self._library: Any = self._start(name)
 
     def _start(self, name: str) -> object:

@@ -13,7 +13,7 @@ from forebay.text.answers.formats import CALL_NAMES, CALL_PARSERS, REASONING_NAM
 from forebay.text.answers.parts import CallBegun
 from forebay.text.answers.probes import find_formats
 from forebay.text.answers.reading import AnswerFormats, reader_for
-from forebay.text.answers.telling import told_in_text
+from forebay.text.answers.tools_as_text import tools_as_text
 from tests.text.answers.spellings import TOOLS
 from tests.text.answers.templates import MANNERS, QWEN3, Manner
 from tests.text.in_process import templates_in_this_process
@@ -96,7 +96,7 @@ def test_a_template_that_ignores_tools_is_told_of_them_in_text() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
     asked = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    told = told_in_text([*asked, {"role": "tool", "content": "r", "tool_call_id": "c"}], tools)
+    told = tools_as_text([*asked, {"role": "tool", "content": "r", "tool_call_id": "c"}], tools)
     assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
     assert '{"name": "f"}' in told[0]["content"]
     assert told[2]["content"] == '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

@@ -51,15 +51,16 @@ class Tracking:
         used = self.tracked.slot if self.tracked else 0
         return next((slot for slot in self.buffers if slot != used), self.buffers[0])
 
-    def wish(self, step: int, length: int, *, too_late: bool = False) -> int | None:
-        """The slot for the state at `length`, which a decode in `step` may come to; None while there is none. A step in
-        flight that may have come there has the same wish: one of them fulfils it. Where there is one that has not, it
-        is `too_late`."""
-        slot = next((wish.slot for wish in self.pending if wish.length == length and wish.slot in self.buffers), None)
+    def reserve_snapshot(self, step: int, length: int, *, too_late: bool = False) -> int | None:
+        """Return the slot for the state at `length`, which a decode in `step` may reach; None if no slot is free.
+
+        A step in flight that may reach the same length shares the snapshot: one of the two writes it. With `too_late` a
+        step in flight may already pass `length` without this snapshot, so no new one is reserved."""
+        slot = next((each.slot for each in self.pending if each.length == length and each.slot in self.buffers), None)
         if slot is None:
             slot = None if too_late else self.next_buffer()
         else:
-            self.pending = [wish for wish in self.pending if wish.slot != slot]
+            self.pending = [each for each in self.pending if each.slot != slot]
         if slot is not None:
             self.pending.append(Snapshot(step, length, slot))
         return slot
@@ -67,7 +68,7 @@ class Tracking:
     @property
     def latest(self) -> Snapshot | None:
         """Return the latest tracked state, unless a step in flight may overwrite it."""
-        return None if self.tracked and any(wish.slot == self.tracked.slot for wish in self.pending) else self.tracked
+        return None if self.tracked and any(each.slot == self.tracked.slot for each in self.pending) else self.tracked
 
     def complete(self, step: int, kv_committed: int) -> None:
         """`step` and all before it have committed, up to which there are so many tokens."""
@@ -205,7 +206,7 @@ class States(CachedStates, Kind):
             tracking = self.tracking(held)
             tracking.complete(committed, held.kv_committed)
             num_pending = len(tracking.pending)
-            slot = tracking.wish(draft.step, length, too_late=length <= most)
+            slot = tracking.reserve_snapshot(draft.step, length, too_late=length <= most)
             if slot is not None:
                 draft.copies_at.append((row, length, slot))
                 self.num_taken += len(tracking.pending) - num_pending
@@ -228,7 +229,7 @@ class States(CachedStates, Kind):
     def adoptable_ends(self, held: Residency, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
         """Where snapshots are complete that the cache is to have, and with `last` the latest of all."""
         tracking = self.tracking(held)
-        # Behind a request's end more may have been accepted: a slot has the state of whatever wish that came to.
+        # Tokens may have been accepted past a request's end: a slot has the state of any snapshot that they reached.
         tracking.complete(committed, max(held.kv_committed, ends[-1]))
         if last and (latest := self._latest(held, tracking, ends[-1])):
             tracking.ready.append(latest)

@@ -1,4 +1,4 @@
-"""Tools in text, for chat templates that write nothing of them: the form of Hermes."""
+"""Tools described in text, in the format of Hermes, for chat templates that do not render them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ To call one, write its name and its arguments as JSON between these tags, and no
 </tool_call>"""
 
 
-def told_in_text(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
-    """The conversation with its calls and their results as text, and a system text that tells of `tools`."""
+def tools_as_text(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
+    """Return the conversation with calls and results as text, and a system message that describes `tools`."""
     written = [_result_in_text(calls_in_text(message)) for message in messages]
     if not tools:
         return written

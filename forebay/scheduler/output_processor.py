@@ -1,4 +1,4 @@
-"""Updates of requests: their tokens, and their end, which each has exactly once (C27)."""
+"""Processing of step outputs: sampled tokens are appended, and each request ends exactly once (C27)."""
 
 from __future__ import annotations
 
@@ -15,65 +15,68 @@ from forebay.scheduler.proposer import Proposer
 from forebay.scheduler.queues import Flight, Queues
 
 Sampled = tuple[Request, list[int], list[TokenLogprob | None] | None]
-"""What a step sampled for a request: tokens, and their log-probabilities where any were asked for."""
+"""A request, the tokens that a step sampled for it, and their log-probabilities if any were requested."""
 
 
-class Telling(Queues):
-    """`news` is what is to be told, in order, and was not taken yet. `proposer` and `handoff` hear of who ends."""
+class OutputProcessor(Queues):
+    """Appends sampled tokens to requests, ends requests and records `updates`, in order, until they are taken.
+
+    `proposer` and `handoff` are notified when a request ends.
+    """
 
     def __init__(
         self, config: SchedulerConfig, proposer: Proposer | None, handoff: Handoff, grammars: Grammars | None
     ) -> None:
         super().__init__(config, Constraints(grammars))
         self.proposer, self.handoff = proposer, handoff
-        self.news: list[Update] = []
+        self.updates: list[Update] = []
         handoff.bind(self)
 
-    def take_news(self) -> list[Update]:
-        """Return the updates of requests, once: also of calls that did not come to their end."""
-        news, self.news = self.news, []
-        return news
+    def take_updates(self) -> list[Update]:
+        """Return the updates recorded since the last call, also those of calls that raised."""
+        updates, self.updates = self.updates, []
+        return updates
 
     def _take_tokens(self, sampled: list[Sampled], now: float) -> None:
-        """Tell each request's tokens; those of requests that ended while the step was in flight count for nothing."""
-        num_generated, num_told = 0, 0
+        """Append each request's tokens; drop those of requests that ended while the step was in flight."""
+        num_generated, num_updated = 0, 0
         for req, own, entries in sampled:
             if req.status is not Status.FINISHED:
                 num_generated += self.append(req, own, entries, now)
-                num_told += 1
+                num_updated += 1
         self.counters["generated_tokens"] += num_generated
-        self.counters["accepted_tokens"] += num_generated - num_told
+        self.counters["accepted_tokens"] += num_generated - num_updated
 
     def _take_vectors(self, flight: Flight, vectors: Mapping[int, bytes]) -> None:
-        """Tell what pooled prompts of the step have become, by their place in it, which ends them; also of those who
-        gave way meanwhile."""
-        for place, vector in vectors.items():
-            req = flight.reqs[place]
+        """End the pooled prompts of the step with their vectors, given by index in the step; retracted ones, too."""
+        for index, vector in vectors.items():
+            req = flight.reqs[index]
             if req.status is not Status.FINISHED:
                 update = Update(req.id, [], cache=req.cache_report, weight_version=req.weight_version, vector=vector)
-                self.news.append(update)
+                self.updates.append(update)
                 self.finish(req, FinishReason.STOP, update=update)
 
     def append(self, req: Request, tokens: list[int], logprobs: list[TokenLogprob | None] | None, now: float) -> int:
-        """Add tokens to the request and to its update, up to that with which it ends; how many. Where memory runs out
-        neither happens, so that no token is told twice: what allocates comes first."""
+        """Append tokens to the request and to its update, up to the one that ends it, and return their number.
+
+        If memory runs out, neither is changed, so that no token is sent twice: what allocates comes first."""
         left, end, ended = req.max_kv_len + 1 - len(req.tokens), 0, False
         for token in tokens:
             end += 1
             if ended := (token in req.stop_ids or end == left):
                 tokens = tokens[:end]
                 break
-        told = [entry for entry in logprobs[:end] if entry] if logprobs else None
-        update = Update(req.id, tokens, logprobs=told or None)
+        requested = [entry for entry in logprobs[:end] if entry] if logprobs else None
+        update = Update(req.id, tokens, logprobs=requested or None)
         if not req.num_output:
             update.cache, update.weight_version = req.cache_report, req.weight_version
             if req.params.prompt_logprobs >= 0:
                 update.prompt_logprobs = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
-        self.news.append(update)
+        self.updates.append(update)
         try:
             req.tokens.fromlist(tokens)  # all or none
         except Exception:
-            self.news.pop()
+            self.updates.pop()
             raise
         account = req.account
         account.generated_tokens += end
@@ -93,13 +96,13 @@ class Telling(Queues):
     def finish(
         self, req: Request, reason: FinishReason, failure: Failure | None = None, update: Update | None = None
     ) -> None:
-        """The one way out: everything is released, and the last update says why. The update is recorded first, so that
-        an error while releasing does not swallow it."""
+        """End a request: release all that it holds, and record the reason in its last update. The update is recorded
+        first, so that an error while releasing does not swallow it."""
         if self.handoff.keeps(req, reason, update):
             return
         if update is None:
             update = Update(req.id, [], cache=req.cache_report)
-            self.news.append(update)
+            self.updates.append(update)
         update.finish, update.failure = reason, failure
         was = req.status
         req.move(Status.FINISHED)
@@ -111,7 +114,7 @@ class Telling(Queues):
         if req.params.grammar:
             self.constraints.ended(req)
         if self.suspects.groups:
-            self.suspects.acquit(req)
+            self.suspects.clear(req)
         self.handoff.ended(req, failure)
         self.remove(req, was)
         update.memory = self._let_go(req, was, failed=reason is FinishReason.ERROR)
