@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig
-from forebay.memory.holding import Residency, RowTable
+from forebay.memory.holding import Allocation, RowTable
 from forebay.memory.kinds.state.hybrid_rows import HybridReqToTokenPool, MambaPool
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache
@@ -44,19 +44,19 @@ def median_us(rounds: int, prepare: Callable[[], Callable[[], object]]) -> float
     return statistics.median(times) / 1e3
 
 
-def residencies(n: int) -> list[Residency]:
+def allocations(n: int) -> list[Allocation]:
     table = RowTable(512, 1)
-    return [Residency(table, i + 1, Pin(NO_NODE, 0), 3) for i in range(n)]
+    return [Allocation(table, i + 1, Pin(NO_NODE, 0), 3) for i in range(n)]
 
 
 def rows(n: int, rounds: int) -> float:
     pool = ReqToTokenPool(512, 128, ledger=Ledger.COUNT)
-    held: list[Residency] = []
+    held: list[Allocation] = []
 
     def prepare() -> Callable[[], object]:
         for req in held:
             pool.free(req)
-        held[:] = residencies(n)
+        held[:] = allocations(n)
         return lambda: pool.alloc(held)
 
     return median_us(rounds, prepare)
@@ -65,7 +65,7 @@ def rows(n: int, rounds: int) -> float:
 def hybrid_rows(n: int, rounds: int) -> tuple[float, float]:
     """Rows with a live and a tracking slot each: handing them out together, and taking them back one by one."""
     pool = HybridReqToTokenPool(512, 128, mamba_size=1024, num_tracking=1, ledger=Ledger.COUNT)
-    held: list[Residency] = []
+    held: list[Allocation] = []
 
     def release() -> None:
         for req in held:
@@ -75,11 +75,11 @@ def hybrid_rows(n: int, rounds: int) -> tuple[float, float]:
 
     def alloc() -> Callable[[], object]:
         release()
-        held.extend(residencies(n))
+        held.extend(allocations(n))
         return lambda: pool.alloc(held)
 
     def free() -> Callable[[], object]:
-        held.extend(residencies(n))
+        held.extend(allocations(n))
         pool.alloc(held)
         return release
 
@@ -148,7 +148,7 @@ def batches(rounds: int) -> tuple[float, float]:
     def batch(n: int) -> ScheduleBatch:
         made = ScheduleBatch(RowTable(512, 1))
         reqs = [Request(i + 1, [1, 2, 3], _PARAMS) for i in range(n)]
-        for req, held in zip(reqs, residencies(n), strict=True):
+        for req, held in zip(reqs, allocations(n), strict=True):
             req.held = held
         made.prepare_for_prebuilt(reqs)
         return made

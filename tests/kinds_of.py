@@ -9,15 +9,15 @@ from forebay.config.engine_config import KindConfig
 from forebay.memory.kinds.state.hybrid_rows import STATE
 from forebay.memory.kinds.state.recurrent import States
 from forebay.memory.kinds.window.windows import WINDOW, Windows
-from forebay.scheduler.residency import Residencies
+from forebay.scheduler.allocations import Allocations
 
 
-def states_of(held: Residencies) -> Any:
+def states_of(held: Allocations) -> Any:
     """None where no layer has a recurrent state."""
     return next((kind for kind in held.kinds if isinstance(kind, States)), None)
 
 
-def windows_of(held: Residencies) -> Any:
+def windows_of(held: Allocations) -> Any:
     """None where no layer has a window."""
     return next((kind for kind in held.kinds if isinstance(kind, Windows)), None)
 

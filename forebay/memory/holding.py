@@ -42,24 +42,24 @@ class RowTable:
         self._block: Ids = np.zeros((6, num_rows), dtype=np.int64)
         self.request_id, self.max_kv_len, self.num_pages = self._block[:3]
         self.kv_committed, self.kv_bound, self.num_drafts = self._block[3:]
-        self.residents: list[Residency | None] = [None] * num_rows  # who runs in each row
+        self.allocations: list[Allocation | None] = [None] * num_rows  # who runs in each row
 
     def move_in(
-        self, held: Residency, *, max_kv_len: int, num_pages: int = 0, kv_len: int = 0, kv_committed: int = 0
+        self, held: Allocation, *, max_kv_len: int, num_pages: int = 0, kv_len: int = 0, kv_committed: int = 0
     ) -> None:
         """`held` has this row from now on, with so many pages and so much KV; its request ends at `max_kv_len` for
         certain."""
-        self.residents[held.row] = held
+        self.allocations[held.row] = held
         self._block[:, held.row] = held.id, max_kv_len, num_pages, kv_committed, kv_len, 0
 
     def move_out(self, row: int) -> None:
         """Nobody runs in this row any more, though steps in flight may still compute there."""
         self.request_id[row] = NO_OWNER
-        self.residents[row] = None
+        self.allocations[row] = None
 
-    def resident(self, row: int) -> Residency:
+    def allocation_of(self, row: int) -> Allocation:
         """Return the allocation of the request in this row; the row must be in use."""
-        held = self.residents[row]
+        held = self.allocations[row]
         assert held is not None, f"nobody runs in row {row}"
         return held
 
@@ -91,25 +91,25 @@ class RowTable:
     def clear(self) -> None:
         """Reset all columns and forget all requests; the caller has freed what they held."""
         self._block[:] = 0
-        self.residents = [None] * len(self.residents)
+        self.allocations = [None] * len(self.allocations)
 
 
 class _Entry:
-    """A residency's entry of one column of the table."""
+    """An allocation's entry of one column of the table."""
 
     def __init__(self, column: str) -> None:
         self._column = column
 
-    def __get__(self, held: Residency, owner: type[Residency]) -> int:
+    def __get__(self, held: Allocation, owner: type[Allocation]) -> int:
         value: int = getattr(held.table, self._column).item(held.row)
         return value
 
-    def __set__(self, held: Residency, value: int) -> None:
+    def __set__(self, held: Allocation, value: int) -> None:
         getattr(held.table, self._column)[held.row] = value
 
 
 @dataclass(slots=True, eq=False)
-class Residency:
+class Allocation:
     """The memory of request `id`: a row, its first `pin.num_pages` pages through the prefix cache, the others up to
     `num_pages` itself. `extend_target` is how many tokens were known at its admission: extends go up to there. What it
     holds of other kinds of cache they know by its row. With a `ticket` another engine may read or write all of it,
@@ -216,7 +216,7 @@ class Holding(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeferredFree:
-    """The rest of a residency, or a part that it gave up: released when `fence` is open, and with a `ticket` that one
+    """The rest of an allocation, or a part that it gave up: released when `fence` is open, and with a `ticket` that one
     too. Whatever it did not have is empty."""
 
     fence: Fence

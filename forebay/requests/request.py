@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
 
-from forebay.memory.holding import Residency
+from forebay.memory.holding import Allocation
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.account import Account
 from forebay.requests.sampling_params import PoolingKind, SamplingParams
@@ -80,7 +80,7 @@ class Request:
     last_progress: float = 0.0
     cache_report: CacheReport | None = None  # of the first admission; sent with the first token
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
-    held: Residency | None = None
+    held: Allocation | None = None
 
     def __post_init__(self, prompt_token_ids: Sequence[int], eos_token_ids: Sequence[int]) -> None:
         self.tokens = array("i", prompt_token_ids)
@@ -107,7 +107,7 @@ class Request:
         return self.params.prompt_logprobs >= 0 and self.num_output == 0
 
     @property
-    def residency(self) -> Residency:
+    def allocation(self) -> Allocation:
         """The memory of a request that has some."""
         assert self.held is not None, f"{self} holds nothing"
         return self.held

@@ -50,7 +50,7 @@ class ScheduleBatch:
     def prepare_for_extend(self, chunks: Sequence[Chunk]) -> None:
         """The batch becomes the requests of these chunks, with KV up to their ends."""
         self.reqs = [chunk.req for chunk in chunks]
-        self.req_pool_indices_cpu = np.array([req.residency.row for req in self.reqs], dtype=np.int64)
+        self.req_pool_indices_cpu = np.array([req.allocation.row for req in self.reqs], dtype=np.int64)
         self._table.kv_bound[self.req_pool_indices_cpu] = [chunk.stop for chunk in chunks]
 
     def prepare_for_decode(self, active: Ids | None = None) -> None:
@@ -75,7 +75,7 @@ class ScheduleBatch:
 
     def remove(self, req: Request) -> None:
         """Remove one request from the batch; its row stays allocated."""
-        self.filter_batch(np.flatnonzero(self.req_pool_indices_cpu != req.residency.row))
+        self.filter_batch(np.flatnonzero(self.req_pool_indices_cpu != req.allocation.row))
 
     def merge_batch(self, other: Self) -> None:
         """Append another batch's requests."""

@@ -145,7 +145,7 @@ class AdmissionPass:
                 left -= (chunk.stop - chunk.start) * cost
                 if report:
                     admitted.append(Admitted(chunk, report))
-                    num_left_over += req.residency.extend_target - chunk.stop
+                    num_left_over += req.allocation.extend_target - chunk.stop
                 self._starts = self._starts and left > num_left_over
         return admitted
 
@@ -233,10 +233,10 @@ class AdmissionPass:
             if (
                 leader.account is not req.account
                 or leader.namespace != req.namespace
-                or leader.residency.extend_target < stop
+                or leader.allocation.extend_target < stop
             ):
                 continue
-            end = self._held.next_adoptable_end(leader.residency, stop)
+            end = self._held.next_adoptable_end(leader.allocation, stop)
             if end is None or end >= len(tokens):
                 continue
             if leader.tokens[start:end] == tokens[start:end] and leader.tokens[:start] == tokens[:start]:

@@ -10,21 +10,21 @@ from forebay.memory.kinds.kind import Kind
 from forebay.memory.radix_node import Node
 from forebay.memory.slots import CACHE, NO_OWNER, NO_SLOT, Holder
 from forebay.requests.request import Request
-from forebay.scheduler.residency import Residencies
+from forebay.scheduler.allocations import Allocations
 
 
-def audit(held: Residencies, reqs: Sequence[Request]) -> None:
+def audit(held: Allocations, reqs: Sequence[Request]) -> None:
     """Raise LedgerError, or fail an assertion, unless every row, page and slot of any kind has exactly one holder."""
-    residents, deferred = [req.residency for req in reqs], held.deferred
-    held.rows.audit([its.row for its in residents] + [left.row for left in deferred if left.row != NO_SLOT])
-    held.cache.check([its.pin for its in residents] + [left.pin for left in deferred if left.pin])
-    pages = [Holder(its.id, held.rows.pages(its.row, its.pin.num_pages, its.num_pages)) for its in residents]
+    allocations, deferred = [req.allocation for req in reqs], held.deferred
+    held.rows.audit([its.row for its in allocations] + [left.row for left in deferred if left.row != NO_SLOT])
+    held.cache.check([its.pin for its in allocations] + [left.pin for left in deferred if left.pin])
+    pages = [Holder(its.id, held.rows.pages(its.row, its.pin.num_pages, its.num_pages)) for its in allocations]
     pages += [Holder(left.request_id, left.pages) for left in deferred]
     held.kv.audit(chain(_owned(pages), (Holder(CACHE, node.pages) for node in held.cache.nodes())))
     for kind in held.kinds:
         holdings = [(left.request_id, its) for left in deferred for its in left.holdings if its.kind is kind]
-        kind.check_locks(residents, [holding for _, holding in holdings])
-        slots = [*map(kind.holder, residents), *(Holder(owner, holding.ids) for owner, holding in holdings)]
+        kind.check_locks(allocations, [holding for _, holding in holdings])
+        slots = [*map(kind.holder, allocations), *(Holder(owner, holding.ids) for owner, holding in holdings)]
         kind.slots.audit(chain(_owned(slots), _cached(kind, held.cache.nodes())))
 
 

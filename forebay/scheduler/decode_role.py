@@ -134,7 +134,7 @@ class DecodeRole(Role):
         if not joining:
             return
         rows = cast(DecodeReqToTokenPool, scheduler.held.rows)
-        rows.alloc_running([req.residency for req in joining], scheduler.num_running)
+        rows.alloc_running([req.allocation for req in joining], scheduler.num_running)
         for req in joining:
             with blamed_on(req):
                 scheduler.held.join(req)
@@ -180,7 +180,7 @@ class DecodeRole(Role):
 
     def _charge(self, req: Request, now: float) -> None:
         """As where the prompt is computed, which is then not charged for once more, whatever becomes of it (C32)."""
-        account, num_new = req.account, req.num_prompt - req.residency.kv_committed
+        account, num_new = req.account, req.num_prompt - req.allocation.kv_committed
         account.service += num_new / account.weight
         account.num_started += 1
         account.queued_s += now - req.arrival
@@ -194,7 +194,7 @@ class DecodeRole(Role):
             held.unpin(pin, match)
             return False
         held.pre_allocate(req, match, pin, footprint(req.num_prompt, page_size, pin.num_pages))
-        size = req.residency.num_pages
+        size = req.allocation.num_pages
         demand.add(self._pages_soon(req, size), size, footprint(req.max_kv_len, page_size, size))
         return True
 
@@ -204,7 +204,7 @@ class DecodeRole(Role):
         table, page_size, reserved = held.table, held.page_size, self._options.num_reserved_decode_tokens
         rows = np.flatnonzero(table.request_id != NO_OWNER)
         soon = footprint_ahead(table.kv_bound[rows], table.max_kv_len[rows], reserved, page_size, table.num_pages[rows])
-        arriving = as_ids([req.residency.row for req in scheduler.transferring])
+        arriving = as_ids([req.allocation.row for req in scheduler.transferring])
         sizes = table.num_pages[arriving]
         left = sum(len(left.pages) for left in held.deferred if left.ticket)
         decoding = scheduler.running.req_pool_indices_cpu
@@ -229,8 +229,8 @@ class DecodeRole(Role):
         return demand.in_transit + size + largest <= held.usable_pages
 
     def _order(self, req: Request, now: float) -> None:
-        (ticket, where), residency = self._ticket(req), req.residency
-        start = residency.pin.num_pages * self.scheduler.config.page_size
+        (ticket, where), allocation = self._ticket(req), req.allocation
+        start = allocation.pin.num_pages * self.scheduler.config.page_size
         offer = Offer(
             ticket=ticket,
             host=where.host,
@@ -238,13 +238,13 @@ class DecodeRole(Role):
             num_tokens=req.num_prompt,
             digest=digest_of(req.tokens),
             start=start,
-            spans=self.scheduler.held.places(residency, start, start),
+            spans=self.scheduler.held.places(allocation, start, start),
             weight_version=self.scheduler.weight_version,
         )
         deadline = now + self._options.lease_s
         receiving = _Receiving(ticket, req, deadline=deadline, named=[offer.spans], whole=True)
         self._orders.append(offer)
-        residency.ticket = receiving
+        allocation.ticket = receiving
         self._begin(receiving, req)
 
     # -- what is heard -----------------------------------------------------------------------------------------------
@@ -287,8 +287,8 @@ class DecodeRole(Role):
 
     def _begin_to_tell(self, req: Request, tail: Tail, now: float) -> None:
         """Append the request's first token, which may be its last."""
-        req.residency.ticket = None
-        req.residency.kv_committed = req.num_prompt
+        req.allocation.ticket = None
+        req.allocation.kv_committed = req.num_prompt
         req.cache_report = tail.cache
         req.prompt_logprobs = (tail.prompt_logprobs or [])[1:]
         self.scheduler.append(req, [tail.token_id], [tail.logprob], now)

@@ -30,7 +30,7 @@ class Places:
         self._ranked = sorted([*queues.running.reqs, *queues.extending], key=by_rank)
         for req in self._ranked:
             self._rows[req.account] = self._rows.get(req.account, 0) + 1
-            pages = req.residency.num_pages + growth(req, ratio, self._page_size)
+            pages = req.allocation.num_pages + growth(req, ratio, self._page_size)
             self._pages[req.account] = self._pages.get(req.account, 0) + pages
 
     def victim(self, blocked: Blocked) -> Request | None:

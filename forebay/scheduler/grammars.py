@@ -109,7 +109,7 @@ class Constraints:
         wanted: list[tuple[Request, Sequence[int]]] = []
         seqs, first = [], 0
         for i, (req, _, stop) in enumerate(chunks):
-            if req.id in self.living and stop == req.residency.extend_target:
+            if req.id in self.living and stop == req.allocation.extend_target:
                 seqs.append(i)
                 wanted.append((req, ()))
         for i, (req, count) in enumerate(zip(decoding, counts, strict=True), len(chunks)):

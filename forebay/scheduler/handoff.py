@@ -27,9 +27,9 @@ from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Closed, Event, Order, Rendezvous, Span, Ticket, Withdraw
 from forebay.requests.updates import Failure, FinishReason, Update
+from forebay.scheduler.allocations import Allocations
 from forebay.scheduler.queues import Line
 from forebay.scheduler.releases import Left
-from forebay.scheduler.residency import Residencies
 from forebay.scheduler.suspects import Suspects
 
 ABORTED: Final = Failure.of(EngineError("the request was aborted by its client", code="aborted"))
@@ -44,7 +44,7 @@ class Scheduling(Protocol):
     """The scheduler, as far as roles know it."""
 
     config: SchedulerConfig
-    held: Residencies
+    held: Allocations
     requests: dict[int, Request]
     handoff: Handoff
     pending: Line
@@ -313,8 +313,8 @@ class Role(Handoff, ABC):
         req = Request(_ASIDE, [0] * num_tokens, SamplingParams(max_tokens=1))
         match, pin = held.pin(req, MISSES[MissReason.DISABLED])
         held.pre_allocate(req, match, pin, footprint(num_tokens, held.page_size))
-        spans = held.places(req.residency, 0, 0)
+        spans = held.places(req.allocation, 0, 0)
         aside = OpenTicket(ticket, None, settled=True, named=[spans], whole=True)
-        self._tickets[ticket] = req.residency.ticket = aside
+        self._tickets[ticket] = req.allocation.ticket = aside
         held.release(req)
         return spans

@@ -121,7 +121,7 @@ class PrefillRole(Role):
 
     def computed(self, req: Request) -> None:
         if sending := self._sending(req):
-            held, page_size = req.residency, self.scheduler.config.page_size
+            held, page_size = req.allocation, self.scheduler.config.page_size
             stop = held.kv_committed // page_size * page_size
             if stop > sending.next:
                 held.ticket = sending
@@ -139,10 +139,10 @@ class PrefillRole(Role):
             req.tokens.pop()
             self.scheduler.num_waiting_tokens -= 1
             return True
-        held, residencies = req.residency, self.scheduler.held
+        held, allocations = req.allocation, self.scheduler.held
         sending.deadline = req.last_progress + self._options.lease_s
         self.scheduler.transfer(req)
-        residencies.adopt(req, req.num_prompt, last=True)
+        allocations.adopt(req, req.num_prompt, last=True)
         held.ticket, sending.whole = sending, True
         sending.update, sending.reason = update, reason
         tail = Tail(
@@ -152,8 +152,8 @@ class PrefillRole(Role):
             logprob=update.logprobs[0] if update.logprobs else None,
             prompt_logprobs=update.prompt_logprobs,
         )
-        self._send(Send(ticket=sending.ticket, spans=residencies.places(held, sending.start, sending.next), tail=tail))
-        residencies.release(req)
+        self._send(Send(ticket=sending.ticket, spans=allocations.places(held, sending.start, sending.next), tail=tail))
+        allocations.release(req)
         return True
 
     def _send(self, send: Send) -> None:

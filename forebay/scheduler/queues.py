@@ -17,10 +17,10 @@ from forebay.requests.request import Request, Status
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import CacheReport
+from forebay.scheduler.allocations import Allocations
 from forebay.scheduler.counters import OF_SCHEDULER, zeros
 from forebay.scheduler.grammars import Constraints
 from forebay.scheduler.limits import Room
-from forebay.scheduler.residency import Residencies
 from forebay.scheduler.suspects import Suspects
 
 by_rank: Final = attrgetter("rank")
@@ -88,7 +88,7 @@ class Queues:
 
     def __init__(self, config: SchedulerConfig, constraints: Constraints) -> None:
         self.config, self.constraints = config, constraints
-        self.held = Residencies(config)
+        self.held = Allocations(config)
         self.requests: dict[int, Request] = {}
         self.room = Room(config.tenants)
         self.accounts = {name: Account(name, weight) for name, weight in {"": 1, **config.tenants}.items()}
@@ -139,7 +139,7 @@ class Queues:
         pages: dict[Account, float] = {}
         for req in reqs:
             first.setdefault(req.account, req)
-            pages[req.account] = pages.get(req.account, 0) + req.residency.num_pages / req.account.weight
+            pages[req.account] = pages.get(req.account, 0) + req.allocation.num_pages / req.account.weight
         others = [req for req in reqs if req is not first[req.account]]
         if not others:
             return reqs[-1]
@@ -199,7 +199,7 @@ class Queues:
         """The chunks are on their way: requests whose last chunk this is decode from the next step on."""
         extends = ScheduleBatch(self.held.table)
         extends.prepare_for_extend(chunks)
-        extends.filter_batch(np.flatnonzero([stop == req.residency.extend_target for req, _, stop in chunks]))
+        extends.filter_batch(np.flatnonzero([stop == req.allocation.extend_target for req, _, stop in chunks]))
         for req in extends.reqs:
             req.move(Status.DECODING)
             self.extending.remove(req)
@@ -222,7 +222,7 @@ class Queues:
 
     def set_back(self, req: Request) -> None:
         """Let a request that has left its batch wait; what completed steps computed for it stays in the cache."""
-        self.held.release(req, req.residency.kv_committed)
+        self.held.release(req, req.allocation.kv_committed)
         req.move(Status.WAITING)
         req.resume_after = self.held.steps.launched
         self.enqueue(req)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.holding import DeferredFree, Holding, Residency, RowTable, Steps, Transfer
+from forebay.memory.holding import Allocation, DeferredFree, Holding, RowTable, Steps, Transfer
 from forebay.memory.kinds.build import make_kinds, make_rows
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.miss_reason import MissReason
@@ -33,7 +33,7 @@ class Left(NamedTuple):
 class Releases:
     """Rows, KV pages, prefix cache and the other kinds of cache of one engine, and how they come back.
 
-    What each request holds is its `Residency`. What a step in flight may still write is not released: it waits for the
+    What each request holds is its `Allocation`. What a step in flight may still write is not released: it waits for the
     commit of the last step launched before it was let go. What another engine may still read or write waits for that,
     too, however long it takes (C22).
     """
@@ -88,7 +88,7 @@ class Releases:
         given, though draft tokens behind it may have been accepted."""
         if not self._reuse:
             return
-        held = req.residency
+        held = req.allocation
         ends: Sequence[int] = (min(num_committed, len(req.tokens)),)
         for kind in self.kinds:
             ends = kind.adoptable_ends(held, ends, self.steps.committed, last=last)
@@ -102,18 +102,18 @@ class Releases:
             for kind in self.kinds:
                 self._let_holding_go(kind.adopted(held, start, end), req.id)
 
-    def _turn_to(self, adoption: Adoption, held: Residency, start: int, own: Ids) -> None:
+    def _turn_to(self, adoption: Adoption, held: Allocation, start: int, own: Ids) -> None:
         """The cache had some of the request's `own` pages, from page `start` on: the row turns to those."""
         self.draft.write_row(held.row, start, adoption.replaced)
         if len(adoption.remapped):
             self.draft.remap(adoption.remapped)
         self._let_pages_go(held, own[: len(adoption.replaced)])
 
-    def _let_pages_go(self, held: Residency, pages: Ids) -> None:
+    def _let_pages_go(self, held: Allocation, pages: Ids) -> None:
         holdings = _present(kind.release_pages(pages) for kind in self.kinds)
         self._let_part_go(held, pages=pages, holdings=holdings)
 
-    def _let_part_go(self, held: Residency, *, row: int = NO_SLOT, pin: Pin | None = None, **parts: Any) -> None:
+    def _let_part_go(self, held: Allocation, *, row: int = NO_SLOT, pin: Pin | None = None, **parts: Any) -> None:
         """A transfer that is not `whole` touches pages alone, so nothing else has to wait for it."""
         ticket = held.ticket
         own: dict[str, Any] = {"fence": self.steps.fence(), "request_id": held.id}
@@ -122,7 +122,7 @@ class Releases:
             row = NO_SLOT
         self.let_go(DeferredFree(ticket=ticket, row=row, pin=pin, **parts, **own))
 
-    def next_adoptable_end(self, held: Residency, stop: int) -> int | None:
+    def next_adoptable_end(self, held: Allocation, stop: int) -> int | None:
         """The first length, `stop` or more, to which the cache will be given what the request computes."""
         end = stop if held.kv_committed < stop else None
         for kind in self.kinds:
@@ -131,7 +131,7 @@ class Releases:
 
     def is_finishing(self, req: Request) -> bool:
         """Whether more of a request that ends now can be cached if its release waits for its steps in flight."""
-        return any(kind.is_finishing(req.residency, len(req.tokens)) for kind in self.kinds)
+        return any(kind.is_finishing(req.allocation, len(req.tokens)) for kind in self.kinds)
 
     def checkpoints(self, pin: Pin) -> list[int]:
         """Lengths of a pinned prefix from which one can go on, where that is so at some ends of nodes only."""
@@ -151,7 +151,7 @@ class Releases:
         """
         if num_committed is not None:
             self.adopt(req, num_committed, last=True)
-        held = req.residency
+        held = req.allocation
         own = self.rows.pages(held.row, held.pin.num_pages, held.num_pages)
         holdings = _present(kind.release_all(held) for kind in self.kinds)
         req.held = None
@@ -209,7 +209,7 @@ class Releases:
         """Take back what everybody holds: of `reqs` what completed steps wrote is adopted, of `ended` nothing. The
         steps of the plans `void`, all those in flight, and what is planned since do not count."""
         for req in reqs:
-            self.release(req, req.residency.kv_committed)
+            self.release(req, req.allocation.kv_committed)
         for req in ended:
             self.release(req)
         reads = self.draft.reads

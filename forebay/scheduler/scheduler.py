@@ -161,12 +161,12 @@ class Scheduler(OutputProcessor):
                 return active, roomy
             if self.held.give_back_unused(batch.req_pool_indices_cpu):
                 continue
-            finishing = sum(req.residency.num_pages for req in self.finishing)
+            finishing = sum(req.allocation.num_pages for req in self.finishing)
             alone = self.num_running == 1 and not self.handoff.someone_has_arrived
             if short <= self.held.deferred_pages + finishing or alone:
                 break
             roomy = False
-            if self.victim.residency.num_drafts:  # nobody knows how much to take from it before its steps commit
+            if self.victim.allocation.num_drafts:  # nobody knows how much to take from it before its steps commit
                 break
             self.retract(self.victim)
         else:
@@ -174,7 +174,7 @@ class Scheduler(OutputProcessor):
         everyone = np.arange(len(batch)) if active is None else active
         youngest = sorted(everyone[opens].tolist(), key=lambda i: batch.reqs[i].rank)[-short:]
         if not roomy:
-            youngest += [i for i in everyone.tolist() if batch.reqs[i].residency.num_drafts]
+            youngest += [i for i in everyone.tolist() if batch.reqs[i].allocation.num_drafts]
         return np.setdiff1d(everyone, youngest), roomy
 
     def _propose(self, reqs: Sequence[Request], rows: Ids, width: int) -> None:
@@ -195,7 +195,7 @@ class Scheduler(OutputProcessor):
         if victim is None:
             return
         self.way_for = req.account
-        if not (blocked.returning or victim.residency.num_drafts):
+        if not (blocked.returning or victim.allocation.num_drafts):
             self.counters["displaced"] += 1
             self.suspend(victim)
 
@@ -211,7 +211,7 @@ class Scheduler(OutputProcessor):
         """Let a request that runs wait. What it computed is copied to the host where that is the cheaper way to have it
         again; what else of it the cache has stays there as long as there is room."""
         self.remove(req)
-        if not (req.wants_prompt_logprobs or req.pools_all) and self.held.offload(req.residency):
+        if not (req.wants_prompt_logprobs or req.pools_all) and self.held.offload(req.allocation):
             self.counters["retractions_kept"] += 1
         self.set_back(req)
 
@@ -302,7 +302,7 @@ class Scheduler(OutputProcessor):
         for req in [req for req in self.finishing if req in flight.reqs]:
             if req in failed or not any(req in later.reqs for later in self.flights):
                 self.finishing.remove(req)
-                self.held.release(req, None if req in failed else req.residency.kv_len)
+                self.held.release(req, None if req in failed else req.allocation.kv_len)
 
     def _commit_chunks(self, flight: Flight, result: StepResult, now: float) -> None:
         for i, (req, start, stop) in enumerate(flight.chunks):

@@ -52,7 +52,7 @@ class StepDraft(Draft):
             num_extends=len(self.chunks),
             admissions=tuple(
                 Admission(
-                    row=req.residency.row,
+                    row=req.allocation.row,
                     request_id=req.id,
                     params=req.params,
                     token_ids=np.array(req.tokens, dtype=np.int32),
@@ -76,8 +76,8 @@ class StepDraft(Draft):
         if self.num_drafts is not None:
             q_lens += self.num_drafts
         if self.chunks:
-            residents = [chunk.req.residency for chunk in self.chunks]
-            spans = zip(residents, self.chunks, strict=True)
+            allocations = [chunk.req.allocation for chunk in self.chunks]
+            spans = zip(allocations, self.chunks, strict=True)
             extends = [(held.row, start, stop, held.extend_target) for held, (_, start, stop) in spans]
             tokens = [np.frombuffer(req.tokens[start:stop], dtype=np.int32) for req, start, stop in self.chunks]
             extended, starts, stops, targets = np.array(extends, dtype=np.int64).T

@@ -46,7 +46,7 @@ class Suspects:
         """Remove the suspects whose suspected tokens were computed without a failure."""
         running = (Status.EXTENDING, Status.DECODING)
         passed = [
-            req for req, mark in self.groups[0].items() if req.status in running and req.residency.kv_committed >= mark
+            req for req, mark in self.groups[0].items() if req.status in running and req.allocation.kv_committed >= mark
         ]
         for req in passed:
             self.clear(req)

@@ -176,7 +176,7 @@ def test_innocents_of_a_real_model_get_their_tokens(tmp_path: Path) -> None:
         launch = core._runner.launch
 
         def failing(plan: StepPlan) -> Any:
-            holders = core.scheduler.held.table.residents
+            holders = core.scheduler.held.table.allocations
             step = launch(plan)
             if any(getattr(holders[row], "id", 0) == guilty for row in plan.rows.tolist()) and plan.step > 4:
                 return _Fails(step)

@@ -2,44 +2,44 @@
 
 import pytest
 
-from forebay.memory.holding import DeferredFree, Outrun, Residency, RowTable, StepFence, Steps
+from forebay.memory.holding import Allocation, DeferredFree, Outrun, RowTable, StepFence, Steps
 from forebay.memory.radix_node import NO_NODE, Pin
 from forebay.memory.slots import PAD, as_ids
 
 
-def resident(table: RowTable, row: int, *, id: int = 7, extend_target: int = 10) -> Residency:
-    held = Residency(table, id, Pin(NO_NODE, 0), extend_target)
+def allocate(table: RowTable, row: int, *, id: int = 7, extend_target: int = 10) -> Allocation:
+    held = Allocation(table, id, Pin(NO_NODE, 0), extend_target)
     held.row = row
     table.move_in(held, max_kv_len=20)
     return held
 
 
-def test_a_residency_and_its_row_are_one():
+def test_an_allocation_and_its_row_are_one():
     table = RowTable(5, page_size=4)
-    held, other = resident(table, 3), resident(table, 1, id=8)
+    held, other = allocate(table, 3), allocate(table, 1, id=8)
     held.kv_bound = 9
     table.kv_bound[as_ids([1, 3])] += 1
     assert (held.kv_len, other.kv_len) == (10, 1)
     assert table.kv_lens(as_ids([0, 1, 2, 3, 4])).tolist() == [0, 1, 0, 10, 0]
     assert table.request_id.tolist() == [PAD, 8, 0, 7, 0]
-    assert (table.resident(3), table.resident(1)) == (held, other)
+    assert (table.allocation_of(3), table.allocation_of(1)) == (held, other)
 
 
 def test_a_row_begins_anew_with_its_next_tenant():
     table = RowTable(3, page_size=4)
-    first = resident(table, 2)
+    first = allocate(table, 2)
     first.kv_bound = first.kv_committed = 9
     table.add_drafts(as_ids([2]), as_ids([3]))
     table.move_out(2)
     with pytest.raises(AssertionError, match="nobody runs in row 2"):
-        table.resident(2)
-    second = resident(table, 2)
+        table.allocation_of(2)
+    second = allocate(table, 2)
     assert (second.kv_len, second.kv_committed) == (0, 0)
 
 
 def test_c12_a_length_that_the_device_has_outrun_cannot_be_read():
     table = RowTable(4, page_size=4)
-    guessed, other = resident(table, 1), resident(table, 2)
+    guessed, other = allocate(table, 1), allocate(table, 2)
     rows = as_ids([1, 2])
     table.kv_bound[rows] = 9, 5
     table.kv_committed[rows] = 8, 4
@@ -54,7 +54,7 @@ def test_c12_a_length_that_the_device_has_outrun_cannot_be_read():
 
 def test_c12_a_length_is_known_when_every_step_that_guesses_has_committed():
     table = RowTable(3, page_size=4)
-    held, rows = resident(table, 1), as_ids([1])
+    held, rows = allocate(table, 1), as_ids([1])
     for count in (2, 4):
         table.kv_bound[rows] += 1
         table.add_drafts(rows, as_ids([count]))
@@ -66,7 +66,7 @@ def test_c12_a_length_is_known_when_every_step_that_guesses_has_committed():
 
 def test_what_settles_for_a_row_that_was_left_counts_for_nobody():
     table = RowTable(3, page_size=4)
-    held, rows = resident(table, 1), as_ids([1])
+    held, rows = allocate(table, 1), as_ids([1])
     table.add_drafts(rows, as_ids([2]))
     table.move_out(1)
     table.settle(rows, as_ids([2]), as_ids([3]))
@@ -75,7 +75,7 @@ def test_what_settles_for_a_row_that_was_left_counts_for_nobody():
 
 def test_a_step_counts_for_those_who_still_run_in_its_rows():
     table = RowTable(4, page_size=4)
-    staying, ended = resident(table, 1), resident(table, 2)
+    staying, ended = allocate(table, 1), allocate(table, 2)
     table.move_out(ended.row)
     table.commit(as_ids([1, 2]), as_ids([5, 6]))
     assert (staying.kv_committed, ended.kv_committed) == (5, 0)

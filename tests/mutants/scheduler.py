@@ -220,7 +220,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C17 a full cache makes room for guesses as for tokens",
-        "scheduler/residency.py",
+        "scheduler/allocations.py",
         "        if (total := int(missing.sum())) > self.available_pages:\n",
         "        if (total := int(missing.sum())) > self.kv.num_free:\n",
         "scheduler/test_widths.py::test_a_full_cache_makes_room_for_guesses_as_for_tokens",
@@ -243,15 +243,15 @@ SCHEDULER = (
     Mutant(
         "C30 a state whose step failed is never kept",
         "scheduler/scheduler.py",
-        "                self.held.release(req, None if req in failed else req.residency.kv_len)",
-        "                self.held.release(req, req.residency.kv_len)",
+        "                self.held.release(req, None if req in failed else req.allocation.kv_len)",
+        "                self.held.release(req, req.allocation.kv_len)",
         "scheduler/test_last_states.py::test_a_state_that_gave_no_finite_logits_is_never_kept",
     ),
     Mutant(
         "C30 what a failed step was to write is never kept",
         "scheduler/releases.py",
         "        for req in ended:\n            self.release(req)\n",
-        "        for req in ended:\n            self.release(req, req.residency.kv_len)\n",
+        "        for req in ended:\n            self.release(req, req.allocation.kv_len)\n",
         "scheduler/test_last_states.py::test_a_state_whose_step_failed_is_never_kept",
     ),
     Mutant(
@@ -327,7 +327,7 @@ SCHEDULER = (
     # -- prompts, hits and states -------------------------------------------------------------------------------------
     Mutant(
         "C19 the last token is always computed",
-        "scheduler/residency.py",
+        "scheduler/allocations.py",
         "        return self.cache.match(req.key(len(req.tokens) - 1), req.cache_namespace)",
         "        return self.cache.match(req.key(len(req.tokens)), req.cache_namespace)",
         "scheduler/test_prefix_cache.py::test_the_same_prompt_at_the_same_time_is_computed_once",
@@ -746,7 +746,7 @@ SCHEDULER = (
     Mutant(
         "C22 a request lets go of its closed ticket",
         "scheduler/decode_role.py",
-        "        req.residency.ticket = None\n",
+        "        req.allocation.ticket = None\n",
         "",
         "scheduler/test_decode_role.py::test_decode_charges_who_is_offered_places_and_lets_go_of_its_closed_ticket",
     ),

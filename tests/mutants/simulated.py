@@ -181,7 +181,7 @@ SIMULATED = (
     Mutant(
         "C22 what arrived is committed",
         "scheduler/decode_role.py",
-        "        req.residency.kv_committed = req.num_prompt\n",
+        "        req.allocation.kv_committed = req.num_prompt\n",
         "",
         "simulation/test_pair.py::test_c22_both_halves_of_a_request_end_once_with_one_engines_tokens_or_a_typed_error[0]",
     ),

@@ -150,7 +150,7 @@ TENANTS = (
     ),
     Mutant(
         "C32 the scheduler names the tenant to the cache",
-        "scheduler/residency.py",
+        "scheduler/allocations.py",
         "req.author, req.tenant, req.arrival)",
         "req.author)",
         "soak/test_shares.py::test_c32_flood_of_one_key_leaves_the_checkpoints_of_another",

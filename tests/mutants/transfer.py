@@ -118,7 +118,7 @@ TRANSFER = (
     Mutant(
         "C22 what a check writes to is nobody's until its ticket is closed",
         "scheduler/handoff.py",
-        "        self._tickets[ticket] = req.residency.ticket = aside\n",
+        "        self._tickets[ticket] = req.allocation.ticket = aside\n",
         "        self._tickets[ticket] = aside\n",
         "scheduler/test_decode_role.py::test_what_a_check_has_is_out_of_use_until_its_ticket_is_closed",
     ),

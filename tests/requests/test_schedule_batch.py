@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.memory.holding import Residency, RowTable
+from forebay.memory.holding import Allocation, RowTable
 from forebay.memory.radix_node import NO_NODE, Pin
 from forebay.requests.request import Request, Status
 from forebay.requests.sampling_params import SamplingParams
@@ -17,7 +17,7 @@ NUM_ROWS = 200
 def request(table: RowTable, row: int, num_tokens: int = 5, max_new: int = 4) -> Request:
     """A request, whose id is 100 more than its row's."""
     req = Request(100 + row, range(num_tokens), SamplingParams(max_tokens=max_new))
-    req.held = Residency(table, req.id, Pin(NO_NODE, 0), num_tokens)
+    req.held = Allocation(table, req.id, Pin(NO_NODE, 0), num_tokens)
     req.held.row = row
     table.move_in(req.held, max_kv_len=req.max_kv_len)
     return req
@@ -109,7 +109,7 @@ def test_a_request_moves_only_along_the_allowed_ways():
 
 def test_what_a_request_holds_is_asked_only_of_one_that_holds_something():
     with pytest.raises(AssertionError, match="holds nothing"):
-        _ = Request(1, [1], SamplingParams()).residency
+        _ = Request(1, [1], SamplingParams()).allocation
 
 
 def test_end_tokens_stop_a_request_unless_it_ignores_them():

@@ -20,9 +20,9 @@ from forebay.requests.transfers import (
     digest_of,
 )
 from forebay.requests.updates import CacheReport, FinishReason
+from forebay.scheduler.allocations import Allocations
 from forebay.scheduler.halt import Halt, Mode, weights_changed
 from forebay.scheduler.handoff import LOST
-from forebay.scheduler.residency import Residencies
 from tests.kinds_of import kind_config
 from tests.scheduler.rig import config
 from tests.scheduler.roles import BROKEN, arrive, decode, late, offered, prefill, refused
@@ -270,7 +270,7 @@ def test_c18_c26_of_a_window_that_arrived_in_part_no_more_is_there_after_a_stay_
     (windows,) = half.scheduler.held.kinds
 
     def begins():
-        row = req.residency.row
+        row = req.allocation.row
         return windows.begins[half.scheduler.held.rows.req_to_token[row, windows.start[row]]]
 
     half.step()
@@ -318,7 +318,7 @@ def test_with_wrong_books_what_is_offered_stays_out_of_use_and_is_computed_here(
     (offer,) = half.orders
     half.launch()
     with monkeypatch.context() as patch:
-        patch.setattr(Residencies, "start_over", lambda self, *args: 1 / 0)
+        patch.setattr(Allocations, "start_over", lambda self, *args: 1 / 0)
         half.updates += half.fail(EngineError("step"))
     assert half.failure_of(other) == "engine_error"
     assert half.take_orders() == [Withdraw(offer.ticket, LOST)]
@@ -340,7 +340,7 @@ def test_c27_request_whose_transfer_was_cleared_has_no_lease(monkeypatch):
     half.step()
     half.launch()
     with monkeypatch.context() as patch:
-        patch.setattr(Residencies, "start_over", lambda self, *args: 1 / 0)
+        patch.setattr(Allocations, "start_over", lambda self, *args: 1 / 0)
         half.updates += half.fail(EngineError("step"))
     late(half, 31.0)
     assert half.failure_of(coming) is None
@@ -384,7 +384,7 @@ def test_c4_slots_are_certain_before_memory_is_divided():
     options = DisaggregationOptions(mode=DisaggregationMode.DECODE, decode_extra_slots=2)
     few = kind_config(num_slots=9)
     with pytest.raises(AssertionError, match="10 state slots"):
-        Residencies(config(disaggregation=options, kinds=few, radix_cache=False))
+        Allocations(config(disaggregation=options, kinds=few, radix_cache=False))
 
 
 def test_c22_places_left_at_a_clear_wait_for_the_last_of_their_tickets() -> None:
@@ -433,4 +433,4 @@ def test_decode_charges_who_is_offered_places_and_lets_go_of_its_closed_ticket()
     half.step()
     assert (req.account.num_started, req.account.queued_s) == (1, 2.0)
     arrive(half, half.orders[0])
-    assert req.residency.ticket is None
+    assert req.allocation.ticket is None

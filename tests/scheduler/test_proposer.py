@@ -53,7 +53,7 @@ def test_suspend_request_that_sees_every_hidden_state_computes_its_prompt_again(
 ) -> None:
     """C26: a host copy has KV, and not the hidden states that a mean has summed up."""
     saved: list[object] = []
-    held = SimpleNamespace(offload=lambda residency: saved.append(residency) or True)
+    held = SimpleNamespace(offload=lambda allocation: saved.append(allocation) or True)
     scheduler = SimpleNamespace(
         remove=lambda req: None, set_back=lambda req: None, held=held, counters={"retractions_kept": 0}
     )

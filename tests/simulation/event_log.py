@@ -10,7 +10,7 @@ import numpy as np
 from forebay.config.engine_config import SchedulerConfig
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Update
-from forebay.scheduler.residency import Residencies
+from forebay.scheduler.allocations import Allocations
 from tests.kinds_of import num_states, windows_of
 
 _NONE: Final = np.empty(0, dtype=np.int64)
@@ -46,7 +46,7 @@ class Outcome:
         return type(self)(**sums, digest=f"{int(self.digest, 16) ^ int(other.digest, 16):064x}")
 
 
-def log_plan(log: Any, plan: StepPlan, held: Residencies, config: SchedulerConfig) -> None:
+def log_plan(log: Any, plan: StepPlan, held: Allocations, config: SchedulerConfig) -> None:
     """A plan, and where it lets the device compute as far as the host knows."""
     decodes, page_size = plan.rows[plan.num_extends :], config.page_size
     ends = np.concatenate([plan.ends, held.table.kv_bound[decodes]])

@@ -166,7 +166,7 @@ class Fairness:
         if blocked and blocked.req in startable and not blocked.returning and self._stays_within(blocked.req, held):
             i = 0 if blocked.lacks_row else 1
             above = [t for t in held if held[t][i] > self._shares(t)[i] and held[t][0] > 1]
-            guessed = any(req.residency.num_drafts for req in running)
+            guessed = any(req.allocation.num_drafts for req in running)
             denied = blocked.req.tenant if above and not guessed else None
         for tenant in list(self._denied):
             if tenant != denied:
@@ -185,7 +185,7 @@ class Fairness:
         for req in running:
             rows, pages = held.get(req.tenant, (0, 0))
             more = growth(req, self._scheduler.ratio.value, self._config.page_size)
-            held[req.tenant] = rows + 1, pages + req.residency.num_pages + more
+            held[req.tenant] = rows + 1, pages + req.allocation.num_pages + more
         return held
 
     def _stays_within(self, req: Request, held: Mapping[str, tuple[int, int]]) -> bool:

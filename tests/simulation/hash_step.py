@@ -15,7 +15,7 @@ from forebay.base.parts import I64
 from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.slots import Slots
 from forebay.requests.step_plan import StepPlan, StepResult
-from forebay.scheduler.residency import Residencies
+from forebay.scheduler.allocations import Allocations
 from tests.kinds_of import states_of, windows_of
 from tests.simulation.device_memory import Touched
 from tests.simulation.hashing import U64
@@ -39,7 +39,7 @@ class Pools:
     states: Slots | None = None
 
     @classmethod
-    def of(cls, held: Residencies) -> Self:
+    def of(cls, held: Allocations) -> Self:
         return cls(
             kv=held.kv,
             rows=held.rows.slots,

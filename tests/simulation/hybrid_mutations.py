@@ -12,8 +12,8 @@ from forebay.memory.kinds.state.recurrent import Snapshot, States, Tracking
 from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.slots import CACHE, NO_SLOT
 from forebay.scheduler.admission import AdmissionPass
+from forebay.scheduler.allocations import Allocations
 from forebay.scheduler.offload import Offloaded
-from forebay.scheduler.residency import Residencies
 
 Patch = pytest.MonkeyPatch
 
@@ -112,14 +112,14 @@ def a_donated_slot_is_freed_as_well(patch: Patch) -> None:
 
 
 def a_retracted_request_goes_on_with_whatever_its_slot_holds(patch: Patch) -> None:
-    begin, admit = States._begin, Residencies.admit
+    begin, admit = States._begin, Allocations.admit
 
     def mutated(self, req, *args):
         with Patch.context() as inside:
             inside.setattr(States, "_begin", (lambda self, held, draft: None) if req.num_retractions else begin)
             admit(self, req, *args)
 
-    patch.setattr(Residencies, "admit", mutated)
+    patch.setattr(Allocations, "admit", mutated)
 
 
 # -- snapshots --------------------------------------------------------------------------------------------------------
@@ -249,13 +249,13 @@ def a_copy_is_loaded_into_the_slot_of_the_last_tenant(patch: Patch) -> None:
 
 
 def what_has_not_come_back_from_the_host_is_adopted(patch: Patch) -> None:
-    admit = Residencies.admit
+    admit = Allocations.admit
 
     def mutated(self, req, *args):
         admit(self, req, *args)
-        req.residency.kv_committed = req.residency.kv_bound
+        req.allocation.kv_committed = req.allocation.kv_bound
 
-    patch.setattr(Residencies, "admit", mutated)
+    patch.setattr(Allocations, "admit", mutated)
 
 
 def a_copy_that_a_failed_step_was_to_make_is_relied_on(patch: Patch) -> None:
@@ -270,13 +270,13 @@ def a_copy_outlives_its_request(patch: Patch) -> None:
 
 
 def a_request_is_saved_with_the_tokens_of_its_last_chunk_only(patch: Patch) -> None:
-    host_copy = Residencies._host_copy
+    host_copy = Allocations._host_copy
 
     def mutated(self, held):
         copy = host_copy(self, held)
         return structs.replace(copy, slots={**copy.slots, "kv": copy.slots["kv"][-1:]})
 
-    patch.setattr(Residencies, "_host_copy", mutated)
+    patch.setattr(Allocations, "_host_copy", mutated)
 
 
 # -- what clients are told --------------------------------------------------------------------------------------------

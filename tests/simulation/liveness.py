@@ -74,7 +74,7 @@ class Liveness:
         scheduler = self._scheduler
         rows = set(plan.rows[: plan.num_extends].tolist()) if plan else set()
         under_way = [req for req in scheduler.requests.values() if req.held and req.held.row in rows]
-        under_way += [req for req in scheduler.extending if req.residency.row not in rows]
+        under_way += [req for req in scheduler.extending if req.allocation.row not in rows]
         unready = scheduler.constraints.unready
         ready = (req for req in sorted(scheduler.waiting, key=self._rank) if req.id not in unready)
         waiting = [req for req in ready if not self._may_wait(req, under_way)]
@@ -112,7 +112,7 @@ class Liveness:
         several = [own for own in tenants.values() if len(own) > 1]
         if not several:
             return max(running, key=self._rank)
-        loads = [sum(req.residency.num_pages / req.account.weight for req in own) for own in several]
+        loads = [sum(req.allocation.num_pages / req.account.weight for req in own) for own in several]
         heaviest = [own for own, load in zip(several, loads, strict=True) if load >= max(loads) - 1e-9]
         return max((max(own, key=self._rank) for own in heaviest), key=self._rank)
 
@@ -222,14 +222,14 @@ class Liveness:
             return self._config.mixed_chunk_size
         extended = set(plan.rows[: plan.num_extends].tolist())
         under_way = [req for req in self._scheduler.requests.values() if req.held]
-        mixed = any(req.residency.row not in extended for req in self._scheduler.running.reqs)
+        mixed = any(req.allocation.row not in extended for req in self._scheduler.running.reqs)
         most = self._config.mixed_chunk_size if mixed else self._config.chunked_prefill_size
-        scored = {req.residency.row for req in under_way if req.wants_prompt_logprobs}
+        scored = {req.allocation.row for req in under_way if req.wants_prompt_logprobs}
         costs = [admission.SCORED_COST if row in scored else 1 for row in plan.rows[: plan.num_extends].tolist()]
         used = int(np.dot(plan.q_lens[: plan.num_extends], costs))
         # Whoever starts counts with all that it has to compute, wherever its first chunk has to end.
         for req in started:
-            used += max(0, req.residency.extend_target - req.residency.kv_bound)
+            used += max(0, req.allocation.extend_target - req.allocation.kv_bound)
         return min(most, self._config.chunked_prefill_size) - used
 
     def _pages(self, num_tokens: int) -> int:
@@ -244,5 +244,5 @@ class Liveness:
         wanted = int(np.count_nonzero(growing & (held.table.kv_bound[rows] >= room)))
         steps = [freed for freed in held.deferred if freed.ticket is None]  # nobody counts on transfers
         leaving = sum(len(freed.pages) + (freed.pin.num_pages if freed.pin else 0) for freed in steps)
-        leaving += sum(req.residency.num_pages for req in scheduler.finishing)
+        leaving += sum(req.allocation.num_pages for req in scheduler.finishing)
         return wanted - held.kv.num_free - held.cache.num_evictable - leaving

@@ -17,8 +17,8 @@ from forebay.memory.radix_cache import RadixCache
 from forebay.requests.request import Request, Status
 from forebay.requests.updates import FinishReason
 from forebay.scheduler import admission, scheduler
+from forebay.scheduler.allocations import Allocations
 from forebay.scheduler.queues import Queues
-from forebay.scheduler.residency import Residencies
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.fairness_mutations import FAIRNESS_MUTATIONS
@@ -49,37 +49,37 @@ def pages_are_released_under_a_step_in_flight(patch: Patch) -> None:
 
 @mutation
 def a_row_is_released_under_a_step_in_flight(patch: Patch) -> None:
-    let_go = Residencies.let_go
+    let_go = Allocations.let_go
 
     def mutated(self, freed):
         if freed.row != slots.NO_SLOT:
             self.rows.free_row(freed.row)
         let_go(self, replace(freed, row=slots.NO_SLOT))
 
-    patch.setattr(Residencies, "let_go", mutated)
+    patch.setattr(Allocations, "let_go", mutated)
 
 
 @mutation
 def pages_are_released_twice(patch: Patch) -> None:
-    take_back = Residencies.take_back
+    take_back = Allocations.take_back
 
     def mutated(self, freed):
         take_back(self, freed)
         if len(freed.pages) > 3:
             self.kv.return_ids(freed.pages[:1], freed.request_id)
 
-    patch.setattr(Residencies, "take_back", mutated)
+    patch.setattr(Allocations, "take_back", mutated)
 
 
 @mutation
 def a_page_leaks(patch: Patch) -> None:
-    take_back = Residencies.take_back
+    take_back = Allocations.take_back
 
     def mutated(self, freed):
         kept = freed.pages[:-1] if len(freed.pages) > 3 else freed.pages
         take_back(self, replace(freed, pages=kept))
 
-    patch.setattr(Residencies, "take_back", mutated)
+    patch.setattr(Allocations, "take_back", mutated)
 
 
 @mutation
@@ -128,12 +128,12 @@ def the_last_tokens_page_is_adopted_before_it_has_kv(patch: Patch) -> None:
 
 @mutation
 def what_a_failed_request_computed_is_adopted(patch: Patch) -> None:
-    release = Residencies.release
+    release = Allocations.release
 
     def mutated(self, req, num_committed=None):
-        release(self, req, min(req.residency.kv_bound, len(req.tokens)) if num_committed is None else num_committed)
+        release(self, req, min(req.allocation.kv_bound, len(req.tokens)) if num_committed is None else num_committed)
 
-    patch.setattr(Residencies, "release", mutated)
+    patch.setattr(Allocations, "release", mutated)
 
 
 @mutation
@@ -172,7 +172,7 @@ def the_whole_prompt_may_be_a_hit(patch: Patch) -> None:
     def mutated(self, req):
         return self.cache.match(req.key(len(req.tokens)), req.namespace)
 
-    patch.setattr(Residencies, "match", mutated)
+    patch.setattr(Allocations, "match", mutated)
 
 
 @mutation
@@ -208,7 +208,7 @@ def splitting_an_edge_mixes_up_its_pages(patch: Patch) -> None:
 
 @mutation
 def a_row_keeps_pages_that_the_cache_replaced(patch: Patch) -> None:
-    adopt = Residencies.adopt
+    adopt = Allocations.adopt
 
     def mutated(self, req, num_committed, **how):
         def write(self, row, start, pages):
@@ -218,7 +218,7 @@ def a_row_keeps_pages_that_the_cache_replaced(patch: Patch) -> None:
             inside.setattr(Draft, "write_row", write)
             adopt(self, req, num_committed, **how)
 
-    patch.setattr(Residencies, "adopt", mutated)
+    patch.setattr(Allocations, "adopt", mutated)
 
 
 @mutation
@@ -387,14 +387,14 @@ def a_request_retracted_often_never_starts_again(patch: Patch) -> None:
 
 @mutation
 def a_failed_step_loses_a_page(patch: Patch) -> None:
-    start_over = Residencies.start_over
+    start_over = Allocations.start_over
 
     def mutated(self, reqs, *args):
         start_over(self, reqs, *args)
         if self.kv.num_free:
             self.kv.take_ids(1, 1)
 
-    patch.setattr(Residencies, "start_over", mutated)
+    patch.setattr(Allocations, "start_over", mutated)
 
 
 @mutation

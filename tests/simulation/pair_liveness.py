@@ -135,7 +135,7 @@ class PairLiveness(Liveness):
         rows = np.flatnonzero(held.table.request_id != NO_OWNER)
         whole = self._pages(head.max_kv_len) + sum(self._pages(int(held.table.max_kv_len[row])) for row in rows)
         left = sum(len(freed.pages) for freed in held.deferred)
-        left += sum(req.residency.num_pages for req in scheduler.finishing)
+        left += sum(req.allocation.num_pages for req in scheduler.finishing)
         require(
             whole + left > held.usable_pages - held.cache.num_pages + held.cache.num_evictable,
             f"{head} is offered nothing, although it and {len(rows)} others need {whole} pages at most, {left} are "

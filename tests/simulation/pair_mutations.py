@@ -18,12 +18,12 @@ from forebay.requests.request import Status
 from forebay.requests.step_plan import Admission
 from forebay.requests.transfers import Send, Span
 from forebay.scheduler import decode_role, prefill_role
+from forebay.scheduler.allocations import Allocations
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.handoff import Handoff, Role
 from forebay.scheduler.output_processor import OutputProcessor
 from forebay.scheduler.prefill_role import PrefillRole
 from forebay.scheduler.releases import Releases
-from forebay.scheduler.residency import Residencies
 from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.pair import run_pair
 
@@ -41,8 +41,8 @@ def a_retraction_frees_a_tickets_pages(patch: Patch) -> None:
     release = Releases.release
 
     def mutated(self, req, *args):
-        if req.status is not Status.FINISHED and not (req.residency.ticket and req.residency.ticket.whole):
-            req.residency.ticket = None
+        if req.status is not Status.FINISHED and not (req.allocation.ticket and req.allocation.ticket.whole):
+            req.allocation.ticket = None
         release(self, req, *args)
 
     patch.setattr(Releases, "release", mutated)
@@ -80,13 +80,13 @@ def a_state_of_another_length_is_sent(patch: Patch) -> None:
         return np.array([cached or self.tracking(held).live], dtype=np.int64)
 
     patch.setattr(States, "transfer_slots", mutated)
-    patch.setattr(Residencies, "offload", lambda self, held: False)
+    patch.setattr(Allocations, "offload", lambda self, held: False)
 
 
 @mutation
 def a_page_is_sent_before_its_chunk_has_committed(patch: Patch) -> None:
     def mutated(self, req):
-        sending, held, page_size = self._sending(req), req.residency, self.scheduler.config.page_size
+        sending, held, page_size = self._sending(req), req.allocation, self.scheduler.config.page_size
         stop = held.kv_bound // page_size * page_size
         if sending and stop > sending.next:
             held.ticket = sending
@@ -99,7 +99,7 @@ def a_page_is_sent_before_its_chunk_has_committed(patch: Patch) -> None:
 
 @mutation
 def the_partial_page_is_never_sent(patch: Patch) -> None:
-    places = Residencies.places
+    places = Allocations.places
 
     def mutated(self, held, start, kv_start):
         spans = places(self, held, start, kv_start)
@@ -107,18 +107,18 @@ def the_partial_page_is_never_sent(patch: Patch) -> None:
             spans["kv"] = Span(start=kv_start, ids=spans["kv"].ids[:-1])
         return spans
 
-    patch.setattr(Residencies, "places", mutated)
+    patch.setattr(Allocations, "places", mutated)
 
 
 @mutation
 def window_pages_are_said_to_be_of_another_place(patch: Patch) -> None:
-    places = Residencies.places
+    places = Allocations.places
 
     def mutated(self, held, start, kv_start):
         spans = places(self, held, start, kv_start)
         return spans | {kind: Span(start=start, ids=span.ids) for kind, span in spans.items() if kind == "window"}
 
-    patch.setattr(Residencies, "places", mutated)
+    patch.setattr(Allocations, "places", mutated)
 
 
 @mutation
@@ -135,7 +135,7 @@ def what_was_offered_is_let_go_of_without_its_ticket(patch: Patch) -> None:
 
     def mutated(self, req, now):
         order(self, req, now)
-        req.residency.ticket = None
+        req.allocation.ticket = None
 
     patch.setattr(DecodeRole, "_order", mutated)
 
@@ -232,7 +232,7 @@ def an_unarrived_request_that_ends_waits_for_steps(patch: Patch) -> None:
     def mutated(self, req):
         transfer(self, req)
         if req.held:
-            req.residency.ticket and setattr(req.residency.ticket, "whole", False)
+            req.allocation.ticket and setattr(req.allocation.ticket, "whole", False)
 
     patch.setattr(OutputProcessor, "transfer", mutated)
 

@@ -143,7 +143,7 @@ class RetractingScheduler(Scheduler):
             last = max(here, key=by_rank)
             if self.liveness:
                 self.liveness.forced()
-            self._due = last.residency.num_drafts > 0
+            self._due = last.allocation.num_drafts > 0
             if self._due:
                 return self._without(last, active), False
             super().retract(last)

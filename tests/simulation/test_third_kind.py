@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.holding import Holding, Residency
+from forebay.memory.holding import Allocation, Holding
 from forebay.memory.kinds.build import make_kinds
 from forebay.memory.kinds.kind import Kind
 from forebay.memory.radix_node import Node
@@ -49,16 +49,16 @@ class IndexKeys(Kind):
         self.of_page[pages] = PAD
         return ids
 
-    def own(self, held: Residency) -> Ids:
+    def own(self, held: Allocation) -> Ids:
         return self._rows.pages(held.row, held.pin.num_pages, held.num_pages)
 
-    def admit(self, held: Residency, *args) -> None:
+    def admit(self, held: Allocation, *args) -> None:
         self.take(self.own(held), held.id)
 
     def grow(self, pages: Ids, owners: Ids, *args) -> None:
         self.take(pages, owners)
 
-    def transfer_slots(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
+    def transfer_slots(self, held: Allocation, pages: Ids, start: int = 0) -> Ids:
         return self.of_page[pages[start:]]
 
     def attached(self, node: Node, owner: int) -> None:
@@ -72,7 +72,7 @@ class IndexKeys(Kind):
     def release_pages(self, pages: Ids) -> Holding:
         return Holding(self, self.give_back(pages))
 
-    def release_all(self, held: Residency) -> Holding:
+    def release_all(self, held: Allocation) -> Holding:
         return self.release_pages(self.own(held))
 
     def return_slots(self, holding: Holding, owner: int) -> None:
@@ -84,7 +84,7 @@ class IndexKeys(Kind):
         self.positions[:] = UNWRITTEN
         self.num_cached = 0
 
-    def holder(self, held: Residency) -> Holder:
+    def holder(self, held: Allocation) -> Holder:
         return Holder(held.id, self.of_page[self.own(held)])
 
     def cached(self, nodes: Iterable[Node]) -> Holder:
@@ -169,7 +169,7 @@ class Stuck(IndexKeys):
 class Homesick(IndexKeys):
     """Its keys stay where they are when a request's memory goes to the host."""
 
-    def transfer_slots(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
+    def transfer_slots(self, held: Allocation, pages: Ids, start: int = 0) -> Ids:
         return self.of_page[pages[:0]]
 
 

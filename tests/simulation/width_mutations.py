@@ -12,8 +12,8 @@ from forebay.memory.kinds.state.recurrent import Tracking
 from forebay.memory.kinds.window.windows import Windows
 from forebay.requests.request import Status
 from forebay.requests.updates import FinishReason
-from forebay.scheduler import releases, residency
-from forebay.scheduler.residency import Residencies
+from forebay.scheduler import allocations, releases
+from forebay.scheduler.allocations import Allocations
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.hash_runner import HashRunner
 from tests.simulation.hashing import KEY
@@ -54,21 +54,21 @@ def the_bound_of_a_row_never_comes_back(patch: Patch) -> None:
 
 
 def pages_are_reserved_for_a_token_less_than_the_width(patch: Patch) -> None:
-    add_drafts = Residencies.add_drafts
+    add_drafts = Allocations.add_drafts
 
     def mutated(self, *args):
         with Patch.context() as inside:
-            inside.setattr(residency, "ceil_div", lambda kv_lens, page_size: ceil_div(kv_lens - 1, page_size))
+            inside.setattr(allocations, "ceil_div", lambda kv_lens, page_size: ceil_div(kv_lens - 1, page_size))
             return add_drafts(self, *args)
 
-    patch.setattr(Residencies, "add_drafts", mutated)
+    patch.setattr(Allocations, "add_drafts", mutated)
 
 
 def an_outrun_length_is_read(patch: Patch) -> None:
     def mutated(self, rows):
         return self.table.kv_lens(rows) >= self.table.num_pages[rows] * self.page_size
 
-    patch.setattr(Residencies, "opens_page", mutated)
+    patch.setattr(Allocations, "opens_page", mutated)
 
 
 def a_window_moves_on_by_the_bound(patch: Patch) -> None:
@@ -162,14 +162,14 @@ def a_request_that_fails_behind_a_token_does_not_hear_it(patch: Patch) -> None:
 
 
 def what_was_accepted_behind_the_end_is_adopted(patch: Patch) -> None:
-    adopt = Residencies.adopt
+    adopt = Allocations.adopt
 
     def mutated(self, req, *args, **how):
         with Patch.context() as inside:
             inside.setattr(releases, "min", lambda num_committed, num_tokens: num_committed, raising=False)
             adopt(self, req, *args, **how)
 
-    patch.setattr(Residencies, "adopt", mutated)
+    patch.setattr(Allocations, "adopt", mutated)
 
 
 def a_proposer_is_not_told_who_has_ended(patch: Patch) -> None:

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from forebay.base.counters import Counter
 from forebay.memory.draft import Draft
-from forebay.memory.holding import Holding, Residency, RowTable
+from forebay.memory.holding import Allocation, Holding, RowTable
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Node, Shares
 from forebay.memory.slots import NO_IDS, Holder, Ids, Slots
@@ -125,18 +125,18 @@ class Kind(CachedKind):
 
     slots_per_request = 0  # slots that a request must be given at its admission, together with its row
 
-    def admit(self, held: Residency, arrival: Arrival, draft: Draft) -> None:
+    def admit(self, held: Allocation, arrival: Arrival, draft: Draft) -> None:
         """Allocate for a request that has its row and pages. It resumes at the end of its pin, for which it is locked,
         or from a copy that comes from elsewhere, for which it needs slots."""
 
     def trim(self, table: RowTable, rows: Ids) -> None:
         """Free what these rows no longer read, before a step is planned for them."""
 
-    def limit(self, held: Residency, stop: int) -> int:
+    def limit(self, held: Allocation, stop: int) -> int:
         """Return where a chunk up to `stop` tokens has to end."""
         return stop
 
-    def extend(self, held: Residency, stop: int, draft: Draft) -> None:
+    def extend(self, held: Allocation, stop: int, draft: Draft) -> None:
         """Allocate for a step that computes the request's tokens up to `stop`."""
 
     def decode(self, table: RowTable, rows: Ids, committed: int, draft: Draft) -> None:
@@ -149,27 +149,27 @@ class Kind(CachedKind):
         """Return the plan's columns of this kind, for sequences in `rows`."""
         return {}
 
-    def transfer_slots(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
+    def transfer_slots(self, held: Allocation, pages: Ids, start: int = 0) -> Ids:
         """Return the slots to copy when the request's first `kv_len` tokens, in `pages`, go to another memory; from
         there they come back into as many others. In the order of tokens; of pages those from number `start` on."""
         return NO_IDS
 
-    def adoptable_ends(self, held: Residency, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
+    def adoptable_ends(self, held: Allocation, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
         """Filter `ends` (in tokens), at which the cache could adopt what steps up to `committed` wrote, to those that
         can be resumed; with `last` the request is leaving."""
         return ends
 
-    def next_adoptable_end(self, held: Residency, stop: int, end: int | None) -> int | None:
+    def next_adoptable_end(self, held: Allocation, stop: int, end: int | None) -> int | None:
         """Return the first length, `stop` or more, up to which the cache will adopt what the request computes, None for
         no such length. `end` is that of full KV."""
         return end
 
-    def adopted(self, held: Residency, start: int, end: int) -> Holding | None:
+    def adopted(self, held: Allocation, start: int, end: int) -> Holding | None:
         """Handle that the cache adopted the request's pages from page `start` up to `end` tokens. Returns what it did
         not take."""
         return None
 
-    def is_finishing(self, held: Residency, num_tokens: int) -> bool:
+    def is_finishing(self, held: Allocation, num_tokens: int) -> bool:
         """Return True if more of a request that ends now, with `num_tokens`, can be cached once its steps commit."""
         return False
 
@@ -177,7 +177,7 @@ class Kind(CachedKind):
         """Detach what belongs to these pages, which the request gives up."""
         return None
 
-    def release_all(self, held: Residency) -> Holding | None:
+    def release_all(self, held: Allocation) -> Holding | None:
         """Detach all that a leaving request holds."""
         return None
 
@@ -192,9 +192,9 @@ class Kind(CachedKind):
         """The values of `COUNTERS`, by name."""
         return {}
 
-    def holder(self, held: Residency) -> Holder:
+    def holder(self, held: Allocation) -> Holder:
         """Return the slots that a request holds, for an audit."""
         raise NotImplementedError
 
-    def check_locks(self, residents: Iterable[Residency], holdings: Iterable[Holding]) -> None:
-        """Assert that exactly what `residents` and deferred `holdings` read is locked."""
+    def check_locks(self, allocations: Iterable[Allocation], holdings: Iterable[Holding]) -> None:
+        """Assert that exactly what `allocations` and deferred `holdings` read is locked."""

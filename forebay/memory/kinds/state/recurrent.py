@@ -11,7 +11,7 @@ from forebay.base.counters import Counter
 from forebay.config.engine_config import SchedulerConfig, StateStrategy
 from forebay.memory.anchors import Anchor, Reason, plan_anchors
 from forebay.memory.draft import Draft
-from forebay.memory.holding import Holding, Residency, RowTable
+from forebay.memory.holding import Allocation, Holding, RowTable
 from forebay.memory.kinds.kind import Arrival, Kind
 from forebay.memory.kinds.state.cached_states import CachedStates
 from forebay.memory.kinds.state.hybrid_rows import HybridReqToTokenPool
@@ -120,14 +120,14 @@ class States(CachedStates, Kind):
         self._tracking: list[Tracking | None] = [None] * rows.slots.num_rows
         self.num_taken = self.num_skipped = 0
 
-    def tracking(self, held: Residency) -> Tracking:
+    def tracking(self, held: Allocation) -> Tracking:
         tracking = self._tracking[held.row]
         assert tracking is not None, f"request {held.id} has no state"
         return tracking
 
     # -- coming in ----------------------------------------------------------------------------------------------------
 
-    def admit(self, held: Residency, arrival: Arrival, draft: Draft) -> None:
+    def admit(self, held: Allocation, arrival: Arrival, draft: Draft) -> None:
         """Begin tracking; the request's slots came with its row."""
         live, *buffers = self._rows.slots_of(held.row)
         ahead: list[Anchor] = []
@@ -146,7 +146,7 @@ class States(CachedStates, Kind):
         elif held.pin.num_pages:
             self.unlock(held.pin.node, NO_IDS)  # the state comes with the rest
 
-    def _begin(self, held: Residency, draft: Draft) -> None:
+    def _begin(self, held: Allocation, draft: Draft) -> None:
         """With the state at the end of its pin, which is locked until it is copied, or with none."""
         live, pin = self.tracking(held).live, held.pin
         if pin.num_pages:
@@ -155,18 +155,18 @@ class States(CachedStates, Kind):
         else:
             self.pool.clear_state(live, draft)
 
-    def transfer_slots(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
+    def transfer_slots(self, held: Allocation, pages: Ids, start: int = 0) -> Ids:
         return as_ids([self.tracking(held).live])
 
     # -- a step's snapshots -------------------------------------------------------------------------------------------
 
-    def limit(self, held: Residency, stop: int) -> int:
+    def limit(self, held: Allocation, stop: int) -> int:
         if self._extra_buffer:
             return stop
         start = held.kv_len
         return next((point.length for point in self.tracking(held).ahead if start < point.length < stop), stop)
 
-    def extend(self, held: Residency, stop: int, draft: Draft) -> None:
+    def extend(self, held: Allocation, stop: int, draft: Draft) -> None:
         tracking = self.tracking(held)
         for length, reason in tracking.pop_ahead(stop if self._extra_buffer else held.kv_len):
             slot = self._take(held.id, reason)
@@ -202,7 +202,7 @@ class States(CachedStates, Kind):
         due = lengths <= bound
         before = bound - 1 - (0 if draft.num_drafts is None else draft.num_drafts)
         for row, length, most in zip(rows[due].tolist(), lengths[due].tolist(), before[due].tolist(), strict=True):
-            held = table.resident(row)
+            held = table.allocation_of(row)
             tracking = self.tracking(held)
             tracking.complete(committed, held.kv_committed)
             num_pending = len(tracking.pending)
@@ -226,7 +226,7 @@ class States(CachedStates, Kind):
 
     # -- going out ----------------------------------------------------------------------------------------------------
 
-    def adoptable_ends(self, held: Residency, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
+    def adoptable_ends(self, held: Allocation, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
         """Where snapshots are complete that the cache is to have, and with `last` the latest of all."""
         tracking = self.tracking(held)
         # Tokens may have been accepted past a request's end: a slot has the state of any snapshot that they reached.
@@ -235,7 +235,7 @@ class States(CachedStates, Kind):
             tracking.ready.append(latest)
         return [snapshot.length for snapshot in tracking.ready]
 
-    def _latest(self, held: Residency, tracking: Tracking, num_committed: int) -> Snapshot | None:
+    def _latest(self, held: Allocation, tracking: Tracking, num_committed: int) -> Snapshot | None:
         """The latest state within the first `num_committed` tokens, behind those that the cache will have.
 
         The live one, if no step in flight has taken it further and a page ends there; else the tracked one.
@@ -247,10 +247,10 @@ class States(CachedStates, Kind):
         latest = tracking.latest
         return latest if latest and known < latest.length <= num_committed else None
 
-    def next_adoptable_end(self, held: Residency, stop: int, end: int | None) -> int | None:
+    def next_adoptable_end(self, held: Allocation, stop: int, end: int | None) -> int | None:
         return next((length for length in self.tracking(held).to_come if length >= stop), None)
 
-    def adopted(self, held: Residency, start: int, end: int) -> Holding | None:
+    def adopted(self, held: Allocation, start: int, end: int) -> Holding | None:
         """The cache gets the snapshot of this length, unless it has one: then it is the request's as before."""
         tracking = self.tracking(held)
         snapshot = tracking.ready.pop(0)
@@ -260,7 +260,7 @@ class States(CachedStates, Kind):
             return None
         return None if own else Holding(self, as_ids([snapshot.slot]))
 
-    def is_finishing(self, held: Residency, num_tokens: int) -> bool:
+    def is_finishing(self, held: Allocation, num_tokens: int) -> bool:
         """Whether the steps in flight will leave its state where the cache can take it: behind tokens that are known,
         at a page's end."""
         kv_len = held.kv_bound
@@ -271,7 +271,7 @@ class States(CachedStates, Kind):
             and kv_len % self._config.page_size == 0
         )
 
-    def release_all(self, held: Residency) -> Holding:
+    def release_all(self, held: Allocation) -> Holding:
         """All its slots, but the one that was given to the cache; which stays there while another engine reads it."""
         tracking, self._tracking[held.row] = self.tracking(held), None
         slots = [*self._rows.take_slots(held.row), *tracking.own_slots]
@@ -301,10 +301,10 @@ class States(CachedStates, Kind):
             "dead_kv_tokens": self.num_dead_pages * self._config.page_size,
         }
 
-    def holder(self, held: Residency) -> Holder:
+    def holder(self, held: Allocation) -> Holder:
         tracking = self.tracking(held)
         return Holder(held.id, as_ids([tracking.live, *tracking.buffers, *tracking.own_slots]))
 
-    def check_locks(self, residents: Iterable[Residency], holdings: Iterable[Holding]) -> None:
+    def check_locks(self, allocations: Iterable[Allocation], holdings: Iterable[Holding]) -> None:
         locked = {node for holding in holdings for node in holding.locked}
         assert self.num_locked == len(locked), "a cached state is locked although no step copies it"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import Ledger
 from forebay.memory.draft import Draft
-from forebay.memory.holding import Holding, Residency, RowTable
+from forebay.memory.holding import Allocation, Holding, RowTable
 from forebay.memory.kinds.kind import Arrival, Kind
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Node
@@ -93,7 +93,7 @@ class Windows(Kind):
         ids: Ids = windows[windows != NO_SLOT].astype(np.int64)
         return ids
 
-    def admit(self, held: Residency, arrival: Arrival, draft: Draft) -> None:
+    def admit(self, held: Allocation, arrival: Arrival, draft: Draft) -> None:
         """Give the request its window pages. A prompt from elsewhere may be so long that its window begins behind that
         of the pin."""
         row, num_pinned = held.row, held.pin.num_pages
@@ -106,12 +106,12 @@ class Windows(Kind):
             # No more need have come than is read, whole pages or no: of a host copy, too, of what came from an engine.
             self.begins[pages[:1]] = max(0, held.kv_len - self.window + 1 - first * self.page_size)
 
-    def transfer_slots(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
+    def transfer_slots(self, held: Allocation, pages: Ids, start: int = 0) -> Ids:
         """Return the window slots of the pages that are still read."""
         ids: Ids = self.full_to_window[pages[max(start, self.first_needed(held.kv_len)) :]].astype(np.int64)
         return ids
 
-    def extend(self, held: Residency, stop: int, draft: Draft) -> None:
+    def extend(self, held: Allocation, stop: int, draft: Draft) -> None:
         first, last = ceil_div(held.kv_len, self.page_size), ceil_div(stop, self.page_size)
         if first < last:
             self.grow(self._rows.pages(held.row, first, last), held.id, draft)
@@ -125,13 +125,13 @@ class Windows(Kind):
         first = self.first_kept(table.kv_committed[rows])
         moved = first > self.start[rows]
         for row, stop in zip(rows[moved].tolist(), first[moved].tolist(), strict=True):
-            self._trim(table.resident(row), stop)
+            self._trim(table.allocation_of(row), stop)
 
-    def _trim(self, held: Residency, stop: int) -> None:
+    def _trim(self, held: Allocation, stop: int) -> None:
         self.return_slots(self._detach(held, stop), held.id)
         self.start[held.row] = stop
 
-    def _detach(self, held: Residency, stop: int) -> Holding:
+    def _detach(self, held: Allocation, stop: int) -> Holding:
         """The windows of its own pages up to page `stop`, which no longer have them, and the pinned pages there."""
         start = int(self.start[held.row])
         pages = self._rows.pages(held.row, start, stop)
@@ -145,7 +145,7 @@ class Windows(Kind):
     def release_pages(self, pages: Ids) -> Holding:
         return Holding(self, self.detach(pages))
 
-    def release_all(self, held: Residency) -> Holding:
+    def release_all(self, held: Allocation) -> Holding:
         first = int(self.first_kept(held.kv_committed))
         if first > self.start[held.row]:
             self._trim(held, first)
@@ -192,7 +192,7 @@ class Windows(Kind):
         """Return those of a prefix's pages whose windows are needed behind it."""
         return pages[self.first_needed(len(pages) * self.page_size) :]
 
-    def adopted(self, held: Residency, start: int, end: int) -> None:
+    def adopted(self, held: Allocation, start: int, end: int) -> None:
         """The request goes on reading the last of them."""
         first, stop = max(start, int(self.start[held.row])), end // self.page_size
         if first < stop:
@@ -301,7 +301,7 @@ class Windows(Kind):
 
     # -- checking -----------------------------------------------------------------------------------------------------
 
-    def holder(self, held: Residency) -> Holder:
+    def holder(self, held: Allocation) -> Holder:
         windows = self.full_to_window[self._rows.pages(held.row, held.pin.num_pages, held.num_pages)]
         return Holder(held.id, windows[windows != NO_SLOT].astype(np.int64))
 
@@ -311,10 +311,10 @@ class Windows(Kind):
             held[node.tenant] += self.num_kept(node)
         assert held == self.shares.held, f"tenants have {held} windows; booked {self.shares.held}"
 
-    def check_locks(self, residents: Iterable[Residency], holdings: Iterable[Holding]) -> None:
+    def check_locks(self, allocations: Iterable[Allocation], holdings: Iterable[Holding]) -> None:
         locks = self._counted
         locks[:] = 0
-        for held in residents:
+        for held in allocations:
             locks[self._rows.pages(held.row, int(self.start[held.row]), held.pin.num_pages)] += 1
         for holding in holdings:
             locks[holding.locked] += 1

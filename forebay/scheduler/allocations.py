@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.base.units import ceil_div
-from forebay.memory.holding import Residency
+from forebay.memory.holding import Allocation
 from forebay.memory.kinds.kind import Arrival, Kind
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import MISSES, Match, Pin
@@ -22,9 +22,9 @@ from forebay.scheduler.releases import Releases
 from forebay.scheduler.step_draft import StepDraft
 
 
-class Residencies(Releases):
+class Allocations(Releases):
     """The rows, KV pages, prefix cache and other kinds of cache of one engine, and their holders. A request holds its
-    `Residency`."""
+    `Allocation`."""
 
     # -- coming in ------------------------------------------------------------------------------------------------
 
@@ -94,9 +94,9 @@ class Residencies(Releases):
         if num_loaded:
             self.offloaded.load(self._host_copy(held), self.draft)
 
-    def _take(self, req: Request, match: Match, pin: Pin, num_pages: int) -> tuple[Residency, Ids]:
+    def _take(self, req: Request, match: Match, pin: Pin, num_pages: int) -> tuple[Allocation, Ids]:
         """A row and pages; those of the match stand first."""
-        held = Residency(self.table, req.id, pin, len(req.tokens))
+        held = Allocation(self.table, req.id, pin, len(req.tokens))
         pages = NO_IDS
         try:
             self._make_room(num_pages)
@@ -124,18 +124,18 @@ class Residencies(Releases):
     def join(self, req: Request) -> None:
         """All that was to come from another engine is there: from the next step on the request runs, and the cache may
         have its pages."""
-        held = req.residency
+        held = req.allocation
         self.adopt(req, held.kv_committed)
         self.draft.forget_row(held.row)
         self.draft.write_row(held.row, 0, self.rows.pages(held.row, 0, held.num_pages))
         self.draft.prebuilt.append(req)
 
-    def kv_places(self, held: Residency, start: int, stop: int) -> dict[str, Span]:
+    def kv_places(self, held: Allocation, start: int, stop: int) -> dict[str, Span]:
         """Where the KV lies of its tokens from `start` on, a multiple of the page size, in the pages up to `stop`."""
         pages = self.rows.pages(held.row, start // self.page_size, ceil_div(stop, self.page_size))
         return {self.kv.name: Span(start=start, ids=pages)}
 
-    def places(self, held: Residency, start: int, kv_start: int) -> dict[str, Span]:
+    def places(self, held: Allocation, start: int, kv_start: int) -> dict[str, Span]:
         """Return the places of all that layers keep of its tokens from `start` on, but of KV from `kv_start` on."""
         spans = self.kv_places(held, kv_start, held.kv_len)
         pages = self.rows.pages(held.row, 0, ceil_div(held.kv_len, self.page_size))
@@ -145,27 +145,27 @@ class Residencies(Releases):
             spans[kind.name] = Span(start=at, ids=ids)
         return spans
 
-    def _host_copy(self, held: Residency) -> HostCopy:
+    def _host_copy(self, held: Allocation) -> HostCopy:
         """Return a host copy of all that layers keep of the request's first `kv_len` tokens."""
         pages = self.rows.pages(held.row, 0, ceil_div(held.kv_len, self.page_size))
         slots = {kind.name: kind.transfer_slots(held, pages) for kind in self.kinds}
         return HostCopy(request_id=held.id, slots={self.kv.name: pages, **slots})
 
-    def offload(self, held: Residency) -> bool:
+    def offload(self, held: Allocation) -> bool:
         """Copy what a request that is about to leave has on the device to the host, if that is worth it."""
         return self.offloaded.save(self._host_copy(held), held.kv_len, self.draft)
 
     def trim(self, extending: Iterable[Request]) -> None:
         """Before chunks are cut: let go of what the chunks before have left behind."""
         if self.kinds:
-            rows = np.array([req.residency.row for req in extending], dtype=np.int64)
+            rows = np.array([req.allocation.row for req in extending], dtype=np.int64)
             for kind in self.kinds:
                 kind.trim(self.table, rows)
 
     def extend(self, req: Request, most: int, *, starts: bool) -> Chunk:
         """Draft the request's next chunk, of at most `most` tokens, and return it. An empty chunk is drafted only if
         the request starts with it."""
-        held = req.residency
+        held = req.allocation
         start = held.kv_len
         stop = min(held.extend_target, start + most)
         for kind in self.kinds:
@@ -211,7 +211,7 @@ class Residencies(Releases):
         needed = self.table.kv_bound[rows] // self.page_size + 1
         unused = (self.table.num_drafts[rows] == 0) & (self.table.num_pages[rows] > needed)
         for row, stop in zip(rows[unused].tolist(), needed[unused].tolist(), strict=True):
-            held = self.table.resident(row)
+            held = self.table.allocation_of(row)
             pages = self.rows.pages(row, stop, held.num_pages)
             self.rows.req_to_token[row, stop : held.num_pages] = NO_SLOT
             held.num_pages = stop
