@@ -1,4 +1,4 @@
-"""What guessing ahead gives: a server with it beside one without, over HTTP, in pairs.
+"""The gain of speculative decoding: a server with it beside one without, over HTTP, in pairs.
 
     python -m benchmarks.speculation [--serve --speculative-algorithm auto] [--repeats 5] [--streams 1 4 16 64]
 

@@ -203,7 +203,7 @@ def _object(origin: Origin, data: bytes) -> dict[str, Any]:
     return value
 
 
-def _told(error: Any) -> EngineError:
+def _stream_error(error: Any) -> EngineError:
     """An error inside a stream."""
     if not isinstance(error, dict):
         return EngineError(str(error)[:_MAX_ERROR_CHARS])
@@ -220,7 +220,7 @@ async def stream_json(origin: Origin, path: str, payload: dict[str, Any]) -> Asy
         while (data := await events.get()) != DONE:
             event = _object(origin, data)
             if "error" in event:
-                raise _told(event["error"])
+                raise _stream_error(event["error"])
             yield event
         body = await answer
         if connection.status != 200:

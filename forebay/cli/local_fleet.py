@@ -67,7 +67,7 @@ async def _serve(config: Config, fleet: Fleet, sock: socket.socket, started: flo
     router = Router(server, members)
     router.spawn(members.watch())
 
-    async def tell(url: str) -> None:
+    async def print_when_ready(url: str) -> None:
         while not members.ready:
             await asyncio.sleep(0.05)
         _print_startup(config, fleet, url, time.monotonic() - started)
@@ -75,7 +75,7 @@ async def _serve(config: Config, fleet: Fleet, sock: socket.socket, started: flo
     app = create_app(router)
     with fleet:  # inside the loop, whose threads wait for its processes
         fleet.watch(router)
-        on_ready = lambda url: router.spawn(tell(url))  # noqa: E731
+        on_ready = lambda url: router.spawn(print_when_ready(url))  # noqa: E731
         await listen(server, app, router.lifecycle, router, sock=sock, on_ready=on_ready)
 
 

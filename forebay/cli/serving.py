@@ -73,19 +73,19 @@ async def _serve(config: Config, process: EngineProcess, started: float, sock: s
     except ForebayError:
         await engine.close(drain_s=0.0)
         raise
-    telling: list[asyncio.Task[None]] = []
+    startup_tasks: list[asyncio.Task[None]] = []
 
     def on_ready(url: str) -> None:
         # What is alive now stays: the collector need not walk it in the middle of a stream.
         gc.freeze()
         gc.enable()
         give_back_freed_memory()
-        telling.append(asyncio.create_task(_tell(config, engine, url, started)))
+        startup_tasks.append(asyncio.create_task(_print_when_ready(config, engine, url, started)))
 
     try:
         await serve(config.server, model, engine, tokenizer, sock=sock, inherited=inherited, on_ready=on_ready)
     finally:
-        for task in telling:
+        for task in startup_tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, ForebayError):
                 await task
@@ -119,8 +119,8 @@ def _uses_priority(config: EngineConfig) -> bool:
     )
 
 
-async def _tell(config: Config, engine: AsyncEngine, url: str, started: float) -> None:
-    """The start-up table and the ready line, once the model is loaded; its failure is `serve`'s to report."""
+async def _print_when_ready(config: Config, engine: AsyncEngine, url: str, started: float) -> None:
+    """Print the start-up table and the ready line once the model is loaded; `serve` reports its failure."""
     from forebay.cli.startup_table import print_startup
 
     ready = await engine.ready()

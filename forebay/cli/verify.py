@@ -110,12 +110,12 @@ def _lines(outcome: Outcome, verification: Verification) -> Iterator[str]:
     yield from wrapper.wrap(outcome.what) or [first]
     differences = outcome.findings.differences
     for difference in differences[:_MAX_SHOWN]:
-        yield f"{'':10}{_told(difference, verification)}"
+        yield f"{'':10}{_difference_text(difference, verification)}"
     if len(differences) > _MAX_SHOWN:
         yield f"{'':10}and {len(differences) - _MAX_SHOWN} more"
 
 
-def _told(difference: Difference, verification: Verification) -> str:
+def _difference_text(difference: Difference, verification: Verification) -> str:
     question = verification.questions[difference.number]
     expected, found = (
         "an end" if token is None else repr(verification.tokenizer.decode([token]))
@@ -148,7 +148,9 @@ def _markdown(outcomes: Sequence[Outcome], verification: Verification, command: 
         for outcome in outcomes
     ]
     told = [
-        f"- {outcome.name}: {_told(one, verification)}" for outcome in outcomes for one in outcome.findings.differences
+        f"- {outcome.name}: {_difference_text(one, verification)}"
+        for outcome in outcomes
+        for one in outcome.findings.differences
     ]
     return "\n".join(
         [

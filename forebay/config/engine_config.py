@@ -181,7 +181,7 @@ class SchedulingOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculationOptions:
-    """How tokens are guessed ahead of the model, which then verifies several in one step.
+    """Speculative decoding: which proposer drafts tokens, which the model then verifies in one step.
 
     `num_draft_tokens` is W, the most tokens that one decode step computes of a request: the one that is certain, and up
     to W - 1 guesses behind it; 1 for none. `adaptive`: steps take the width up to it that pays, 1 included.

@@ -15,7 +15,7 @@ from llguidance import LLTokenizer
 from forebay.base.confined import serve
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.checking import LIMITS
-from forebay.grammar.trial import Trial
+from forebay.grammar.dry_run import DryRun
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import Grammar
 
@@ -35,19 +35,19 @@ class Worker:
 
     def __init__(self) -> None:
         self._tokenizer: LLTokenizer | None = None
-        self._trial: Trial | None = None
+        self._dry_run: DryRun | None = None
 
     def answer(self, question: bytes) -> bytes:
         """Return what is wrong with a grammar; "" if nothing is."""
-        if self._tokenizer is None or self._trial is None:
+        if self._tokenizer is None or self._dry_run is None:
             vocabulary = _decode_vocabulary(question)
             by_bytes = {spelled: token for token, spelled in enumerate(vocabulary.tokens) if len(spelled) == 1}
             self._tokenizer = vocabulary.tokenizer(lambda text: _in_bytes(text, by_bytes))
-            self._trial = Trial(vocabulary)
+            self._dry_run = DryRun(vocabulary)
             return b""
         try:
             grammar = _decode_grammar(question)
-            self._trial.run(grammar, self._tokenizer)
+            self._dry_run.run(grammar, self._tokenizer)
         except InvalidRequest as error:
             return error.message.encode("utf-8", "replace")
         return b""

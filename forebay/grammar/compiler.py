@@ -58,7 +58,7 @@ CHECKED: Final = Work(2_000, 50_000, 200_000, 12_500)
 GROWING: Final = Work(500, 50_000, 200_000, 12_500)
 """Under these a grammar that a client wrote itself is tried for longer: its rows may grow with the output."""
 ENGINE: Final = CHECKED.times(8)
-"""Under these an accepted grammar is matched: no output needs eight times what its trial needed."""
+"""Under these an accepted grammar is matched: no output needs eight times what its dry run needed."""
 
 
 def compiled(grammar: Grammar, tokenizer: LLTokenizer, work: Work = ENGINE) -> LLMatcher:

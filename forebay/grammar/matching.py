@@ -90,10 +90,10 @@ class Grammars:
         compiling = {place.prototype for place in self._places.values() if place.matcher is None}
         wait(compiling, timeout_s, FIRST_COMPLETED)
 
-    def drafts(self, req: Request, guesses: Sequence[int], most: int) -> list[int]:
+    def drafts(self, req: Request, drafts: Sequence[int], most: int) -> list[int]:
         """Return the longest prefix of the draft tokens that the grammar allows, at most `most` tokens."""
         place, tokens = self._places[req.id], self._unread(req)
-        return self._filling.submit(_allowed, place, tokens, list(guesses), most, req.stop_ids).result()
+        return self._filling.submit(_allowed, place, tokens, list(drafts), most, req.stop_ids).result()
 
     def fill(self, step: int, wanted: Sequence[tuple[Request, Sequence[int]]]) -> None:
         """Start to fill the token masks of a step: per request one for the next token, and one behind each draft
@@ -196,10 +196,10 @@ def _broken(place: _Place) -> bool:
     return bool(place.error)
 
 
-def _allowed(place: _Place, tokens: list[int], guesses: list[int], most: int, stop_ids: frozenset[int]) -> list[int]:
+def _allowed(place: _Place, tokens: list[int], drafts: list[int], most: int, stop_ids: frozenset[int]) -> list[int]:
     """Return the tokens that the grammar forces, else the draft tokens that it allows, up to an end token."""
     _read(place, tokens)
     if place.error:
         return []
-    found = place.known.compute_ff_tokens()[:most] or guesses[: place.known.validate_tokens(guesses)]
+    found = place.known.compute_ff_tokens()[:most] or drafts[: place.known.validate_tokens(drafts)]
     return found[: next((i for i, token in enumerate(found) if token in stop_ids), len(found))]

@@ -121,7 +121,7 @@ class Attention:
         return self._output(ctx, out)
 
     def _project(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x [T, H] -> q [T, Hq, D], k and v [T, Hk, D], normed where the family does so, and the gates [T, Hq * D], or
+        """Project x [T, H] to q [T, Hq, D], k and v [T, Hk, D], normed if the family does so; and to gates [T, Hq * D],
         [T, 0] without gates."""
         spec, ops = self._spec, self._ops
         gates, values = spec.q_size if spec.output_gate else 0, 0 if spec.values_from_keys else spec.kv_size

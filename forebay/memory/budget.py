@@ -20,7 +20,7 @@ from forebay.memory.kv_allocator import KV
 _ROW_BYTES: Final = 64  # last token, length and sampling columns of one request row
 # Pages of models that keep no KV cost nothing on the device and about 50 bytes each on the host.
 _MOST_EMPTY_PAGES: Final = 1 << 20
-_GUESS_SHARE: Final = 8  # what verifying guesses needs is at most one part in so many: it holds no conversation
+_DRAFT_SHARE: Final = 8  # what verifying guesses needs is at most one part in so many: it holds no conversation
 PARTS: Final = 1000  # ratios are taken to three places, so that the division is exact
 
 Decided = tuple[int, str]
@@ -131,7 +131,7 @@ class MemoryDemand(MemoryOptions):
         return (num_requests + 1) * (4 * ceil_div(context_length, self.page_size) + _ROW_BYTES)
 
     @property
-    def guess_bytes(self) -> int:
+    def draft_bytes(self) -> int:
         """Bytes that verifying draft tokens takes besides the caches; 0 without speculation."""
         rows, each = self.max_running_requests, self.logits_bytes + self.inputs_bytes
         return (rows * self.width * each + (rows + 1) * self.draft_row_bytes) if self.width > 1 else 0
@@ -188,7 +188,7 @@ class MemoryBudget(PoolSizes):
 
     @property
     def total_bytes(self) -> int:
-        return sum(self.num_bytes.values()) + self.row_bytes + self.demand.guess_bytes
+        return sum(self.num_bytes.values()) + self.row_bytes + self.demand.draft_bytes
 
 
 def divide_memory(demand: MemoryDemand) -> MemoryBudget:
@@ -231,7 +231,7 @@ def _least_for_all(demand: MemoryDemand, width: int) -> int | None:
 def _divide(demand: MemoryDemand, why_pages: str = "") -> MemoryBudget:
     _refuse_too_little(demand)
     asked, demand = demand, _no_wider_than_fits(demand)
-    whole, demand = demand, replace(demand, kv_cache_bytes=demand.kv_cache_bytes - demand.guess_bytes)
+    whole, demand = demand, replace(demand, kv_cache_bytes=demand.kv_cache_bytes - demand.draft_bytes)
     reasons = {"width": _why_so_wide(asked, whole)}
     rows, reasons["rows"] = _num_rows(demand)
     num_slots: dict[str, int] = {}
@@ -275,15 +275,15 @@ def _refuse_too_little(demand: MemoryDemand) -> None:
 
 def _no_wider_than_fits(demand: MemoryDemand) -> MemoryDemand:
     """With no more tokens to verify than a share of the memory has room for, beside what one request needs."""
-    room = min(demand.kv_cache_bytes // _GUESS_SHARE, demand.kv_cache_bytes - demand.least_bytes(1))
+    room = min(demand.kv_cache_bytes // _DRAFT_SHARE, demand.kv_cache_bytes - demand.least_bytes(1))
     widths = (replace(demand, width=width) for width in range(demand.width, 1, -1))
-    return next((narrower for narrower in widths if narrower.guess_bytes <= room), replace(demand, width=1))
+    return next((narrower for narrower in widths if narrower.draft_bytes <= room), replace(demand, width=1))
 
 
 def _why_so_wide(asked: MemoryDemand, settled: MemoryDemand) -> str:
     if settled.width == asked.width:
         return "the certain one, and guesses"
-    share = f"{human_bytes(asked.kv_cache_bytes // _GUESS_SHARE)} of {human_bytes(asked.kv_cache_bytes)} at most"
+    share = f"{human_bytes(asked.kv_cache_bytes // _DRAFT_SHARE)} of {human_bytes(asked.kv_cache_bytes)} at most"
     what = "logits and recurrent inputs" if asked.inputs_bytes else "logits"
     each = human_bytes(asked.logits_bytes + asked.inputs_bytes)
     taken = f"{what} of {asked.max_running_requests} requests, {each} for a token"
@@ -362,11 +362,11 @@ def _lines(budget: MemoryBudget, reasons: Mapping[str, str]) -> list[BudgetLine]
         BudgetLine("request rows", str(rows), reasons["rows"]),
         BudgetLine("page table", human_bytes(budget.row_bytes), f"({rows} + 1 padding) rows, {context} tokens each"),
         BudgetLine("context length", f"{context} tokens", reasons["context"]),
-        *_guess_lines(budget.demand, reasons["width"]),
+        *_draft_lines(budget.demand, reasons["width"]),
     ]
 
 
-def _guess_lines(demand: MemoryDemand, reason: str) -> list[BudgetLine]:
+def _draft_lines(demand: MemoryDemand, reason: str) -> list[BudgetLine]:
     """Nothing where nobody asked for guesses."""
     if not demand.logits_bytes:
         return []

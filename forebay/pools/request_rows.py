@@ -21,7 +21,7 @@ class SamplingRows(Table):
 
 class RequestRows(SamplingRows):
     """R + 1 rows: the page table, how far the row has come, and the sampling columns. P is the pages per row, G the
-    most tokens guessed ahead of the last: 0 without speculation."""
+    most draft tokens behind the last: 0 without speculation."""
 
     req_to_token = Column(torch.int32, ("P",), pad=PAD)  # one entry per page
     kv_lens = Column(torch.int64, pad=0)  # tokens with KV: the host may know no more than a bound

@@ -1,10 +1,10 @@
 """Tokens drafted by an assistant over the model's KV: where the model computes, and never seen by the host.
 
-Before a step that verifies, the assistant begins with the embedding of each row's last token and the hidden state that
-this was chosen from, and goes on from what it makes of them: at one position, over KV that nobody adds to, so all of a
-draft is one captured step. Of the step behind it only the hidden state of the last token that stays is kept.
+Before a step that verifies, the assistant reads the embedding of each row's last token and the hidden state that this
+token was chosen from. It continues from its own outputs, at one position, over KV that does not grow, so all of a draft
+is one captured step. Of the verifying step only the hidden state of the last accepted token is kept.
 
-What an assistant drafts, and whatever is kept for it, can cost acceptance and never a token.
+A wrong draft, or a wrong hidden state, reduces acceptance and never changes a token.
 
 Shape letters: B rows that draft, padding included, R request rows, G most drafts of a row, S sequences, T tokens, H
 hidden size.

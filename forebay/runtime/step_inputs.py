@@ -1,8 +1,8 @@
 """A step's plan on its way to the device.
 
-Shape letters: S sequences, T tokens, N positions that are sampled from, D of them where a token is drawn (not greedy),
-L of them where log-probabilities are wanted, G draft tokens, A admissions, B of them prebuilt, X positions of prompts
-whose log-probabilities are wanted, H pages and slots that are saved to the host or loaded from there.
+Shape letters: S sequences, T tokens, G draft tokens, A admissions, B of them prebuilt. N positions are sampled from, D
+of them with a random draw (not greedy), L of them with log-probabilities. X are the prompt positions with
+log-probabilities, H the pages and slots that are saved to the host or loaded from there.
 """
 
 from __future__ import annotations

@@ -51,10 +51,9 @@ class Verified(NamedTuple):
 class VerifyStep:
     """Row i's last token and its first drafts are read, and what is accepted of them is written, in `RequestRows`.
 
-    What a kind of cache keeps per sequence is read and not written for rows with drafts. When it is certain which
-    tokens stay, and not before (the copy at a wished length may be all that a request can go on from), `settle` runs
-    the recurrences again for those alone: from the same state, on the same inputs, so that what is written are the bits
-    of plain steps.
+    For rows with drafts, the state of a sequence is read and not written. Once the accepted tokens are known, `settle`
+    runs the recurrences again for these tokens alone. State and inputs are the same, so the written bits are those of
+    plain steps. It must not run earlier: a request may be able to resume only from the snapshot that it writes.
     """
 
     def __init__(self, forward: Forward, *, vocab_size: int) -> None:

@@ -98,7 +98,7 @@ class AdmissionPass:
     def __init__(self, queues: Queues, ratio: float, *, starts: bool) -> None:
         self._config, self._held, self._ratio, self._queues = queues.config, queues.held, ratio, queues
         self._starts = starts
-        self._on_trial = bool(queues.suspects.groups)
+        self._under_test = bool(queues.suspects.groups)
         self._candidates: Mapping[Account, Sequence[Request]] = {}
         self._leaders = list(queues.extending)  # whose prompts will soon be in the cache
         self._unfit: dict[Account, list[Request]] = {}  # that were tried
@@ -157,7 +157,7 @@ class AdmissionPass:
             return
         if self._num_startable is None:
             self._num_startable = min(self._held.rows.slots.num_free, self._held.rows.size - self._num_running)
-            some_wait = self._queues.constraints.unready or self._on_trial
+            some_wait = self._queues.constraints.unready or self._under_test
             self._candidates = self._queues.candidates if some_wait else self._queues.waiting.of
             num_candidates = sum(map(len, self._candidates.values()))
             group.enter_context(self._held.rows.group(min(num_candidates, self._num_startable)))
@@ -194,7 +194,7 @@ class AdmissionPass:
             self._queues.way_for = None  # it has what it was owed
         ahead = takewhile(lambda other: other is not req, self._candidates[req.account])
         # Who starts stays ahead of the others on trial, and counts as overtaken by them.
-        overtaken = [other for other in ahead if self._on_trial or other.held is None]
+        overtaken = [other for other in ahead if self._under_test or other.held is None]
         for account, unfit in self._unfit.items():
             overtaken += unfit if account is not req.account else ()
         for other in overtaken:
@@ -269,7 +269,7 @@ class AdmissionPass:
         cached = [match.kv_tokens] if match.is_branch else []
         start = match.num_tokens
         here = req.tokens[start]
-        left = (other for other in self._candidates[req.account] if self._on_trial or other.held is None)
+        left = (other for other in self._candidates[req.account] if self._under_test or other.held is None)
         rivals = [
             other
             for other in islice(left, MAX_RIVALS)

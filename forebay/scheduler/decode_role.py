@@ -146,7 +146,7 @@ class DecodeRole(Role):
         self._fresh.update(joining)
 
     @property
-    def someone_has_arrived(self) -> bool:
+    def has_arrivals(self) -> bool:
         return bool(self._arrived.of)
 
     def most_drafts(self, reqs: Sequence[Request], most: Ids) -> Ids:
@@ -283,9 +283,9 @@ class DecodeRole(Role):
         del self._of[req.id]
         if req.status is Status.TRANSFERRING:
             with blamed_on(req):
-                self._begin_to_tell(req, receiving.tail, now)
+                self._append_first(req, receiving.tail, now)
 
-    def _begin_to_tell(self, req: Request, tail: Tail, now: float) -> None:
+    def _append_first(self, req: Request, tail: Tail, now: float) -> None:
         """Append the request's first token, which may be its last."""
         req.allocation.ticket = None
         req.allocation.kv_committed = req.num_prompt

@@ -158,7 +158,7 @@ class Handoff:
         return most
 
     @property
-    def someone_has_arrived(self) -> bool:
+    def has_arrivals(self) -> bool:
         """Whether somebody who holds memory runs as soon as somebody else does not."""
         return False
 

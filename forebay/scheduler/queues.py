@@ -77,13 +77,12 @@ class Blocked(NamedTuple):
 
 
 class Queues:
-    """The living requests (`requests`, by id), and what they hold of the engine's memory (`held`).
+    """The unfinished requests (`requests`, by id), and the engine's memory that they hold (`held`).
 
-    Those that decode stand in `running`; those whose known tokens still lack KV in `extending`; the others wait, by
-    tenant and rank. With another engine for the other half of requests, those that cannot wait yet are `pending`, in
-    the same order, and in `transferring` are those of whom something is on its way. In `finishing` are some that have
-    ended, because a step in flight makes a state of theirs worth keeping. `flights` are the launched steps. Those with
-    a grammar are in `constraints`, too, wherever they stand.
+    Decoding requests are in `running`, requests whose known tokens still lack KV in `extending`; the others wait, by
+    tenant and rank. In a disaggregated engine, requests that cannot be queued yet are `pending`, in the same order, and
+    those whose cache is being transferred are `transferring`. `finishing` has ended requests of which a step in flight
+    writes a state worth keeping. `flights` are the launched steps. Requests with a grammar are also in `constraints`.
     """
 
     def __init__(self, config: SchedulerConfig, constraints: Constraints) -> None:
@@ -227,9 +226,10 @@ class Queues:
         req.resume_after = self.held.steps.launched
         self.enqueue(req)
 
-    def everybody_waits(self, *, cleared: bool) -> None:
-        """Nothing is in flight, and nobody holds anything any more: unless it is not `cleared` yet, and on its way from
-        another engine."""
+    def all_wait(self, *, cleared: bool) -> None:
+        """Return all requests to the waiting queue, without memory; call it with no step in flight.
+
+        Unless `cleared`, requests that are being received from another engine keep their memory."""
         self.flights.clear()
         self.running = ScheduleBatch(self.held.table)
         self.extending, self.finishing = [], []

@@ -36,7 +36,7 @@ def start_over(scheduler: OutputProcessor) -> None:
         scheduler.counters["books_cleared"] += 1
         held.clear(void, handoff.left())
         cleared = True
-    scheduler.everybody_waits(cleared=cleared)
+    scheduler.all_wait(cleared=cleared)
     handoff.start_over(cleared=cleared)
 
 

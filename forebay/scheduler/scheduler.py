@@ -138,12 +138,13 @@ class Scheduler(OutputProcessor):
         return plan
 
     def _decoding_rows(self) -> tuple[Ids | None, bool]:
-        """Indices of the running requests that decode in this step, None for all of them; and whether they have room,
-        so that more may be admitted. Where they do not, what draft tokens left is given back, and then the last in rank
-        is retracted until they do.
+        """Return the indices of the requests that decode in this step, None for all; and whether they have room.
 
-        Left out are those that a step in flight brings to their end, those whose grammar must see its token first, and,
-        when pages are short because they are still on their way, the youngest of those that would need one.
+        More requests may be admitted only if they have room. If not, unused pages of draft tokens are freed, and then
+        the last request in rank is retracted, until the others have room.
+
+        Requests are left out if a step in flight brings them to their length limit, or if their grammar must first read
+        a token in flight. If needed pages are yet to be freed, the youngest requests that need one are left out, too.
         """
         batch, roomy = self.running, True
         while batch.reqs:
@@ -162,7 +163,7 @@ class Scheduler(OutputProcessor):
             if self.held.give_back_unused(batch.req_pool_indices_cpu):
                 continue
             finishing = sum(req.allocation.num_pages for req in self.finishing)
-            alone = self.num_running == 1 and not self.handoff.someone_has_arrived
+            alone = self.num_running == 1 and not self.handoff.has_arrivals
             if short <= self.held.deferred_pages + finishing or alone:
                 break
             roomy = False

@@ -73,8 +73,8 @@ class Room:
         self.pressed = (max(whole) + _PRESSED_PAGES) * page_size
 
 
-def circumstances(room: Room, guess: Flags, num_threads: int) -> list[Circumstance]:
-    """All there are. `guess` are the settings of speculation; `num_threads` is what the engine computes with."""
+def circumstances(room: Room, speculative: Flags, num_threads: int) -> list[Circumstance]:
+    """Return all circumstances, given the settings of speculative decoding and the number of the engine's threads."""
     cached: Flags = {"disable_radix_cache": False}
     replayed: Flags = {"disable_cuda_graph": False}
     tight: Flags = {"max_total_tokens": room.tight, "schedule_conservativeness": 0.0}
@@ -96,7 +96,7 @@ def circumstances(room: Room, guess: Flags, num_threads: int) -> list[Circumstan
         Circumstance(
             "retracted to the host", {**pressed, "retraction_host_bytes": _HOST_BYTES}, _pressed, _kept, _copied_back
         ),
-        Circumstance("guessed ahead", {**replayed, **guess}, _twice, _guessed, _accepted),
+        Circumstance("drafted ahead", {**replayed, **speculative}, _twice, _acceptance, _accepted),
         Circumstance("others give up", {**cached, **overlapped}, _giving_up, _given_up, _went_on),
         Circumstance("asleep in the middle", cached, _asleep, _released, _interrupted),
         *(_apart(backend) for backend in (TransferBackend.SHM, TransferBackend.TCP)),
@@ -108,7 +108,11 @@ def circumstances(room: Room, guess: Flags, num_threads: int) -> list[Circumstan
             _was_concurrent,
         ),
         Circumstance(
-            "all of it, guessed ahead", {**tight, **cached, **replayed, **chunks, **guess}, _all, _much, _was_concurrent
+            "all of it, drafted ahead",
+            {**tight, **cached, **replayed, **chunks, **speculative},
+            _all,
+            _much,
+            _was_concurrent,
         ),
     ]
     if num_threads > 1:
@@ -198,9 +202,9 @@ def _kept(engines: Engines, count: Counter[str]) -> str:
     return f"{_times(count['retractions'])} retracted, {_times(kept)} kept on the host" if kept else ""
 
 
-def _guessed(engines: Engines, count: Counter[str]) -> str:
-    accepted, guessed = count["accepted_tokens"], count["draft_tokens"]
-    return f"{accepted:,.0f} of {guessed:,.0f} guesses were right" if accepted and accepted < guessed else ""
+def _acceptance(engines: Engines, count: Counter[str]) -> str:
+    accepted, drafted = count["accepted_tokens"], count["draft_tokens"]
+    return f"{accepted:,.0f} of {drafted:,.0f} draft tokens were accepted" if accepted and accepted < drafted else ""
 
 
 def _given_up(engines: Engines, count: Counter[str]) -> str:
@@ -227,7 +231,7 @@ def _much(engines: Engines, count: Counter[str]) -> str:
         "pages evicted": count["evicted_pages"],
         "retracted": count["retractions"],
         "given up": count["finished.abort"],
-        "guesses right": count["accepted_tokens"],
+        "draft tokens accepted": count["accepted_tokens"],
     }
     return ", ".join(f"{value:,.0f} {what}" for what, value in parts.items() if value)
 

@@ -79,7 +79,7 @@ def test_steps_are_as_wide_as_the_logits_of_their_tokens_have_room(num_requests:
     budget = divide_memory(demand_of(max_running_requests=num_requests, speculation=asked))
     assert within_memory(asked, budget).num_draft_tokens == width
     guesses = num_requests * width * 4200 + (num_requests + 1) * (64 * 4 + 16) if width > 1 else 0
-    assert budget.demand.guess_bytes == guesses <= (1 << 22) // 8
+    assert budget.demand.draft_bytes == guesses <= (1 << 22) // 8
     assert budget.total_bytes <= 1 << 22
     assert width == 1 or budget.num_pages < plain.num_pages
     told = {line.item: line for line in budget.lines}

@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.compiler import CHECKED, ENGINE, Work, compiled
-from forebay.grammar.trial import Trial
+from forebay.grammar.dry_run import DryRun
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import Grammar, GrammarKind
 
@@ -81,7 +81,7 @@ def _breaks(grammar: Grammar, seed: int) -> str:
 
 def _is_accepted(grammar: Grammar) -> bool:
     try:
-        Trial(VOCABULARY).run(grammar, TOKENIZER)
+        DryRun(VOCABULARY).run(grammar, TOKENIZER)
     except InvalidRequest:
         return False
     return True
@@ -111,7 +111,7 @@ def test_trial_grammar_whose_rows_grow_fast_refuses(text: str) -> None:
 @pytest.mark.parametrize("count", [500, 1000, 2000])
 def test_trial_many_optional_properties_refuses_with_the_limit(count: int) -> None:
     with pytest.raises(InvalidRequest, match="max is 2000"):
-        Trial(VOCABULARY).run(_schema(_optional(count)), TOKENIZER)
+        DryRun(VOCABULARY).run(_schema(_optional(count)), TOKENIZER)
 
 
 def test_engine_limits_are_eight_times_those_of_a_trial() -> None:

@@ -129,7 +129,7 @@ def test_what_may_run_at_once_has_what_it_needs(demand: MemoryDemand) -> None:
     rows = budget.max_running_requests
     assert budget.num_pages >= rows
     assert budget.num_slots.keys() == {"kv", *(kind.name for kind in demand.kinds)}
-    divided_up = replace(demand, kv_cache_bytes=demand.kv_cache_bytes - budget.demand.guess_bytes)
+    divided_up = replace(demand, kv_cache_bytes=demand.kv_cache_bytes - budget.demand.draft_bytes)
     for kind in demand.kinds:
         assert budget.num_slots[kind.name] >= kind.least(divided_up, rows) >= rows
 

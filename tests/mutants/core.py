@@ -253,7 +253,7 @@ CORE = (
     ),
     Mutant(
         "C30 a grammar that a client wrote is tried for longer",
-        "grammar/trial.py",
+        "grammar/dry_run.py",
         "        if grammar.kind is GrammarKind.LARK:",
         "        if False:",
         "grammar/test_trial.py::test_trial_ambiguous_grammar_that_breaks_behind_hundreds_of_tokens_is_refused",

@@ -51,7 +51,7 @@ GRAMMAR = (
     Mutant(
         "C27 a grammar that breaks when it is used is refused at the door",
         "grammar/check_worker.py",
-        "            self._trial.run(grammar, self._tokenizer)",
+        "            self._dry_run.run(grammar, self._tokenizer)",
         "            _ = grammar",
         "grammar/test_trial.py::test_what_breaks_behind_a_few_tokens_is_refused_with_their_number",
     ),

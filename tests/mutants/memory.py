@@ -212,8 +212,8 @@ MEMORY = (
     Mutant(
         "C4 no more tokens are verified than their logits have room for",
         "memory/budget.py",
-        "if narrower.guess_bytes <= room)",
-        "if narrower.guess_bytes)",
+        "if narrower.draft_bytes <= room)",
+        "if narrower.draft_bytes)",
         "engine/test_sizing.py::test_steps_are_as_wide_as_the_logits_of_their_tokens_have_room",
     ),
     Mutant(

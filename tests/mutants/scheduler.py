@@ -583,7 +583,7 @@ SCHEDULER = (
     Mutant(
         "C22 who is alone gives way to those who have arrived",
         "scheduler/scheduler.py",
-        "self.num_running == 1 and not self.handoff.someone_has_arrived",
+        "self.num_running == 1 and not self.handoff.has_arrivals",
         "self.num_running == 1",
         "scheduler/test_decode_role.py::test_who_is_alone_gives_way_to_those_who_have_arrived",
     ),

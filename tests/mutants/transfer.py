@@ -287,7 +287,7 @@ TRANSFER = (
     Mutant(
         "C27 a peer without session and tickets is forgotten",
         "transfer/session/decode.py",
-        "        if not (self.receipts or self.unsaid) and self.session is None:",
+        "        if not (self.receipts or self.unsent) and self.session is None:",
         "        if False:",
         "transfer/test_sessions.py::test_c27_peer_that_cannot_be_reached_is_forgotten",
     ),
@@ -562,7 +562,7 @@ TRANSFER = (
     Mutant(
         "C27 a peer to whom something is to be said is remembered",
         "transfer/session/decode.py",
-        "if not (self.receipts or self.unsaid) and self.session is None:",
+        "if not (self.receipts or self.unsent) and self.session is None:",
         "if not self.receipts and self.session is None:",
         "transfer/test_sessions.py::test_c27_peer_to_whom_something_is_yet_to_be_said_is_remembered",
     ),

@@ -97,7 +97,7 @@ class Liveness:
         self._num_retracted += 1
         running = [*self._scheduler.running.reqs, *self._scheduler.extending]
         require(
-            len(running) > 1 or self._scheduler.handoff.someone_has_arrived,
+            len(running) > 1 or self._scheduler.handoff.has_arrivals,
             f"{req} is the only one running and gives way to nobody",
         )
         last = self._last_of(running)

@@ -211,14 +211,14 @@ def transfers_go_on_to_requests_whose_places_were_cleared(patch: Patch) -> None:
 
 @mutation
 def a_recovery_forgets_the_other_requests(patch: Patch) -> None:
-    everybody_waits = Queues.everybody_waits
+    all_wait = Queues.all_wait
 
     def mutated(self, *, cleared):
-        everybody_waits(self, cleared=cleared)
+        all_wait(self, cleared=cleared)
         for req in list(self.waiting)[1:]:
             self.waiting.remove(req)
 
-    patch.setattr(Queues, "everybody_waits", mutated)
+    patch.setattr(Queues, "all_wait", mutated)
 
 
 @mutation

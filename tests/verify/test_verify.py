@@ -125,7 +125,7 @@ def test_who_guesses_is_the_users_to_say(embedded_model: Path) -> None:
     given = {"model_path": str(embedded_model), "speculative_num_draft_tokens": 3, "speculative_algorithm": "NGRAM"}
     verification = Verification(given, num=4, max_tokens=8, seed=0)
     by_name = {one.name: one.flags for one in verification.circumstances}
-    assert by_name["guessed ahead"]["speculative_num_draft_tokens"] == 3
+    assert by_name["speculative decoding"]["speculative_num_draft_tokens"] == 3
     assert "speculative_num_draft_tokens" not in by_name["retracted"]
     assert not verification.varied & given.keys()
     assert {"overlap_depth", "chunked_prefill_size", "max_total_tokens"} <= verification.varied

@@ -24,7 +24,7 @@ class Reading(NamedTuple):
     make: Callable[[], AnswerReader]
     table: TokenBytes
     one_call: bool
-    tells_thinking: bool = True
+    with_thinking: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class Choice:
         self._wants_scores = params.logprobs >= 0
         self._scores_per_token = 1 + max(0, params.logprobs)
         self._one_call = prompt.reading is not None and prompt.reading.one_call
-        self._tells_thinking = prompt.reading is None or prompt.reading.tells_thinking
+        self._with_thinking = prompt.reading is None or prompt.reading.with_thinking
         # A token is its text and no more: nothing is to be looked for, scored or dropped.
         self.is_plain = not (params.stop or params.stop_regex or self._wants_scores or self._discard or keep_token_ids)
         self.restart()
@@ -122,7 +122,7 @@ class Choice:
         )
         self._waiting: WaitingScores | None = None
         if self._wants_scores:
-            self._waiting = WaitingScores(self._detokenizer, self._reader, tells_thinking=self._tells_thinking)
+            self._waiting = WaitingScores(self._detokenizer, self._reader, with_thinking=self._with_thinking)
 
     def feed_tokens(self, token_ids: list[int]) -> str | Piece:
         """Return what more tokens add to a plain choice; most often text and nothing else."""
@@ -140,7 +140,7 @@ class Choice:
         said = [part.text for part in parts if type(part) is Said]
         if len(said) == len(parts):
             return "".join(said)
-        told = self._told(parts)
+        told = self._up_to_first_call(parts)
         return Piece("", [], self.finish, told)
 
     def feed(self, update: Update) -> Piece:
@@ -185,7 +185,7 @@ class Choice:
         if reader is not None:
             parts += reader.push(text) if text else []
             parts += reader.finish() if self.finish is not None else []
-            text, parts = "", self._told(parts)
+            text, parts = "", self._up_to_first_call(parts)
         everything = self.finish is not None and stopped is None
         ended, waiting = self.finish is not None, self._waiting
         scores = waiting.released(everything=everything, ended=ended) if waiting is not None else []
@@ -215,8 +215,8 @@ class Choice:
     def _is_enough(self, parts: list[Part]) -> bool:
         return self._one_call and any(isinstance(part, CallEnded) for part in parts)
 
-    def _told(self, parts: list[Part]) -> list[Part]:
-        """`parts` as far as they go: where one call is allowed, to the end of the first."""
+    def _up_to_first_call(self, parts: list[Part]) -> list[Part]:
+        """Return `parts`; if only one call is allowed, up to the end of the first call."""
         if self._is_enough(parts):
             parts = parts[: next(i for i, part in enumerate(parts, 1) if isinstance(part, CallEnded))]
             self.finish = "stop"
@@ -224,7 +224,7 @@ class Choice:
         self.num_calls += sum(isinstance(part, CallEnded) for part in parts)
         if self.finish == "stop" and self.num_calls:
             self.finish = "tool_calls"
-        return parts if self._tells_thinking else [part for part in parts if not isinstance(part, Thought)]
+        return parts if self._with_thinking else [part for part in parts if not isinstance(part, Thought)]
 
     @property
     def num_scores(self) -> int:

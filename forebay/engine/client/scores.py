@@ -35,10 +35,10 @@ class WaitingScores:
     """Scores of a choice's tokens go out with the text they belong to, so that those behind a stop string never do.
     Where the answer is read they wait until it is known to what of it they belong."""
 
-    def __init__(self, detokenizer: Detokenizer, reader: Reader | None, *, tells_thinking: bool) -> None:
+    def __init__(self, detokenizer: Detokenizer, reader: Reader | None, *, with_thinking: bool) -> None:
         self._detokenizer = detokenizer
         self._reader = reader
-        self._tells_thinking = tells_thinking
+        self._with_thinking = with_thinking
         self._tokens: list[Scored] = []
 
     def add(self, token_ids: Sequence[int], scores: Sequence[TokenLogprob]) -> None:
@@ -48,15 +48,15 @@ class WaitingScores:
     def released(self, *, everything: bool, ended: bool) -> list[Scored]:
         """`everything`: no text is held back any more. `ended`: none comes."""
         count = 0
-        while count < len(self._tokens) and (everything or self._is_told(count, ended)):
+        while count < len(self._tokens) and (everything or self._is_settled(count, ended)):
             count += 1
         if not count:
             return []
         released = [self._placed(i) for i in range(count)]
         del self._tokens[:count]
-        return [token for token in released if token.kind is not Thought or self._tells_thinking]
+        return [token for token in released if token.kind is not Thought or self._with_thinking]
 
-    def _is_told(self, i: int, ended: bool) -> bool:
+    def _is_settled(self, i: int, ended: bool) -> bool:
         if self._reader is None or ended:
             return self._tokens[i].offset < self._detokenizer.num_chars
         return self._end(i) <= self._reader.settled

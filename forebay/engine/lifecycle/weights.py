@@ -184,7 +184,7 @@ class EngineWeights:
     def _check(self, checkpoint: Checkpoint) -> None:
         layout = _layout(checkpoint)
         wrong = [
-            f"{name} is {_told(layout.get(name))} instead of {_told(self._layout.get(name))}"
+            f"{name} is {_described(layout.get(name))} instead of {_described(self._layout.get(name))}"
             for name in sorted(layout.keys() | self._layout.keys())
             if layout.get(name) != self._layout.get(name)
         ]
@@ -244,5 +244,5 @@ def _layout(checkpoint: Checkpoint) -> Layout:
     return {name: (tensor.shape, tensor.storage) for name, tensor in checkpoint.tensors.items()}
 
 
-def _told(tensor: tuple[tuple[int, ...], str] | None) -> str:
+def _described(tensor: tuple[tuple[int, ...], str] | None) -> str:
     return "not there" if tensor is None else f"{tensor[1]} {list(tensor[0])}"

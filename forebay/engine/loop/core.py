@@ -208,7 +208,7 @@ class EngineCore:
     def _take_updates(self) -> list[Update]:
         """With what speculation did for those that end. What transfers are to do about it goes out as well."""
         if self.exchange:
-            self.exchange.tell()
+            self.exchange.submit_orders()
         updates, widths = self.scheduler.take_updates(), self._widths
         if widths is None:
             return updates

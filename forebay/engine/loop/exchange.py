@@ -58,15 +58,15 @@ class Exchange:
         self.checks.expire(now)
         return bool(events)
 
-    def tell(self) -> None:
-        """Hand over the orders that the scheduler has given since."""
+    def submit_orders(self) -> None:
+        """Submit the orders that the scheduler has written since the last call."""
         for order in self._scheduler.handoff.take_orders():
             self.transfers.submit(order)
 
     def weights_changed(self, path: str | None, version: int) -> None:
         """Tell the transfers of other weights, after the orders that were decided with the old ones. `path` None:
         tensors from memory."""
-        self.tell()
+        self.submit_orders()
         self.transfers.weights_changed(path, version)
 
     def state(self) -> Transferring:

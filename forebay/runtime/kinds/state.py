@@ -67,8 +67,10 @@ class RecurrentStates(DeviceKind):
 
     @staticmethod
     def check(plan: StepPlan) -> None:
-        """Raise IndexOutOfPool unless the model and the copies before it write each state slot at most once, never the
-        padding slot, and snapshots lie inside what the step computes, in order."""
+        """Raise IndexOutOfPool unless the plan's state slots are valid.
+
+        The model and the copies before it write each slot at most once and never the padding slot. Snapshots lie inside
+        the tokens that the step computes, in order."""
         work = plan.kinds.state
         if _nothing(plan):
             return

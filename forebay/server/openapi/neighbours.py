@@ -68,7 +68,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "response": "The text.",
     "return_tokens": "Whether the answer has token ids, too.",
     "size": "Bytes of the weights in memory.",
-    "speculative": "Whether tokens are guessed ahead.",
+    "speculative": "Whether speculative decoding is on.",
     "stop_type": "Why the answer ended: an end token, a stop text, the limit.",
     "stopping_word": "The stop text that ended the answer.",
     "template": "The Jinja text that makes a prompt of a conversation.",

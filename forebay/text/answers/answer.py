@@ -36,13 +36,13 @@ class Answer:
 
     def say(self, text: str) -> None:
         """Append visible text."""
-        self._tell(Said, text)
+        self._append_text(Said, text)
 
     def think(self, text: str) -> None:
         """Append reasoning text."""
-        self._tell(Thought, text)
+        self._append_text(Thought, text)
 
-    def _tell(self, kind: TextKind, text: str) -> None:
+    def _append_text(self, kind: TextKind, text: str) -> None:
         if self.exact:
             if text:
                 self._add(kind, text, 0)

@@ -101,7 +101,7 @@ def find_formats(tokenizer: Tokenizer, *, calls: str = AUTO, thinking: str = AUT
     names = CALL_PARSERS if calls in (AUTO, NONE) else (calls,)
     wanted, found, why = _calls(render, names) if not ignores else (Wanted(), _HERMES, _IGNORED)
     if not found:
-        found, why = _told(shown or "")
+        found, why = _tools_form(shown or "")
     if ignores and calls not in (AUTO, NONE, _HERMES):
         raise ConfigError(
             f"--tool-call-parser {calls}: {why}, in the form of {_HERMES}: give --chat-template, or {_HERMES}"
@@ -170,8 +170,8 @@ def _calls(render: Render, names: Sequence[str]) -> tuple[Wanted, str, str]:
     return Wanted(hidden=hidden, content=""), "", ""
 
 
-def _told(shown: str) -> tuple[str, str]:
-    """By what the template writes of tools."""
+def _tools_form(shown: str) -> tuple[str, str]:
+    """Return the call format whose tool description the template renders, and the evidence."""
     for each in CALL_FORMATS.values():
         for marker in filter(None, (*each.begins, each.told)):
             if marker in shown:

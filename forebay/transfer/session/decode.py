@@ -77,7 +77,7 @@ class Peer(DecodeSide):
         self.session: SessionWithPrefill | None = None
         self.rests = False  # it has said so
         self.receipts: dict[bytes, Receipt] = {}
-        self.unsaid: list[tuple[float, frames.Declined]] = []  # since when they wait for a session
+        self.unsent: list[tuple[float, frames.Declined]] = []  # since when they wait for a session
         self._retry_at = 0.0
 
     # -- orders ----------------------------------------------------------------------------------------------------
@@ -103,15 +103,15 @@ class Peer(DecodeSide):
         else:
             self._connect()
 
-    def decline(self, half: Offer | Decline, failure: Failure, since: float) -> None:
-        """Prefill would wait for it until that took too long. Said in the next session, where there is none."""
+    def decline(self, message: Offer | Decline, failure: Failure, since: float) -> None:
+        """Decline a request, so that prefill does not wait for its time-out; without a session, in the next one."""
         if not self._may_ask:
             return
-        frame = frames.Declined(half.ticket.nonce, half.ticket.room, half.num_tokens, half.digest, failure)
+        frame = frames.Declined(message.ticket.nonce, message.ticket.room, message.num_tokens, message.digest, failure)
         if self.session is not None and self.session.is_joined:
             self.session.send(frame)
         else:
-            self.unsaid.append((since, frame))
+            self.unsent.append((since, frame))
 
     @property
     def _may_ask(self) -> bool:
@@ -214,19 +214,19 @@ class Peer(DecodeSide):
     def on_joined(self, session: SessionWithPrefill) -> None:
         """Make the offers that waited, and ask about broken tickets of earlier sessions."""
         log.info(event("prefill_joined", where=session.where, shared=session.reach is not None))
-        self._say_unsaid(session)
+        self._send_unsent(session)
         for receipt in [*self.receipts.values()]:
             self.step(receipt, DecodeEvent.JOINED)
 
     def on_session_refused(self, session: SessionWithPrefill, failure: Failure) -> None:
         for receipt in [*self.receipts.values()]:
             self.end(receipt, failure)
-        self._say_unsaid(session)
+        self._send_unsent(session)
 
-    def _say_unsaid(self, session: SessionWithPrefill) -> None:
-        for _, frame in self.unsaid:
+    def _send_unsent(self, session: SessionWithPrefill) -> None:
+        for _, frame in self.unsent:
             session.send(frame)
-        self.unsaid.clear()
+        self.unsent.clear()
 
     def on_session_lost(self, session: SessionWithPrefill, failure: Failure) -> None:
         """Break the tickets that were offered in the session; those that wait for a session may use the next one."""
@@ -238,7 +238,7 @@ class Peer(DecodeSide):
 
     def forget(self) -> None:
         """Leave `peers` if nothing is left to do with this server."""
-        if not (self.receipts or self.unsaid) and self.session is None:
+        if not (self.receipts or self.unsent) and self.session is None:
             self._peers.pop(self.address, None)
 
     # -- time ------------------------------------------------------------------------------------------------------
@@ -253,9 +253,9 @@ class Peer(DecodeSide):
                 self.end(receipt, frames.bootstrap_timeout(f"{self.address[0]}:{self.address[1]}", limit_s))
             elif receipt.state is Received.BROKEN and receipt.writer_is_dead:
                 self.step(receipt, DecodeEvent.UNTOUCHED)
-        self.unsaid = [(since, frame) for since, frame in self.unsaid if now - since <= limit_s]
+        self.unsent = [(since, frame) for since, frame in self.unsent if now - since <= limit_s]
         unheard = (one.is_waiting or one.state is Received.BROKEN for one in self.receipts.values())
-        if self.unsaid or any(unheard):
+        if self.unsent or any(unheard):
             self._connect()
         self.forget()
 

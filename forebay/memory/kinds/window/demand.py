@@ -20,8 +20,9 @@ def window_margin(page_size: int, track_interval: int) -> int:
 def window_pages_per_request(
     window: int, page_size: int, depth: int, track_interval: int = 0, *, width: int = 1
 ) -> int:
-    """Window pages that a request needs at most for the tokens it still reads and the margin behind them, with `depth`
-    more steps in flight, of at most `width` tokens each, and a page begun at either end."""
+    """Return the most window pages that a request needs for the tokens it still reads and the margin behind them.
+
+    `depth` more steps may be in flight, of at most `width` tokens each, and the first and last page may be partial."""
     ahead = (depth + 1) * width - 1
     return ceil_div(window - 1 + ahead + window_margin(page_size, track_interval), page_size) + 2
 

@@ -1,6 +1,6 @@
-"""Outputs that are begun for trial, since some grammars compile and break when they are used.
+"""Dry runs of grammars, since some grammars compile and fail only in use.
 
-A trial has an eighth of the limits that the engine has (`compiler.ENGINE`): a grammar that passes has room to spare.
+A dry run has an eighth of the limits that the engine has (`compiler.ENGINE`): a grammar that passes has room to spare.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ Choose = Callable[[Ids, int], int]
 """The place among the allowed tokens, in ascending order, of the one that comes at a position."""
 
 
-class Trial:
-    """Outputs of each grammar: one of the tokens with the longest text, which goes through most of it; one of the
-    shortest, which visits most rows of the parser; one of the longest with white space; and one of any."""
+class DryRun:
+    """Starts short outputs of each grammar, to see whether its matcher fails.
+
+    One has the tokens with the longest text, which covers most of the grammar; one the shortest, which visits most rows
+    of the parser; one the longest with white space; and one any tokens.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._lengths = np.array([len(token) for token in vocabulary.tokens])
@@ -34,7 +37,7 @@ class Trial:
         self._text_lengths = np.array([len(token.strip()) for token in vocabulary.tokens])
 
     def run(self, grammar: Grammar, tokenizer: LLTokenizer) -> None:
-        """Raises InvalidRequest if an output breaks."""
+        """Start the outputs; raises InvalidRequest if one breaks."""
         prototype = compiled(grammar, tokenizer, CHECKED)
         for choose in (self._longest_text, self._shortest_text, self._longest, self._any):
             self._begin(grammar, prototype.deep_copy(), NUM_TOKENS, choose)
