@@ -143,7 +143,14 @@ def test_a_type_that_is_not_computed_in_names_those_that_are(dtype: str) -> None
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("gguf", "use file"), ("fp8", "bfloat16 and use int8 or int4"), ("awq", "use file"), ("q4_1", "use int4")],
+    [
+        ("gguf", "use file"),
+        ("awq", "use file"),
+        ("mxfp4", "use file"),
+        ("fp8", "use file, or leave it out; of others use int8"),
+        ("bitsandbytes", "bfloat16 and use int8 or int4"),
+        ("q4_1", "use int4"),
+    ],
 )
 def test_codes_that_are_not_made_name_those_that_are(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"--quantization: .* {words}|--quantization: {words}"):
