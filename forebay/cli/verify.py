@@ -40,7 +40,7 @@ def run(words: Sequence[str]) -> int:
     """Print the outcome of each circumstance; return 1 unless all answers are the same."""
     summary = (
         "Ask a model the same things alone and in all that an engine does around a request (load, chunks, cached, "
-        "evicted and retracted memory, guesses, sleep, prefill and decode apart), and compare token by token. Exit "
+        "evicted and retracted memory, drafts, sleep, prefill and decode apart), and compare token by token. Exit "
         "code 1 if an answer differs, a request fails, or a circumstance did not come about for each way of choosing "
         "tokens."
     )

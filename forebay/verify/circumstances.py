@@ -96,7 +96,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int) -> list[Circ
         Circumstance(
             "retracted to the host", {**pressed, "retraction_host_bytes": _HOST_BYTES}, _pressed, _kept, _copied_back
         ),
-        Circumstance("drafted ahead", {**replayed, **speculative}, _twice, _acceptance, _accepted),
+        Circumstance("speculative decoding", {**replayed, **speculative}, _twice, _acceptance, _accepted),
         Circumstance("others give up", {**cached, **overlapped}, _giving_up, _given_up, _went_on),
         Circumstance("asleep in the middle", cached, _asleep, _released, _interrupted),
         *(_apart(backend) for backend in (TransferBackend.SHM, TransferBackend.TCP)),
@@ -108,7 +108,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int) -> list[Circ
             _was_concurrent,
         ),
         Circumstance(
-            "all of it, drafted ahead",
+            "all of it, speculative",
             {**tight, **cached, **replayed, **chunks, **speculative},
             _all,
             _much,
