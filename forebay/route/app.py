@@ -220,7 +220,7 @@ async def debug_state(request: Request, router: Router) -> Response:
     """Return the state of all members that answer: their pools under their own names, and the sums of their
     counters."""
     headers = _passed_on(request, RequestContext.of(request.scope))
-    answers = await asyncio.gather(*(_debug_state(member, headers) for member in router.members.all))
+    answers = await asyncio.gather(*(_debug_report(member, headers) for member in router.members.all))
     told: list[dict[str, Any]] = [state for state in answers if "pools" in state]
     refused = [state["status"] for state in answers if "status" in state]
     if not told and refused:
@@ -249,7 +249,7 @@ def _short(router: Router, member: Member) -> str:
     return str(member.role) if len(same) == 1 else f"{member.role} {same.index(member) + 1}"
 
 
-async def _debug_state(member: Member, headers: dict[str, str]) -> dict[str, Any]:
+async def _debug_report(member: Member, headers: dict[str, str]) -> dict[str, Any]:
     """Return a member's `/debug/state`: empty if it does not answer, its `status` if it refuses."""
     if not member.up:
         return {}
