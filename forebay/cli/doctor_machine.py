@@ -79,7 +79,7 @@ def cpu_finding(cpu: Cpu) -> Finding:
     missing = cpu.lacks
     # The matrix tiles of the best are in few CPUs: that they are not there is no news.
     plain = VARIANTS[1].needs <= cpu.flags
-    fix = "" if plain else "--activation-bits 8 and --quantization int4 or int8 gain most where these are not"
+    fix = "" if plain else "--quantization int4, or int8 with --activation-bits 8, gains most where these are not"
     return Finding("CPU", Verdict.OK if plain else Verdict.NOTE, f"{found}; {missing}" if missing else found, fix)
 
 

@@ -36,10 +36,11 @@ from forebay.pools.cache_spec import CacheSpec, cache_sizes
 EXIT_FITS: Final = 0
 EXIT_DOES_NOT_FIT: Final = 2  # as for weights that do not
 CONTEXTS: Final = (1024, 4096, 16384, 65536, 262144)
-# The settings that bear on memory.
+# The settings that bear on memory, and the width of activations.
 SETTINGS: Final = (
     "dtype",
     "quantization",
+    "activation_bits",
     "kv_cache_dtype",
     "mamba_ssm_dtype",
     "mem_fraction_static",

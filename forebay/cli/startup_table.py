@@ -23,6 +23,7 @@ SHOWN: Final = (
     "dtype",
     "num_threads",
     "kernels",
+    "activation_bits",
     "context_length",
     "max_running_requests",
     "chunked_prefill_size",

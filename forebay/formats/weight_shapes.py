@@ -66,6 +66,11 @@ class WeightShapes:
         """`itemsize` bytes for a value of the model's dtype."""
         return sum(held.num_bytes for held in self.held(quantization, itemsize))
 
+    def code_bits(self, quantization: Quantization, itemsize: int) -> int:
+        """Return the bits of the codes that hold most of the weights in codes; 0 if none are in codes."""
+        codes = [held for held in self.held(quantization, itemsize) if held.bits <= 8]
+        return max(codes, key=lambda held: held.num_weights).bits if codes else 0
+
     def held(self, quantization: Quantization, itemsize: int) -> list[HeldWeights]:
         """Return the weights by the bits of the codes that hold them, the fewest first, and those of the model's
         dtype last."""

@@ -15,13 +15,15 @@ from forebay.config import disaggregation
 from forebay.config.engine_config import Chaos, Config, StateStrategy
 from forebay.config.flag import AUTO, SECRET, Auto
 from forebay.config.machine import Amount
-from forebay.config.resolve import Survey, resolve, written_values
+from forebay.config.resolve import HERE, Survey, resolve, written_values
 from forebay.config.rules import OPTIONAL, RULES
 from forebay.config.server_args import FLAGS
 from forebay.config.speculation import PREFIX
 from forebay.families.sampling import NEUTRAL
 from forebay.formats.quantization import Quantization
+from forebay.formats.quantized import CodeFormat
 from forebay.formats.store import find_model
+from forebay.formats.weight_shapes import WeightKind, WeightShapes
 from tests.models.tiny import make_tiny
 
 KEY = "sk-canary-0123456789"
@@ -61,9 +63,39 @@ def setting(config: Config, name: str) -> tuple[str, str]:
     return found.value, found.source
 
 
-def test_activations_are_rounded_to_eight_bits_or_sixteen() -> None:
-    assert resolve({}).engine.activation_bits == 16
-    assert resolve({"activation_bits": 8, **ROUNDING}).engine.activation_bits == 8
+@pytest.mark.parametrize(
+    ("flags", "bits", "of"),
+    [
+        ({}, 8, 4),  # the embedded model's own codes, of which the head's have 8 bits
+        ({"quantization": "int4"}, 8, 4),
+        ({"quantization": "int8"}, 8, 4),  # codes of fewer bits stay
+    ],
+)
+def test_activation_bits_default_of_codes_up_to_6_bits_is_8(flags: dict[str, str], bits: int, of: int) -> None:
+    config = resolve({**ROUNDING, **flags})
+    found = next(item for item in config.settings if item.name == "activation_bits")
+    assert (config.engine.activation_bits, found.source) == (bits, "rule")
+    assert found.reason.startswith(f"weights of {of} bits: 1.2 to 1.5 times the tokens/s of 16")
+
+
+@pytest.mark.parametrize(
+    ("own", "quantization", "bits"),
+    [("", "int8", 16), ("", "int4", 8), ("q8", "file", 16), ("q8", "int8", 16), ("q6", "file", 8), ("q6", "int8", 8)],
+)
+def test_activation_bits_default_follows_the_bits_of_most_held_codes(own: str, quantization: str, bits: int) -> None:
+    codes = {"q6": CodeFormat(bits=6, minimums=False, group=16), "q8": CodeFormat(bits=8, minimums=False), "": None}[
+        own
+    ]
+    rarer = CodeFormat(bits=4 if own == "q8" else 8, minimums=False)
+    kinds = {WeightKind(codes, 64, 4): 4096, WeightKind(rarer, 64, 8): 2048, WeightKind(None, 64, 16): 9000}
+    model = HERE.model(find_model(None), False)[0]
+    survey = Survey(model=lambda path, draft_head: (model, WeightShapes(kinds)))
+    flags = {"quantization": quantization, **ROUNDING}
+    assert resolve(flags, survey=survey).engine.activation_bits == bits
+    assert resolve({**flags, "activation_bits": 24 - bits}, survey=survey).engine.activation_bits == 24 - bits
+
+
+def test_activation_bits_of_another_number_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"--activation-bits \(12\): use 8 or 16"):
         resolve({"activation_bits": 12})
 
