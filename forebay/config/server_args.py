@@ -169,6 +169,10 @@ _SCHEDULING: Final = in_group(
         high=MAX_TOKENS,
     ),
     Flag(
+        *("max_step_ms", FLOAT, "longest step in which others decode, to which its prompt is cut; 0: no limit by time"),
+        low=0.0,
+    ),
+    Flag(
         "schedule_policy",
         TEXT,
         "who is admitted first: arrival, longest cached prefix, or priority",
@@ -177,9 +181,7 @@ _SCHEDULING: Final = in_group(
         choices=tuple(SchedulePolicy),
     ),
     Flag(
-        "schedule_conservativeness",
-        FLOAT,
-        "above 1 admits fewer at once, below 1 more (and retracts more)",
+        *("schedule_conservativeness", FLOAT, "above 1 admits fewer at once, below 1 more (and retracts more)"),
         default=1.0,
         low=0.0,
         high=10.0,

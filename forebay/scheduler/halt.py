@@ -15,7 +15,7 @@ from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Failure, FinishReason, Update
 from forebay.scheduler.handoff import ASLEEP
 from forebay.scheduler.queues import Flight
-from forebay.scheduler.scheduler import Scheduler
+from forebay.scheduler.scheduler import NO_LIMIT, Scheduler
 from forebay.scheduler.suspects import Suspects
 
 
@@ -42,12 +42,12 @@ class Halt:
         s = self._scheduler
         return not (s.num_running or s.flights or s.transferring or s.handoff.num_open or s.held.draft.saves)
 
-    def plan(self, now: float, width: int = 1) -> StepPlan | None:
+    def plan(self, now: float, width: int = 1, mixed_limit: int = NO_LIMIT) -> StepPlan | None:
         """The next step on the way; None where the next thing is a commit, or `done`."""
         s = self._scheduler
         s.handoff.rest()
         if self.mode is Mode.WAIT:
-            if (plan := s.plan(now, width)) is not None:
+            if (plan := s.plan(now, width, mixed_limit)) is not None:
                 return plan
         elif s.flights:
             return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import chain
+from typing import Final
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from forebay.scheduler.proposer import Proposer, draft_tokens
 from forebay.scheduler.queues import Blocked, Flight
 from forebay.scheduler.recovery import quarantine_leaks, set_back_unsuspected, start_over, stuck_requests
 from forebay.scheduler.state import SchedulerState, page_map, pool_state, tenant_states
+
+NO_LIMIT: Final = 1 << 30  # tokens of prompts in a step
 
 
 class Scheduler(OutputProcessor):
@@ -98,9 +101,10 @@ class Scheduler(OutputProcessor):
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
-    def plan(self, now: float, width: int = 1) -> StepPlan | None:
+    def plan(self, now: float, width: int = 1, mixed_limit: int = NO_LIMIT) -> StepPlan | None:
         """Decide the next step, or None when there is nothing that could be done before a commit. Decodes compute up to
-        `width` tokens each, the last ones of them guessed, unless there are prompts in the step."""
+        `width` tokens each, the last ones of them guessed, unless there are prompts in the step. Prompts have at most
+        `mixed_limit` tokens beside decodes."""
         if width > 1 and self.proposer and self.flights:
             return None  # who guesses here must know the last token
         if self.pending.of or self.transferring:
@@ -118,7 +122,7 @@ class Scheduler(OutputProcessor):
             if self.running.reqs:
                 self.held.decode(self.running, active)
             self.ratio.after_decode()
-        started = self._cut_prompts(now, may_admit)
+        started = self._cut_prompts(now, may_admit, mixed_limit)
         chunks = self.held.draft.chunks
         decoding, rows = self.running.reqs, self.running.req_pool_indices_cpu
         if active is not None:
@@ -216,14 +220,14 @@ class Scheduler(OutputProcessor):
             self.counters["retractions_kept"] += 1
         self.set_back(req)
 
-    def _cut_prompts(self, now: float, may_admit: bool) -> list[Request]:
+    def _cut_prompts(self, now: float, may_admit: bool, mixed_limit: int) -> list[Request]:
         """Draft the step's chunks: of prompts under way and of those of requests that can start, which are returned."""
         self.blocked, starts = None, may_admit and bool(self.waiting.of)
         if not (self.extending or starts):
             return []
         left = self.config.chunked_prefill_size
         if self.running.reqs:
-            left = min(left, self.config.mixed_chunk_size)
+            left = min(left, self.config.mixed_chunk_size, mixed_limit)
         if self.extending:
             self.held.trim(self.extending)
         admitted = AdmissionPass(self, self.ratio.value, starts=starts).run(left)

@@ -11,7 +11,7 @@ from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.requests.updates import FinishReason, Update
-from forebay.scheduler.scheduler import Scheduler
+from forebay.scheduler.scheduler import NO_LIMIT, Scheduler
 
 
 def config(**changes) -> SchedulerConfig:
@@ -42,6 +42,7 @@ class Rig:
         self.scheduler = Scheduler(config(**changes), proposer, handoff)
         self.depth, self.width = depth, width
         self.now = 0.0
+        self.mixed_limit = NO_LIMIT
         self.flights: deque[StepPlan] = deque()
         self.plans: list[StepPlan] = []
         self.updates: list[Update] = []
@@ -59,7 +60,7 @@ class Rig:
         return req
 
     def launch(self) -> StepPlan | None:
-        plan = self.scheduler.plan(self.now, self.width)
+        plan = self.scheduler.plan(self.now, self.width, self.mixed_limit)
         self.updates += self.scheduler.take_updates()
         if plan:
             self.flights.append(plan)

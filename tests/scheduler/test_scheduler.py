@@ -89,6 +89,19 @@ def test_prompts_are_cut_shorter_while_others_decode_so_that_those_wait_less():
     assert lengths[:4] == [(1, [5]), (1, [5]), (0, [8]), (1, [])]
 
 
+@pytest.mark.parametrize(("limit", "mixed"), [(3, 3), (1, 1), (8, 5)])
+def test_scheduler_mixed_limit_cuts_prompts_only_beside_decodes(limit, mixed):
+    rig = Rig(chunked_prefill_size=16, mixed_chunk_size=5)
+    rig.mixed_limit = limit
+    rig.add(18, max_new=9)
+    rig.add(30)
+    lengths = [(plan.num_decodes, plan.q_lens[: plan.num_extends].tolist()) for plan in iter(rig.step, None)]
+    assert lengths[0] == (0, [16])
+    cut = [chunk for decodes, chunk in lengths if decodes and chunk]
+    assert cut[0] == [mixed]
+    assert all(sum(chunk) <= mixed for chunk in cut)
+
+
 def test_a_stop_token_ends_a_request_and_is_named():
     rig = Rig(sample=lambda row: 7)
     req = rig.add(3)

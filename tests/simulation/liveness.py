@@ -17,7 +17,7 @@ from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Update
 from forebay.scheduler import admission
 from forebay.scheduler import scheduler as scheduler_module
-from forebay.scheduler.scheduler import Scheduler
+from forebay.scheduler.scheduler import NO_LIMIT, Scheduler
 from tests.simulation.fairness import Fairness
 from tests.simulation.hash_step import HashStep
 from tests.simulation.violation import Violation, require
@@ -42,6 +42,7 @@ class Liveness:
         self._config, self._scheduler = config, scheduler
         self._times: dict[int, _Times] = {}
         self._num_retracted = 0  # in the plan that is being made
+        self.mixed_limit = NO_LIMIT  # of that plan
         self.fairness = Fairness(config, scheduler)
 
     # -- what happens -------------------------------------------------------------------------------------------------
@@ -219,11 +220,11 @@ class Liveness:
     def _budget_left(self, plan: StepPlan | None, started: list[Request]) -> int:
         """Prompt tokens that the plan could have computed besides its own."""
         if plan is None:
-            return self._config.mixed_chunk_size
+            return min(self._config.mixed_chunk_size, self.mixed_limit)
         extended = set(plan.rows[: plan.num_extends].tolist())
         under_way = [req for req in self._scheduler.requests.values() if req.held]
         mixed = any(req.allocation.row not in extended for req in self._scheduler.running.reqs)
-        most = self._config.mixed_chunk_size if mixed else self._config.chunked_prefill_size
+        most = min(self._config.mixed_chunk_size, self.mixed_limit) if mixed else self._config.chunked_prefill_size
         scored = {req.allocation.row for req in under_way if req.wants_prompt_logprobs}
         costs = [admission.SCORED_COST if row in scored else 1 for row in plan.rows[: plan.num_extends].tolist()]
         used = int(np.dot(plan.q_lens[: plan.num_extends], costs))

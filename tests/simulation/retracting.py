@@ -18,7 +18,7 @@ from forebay.scheduler.grammars import Grammars
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.proposer import Proposer
 from forebay.scheduler.queues import Blocked, by_rank
-from forebay.scheduler.scheduler import Scheduler
+from forebay.scheduler.scheduler import NO_LIMIT, Scheduler
 from tests.simulation.liveness import Liveness
 
 
@@ -78,10 +78,12 @@ class RetractingScheduler(Scheduler):
             self.watcher.disturbed("abort")
         super().abort(request_id)
 
-    def plan(self, now: float, width: int = 1) -> StepPlan | None:
+    def plan(self, now: float, width: int = 1, mixed_limit: int = NO_LIMIT) -> StepPlan | None:
         if self.watcher:
             self.watcher.disturbed("plan")
-        plan = super().plan(now, width)
+        if self.liveness:
+            self.liveness.mixed_limit = mixed_limit
+        plan = super().plan(now, width, mixed_limit)
         if self.watcher:
             self.watcher.planned(plan, width)
             self.watcher.disturbed("planned", plan)

@@ -21,6 +21,7 @@ from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, PAD, Holder, Ids, Slots
 from forebay.requests.step_plan import HostWork
 from forebay.scheduler import releases
+from forebay.scheduler.scheduler import NO_LIMIT
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.simulator import Simulation
 from tests.simulation.workload import random_config, random_traffic, with_speculation
@@ -99,8 +100,8 @@ class Following(RetractingScheduler):
         super().__init__(*args, **kwargs)
         self.on_host: dict[int, Ids] = {}
 
-    def plan(self, now, width=1):
-        plan = super().plan(now, width)
+    def plan(self, now, width=1, mixed_limit=NO_LIMIT):
+        plan = super().plan(now, width, mixed_limit)
         (keys,) = (kind for kind in self.held.kinds if isinstance(kind, IndexKeys))
         if plan:
             self._copy(plan.host, keys)

@@ -115,9 +115,9 @@ class Transitions:
     def draining(self) -> bool:
         return self._transition is not None
 
-    def plan(self, now: float, width: int) -> StepPlan | None:
+    def plan(self, now: float, width: int, mixed_limit: int) -> StepPlan | None:
         """Return the next step before the halt, or None if no transition is under way or nothing is left to run."""
-        return None if self._transition is None else self._transition.halt.plan(now, width)
+        return None if self._transition is None else self._transition.halt.plan(now, width, mixed_limit)
 
     def _begin(self, frame: Release | UpdateWeights, check: Callable[[], None], act: Callable[[float], None]) -> None:
         def begin() -> None:

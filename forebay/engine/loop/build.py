@@ -35,6 +35,7 @@ from forebay.engine.lifecycle.occupation import Occupation
 from forebay.engine.lifecycle.sizing import memory_demand, scheduler_config, within_memory
 from forebay.engine.lifecycle.weights import DTYPES, EngineWeights, Loaded
 from forebay.engine.loop.core import EngineCore
+from forebay.engine.loop.mixed import MixedChunks
 from forebay.engine.loop.roles import role_of, shared_caches, transfers_for
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
@@ -146,10 +147,19 @@ def _core(
         clock=clock,
         in_idle_time=beside.capture_next,
         widths=Widths(config.speculation) if config.speculation.num_draft_tokens > 1 else None,
+        mixed=_mixed(config),
         wake_on_request=config.wake_on_request,
         keep_prefix_cache=config.keep_prefix_cache,
         **others,
     )
+
+
+def _mixed(config: EngineConfig) -> MixedChunks | None:
+    """Make the limit of mixed steps by time; None for no limit, a GPU's default."""
+    most_ms, page_size = config.scheduling.max_step_ms, config.memory.page_size
+    if most_ms is None:
+        return MixedChunks(None, page_size) if config.device == "cpu" else None
+    return MixedChunks(most_ms / 1e3, page_size) if most_ms else None
 
 
 def _proposer(options: SpeculationOptions) -> Proposer | None:

@@ -17,13 +17,14 @@ from forebay.base.log import event, get_logger
 from forebay.engine.frames import AddRequest
 from forebay.engine.lifecycle.sleep import Memory, NoMemory, Sleeper
 from forebay.engine.loop.exchange import Connected, Exchange
+from forebay.engine.loop.mixed import MixedChunks
 from forebay.engine.loop.stats import Stats
 from forebay.engine.stream import failed
 from forebay.requests.request import Request, RequestFault
 from forebay.requests.sampling_params import check_token_ids
 from forebay.requests.step_plan import Launched, Runner, StepPlan
 from forebay.requests.updates import Update
-from forebay.scheduler.scheduler import Scheduler
+from forebay.scheduler.scheduler import NO_LIMIT, Scheduler
 from forebay.speculation.adaptive import Mark, Widths
 
 EXPIRE_INTERVAL_S: Final = 0.25
@@ -78,7 +79,8 @@ class Decoding:
 class EngineCore:
     """A scheduler and a runner, turned by `step`. Owned by one thread. `in_idle_time` does a little that can wait, and
     says whether there is more. `widths` says how many tokens decodes compute, and learns what came of it; None where
-    nothing is guessed. `transfers` carry out what a scheduler with a role orders, `memory` is what can be released;
+    nothing is guessed. `mixed` limits the prompts of steps in which others decode, and learns what those took; None for
+    no limit by time. `transfers` carry out what a scheduler with a role orders, `memory` is what can be released;
     None where there is none.
 
     A failing step, and whatever else goes wrong between frames and updates, costs at most the request that is to blame,
@@ -95,6 +97,7 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         in_idle_time: Callable[[], bool] = lambda: False,
         widths: Widths | None = None,
+        mixed: MixedChunks | None = None,
         transfers: Connected | None = None,
         memory: Memory | None = None,
         wake_on_request: bool = False,
@@ -119,7 +122,7 @@ class EngineCore:
         self._eos_token_ids = tuple(eos_token_ids)
         self._clock = clock
         self._in_flight: deque[InFlight] = deque()
-        self._widths = widths
+        self._widths, self._mixed = widths, mixed
         self._decoding: dict[int, Decoding] = {}  # by request, where widths are measured
         self._failures_in_a_row = 0
         self._reserve = Reserve()
@@ -236,7 +239,7 @@ class EngineCore:
         fault.point("engine.plan")
         num_running = len(self.scheduler.running)
         width = self._widths.width(num_running) if self._widths and num_running else 1
-        plan = (self.sleeper if self.sleeper.away else self.scheduler).plan(now, width)
+        plan = (self.sleeper if self.sleeper.away else self.scheduler).plan(now, width, self._mixed_limit())
         self.stats.counters["engine.host_seconds"] += self._clock() - now
         ahead = [plan, *(step.plan for step in self._in_flight)]
         self.step_limit_s = self._pace.limit_s(max(step.num_tokens if step else 0 for step in ahead))
@@ -279,14 +282,34 @@ class EngineCore:
         self._failures_in_a_row = 0
         seconds = now - self.stats.last_step_at
         self._pace.ended(plan.num_tokens, seconds)
-        if self._widths and plan.num_extends:
-            self._widths.mixed_ended()
-        elif self._widths and plan.num_seqs:
-            self._widths.ended(plan.num_seqs, width, len(result.token_ids), seconds)
+        self._measured(plan, width, len(result.token_ids), seconds)
         self.stats.counters["engine.steps"] += 1
         self.stats.last_step_at = now
         self.stats.counters["engine.host_seconds"] += self._clock() - now
         return True
+
+    def _mixed_limit(self) -> int:
+        """The most prompt tokens of a step that decodes as well."""
+        scheduler = self.scheduler
+        if self._mixed is None or not scheduler.running.reqs or not (scheduler.extending or scheduler.waiting.of):
+            return NO_LIMIT
+        num_requests = min(len(scheduler.requests), scheduler.config.max_running_requests)
+        context = max((req.allocation.kv_bound for req in scheduler.extending), default=0)
+        return self._mixed.limit(len(scheduler.running.reqs), num_requests, context)
+
+    def _measured(self, plan: StepPlan, width: int, num_tokens: int, seconds: float) -> None:
+        """A step has taken `seconds` and brought `num_tokens`."""
+        if self._widths and plan.num_extends:
+            self._widths.mixed_ended()
+        elif self._widths and plan.num_seqs:
+            self._widths.ended(plan.num_seqs, width, num_tokens, seconds)
+        if self._mixed is None or not plan.num_decodes:
+            return
+        if plan.num_extends:
+            num_prompt = int(plan.q_lens[: plan.num_extends].sum())
+            self._mixed.mixed(plan.num_decodes, num_prompt, int(plan.starts.max()), seconds)
+        else:
+            self._mixed.decoded(plan.num_decodes, seconds)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         self.stats.counters["engine.step_failures"] += 1
