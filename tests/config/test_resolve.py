@@ -142,7 +142,8 @@ def test_nothing_below_is_auto() -> None:
     engine = flat(config.engine)
     assert not any(isinstance(value, Auto) for value in (*engine.values(), *flat(config.server).values()))
     absent = {name for name, value in engine.items() if value is None}
-    assert absent == {"max_total_tokens", "max_mamba_cache_size", "draft_model_path"}  # no limit of its own; none
+    # No limit of its own, no model, and what only the engine can measure.
+    assert absent == {"max_total_tokens", "max_mamba_cache_size", "draft_model_path", "max_step_ms"}
 
 
 def test_every_auto_has_a_rule_or_may_be_absent() -> None:
