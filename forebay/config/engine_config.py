@@ -165,7 +165,7 @@ class SchedulingOptions:
 
     chunked_prefill_size: int = 2048  # most tokens of prompts in one step
     mixed_chunk_size: int = 2048  # the same, in a step in which others decode
-    max_step_ms: float | None = None  # of such a step; 0: no limit, None: by the median decode step, on a CPU
+    max_step_ms: float | None = None  # of such a step; None: no limit, 0: by the median decode step
     schedule_policy: SchedulePolicy = SchedulePolicy.FCFS
     schedule_conservativeness: float = 1.0
     radix_cache: bool = True

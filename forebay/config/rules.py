@@ -279,7 +279,7 @@ OPTIONAL: Final = {
     "revision": "main, of models of the hub",
     "mem_fraction_static": f"the caches take what is left for them; {GPU_FRACTION:.0%} on a GPU",
     "max_total_tokens": "what the memory holds",
-    "max_step_ms": "twice the median decode step of all that run or wait, as measured; on a GPU no limit",
+    "max_step_ms": "no limit by time: prompts keep their throughput, and --mixed-chunk-size alone limits them",
     **kinds.OPTIONAL,
     **sampling.OPTIONAL,
     **speculation.OPTIONAL,

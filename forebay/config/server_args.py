@@ -169,7 +169,11 @@ _SCHEDULING: Final = in_group(
         high=MAX_TOKENS,
     ),
     Flag(
-        *("max_step_ms", FLOAT, "longest step in which others decode, to which its prompt is cut; 0: no limit by time"),
+        *(
+            "max_step_ms",
+            FLOAT,
+            "longest step in which others decode, to which its prompt is cut; 0: twice the median decode step",
+        ),
         low=0.0,
     ),
     Flag(

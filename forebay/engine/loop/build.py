@@ -155,11 +155,9 @@ def _core(
 
 
 def _mixed(config: EngineConfig) -> MixedChunks | None:
-    """Make the limit of mixed steps by time; None for no limit, a GPU's default."""
-    most_ms, page_size = config.scheduling.max_step_ms, config.memory.page_size
-    if most_ms is None:
-        return MixedChunks(None, page_size) if config.device == "cpu" else None
-    return MixedChunks(most_ms / 1e3, page_size) if most_ms else None
+    """Make the limit of mixed steps by time; None for no limit, which is the default."""
+    most_ms = config.scheduling.max_step_ms
+    return None if most_ms is None else MixedChunks(most_ms / 1e3 or None, config.memory.page_size)
 
 
 def _proposer(options: SpeculationOptions) -> Proposer | None:
