@@ -284,6 +284,8 @@ class EngineConfig:
     speculation: SpeculationOptions = SpeculationOptions()
     disaggregation: DisaggregationOptions = DisaggregationOptions()
     enable_memory_saver: bool = False  # of a GPU's memory; a CPU's can always be released
+    weights_cache_bytes: int = 0  # of all files in which starts keep packed weights; 0: none is read or written
+    verify_weights_cache: bool = False  # all bytes, not only the header
     weights_cpu_backup: bool = False  # of a GPU's, while they are released
     sleep_idle_seconds: float = 0.0  # without a request after which all memory is given back; 0: never
     wake_on_request: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,15 @@ def available_memory(cgroup: Path = CGROUP, proc: Path = PROC, rlimits: RLimits 
         here = Amount(available, "available")
     amounts = [here, *_left_by_cgroups(cgroup, proc), *_left_by_rlimits(rlimits)]
     return min(amounts, key=lambda amount: amount.value)
+
+
+def disk_of(folder: Path) -> Amount:
+    """Bytes of the file system that holds `folder`, or would if it were created; 0 if that cannot be found out."""
+    there = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    try:
+        return Amount(shutil.disk_usage(there or "/").total, f"the disk of {folder}")
+    except OSError as error:
+        return Amount(0, f"the disk of {folder}, which cannot be read ({error})")
 
 
 def total_memory(proc: Path = PROC) -> int:

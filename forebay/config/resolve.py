@@ -242,6 +242,7 @@ def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
         host_memory=host_memory,
         gpu=gpu,
         cpu=survey.cpu(),
+        cache_disk=machine.disk_of(cache_folder("weights")),
         kernel_folders=(PREBUILT, cache_folder("ops")),
         num_keys=num_keys,
     )

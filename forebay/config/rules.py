@@ -29,6 +29,7 @@ HOST_LIMIT_BYTES: Final = 1 << 30
 # Beside 16 who decode, a step of the embedded model then takes about 12 ms on two cores, and prompts are read at nearly
 # the speed of longer chunks.
 MIXED_CHUNK_TOKENS: Final = 96
+WEIGHTS_CACHE_BYTES: Final = 24 << 30
 ITEM_BYTES: Final = {"int8": 1, "bfloat16": 2, "float32": 4}
 # Codes of up to so many bits have lost several percent of perplexity, beside which 0.2 to 0.4 % are little. Codes of 8
 # bits have lost next to nothing (docs/decisions/0026-integer-products-without-amx.md).
@@ -50,6 +51,7 @@ class Facts:
     host_memory: Amount
     gpu: GpuMemory | None
     cpu: Cpu
+    cache_disk: Amount  # the whole disk that holds files of packed weights
     kernel_folders: tuple[Path, ...]  # where compiled ones may be
     num_keys: int  # user and admin keys together
 
@@ -245,6 +247,15 @@ def _cache_isolation(facts: Facts, settled: Settled) -> Decision:
     return Decision(CacheIsolation.NONE.value, f"{who} share cached prefixes")
 
 
+def _weights_cache_bytes(facts: Facts, settled: Settled) -> Decision:
+    if settled["device"] != "cpu":
+        return Decision(0, "packed weights are cached for CPUs only")
+    share = facts.cache_disk.value // 10
+    if share >= WEIGHTS_CACHE_BYTES:
+        return Decision(WEIGHTS_CACHE_BYTES, "five 8B models in 4 bits; less than a tenth of the disk")
+    return Decision(share, f"a tenth of {human_bytes(facts.cache_disk.value)}, {facts.cache_disk.why}")
+
+
 # In this order: a rule may look at what those above it decided.
 RULES: Final[dict[str, Rule]] = {
     "model_path": lambda facts, settled: Decision(str(facts.model_path), "the embedded default model"),
@@ -271,6 +282,7 @@ RULES: Final[dict[str, Rule]] = {
     "overlap_depth": _overlap_depth,
     "max_queued_tokens": _max_queued_tokens,
     "cache_isolation": _cache_isolation,
+    "weights_cache_bytes": _weights_cache_bytes,
 }
 
 # Settings that may stay unset: being absent is their meaning.

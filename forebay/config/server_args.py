@@ -131,6 +131,8 @@ _MEMORY: Final = in_group(
         low=8,
         high=16,
     ),
+    Flag("weights_cache_bytes", BYTES, "most bytes of all files of packed weights, which starts map; 0: none", low=0),
+    Flag("verify_weights_cache", BOOL, "check all bytes of such a file before a start maps it", default=False),
     Flag(
         "kv_cache_dtype",
         TEXT,

@@ -131,8 +131,15 @@ class Loader:
     def linear(self, weight: TensorParam, bias: TensorParam | None) -> LinearWeight:
         """Load a linear layer in the kernels' packed format, quantized if the checkpoint or the configuration says
         so."""
-        loaded = None if bias is None else self.values(bias)
-        return self._packed(weight, loaded) or self._ops.pack_linear(self.values(weight), loaded)
+        loaded = None if bias is None else self._to_pack(bias)
+        return self._packed(weight, loaded) or self._ops.pack_linear(self._to_pack(weight), loaded)
+
+    def _to_pack(self, param: TensorParam) -> Tensor:
+        """Read a tensor; where its packed form is there already, return memory that is not written."""
+        if self._ops.memory is None or not self._ops.memory.filled:
+            return self.values(param)
+        self._report(param)
+        return torch.empty(param.shape, dtype=self.dtype)
 
     def table(self, param: TensorParam) -> Tensor | LinearWeight:
         """Load an embedding table: packed codes if it is quantized, else a tensor [V, H]."""

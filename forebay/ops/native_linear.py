@@ -14,9 +14,10 @@ from torch import Tensor
 from forebay.formats.quantized import GROUP, PANEL, StoredCodes
 from forebay.ops.kernels import Kernels
 from forebay.ops.linear import LinearOps, LinearWeight
-from forebay.ops.weight_memory import LINE, WeightMemory
+from forebay.ops.weight_memory import LINE, OtherPieces, WeightMemory
 
 _STEP = 32  # inputs, kStep of cpu/linear.h
+_WORD_BYTES = 8  # of the header of a weight in codes
 
 LinearKernels = Mapping[tuple[torch.dtype, torch.dtype], Any]
 """By the dtypes of x and of the result."""
@@ -74,19 +75,31 @@ class NativeLinear(LinearOps):
         weight = weight.contiguous()
         out_features, in_features = weight.shape
         depth = in_features if weight.dtype == torch.float32 else -(-in_features // _STEP) * _STEP
-        packed = self._memory.take(_width(out_features) * depth * weight.itemsize).view(weight.dtype)
-        self._pack[weight.dtype](self._pool, weight.data_ptr(), packed.data_ptr(), out_features, in_features)
+        packed = self._memory.take_packed(_width(out_features) * depth * weight.itemsize).view(weight.dtype)
+        if not self._memory.filled:
+            self._pack[weight.dtype](self._pool, weight.data_ptr(), packed.data_ptr(), out_features, in_features)
         panels = {weight.dtype: self._panels[weight.dtype]}
         return self._packed(packed, bias, in_features, out_features, self._linear, panels)
 
     def pack_quantized(self, weight: StoredCodes, bias: Tensor | None = None) -> NativeLinearWeight:
         out_features, in_features = weight.shape
         parts, num_bytes = self._parts(weight)
-        packed = self._memory.take(num_bytes)
+        packed = self._memory.take_packed(num_bytes)
         header = torch.tensor([self.activation_bits, len(parts), *itertools.chain(*parts)])
-        packed[: header.nbytes] = header.view(torch.uint8)
+        there = packed[: header.nbytes]
+        if not self._memory.filled:
+            there.copy_(header.view(torch.uint8))
+            self._pack_codes(weight, parts, packed)
+        elif not torch.equal(there, header.view(torch.uint8)):
+            # Kernels read what the header names without a check of their own.
+            raise OtherPieces("a weight in codes has another header than the one that is there")
+        whole = self._packed(packed, bias, in_features, out_features, self._linear_quantized, self._panels_quantized)
+        return replace(whole, activation_bits=self.activation_bits)
+
+    def _pack_codes(self, weight: StoredCodes, parts: list[CodePart], packed: Tensor) -> None:
+        """Read the codes and pack them behind the header of `packed`."""
         for i, (part, (_, run)) in enumerate(zip(parts, weight.runs, strict=True)):
-            described = packed.data_ptr() + header.itemsize * (2 + i * len(part))
+            described = packed.data_ptr() + _WORD_BYTES * (2 + i * len(part))
             panels = packed.data_ptr() + part.offset
             for piece in weight.pieces(run):
                 arrays = (piece.codes, piece.scales, piece.minimums, piece.factors, piece.minimum_factors)
@@ -94,8 +107,6 @@ class NativeLinear(LinearOps):
                 pointers = [None if array is None else array.ctypes.data for array in kept]
                 self._pack_quantized(self._pool, *pointers, described, panels, *piece.shape)
                 panels += len(piece.codes) // PANEL * part.panel_bytes
-        whole = self._packed(packed, bias, in_features, out_features, self._linear_quantized, self._panels_quantized)
-        return replace(whole, activation_bits=self.activation_bits)
 
     def _packed(
         self,
@@ -106,9 +117,11 @@ class NativeLinear(LinearOps):
         kernels: LinearKernels,
         panels: PanelKernels,
     ) -> NativeLinearWeight:
-        padded_bias = self._memory.take(_width(out_features) * torch.float32.itemsize).view(torch.float32).zero_()
-        if bias is not None:
-            padded_bias[:out_features] = bias
+        padded_bias = self._memory.take_packed(_width(out_features) * torch.float32.itemsize).view(torch.float32)
+        if not self._memory.filled:
+            padded_bias.zero_()
+            if bias is not None:
+                padded_bias[:out_features] = bias
         return NativeLinearWeight(
             packed, padded_bias, packed.data_ptr(), padded_bias.data_ptr(), in_features, out_features, kernels, panels
         )
@@ -116,7 +129,7 @@ class NativeLinear(LinearOps):
     def _parts(self, weight: StoredCodes) -> tuple[list[CodePart], int]:
         """The parts of a weight as it is packed, and its bytes with the header."""
         runs, parts = weight.runs, []
-        end = -(-8 * (2 + len(runs) * len(CodePart._fields)) // LINE) * LINE
+        end = -(-_WORD_BYTES * (2 + len(runs) * len(CodePart._fields)) // LINE) * LINE
         for form, rows in runs:
             number = self._code_format(form.bits, form.minimums, form.factors, form.levels, form.scales)
             assert number >= 0, form

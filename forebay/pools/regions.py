@@ -23,6 +23,8 @@ Take = Callable[[int], Tensor]
 """So many bytes, zeros: [bytes] uint8, at the beginning of a page."""
 
 _LINUX: Final = sys.platform == "linux"
+_MADV_POPULATE_READ: Final = 22  # of Linux's mman.h; not in the standard library
+_POPULATED_BYTES: Final = 64 << 20  # between two reports of progress
 
 
 class Tag(StrEnum):
@@ -107,6 +109,27 @@ class Regions:
         taken = torch.frombuffer(memory, dtype=torch.uint8)
         self._mapped[tag].append(_Mapped(taken.data_ptr(), num_bytes, memory, offset))
         return taken
+
+    def take_file(self, tag: Tag, descriptor: int, num_bytes: int, progress: Callable[[int, int], None]) -> Tensor:
+        """Map a file of the caller's, of which nothing is copied before it is written to: processes that map it share
+        one copy. What is written stays here, and is lost with `release`, after which the file's bytes are there.
+
+        `progress` is called with the bytes that are in memory and in total. OSError if the file cannot be mapped. It
+        must not become shorter meanwhile.
+        """
+        memory = mmap.mmap(descriptor, num_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        for first in range(0, num_bytes, _POPULATED_BYTES):
+            size = min(_POPULATED_BYTES, num_bytes - first)
+            with suppress(OSError):  # before Linux 5.14 pages come when they are first read
+                memory.madvise(_MADV_POPULATE_READ, first, size)
+            progress(first + size, num_bytes)
+        taken = torch.frombuffer(memory, dtype=torch.uint8)
+        self._mapped[tag].append(_Mapped(taken.data_ptr(), num_bytes, memory, 0))
+        return taken
+
+    def drop_file(self, tag: Tag, taken: Tensor) -> None:
+        """Forget what `take_file` returned; its memory ends with the last view of it."""
+        self._mapped[tag] = [region for region in self._mapped[tag] if region.address != taken.data_ptr()]
 
     def inside(self, tag: Tag) -> AbstractContextManager[None]:
         """Give this tag to all that torch allocates on a GPU meanwhile; nothing else should be allocated."""

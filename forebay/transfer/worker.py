@@ -16,6 +16,7 @@ from forebay.base.clock import TICK_S
 from forebay.base.errors import ConfigError, EngineError
 from forebay.base.exposure import is_loopback
 from forebay.config.engine_config import Chaos, DisaggregationOptions, EngineConfig
+from forebay.formats.identity import weights_digest
 from forebay.pools.cache_pool import CachePool
 from forebay.requests.pieces import KindShape
 from forebay.requests.transfers import Decline, Event, Offer, Order, Send, Span, Withdraw
@@ -24,7 +25,7 @@ from forebay.transfer.session import data_thread
 from forebay.transfer.session.connection import LocalEngine, Loop
 from forebay.transfer.session.data_thread import DataThread
 from forebay.transfer.session.decode import DecodeStage
-from forebay.transfer.session.layout import layout_of, weights_digest
+from forebay.transfer.session.layout import layout_of
 from forebay.transfer.session.prefill import PrefillStage
 from forebay.transfer.transports import open_transports
 from forebay.transfer.wire.frames import Layout

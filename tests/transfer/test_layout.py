@@ -10,10 +10,10 @@ import torch
 from msgspec.structs import replace
 
 from forebay.config.engine_config import CacheTypes, SpeculativeAlgorithm
+from forebay.formats.identity import weights_digest
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import CacheSpec, FullAttention, RecurrentState
 from forebay.transfer.session.layout import layout_of as layout_of_engine
-from forebay.transfer.session.layout import weights_digest
 from forebay.transfer.wire.frames import Layout, mismatch
 from tests.transfer.pair import EIGHT_BITS, EVERYTHING, NUM_SLOTS, PLAIN, layout_of
 

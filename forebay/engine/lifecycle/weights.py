@@ -20,17 +20,20 @@ from forebay.base.errors import Conflict, InvalidRequest, ModelError
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import EngineConfig
 from forebay.engine.lifecycle.drafting import assistant_of, draft_model_of, drafter_of
+from forebay.engine.lifecycle.packed_cache import PackedCache, why_not_cached
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.files import open_regular
 from forebay.formats.gguf_parts import model_file, part_paths
 from forebay.formats.safetensors import checkpoint_files
 from forebay.formats.store import hold
 from forebay.formats.stored_tensor import StoredTensor
+from forebay.formats.weights_cache import Key
 from forebay.models import describe, load
 from forebay.models.assistant import Assistant
 from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter
 from forebay.ops import Ops
+from forebay.ops.weight_memory import OtherPieces
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _HEADER_BYTES: Final = 1 << 20  # of a file's beginning, where the names and shapes of its tensors are
@@ -79,10 +82,14 @@ class EngineWeights:
     `given` are tensors that came from no file, by the checkpoint's names.
     """
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, ops: Ops, *, num_positions: int) -> None:
+    def __init__(
+        self, config: EngineConfig, checkpoint: Checkpoint, ops: Ops, cache: PackedCache, *, num_positions: int
+    ) -> None:
         self._config, self._ops, self._num_positions = config, ops, num_positions
         self._path, self._given = Path(config.model_path), dict[str, StoredTensor]()
         self._numbers: Sequence[float] = ()
+        self._cache = cache
+        self._unwritten = False  # packed weights are those of the mapped cache file
         self.num_bytes = 0
         self._layout = _layout(checkpoint)
         self._spec = describe(checkpoint.config, draft_head=self._draft_head)
@@ -93,14 +100,33 @@ class EngineWeights:
     def _draft_head(self) -> bool:
         return self._config.speculation.by_own_head
 
-    def load(self, checkpoint: Checkpoint, progress: Callable[[], Progress]) -> Loaded:
-        """For the first time."""
-        loaded = self._build(checkpoint, progress)
+    def load(self, checkpoint: Checkpoint, progress: Callable[[], Progress], writing: Callable[[], Progress]) -> Loaded:
+        """For the first time: from the weights cache, or from the checkpoint and then into the cache, of which
+        `writing` makes the progress."""
+        why = why_not_cached(self._config, self._ops, sum(seen.size for seen in self._files))
+        self._cache.outcome = ("not used", why)
+        key = None if why else self._cache.key([seen.modified_ns for seen in self._files])
+        found = None if key is None else self._from_cache(key, checkpoint, progress())
+        loaded = found or self._build(checkpoint, progress)
         if changed := self._changed(self._seen(self._path), self._files):
             raise ModelError(f"{changed} changed while the weights were loaded: start again when nothing writes there")
+        if key is not None and not found:
+            self._cache.write(key, writing())
+        self._unwritten = found is not None
         self._numbers = loaded.model.numbers
         self.num_bytes = sum(model.weight_bytes for model in (loaded.model, loaded.draft_model) if model)
         return loaded
+
+    def _from_cache(self, key: Key, checkpoint: Checkpoint, progress: Progress) -> Loaded | None:
+        """Load with the packed weights of the cache; None if it has none that fit."""
+        mapped = self._cache.find(key, progress)
+        if mapped is None:
+            return None
+        try:
+            with self._cache.using(key, mapped):
+                return self._build(checkpoint, lambda: _silent)
+        except OtherPieces:
+            return None
 
     def _build(self, checkpoint: Checkpoint, progress: Callable[[], Progress]) -> Loaded:
         config, ops = self._config, self._ops
@@ -149,7 +175,7 @@ class EngineWeights:
         """Raise Conflict where the files have changed; what is in memory is then worth nothing. `progress` is called
         with each tensor."""
         self.check_there()
-        self._place(self._checkpoint(self._path, self._given), progress)
+        self._place(self._checkpoint(self._path, self._given), progress, filled=self._unwritten)
         self.check_there()
 
     def update(self, path: Path | None, given: Mapping[str, StoredTensor], progress: Callable[[], None]) -> None:
@@ -160,6 +186,7 @@ class EngineWeights:
         files = self._seen(path or self._path)
         checkpoint = self._checkpoint(path or self._path, given if path else {**self._given, **given})
         self._check(checkpoint)
+        self._unwritten = False
         try:
             self._place(checkpoint, progress)
             if changed := self._changed(self._seen(checkpoint.path), files):
@@ -196,19 +223,23 @@ class EngineWeights:
         if describe(checkpoint.config, draft_head=self._draft_head) != self._spec:
             raise InvalidRequest(f"{checkpoint.path}: its configuration describes another model than is loaded")
 
-    def _place(self, checkpoint: Checkpoint, progress: Callable[[], None]) -> None:
+    def _place(self, checkpoint: Checkpoint, progress: Callable[[], None], *, filled: bool = False) -> None:
         def loaded(done: int, total: int) -> None:
             progress()
             fault.point("engine.load_again")
 
         assert self._ops.memory is not None, "weights in memory that is not had again"
-        with torch.inference_mode(), self._ops.memory.again():
+        with torch.inference_mode(), self._ops.memory.again(filled=filled):
             again = self._build(checkpoint, lambda: loaded)
         if again.model.numbers != self._numbers:
             raise InvalidRequest(
                 f"{checkpoint.path}: weights that are single numbers differ, {again.model.numbers} instead of "
                 f"{self._numbers}: what was recorded has the old ones, so restart with these"
             )
+
+
+def _silent(done: int, total: int) -> None:
+    return
 
 
 class GivenTensor:

@@ -32,6 +32,7 @@ from forebay.config.machine import available_memory
 from forebay.engine.frames import Ready
 from forebay.engine.lifecycle.drafting import by_draft_model, draft_cache_specs
 from forebay.engine.lifecycle.occupation import Occupation
+from forebay.engine.lifecycle.packed_cache import PackedCache
 from forebay.engine.lifecycle.sizing import memory_demand, scheduler_config, within_memory
 from forebay.engine.lifecycle.weights import DTYPES, EngineWeights, Loaded
 from forebay.engine.loop.core import EngineCore
@@ -92,9 +93,10 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     memory = WeightMemory(partial(regions.take, Tag.WEIGHTS, large_pages=True))
     ops = make_ops(config.kernels, config.num_threads, config.activation_bits, memory)
     with _within_memory(config):
-        weights = EngineWeights(config, checkpoint, ops, num_positions=budget.context_length)
+        cache = PackedCache(config, ops, regions)
+        weights = EngineWeights(config, checkpoint, ops, cache, num_positions=budget.context_length)
         with regions.inside(Tag.WEIGHTS):
-            loaded = weights.load(checkpoint, _progress_log)
+            loaded = weights.load(checkpoint, _progress_log, partial(_progress_log, "writing_weights_cache"))
         grammars = _grammars(config, checkpoint.config)
         runner = _runner(config, budget, checkpoint, loaded, ops, regions, grammars.take)
         _keep_freed_memory()
@@ -105,7 +107,8 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     occupation = Occupation(regions, runner, weights, trim=trim)
     core = _core(config, scheduler, runner, checkpoint.config, clock, transfers=transfers, memory=occupation)
     load_seconds = time.monotonic() - begin
-    report, port = _report(config, budget, loaded.model, runner, ops, load_seconds), transfers.port if transfers else 0
+    report = _report(config, budget, loaded.model, runner, ops, (load_seconds, cache))
+    port = transfers.port if transfers else 0
     ready = _ready(limits, budget, checkpoint, report, load_seconds, port, loaded.model.weight_bytes)
     log.info(event("ready", pid=ready.pid, load_s=load_seconds, max_total_tokens=ready.max_total_tokens))
     return core, ready
@@ -291,7 +294,7 @@ def _ready(
     )
 
 
-def _progress_log() -> Callable[[int, int], None]:
+def _progress_log(name: str = "loading") -> Callable[[int, int], None]:
     """A line for each quarter of the weights; a fast load says little, a slow one shows that it lives."""
     next_share = PROGRESS_STEP
 
@@ -299,17 +302,22 @@ def _progress_log() -> Callable[[int, int], None]:
         nonlocal next_share
         if done >= next_share * total:
             fault.point("engine.load_weights")
-            log.info(event("loading", done=human_bytes(done), of=human_bytes(total)))
+            log.info(event(name, done=human_bytes(done), of=human_bytes(total)))
             next_share += PROGRESS_STEP
 
     return progress
 
 
 def _report(
-    config: EngineConfig, budget: MemoryBudget, model: Model, runner: ModelRunner, ops: Ops, load_seconds: float
+    config: EngineConfig,
+    budget: MemoryBudget,
+    model: Model,
+    runner: ModelRunner,
+    ops: Ops,
+    load: tuple[float, PackedCache],
 ) -> Report:
     """Rows (section, item, value, reason) for the start-up table and /server_info: planned against actual."""
-    allocated = Counter[str]()
+    (load_seconds, cache), allocated = load, Counter[str]()
     for region in runner.cache.regions():
         allocated[region.kind] += region.num_bytes
     return [
@@ -318,6 +326,7 @@ def _report(
         ("model", "kernels", ops.name, _why_kernels(config, ops)),
         ("model", "decode graphs", runner.decode.backend.name, _sizes_of_graphs(runner)),
         ("model", "load time", human_seconds(load_seconds), "until the first step could run"),
+        ("model", "weights cache", *cache.outcome),
         *(("memory", line.item, line.value, line.reason) for line in budget.lines),
         *(
             ("memory", f"{kind} cache allocated", human_bytes(allocated[kind]), f"{human_bytes(planned)} planned")
