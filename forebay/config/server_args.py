@@ -171,11 +171,7 @@ _SCHEDULING: Final = in_group(
         high=MAX_TOKENS,
     ),
     Flag(
-        *(
-            "max_step_ms",
-            FLOAT,
-            "longest step in which others decode, to which its prompt is cut; 0: twice the median decode step",
-        ),
+        *("max_step_ms", FLOAT, "longest step in which others decode, by cutting its prompt; 0: two decode steps"),
         low=0.0,
     ),
     Flag(

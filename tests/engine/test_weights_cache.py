@@ -198,7 +198,7 @@ def test_start_with_an_unusable_file_logs_one_line_and_writes_it_again(
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="forebay"):
         core, outcome = start(models("llama"))
-    assert ["weights_cache_ignored" in record.message for record in caplog.records] == [True]
+    assert sum("weights_cache_ignored" in record.message for record in caplog.records) == 1
     assert outcome.startswith("written ")
     assert tokens_of(core, PROMPTS) == right
     assert only_file(folder).read_bytes() == whole
@@ -220,7 +220,7 @@ def test_start_with_the_file_of_another_machine_ignores_it(
     path.write_bytes(_with_other_kernels(path.read_bytes()))
     with caplog.at_level(logging.WARNING, logger="forebay"):
         core, outcome = start(models("llama"))
-    assert [record.message.count("kernels differ") for record in caplog.records] == [1]
+    assert sum("kernels differ" in record.message for record in caplog.records) == 1
     assert outcome.startswith("written ")
     assert tokens_of(core, PROMPTS) == right
 
@@ -247,7 +247,7 @@ def test_start_verify_weights_cache_finds_damaged_contents(
     damage_content(only_file(folder))
     with caplog.at_level(logging.WARNING, logger="forebay"):
         core, outcome = start(models("llama"), verify_weights_cache=True)
-    assert [record.message.count("its checksum differs") for record in caplog.records] == [1]
+    assert sum("its checksum differs" in record.message for record in caplog.records) == 1
     assert outcome.startswith("written ")
     assert tokens_of(core, PROMPTS) == right
     core, outcome = start(models("llama"), verify_weights_cache=True)
@@ -294,7 +294,7 @@ def test_start_without_room_on_disk_serves_and_logs_one_line(
             core, outcome = start(models("llama"))
     finally:
         fault.disarm()
-    assert ["weights_cache_not_written" in record.message for record in caplog.records] == [True]
+    assert sum("weights_cache_not_written" in record.message for record in caplog.records) == 1
     assert outcome.startswith("not written")
     assert list(folder.iterdir()) == []
     assert tokens_of(core, PROMPTS) == plain(models("llama"))

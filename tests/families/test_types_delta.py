@@ -170,7 +170,7 @@ def test_a_language_model_is_found_within_a_multimodal_one(read):
         ("bailing_hybrid", {"short_conv_kernel_size": 1}, "linear_conv_kernel_dim"),
         ("bailing_hybrid", {"tie_word_embeddings": True}, "tie_word_embeddings"),
         ("olmo_hybrid", {"linear_num_value_heads": 6}, "linear_num_value_heads"),
-        ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ("deepseek_v3", {"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
     ],
 )  # fmt: skip
 def test_what_is_not_honoured_is_refused(model_type, fields, message, read):

@@ -225,7 +225,7 @@ def test_what_does_not_fit_is_said_with_what_would_before_weights_are_fetched(
 ) -> None:
     huge = small_config("llama", hidden_size=4096, num_layers=64, vocab_size=64)
     hub.files["config.json"] = json.dumps(huge).encode()
-    monkeypatch.setattr("forebay.config.machine.meminfo", lambda proc: {"MemAvailable": 8 << 30})
+    monkeypatch.setattr("forebay.config.machine.meminfo", lambda proc: {"MemAvailable": 12 << 30})
     assert main(["models", "pull", "org/name", "--dtype", "bfloat16"]) == 2
     assert "do not hold 24.0 GiB of weights: --quantization int4 needs" in capsys.readouterr().err
     assert hub.fetched() == []

@@ -86,6 +86,9 @@ def test_folders_without_weights_say_what_is_missing(tmp_path):
     with pytest.raises(ModelError, match="download complete"):
         open_checkpoint(tmp_path)
     (tmp_path / "m.gguf").touch()
+    with pytest.raises(ModelError, match=r"m\.gguf: cannot be read \(it is empty\)"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "other.gguf").touch()
     with pytest.raises(ModelError, match=r"name it itself: .*m\.gguf"):
         open_checkpoint(tmp_path)
     with pytest.raises(ModelError, match="no such file"):

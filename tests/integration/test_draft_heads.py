@@ -35,7 +35,7 @@ def engine_of(rig: Rig, *, width: int, **shape: Any) -> Engine:
     """Its steps are as wide as they may be."""
     engine = rig.engine(width=width, **shape)
     plan = engine.core.scheduler.plan
-    engine.core.scheduler.plan = lambda now, _: plan(now, width)
+    engine.core.scheduler.plan = lambda now, *_: plan(now, width)
     return engine
 
 

@@ -85,7 +85,7 @@ def engine(rig: Rig, **shape: Any) -> Engine:
     proposer = Ngram(SpeculationOptions()) if width > 1 else None
     made = rig.engine(proposer=proposer, grammars=grammars(), **shape)
     plan = made.core.scheduler.plan
-    made.core.scheduler.plan = lambda now, _=1: plan(now, width)
+    made.core.scheduler.plan = lambda now, *_: plan(now, width)
     return made
 
 

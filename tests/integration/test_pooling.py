@@ -103,7 +103,7 @@ def test_no_shape_of_the_engine_changes_a_bit_of_a_vector_or_of_a_neighbours_tok
     width = shape.get("width", 1)
     engine = known.rig.engine(radix_cache=True, proposer=Ngram(SpeculationOptions()) if width > 1 else None, **shape)
     plan = engine.core.scheduler.plan
-    engine.core.scheduler.plan = lambda now, _=1: plan(now, width)
+    engine.core.scheduler.plan = lambda now, *_: plan(now, width)
     hits = 0
     for apart in (0, 2):
         for result, params, alone in zip(

@@ -65,7 +65,7 @@ class Known:
         proposer = Ngram(SpeculationOptions()) if width > 1 and not self.headed else None
         made = self.rig.engine(width=width, proposer=proposer, grammars=self.grammars, **shape)
         plan = made.core.scheduler.plan
-        made.core.scheduler.plan = lambda now, _=1: plan(now, width)
+        made.core.scheduler.plan = lambda now, *_: plan(now, width)
         return made
 
     def encode(self, text: str) -> list[int]:

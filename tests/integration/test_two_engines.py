@@ -129,7 +129,7 @@ class Two:
     def guess(self, width: int) -> None:
         """Decode's steps are as wide as they may be."""
         plan = self.decode.core.scheduler.plan
-        self.decode.core.scheduler.plan = lambda now, _: plan(now, width)
+        self.decode.core.scheduler.plan = lambda now, *_: plan(now, width)
 
     def run(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Result]:
         halves: dict[Engine, dict[int, Result]] = {self.prefill: {}, self.decode: {}}

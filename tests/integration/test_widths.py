@@ -111,7 +111,7 @@ def engine_of(known: Known, guesses: Guesses, *, on_host: bool, **shape: Any) ->
     )
     scheduler, rng = engine.core.scheduler, random.Random(7)
     plan = scheduler.plan
-    scheduler.plan = lambda now, width=1: plan(now, rng.choice((1, 3, WIDTH)))
+    scheduler.plan = lambda now, width=1, *_: plan(now, rng.choice((1, 3, WIDTH)))
     if not on_host:
         runner = engine.core._runner
         guesses.runner = runner if isinstance(runner, ModelRunner) else runner._runner

@@ -474,9 +474,9 @@ def test_c33_engines_that_were_heard_of_last_are_remembered(monkeypatch):
 
 
 def test_c27_peer_to_whom_something_is_yet_to_be_said_is_remembered():
-    for unsaid in ([(0.0, frames.Beat())], []):
+    for unsent in ([(0.0, frames.Beat())], []):
         known = {}
         known[HOST, PORT] = peer = Peer(None, None, None, known, (HOST, PORT), iter(()))
-        peer.unsaid = unsaid
+        peer.unsent = unsent
         peer.forget()
-        assert bool(known) == bool(unsaid)
+        assert bool(known) == bool(unsent)
