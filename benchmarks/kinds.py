@@ -69,10 +69,10 @@ def forebay(model: str | None, flags: Sequence[str], isa: Variant | None = None)
     )
 
 
-def forebay_16bit(isa: Variant | None) -> Kind:
-    """Forebay with more precise activations than its default, which llama.cpp and OpenVINO's quantized models have."""
-    flags = (*NO_GUESSES, "--activation-bits", "16")
-    return replace(forebay(None, flags, isa), title="Forebay, 16-bit activations")
+def forebay_8bit(isa: Variant | None) -> Kind:
+    """Forebay with activations as llama.cpp and OpenVINO's quantized models have them."""
+    flags = (*NO_GUESSES, "--activation-bits", "8")
+    return replace(forebay(None, flags, isa), title="Forebay, 8-bit activations")
 
 
 def llamacpp(title: str, models: Callable[[], Mapping[str, Path]]) -> Callable[[Variant | None], Kind]:
@@ -123,7 +123,7 @@ def transformers(isa: Variant | None) -> Kind:
 # Of OpenVINO, float16 weights with bfloat16 activations are the fastest for many streams, and quantized weights with
 # float32 activations, which it then quantizes as it goes, for one.
 PEERS: dict[str, Callable[[Variant | None], Kind]] = {
-    "forebay-16bit": forebay_16bit,
+    "forebay-8bit": forebay_8bit,
     "llamacpp": llamacpp("llama.cpp", lambda: {"default": find_model(None), **places.random_models()}),
     "llamacpp-q4_0": llamacpp("llama.cpp Q4_0", lambda: {"default": places.q4_0()}),
     "openvino": openvino("fp16"),

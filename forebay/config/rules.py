@@ -34,6 +34,8 @@ ITEM_BYTES: Final = {"int8": 1, "bfloat16": 2, "float32": 4}
 # Codes of up to so many bits have lost several percent of perplexity, beside which 0.2 to 0.4 % are little. Codes of 8
 # bits have lost next to nothing (docs/decisions/0026-integer-products-without-amx.md).
 MOST_BITS_ROUNDED_TO_8: Final = 6
+# Smaller models lose more by 8 bits than perplexity shows: the embedded one no longer answers what France's capital is.
+LEAST_WEIGHTS_ROUNDED_TO_8: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +107,8 @@ def _activation_bits(facts: Facts, settled: Settled) -> Decision:
     quantization, itemsize = Quantization(str(settled["quantization"])), ITEM_BYTES[str(settled["dtype"])]
     bits = facts.weights.code_bits(quantization, itemsize) or facts.draft.code_bits(quantization, itemsize)
     both = "1.2 to 1.5 times the tokens/s{} from 4 requests on, perplexity 0.2 to 0.4 % higher"
+    if facts.weights.num_parameters < LEAST_WEIGHTS_ROUNDED_TO_8:
+        return Decision(16, f"fewer than 1 B weights, which lose most by rounding: 8 would have {both.format('')}")
     if bits <= MOST_BITS_ROUNDED_TO_8:
         return Decision(8, f"weights of {bits} bits: {both.format(' of 16')}")
     return Decision(16, f"weights of {bits} bits: 8 would have {both.format('')}")

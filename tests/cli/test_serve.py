@@ -20,7 +20,7 @@ from tests.integration.tree import Tree, serving
 
 FOREBAY = (sys.executable, "-m", "forebay.cli.main")
 KEY = "sk-canary-0123456789abcdef"
-EXACT = ("--activation-bits", "16")  # with 8, the default without AMX, the model does not know the capital of France
+EXACT = ("--activation-bits", "16")  # with 8 the model does not know the capital of France
 SMALL = ("--kv-cache-bytes", "64MiB", "--max-running-requests", "4")
 
 

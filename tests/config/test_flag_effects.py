@@ -28,7 +28,7 @@ PACKAGE = Path(__file__).parent.parent.parent / "forebay"
 VALUES: dict[str, Any] = {
     "allowed_hosts": "forebay.test",
     "api_key": "sk-canary-0123456789",
-    "activation_bits": 16,
+    "activation_bits": 8,
     "admin_api_key": "sk-canary-0123456789",
     "cache_isolation": "user",
     "chaos": "drop=1%,delay=50ms",

@@ -63,19 +63,12 @@ def setting(config: Config, name: str) -> tuple[str, str]:
     return found.value, found.source
 
 
-@pytest.mark.parametrize(
-    ("flags", "bits", "of"),
-    [
-        ({}, 8, 4),  # the embedded model's own codes, of which the head's have 8 bits
-        ({"quantization": "int4"}, 8, 4),
-        ({"quantization": "int8"}, 8, 4),  # codes of fewer bits stay
-    ],
-)
-def test_activation_bits_default_of_codes_up_to_6_bits_is_8(flags: dict[str, str], bits: int, of: int) -> None:
-    config = resolve({**ROUNDING, **flags})
+def test_activation_bits_default_of_a_small_model_is_16() -> None:
+    """The embedded one, whose codes have 4 bits, answers simple questions wrong with 8."""
+    config = resolve(ROUNDING)
     found = next(item for item in config.settings if item.name == "activation_bits")
-    assert (config.engine.activation_bits, found.source) == (bits, "rule")
-    assert found.reason.startswith(f"weights of {of} bits: 1.2 to 1.5 times the tokens/s of 16")
+    assert (config.engine.activation_bits, found.source) == (16, "rule")
+    assert found.reason.startswith("fewer than 1 B weights")
 
 
 @pytest.mark.parametrize(
@@ -87,11 +80,17 @@ def test_activation_bits_default_follows_the_bits_of_most_held_codes(own: str, q
         own
     ]
     rarer = CodeFormat(bits=4 if own == "q8" else 8, minimums=False)
+    many = 1 << 17  # of a model of 2 B weights
     kinds = {WeightKind(codes, 64, 4): 4096, WeightKind(rarer, 64, 8): 2048, WeightKind(None, 64, 16): 9000}
+    kinds = {kind: number * many for kind, number in kinds.items()}
     model = HERE.model(find_model(None), False)[0]
     survey = Survey(model=lambda path, draft_head: (model, WeightShapes(kinds)))
     flags = {"quantization": quantization, **ROUNDING}
-    assert resolve(flags, survey=survey).engine.activation_bits == bits
+    config = resolve(flags, survey=survey)
+    assert config.engine.activation_bits == bits
+    reason = next(item.reason for item in config.settings if item.name == "activation_bits")
+    assert reason.startswith("weights of ")
+    assert "1.2 to 1.5 times the tokens/s" in reason
     assert resolve({**flags, "activation_bits": 24 - bits}, survey=survey).engine.activation_bits == 24 - bits
 
 
