@@ -198,11 +198,16 @@ def test_start_with_an_unusable_file_logs_one_line_and_writes_it_again(
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="forebay"):
         core, outcome = start(models("llama"))
-    assert sum("weights_cache_ignored" in record.message for record in caplog.records) == 1
+    assert ["weights_cache_ignored" in line for line in lines_about_the_cache(caplog)] == [True]
     assert outcome.startswith("written ")
     assert tokens_of(core, PROMPTS) == right
     assert only_file(folder).read_bytes() == whole
     assert start(models("llama"))[1].startswith("mapped ")
+
+
+def lines_about_the_cache(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the warnings about the cache; a busy machine may log others."""
+    return [record.message for record in caplog.records if "weights_cache" in record.message]
 
 
 def test_start_with_the_file_of_another_machine_ignores_it(
@@ -220,7 +225,7 @@ def test_start_with_the_file_of_another_machine_ignores_it(
     path.write_bytes(_with_other_kernels(path.read_bytes()))
     with caplog.at_level(logging.WARNING, logger="forebay"):
         core, outcome = start(models("llama"))
-    assert sum("kernels differ" in record.message for record in caplog.records) == 1
+    assert ["kernels differ" in line for line in lines_about_the_cache(caplog)] == [True]
     assert outcome.startswith("written ")
     assert tokens_of(core, PROMPTS) == right
 
@@ -247,7 +252,7 @@ def test_start_verify_weights_cache_finds_damaged_contents(
     damage_content(only_file(folder))
     with caplog.at_level(logging.WARNING, logger="forebay"):
         core, outcome = start(models("llama"), verify_weights_cache=True)
-    assert sum("its checksum differs" in record.message for record in caplog.records) == 1
+    assert ["its checksum differs" in line for line in lines_about_the_cache(caplog)] == [True]
     assert outcome.startswith("written ")
     assert tokens_of(core, PROMPTS) == right
     core, outcome = start(models("llama"), verify_weights_cache=True)
@@ -294,7 +299,7 @@ def test_start_without_room_on_disk_serves_and_logs_one_line(
             core, outcome = start(models("llama"))
     finally:
         fault.disarm()
-    assert sum("weights_cache_not_written" in record.message for record in caplog.records) == 1
+    assert ["weights_cache_not_written" in line for line in lines_about_the_cache(caplog)] == [True]
     assert outcome.startswith("not written")
     assert list(folder.iterdir()) == []
     assert tokens_of(core, PROMPTS) == plain(models("llama"))
