@@ -22,7 +22,7 @@ from forebay.cli.make_model import add_options, make
 from forebay.cli.progress import pull_default_model
 from forebay.config.engine_config import CacheTypes
 from forebay.config.machine import available_memory
-from forebay.config.rules import ITEM_BYTES
+from forebay.config.rules import ITEM_BYTES, value_bytes
 from forebay.engine.lifecycle.bring import bring
 from forebay.engine.lifecycle.model_shape import read_shape
 from forebay.families import TYPES
@@ -227,7 +227,7 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
     contexts = sorted({c for c in CONTEXTS if c < model.max_position_embeddings} | {model.max_position_embeddings})
     rows = []
-    held = read_shape(checkpoint.path, False).weights.held_bytes(Quantization.FILE, ITEM_BYTES["bfloat16"])
+    held = read_shape(checkpoint.path, False).weights.held_bytes(Quantization.FILE, value_bytes("bfloat16", "cpu"))
     if held != parameters * ITEM_BYTES["bfloat16"]:
         rows.append(("memory, as stored", f"weights {human_bytes(held)}, which is how they are served"))
     for dtype, item_bytes in ITEM_BYTES.items():

@@ -20,7 +20,7 @@ from forebay.cli.startup_table import capacity_text, is_enough
 from forebay.config.engine_config import Config
 from forebay.config.machine import Amount, available_memory
 from forebay.config.resolve import Survey
-from forebay.config.rules import ITEM_BYTES
+from forebay.config.rules import value_bytes
 from forebay.engine.lifecycle.bring import described
 from forebay.engine.lifecycle.model_shape import Shape, read_shape
 from forebay.engine.lifecycle.sizing import memory_demand
@@ -169,7 +169,7 @@ def make_plan(parsed: Parsed, memory: Amount, *, path: Path | None, read: Callab
     found: dict[str, Any] = {} if path is None else {"find": lambda *named: path}
     config = parsed.resolve(Survey(model=lambda *which: read(*which)[::2], memory=lambda: memory, **found))
     model, needs, weights = read(Path(config.engine.model_path), config.engine.speculation.by_own_head)
-    held = weights.held(config.engine.quantization, ITEM_BYTES[config.engine.types.dtype])
+    held = weights.held(config.engine.quantization, value_bytes(config.engine.types.dtype, config.engine.device))
     drafting = _draft_cache_specs(config, model)
     sizes = cache_sizes((*needs.cache_specs, *drafting), config.engine.types)
     budget = divide_memory(memory_demand(config.engine, sizes, model))

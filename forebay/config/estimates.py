@@ -16,7 +16,7 @@ from forebay.families.model_config import ModelConfig
 from forebay.formats.held_format import held_format
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import HEAD_BITS
-from forebay.formats.weight_shapes import WeightShapes
+from forebay.formats.weight_shapes import ValueBytes, WeightShapes
 
 # Left for the system, for other programs that grow, and for what these estimates miss.
 RESERVE_BYTES: Final = 1 << 30
@@ -71,10 +71,15 @@ def activation_bytes(model: ModelConfig, weights: WeightShapes, step: StepShape)
     return (activations + logits + rope) * FLOAT32_BYTES
 
 
-def tied_head_bytes(model: ModelConfig, weights: WeightShapes, quantization: Quantization, itemsize: int) -> int:
+def tied_head_bytes(model: ModelConfig, weights: WeightShapes, quantization: Quantization, values: ValueBytes) -> int:
     """Return the bytes of the head that kernels pack from an embedding that is not held in codes: both are held."""
     if not model.tie_word_embeddings:
         return 0
     tables = (kind for kind in weights.counts if (kind.in_features, kind.min_bits) == (model.hidden_size, HEAD_BITS))
-    forms = [held_format(quantization, kind.own, in_features=kind.in_features, min_bits=HEAD_BITS) for kind in tables]
-    return 0 if all(forms) else model.vocab_size * model.hidden_size * itemsize
+    plain = [
+        kind
+        for kind in tables
+        if held_format(quantization, kind.own, in_features=kind.in_features, min_bits=HEAD_BITS) is None
+    ]
+    itemsize = max((values.bfloat16 if kind.bfloat16 else values.own for kind in plain), default=0)
+    return model.vocab_size * model.hidden_size * itemsize

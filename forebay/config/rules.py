@@ -20,7 +20,7 @@ from forebay.config.machine import Amount
 from forebay.families.embedding import embedding_of
 from forebay.families.model_config import ModelConfig
 from forebay.formats.quantization import Quantization
-from forebay.formats.weight_shapes import WeightShapes
+from forebay.formats.weight_shapes import ValueBytes, WeightShapes
 
 GPU_FRACTION: Final = 0.88  # the rest is for activations, captured graphs and CUDA itself
 MIN_KV_BYTES: Final = 16 << 20
@@ -126,8 +126,14 @@ def weight_bytes(facts: Facts, settled: Settled) -> int:
     return held * disaggregation.num_engines(settled)
 
 
-def _form(settled: Settled) -> tuple[Quantization, int]:
-    return Quantization(str(settled["quantization"])), ITEM_BYTES[str(settled["dtype"])]
+def _form(settled: Settled) -> tuple[Quantization, ValueBytes]:
+    return Quantization(str(settled["quantization"])), value_bytes(str(settled["dtype"]), str(settled["device"]))
+
+
+def value_bytes(dtype: str, device: str) -> ValueBytes:
+    """Return the bytes of a value that is not held in codes: CPUs widen matrices from bfloat16 as they read them."""
+    own = ITEM_BYTES[dtype]
+    return ValueBytes(own, ITEM_BYTES["bfloat16"] if device == "cpu" else own)
 
 
 class Room(NamedTuple):

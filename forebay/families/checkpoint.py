@@ -59,8 +59,14 @@ class Checkpoint:
         return WeightShapes.of(
             kind
             for tensor in self.tensors.values()
-            for kind in kinds_of(tensor.codes, tensor.shape, self._min_bits(tensor.shape))
+            for kind in kinds_of(
+                tensor.codes, tensor.shape, self._min_bits(tensor.shape), bfloat16=self._is_bfloat16_matrix(tensor)
+            )
         )
+
+    @staticmethod
+    def _is_bfloat16_matrix(tensor: StoredTensor) -> bool:
+        return tensor.bfloat16 and len(tensor.shape) == 2
 
     def _min_bits(self, shape: tuple[int, ...]) -> int:
         return 16 if len(shape) != 2 else HEAD_BITS if shape[0] == self.config.vocab_size else 4

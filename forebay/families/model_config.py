@@ -26,7 +26,10 @@ MAX_EXPERTS: Final = 1 << 17
 """Of all layers together, each with weights of its own: 23,000 is the most that a published model has."""
 
 # What the configuration of a multimodal model says of its language model, too, where the inner one is silent.
-_SHARED: Final = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config", "auto_map")
+_SHARED: Final = (
+    *("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config", "auto_map"),
+    *("dtype", "torch_dtype"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +47,7 @@ class ModelConfig:
     agree.
 
     `layer_types` are `full_attention`, `sliding_attention` or whatever else a family mixes tokens with.
+    `in_bfloat16`: whether what is not in codes is probably stored so, of which published models seldom say otherwise.
     `unknown_options` are names of fields that the file has and nobody here knows: they may change what the model
     computes elsewhere. `packing` says how safetensors have the layers in codes, if they do.
     """
@@ -71,6 +75,7 @@ class ModelConfig:
     unknown_options: tuple[str, ...] = ()
     packing: LayerPacking | None = None
     sampling: SamplingDefaults = NEUTRAL
+    in_bfloat16: bool = False
 
     @property
     def num_experts(self) -> int:
@@ -149,8 +154,14 @@ def config_of(raw: Mapping[str, Any], where: str = "config.json", *, generation:
     packing = packing_of(fields.get("quantization_config"), where) if packed else config.packing
     unknown = unknown_options(fields, own.harmless)
     sampling = of_generation_config(generation)
-    eos_token_ids = tuple(dict.fromkeys(ends))
-    return replace(config, eos_token_ids=eos_token_ids, unknown_options=unknown, packing=packing, sampling=sampling)
+    return replace(
+        config,
+        eos_token_ids=tuple(dict.fromkeys(ends)),
+        unknown_options=unknown,
+        packing=packing,
+        sampling=sampling,
+        in_bfloat16=(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16") == "bfloat16",
+    )
 
 
 def _as_head(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -106,6 +106,13 @@ def weight_files(folder: Path) -> list[str]:
     raise ModelError(f"{folder}: {why_no_weights([entry.name for entry in folder.iterdir()])}")
 
 
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder has all files of its weights, not only a config.json."""
+    if not is_there(folder / INDEX_NAME) and not is_there(folder / SINGLE_NAME):
+        return False
+    return all((folder / name).exists() for name in weight_files(folder))
+
+
 def _shard_names(index: Path) -> list[str]:
     weight_map = read_large_json(index, most_values=2 * MAX_CHECKPOINT_TENSORS).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:

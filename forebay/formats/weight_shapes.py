@@ -15,11 +15,21 @@ from forebay.formats.quantized import CodeFormat, StoredCodes
 
 class WeightKind(NamedTuple):
     """The properties that decide the form in which weights are held: `own` codes in the file, their rows' length, and
-    the fewest bits they can do with (see `held_format`)."""
+    the fewest bits they can do with (see `held_format`). `bfloat16`: a matrix of layers or a table that the file has in
+    bfloat16."""
 
     own: CodeFormat | None
     in_features: int
     min_bits: int
+    bfloat16: bool = False
+
+
+class ValueBytes(NamedTuple):
+    """Bytes of a value that is not held in codes: in the model's dtype, and in what holds matrices that the file has in
+    bfloat16."""
+
+    own: int
+    bfloat16: int
 
 
 class HeldWeights(NamedTuple):
@@ -30,10 +40,12 @@ class HeldWeights(NamedTuple):
     num_bytes: int
 
 
-def kinds_of(codes: StoredCodes | None, shape: tuple[int, ...], min_bits: int) -> Iterator[tuple[WeightKind, int]]:
+def kinds_of(
+    codes: StoredCodes | None, shape: tuple[int, ...], min_bits: int, *, bfloat16: bool
+) -> Iterator[tuple[WeightKind, int]]:
     """The kinds of a weight's parts, and how many weights are of each."""
     if codes is None or not codes.packs:
-        yield WeightKind(None, shape[-1], min_bits), math.prod(shape)
+        yield WeightKind(None, shape[-1], min_bits, bfloat16), math.prod(shape)
         return
     for form, rows in codes.runs:
         yield WeightKind(form, shape[-1], min_bits), len(rows) * shape[-1]
@@ -62,21 +74,21 @@ class WeightShapes:
         """Whether the file has weights in codes that are held without loss."""
         return any(kind.own is not None for kind in self.counts)
 
-    def held_bytes(self, quantization: Quantization, itemsize: int) -> int:
-        """`itemsize` bytes for a value of the model's dtype."""
-        return sum(held.num_bytes for held in self.held(quantization, itemsize))
+    def held_bytes(self, quantization: Quantization, values: ValueBytes) -> int:
+        """Return the bytes of all weights."""
+        return sum(held.num_bytes for held in self.held(quantization, values))
 
-    def code_bits(self, quantization: Quantization, itemsize: int) -> int:
+    def code_bits(self, quantization: Quantization, values: ValueBytes) -> int:
         """Return the bits of the codes that hold most of the weights in codes; 0 if none are in codes."""
-        codes = [held for held in self.held(quantization, itemsize) if held.bits <= 8]
+        codes = [held for held in self.held(quantization, values) if held.bits <= 8]
         return max(codes, key=lambda held: held.num_weights).bits if codes else 0
 
-    def held(self, quantization: Quantization, itemsize: int) -> list[HeldWeights]:
-        """Return the weights by the bits of the codes that hold them, the fewest first, and those of the model's
-        dtype last."""
+    def held(self, quantization: Quantization, values: ValueBytes) -> list[HeldWeights]:
+        """Return the weights by the bits of the codes or values that hold them, the fewest first."""
         numbers, sizes = Counter[int](), Counter[int]()
         for kind, number in self.counts.items():
             form = held_format(quantization, kind.own, in_features=kind.in_features, min_bits=kind.min_bits)
+            itemsize = values.bfloat16 if kind.bfloat16 else values.own
             bits = 8 * itemsize if form is None else form.bits
             numbers[bits] += number
             sizes[bits] += number * itemsize if form is None else form.num_bytes(number)

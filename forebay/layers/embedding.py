@@ -26,7 +26,7 @@ def embedding_table(name: str, num_tokens: int, size: int) -> TensorParam:
 def lookup(parts: Parts, table: Tensor | LinearWeight) -> Callable[[Tensor], Tensor]:
     """ids [T] -> their rows of a table of `Weights`, [T, H]."""
     if isinstance(table, Tensor):
-        return partial(parts.ops.embedding, table=table)
+        return partial(parts.ops.embedding, table=table, dtype=parts.weights.dtype)
     return partial(parts.ops.embedding_packed, table=table, dtype=parts.weights.dtype)
 
 

@@ -196,7 +196,7 @@ class Model:
             vocab_size, hidden_size = spec.embedding.shape
             self._head = parts.linear({"lm_head": vocab_size}, hidden_size, min_bits=HEAD_BITS).weight
         else:
-            self._head = ops.pack_linear(table) if isinstance(table, Tensor) else table
+            self._head = ops.pack_linear(table, inputs=self.dtype) if isinstance(table, Tensor) else table
         self._blocks, kept = [], []
         for block in spec.blocks:
             first = len(parts.kept)

@@ -15,7 +15,7 @@ from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import NOT_FINITE
 from forebay.formats.stored_tensor import read_tensor
 from forebay.layers.params import Change, TensorParam, unchanged
-from forebay.models.weight_codes import codes_of
+from forebay.models.weight_codes import codes_of, stays_bfloat16
 from forebay.ops import LinearWeight, Ops
 
 Progress = Callable[[int, int], None]
@@ -84,10 +84,12 @@ class Loader:
         self.device = device
         self._progress = progress
         self._codes = {param: codes_of(param, checkpoint.tensors, quantization) for param in params}
+        self._widened = {param for param in self._codes if self._is_widened(param)}
         self.held_bytes = Counter[str]()  # by the name of what the weights are held in
         for param, codes in self._codes.items():
             if codes is None:
-                self.held_bytes[str(dtype).removeprefix("torch.")] += param.num_elements * dtype.itemsize
+                held = self._held_dtype(param)
+                self.held_bytes[str(held).removeprefix("torch.")] += param.num_elements * held.itemsize
             else:
                 for form, rows in codes.runs:
                     self.held_bytes[f"{form.bits} bits"] += form.num_bytes(len(rows) * codes.shape[1])
@@ -96,14 +98,29 @@ class Loader:
 
     def tensor(self, param: TensorParam, *, float32: bool = False, change: Change = unchanged) -> Tensor:
         """Load a tensor, apply `change`, and place it in the region of the weights."""
-        result, memory = change(self.values(param, float32=float32)), self._ops.memory
-        return result if memory is None else memory.placed(result)
+        return self._placed(change(self.values(param, float32=float32)))
+
+    def _placed(self, values: Tensor) -> Tensor:
+        """Move values to the region of the weights, where the kernels have one."""
+        return values if self._ops.memory is None else self._ops.memory.placed(values)
+
+    def _is_widened(self, param: TensorParam) -> bool:
+        """Return whether a matrix is held in bfloat16 and multiplied in float32, which kernels of CPUs can."""
+        wide = self.dtype == torch.float32 and torch.device(self.device).type == "cpu"
+        return wide and self._codes[param] is None and stays_bfloat16(param, self._checkpoint.tensors)
+
+    def _held_dtype(self, param: TensorParam) -> torch.dtype:
+        """The dtype of a matrix that is not held in codes."""
+        return torch.bfloat16 if param in self._widened else self.dtype
 
     def values(self, param: TensorParam, *, float32: bool = False) -> Tensor:
         """Read a tensor into new memory: its parts joined, scaled and reordered; ModelError for infinite or NaN
         values."""
+        return self._read(param, torch.float32 if float32 else self.dtype)
+
+    def _read(self, param: TensorParam, dtype: torch.dtype) -> Tensor:
         changed = bool(param.offset or param.scales)
-        result = torch.empty(param.joined_shape, dtype=torch.float32 if float32 or changed else self.dtype)
+        result = torch.empty(param.joined_shape, dtype=torch.float32 if changed else dtype)
         flat, done = result.view(-1), 0
         for name in param.names:
             stored = self._checkpoint.tensors[name]
@@ -118,7 +135,7 @@ class Loader:
             result = torch.cat([result[rows.start : rows.stop : rows.step] for rows in param.rows])
         if changed:
             _change(result, param)
-            result = result.to(torch.float32 if float32 else self.dtype)
+            result = result.to(dtype)
         self._report(param)
         return result.to(self.device)
 
@@ -132,18 +149,18 @@ class Loader:
         """Load a linear layer in the kernels' packed format, quantized if the checkpoint or the configuration says
         so."""
         loaded = None if bias is None else self._to_pack(bias)
-        return self._packed(weight, loaded) or self._ops.pack_linear(self._to_pack(weight), loaded)
+        return self._packed(weight, loaded) or self._ops.pack_linear(self._to_pack(weight), loaded, inputs=self.dtype)
 
     def _to_pack(self, param: TensorParam) -> Tensor:
         """Read a tensor; where its packed form is there already, return memory that is not written."""
         if self._ops.memory is None or not self._ops.memory.filled:
-            return self.values(param)
+            return self._read(param, self._held_dtype(param))
         self._report(param)
-        return torch.empty(param.shape, dtype=self.dtype)
+        return torch.empty(param.shape, dtype=self._held_dtype(param))
 
     def table(self, param: TensorParam) -> Tensor | LinearWeight:
         """Load an embedding table: packed codes if it is quantized, else a tensor [V, H]."""
-        return self._packed(param, None) or self.tensor(param)
+        return self._packed(param, None) or self._placed(self._read(param, self._held_dtype(param)))
 
     def _packed(self, param: TensorParam, bias: Tensor | None) -> LinearWeight | None:
         """None where it is not held in codes."""
@@ -159,7 +176,8 @@ class Loader:
 
     def _report(self, param: TensorParam) -> None:
         codes = self._codes[param]
-        self._done_bytes += param.num_elements * self.dtype.itemsize if codes is None else codes.num_bytes
+        own = param.num_elements * self._held_dtype(param).itemsize
+        self._done_bytes += own if codes is None else codes.num_bytes
         self._progress(self._done_bytes, self.held_bytes.total())
 
 

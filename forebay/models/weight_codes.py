@@ -11,6 +11,7 @@ from forebay.formats.quantization import Quantization
 from forebay.formats.quantize import quantize_rows
 from forebay.formats.quantized import (
     F32,
+    HEAD_BITS,
     CodeFormat,
     Reader,
     StoredCodes,
@@ -36,6 +37,17 @@ def codes_of(param: TensorParam, tensors: Mapping[str, StoredTensor], quantizati
         factors = np.concatenate([np.full(rows, factor, np.float32) for rows, factor in param.scales])
         codes = codes.scaled(factors)
     return codes if codes is not None and codes.packs else None
+
+
+def stays_bfloat16(param: TensorParam, tensors: Mapping[str, StoredTensor]) -> bool:
+    """Return whether a matrix that is not held in codes is held in the bfloat16 of its file, where the model's dtype is
+    float32 and kernels widen it. Its numbers are then the same in half of the bytes."""
+    return is_plain_matrix(param) and all(tensors[name].bfloat16 for name in param.names)
+
+
+def is_plain_matrix(param: TensorParam) -> bool:
+    """Return whether a weight is a matrix that is only multiplied with or looked up in, and is used as it is stored."""
+    return len(param.inner) == 1 and not param.offset and not param.scales and param.min_bits <= HEAD_BITS
 
 
 def _codes_of_part(tensor: StoredTensor, quantization: Quantization, min_bits: int) -> StoredCodes | None:

@@ -47,6 +47,8 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_pack_{}": [_P, _P, _P, _L, _L],
     "fb_linear_{}": _LINEAR,
     "fb_linear_bf16_f32": _LINEAR,
+    "fb_pack_f32_of_bf16": [_P, _P, _P, _L, _L],
+    "fb_linear_f32_of_bf16": _LINEAR,
     "fb_code_format": [_L, _L, _L, _L, _L],
     "fb_pack_q": [*([_P] * 8), _L, _L],
     "fb_linear_q_{}": _LINEAR,
@@ -81,6 +83,7 @@ SIGNATURES: dict[str, list[Any]] = {
         *[_P, _L, _P, _P, _L, _P, _P, _L],
     ],
     "fb_embedding": [_P, _P, _P, _P, _L, _L],
+    "fb_embedding_f32_of_bf16": [_P, _P, _P, _P, _L, _L],
     "fb_argmax_rows": [_P, _P, _P, _P, _L, _L],
     "fb_mask_logits": [_P, _P, _P, _P, _L, _L, _L],
     "fb_sample_rows": [_P, _P, _P, _P, _P, _P, _P, _P, _L, _L],
@@ -128,8 +131,11 @@ class Kernels:
 
     def addresses(self, pattern: str) -> dict[torch.dtype, int]:
         """Return the addresses of functions that other kernels call."""
-        functions = {dtype: getattr(self._lib, pattern.format(suffix)) for dtype, suffix in _SUFFIXES.items()}
-        return {dtype: ctypes.cast(function, c_void_p).value or 0 for dtype, function in functions.items()}
+        return {dtype: self.address(pattern.format(suffix)) for dtype, suffix in _SUFFIXES.items()}
+
+    def address(self, name: str) -> int:
+        """Return the address of a function that other kernels call."""
+        return ctypes.cast(getattr(self._lib, name), c_void_p).value or 0
 
     def by_dtype(self, pattern: str) -> dict[torch.dtype, Any]:
         """Bind one kernel per dtype: `{}` in `pattern` is replaced with the suffix of each dtype."""

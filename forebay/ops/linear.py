@@ -25,8 +25,12 @@ class LinearWeight(Protocol):
 class LinearOps(Protocol):
     """Packing of linear layers' weights, their products with inputs, and embedding lookups."""
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
-        """Pack weight [N, K] and bias [N] of one dtype. Keeps neither."""
+    def pack_linear(
+        self, weight: Tensor, bias: Tensor | None = None, *, inputs: torch.dtype | None = None
+    ) -> LinearWeight:
+        """Pack weight [N, K] and bias [N]. Keeps neither. `inputs` is the dtype of x and of the bias: the weight's, the
+        default, or float32 for a weight in bfloat16, which stays in two bytes and gives the bits of its numbers in
+        float32."""
         ...
 
     def pack_quantized(self, weight: StoredCodes, bias: Tensor | None = None) -> LinearWeight:
@@ -40,16 +44,17 @@ class LinearOps(Protocol):
         ...
 
     def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
-        """x [T, K] @ weight.T + bias -> [T, N] in x's dtype, accumulated in float32. A weight that is not quantized has
-        x's dtype."""
+        """x [T, K] @ weight.T + bias -> [T, N] in x's dtype, accumulated in float32. A weight that is not quantized was
+        packed for x's dtype."""
         ...
 
     def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
         """As `linear`, but the float32 sums are returned: for logits. (Of torch's they are rounded to x's dtype.)"""
         ...
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        """Rows ids [T] int64 of table [V, H] -> [T, H]."""
+    def embedding(self, ids: Tensor, table: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Rows ids [T] int64 of table [V, H] -> [T, H] of dtype: the table's, the default, or float32 for a table in
+        bfloat16."""
         ...
 
     def embedding_packed(self, ids: Tensor, table: LinearWeight, dtype: torch.dtype) -> Tensor:

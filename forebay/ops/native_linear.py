@@ -44,6 +44,16 @@ class NativeLinearWeight:
     activation_bits: int = 0
 
 
+class _DenseForm(NamedTuple):
+    """What packs a weight that is not in codes, what multiplies with it, and the inputs that its rows are padded to a
+    multiple of."""
+
+    pack: Any
+    kernels: LinearKernels
+    panels: PanelKernels
+    step: int
+
+
 class CodePart(NamedTuple):
     """The struct of the same name in cpu/codes.h."""
 
@@ -61,25 +71,25 @@ class NativeLinear(LinearOps):
         self._pool = kernels.pool
         self._memory = memory
         self.activation_bits = activation_bits
-        self._pack = kernels.by_dtype("fb_pack_{}")
+        self._dense = _dense_forms(kernels)
         self._pack_quantized = kernels.bind("fb_pack_q")
         self._code_format = kernels.bind("fb_code_format")
-        self._linear = _linear_kernels(kernels, "fb_linear_{}")
         self._linear_quantized = _linear_kernels(kernels, "fb_linear_q_{}")
-        self._panels = kernels.addresses("fb_linear_panels_{}")
         self._panels_quantized = kernels.addresses("fb_linear_panels_q_{}")
         self._embedding = kernels.bind("fb_embedding")
+        self._embedding_widened = kernels.bind("fb_embedding_f32_of_bf16")
         self._embedding_packed = kernels.by_dtype("fb_embedding_q_{}")
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinearWeight:
-        weight = weight.contiguous()
+    def pack_linear(
+        self, weight: Tensor, bias: Tensor | None = None, *, inputs: torch.dtype | None = None
+    ) -> NativeLinearWeight:
+        weight, form = weight.contiguous(), self._dense[inputs or weight.dtype, weight.dtype]
         out_features, in_features = weight.shape
-        depth = in_features if weight.dtype == torch.float32 else -(-in_features // _STEP) * _STEP
+        depth = -(-in_features // form.step) * form.step
         packed = self._memory.take_packed(_width(out_features) * depth * weight.itemsize).view(weight.dtype)
         if not self._memory.filled:
-            self._pack[weight.dtype](self._pool, weight.data_ptr(), packed.data_ptr(), out_features, in_features)
-        panels = {weight.dtype: self._panels[weight.dtype]}
-        return self._packed(packed, bias, in_features, out_features, self._linear, panels)
+            form.pack(self._pool, weight.data_ptr(), packed.data_ptr(), out_features, in_features)
+        return self._packed(packed, bias, in_features, out_features, form.kernels, form.panels)
 
     def pack_quantized(self, weight: StoredCodes, bias: Tensor | None = None) -> NativeLinearWeight:
         out_features, in_features = weight.shape
@@ -165,10 +175,15 @@ class NativeLinear(LinearOps):
                 w.out_features,
             )
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
+    def embedding(self, ids: Tensor, table: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         rows, width = ids.shape[0], table.shape[1]
-        out = table.new_empty(rows, width)
-        self._embedding(self._pool, ids.data_ptr(), table.data_ptr(), out.data_ptr(), rows, width * table.itemsize)
+        out = torch.empty(rows, width, dtype=dtype or table.dtype)
+        addresses = ids.data_ptr(), table.data_ptr(), out.data_ptr()
+        if out.dtype == table.dtype:
+            self._embedding(self._pool, *addresses, rows, width * table.itemsize)
+        else:
+            assert (out.dtype, table.dtype) == (torch.float32, torch.bfloat16), (out.dtype, table.dtype)
+            self._embedding_widened(self._pool, *addresses, rows, width)
         return out
 
     def embedding_packed(self, ids: Tensor, table: LinearWeight, dtype: torch.dtype) -> Tensor:
@@ -178,6 +193,24 @@ class NativeLinear(LinearOps):
         out = torch.empty(rows, width, dtype=dtype)
         self._embedding_packed[dtype](self._pool, ids.data_ptr(), table.packed_ptr, out.data_ptr(), rows, width)
         return out
+
+
+def _dense_forms(kernels: Kernels) -> dict[tuple[torch.dtype, torch.dtype], _DenseForm]:
+    """By the dtypes of x and of the weight."""
+    pack, linear = kernels.by_dtype("fb_pack_{}"), _linear_kernels(kernels, "fb_linear_{}")
+    panels = kernels.addresses("fb_linear_panels_{}")
+    forms = {
+        (dtype, dtype): _DenseForm(pack[dtype], linear, {dtype: panels[dtype]}, step)
+        for dtype, step in ((torch.float32, 1), (torch.bfloat16, _STEP))
+    }
+    widened, suffix = (torch.float32, torch.bfloat16), "f32_of_bf16"
+    forms[widened] = _DenseForm(
+        kernels.bind(f"fb_pack_{suffix}"),
+        {(torch.float32, torch.float32): kernels.bind(f"fb_linear_{suffix}")},
+        {torch.float32: kernels.address(f"fb_linear_panels_{suffix}")},
+        1,
+    )
+    return forms
 
 
 def _linear_kernels(kernels: Kernels, pattern: str) -> LinearKernels:

@@ -58,9 +58,11 @@ class TorchLinear(LinearOps):
 
     activation_bits: int
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
+    def pack_linear(
+        self, weight: Tensor, bias: Tensor | None = None, *, inputs: torch.dtype | None = None
+    ) -> LinearWeight:
         out_features, in_features = weight.shape
-        packed = _prepack(weight)
+        packed = _prepack(weight) if inputs in (None, weight.dtype) else None
         kept = weight.clone() if packed is None else None
         return TorchLinearWeight(kept, packed, None if bias is None else bias.clone(), in_features, out_features)
 
@@ -82,15 +84,15 @@ class TorchLinear(LinearOps):
         assert isinstance(w, TorchLinearWeight), type(w)
         if w.packed is None or x.shape[0] == 0:
             weight = x.new_zeros(w.out_features, w.in_features) if w.weight is None else w.weight
-            return F.linear(x, weight, w.bias)
+            return F.linear(x, weight.to(x.dtype), w.bias)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x.contiguous(), w.packed, w.bias, "none", [], "")
         return out
 
     def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
         return self.linear(x, w).float()
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        return table[ids]
+    def embedding(self, ids: Tensor, table: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return table[ids].to(dtype or table.dtype)
 
     def embedding_packed(self, ids: Tensor, table: LinearWeight, dtype: torch.dtype) -> Tensor:
         assert isinstance(table, TorchQuantizedWeight), type(table)

@@ -13,6 +13,7 @@ from forebay.families import TYPES
 from forebay.families.model_config import config_of
 from forebay.families.small import small_config
 from forebay.formats.quantization import Quantization
+from forebay.formats.weight_shapes import ValueBytes
 from forebay.models import needs_of
 from tests.cli.public_configs import GPT_OSS_20B, GPT_OSS_20B_BYTES, LLAMA_3_8B, QWEN3_30B_A3B
 
@@ -34,7 +35,7 @@ _CONFIGS: Final = {
 def planned(folder: Path, fields: dict[str, Any], quantization: Quantization = Quantization.FILE) -> int:
     """Bytes of the weights, by a config.json alone."""
     (folder / "config.json").write_text(json.dumps(fields))
-    return read_shape(folder, draft_head=False).weights.held_bytes(quantization, itemsize=2)
+    return read_shape(folder, draft_head=False).weights.held_bytes(quantization, ValueBytes(2, 2))
 
 
 def test_gpt_oss_takes_what_its_files_take(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.cli.public_configs import (
 INT4, FLOAT32 = ("--quantization", "int4"), ("--dtype", "float32")
 # All but experts is in no codes: in float32, the default without bfloat16 instructions, that is 6.8 GiB instead of 3.4.
 BFLOAT16 = ("--dtype", "bfloat16")
+ON_AVX2 = (*FLOAT32, "--kv-cache-dtype", "bfloat16")  # what the rules choose there
 FULL = 1 << 60
 
 
@@ -43,6 +44,7 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
         pytest.param(QWEN3_8B, INT4, "32GiB", FULL, id="8b-32gib"),
         pytest.param(QWEN3_30B_A3B, INT4, "24GiB", 16384, id="30b-a3b-24gib"),
         pytest.param(GPT_OSS_20B, BFLOAT16, "16GiB", 8192, id="gpt-oss-20b-16gib"),
+        pytest.param(GPT_OSS_20B, ON_AVX2, "16GiB", 8192, id="gpt-oss-20b-16gib-avx2"),
         pytest.param(QWEN3_NEXT_80B_A3B, FLOAT32, "400GiB", FULL, id="80b-400gib"),
         pytest.param(SMOLLM2_135M, INT4, "2GiB", FULL, id="smollm2-2gib"),
     ],

@@ -39,6 +39,21 @@ def test_linear_equals_the_reference(
     assert_close(native.linear(x, ours), reference.linear(x, theirs))
 
 
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
+def test_linear_of_float32_by_bfloat16_has_the_bits_of_the_widened_weight(
+    native: NativeOps, reference: Ops, rows: int, inputs: int, outputs: int
+) -> None:
+    x, weight = normal((rows, inputs), torch.float32, seed=1), normal((outputs, inputs), torch.bfloat16, seed=2)
+    bias = normal((outputs,), torch.float32, seed=3)
+    for ops in (native, reference):
+        packed = ops.pack_linear(weight, bias, inputs=torch.float32)
+        widened = ops.pack_linear(weight.float(), bias)
+        for multiply in (ops.linear, ops.linear_f32):
+            found = multiply(x, packed)
+            assert found.dtype == torch.float32
+            assert_same_bits(found, multiply(x, widened))
+
+
 def test_linear_f32_returns_sums_that_were_not_rounded(native: NativeOps, dtype: torch.dtype) -> None:
     x, weight = normal((7, 200), dtype, seed=1), normal((50, 200), dtype, seed=2, scale=0.1)
     logits = native.linear_f32(x, native.pack_linear(weight))

@@ -49,6 +49,13 @@ def test_embedding_equals_the_reference(native: NativeOps, reference: Ops, dtype
     assert_same_bits(native.embedding(ids, table), reference.embedding(ids, table))
 
 
+@pytest.mark.parametrize("width", [1, 7, 64, 577])
+def test_embedding_widens_bfloat16_exactly(native: NativeOps, reference: Ops, width: int) -> None:
+    ids, table = torch.tensor([0, 18, 3, 3]), normal((19, width), torch.bfloat16, seed=1)
+    for ops in (native, reference):
+        assert_same_bits(ops.embedding(ids, table, torch.float32), table[ids].float())
+
+
 @pytest.mark.parametrize("width", [1, 7, 16, 50, 4099])
 @pytest.mark.parametrize("rows", ROWS)
 def test_argmax_rows_equals_the_reference(native: NativeOps, reference: Ops, rows: int, width: int) -> None:

@@ -13,6 +13,7 @@ from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_parts import model_file
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import CodeFormat
+from forebay.formats.safetensors import has_weights
 from forebay.formats.weight_shapes import WeightKind, WeightShapes, kinds_of
 
 if TYPE_CHECKING:
@@ -40,16 +41,20 @@ def read_shape(path: Path, draft_head: bool) -> Shape:
 
 def _kinds(path: Path, config: ModelConfig, needs: Needs) -> Iterator[tuple[WeightKind, int]]:
     """The weights of a GGUF file may be in codes, of which its header says so; those of a folder, of which its
-    configuration does."""
-    from forebay.models.weight_codes import codes_of  # as above
+    configuration does. Few configurations are wrong about bfloat16, but some do not mention it: headers do."""
+    from forebay.models.weight_codes import codes_of, is_plain_matrix, stays_bfloat16  # as above
 
-    tensors = open_checkpoint(path).tensors if path.suffix == ".gguf" else {}
+    is_gguf = path.suffix == ".gguf"
+    tensors = open_checkpoint(path).tensors if is_gguf or has_weights(path) else {}
     for param in needs.params:
-        if tensors.keys() >= set(param.names):
-            yield from kinds_of(codes_of(param, tensors, Quantization.FILE), param.shape, param.min_bits)
+        has_header = tensors.keys() >= set(param.names)
+        if is_gguf and has_header:
+            codes, bfloat16 = codes_of(param, tensors, Quantization.FILE), stays_bfloat16(param, tensors)
+            yield from kinds_of(codes, param.shape, param.min_bits, bfloat16=bfloat16)
         else:
             own = _stored_format(param, config)
-            yield WeightKind(own, param.shape[-1], param.min_bits), param.num_elements
+            bfloat16 = stays_bfloat16(param, tensors) if has_header else config.in_bfloat16 and is_plain_matrix(param)
+            yield WeightKind(own, param.shape[-1], param.min_bits, bfloat16), param.num_elements
 
 
 def _stored_format(param: TensorParam, config: ModelConfig) -> CodeFormat | None:

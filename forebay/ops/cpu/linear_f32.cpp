@@ -1,4 +1,5 @@
-// float32 linear: the sums of a block of rows by one panel stay in registers over all of K.
+// float32 linear: the sums of a block of rows by one panel stay in registers over all of K. Weights in bfloat16 are
+// widened as they are loaded, which is exact: the results are those of the same numbers in float32.
 #include "linear.h"
 #if defined(FOREBAY_AMX)
 #include "linear_q.h"
@@ -10,8 +11,8 @@ namespace {
 constexpr int kVecs = kPanel / W;
 constexpr int kRows = W == 16 ? 12 : 3;  // kRows * kVecs sums leave room for the operands in 32 or 16 registers
 
-template <int ROWS>
-void block(const float* x, long ldx, const float* panel, long inputs, const float* bias, float* out, long ldo,
+template <int ROWS, class T>
+void block(const float* x, long ldx, const T* panel, long inputs, const float* bias, float* out, long ldo,
            long columns) {
     Vec sum[ROWS][kVecs];
     for (auto& row : sum) {
@@ -33,8 +34,8 @@ void block(const float* x, long ldx, const float* panel, long inputs, const floa
     }
 }
 
-template <int ROWS>
-void block_of(long rows, const float* x, long ldx, const float* panel, long inputs, const float* bias, float* out,
+template <int ROWS, class T>
+void block_of(long rows, const float* x, long ldx, const T* panel, long inputs, const float* bias, float* out,
               long ldo, long columns) {
     if (rows == ROWS) {
         block<ROWS>(x, ldx, panel, inputs, bias, out, ldo, columns);
@@ -48,12 +49,13 @@ template <class Panels>
 void multiply_panel(const float* x, long ldx, const Panels& panels, const float* bias, float* out, long ldo,
                     long inputs, long outputs, long panel, long first, long end) {
     const long column = panel * kPanel;
-    const float* weights = nullptr;
-    panels.open(panel, [&](auto opened) { weights = opened.all(); });
-    for (long r = first; r < end; r += kRows) {
-        block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, weights, inputs, bias + column,
-                        out + r * ldo + column, ldo, std::min(kPanel, outputs - column));
-    }
+    panels.open(panel, [&](auto opened) {
+        const auto* weights = opened.all();
+        for (long r = first; r < end; r += kRows) {
+            block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, weights, inputs, bias + column,
+                            out + r * ldo + column, ldo, std::min(kPanel, outputs - column));
+        }
+    });
 }
 
 template <class Panels>
@@ -73,22 +75,27 @@ void linear_panels(const void* x, long ldx, const Panels& panels, const float* b
     }
 }
 
-DensePanels<float> dense(const void* packed, long inputs) {
-    return {static_cast<const float*>(packed), inputs * kPanel};
+template <class T>
+DensePanels<T> dense(const void* packed, long inputs) {
+    return {static_cast<const T*>(packed), inputs * kPanel};
 }
 
 }  // namespace
 
 extern "C" {
 
-void fb_linear_f32(Pool* pool, const float* x, long ldx, const float* packed, const float* bias, float* out, long rows,
-                   long inputs, long outputs) {
-    pool->op([=](Pool& p) { linear(p, x, ldx, dense(packed, inputs), bias, out, rows, inputs, outputs); });
-}
+// T: of the packed weight.
+#define FOREBAY_LINEAR_F32(T, suffix)                                                                               \
+    void fb_linear_##suffix(Pool* pool, const float* x, long ldx, const void* packed, const float* bias, float* out, \
+                            long rows, long inputs, long outputs) {                                                 \
+        pool->op([=](Pool& p) { linear(p, x, ldx, dense<T>(packed, inputs), bias, out, rows, inputs, outputs); });  \
+    }                                                                                                               \
+    void fb_linear_panels_##suffix(FOREBAY_LINEAR_PANELS) {                                                         \
+        linear_panels(x, ldx, dense<T>(packed, inputs), bias, out, ldo, rows, inputs, outputs, first, end);         \
+    }
 
-void fb_linear_panels_f32(FOREBAY_LINEAR_PANELS) {
-    linear_panels(x, ldx, dense(packed, inputs), bias, out, ldo, rows, inputs, outputs, first, end);
-}
+FOREBAY_LINEAR_F32(float, f32)
+FOREBAY_LINEAR_F32(bf16, f32_of_bf16)
 
 #if defined(FOREBAY_AMX)
 

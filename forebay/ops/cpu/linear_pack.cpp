@@ -1,21 +1,35 @@
 #include "bf16.h"
 #include "linear.h"
 
-extern "C" {
+namespace {
 
-// Both: weight [outputs, inputs] contiguous; packed as linear.h says, all of it written.
-
-void fb_pack_f32(Pool* pool, const float* weight, float* packed, long outputs, long inputs) {
+// For inputs in float32.
+template <class T>
+void pack(Pool* pool, const T* weight, T* packed, long outputs, long inputs) {
     pool->run(ceil_div(outputs, kPanel), [=](long begin, long end) {
         for (long panel = begin; panel < end; ++panel) {
             for (long k = 0; k < inputs; ++k) {
                 for (long n = 0; n < kPanel; ++n) {
                     const long row = panel * kPanel + n;
-                    packed[(panel * inputs + k) * kPanel + n] = row < outputs ? weight[row * inputs + k] : 0.0f;
+                    packed[(panel * inputs + k) * kPanel + n] = row < outputs ? weight[row * inputs + k] : T{0};
                 }
             }
         }
     });
+}
+
+}  // namespace
+
+extern "C" {
+
+// All: weight [outputs, inputs] contiguous; packed as linear.h says, all of it written.
+
+void fb_pack_f32(Pool* pool, const float* weight, float* packed, long outputs, long inputs) {
+    pack(pool, weight, packed, outputs, inputs);
+}
+
+void fb_pack_f32_of_bf16(Pool* pool, const bf16* weight, bf16* packed, long outputs, long inputs) {
+    pack(pool, weight, packed, outputs, inputs);
 }
 
 void fb_pack_bf16(Pool* pool, const bf16* weight, bf16* packed, long outputs, long inputs) {

@@ -114,6 +114,19 @@ void fb_embedding(Pool* pool, const int64_t* ids, const char* table, char* out, 
     });
 }
 
+// ids [rows] in 0..table rows; a row of the table has n entries, which are widened.
+void fb_embedding_f32_of_bf16(Pool* pool, const int64_t* ids, const bf16* table, float* out, long rows, long n) {
+    pool->op([=](Pool& p) {
+        p.run(rows, grain_for(n), [=](long begin, long end) {
+            for (long r = begin; r < end; ++r) {
+                for_each_vector(n, [&](long i, long part) {
+                    store_part(out + r * n + i, load_part(table + ids[r] * n + i, part), part);
+                });
+            }
+        });
+    });
+}
+
 // logits [rows, n] -> ids [rows], finite [rows] 0 or 1.
 void fb_argmax_rows(Pool* pool, const float* logits, int64_t* ids, uint8_t* finite, long rows, long n) {
     pool->op([=](Pool& p) {

@@ -234,8 +234,10 @@ class TritonLinear(LinearOps):
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> TritonLinearWeight:
-        weight = weight.contiguous()
+    def pack_linear(
+        self, weight: Tensor, bias: Tensor | None = None, *, inputs: torch.dtype | None = None
+    ) -> TritonLinearWeight:
+        weight = weight.to(inputs or weight.dtype).contiguous()
         return _packed(None, weight.shape[1], values=weight, bias=bias)
 
     def pack_quantized(self, weight: StoredCodes, bias: Tensor | None = None) -> TritonLinearWeight | TritonParts:
@@ -279,8 +281,8 @@ class TritonLinear(LinearOps):
         sums = torch.mm(x, w.values.t(), out_dtype=torch.float32)
         return sums if w.bias is None else sums.add_(w.bias)
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        return table.index_select(0, ids)
+    def embedding(self, ids: Tensor, table: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return table.index_select(0, ids).to(dtype or table.dtype)
 
     def embedding_packed(self, ids: Tensor, table: LinearWeight, dtype: torch.dtype) -> Tensor:
         assert isinstance(table, TritonLinearWeight), type(table)

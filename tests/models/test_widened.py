@@ -1,0 +1,62 @@
+"""Matrices that stay in the bfloat16 of their file under a model in float32: the same bits, half of the bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from forebay import models
+from forebay.backends import make_ops
+from forebay.engine.lifecycle.model_shape import read_shape
+from forebay.families.checkpoint import open_checkpoint
+from forebay.formats.quantization import Quantization
+from forebay.formats.weight_shapes import ValueBytes
+from tests.kernels import NATIVE
+from tests.models.drive import Driver
+from tests.models.tiny import make_oracle, random_ids
+
+# Plain, with a tied head, with experts, with heads of a latent, and with scaled weights, which are no longer bfloat16.
+CASES = ("llama", "gemma3_text", "qwen3_moe", "deepseek_v3", "granitemoehybrid")
+
+
+def saved(case: str, folder: Path, dtype: torch.dtype) -> Path:
+    """A checkpoint whose numbers are all of bfloat16."""
+    oracle = make_oracle(case)
+    oracle.to(torch.bfloat16).to(dtype).save_pretrained(folder)
+    return folder
+
+
+def logits(model: models.Model) -> Tensor:
+    return Driver(model, dtype=torch.float32).step([(1, random_ids(20, seed=0))])[0]
+
+
+@pytest.mark.parametrize("kernels", ["torch", NATIVE])
+@pytest.mark.parametrize("case", CASES)
+def test_bfloat16_checkpoint_in_float32_has_the_logits_of_its_numbers_in_float32(
+    case: str, kernels: str, tmp_path: Path
+) -> None:
+    ops = make_ops(kernels, 2)
+    narrow, wide = (
+        models.load(open_checkpoint(saved(case, tmp_path / str(dtype), dtype)), ops=ops, dtype=torch.float32)
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    assert torch.equal(logits(narrow), logits(wide))
+    assert set(wide.held_bytes) == {"float32"}
+    assert narrow.held_bytes["bfloat16"] > 0
+    if case == "llama":
+        assert narrow.weight_bytes < 0.51 * wide.weight_bytes
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("mentioned", [True, False])
+def test_plan_counts_what_is_held(case: str, mentioned: bool, tmp_path: Path) -> None:
+    path = saved(case, tmp_path, torch.bfloat16)
+    if not mentioned:
+        config = tmp_path / "config.json"
+        config.write_text(config.read_text().replace('"dtype": "bfloat16"', '"dtype": "float32"'))
+    held = read_shape(path, draft_head=False).weights.held_bytes(Quantization.NONE, ValueBytes(4, 2))
+    model = models.load(open_checkpoint(path), ops=make_ops("torch", 1), dtype=torch.float32)
+    assert held == model.weight_bytes
