@@ -45,8 +45,8 @@ class NativeLinearWeight:
 
 
 class _DenseForm(NamedTuple):
-    """What packs a weight that is not in codes, what multiplies with it, and the inputs that its rows are padded to a
-    multiple of."""
+    """Kernels of a weight that is not in codes: to pack it, and to multiply with it. Its rows are padded to a multiple
+    of `step` inputs."""
 
     pack: Any
     kernels: LinearKernels
