@@ -24,10 +24,13 @@ _ADVICE: Final = "get all parts of one model again"
 
 
 def part_names(name: str) -> list[str]:
-    """Return the names of all parts of the model that the file `name` belongs to, in order: `name` if it is no part."""
+    """Return the names of all parts of the model that the file `name` belongs to, in order: `name` if it is no part.
+    Raises ModelError for more than `MAX_PARTS`."""
     found = _PART.fullmatch(name)
     if found is None or not 1 <= int(found[2]) <= int(found[3]):
         return [name]
+    if int(found[3]) > MAX_PARTS:
+        raise ModelError(f"{name}: it is one of {int(found[3])} parts; at most {MAX_PARTS} are read")
     return [f"{found[1]}-{number:05}-of-{found[3]}{SUFFIX}" for number in range(1, int(found[3]) + 1)]
 
 
@@ -70,8 +73,6 @@ def model_file(path: Path) -> Path:
 def existing_parts(path: Path) -> list[Path]:
     """Return the files of the model that `path` is a part of. Raises ModelError unless all are there."""
     paths = part_paths(path)
-    if len(paths) > MAX_PARTS:
-        raise ModelError(f"{path}: it is one of {len(paths)} parts; at most {MAX_PARTS} are read")
     missing = [] if len(paths) == 1 else [part.name for part in paths if not is_there(part)]
     if missing:
         raise ModelError(

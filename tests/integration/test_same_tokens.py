@@ -175,7 +175,7 @@ def drawn_shape(rng: random.Random) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, *SLOW_SEEDS])
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow), *SLOW_SEEDS])
 def test_no_shape_of_the_engine_changes_a_token(tiny_known: Known, seed: int) -> None:
     """Two passes over one engine, so that the second meets what the first left in the cache."""
     rng = random.Random(seed)
@@ -186,8 +186,7 @@ def test_no_shape_of_the_engine_changes_a_token(tiny_known: Known, seed: int) ->
         assert [result.token_ids for result in results] == tiny_known.alone, shape
 
 
-@pytest.mark.parametrize("overlap_depth", [0, 1])
-@pytest.mark.parametrize("radix_cache", [False, True])
+@pytest.mark.parametrize(("radix_cache", "overlap_depth"), [(False, 0), (True, 1)])
 def test_requests_retracted_again_and_again_lose_no_token(
     growing: Known, radix_cache: bool, overlap_depth: int
 ) -> None:

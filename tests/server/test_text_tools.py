@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import openai
@@ -143,12 +144,25 @@ SPELLED: dict[str, tuple[str, Callable[[str], str]]] = {
 }
 
 
-@pytest.mark.parametrize("choice", ["auto", "required"])
-@pytest.mark.parametrize("tool", [grammar_tool("lark", LARK), grammar_tool("regex", REGEX)], ids=["lark", "regex"])
-@pytest.mark.parametrize("spelled", SPELLED)
-def test_text_tool_grammar_is_enforced_in_each_spelling(
-    patience: None, spelled: str, tool: dict[str, Any], choice: str
-) -> None:
+SYNTAXES = {"lark": LARK, "regex": REGEX}
+# Each spelling once, each syntax and choice twice; a case computes masks of many hundred tokens.
+QUICK = {
+    ("JSON", "lark", "auto"),
+    ("tags", "regex", "required"),
+    ("Python", "lark", "required"),
+    ("channels", "regex", "auto"),
+}
+
+
+@pytest.mark.parametrize(
+    ("spelled", "syntax", "choice"),
+    [
+        pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow)
+        for case in product(SPELLED, SYNTAXES, ("auto", "required"))
+    ],
+)
+def test_text_tool_grammar_is_enforced_in_each_spelling(patience: None, spelled: str, syntax: str, choice: str) -> None:
+    tool = grammar_tool(syntax, SYNTAXES[syntax])
     template, write = SPELLED[spelled]
     speaker = Speaker(template)
     try:

@@ -97,7 +97,7 @@ def test_a3_c18_what_is_in_the_cache_was_written_by_steps_that_have_completed(ki
 # -- B-5 --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_b5_with_no_slot_or_window_to_spare_whatever_fits_the_pool_finishes(kind, rows, depth):
@@ -126,7 +126,7 @@ def test_b5_with_no_slot_or_window_to_spare_whatever_fits_the_pool_finishes(kind
 
 
 @pytest.mark.parametrize("every", [0, 3, 10])
-@pytest.mark.parametrize("chunk", [1, 7, 4, 16, 2048])
+@pytest.mark.parametrize("chunk", [1, pytest.param(7, marks=pytest.mark.slow), 4, 16, 2048])
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_c1_c26_c28_tokens_do_not_depend_on_chunks_or_retractions(kind, chunk, every):
     """2,040 requests over the 60 cases; every other one keeps its memory on the host when it is retracted."""
@@ -177,7 +177,7 @@ def resumable(sim: Simulation, prompt: list[int]) -> int:
     return best
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("page_size", [1, 4, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_c3_c18_c19_hits_of_every_length_end_at_the_last_place_that_can_be_resumed(kind, page_size):
     """A prompt shares its first n tokens with one that was computed, for every n: cold, warm, at the branching point

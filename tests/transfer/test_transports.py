@@ -25,20 +25,26 @@ def test_transports_have_a_file_for_each_name_and_a_name_for_each_file() -> None
     assert files == {name.value for name in NAMES}
 
 
-@pytest.mark.parametrize("backend", TransferBackend)
-def test_transports_libraries_are_imported_only_if_chosen(backend: TransferBackend) -> None:
+def test_transports_libraries_are_imported_only_if_chosen() -> None:
+    """One process chooses each in turn, those that need a library last."""
+    libraries = [TransferBackend.NIXL, TransferBackend.MOONCAKE]
+    order = [*(backend for backend in TransferBackend if backend not in libraries), *libraries]
     code = (
         "import contextlib, sys\n"
         "from forebay.base.errors import ConfigError\n"
         "from forebay.config.engine_config import TransferBackend\n"
         "from forebay.transfer import transports\n"
-        "with contextlib.suppress(ConfigError):\n"  # the library may be missing
-        f"    transports.transports_of(TransferBackend({backend.value!r}))\n"
-        "print(*(name for name in sys.modules if name.startswith('forebay.transfer.transports.')))\n"
+        f"for backend in {[backend.value for backend in order]}:\n"
+        "    with contextlib.suppress(ConfigError):\n"  # the library may be missing
+        "        transports.transports_of(TransferBackend(backend))\n"
+        "    print(*(name for name in sys.modules if name.startswith('forebay.transfer.transports.')))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    found = {name.rpartition(".")[2] for name in done.stdout.split()}
-    assert found & {"nixl", "mooncake"} <= {backend}
+    chosen = set()
+    for backend, line in zip(order, done.stdout.splitlines(), strict=True):
+        chosen.add(backend)
+        imported = {name.rpartition(".")[2] for name in line.split()}
+        assert imported & set(libraries) <= chosen, backend
 
 
 def without_maps(mode: DisaggregationMode, backend: TransferBackend) -> list[str]:
