@@ -35,7 +35,7 @@ from benchmarks.report import NOISE, Failure, Report, Run, around_marks, number,
 from benchmarks.rows import ROWS, Load, Row
 from benchmarks.servers import OtherWork, Server, StartFailed, start_figures, wait_until_quiet
 from forebay.base.cpu import this_cpu
-from forebay.base.variants import VARIANTS, Variant
+from forebay.base.variants import X86_VARIANTS, Variant
 
 ROOT = Path(__file__).parent.parent
 # A load of this length is not repeated: it averages over enough, and a slow peer would take the whole evening.
@@ -49,7 +49,7 @@ Measure = Callable[[Kind, int, int], Run]
 
 def main() -> None:
     arguments = parse()
-    isa = next((variant for variant in VARIANTS if variant.name == arguments.isa), None)
+    isa = next((variant for variant in X86_VARIANTS if variant.name == arguments.isa), None)
     # Floors are those of steps that give a row one token, and the peers do not guess.
     flags = [*kinds.NO_GUESSES, *arguments.serve]
     wanted = [kinds.forebay(arguments.model, flags, isa), *(kinds.PEERS[name](isa) for name in arguments.peers)]

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.peers import places
-from forebay.base.variants import VARIANTS, Variant
+from forebay.base.variants import X86_VARIANTS, Variant
 from forebay.formats.store import find_model
 from scripts.bootstrap import TORCH, TORCH_CPU_INDEX
 
@@ -65,7 +65,7 @@ LLAMA_ISA_ALWAYS = frozenset({"sse4_2", "avx", "bmi2"})
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", default=list(INSTALLERS))
-    parser.add_argument("--isa", choices=["native", *(variant.name for variant in VARIANTS)], default="native",
+    parser.add_argument("--isa", choices=["native", *(variant.name for variant in X86_VARIANTS)], default="native",
                         help="of llama.cpp's kernels")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="of the C++ compiler")
     arguments = parser.parse_args()
@@ -73,7 +73,7 @@ def main() -> None:
     wanted = [name for name in dict.fromkeys(folders) if name != "forebay"]
     if unknown := set(wanted) - set(INSTALLERS):
         parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(INSTALLERS)}")
-    isa = next((variant for variant in VARIANTS if variant.name == arguments.isa), None)
+    isa = next((variant for variant in X86_VARIANTS if variant.name == arguments.isa), None)
     (places.peers_folder() / "models").mkdir(parents=True, exist_ok=True)
     if failures := install(wanted, isa, arguments.jobs):
         raise SystemExit("\n".join(f"peers: {name} is not installed: {why}" for name, why in failures.items()))

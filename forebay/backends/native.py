@@ -26,7 +26,7 @@ def _resolve(cpu: Cpu) -> str:
 
 def _fit(here: Here) -> Fit:
     if not here.cpu.variants:
-        return Fit(False, "the CPU has no AVX2")
+        return Fit(False, "the CPU has neither AVX2 nor NEON")
     best = _resolve(here.cpu)
     if any(path for folder in here.kernel_folders for path in folder.glob(f"{best}-*.so")):
         return Fit(True, f"{best}, compiled earlier")
@@ -48,7 +48,7 @@ def _make_best(num_threads: int, activation_bits: int, memory: WeightMemory | No
             return NativeOps(library(variant), variant.name, num_threads, activation_bits, memory)
         except (BuildError, OSError) as error:
             reasons.append(f"{variant.name}: {error}")
-    why = "; ".join(reasons) or "the CPU is not an x86-64 with AVX2 under Linux"
+    why = "; ".join(reasons) or "the CPU is not an x86-64 with AVX2 or an aarch64 under Linux"
     _log.warning(event("native_ops_unavailable", using="torch", effect="several times slower", why=why))
     return Ops(num_threads)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from forebay.base.errors import ConfigError
-from forebay.base.variants import VARIANTS, Variant, lacks, variants_for
+from forebay.base.variants import ARM_VARIANTS, VARIANTS, Variant, family, lacks, variants_for
 
 PROC: Final = Path("/proc")
 CPU_VARIABLE: Final = "FOREBAY_CPU"
@@ -42,7 +42,8 @@ class Cpu:
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """The kernel variants that it runs, best first; empty except on x86-64 with AVX2 under Linux."""
+        """The kernel variants that it runs, best first; empty except on x86-64 with AVX2 and aarch64 under
+        Linux."""
         return variants_for(self.flags)
 
     @property
@@ -60,6 +61,8 @@ class Cpu:
         """The environment that holds torch, oneDNN and MKL to a simulated processor."""
         if not self.simulated:
             return {}
+        if family(self.flags) is ARM_VARIANTS:
+            return {"ATEN_CPU_CAPABILITY": "default"}  # NEON; the other libraries have no such limit
         best = self.variants[0].name if self.variants else NO_VARIANT
         aten, mkl = ("default", "SSE4_2") if best == NO_VARIANT else ("avx2", "AVX2")
         if "avx512f" in self.flags:

@@ -151,7 +151,7 @@ def kernels_finding(folder: Path, cpu: Cpu, prebuilt: Path) -> Finding:
     usable = cpu.variants
     if not usable:
         return Finding(
-            subject, Verdict.NOTE, "none for this CPU, torch is used", "a CPU with AVX2 is several times faster"
+            subject, Verdict.NOTE, "none for this CPU, torch is used", "a CPU with AVX2 or NEON is several times faster"
         )
     variant = usable[0].name
     if brought := list(prebuilt.glob(f"{variant}-*.so")):

@@ -18,7 +18,7 @@ import numpy as np
 
 from forebay.base.cpu import CPU_VARIABLE, PROC, Cpu, this_cpu
 from forebay.base.units import human_bytes
-from forebay.base.variants import VARIANTS
+from forebay.base.variants import family
 from forebay.config import machine
 from forebay.config.gpu import gpu_memory
 
@@ -75,10 +75,10 @@ def cpu_finding(cpu: Cpu) -> Finding:
         return Finding("CPU", Verdict.NOTE, what, f"unset {CPU_VARIABLE}")
     found = f"{machine.cpu_model()}; runs {names or 'no native kernels'}"
     if not names:
-        return Finding("CPU", Verdict.NOTE, found, "the native kernels need x86-64 with AVX2; torch is used")
+        return Finding("CPU", Verdict.NOTE, found, "the native kernels need x86-64 with AVX2 or aarch64; torch is used")
     missing = cpu.lacks
-    # The matrix tiles of the best are in few CPUs: that they are not there is no news.
-    plain = VARIANTS[1].needs <= cpu.flags
+    # What the best variant adds is in few CPUs: that it is not there is no news.
+    plain = family(cpu.flags)[1].needs <= cpu.flags
     fix = "" if plain else "--quantization int4, or int8 with --activation-bits 8, gains most where these are not"
     return Finding("CPU", Verdict.OK if plain else Verdict.NOTE, f"{found}; {missing}" if missing else found, fix)
 

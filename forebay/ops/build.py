@@ -7,6 +7,7 @@ import sys
 
 from forebay.base.cpu import this_cpu
 from forebay.base.log import setup_logging
+from forebay.base.toolchain import HERE
 from forebay.base.variants import PREBUILT, VARIANTS
 from forebay.ops.compiler import BuildError, library, prebuild
 
@@ -19,12 +20,12 @@ def main() -> int:
     setup_logging("info", process="build")
     try:
         if wheel:
-            for variant in VARIANTS:
+            for variant in (each for each in VARIANTS if each.machine == HERE):
                 print(f"for wheels: {prebuild(variant, PREBUILT)}")
             return 0
         variants = this_cpu().variants
         if not variants:
-            raise BuildError("this is not Linux on an x86-64 CPU with AVX2")
+            raise BuildError("this is not Linux on an x86-64 CPU with AVX2 or an aarch64 one")
         print(f"native ops ready: {library(variants[0])}")
     except BuildError as error:
         print(f"native ops cannot be built, the slower torch ops will be used: {error}", file=sys.stderr)

@@ -22,7 +22,7 @@ from pathlib import Path
 from forebay.base.leash import Leash
 from forebay.base.log import event, get_logger
 from forebay.base.paths import cache_folder
-from forebay.base.toolchain import COMPILERS, find_compiler
+from forebay.base.toolchain import HERE, compilers, find_compiler
 from forebay.base.variants import PREBUILT, Variant
 
 SOURCES = Path(__file__).parent / "cpu"
@@ -49,24 +49,31 @@ def library(variant: Variant) -> Path:
     Raises BuildError if there is neither a compiled library nor a working compiler.
     """
     name = f"{variant.name}-{_fingerprint(variant)}"
-    compiler = find_compiler()
+    compiler = find_compiler(variant.machine)
     for folder in (PREBUILT,) if compiler else (PREBUILT, CACHE):
         compiled = sorted(folder.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime)
         if compiled:
             return _used(compiled[-1])
     if compiler is None:
-        raise BuildError(f"no C++ compiler found (looked for {', '.join(COMPILERS)}): install g++ 11 or later")
+        raise BuildError(_no_compiler(variant))
     return _built(CACHE / f"{name}-{_version(compiler)}.so", variant, compiler)
 
 
 def prebuild(variant: Variant, folder: Path) -> Path:
     """Compile `variant` into `folder`, for a wheel; this machine need not be able to run it. Raises BuildError."""
-    compiler = find_compiler()
+    compiler = find_compiler(variant.machine)
     if compiler is None:
-        raise BuildError(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
+        raise BuildError(_no_compiler(variant))
     folder.mkdir(exist_ok=True)
     name = f"{variant.name}-{_fingerprint(variant)}-{_version(compiler)}.so"
     return Path(shutil.copy(_built(CACHE / name, variant, compiler), folder))
+
+
+def _no_compiler(variant: Variant) -> str:
+    names = compilers(variant.machine)
+    cross = f"Debian's g++-{variant.machine.replace('_', '-')}-linux-gnu"
+    wanted = "g++ 11 or later" if variant.machine == HERE else cross
+    return f"no C++ compiler found (looked for {', '.join(names)}): install {wanted}"
 
 
 def _built(target: Path, variant: Variant, compiler: str) -> Path:
@@ -99,16 +106,9 @@ def _fingerprint(variant: Variant) -> str:
 def _object_key(source: Path, variant: Variant, version: str = "") -> str:
     """Return the digest of a source, the headers of ours that it includes, and its flags and target."""
     text = _text(source)
-    digest = hashlib.sha256(repr((_FLAGS, _flags(text, variant), version)).encode())
+    digest = hashlib.sha256(repr((_FLAGS, variant.flags_for(text), version)).encode())
     digest.update(text.encode())
     return digest.hexdigest()[:24]
-
-
-def _flags(text: str, variant: Variant) -> tuple[str, ...]:
-    """Without those for integer products where the text has none: one object is then for variants with and without."""
-    if "FOREBAY_VNNI" in text:
-        return variant.flags
-    return tuple(flag for flag in variant.flags if "vnni" not in flag.lower())
 
 
 def _text(source: Path) -> str:
@@ -137,7 +137,7 @@ def _compile(variant: Variant, compiler: str, objects: Path, scratch: Path) -> P
 
     def compile_one(source: Path) -> None:
         made = scratch / f"{source.name}.o"
-        _run(leash, [compiler, *_FLAGS, *_flags(_text(source), variant), "-c", str(source), "-o", str(made)])
+        _run(leash, [compiler, *_FLAGS, *variant.flags_for(_text(source)), "-c", str(source), "-o", str(made)])
         os.replace(made, kept[source])
         progress = f"{next(done)} of {len(missing)}"
         _log.info(event("compiled", file=source.name, done=progress, seconds=time.perf_counter() - started))

@@ -11,18 +11,48 @@ import pytest
 from forebay.base.child import environment
 from forebay.base.cpu import CPU_VARIABLE, ONEDNN_ISA, Cpu, read_flags, simulate, this_cpu
 from forebay.base.errors import ConfigError
-from forebay.base.variants import VARIANTS, Variant
+from forebay.base.variants import ARM_VARIANTS, X86_VARIANTS, Variant
 
-EVERYTHING = VARIANTS[0].needs | VARIANTS[4].needs
+EVERYTHING = X86_VARIANTS[0].needs | X86_VARIANTS[4].needs
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", X86_VARIANTS, ids=lambda variant: variant.name)
 def test_simulate_each_variant_gives_its_flags_and_no_better_one(variant: Variant) -> None:
     cpu = simulate(variant.name, EVERYTHING)
     assert (cpu.flags, cpu.variants[0], cpu.simulated) == (variant.needs, variant, variant.name)
     assert bool(cpu.bfloat16) == ("avx512_bf16" in variant.needs)
     assert cpu.library_limits["ONEDNN_MAX_CPU_ISA"] == ONEDNN_ISA[variant.name]
     assert cpu.library_limits["ATEN_CPU_CAPABILITY"] == ("avx512" if "avx512f" in variant.needs else "avx2")
+
+
+@pytest.mark.parametrize("variant", ARM_VARIANTS, ids=lambda variant: variant.name)
+def test_simulate_on_arm_gives_the_flags_of_the_variant_and_no_better_one(variant: Variant) -> None:
+    cpu = simulate(variant.name, ARM_VARIANTS[0].needs)
+    assert (cpu.flags, cpu.variants[0]) == (variant.needs, variant)
+    assert cpu.bfloat16 == (("bf16",) if variant.name == "bf16" else ())
+    assert cpu.library_limits == {"ATEN_CPU_CAPABILITY": "default"}
+    better = ARM_VARIANTS[: ARM_VARIANTS.index(variant)]
+    assert all(each.cost in cpu.lacks for each in better)
+    assert bool(cpu.lacks) == bool(better)
+
+
+# As Linux prints the features of a Neoverse V1, a Neoverse N1 and a Cortex-A72.
+@pytest.mark.parametrize(
+    ("features", "best"),
+    [
+        ("fp asimd evtstrm aes crc32 atomics fphp asimdhp asimdrdm dcpop sha3 asimddp sve i8mm bf16 dgh rng", "bf16"),
+        (
+            "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp",
+            "dotprod",
+        ),
+        ("fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid", "neon"),
+    ],
+)
+def test_read_flags_of_an_arm_cpu_choose_the_variant(tmp_path: Path, features: str, best: str) -> None:
+    (tmp_path / "cpuinfo").write_text(
+        f"processor\t: 0\nBogoMIPS\t: 2100.00\nFeatures\t: {features}\nCPU part\t: 0xd40\n"
+    )
+    assert Cpu(flags=read_flags(tmp_path)).variants[0].name == best
 
 
 def test_simulate_none_gives_a_cpu_without_kernels() -> None:
@@ -32,12 +62,12 @@ def test_simulate_none_gives_a_cpu_without_kernels() -> None:
 
 def test_simulate_better_cpu_raises_with_what_is_missing() -> None:
     with pytest.raises(ConfigError, match=r"FOREBAY_CPU=avx512vnni: this CPU lacks avx512_vnni, .*: use avx2, none"):
-        simulate("avx512vnni", VARIANTS[-1].needs)
+        simulate("avx512vnni", X86_VARIANTS[-1].needs)
 
 
 def test_simulate_unknown_name_raises_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="FOREBAY_CPU=sse9: no such CPU is known: use avx2, none, or unset it"):
-        simulate("sse9", VARIANTS[-1].needs)
+        simulate("sse9", X86_VARIANTS[-1].needs)
 
 
 def test_this_cpu_without_the_variable_is_the_processor_itself(monkeypatch: pytest.MonkeyPatch) -> None:

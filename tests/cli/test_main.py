@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forebay.base.cpu import Cpu
-from forebay.base.variants import VARIANTS, Variant
+from forebay.base.variants import ARM_VARIANTS, VARIANTS, X86_VARIANTS, Variant
 from forebay.cli import doctor_machine
 from forebay.cli.arguments import Parser
 from forebay.cli.doctor import kernels_finding
@@ -213,20 +213,20 @@ def test_doctor_names_the_library_of_the_best_variant_of_this_cpu(variant: Varia
 
 
 def test_doctor_says_what_the_cpu_lacks_and_what_that_costs() -> None:
-    names = [variant.name for variant in VARIANTS]
-    for at, variant in enumerate(VARIANTS):
-        what = cpu_finding(Cpu(flags=variant.needs)).what
-        assert f"runs {variant.name}" in what
-        assert [each.name for each in VARIANTS[:at] if each.cost not in what] == []
-    assert "without" not in cpu_finding(Cpu(flags=VARIANTS[0].needs)).what
-    vnni = cpu_finding(Cpu(flags=VARIANTS[names.index("avx512vnni")].needs)).what
+    for family in (X86_VARIANTS, ARM_VARIANTS):
+        for at, variant in enumerate(family):
+            what = cpu_finding(Cpu(flags=variant.needs)).what
+            assert f"runs {variant.name}" in what
+            assert [each.name for each in family[:at] if each.cost not in what] == []
+        assert "without" not in cpu_finding(Cpu(flags=family[0].needs)).what
+    vnni = cpu_finding(Cpu(flags=next(each.needs for each in VARIANTS if each.name == "avx512vnni"))).what
     assert "without avx512_bf16: arithmetic is in float32" in vnni
     assert "without amx_bf16, amx_tile: prompts" in vnni
     assert cpu_finding(Cpu(flags=frozenset())).verdict is Verdict.NOTE
 
 
 def test_doctor_says_what_to_do_about_libraries_that_pile_up_or_are_missing(tmp_path: Path) -> None:
-    cpu = Cpu(flags=VARIANTS[-1].needs)
+    cpu = Cpu(flags=X86_VARIANTS[-1].needs)
     assert "forebay.ops.build" in kernels_finding(tmp_path, cpu, tmp_path / "none").fix
     for number in range(9):
         (tmp_path / f"avx2-{number}.so").touch()

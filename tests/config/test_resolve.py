@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from forebay.base.cpu import Cpu
+from forebay.base.cpu import BFLOAT16_FLAGS, Cpu
 from forebay.base.errors import ConfigError, ModelError
-from forebay.base.variants import VARIANTS, Variant
+from forebay.base.variants import VARIANTS, X86_VARIANTS, Variant
 from forebay.config import disaggregation
 from forebay.config.engine_config import Chaos, Config, StateStrategy
 from forebay.config.flag import AUTO, SECRET, Auto
@@ -42,10 +42,10 @@ def test_kernels_that_a_wheel_brought_are_used_without_a_compiler(
     monkeypatch.setattr("forebay.backends.native.find_compiler", lambda: None)
     monkeypatch.setattr("forebay.config.resolve.cache_folder", lambda name: tmp_path / "cache")
     monkeypatch.setattr("forebay.config.resolve.PREBUILT", tmp_path)
-    survey = Survey(cpu=lambda: Cpu(flags=VARIANTS[-1].needs))
-    (tmp_path / f"{VARIANTS[0].name}-0123-4567.so").touch()
+    survey = Survey(cpu=lambda: Cpu(flags=X86_VARIANTS[-1].needs))
+    (tmp_path / f"{X86_VARIANTS[0].name}-0123-4567.so").touch()
     assert resolve({}, survey=survey).engine.kernels == "torch"
-    (tmp_path / f"{VARIANTS[-1].name}-0123-4567.so").touch()
+    (tmp_path / f"{X86_VARIANTS[-1].name}-0123-4567.so").touch()
     assert resolve({}, survey=survey).engine.kernels == "native"
 
 
@@ -270,7 +270,7 @@ def test_kv_cache_dtype_explicit_float32_is_float32_on_every_cpu(variant: Varian
     types = resolve({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, survey=survey).engine.types
     assert (types.dtype, types.kv_cache_dtype) == ("float32", "bfloat16")
     types = resolve({"dtype": "auto"}, survey=survey).engine.types
-    native = "avx512_bf16" in variant.needs
+    native = bool(variant.needs & BFLOAT16_FLAGS)
     assert (types.dtype, types.kv_cache_dtype) == ("bfloat16" if native else "float32", "bfloat16")
 
 

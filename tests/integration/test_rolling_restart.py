@@ -169,7 +169,7 @@ def test_i4_what_another_version_compiled_is_not_loaded(monkeypatch: pytest.Monk
     variant = Variant(name="pool", needs=frozenset(), flags=())
     monkeypatch.setattr(compiler, "CACHE", tmp_path)
     monkeypatch.setattr(compiler, "PREBUILT", tmp_path / "prebuilt")
-    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
+    monkeypatch.setattr(compiler, "find_compiler", lambda machine: None)
     (tmp_path / "pool-0123456789abcdef-01234567.so").write_bytes(b"of another version")
     with pytest.raises(BuildError, match="no C\\+\\+ compiler found"):
         library(variant)

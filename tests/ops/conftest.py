@@ -5,7 +5,7 @@ import torch
 
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
-from tests.kernels import VARIANTS, native_ops, variants_in
+from tests.kernels import named, native_ops, variants_in
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -23,7 +23,7 @@ def native(request: pytest.FixtureRequest) -> NativeOps:
 
 @pytest.fixture(scope="session")
 def single_threaded(native: NativeOps) -> NativeOps:
-    return native_ops(next(variant for variant in VARIANTS if native.name == f"native-{variant.name}"), 1)
+    return native_ops(named(native.name), 1)
 
 
 @pytest.fixture

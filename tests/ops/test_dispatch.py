@@ -16,7 +16,7 @@ from forebay.backends import BACKENDS, default_backend, make_ops, native
 from forebay.backends.backend import Backend, Here
 from forebay.base.cpu import Cpu, this_cpu
 from forebay.base.errors import ConfigError
-from forebay.base.variants import VARIANTS, Variant
+from forebay.base.variants import VARIANTS, X86_VARIANTS, Variant
 from forebay.ops import compiler
 from forebay.ops.compiler import BuildError, library
 from forebay.ops.interface import Ops
@@ -34,7 +34,7 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **files: str) -> No
     monkeypatch.setattr(compiler, "PREBUILT", tmp_path / "prebuilt")
 
 
-needs_native = pytest.mark.skipif(not this_cpu().variants, reason="no x86-64 CPU with AVX2 under Linux")
+needs_native = pytest.mark.skipif(not this_cpu().variants, reason="no x86-64 CPU with AVX2, or aarch64, under Linux")
 
 
 @needs_native
@@ -56,7 +56,7 @@ def test_every_op_has_a_native_twin() -> None:
 
 def test_an_instruction_set_that_the_cpu_has_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking for one and being given another would be a measurement or a test of something else."""
-    only = VARIANTS[-1]
+    only = X86_VARIANTS[-1]
     monkeypatch.setattr(native, "this_cpu", lambda: Cpu(flags=only.needs))
     what = "does not run the avx512vnni kernels, which need avx512_vnni, .*avx512vl too: use native, avx2, torch"
     with pytest.raises(ConfigError, match=what):
@@ -65,7 +65,7 @@ def test_an_instruction_set_that_the_cpu_has_not_is_refused(monkeypatch: pytest.
 
 @needs_native
 def test_an_instruction_set_asked_for_is_not_replaced_by_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
+    monkeypatch.setattr(compiler, "find_compiler", lambda machine: None)
     monkeypatch.setattr(compiler, "CACHE", tmp_path)
     monkeypatch.setattr(compiler, "PREBUILT", tmp_path)
     with pytest.raises(ConfigError, match=r"the avx2 kernels cannot be had: no C\+\+ compiler found"):
@@ -85,7 +85,7 @@ def test_what_cannot_be_made_is_a_configuration_error(backend: str, num_threads:
 def test_without_a_compiler_torch_is_used_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
+    monkeypatch.setattr(compiler, "find_compiler", lambda machine: None)
     monkeypatch.setattr(compiler, "CACHE", tmp_path)
     monkeypatch.setattr(logging.getLogger("forebay"), "propagate", True)
     ops = make_ops("native", 1)
@@ -110,7 +110,7 @@ def test_backend_by_its_name_multiplies_as_the_reference_does(backend: Backend) 
 
 def test_default_backend_is_the_first_that_suits_and_names_its_reason_or_what_is_missing() -> None:
     for cpu, has_gpu, name, why in (
-        (Cpu(flags=frozenset()), False, "torch", "the CPU has no AVX2"),
+        (Cpu(flags=frozenset()), False, "torch", "the CPU has neither AVX2 nor NEON"),
         (Cpu(flags=frozenset()), True, "triton", "those for GPUs"),
     ):
         assert default_backend(Here(cpu, has_gpu)) == (name, why)
@@ -135,9 +135,20 @@ def test_what_a_wheel_brings_needs_no_compiler_and_is_not_compiled_again(
     variant = Variant(name="small", needs=frozenset(), flags=())
     brought = compiler.prebuild(variant, tmp_path / "prebuilt")
     assert library(variant) == brought
-    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
+    monkeypatch.setattr(compiler, "find_compiler", lambda machine: None)
     assert library(variant) == brought
     assert list((tmp_path / "cache").glob("*.so")) == [tmp_path / "cache" / brought.name]  # made there, and once
+
+
+def test_library_for_another_machine_without_its_compiler_names_the_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sources(monkeypatch, tmp_path, pool="int answer() { return 42; }")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        BuildError, match=r"looked for sparc64-linux-gnu-g\+\+\): install Debian's g\+\+-sparc64-linux-gnu"
+    ):
+        library(Variant(name="pool", needs=frozenset(), flags=(), machine="sparc64"))
 
 
 @needs_native
@@ -198,8 +209,8 @@ def test_a_file_without_integer_products_is_compiled_once_for_variants_with_and_
 ) -> None:
     products = "#ifdef FOREBAY_VNNI\nint two() { return 2; }\n#else\nint two() { return 3; }\n#endif"
     sources(monkeypatch, tmp_path, one="int one() { return 1; }", two=products)
-    for name, flags in (("with", ("-DFOREBAY_VNNI",)), ("without", ())):
-        library(Variant(name=name, needs=frozenset(), flags=flags))
+    for name, options in (("with", (("FOREBAY_VNNI", ()),)), ("without", ())):
+        library(Variant(name=name, needs=frozenset(), flags=(), options=options))
     objects = [path.name.partition("-")[0] for path in (tmp_path / "cache/objects").iterdir()]
     assert sorted(objects) == ["one", "two", "two"]
 
@@ -209,7 +220,7 @@ def test_what_was_compiled_once_needs_no_compiler(monkeypatch: pytest.MonkeyPatc
     sources(monkeypatch, tmp_path, pool="int answer() { return 42; }")
     variant = Variant(name="pool", needs=frozenset(), flags=())
     compiled = library(variant)
-    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
+    monkeypatch.setattr(compiler, "find_compiler", lambda machine: None)
     assert library(variant) == compiled
     compiled.unlink()
     with pytest.raises(BuildError, match="no C\\+\\+ compiler found"):

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.backends import make_ops
 from forebay.formats.quantized import CodeFormat
 from forebay.formats.small_floats import E2M1
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
 from tests.formats.coded import FORMATS, random_codes, stored
-from tests.kernels import VARIANTS, native_ops
+from tests.kernels import VARIANTS, named, native_ops
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
 # rows, inputs, outputs: none, one, below, at and above a tile and a panel
@@ -33,9 +32,7 @@ def single_threaded(native: NativeOps) -> NativeOps:
 
 
 def rounding(ops: NativeOps, activation_bits: int, num_threads: int) -> NativeOps:
-    made = make_ops(ops.name.removeprefix("native-"), num_threads, activation_bits)
-    assert isinstance(made, NativeOps)
-    return made
+    return native_ops(named(ops.name), num_threads, activation_bits)
 
 
 # One of each kind: without minimums and with, of planes of one bit and two, with levels, with scales of each type.

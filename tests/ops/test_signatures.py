@@ -92,8 +92,10 @@ def test_a_function_is_found_in_a_macro_with_its_types_in_order(tmp_path: Path) 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_each_kernel_takes_what_python_gives(variant: Any, tmp_path: Path) -> None:
     folder = without_headers(tmp_path)
-    defines = {"-mavx512f": "-D__AVX512F__"}  # what the processor's flags define, which not every compiler has
-    flags = tuple(flag for flag in (defines.get(flag, flag) for flag in variant.flags) if flag.startswith("-D"))
+    # What the processor's flags define, which not every compiler has.
+    defines = {"-mavx512f": "-D__AVX512F__", "-march=armv8-a": "-D__aarch64__"}
+    flags = (*(defines.get(flag, flag) for flag in variant.flags), *(f"-D{macro}" for macro, _ in variant.options))
+    flags = tuple(flag for flag in flags if flag.startswith("-D"))
     found = signatures("".join(opened(folder, path.name, flags) for path in SOURCES.glob("*.cpp")))
     called = {name: signature for name, signature in found.items() if not NOT_FROM_PYTHON.fullmatch(name)}
     assert called == {name: declared(name) for name in called}

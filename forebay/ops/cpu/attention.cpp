@@ -37,7 +37,7 @@ struct Work {
 // put(i, the i-th entries) for 32 bits of W keys each: 1, 2 or 4 entries, the first in the lowest bits.
 template <class Put>
 FOREBAY_INLINE void open_entries(const float*, Word x, const Put& put) {
-    put(0, Vec{reinterpret_cast<decltype(Vec::v)>(x)});
+    put(0, as_floats(x));
 }
 template <class Put>
 FOREBAY_INLINE void open_entries(const bf16*, Word x, const Put& put) {
@@ -46,9 +46,7 @@ FOREBAY_INLINE void open_entries(const bf16*, Word x, const Put& put) {
 }
 template <class Put>
 FOREBAY_INLINE void open_entries(const int8_t*, Word x, const Put& put) {
-    using Ints = int __attribute__((vector_size(4 * W)));
-    using Floats = float __attribute__((vector_size(4 * W)));
-    for (int i = 0; i < 4; ++i) put(i, Vec{__builtin_convertvector((Ints)x << (24 - 8 * i) >> 24, Floats)});
+    for (int i = 0; i < 4; ++i) put(i, signed_byte(x, i));
 }
 
 // W keys, from `lane` on, turned round. Those that no query sees are some other key's.

@@ -95,7 +95,7 @@ class Prefetch {
 
   private:
     static void fetch(const E* from, long bytes) {
-        for (long i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(from) + i, _MM_HINT_T0);
+        for (long i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const char*>(from) + i);
     }
 
     const AttentionCall<T, E>& call_;

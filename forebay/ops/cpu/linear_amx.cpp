@@ -30,7 +30,7 @@ struct Rows {
 };
 
 inline void prefetch_tile(const bf16* p) {
-    for (long line = 0; line < kTile * 2; line += 64) _mm_prefetch(reinterpret_cast<const char*>(p) + line, _MM_HINT_T0);
+    for (long line = 0; line < kTile * 2; line += 64) __builtin_prefetch(reinterpret_cast<const char*>(p) + line);
 }
 
 // sums: float [16 or 32][32].

@@ -3,10 +3,54 @@
 
 #include <vector>
 
-#include "linear.h"
+#include "linear_bf16.h"
 #include "simd.h"
 
 namespace {
+
+#if defined(FOREBAY_BFMMLA)
+
+constexpr int kRows = 4;
+
+// Four inputs of a row and of the next one.
+FOREBAY_INLINE bfloat16x8_t two_rows(const bf16* x, long ldx) {
+    return vreinterpretq_bf16_u16(vcombine_u16(vld1_u16(&x->bits), vld1_u16(&x[ldx].bits)));
+}
+
+// Rows in twos, of which a last one alone is multiplied twice: what BFMMLA makes of a row does not depend on the other, and
+// rounds otherwise than a multiply-add.
+template <int ROWS, class Out>
+void block(const bf16* x, long ldx, const bf16* panel, long steps, const float* bias, Out* out, long ldo,
+           long columns) {
+    constexpr int kTwos = (ROWS + 1) / 2;
+    for (long first = 0; first < columns; first += 16, panel += kTile) {
+        float32x4_t sum[kTwos][8];  // of two rows by two outputs each
+        for (auto& two : sum) {
+            for (auto& s : two) s = vdupq_n_f32(0);
+        }
+        for (long k = 0; k < steps * kStep; k += kTogether) {
+            const bf16* weights = panel + k / kStep * 2 * kTile + k % kStep * 16;
+            bfloat16x8_t rows[kTwos];
+            for (int t = 0; t < kTwos; ++t) rows[t] = two_rows(x + 2 * t * ldx + k, 2 * t + 1 < ROWS ? ldx : 0);
+#pragma GCC unroll 8
+            for (int n = 0; n < 8; ++n) {
+                const bfloat16x8_t w = vreinterpretq_bf16_u16(vld1q_u16(&weights[n * 8].bits));
+                for (int t = 0; t < kTwos; ++t) sum[t][n] = vbfmmlaq_f32(sum[t][n], rows[t], w);
+            }
+        }
+        for (int r = 0; r < ROWS; ++r) {
+            const auto& s = sum[r / 2];
+            const auto join = [&](int n) { return r % 2 ? high_halves(s[n], s[n + 1]) : low_halves(s[n], s[n + 1]); };
+            for (long n = 0; n < 16 && first + n < columns; n += W) {
+                const Vec row{join(n / 2), join(n / 2 + 2)};
+                const long column = first + n;
+                store_part(out + r * ldo + column, row + load(bias + column), std::min<long>(W, columns - column));
+            }
+        }
+    }
+}
+
+#else
 
 constexpr int kVecs = kPanel / W;
 constexpr int kRows = W == 16 ? 8 : 2;
@@ -53,6 +97,8 @@ void block(const bf16* x, long ldx, const bf16* panel, long steps, const float* 
         }
     }
 }
+
+#endif
 
 template <int ROWS, class Out>
 void block_of(long rows, const bf16* x, long ldx, const bf16* panel, long steps, const float* bias, Out* out, long ldo,

@@ -19,7 +19,9 @@ constexpr long kFetchAhead = 8192;  // bytes of a panel that are fetched ahead o
 template <class C, int PLANES, int ROWS>
 void multiply(const RoundedGroup<PLANES>* x, const uint8_t* stripe, long blocks_per_head, long lane, long inputs,
               float* sums) {
+    using D = Dots<C::kBits, ROWS>;
     constexpr int kFours = 8 / C::kParts;
+    static_assert(C::kZero >= D::kLowered);
     Vec sum[ROWS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) sum[r] = zero();
@@ -35,36 +37,37 @@ void multiply(const RoundedGroup<PLANES>* x, const uint8_t* stripe, long blocks_
             end = next + blocks_per_head * C::kBlock;
         }
         for (long line = 0; line < C::kBlock; line += 64) {
-            _mm_prefetch(reinterpret_cast<const char*>(block.codes) + kFetchAhead + line, _MM_HINT_T0);
+            __builtin_prefetch(block.codes + kFetchAhead + line);
         }
         unrolled<C::kParts>([&](auto part) FOREBAY_INLINE_LAMBDA {
             constexpr int sum_at = C::kParts == 1 ? 2 : part;
-            Dots<C::kBits> dots[ROWS][PLANES];
+            D dots[ROWS / D::kRows][PLANES];
 #pragma GCC unroll 8
-            for (int r = 0; r < ROWS; ++r) {
+            for (int r = 0; r < ROWS / D::kRows; ++r) {
 #pragma GCC unroll 2
                 for (int plane = 0; plane < PLANES; ++plane) dots[r][plane].clear();
             }
-            unrolled<kFours>([&](auto i) FOREBAY_INLINE_LAMBDA {
-                constexpr int four = part * kFours + i;
-                const Ints c = four_codes<C, four>(block, lane);
+            unrolled<kFours / D::kFours>([&](auto i) FOREBAY_INLINE_LAMBDA {
+                constexpr int four = part * kFours + i * D::kFours;
+                Ints c[D::kFours];
+                unrolled<D::kFours>([&](auto j) FOREBAY_INLINE_LAMBDA { c[j] = four_codes<C, four + j>(block, lane); });
 #pragma GCC unroll 8
-                for (int r = 0; r < ROWS; ++r) {
+                for (int r = 0; r < ROWS / D::kRows; ++r) {
 #pragma GCC unroll 2
                     for (int plane = 0; plane < PLANES; ++plane) {
-                        int32_t integers;
-                        std::memcpy(&integers, x[r].planes[plane] + four * 4, sizeof integers);
-                        dots[r][plane].template add<i>(c, set1_int(integers));
+                        const int8_t* bytes = x[r * D::kRows].planes[plane] + four * 4;
+                        dots[r][plane].template add<i * D::kFours>(c, bytes, sizeof(*x));
                     }
                 }
             });
             const PartScales<C> scales(block, part, lane);
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; ++r) {
-                Ints total = dots[r][0].total();
-                if constexpr (PLANES == 2) total = shift_left<8>(total) + dots[r][1].total();
-                if constexpr (C::kZero > 0) {
-                    constexpr int shift = std::countr_zero(unsigned{C::kZero});
+                const auto& row = dots[r / D::kRows];
+                Ints total = row[0].total(r % D::kRows);
+                if constexpr (PLANES == 2) total = shift_left<8>(total) + row[1].total(r % D::kRows);
+                if constexpr (C::kZero > D::kLowered) {
+                    constexpr int shift = std::countr_zero(unsigned{C::kZero - D::kLowered});
                     total = total + shift_left<shift>(set1_int(x[r].minus_sums[sum_at]));
                 }
                 sum[r] = fma(to_float(total), scales.scale * set1(x[r].scale), sum[r]);
@@ -109,7 +112,7 @@ void multiply_floats(const RoundedGroup<PLANES>* x, const uint8_t* panel, const 
             Ints codes[VECS];
             unrolled<VECS>([&](auto v) FOREBAY_INLINE_LAMBDA {
                 const uint8_t* at = first.codes + v * W / kStripe * apart + four * kLine + v * W % kStripe * 4;
-                _mm_prefetch(reinterpret_cast<const char*>(at) + kFetchAhead, _MM_HINT_T0);
+                __builtin_prefetch(at + kFetchAhead);
                 codes[v] = load_ints(at);
             });
             unrolled<4>([&](auto i) FOREBAY_INLINE_LAMBDA {
@@ -147,11 +150,11 @@ void multiply_panel(const void* x, const uint8_t* panel, const CodePart& part, l
         for (long n = 0; n < kPanel; n += kVecs * W) {
             multiply_floats<C, PLANES, ROWS, kVecs>(groups, panel, part, n, inputs, sums);
         }
-        return;
-    }
-    for (long n = 0; n < kPanel; n += W) {
-        const uint8_t* stripe = panel + n / kStripe * part.panel_bytes / 2;
-        multiply<C, PLANES, ROWS>(groups, stripe, part.blocks, n % kStripe, inputs, sums + n);
+    } else {
+        for (long n = 0; n < kPanel; n += W) {
+            const uint8_t* stripe = panel + n / kStripe * part.panel_bytes / 2;
+            multiply<C, PLANES, ROWS>(groups, stripe, part.blocks, n % kStripe, inputs, sums + n);
+        }
     }
 }
 

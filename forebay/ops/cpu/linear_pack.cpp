@@ -1,5 +1,5 @@
 #include "bf16.h"
-#include "linear.h"
+#include "linear_bf16.h"
 
 namespace {
 
@@ -22,7 +22,7 @@ void pack(Pool* pool, const T* weight, T* packed, long outputs, long inputs) {
 
 extern "C" {
 
-// All: weight [outputs, inputs] contiguous; packed as linear.h says, all of it written.
+// All: weight [outputs, inputs] contiguous; packed as linear.h and linear_bf16.h say, all of it written.
 
 void fb_pack_f32(Pool* pool, const float* weight, float* packed, long outputs, long inputs) {
     pack(pool, weight, packed, outputs, inputs);
@@ -40,11 +40,11 @@ void fb_pack_bf16(Pool* pool, const bf16* weight, bf16* packed, long outputs, lo
             for (long step = 0; step < steps; ++step) {
                 for (long n = 0; n < kPanel; ++n) {
                     const long row = panel * kPanel + n;
-                    bf16* tile = out + (step * 2 + n / 16) * kTile + n % 16 * 2;
+                    bf16* tile = out + (step * 2 + n / 16) * kTile + n % 16 * kTogether;
                     for (long i = 0; i < kStep; ++i) {
                         const long k = step * kStep + i;
                         const bool inside = row < outputs && k < inputs;
-                        tile[i / 2 * 32 + i % 2] = inside ? weight[row * inputs + k] : bf16{0};
+                        tile[i / kTogether * 16 * kTogether + i % kTogether] = inside ? weight[row * inputs + k] : bf16{0};
                     }
                 }
             }

@@ -36,7 +36,6 @@ FOREBAY_INLINE Word masked_into(Word x, int32_t mask, Word rest) {
     return _mm512_ternarylogic_epi32(x, _mm512_set1_epi32(mask), rest, 0xea);
 }
 FOREBAY_INLINE Word ones() { return _mm512_set1_epi32(0x3f800000); }
-FOREBAY_INLINE Vec as_floats(Word x) { return {_mm512_castsi512_ps(x)}; }
 // The numbers of E4M3 codes in the highest byte of each lane: sign and magnitude are moved to where a float32 has them,
 // whose exponent is then 120 too low. So is that of what is no normal number.
 FOREBAY_INLINE Vec from_e4m3(Word x) {
@@ -178,7 +177,7 @@ constexpr long kOpenAhead = 4096;  // bytes of a panel that are fetched ahead of
 template <class C>
 FOREBAY_INLINE void fetch_ahead(const uint8_t* codes) {
     for (long line = 0; line < C::kBlock; line += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(codes) + kOpenAhead + line, _MM_HINT_T0);
+        __builtin_prefetch(codes + kOpenAhead + line);
     }
 }
 

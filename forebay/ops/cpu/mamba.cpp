@@ -126,7 +126,7 @@ void mamba2_scan(Pool& pool, const Mamba2<T, S>& call) {
 // `kRows` rows of state, `columns` each: state = state * decay(row, i) + x[row] * b, and returns state @ c of each row. b
 // and c are padded with zeros to whole vectors. A row's result is the same whatever the number of rows.
 template <int kRows, class S, class Decay>
-FOREBAY_INLINE __m128 advance_rows(S* state, long columns, const float* x, const float* b, const float* c, Decay decay) {
+FOREBAY_INLINE Quad advance_rows(S* state, long columns, const float* x, const float* b, const float* c, Decay decay) {
     Vec sum[4], input[kRows];
     for (int r = 0; r < kRows; ++r) input[r] = set1(x[r]);
     for (Vec& s : sum) s = zero();
@@ -206,8 +206,8 @@ void advance_token(const Mamba1<T, S>& call, S* state, long first, long count, c
             const float *a = call.a + (first + row) * n, *dt = token.dt + row;
             return [=](int r, long i, long part) { return exp(load_part(a + r * n + i, part) * set1(dt[r])); };
         },
-        [=](long r, long some, __m128 y) {
-            store4(out + r, _mm_add_ps(y, _mm_mul_ps(load4(skip + r, some), load4(x + r, some))), some);
+        [=](long r, long some, Quad y) {
+            store4(out + r, y + load4(skip + r, some) * load4(x + r, some), some);
         });
 }
 

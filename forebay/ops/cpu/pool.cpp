@@ -1,7 +1,5 @@
 #include "pool.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -16,6 +14,15 @@ namespace {
 // Longer than the interpreter needs from one op to the next, so that workers stay awake within a step, and short enough
 // that an idle engine gives its cores back at once.
 constexpr auto kSpin = std::chrono::microseconds(60);
+
+// Leaves the core to its other thread, if it has one, for a moment.
+void pause_core() {
+#if defined(__aarch64__)
+    asm volatile("yield");
+#else
+    __builtin_ia32_pause();
+#endif
+}
 
 }  // namespace
 
@@ -56,7 +63,7 @@ struct Pool::Workers {
             for (int i = 0; i < 16; ++i) {
                 const uint32_t now = ticket;
                 if (now != seen) return now;
-                _mm_pause();
+                pause_core();
             }
         } while (std::chrono::steady_clock::now() < deadline);
         ticket.wait(seen);
@@ -94,7 +101,7 @@ void Pool::run_shared(long count, long grain, const void* body, Call call) {
     // A worker inside may have lost its core to another process: give it ours rather than spin against it.
     for (int spins = 0; w.inside != 0; ++spins) {
         if (spins < 1000) {
-            _mm_pause();
+            pause_core();
         } else {
             std::this_thread::yield();
         }

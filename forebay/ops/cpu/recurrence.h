@@ -37,13 +37,13 @@ struct StateBatch {
 // product with one takes the CPU a hundred times as long.
 class FlushToZero {
   public:
-    FlushToZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON); }
-    ~FlushToZero() { _mm_setcsr(before_); }
+    FlushToZero() : before_(float_mode()) { set_float_mode(before_ | kFlushToZero); }
+    ~FlushToZero() { set_float_mode(before_); }
     FlushToZero(const FlushToZero&) = delete;
     FlushToZero& operator=(const FlushToZero&) = delete;
 
   private:
-    unsigned before_;
+    decltype(float_mode()) before_;
 };
 
 // Calls body(sequence, part) for every part 0..parts of every sequence that has tokens.

@@ -28,7 +28,7 @@ void round_group(const T* x, RoundedGroup<PLANES>& out) {
             store_bytes(out.planes[1] + i * W, n);
         }
     });
-    const __m128 added = hsum4(halves[0], halves[1], poison, poison);
+    const Quad added = hsum4(halves[0], halves[1], poison, poison);
     out.scale = largest / kLargest + added[2];
     const float sums[3] = {added[0], added[1], added[0] + added[1]};
     for (int i = 0; i < 3; ++i) {

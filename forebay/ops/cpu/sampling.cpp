@@ -1,6 +1,4 @@
 // Drawing a token from each row of logits by itself: softmax, top-k, top-p, min-p, and the running sum's inversion.
-#include <immintrin.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -18,6 +16,8 @@ constexpr uint32_t kLastBin = 0x3f800000u >> kLowBits;  // that of 1.0f
 constexpr long kBlock = 512;                            // entries of the running sum that are added up at once
 constexpr long kGroups = 2048;
 constexpr long kFirstLook = 512;  // so many of the likeliest hold the nucleus of most distributions
+
+using Pair __attribute__((vector_size(16), may_alias)) = double;
 
 struct alignas(16) Bin {
     double weight, count;
@@ -158,7 +158,7 @@ class Ranking {
         std::fill_n(s_.bins, kLastBin + 1, Bin{0, 0});
         for (long i = 0; i < n_; ++i) {
             double* bin = &s_.bins[bin_of(s_.weights[i])].weight;
-            _mm_store_pd(bin, _mm_add_pd(_mm_load_pd(bin), _mm_set_pd(1.0, s_.weights[i])));
+            *reinterpret_cast<Pair*>(bin) += Pair{s_.weights[i], 1.0};
         }
     }
 

@@ -1,12 +1,23 @@
 // Copies past the caches, of what is not read again soon: a line that is written as a whole need not be read first.
 #pragma once
 
+#if !defined(__aarch64__)
 #include <immintrin.h>
+#endif
 
 #include <cstdint>
 #include <cstring>
 
 constexpr long kLine = 64;
+
+#if defined(__aarch64__)
+
+// Cores that see a long run of stores write it past their caches by themselves.
+inline void stream_copy(void* to, const void* from, long bytes) { std::memcpy(to, from, bytes); }
+
+inline void end_streams() {}
+
+#else
 
 // What whole lines of `to` get goes to memory at once; whoever reads it in another thread waits for `end_streams`.
 inline void stream_copy(void* to, const void* from, long bytes) {
@@ -25,3 +36,5 @@ inline void stream_copy(void* to, const void* from, long bytes) {
 }
 
 inline void end_streams() { _mm_sfence(); }
+
+#endif

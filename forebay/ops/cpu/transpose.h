@@ -3,7 +3,21 @@
 
 #include "simd.h"
 
-#if defined(__AVX512F__)
+#if defined(__aarch64__)
+
+inline Word unpack_low32(Word a, Word b) { return {vzip1q_u32(a.lo, b.lo), vzip1q_u32(a.hi, b.hi)}; }
+inline Word unpack_high32(Word a, Word b) { return {vzip2q_u32(a.lo, b.lo), vzip2q_u32(a.hi, b.hi)}; }
+inline Word unpack_low64(Word a, Word b) { return {low_halves(a.lo, b.lo), low_halves(a.hi, b.hi)}; }
+inline Word unpack_high64(Word a, Word b) { return {high_halves(a.lo, b.lo), high_halves(a.hi, b.hi)}; }
+
+// Rows r and r + 4, 16 bytes of each. at(row) is where a row lies.
+template <class At>
+FOREBAY_INLINE Word every_fourth_row(int r, const At& at) {
+    const auto part = [&](int row) { return vreinterpretq_u32_u8(vld1q_u8(reinterpret_cast<const uint8_t*>(at(row)))); };
+    return {part(r), part(r + 4)};
+}
+
+#elif defined(__AVX512F__)
 
 inline Word unpack_low32(Word a, Word b) { return _mm512_unpacklo_epi32(a, b); }
 inline Word unpack_high32(Word a, Word b) { return _mm512_unpackhi_epi32(a, b); }

@@ -1,0 +1,160 @@
+"""Calls of the ops, a few of each kernel, whose results two variants must agree on.
+
+A new kernel is one more entry of CASES: a function of the ops and of the dtype of its inputs, which returns what the
+kernel wrote. Kernels that no entry calls are named in UNTOUCHED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from forebay.ops.attention import KvCache
+from forebay.ops.experts import ExpertActivation, Gating, Scoring
+from forebay.ops.interface import Ops
+from forebay.ops.recurrence import DeltaGates, GatedNorm
+from forebay.ops.sampling import Draws
+from tests.formats.coded import FORMATS, random_codes, stored
+from tests.ops.helpers import PagedCase, normal, to_int8
+from tests.ops.recurrences import CASES as RECURRENCES
+from tests.ops.recurrences import Conv, joined, state_batch, state_table
+
+F32, BF16 = torch.float32, torch.bfloat16
+ROWS: Final = 5  # of inputs: blocks of four rows and of one
+Call = Callable[[Ops, torch.dtype], Iterator[Tensor]]
+
+# Kernels without vectors, which are compiled alike for every processor: the rows and tokens of steps, and recordings.
+UNTOUCHED: Final = frozenset(
+    {"accept", "accepted_stops", "advance", "clear_rows", "decode_ids", "due", "follow", "gather", "gather_rows"}
+    | {"keep_drafts", "map_locations", "mask_logits", "place_tokens", "scatter", "scatter_rows"}
+    | {"copy_rows", "fill", "cpu_init", "attention_plan_destroy", "pool_destroy"}
+    | {f"recording_{call}" for call in ("create", "destroy", "length", "record", "replay")}
+)
+
+
+def _dense(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Of layers without codes: whole blocks, and parts of rows, of vectors and of panels."""
+    for rows, inputs, outputs in ((ROWS, 75, 70), (1, 64, 32)):
+        x, weight = normal((rows, inputs + 3), dtype, seed=1)[:, 3:], normal((outputs, inputs), dtype, seed=2)
+        layer = ops.pack_linear(weight, normal((outputs,), dtype, seed=3))
+        yield ops.linear(x, layer)
+        yield ops.linear_f32(x, layer)
+
+
+def _widened(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Of weights in bfloat16 with inputs in float32."""
+    weight = normal((70, 75), BF16, seed=2)
+    yield ops.linear(normal((ROWS, 75), F32, seed=1), ops.pack_linear(weight, inputs=F32))
+    yield ops.embedding(torch.tensor([4, 0, 69]), weight, F32)
+
+
+def _heads(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    weights = [ops.pack_linear(normal((20, 23), dtype, seed=h)) for h in range(3)]
+    yield ops.linear_heads(normal((ROWS, 3, 23), dtype, seed=9), ops.pack_heads(weights))
+
+
+def _codes(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    for form in FORMATS.values():
+        inputs = 2 * max(form.group, 64)
+        table = ops.pack_quantized(stored(random_codes(form, 40, inputs, seed=1)))
+        yield ops.embedding_packed(torch.tensor([0, 39, 17]), table, dtype)
+        for rows in (ROWS, 2):
+            yield ops.linear(normal((rows, inputs), dtype, seed=rows), table)
+    yield ops.linear_f32(normal((3, inputs), dtype, seed=3), table)
+
+
+def _experts(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    form = FORMATS["Q4_0"]
+    first, second = (
+        [ops.pack_quantized(stored(random_codes(form, outputs, inputs, seed=e))) for e in range(3)]
+        for outputs, inputs in ((64, 64), (64, 32))
+    )
+    ids = torch.tensor([[0, 2], [1, 2], [2, 0], [1, 0], [0, 1]])
+    for activation in (ExpertActivation.SILU_AND_MUL, ExpertActivation.CLAMPED_SWIGLU):
+        experts = ops.pack_experts(first, second, activation, alpha=1.7, limit=1.5)
+        yield ops.fused_experts(normal((ROWS, 64), dtype, seed=1), experts, ids, torch.full(ids.shape, 0.37))
+
+
+def _gating(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    for scoring in Scoring:
+        gating = Gating(num_experts_per_tok=3, scoring=scoring, normalize=True, groups=4, best_groups=2)
+        yield from ops.topk_gating(normal((ROWS, 12), F32, seed=1), gating)
+
+
+def _attention(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    for more in ({"int8": True}, {"cache_dtype": BF16, "with_sinks": True}, {"sliding_window": 17, "head_dim": 40}):
+        yield PagedCase(seq_lens=[70, 3], query_lens=[6, 1], dtype=dtype, **more).run(ops)
+
+
+def _kv(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    angles = normal((30, 10), F32, seed=1)
+    cos_sin, positions = torch.cat([angles.cos(), angles.sin()], dim=1), torch.tensor([3, 29, 0, 7, 11])
+    for kept in {dtype, BF16, torch.int8}:
+        q, k, v = (normal((ROWS, heads, 36), dtype, seed=heads) for heads in (4, 2, 3))
+        cache = [normal((9, 2, 36), BF16 if kept == torch.int8 else kept, seed=3) for _ in range(2)]
+        scales: list[Any] = [None, None]
+        if kept == torch.int8:
+            cache, scales = map(list, zip(*(to_int8(part) for part in cache), strict=True))
+        ops.rope_and_store_kv(q, k, v[:, :2], positions, cos_sin, KvCache(*cache, *scales), positions % 8 + 1)
+        ops.apply_rope(q, k, positions, cos_sin)
+        yield from (q, k, *cache, *(scale for scale in scales if scale is not None))
+
+
+def _recurrences(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    lens, slots = [3, 1, 17], [5, 2, 1]
+    for case in RECURRENCES.values():
+        inputs = joined([case.inputs(length, dtype, seed=100 * i) for i, length in enumerate(lens)])
+        for state_dtype in {dtype} if isinstance(case, Conv) else {dtype, F32}:
+            state = state_table(case, 8, state_dtype, seed=7)
+            yield case.call(ops, inputs, state, state_batch(lens, slots, [[(2, 6)]]))
+            yield state
+    gates = DeltaGates(normal((3,), F32, seed=4), normal((3,), F32, seed=5))
+    yield from ops.delta_gates(normal((ROWS, 3), dtype, seed=1), normal((ROWS, 3), dtype, seed=2), gates)
+    norm = GatedNorm(normal((48,), dtype, seed=3), 1e-5, 24, norm_first=True, sigmoid=False)
+    yield ops.gated_rms_norm(normal((ROWS, 48), dtype, seed=1), normal((ROWS, 48), dtype, seed=2), norm)
+
+
+def _rows(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    x, y, weight = normal((ROWS, 97), dtype, seed=1), normal((ROWS, 97), dtype, seed=2), normal((97,), dtype, seed=3)
+    yield ops.rms_norm(x, weight, 1e-5)
+    yield from (ops.add_rms_norm(x, y, weight, 1e-5), y)
+    yield from (ops.finite_rows(x), ops.embedding(torch.tensor([4, 0]), x), ops.concat([x, y[:, :5]]))
+    yield from ops.argmax_rows(x.float().round())
+
+
+def _elementwise(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    x = normal((ROWS, 2 * 37), dtype, seed=1, scale=3)
+    gate, up = x[:, :37], x[:, 37:]
+    yield from (ops.silu_and_mul(x), ops.gelu_and_mul(x), ops.gelu_and_mul(x, exact=True), ops.relu2(x))
+    yield ops.clamped_swiglu(x, alpha=1.702, limit=2.5)
+    yield from (ops.mul(up, gate), ops.mul_silu(up, gate), ops.mul_sigmoid(up, gate))
+    yield from (ops.add_(up.clone(), gate), ops.scale_(x.clone(), 0.37), ops.softcap_(x.float(), 3.0))
+    yield ops.scale_(torch.tensor([[1e-39, -1e-39, 3e38, 1.00390625, 1.01171875] * 3]).to(dtype), 1.5)
+
+
+def _sampling(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    rows = 12
+    columns = torch.tensor([0.3, 1.0, 4.0] * 4), torch.tensor([0, 1, 30, 90] * 3), torch.tensor([0.2, 0.95, 1.0] * 4)
+    uniform = torch.linspace(0.01, 0.99, rows, dtype=torch.float64)
+    yield ops.sample_rows(
+        normal((rows, 997), F32, seed=1, scale=2), Draws(uniform, *columns, torch.full((rows,), 0.01))
+    )
+
+
+CASES: Final[dict[str, Call]] = {
+    "dense": _dense,
+    "widened": _widened,
+    "heads": _heads,
+    "codes": _codes,
+    "experts": _experts,
+    "gating": _gating,
+    "attention": _attention,
+    "kv": _kv,
+    "recurrences": _recurrences,
+    "rows": _rows,
+    "elementwise": _elementwise,
+    "sampling": _sampling,
+}
