@@ -6,6 +6,7 @@ BIN := .venv/bin
 ARGS ?=
 PEERS ?= llamacpp llamacpp-q4_0 openvino openvino-int4 transformers
 ISA ?= native
+MACHINE ?= $(shell uname -m)
 # One more than two cores: where a test waits for servers, another computes.
 WORKERS ?= 3
 
@@ -57,10 +58,11 @@ bench-peers: dev
 	@$(BIN)/python -m benchmarks.peers.install $(PEERS) --isa $(ISA); installed=$$?; \
 	$(BIN)/python -m benchmarks.targets --peers $(PEERS) --isa $(ISA) $(ARGS) && exit $$installed
 
-# A wheel whose users need no compiler: it brings the kernels of every instruction set, and is for this platform
+# A wheel whose users need no compiler: it brings the kernels of every instruction set, for this machine or, with Debian's
+# g++-aarch64-linux-gnu, another: make wheel MACHINE=aarch64
 wheel: install
 	@rm -rf build forebay/ops/prebuilt
-	@$(BIN)/python -m forebay.ops.build --wheel
+	@$(BIN)/python -m forebay.ops.build --wheel --machine $(MACHINE)
 	@$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
 # The documents as a site: build/docs/html/index.html, which opens from the file system

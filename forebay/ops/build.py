@@ -16,19 +16,25 @@ def main() -> int:
     """Compile the best variant for this CPU; 0 if it is ready, 1 if the torch ops will be used instead."""
     parser = argparse.ArgumentParser(prog="python -m forebay.ops.build", description=__doc__)
     parser.add_argument("--wheel", action="store_true", help="compile every variant into the package")
-    wheel: bool = parser.parse_args().wheel
+    machines = sorted({variant.machine for variant in VARIANTS})
+    parser.add_argument(
+        "--machine", choices=machines, default=HERE, help="the machine that --wheel compiles for (default: this one)"
+    )
+    arguments = parser.parse_args()
     setup_logging("info", process="build")
     try:
-        if wheel:
-            for variant in (each for each in VARIANTS if each.machine == HERE):
-                print(f"for wheels: {prebuild(variant, PREBUILT)}")
+        if arguments.wheel:
+            for variant in VARIANTS:
+                if variant.machine == arguments.machine:
+                    print(f"for wheels: {prebuild(variant, PREBUILT)}")
             return 0
         variants = this_cpu().variants
         if not variants:
-            raise BuildError("this is not Linux on an x86-64 CPU with AVX2 or an aarch64 one")
+            raise BuildError("this is not Linux on an x86-64 CPU with AVX2, or on an aarch64 CPU")
         print(f"native ops ready: {library(variants[0])}")
     except BuildError as error:
-        print(f"native ops cannot be built, the slower torch ops will be used: {error}", file=sys.stderr)
+        outcome = "the wheel cannot be built" if arguments.wheel else "the slower torch ops will be used"
+        print(f"native ops cannot be built, {outcome}: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -31,6 +31,8 @@ DAY_S = 24 * 3600.0
 KEEP_OBJECTS_S = 7 * DAY_S  # since a library was last made of them
 KEEP_LIBRARIES_S = 30 * DAY_S  # since one was last asked for
 MANY_LIBRARIES = 16  # of a megabyte each; more are kept for a day
+# The newest versions of libraries that a wheel for manylinux_2_28 may need (PEP 600); setup.py names that platform.
+NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
 
 _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-w")
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
@@ -60,13 +62,30 @@ def library(variant: Variant) -> Path:
 
 
 def prebuild(variant: Variant, folder: Path) -> Path:
-    """Compile `variant` into `folder`, for a wheel; this machine need not be able to run it. Raises BuildError."""
+    """Compile `variant` into `folder`, for a wheel; this machine need not be able to run it. Raises BuildError, also if
+    the result needs newer libraries than a wheel may."""
     compiler = find_compiler(variant.machine)
     if compiler is None:
         raise BuildError(_no_compiler(variant))
     folder.mkdir(exist_ok=True)
     name = f"{variant.name}-{_fingerprint(variant)}-{_version(compiler)}.so"
-    return Path(shutil.copy(_built(CACHE / name, variant, compiler), folder))
+    built = _built(CACHE / name, variant, compiler)
+    if newer := too_new_for_wheels(built):
+        raise BuildError(
+            f"{compiler} makes kernels that need {', '.join(newer)}: a wheel may need no newer than {NEWEST}"
+        )
+    return Path(shutil.copy(built, folder))
+
+
+def too_new_for_wheels(library: Path) -> list[str]:
+    """The versions of other libraries that a library needs beyond `NEWEST`."""
+    needed = set(re.findall(rb"\0(GLIBC|GLIBCXX|CXXABI)_(\d+(?:\.\d+)+)(?=\0)", library.read_bytes()))
+    versions = [(name.decode(), version.decode()) for name, version in sorted(needed)]
+    return [f"{name}_{version}" for name, version in versions if _parts(version) > NEWEST[name]]
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 def _no_compiler(variant: Variant) -> str:

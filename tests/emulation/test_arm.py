@@ -12,7 +12,7 @@ import torch
 from forebay.base.cpu import this_cpu
 from forebay.base.toolchain import HERE
 from forebay.base.variants import ARM_VARIANTS, X86_VARIANTS, Variant
-from forebay.ops.compiler import SOURCES, library
+from forebay.ops.compiler import SOURCES, library, too_new_for_wheels
 from forebay.ops.kernels import SIGNATURES
 from tests.deadlines import HANGS_S
 from tests.emulation.cases import CASES, UNTOUCHED
@@ -44,7 +44,9 @@ def differences(ours: EmulatedOps, dtype: torch.dtype) -> Iterator[str]:
 @pytest.mark.skipif(AVX2 not in this_cpu().variants, reason="this CPU has no AVX2 to compare with")
 def test_kernels_of_the_best_arm_variant_give_the_bits_of_avx2() -> None:
     """One test, since each process compiles the library if it is not there."""
-    ops = EmulatedOps(library(emulated_variant(BEST)), BEST.name, 2)
+    kernels = library(emulated_variant(BEST))
+    assert too_new_for_wheels(kernels) == []
+    ops = EmulatedOps(kernels, BEST.name, 2)
     assert {dtype: list(differences(ops, dtype)) for dtype in (torch.float32, torch.bfloat16)} == {
         torch.float32: [],
         torch.bfloat16: [],

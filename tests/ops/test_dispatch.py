@@ -140,6 +140,15 @@ def test_what_a_wheel_brings_needs_no_compiler_and_is_not_compiled_again(
     assert list((tmp_path / "cache").glob("*.so")) == [tmp_path / "cache" / brought.name]  # made there, and once
 
 
+@needs_native
+def test_prebuild_of_kernels_that_need_newer_libraries_raises_with_their_versions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sources(monkeypatch, tmp_path, pool='extern "C" const char needs[] = "\\0GLIBC_2.28\\0GLIBCXX_3.4.29";')
+    with pytest.raises(BuildError, match=r"need GLIBCXX_3.4.29: a wheel may need no newer than .*\(2, 28\)"):
+        compiler.prebuild(Variant(name="small", needs=frozenset(), flags=()), tmp_path / "prebuilt")
+
+
 def test_library_for_another_machine_without_its_compiler_names_the_package(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
