@@ -31,7 +31,7 @@ BY_VALUE = {
 }
 SUFFIXES = "(?:f32|bf16|i8)"
 # C++ calls these by their addresses, which it is given.
-NOT_FROM_PYTHON = re.compile(rf"fb_linear_panels_(?:q_)?{SUFFIXES}")
+NOT_FROM_PYTHON = re.compile(rf"fb_linear_panels_(?:q_)?{SUFFIXES}(?:_of_bf16)?")
 FUNCTION = re.compile(r"\b([\w ]+?[ *]+)(fb_\w+)\s*\(([^()]*)\)\s*\{")
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
