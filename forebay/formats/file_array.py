@@ -24,6 +24,10 @@ Array = npt.NDArray[Any]
 # Bytes of the rows that `pieces` yields: they stay in the second-level cache until they are converted.
 PIECE_BYTES: Final = 1 << 19
 
+# Memory into which a file is read begins where the bytes do, modulo this. Zen 3 copies from the page cache at 1.8 GB/s
+# instead of 8 where the target is 8 to 24 bytes above the source, modulo 4,096.
+_LINE: Final = 64
+
 
 class WeightFile:
     """An open file of `num_bytes`, which a read never exceeds."""
@@ -90,10 +94,13 @@ class FileArray:
 
     def read(self) -> Array:
         """Read the array into new memory."""
-        values = np.empty(self.shape, self.dtype)
+        memory = np.empty(self.nbytes + _LINE, np.uint8)
+        begin = (self._offset - memory.ctypes.data) % _LINE
+        begin -= begin % self.dtype.itemsize
+        values = memory[begin : begin + self.nbytes]
         if values.size:
-            self._file.read_into(self._offset, values.reshape(-1).view(np.uint8).data)
-        return values
+            self._file.read_into(self._offset, values.data)
+        return values.view(self.dtype).reshape(self.shape)
 
     def take(self, order: npt.NDArray[np.int64]) -> Array:
         """The rows `order`, which may be in any order."""

@@ -24,6 +24,8 @@ HEAD_BITS: Final = 8
 # Of a weight that the loader rejects.
 NOT_FINITE: Final = "has values that are not finite (NaN or infinity): the checkpoint is damaged, use another"
 
+BEYOND_HALF: Final = "a scale or minimum of weights in codes is beyond float16: use --quantization none"
+
 # Codes unpacked at a time: they then stay in the second-level cache until they are packed.
 _PIECE_ELEMENTS: Final = 1 << 19
 
@@ -161,13 +163,13 @@ class GroupQuantized:
         form = self.format
         if form.scales is ScaleType.E8M0:
             finite = bool((self.scales <= E8M0_LARGEST).all())
-        else:
-            # Of scales in float32 the products with the largest number, and of the levels with the largest factor.
+        elif form.scales is ScaleType.FLOAT32:
+            # The products with the largest number, and of the levels with the largest factor.
             largest = E4M3_LARGEST * (2 * float(E2M1.max()) if form.factors else 1)
-            floats = form.scales is ScaleType.FLOAT32
-            most = float(np.finfo(np.float32).max) / largest if floats else float(np.finfo(np.float16).max)
-            finite = bool((np.abs(self.scales) <= most).all())
-        if not finite or not (self.minimums is None or np.isfinite(self.minimums).all()):
+            finite = bool((np.abs(self.scales) <= float(np.finfo(np.float32).max) / largest).all())
+        else:
+            finite = _float16_is_finite(self.scales)
+        if not finite or not (self.minimums is None or _float16_is_finite(self.minimums)):
             raise ModelError(f"a scale or minimum {NOT_FINITE}")
         bytes_of_floats = (self.codes if form.levels is Levels.E4M3 else None, self.factors)
         if any(part is not None and part.dtype == np.uint8 and has_nan(part) for part in bytes_of_floats):
@@ -214,6 +216,11 @@ class GroupQuantized:
         return replace(scaled, minimums=minimums)
 
 
+def _float16_is_finite(values: npt.NDArray[Any]) -> bool:
+    """Compare their bits: numpy widens each float16, which takes a third of the time of quantizing."""
+    return bool((values.view(np.uint16) & 0x7FFF).max(initial=0) < 0x7C00)
+
+
 _ARRAYS: Final = ("codes", "scales", "minimums", "factors", "minimum_factors")
 
 
@@ -227,7 +234,7 @@ def _products(numbers: npt.NDArray[Any] | None, factors: npt.NDArray[Any] | None
 def half(values: F32) -> F16:
     """Scales or minimums as they are held; ModelError beyond float16."""
     if not (np.abs(values) <= np.finfo(np.float16).max).all():
-        raise ModelError("a scale or minimum of weights in codes is beyond float16: use --quantization none")
+        raise ModelError(BEYOND_HALF)
     return values.astype(np.float16)
 
 

@@ -29,7 +29,7 @@ from forebay.base.units import human_bytes
 
 LINE: Final = 64  # bytes: pieces begin on one
 SUFFIX: Final = ".weights"
-_SCRATCH: Final = ".writing-"
+SCRATCH: Final = ".writing-"  # how names begin of what is removed if no process has it locked
 _MAGIC: Final = b"forebay-weights1"
 _FIXED: Final = struct.Struct("<16s16sQ")  # magic, digest of the header, its bytes
 _PAGE: Final = 4096
@@ -90,6 +90,15 @@ class CacheFile:
 def path_of(folder: Path, key: Key) -> Path:
     """Return the path of the file with this key, whether or not it exists."""
     return folder / (hashlib.blake2b(_encoded(key), digest_size=16).hexdigest() + SUFFIX)
+
+
+def inode_of(folder: Path, key: Key) -> int:
+    """Return the inode of the file with this key, which another file does not have while it is there; 0 if there is
+    none."""
+    try:
+        return path_of(folder, key).stat().st_ino
+    except OSError:
+        return 0
 
 
 def open_cached(folder: Path, key: Key) -> CacheFile | None:
@@ -156,7 +165,7 @@ def write(folder: Path, key: Key, pieces: Sequence[memoryview], *, limit_bytes: 
         raise Unusable(f"they take {human_bytes(total)} and --weights-cache-bytes allows {human_bytes(limit_bytes)}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _make_room(folder, target, limit_bytes - total)
-    scratch = folder / f"{_SCRATCH}{target.stem}-{os.getpid()}"
+    scratch = folder / f"{SCRATCH}{target.stem}-{os.getpid()}"
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         with contextlib.suppress(OSError):  # a file system may have no locks
@@ -183,7 +192,7 @@ def write(folder: Path, key: Key, pieces: Sequence[memoryview], *, limit_bytes: 
 def _make_room(folder: Path, target: Path, limit_bytes: int) -> None:
     """Remove what writers that were killed have left, then the least recently used files until those other than
     `target` have at most `limit_bytes`."""
-    for path in folder.glob(f"{_SCRATCH}*"):
+    for path in folder.glob(f"{SCRATCH}*"):
         if _is_abandoned(path):
             path.unlink(missing_ok=True)
     used: list[tuple[int, int, Path]] = []

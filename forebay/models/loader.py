@@ -83,7 +83,7 @@ class Loader:
         self.dtype = dtype
         self.device = device
         self._progress = progress
-        self._codes = {param: codes_of(param, checkpoint.tensors, quantization) for param in params}
+        self._codes = {param: codes_of(param, checkpoint.tensors, quantization, ops.quantize_into) for param in params}
         self._widened = {param for param in self._codes if self._is_widened(param)}
         self.held_bytes = Counter[str]()  # by the name of what the weights are held in
         for param, codes in self._codes.items():

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from forebay.formats.file_array import Array
 from forebay.formats.held_format import held_format
 from forebay.formats.quantization import Quantization
-from forebay.formats.quantize import quantize_rows
+from forebay.formats.quantize import quantize_into, unwritten
 from forebay.formats.quantized import (
-    F32,
     HEAD_BITS,
     CodeFormat,
-    Reader,
+    GroupQuantized,
+    Order,
     StoredCodes,
-    joined,
     joined_codes,
     stored_codes,
 )
-from forebay.formats.stored_tensor import StoredTensor, as_float32
+from forebay.formats.stored_tensor import StoredTensor
 from forebay.layers.params import TensorParam
 
-# Values quantized at a time: several float32 copies of so many then stay in the second-level cache.
-_PIECE_ELEMENTS = 1 << 17
+Round = Callable[[Array, GroupQuantized, int], None]
+"""`LinearOps.quantize_into`."""
 
 
-def codes_of(param: TensorParam, tensors: Mapping[str, StoredTensor], quantization: Quantization) -> StoredCodes | None:
+def codes_of(
+    param: TensorParam,
+    tensors: Mapping[str, StoredTensor],
+    quantization: Quantization,
+    round_into: Round = quantize_into,
+) -> StoredCodes | None:
     """The codes in which a weight is held; None where it is held in the model's dtype. Reads nothing."""
     if len(param.inner) != 1 or param.offset:
         return None
-    codes = joined_codes([_codes_of_part(tensors[name], quantization, param.min_bits) for name in param.names])
+    codes = joined_codes(
+        [codes_of_part(tensors[name], quantization, param.min_bits, round_into) for name in param.names]
+    )
     if codes is not None and param.rows:
         codes = codes.rows(np.concatenate([np.arange(rows.start, rows.stop, rows.step) for rows in param.rows]))
     if codes is not None and param.scales:
@@ -50,22 +57,46 @@ def is_plain_matrix(param: TensorParam) -> bool:
     return len(param.inner) == 1 and not param.offset and not param.scales and param.min_bits <= HEAD_BITS
 
 
-def _codes_of_part(tensor: StoredTensor, quantization: Quantization, min_bits: int) -> StoredCodes | None:
+def codes_of_part(
+    tensor: StoredTensor, quantization: Quantization, min_bits: int, round_into: Round
+) -> StoredCodes | None:
+    """The codes of one tensor of a weight: its own, or rounded when they are read."""
     own = tensor.codes
     form = own if own is None else own.sources[0].format
     held = held_format(quantization, form, in_features=tensor.shape[-1], min_bits=min_bits)
     if held is None or held == form:
         return None if held is None else own
     rows, width = tensor.shape
-    return stored_codes(held, (rows, width), lambda: _rounded(tensor, held))
+    return stored_codes(held, (rows, width), lambda: _RoundedRows(tensor, held, round_into))
 
 
-def _rounded(tensor: StoredTensor, form: CodeFormat) -> Reader:
-    return joined([quantize_rows(rows, form.bits) for rows in _pieces(tensor)]).rows
+class _RoundedRows:
+    """A `Reader` that rounds the rows of a tensor when they are asked for, one after the other. If they are asked for
+    in another order, it rounds all and keeps their codes."""
 
+    def __init__(self, tensor: StoredTensor, form: CodeFormat, round_into: Round) -> None:
+        self._tensor, self._form, self._round_into = tensor, form, round_into
+        self._next = 0
+        self._unread = tensor.pieces()
+        self._rest: Array | None = None  # of a piece that was read
+        self._all: GroupQuantized | None = None
 
-def _pieces(tensor: StoredTensor) -> Iterator[F32]:
-    for piece in tensor.pieces():
-        step = max(1, _PIECE_ELEMENTS // piece.shape[1])
-        for first in range(0, len(piece), step):
-            yield as_float32(piece[first : first + step], bfloat16=tensor.bfloat16)
+    def __call__(self, order: Order) -> GroupQuantized:
+        if self._all is None and np.array_equal(order, np.arange(self._next, self._next + len(order))):
+            return self._following(len(order))
+        if self._all is None:
+            self._next, self._unread, self._rest = 0, self._tensor.pieces(), None
+            self._all = self._following(self._tensor.shape[0])
+        return self._all.rows(order)
+
+    def _following(self, count: int) -> GroupQuantized:
+        out = unwritten(self._form, count, self._tensor.shape[1])
+        done = 0
+        while done < count:
+            rows = np.ascontiguousarray(next(self._unread)) if self._rest is None else self._rest
+            part, rest = rows[: count - done], rows[count - done :]
+            self._round_into(part, out, done)
+            self._rest = rest if len(rest) else None
+            done += len(part)
+        self._next += count
+        return out

@@ -51,6 +51,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_linear_f32_of_bf16": _LINEAR,
     "fb_code_format": [_L, _L, _L, _L, _L],
     "fb_pack_q": [*([_P] * 8), _L, _L],
+    "fb_quantize_{}": [*([_P] * 5), _L, _L],
     "fb_linear_q_{}": _LINEAR,
     "fb_linear_q_bf16_f32": _LINEAR,
     "fb_embedding_q_{}": [_P, _P, _P, _P, _L, _L],
@@ -96,6 +97,7 @@ SIGNATURES: dict[str, list[Any]] = {
 RESULTS = {
     "fb_cpu_init": c_int,
     "fb_code_format": _L,
+    "fb_quantize_{}": _L,
     "fb_pool_create": _P,
     "fb_recording_create": _P,
     "fb_recording_length": _L,
@@ -126,7 +128,7 @@ class Kernels:
         """The function `name`, whose parameters are those of `pattern`."""
         function = getattr(self._lib, name)
         function.argtypes = SIGNATURES[pattern or name]
-        function.restype = RESULTS.get(name)
+        function.restype = RESULTS.get(pattern or name)
         return function
 
     def addresses(self, pattern: str) -> dict[torch.dtype, int]:

@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from forebay.formats.quantized import StoredCodes
+from forebay.formats.file_array import Array
+from forebay.formats.quantized import GroupQuantized, StoredCodes
 
 
 class LinearWeight(Protocol):
@@ -41,6 +42,10 @@ class LinearOps(Protocol):
         to integers of that size. Each group of 32 inputs has a scale, and the sums of a group are exact; else the
         matrix is rounded to x's dtype. Only the codes are kept.
         """
+        ...
+
+    def quantize_into(self, values: Array, out: GroupQuantized, first: int) -> None:
+        """Write the codes of values [n, K], contiguous, to rows `first`.. of `out`, as `formats/quantize.py` has it."""
         ...
 
     def linear(self, x: Tensor, w: LinearWeight) -> Tensor:

@@ -11,13 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forebay.formats.quantized import GROUP, PANEL, StoredCodes
+from forebay.base.errors import ModelError
+from forebay.formats.file_array import Array
+from forebay.formats.quantized import BEYOND_HALF, GROUP, PANEL, GroupQuantized, StoredCodes
 from forebay.ops.kernels import Kernels
 from forebay.ops.linear import LinearOps, LinearWeight
 from forebay.ops.weight_memory import LINE, OtherPieces, WeightMemory
 
 _STEP = 32  # inputs, kStep of cpu/linear.h
 _WORD_BYTES = 8  # of the header of a weight in codes
+_VALUES = {np.float32: "f32", np.float16: "f16", np.uint16: "bf16"}  # that are quantized, the last as bits
 
 LinearKernels = Mapping[tuple[torch.dtype, torch.dtype], Any]
 """By the dtypes of x and of the result."""
@@ -74,6 +77,10 @@ class NativeLinear(LinearOps):
         self._dense = _dense_forms(kernels)
         self._pack_quantized = kernels.bind("fb_pack_q")
         self._code_format = kernels.bind("fb_code_format")
+        self._quantize = {
+            np.dtype(dtype): kernels.bind(f"fb_quantize_{suffix}", "fb_quantize_{}")
+            for dtype, suffix in _VALUES.items()
+        }
         self._linear_quantized = _linear_kernels(kernels, "fb_linear_q_{}")
         self._panels_quantized = kernels.addresses("fb_linear_panels_q_{}")
         self._embedding = kernels.bind("fb_embedding")
@@ -117,6 +124,14 @@ class NativeLinear(LinearOps):
                 pointers = [None if array is None else array.ctypes.data for array in kept]
                 self._pack_quantized(self._pool, *pointers, described, panels, *piece.shape)
                 panels += len(piece.codes) // PANEL * part.panel_bytes
+
+    def quantize_into(self, values: Array, out: GroupQuantized, first: int) -> None:
+        num_rows, width = values.shape
+        rows = slice(first, first + num_rows)
+        minimums = None if out.minimums is None else out.minimums[rows].ctypes.data
+        to = out.codes[rows].ctypes.data, out.scales[rows].ctypes.data, minimums
+        if not self._quantize[values.dtype](self._pool, values.ctypes.data, *to, num_rows, width):
+            raise ModelError(BEYOND_HALF)
 
     def _packed(
         self,

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forebay.formats.file_array import Array
+from forebay.formats.quantize import quantize_into
 from forebay.formats.quantized import GROUP, PANEL, GroupQuantized, Levels, StoredCodes
 from forebay.ops.linear import LinearOps, LinearWeight
 
@@ -75,6 +77,9 @@ class TorchLinear(LinearOps):
             parts.append((_codes(whole), torch.tensor(scales), least))
         out_features, in_features = weight.shape
         return TorchQuantizedWeight(tuple(parts), None if bias is None else bias.float(), in_features, out_features)
+
+    def quantize_into(self, values: Array, out: GroupQuantized, first: int) -> None:
+        quantize_into(values, out, first)
 
     def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
         if isinstance(w, TorchQuantizedWeight):

@@ -19,7 +19,8 @@ from forebay.engine.loop.build import build_engine
 from forebay.engine.loop.core import EngineCore
 from forebay.formats import weights_cache
 from forebay.formats.quantization import Quantization
-from forebay.models import weight_codes
+from forebay.formats.quantized import GroupQuantized
+from forebay.ops.native_linear import NativeLinear
 from tests.engine.test_every_model_type import PROMPTS, tokens_of
 from tests.engine.test_sleep import other_weights, poison
 from tests.kernels import NATIVE
@@ -61,12 +62,12 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bits of each piece that is quantized."""
     found: list[int] = []
 
-    def quantize_rows(values: Any, bits: int) -> Any:
-        found.append(bits)
-        return original(values, bits)
+    def quantize_into(ops: NativeLinear, values: Any, out: GroupQuantized, first: int) -> None:
+        found.append(out.format.bits)
+        original(ops, values, out, first)
 
-    original = weight_codes.quantize_rows
-    monkeypatch.setattr(weight_codes, "quantize_rows", quantize_rows)
+    original = NativeLinear.quantize_into
+    monkeypatch.setattr(NativeLinear, "quantize_into", quantize_into)
     return found
 
 

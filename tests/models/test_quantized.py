@@ -14,13 +14,15 @@ from torch import Tensor
 
 from forebay import models
 from forebay.backends import make_ops
+from forebay.engine.lifecycle.weights import GivenTensor
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.gguf import GgufFile
 from forebay.formats.quantization import Quantization
-from forebay.formats.quantize import quantize_rows
-from forebay.formats.stored_tensor import read_tensor
+from forebay.formats.quantize import quantize_into, quantize_rows
+from forebay.formats.stored_tensor import ComputedTensor, read_tensor
 from forebay.layers.params import TensorParam
 from forebay.models.loader import Loader
+from forebay.models.weight_codes import codes_of_part
 from tests.formats.coded import read
 from tests.formats.gguf_files import K_TYPES, LARGER, llama_metadata, llama_tensors, write_gguf
 from tests.models import test_gguf, test_gguf_delta, test_gguf_mamba, test_gguf_window
@@ -224,8 +226,29 @@ def test_pieces_are_rounded_like_the_whole(llama, monkeypatch):
         return loader(open_checkpoint(llama("BF16")), [GATE_UP], INT4, TORCH).linear(GATE_UP, None).numbers()
 
     whole = codes()
-    monkeypatch.setattr("forebay.models.weight_codes._PIECE_ELEMENTS", 100 * 256)
+    monkeypatch.setattr("forebay.families.checkpoint.PIECE_ELEMENTS", 100 * 256)
     assert torch.equal(codes(), whole)
+
+
+@pytest.mark.parametrize(
+    "orders",
+    [
+        [range(40), range(40, 100)],
+        [range(60, 100), range(60)],
+        [range(0, 100, 2), range(1, 100, 2)],
+        [range(9), (3, 1)],
+    ],
+    ids=["in order", "the end first", "every other", "again"],
+)
+def test_rounded_rows_are_those_asked_for_in_any_order(orders):
+    values = np.random.default_rng(0).normal(size=(100, 64)).astype(np.float32)
+    whole = GivenTensor(torch.from_numpy(values))
+    tensor = ComputedTensor(values.shape, [whole], lambda: iter(np.split(values, [30, 31, 31, 90])))
+    read, right = codes_of_part(tensor, INT4, 4, quantize_into).sources[0].open(), quantize_rows(values, 4)
+    for order in orders:
+        found = read(np.array(order))
+        for name in ("codes", "scales", "minimums"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(right, name)[list(order)])
 
 
 @pytest.mark.parametrize("quantization", [FILE, INT8])

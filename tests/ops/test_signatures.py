@@ -29,7 +29,7 @@ BY_VALUE = {
     "float": ctypes.c_float,
     "uint64_t": ctypes.c_uint64,
 }
-SUFFIXES = "(?:f32|bf16|i8)"
+SUFFIXES = "(?:f32|bf16|f16|i8)"
 # C++ calls these by their addresses, which it is given.
 NOT_FROM_PYTHON = re.compile(rf"fb_linear_panels_(?:q_)?{SUFFIXES}(?:_of_bf16)?")
 FUNCTION = re.compile(r"\b([\w ]+?[ *]+)(fb_\w+)\s*\(([^()]*)\)\s*\{")

@@ -21,6 +21,7 @@ from forebay.formats import weights_cache
 from forebay.formats.identity import weights_digest
 from forebay.formats.quantization import Quantization
 from forebay.formats.weights_cache import CacheFile, Key, Unusable
+from forebay.formats.weights_turn import turn
 from forebay.ops import Ops
 from forebay.ops.weight_memory import OtherPieces
 from forebay.pools.regions import Regions, Tag
@@ -29,6 +30,10 @@ Progress = Callable[[int, int], None]
 
 # Smallest checkpoints that are cached. Below these sizes loading takes about a second, and a file is not worth that.
 LEAST_BYTES: Final = {Quantization.INT8: 256 << 20, Quantization.INT4: 256 << 20, Quantization.FILE: 1 << 30}
+
+# For an engine that computes the same file: reading takes at most a second for so many bytes of the checkpoint.
+_LEAST_WAIT_S: Final = 600.0
+_SLOWEST_BYTES: Final = 50_000_000
 
 # Of the package: what decides on bytes and order of packed weights. A change of any file makes another key.
 _DECIDES: Final = ("families", "formats", "layers", "models", "ops")
@@ -67,6 +72,7 @@ class PackedCache:
     def __init__(self, config: EngineConfig, ops: Ops, regions: Regions, folder: Path | None = None) -> None:
         self._config, self._ops, self._regions = config, ops, regions
         self._folder = folder or cache_of_weights()
+        self._seen = 0  # inode of the file that `find` last looked at
         self.outcome = ("not used", "")
 
     def key(self, modified_ns: Sequence[int]) -> Key:
@@ -87,6 +93,7 @@ class PackedCache:
 
     def find(self, key: Key, progress: Progress) -> Mapped | None:
         """Map the file with this key; None if there is none that can be used."""
+        self._seen = weights_cache.inode_of(self._folder, key)
         file = None
         try:
             file = weights_cache.open_cached(self._folder, key)
@@ -122,6 +129,28 @@ class PackedCache:
             self._regions.drop_file(Tag.WEIGHTS, mapped.whole)
             self.reject(key, str(error))
             raise
+
+    @contextmanager
+    def turn(self, key: Key, checkpoint_bytes: int, held_bytes: int) -> Iterator[bool]:
+        """Inside, other engines that start with this key wait for this one, as it waits here for one that is there
+        already. Yield whether the file is now another than `find` has looked at. If `held_bytes` are more than the
+        cache may have, no file will come, and nobody waits."""
+        if held_bytes > self._config.weights_cache_bytes:
+            yield False
+            return
+        began, most_s = time.monotonic(), _LEAST_WAIT_S + checkpoint_bytes / _SLOWEST_BYTES
+        waited = False
+
+        def waiting(path: Path) -> None:
+            nonlocal waited
+            waited = True
+            reason = "another engine computes the same weights: its file will be mapped"
+            log.info(event("weights_cache_waits", path=path, reason=reason, at_most_s=most_s))
+
+        with turn(self._folder, key, most_s=most_s, waiting=waiting) as had:
+            if waited:
+                log.info(event("weights_cache_waited", seconds=time.monotonic() - began, ended=had))
+            yield weights_cache.inode_of(self._folder, key) not in (0, self._seen)
 
     def reject(self, key: Key, reason: str) -> None:
         """Log that the file with this key is ignored."""

@@ -103,19 +103,40 @@ class EngineWeights:
     def load(self, checkpoint: Checkpoint, progress: Callable[[], Progress], writing: Callable[[], Progress]) -> Loaded:
         """For the first time: from the weights cache, or from the checkpoint and then into the cache, of which
         `writing` makes the progress."""
-        why = why_not_cached(self._config, self._ops, sum(seen.size for seen in self._files))
+        size = sum(seen.size for seen in self._files)
+        why = why_not_cached(self._config, self._ops, size)
         self._cache.outcome = ("not used", why)
-        key = None if why else self._cache.key([seen.modified_ns for seen in self._files])
-        found = None if key is None else self._from_cache(key, checkpoint, progress())
-        loaded = found or self._build(checkpoint, progress)
-        if changed := self._changed(self._seen(self._path), self._files):
-            raise ModelError(f"{changed} changed while the weights were loaded: start again when nothing writes there")
-        if key is not None and not found:
-            self._cache.write(key, writing())
-        self._unwritten = found is not None
+        if why:
+            loaded = self._computed(checkpoint, progress)
+        else:
+            key = self._cache.key([seen.modified_ns for seen in self._files])
+            loaded = self._from_cache(key, checkpoint, progress()) or self._in_turn(key, checkpoint, progress, writing)
         self._numbers = loaded.model.numbers
         self.num_bytes = sum(model.weight_bytes for model in (loaded.model, loaded.draft_model) if model)
         return loaded
+
+    def _in_turn(
+        self, key: Key, checkpoint: Checkpoint, progress: Callable[[], Progress], writing: Callable[[], Progress]
+    ) -> Loaded:
+        """Compute the weights and write them into the cache, unless another engine has done so meanwhile."""
+        held_bytes = checkpoint.weight_shapes().held_bytes(
+            self._config.quantization, DTYPES[self._config.types.dtype].itemsize
+        )
+        with self._cache.turn(key, sum(seen.size for seen in self._files), held_bytes) as written:
+            if not written:
+                loaded = self._computed(checkpoint, progress)
+                self._cache.write(key, writing())
+                return loaded
+        return self._from_cache(key, checkpoint, progress()) or self._computed(checkpoint, progress)
+
+    def _computed(self, checkpoint: Checkpoint, progress: Callable[[], Progress]) -> Loaded:
+        loaded = self._build(checkpoint, progress)
+        self._check_unchanged()
+        return loaded
+
+    def _check_unchanged(self) -> None:
+        if changed := self._changed(self._seen(self._path), self._files):
+            raise ModelError(f"{changed} changed while the weights were loaded: start again when nothing writes there")
 
     def _from_cache(self, key: Key, checkpoint: Checkpoint, progress: Progress) -> Loaded | None:
         """Load with the packed weights of the cache; None if it has none that fit."""
@@ -124,9 +145,12 @@ class EngineWeights:
             return None
         try:
             with self._cache.using(key, mapped):
-                return self._build(checkpoint, lambda: _silent)
+                loaded = self._build(checkpoint, lambda: _silent)
         except OtherPieces:
             return None
+        self._check_unchanged()
+        self._unwritten = True
+        return loaded
 
     def _build(self, checkpoint: Checkpoint, progress: Callable[[], Progress]) -> Loaded:
         config, ops = self._config, self._ops

@@ -59,9 +59,15 @@ void open_row(const uint8_t* panel, const CodePart& part, long n, long inputs, T
 
 template <int BITS>
 void pack_plane(const uint8_t* codes, int shift, uint8_t* plane, long n) {
-    for (long k = 0; k < kGroup; ++k) {
-        const int field = codes[k] >> shift & ((1 << BITS) - 1);
-        plane[k / 4 * BITS / 8 * kLine + n * 4 + k % 4] |= field << (k / 4 * BITS % 8);
+    constexpr uint32_t kMask = ((1u << BITS) - 1) * 0x01010101u;
+    for (long line = 0; line < BITS; ++line) {
+        uint32_t word = 0;
+        for (int at = 0; at < 8; at += BITS, codes += 4) {
+            uint32_t four;
+            std::memcpy(&four, codes, 4);
+            word |= (four >> shift & kMask) << at;
+        }
+        std::memcpy(plane + line * kLine + n * 4, &word, 4);
     }
 }
 
@@ -118,22 +124,24 @@ void pack_block(const Rows& rows, long row, long block, uint8_t* to, long n) {
     }
 }
 
-// Rows first.. into a stripe.
+// Rows first.. into a stripe, block by block: both what is read and what is written then stay in the first-level cache.
 template <class C>
 void pack_stripe(const Rows& rows, long first, long count, const CodePart& part, uint8_t* stripe) {
     const long heads = rows.inputs / kGroup / part.blocks, head_bytes = C::kHead + part.blocks * C::kBlock;
-    std::memset(stripe, 0, heads * head_bytes);
-    for (long n = 0; n < std::min(kStripe, count - first); ++n) {
-        for (long h = 0; h < heads; ++h) {
-            uint8_t* head = stripe + h * head_bytes;
-            const long row = first + n;
-            const long from = row * heads + h;
+    const long present = std::clamp(count - first, 0L, kStripe);
+    if (present < kStripe) std::memset(stripe, 0, heads * head_bytes);
+    for (long h = 0; h < heads; ++h) {
+        uint8_t* head = stripe + h * head_bytes;
+        for (long n = 0; n < present; ++n) {
+            const long from = (first + n) * heads + h;
             std::memcpy(head + n * C::kScaleBytes, rows.scales + from * C::kScaleBytes, C::kScaleBytes);
             if constexpr (C::kMinimums) {
                 std::memcpy(head + kStripe * C::kScaleBytes + n * 2, rows.minimums + from, 2);
             }
-            for (long b = 0; b < part.blocks; ++b) {
-                pack_block<C>(rows, row, h * part.blocks + b, head + C::kHead + b * C::kBlock, n);
+        }
+        for (long b = 0; b < part.blocks; ++b) {
+            for (long n = 0; n < present; ++n) {
+                pack_block<C>(rows, first + n, h * part.blocks + b, head + C::kHead + b * C::kBlock, n);
             }
         }
     }
