@@ -3,21 +3,26 @@
     python -m benchmarks.load                        # of a random model of 0.76B weights in bfloat16
     python -m benchmarks.load MODEL --quantization int8
 
-Three starts, each in a process of its own: without the cache, the first with it, the second. A row has the time until a
-step can run, the time of the first token after that, bfloat16 bytes of the checkpoint per second and core (threads that
-compute), and the largest resident memory above the weights and what the process has before it loads.
+Each row is a process of its own: the weights alone, read, quantized and packed by one thread and by all; then three
+starts, without the cache, the first with it, the second. A row has the time until the weights are there or a step can
+run, the time of the first token after that, bytes of the checkpoint per second of CPU time, and the largest resident
+memory above the weights and what the process has before it loads. The checkpoint is in the page cache.
+
+A process first touches as much memory as the weights take and gives it back. In a virtual machine the host provides
+memory that was not used for long at 0.25 GB/s, which would be most of the time; used memory is cleared at 6 GB/s.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +31,7 @@ from rich.table import Table
 
 from benchmarks.machine import commit, cpu
 
-STARTS: Final = (("without the cache", 0), ("first", 64 << 30), ("second", 64 << 30))
+STARTS: Final = (("start without the cache", 0), ("first start", 64 << 30), ("second start", 64 << 30))
 _MADE: Final = ("--like", "llama", "--hidden-size", "1536", "--num-layers", "24")
 
 
@@ -41,9 +46,10 @@ def start(model: str, quantization: str, cache_bytes: int, folder: str) -> dict[
     packed_cache.cache_of_weights = lambda: Path(folder)
     flags = {"model": model, "quantization": quantization, "weights_cache_bytes": cache_bytes, "context_length": 512}
     config = resolve({**flags, "kv_cache_bytes": "64MiB"}).engine
-    before = _peak_bytes()
+    _touch(_checkpoint_bytes(Path(model)))
+    before, cpu_before = _peak_bytes(reset=True), time.process_time()
     core, ready = build_engine(config)
-    began = time.perf_counter()
+    cpu_s, began = time.process_time() - cpu_before, time.perf_counter()
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     core.add(AddRequest(request_id=1, prompt_token_ids=[5, 6, 7, 8], params=params))
     while not core.idle:
@@ -51,16 +57,53 @@ def start(model: str, quantization: str, cache_bytes: int, folder: str) -> dict[
     (outcome,) = [value for _, item, value, _ in ready.report if item == "weights cache"]
     return {
         "load_s": ready.load_seconds,
+        "cpu_s": cpu_s,
         "first_token_s": time.perf_counter() - began,
         "above_weights_bytes": _peak_bytes() - before - ready.weight_bytes,
-        "weight_bytes": ready.weight_bytes,
-        "threads": config.num_threads,
         "outcome": outcome,
     }
 
 
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+def load_alone(model: str, quantization: str, num_threads: int) -> dict[str, Any]:
+    """Load the weights in this process, and nothing else. Returns what `start` does, without a token."""
+    import torch
+
+    from forebay import models
+    from forebay.backends import make_ops
+    from forebay.families.checkpoint import open_checkpoint
+    from forebay.formats.quantization import Quantization
+    from forebay.ops.weight_memory import WeightMemory
+    from forebay.pools.regions import Regions, Tag
+
+    torch.set_num_threads(num_threads)
+    memory = WeightMemory(partial(Regions("cpu").take, Tag.WEIGHTS, large_pages=True))
+    ops, checkpoint = make_ops("native", num_threads, memory=memory), open_checkpoint(model)
+    kind: dict[str, Any] = {"ops": ops, "quantization": Quantization(quantization), "context_length": 512}
+    _touch(_checkpoint_bytes(Path(model)))
+    before, cpu_before, began = _peak_bytes(reset=True), time.process_time(), time.perf_counter()
+    loaded = models.load(checkpoint, dtype=torch.bfloat16, **kind)
+    return {
+        "load_s": time.perf_counter() - began,
+        "cpu_s": time.process_time() - cpu_before,
+        "above_weights_bytes": _peak_bytes() - before - loaded.weight_bytes,
+        "outcome": "",
+    }
+
+
+def _touch(num_bytes: int) -> None:
+    """Have the host provide so much memory, and give it back to the kernel."""
+    with mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        for at in range(0, num_bytes, mmap.PAGESIZE):
+            memory[at] = 1
+
+
+def _peak_bytes(*, reset: bool = False) -> int:
+    """Return the largest resident memory of this process, after a `reset` that of now."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) << 10
 
 
 def _in_child(words: list[str]) -> dict[str, Any]:
@@ -71,30 +114,43 @@ def _in_child(words: list[str]) -> dict[str, Any]:
 
 
 def _checkpoint_bytes(model: Path) -> int:
-    files = model.glob("*.safetensors") if model.is_dir() else [model]
-    return sum(file.stat().st_size for file in files)
+    return sum(file.stat().st_size for file in _files(model))
+
+
+def _files(model: Path) -> list[Path]:
+    return [*model.glob("*.safetensors")] if model.is_dir() else [model]
 
 
 def measure(model: Path, quantization: str, folder: Path) -> Table:
-    """Run the three starts and return their table."""
+    """Run all rows and return their table."""
     table = Table(title=f"starts of {model.name}, {quantization}; cpu {cpu()}, commit {commit()}")
-    for column in ("start", "weights cache", "load s", "first token s", "GB/s per core", "MiB above weights"):
-        table.add_column(column, justify="left" if column in ("start", "weights cache") else "right")
+    for column in ("row", "weights cache", "load s", "first token s", "GB/s per core", "MiB above weights"):
+        table.add_column(column, justify="left" if column in ("row", "weights cache") else "right")
     num_bytes = _checkpoint_bytes(model)
+
+    def add(name: str, words: list[str]) -> None:
+        found = _in_child([str(model), quantization, *words])
+        token_s = f"{found['first_token_s']:.2f}" if "first_token_s" in found else ""
+        rate, above = num_bytes / found["cpu_s"] / 1e9, found["above_weights_bytes"] / (1 << 20)
+        table.add_row(name, found["outcome"], f"{found['load_s']:.2f}", token_s, f"{rate:.2f}", f"{above:.0f}")
+
+    for file in _files(model):
+        with file.open("rb") as stream:
+            while stream.read(1 << 24):
+                pass
+    for num_threads in sorted({1, len(os.sched_getaffinity(0))}):
+        add(f"weights alone, {num_threads} threads", [str(num_threads)])
     for name, cache_bytes in STARTS:
-        found = _in_child([str(model), quantization, str(cache_bytes), str(folder)])
-        rate = num_bytes / found["load_s"] / found["threads"] / 1e9
-        above = found["above_weights_bytes"] / (1 << 20)
-        times = [f"{found[key]:.2f}" for key in ("load_s", "first_token_s")]
-        table.add_row(name, found["outcome"], *times, f"{rate:.2f}", f"{above:.0f}")
+        add(name, [str(cache_bytes), str(folder)])
     return table
 
 
 def main() -> None:
     """Parse the command line and print the table."""
     if sys.argv[1:2] == ["--child"]:
-        model, quantization, cache_bytes, folder = sys.argv[2:]
-        print(json.dumps(start(model, quantization, int(cache_bytes), folder)))
+        model, quantization, number, *folder = sys.argv[2:]
+        found = start(model, quantization, int(number), *folder) if folder else None
+        print(json.dumps(found or load_alone(model, quantization, int(number))))
         return
     parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__)
     parser.add_argument("model", nargs="?", type=Path, help="a checkpoint in bfloat16; default: a random one is made")

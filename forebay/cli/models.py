@@ -1,4 +1,4 @@
-"""`forebay models list|pull|rm|inspect|show|make`."""
+"""`forebay models list|pull|rm|inspect|show|make|quantize`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.table import Table
 
 from forebay.base.errors import ConfigError, ModelError
 from forebay.base.units import human_bytes
+from forebay.cli import quantize_model
 from forebay.cli.arguments import Parser, note
 from forebay.cli.make_model import add_options, make
 from forebay.cli.progress import pull_default_model
@@ -172,6 +173,13 @@ def _make(words: Sequence[str]) -> None:
     print(make(own.model, own))
 
 
+def _quantize(words: Sequence[str]) -> None:
+    parser = _parser("quantize", "MODEL --to int4|int8 --out FOLDER", "a path, a listed name or org/name")
+    quantize_model.add_options(parser)
+    own = parser.parse(words).own
+    print(quantize_model.quantize(own.model, own))
+
+
 def inspect(name: str | None) -> None:
     """Print a checkpoint's shape, quantisation and memory needs. Reads headers only."""
     checkpoint = open_checkpoint(find_model(name))
@@ -254,5 +262,6 @@ ACTIONS: Final[dict[str, tuple[str, Callable[[Sequence[str]], None]]]] = {
     "rm": ("remove a model that is listed", _remove),
     "inspect": ("what a model is and needs", _inspect),
     "show": ("a model, or a small one of a type, as equations", _show),
+    "quantize": ("write a model with its matrices in 4 or 8 bits", _quantize),
     "make": ("write a small random model with the default model's tokenizer", _make),
 }

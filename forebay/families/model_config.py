@@ -16,6 +16,7 @@ from forebay.families.options import unknown_options
 from forebay.families.sampling import NEUTRAL, SamplingDefaults, of_generation_config, of_gguf
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import AS_STORED, TensorNames
+from forebay.formats.block_layers import block_packing
 from forebay.formats.files import is_there, read_json
 from forebay.formats.gguf import GgufFile
 from forebay.formats.layer_packing import LayerPacking
@@ -142,6 +143,9 @@ def config_of(raw: Mapping[str, Any], where: str = "config.json", *, generation:
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in (*TYPES, *ASSISTANTS, *HEADS):
         raise ModelError(f"{where}: model_type {brief(model_type)} is not supported; supported are {', '.join(TYPES)}")
+    in_blocks = block_packing(raw.get("quantization_config"))
+    if in_blocks is not None:  # of any family, also of one that reads the field itself
+        raw = {name: value for name, value in raw.items() if name != "quantization_config"}
     own, fields = family(model_type), Fields.of_file(raw, where)
     config = own.parse(fields)
     if config.num_layers * config.num_experts > MAX_EXPERTS:
@@ -151,7 +155,7 @@ def config_of(raw: Mapping[str, Any], where: str = "config.json", *, generation:
     if generation is not None:
         ends += generation.token_ids("eos_token_id", config.vocab_size)
     packed = "quantization_config" in fields.unread  # by the family
-    packing = packing_of(fields.get("quantization_config"), where) if packed else config.packing
+    packing = packing_of(fields.get("quantization_config"), where) if packed else in_blocks or config.packing
     unknown = unknown_options(fields, own.harmless)
     sampling = of_generation_config(generation)
     return replace(

@@ -67,6 +67,7 @@ class FloatPacking:
     block: tuple[int, int] | None = None
     ignored: IgnoredModules = NONE_IGNORED
     only: str = ""
+    packs_heads = False
 
     def has(self, part: str, dtype: str) -> bool:
         """Return whether that is an array of a packed layer: `weight` is the name of others, too."""

@@ -25,7 +25,13 @@ Parts = Mapping[str, FileArray]
 
 
 class LayerPacking(Protocol):
-    """Layers in parts: what arrays stand for one, and what it is."""
+    """Layers in parts: what arrays stand for one, and what it is.
+
+    `packs_heads`: embedding and head are packed as well, if `format` has one for them.
+    """
+
+    @property
+    def packs_heads(self) -> bool: ...
 
     def has(self, part: str, dtype: str) -> bool:
         """Return whether that is an array of a packed layer: `weight` is the name of others, too."""

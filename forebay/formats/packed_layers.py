@@ -58,6 +58,7 @@ class Packing:
     symmetric: bool
     zero_offset: int = 0
     ignored: IgnoredModules = NONE_IGNORED
+    packs_heads = False
 
     def has(self, part: str, dtype: str) -> bool:
         """Return whether that is an array of a packed layer: `weight` is the name of others, too."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from forebay.families.model_config import ModelConfig, family
-from forebay.formats.safetensors_writer import write_safetensors
+from forebay.formats.safetensors_writer import Entry, write_safetensors
 from forebay.formats.turned_experts import BIAS, DOWN, GATE_UP
 from forebay.models import needs_of
 from forebay.models.loader import Progress
@@ -53,7 +53,7 @@ def write_random_weights(
             progress(done, total * torch_dtype.itemsize)
 
     with path.open("xb") as file:
-        write_safetensors(file, {name: shape for name, (shape, _) in params.items()}, storage, values())
+        write_safetensors(file, {name: Entry(storage, shape) for name, (shape, _) in params.items()}, values())
     return total
 
 

@@ -59,7 +59,7 @@ def _kinds(path: Path, config: ModelConfig, needs: Needs) -> Iterator[tuple[Weig
 
 def _stored_format(param: TensorParam, config: ModelConfig) -> CodeFormat | None:
     """The format of a weight in a folder; None if any of its matrices is not in codes."""
-    if config.packing is None or param.min_bits > 4 or len(param.shape) != 2:
+    if config.packing is None or len(param.shape) != 2 or (param.min_bits > 4 and not config.packing.packs_heads):
         return None
     found = {config.packing.format(name, param.shape[-1]) for name in param.names}
     return found.pop() if len(found) == 1 else None
