@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -312,14 +313,16 @@ class StoredCodes:
         readers: dict[int, Reader] = {}
         firsts = np.cumsum([0, *(source.num_rows for source in self.sources)])
         owners, step = self._owners(), max(1, most_elements // self.shape[1] // PANEL) * PANEL
+        changes = np.flatnonzero(np.diff(owners)) + 1
         for first in range(run.start, run.stop, step):
             rows = slice(first, min(first + step, run.stop))
-            cuts = np.flatnonzero(np.diff(owners[rows])) + 1
+            cuts = [rows.start, *changes[(changes > rows.start) & (changes < rows.stop)].tolist(), rows.stop]
             parts = []
-            for order, owner in zip(np.split(self.order[rows], cuts), owners[rows][[0, *cuts]].tolist(), strict=True):
+            for begin, end in itertools.pairwise(cuts):
+                owner = int(owners[begin])
                 if owner not in readers:
                     readers[owner] = self.sources[owner].open()
-                parts.append(readers[owner](order - firsts[owner]))
+                parts.append(readers[owner](self.order[begin:end] - firsts[owner]))
             piece = joined(parts)
             piece.check_finite()
             yield piece if self.factors is None else piece.scaled(self.factors[rows])

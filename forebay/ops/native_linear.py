@@ -121,16 +121,15 @@ class NativeLinear(LinearOps):
             for piece in weight.pieces(run):
                 arrays = (piece.codes, piece.scales, piece.minimums, piece.factors, piece.minimum_factors)
                 kept = [array if array is None else np.ascontiguousarray(array) for array in arrays]
-                pointers = [None if array is None else array.ctypes.data for array in kept]
+                pointers = map(_pointer, kept)
                 self._pack_quantized(self._pool, *pointers, described, panels, *piece.shape)
                 panels += len(piece.codes) // PANEL * part.panel_bytes
 
     def quantize_into(self, values: Array, out: GroupQuantized, first: int) -> None:
         num_rows, width = values.shape
-        rows = slice(first, first + num_rows)
-        minimums = None if out.minimums is None else out.minimums[rows].ctypes.data
-        to = out.codes[rows].ctypes.data, out.scales[rows].ctypes.data, minimums
-        if not self._quantize[values.dtype](self._pool, values.ctypes.data, *to, num_rows, width):
+        parts = [None if part is None else part[first:] for part in (out.codes, out.scales, out.minimums)]
+        pointers = map(_pointer, (values, *parts))
+        if not self._quantize[values.dtype](self._pool, *pointers, num_rows, width):
             raise ModelError(BEYOND_HALF)
 
     def _packed(
@@ -233,6 +232,11 @@ def _linear_kernels(kernels: Kernels, pattern: str) -> LinearKernels:
     into_f32 = kernels.bind(pattern.format("bf16_f32"))
     same = {(dtype, dtype): kernel for dtype, kernel in by_dtype.items()}
     return {**same, (torch.bfloat16, torch.float32): into_f32}
+
+
+def _pointer(array: Array | None) -> int | None:
+    """Return where the array begins; `array.ctypes` takes twice as long."""
+    return None if array is None else array.__array_interface__["data"][0]
 
 
 def _width(out_features: int) -> int:

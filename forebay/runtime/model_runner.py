@@ -40,7 +40,9 @@ from forebay.runtime.step_inputs import StepInputs
 from forebay.runtime.to_host import ToHost
 from forebay.runtime.verify_step import VerifyInputs, verify_runner
 
-_WARM_UP_TOKENS: Final = 32  # more rows than the kernels for few of them take
+# More rows than the kernels for few of them take: those of AMX 16. On two cores with AVX2 32 rows of a 4B model in int4
+# took 1.9 s of CPU time of the 3.1 of a second start (benchmarks/load.py).
+_WARM_UP_TOKENS: Final = 17
 
 
 def warm_up_steps(max_num_tokens: int, row_tokens: int, width: int) -> list[tuple[int, int]]:
