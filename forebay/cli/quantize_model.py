@@ -20,7 +20,7 @@ from forebay.base.units import human_bytes
 from forebay.base.variants import PREBUILT
 from forebay.cli.arguments import Parser
 from forebay.config.machine import usable_cores
-from forebay.config.rules import ITEM_BYTES
+from forebay.config.rules import value_bytes
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.quantization import Quantization
 from forebay.formats.store import find_model
@@ -74,7 +74,7 @@ def _write(checkpoint: Checkpoint, folder: Path, quantization: Quantization) -> 
 
 
 def _check_space(folder: Path, checkpoint: Checkpoint, quantization: Quantization) -> None:
-    need = checkpoint.weight_shapes().held_bytes(quantization, ITEM_BYTES["float32"]) + _SPARE_BYTES
+    need = checkpoint.weight_shapes().held_bytes(quantization, value_bytes("float32", "cpu")) + _SPARE_BYTES
     free = shutil.disk_usage(folder).free
     if free < need:
         raise ConfigError(f"{folder} has {human_bytes(free)} free, and the model needs up to {human_bytes(need)}")

@@ -19,6 +19,7 @@ from forebay.base import fault
 from forebay.base.errors import Conflict, InvalidRequest, ModelError
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import EngineConfig
+from forebay.config.rules import value_bytes
 from forebay.engine.lifecycle.drafting import assistant_of, draft_model_of, drafter_of
 from forebay.engine.lifecycle.packed_cache import PackedCache, why_not_cached
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
@@ -119,9 +120,8 @@ class EngineWeights:
         self, key: Key, checkpoint: Checkpoint, progress: Callable[[], Progress], writing: Callable[[], Progress]
     ) -> Loaded:
         """Compute the weights and write them into the cache, unless another engine has done so meanwhile."""
-        held_bytes = checkpoint.weight_shapes().held_bytes(
-            self._config.quantization, DTYPES[self._config.types.dtype].itemsize
-        )
+        values = value_bytes(self._config.types.dtype, self._config.device)
+        held_bytes = checkpoint.weight_shapes().held_bytes(self._config.quantization, values)
         with self._cache.turn(key, sum(seen.size for seen in self._files), held_bytes) as written:
             if not written:
                 loaded = self._computed(checkpoint, progress)
