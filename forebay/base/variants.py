@@ -57,7 +57,7 @@ _AVX512: Final = _AVX2.more(
 _AVX512_VNNI: Final = _AVX512.option("avx512vnni", {"avx512_vnni"}, "FOREBAY_VNNI", ("-mavx512vnni",), _INTEGERS)
 _AVX512_BF16: Final = _AVX512_VNNI.more(
     *("avx512bf16", {"avx512_bf16"}, ("-mavx512bf16", "-DFOREBAY_BF16")),
-    "arithmetic is in float32, and weights without codes take twice the memory",
+    "arithmetic is in float32",
 )
 X86_VARIANTS: Final = (  # best first
     _AVX512_BF16.more(

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from forebay.formats.held_format import QUANTIZED_FORMATS
+from forebay.formats.quantize import unwritten
 from forebay.ops.attention import KvCache
 from forebay.ops.experts import ExpertActivation, Gating, Scoring
 from forebay.ops.interface import Ops
@@ -64,6 +67,18 @@ def _codes(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
         for rows in (ROWS, 2):
             yield ops.linear(normal((rows, inputs), dtype, seed=rows), table)
     yield ops.linear_f32(normal((3, inputs), dtype, seed=3), table)
+
+
+def _quantizing(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Rows of every stored type, and zeros."""
+    values = (normal((ROWS, 96), dtype, seed=1) * torch.tensor([1e-6, 1.0, 30.0, 0.0, 2.0]).unsqueeze(1)).to(dtype)
+    stored_values = values.view(torch.uint16) if dtype == BF16 else values
+    for numbers in (stored_values, values.half()):
+        for form in QUANTIZED_FORMATS.values():
+            out = unwritten(form, ROWS, 96)
+            ops.quantize_into(numbers.numpy(), out, 0)
+            parts = (out.codes, out.scales.view(np.uint16), out.minimums)
+            yield from (torch.from_numpy(part).view(torch.uint8) for part in parts if part is not None)
 
 
 def _experts(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -149,6 +164,7 @@ CASES: Final[dict[str, Call]] = {
     "widened": _widened,
     "heads": _heads,
     "codes": _codes,
+    "quantizing": _quantizing,
     "experts": _experts,
     "gating": _gating,
     "attention": _attention,

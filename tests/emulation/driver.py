@@ -148,7 +148,7 @@ class EmulatedKernels(Kernels):
 
     def bind(self, name: str, pattern: str | None = None) -> Callable[..., Any]:
         pattern = pattern or name
-        function, takes, returns = self._driver.find(name), SIGNATURES[pattern], name in RESULTS
+        function, takes, returns = self._driver.find(name), SIGNATURES[pattern], pattern in RESULTS
 
         def run(*args: Any) -> int | None:
             self.called.add(pattern)
