@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -107,6 +107,7 @@ def key(name: str) -> Figure:
 
 def streams(concurrency: int, num_prompts: int, *goals: Goal, model: str = "default", output_len: int = 128) -> Row:
     about = {"default": ("streams", ""), "1b": ("q4_k_m", "1B in Q4_K_M, "), "hybrid": ("hybrid", "hybrid, ")}
+    about |= {"4b": ("4b", "4B in Q4_K_M, "), "8b": ("8b", "8B in Q4_K_M, "), "moe": ("moe", "experts in Q4_K_M, ")}
     name, kind = about[model]
     return Row(
         name=f"{name}-{concurrency}",
@@ -137,6 +138,22 @@ def prefill(title: str, concurrency: int) -> Row:
         goals=(Goal("llama.cpp", 1, 1, 1), Goal("OpenVINO", 1, 1, 1.4)),
         load=Load(num_prompts=max(4, concurrency), concurrency=concurrency, input_len=512, output_len=1),
         figure=input_rate,
+    )
+
+
+def real_size(model: str, alone: Goal) -> Iterator[Row]:
+    """Rows of a model whose streams, prompts and context are those of real use; `alone` is the goal of one stream."""
+    yield streams(1, 1, alone, model=model, output_len=32)
+    yield streams(4, 4, Goal("llama.cpp", 1.8, 1.8, 1.8), model=model, output_len=32)
+    yield streams(16, 16, Goal("llama.cpp", 2.5, 2.5, 2.5), model=model, output_len=32)
+    yield replace(prefill(f"{model}, one 512-token prompt", 1), name=f"{model}-prefill", model=model)
+    yield Row(
+        name=f"{model}-1k",
+        title=f"{model}, decode behind 1,024 tokens",
+        unit="tok/s",
+        model=model,
+        load=Load(num_prompts=1, concurrency=1, input_len=1024, output_len=32),
+        figure=lambda result: 1000 / float(result["median_tpot_ms"]),
     )
 
 
@@ -198,4 +215,7 @@ ROWS = (
     streams(16, 16, Goal("llama.cpp", 3, 2, 4), model="1b", output_len=64),
     streams(1, 2, model="hybrid", output_len=64),
     streams(16, 16, model="hybrid", output_len=64),
+    # Of models that are made only if they are named (`benchmarks.peers.install --models`).
+    *(row for model in ("4b", "8b") for row in real_size(model, Goal("llama.cpp", 1.15, 1.15, 1.15))),
+    *real_size("moe", Goal("llama.cpp", 1.5, 1.5, 1.5)),
 )

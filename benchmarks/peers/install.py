@@ -21,6 +21,7 @@ import tempfile
 import venv
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.peers import places
@@ -67,6 +68,8 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", default=list(INSTALLERS))
     parser.add_argument("--isa", choices=["native", *(variant.name for variant in X86_VARIANTS)], default="native",
                         help="of llama.cpp's kernels")  # fmt: skip
+    parser.add_argument("--models", nargs="*", choices=list(places.RANDOM_MODELS), default=[], metavar="MODEL",
+                        help=f"large random models to make, besides the small ones: {', '.join(large_models())}")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="of the C++ compiler")
     arguments = parser.parse_args()
     folders = (name.partition("-")[0] for name in arguments.names)  # one installation, some variants
@@ -75,16 +78,23 @@ def main() -> None:
         parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(INSTALLERS)}")
     isa = next((variant for variant in X86_VARIANTS if variant.name == arguments.isa), None)
     (places.peers_folder() / "models").mkdir(parents=True, exist_ok=True)
-    if failures := install(wanted, isa, arguments.jobs):
+    if failures := install(wanted, isa, arguments.jobs, arguments.models):
         raise SystemExit("\n".join(f"peers: {name} is not installed: {why}" for name, why in failures.items()))
 
 
-def install(names: Sequence[str], isa: Variant | None, jobs: int) -> dict[str, str]:
-    """Install each peer; return the reason of each that failed. A failure does not stop the other peers."""
+def large_models() -> dict[str, str]:
+    """Random models that are made only if they are named, and the disk that this takes."""
+    return {name: f"{model.disk_gib} GiB" for name, model in places.RANDOM_MODELS.items() if model.large}
+
+
+def install(names: Sequence[str], isa: Variant | None, jobs: int, models: Sequence[str] = ()) -> dict[str, str]:
+    """Install each peer, then make the named large models; return the reason of each that failed. A failure does not
+    stop the others."""
     failures = {}
-    for name in names:
+    made = {name: partial(make_if_missing, name) for name in models}
+    for name, action in {**{name: partial(INSTALLERS[name], isa, jobs) for name in names}, **made}.items():
         try:
-            INSTALLERS[name](isa, jobs)
+            action()
         except subprocess.CalledProcessError as error:
             command = " ".join(map(str, error.cmd))
             failures[name] = f"`{command}` failed with code {error.returncode}; its message is above"
@@ -131,9 +141,9 @@ def install_llamacpp(isa: Variant | None, jobs: int) -> None:
         build_llamacpp(places.llama_tree(), isa, jobs)
     if not places.q4_0().is_file():
         quantize(find_model(None), places.q4_0(), "Q4_0")
-    for name, path in places.random_models().items():
-        if not path.is_file():
-            make_model(path, places.RANDOM_MODELS[name])
+    for name, model in places.RANDOM_MODELS.items():
+        if not model.large:
+            make_if_missing(name)
 
 
 def fetch_llamacpp(folder: Path) -> None:
@@ -199,6 +209,13 @@ def compile_with_progress(command: Sequence[object]) -> None:
     if process.returncode:
         print("".join(last), file=sys.stderr)
         raise subprocess.CalledProcessError(process.returncode, words)
+
+
+def make_if_missing(name: str) -> None:
+    """Make one of the random models, unless it is there."""
+    path = places.random_models()[name]
+    if not path.is_file():
+        make_model(path, places.RANDOM_MODELS[name])
 
 
 def make_model(target: Path, model: places.RandomModel) -> None:

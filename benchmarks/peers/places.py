@@ -24,14 +24,21 @@ LLAMA_BINARIES = ("llama-server", "llama-bench", "llama-quantize")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandomModel:
     """A random model with the default model's tokenizer: the options of `forebay models make`, and those of llama.cpp's
-    converter. The converter rejects an option that the architecture does not have."""
+    converter. The converter rejects an option that the architecture does not have. A `large` one takes minutes and
+    `disk_gib` while it is made: it is made only if it is named."""
 
     make: str
     convert: tuple[str, ...] = ()
+    disk_gib: int = 0
+
+    @property
+    def large(self) -> bool:
+        return self.disk_gib > 0
 
 
 # The layers of Llama-3.2-1B, and of Qwen3.5-0.8B, a hybrid (three gated delta nets for each attention). The
-# configuration of the hybrid declares a draft head, which the random weights do not have.
+# configuration of the hybrid declares a draft head, which the random weights do not have. Then the layers of Qwen3-4B
+# and of Llama-3.1-8B, and a sixth of the layers of Qwen3-30B-A3B: a step computes them as it would the whole.
 RANDOM_MODELS = {
     "1b": RandomModel(
         make="--like llama --hidden-size 2048 --num-layers 16 --set intermediate_size=8192 --set num_attention_heads=32"
@@ -43,6 +50,25 @@ RANDOM_MODELS = {
         " linear_num_value_heads=16 --set linear_key_head_dim=128 --set linear_value_head_dim=128"
         ' --set architectures=["Qwen3_5ForCausalLM"]',
         convert=("--no-mtp",),
+    ),
+    "4b": RandomModel(
+        make="--like qwen3 --hidden-size 2560 --num-layers 36 --set intermediate_size=9728"
+        " --set num_attention_heads=32 --set num_key_value_heads=8 --set head_dim=128"
+        ' --set architectures=["Qwen3ForCausalLM"]',
+        disk_gib=20,
+    ),
+    "8b": RandomModel(
+        make="--like llama --hidden-size 4096 --num-layers 32 --set intermediate_size=14336"
+        " --set num_attention_heads=32 --set num_key_value_heads=8 --set head_dim=128"
+        ' --set architectures=["LlamaForCausalLM"]',
+        disk_gib=38,
+    ),
+    "moe": RandomModel(
+        make="--like qwen3_moe --hidden-size 2048 --num-layers 8 --set intermediate_size=6144"
+        " --set num_attention_heads=32 --set num_key_value_heads=4 --set head_dim=128 --set num_experts=128"
+        " --set num_experts_per_tok=8 --set moe_intermediate_size=768"
+        ' --set architectures=["Qwen3MoeForCausalLM"]',
+        disk_gib=26,
     ),
 }
 # With the options of their export; the usual groups of 128 do not divide the default model's width.
