@@ -68,8 +68,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", default=list(INSTALLERS))
     parser.add_argument("--isa", choices=["native", *(variant.name for variant in X86_VARIANTS)], default="native",
                         help="of llama.cpp's kernels")  # fmt: skip
-    parser.add_argument("--models", nargs="*", choices=list(places.RANDOM_MODELS), default=[], metavar="MODEL",
-                        help=f"large random models to make, besides the small ones: {', '.join(large_models())}")  # fmt: skip
+    large = ", ".join(f"{name} ({space})" for name, space in large_models().items())
+    parser.add_argument("--models", nargs="*", choices=list(large_models()), default=[], metavar="MODEL",
+                        help=f"large random models to make, with the disk that each takes: {large}")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="of the C++ compiler")
     arguments = parser.parse_args()
     folders = (name.partition("-")[0] for name in arguments.names)  # one installation, some variants
