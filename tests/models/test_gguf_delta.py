@@ -212,7 +212,7 @@ def test_the_metadata_say_what_the_configuration_said(case, tiny, tmp_path):
     got = open_checkpoint(convert(tiny(case).path, case, tmp_path / "m.gguf")).config
     assert got.rms_norm_eps == pytest.approx(expected.rms_norm_eps)
     assert got.num_experts == 0 or round_scale(got.experts) == round_scale(expected.experts)
-    not_said = {"bos_token_id": None, "eos_token_ids": (), "rms_norm_eps": 0.0, "experts": None}
+    not_said = {"bos_token_id": None, "eos_token_ids": (), "rms_norm_eps": 0.0, "experts": None, "in_bfloat16": True}
     assert replace(got, **not_said) == replace(expected, **not_said)
 
 

@@ -479,7 +479,7 @@ RUNTIME = (
     Mutant(
         "C31 compiled kernels are kept by their variant",
         "ops/compiler.py",
-        "repr((_FLAGS, _flags(text, variant), version))",
+        "repr((_FLAGS, variant.flags_for(text), version))",
         "repr((_FLAGS, version))",
         "ops/test_dispatch.py::test_c31_variants_of_the_same_sources_have_libraries_of_their_own",
     ),

@@ -8,7 +8,7 @@ import pytest
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.simulator import run_seed
 
-PER_COMMIT = 1000  # as many as `test_seeds.py` runs
+PER_COMMIT = 700  # as many as `test_seeds.py` runs
 
 # Looked at first, that a run need not look for them: where they are found late. A line that is missing or no longer
 # true costs the search from seed 0 on and nothing else.

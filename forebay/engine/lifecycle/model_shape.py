@@ -3,10 +3,12 @@ beginning of a GGUF file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.gguf import GgufFile
@@ -14,6 +16,7 @@ from forebay.formats.gguf_parts import model_file
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import CodeFormat
 from forebay.formats.safetensors import has_weights
+from forebay.formats.stored_tensor import StoredTensor
 from forebay.formats.weight_shapes import WeightKind, WeightShapes, kinds_of
 
 if TYPE_CHECKING:
@@ -45,7 +48,7 @@ def _kinds(path: Path, config: ModelConfig, needs: Needs) -> Iterator[tuple[Weig
     from forebay.models.weight_codes import codes_of, is_plain_matrix, stays_bfloat16  # as above
 
     is_gguf = path.suffix == ".gguf"
-    tensors = open_checkpoint(path).tensors if is_gguf or has_weights(path) else {}
+    tensors = open_checkpoint(path).tensors if is_gguf else _tensors_of_folder(path)
     for param in needs.params:
         has_header = tensors.keys() >= set(param.names)
         if is_gguf and has_header:
@@ -55,6 +58,14 @@ def _kinds(path: Path, config: ModelConfig, needs: Needs) -> Iterator[tuple[Weig
             own = _stored_format(param, config)
             bfloat16 = stays_bfloat16(param, tensors) if has_header else config.in_bfloat16 and is_plain_matrix(param)
             yield WeightKind(own, param.shape[-1], param.min_bits, bfloat16), param.num_elements
+
+
+def _tensors_of_folder(path: Path) -> Mapping[str, StoredTensor]:
+    """The tensors of a folder; none if its weights are missing or damaged, which loading them reports."""
+    with contextlib.suppress(ModelError):
+        if has_weights(path):
+            return open_checkpoint(path).tensors
+    return {}
 
 
 def _stored_format(param: TensorParam, config: ModelConfig) -> CodeFormat | None:
