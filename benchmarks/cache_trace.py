@@ -174,11 +174,15 @@ class TraceRunner:
     def __init__(self) -> None:
         self.answers: dict[int, Turn] = {}  # by request
         self._tenants: dict[int, Admission] = {}
+        self._lengths: dict[int, int] = {}  # tokens with KV, by row: a plan has those of prompts alone
 
     def launch(self, plan: StepPlan) -> Launched:
         self._tenants |= {admission.row: admission for admission in plan.admissions}
-        sampled = zip(plan.rows[plan.sample_mask].tolist(), plan.seq_lens[plan.sample_mask].tolist(), strict=True)
-        return Sampled([self._sample(self._tenants[row], length) for row, length in sampled])
+        rows = plan.rows.tolist()
+        begins = [*plan.starts.tolist(), *(self._lengths[row] for row in rows[plan.num_extends :])]
+        self._lengths |= {row: begin + n for row, begin, n in zip(rows, begins, plan.q_lens.tolist(), strict=True)}
+        sampled = plan.rows[plan.sample_mask].tolist()
+        return Sampled([self._sample(self._tenants[row], self._lengths[row]) for row in sampled])
 
     def _sample(self, tenant: Admission, seq_len: int) -> int:
         answer = self.answers[tenant.request_id].answer

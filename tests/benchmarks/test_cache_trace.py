@@ -1,0 +1,20 @@
+"""The chat trace is played by the real scheduler, and what it should reuse it does."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.cache_trace import Player, Setup, make_trace, setups
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [setup for setup in setups(quick=True) if setup.page_size == 1],
+    ids=lambda setup: f"{setup.kind}-{setup.strategy}-{'scarce' if setup.scarce else 'enough'}",
+)
+def test_conversations_of_the_trace_reuse_what_they_can(setup: Setup) -> None:
+    trace = make_trace(num_conversations=2, num_turns=4, shift=False, seed=0)
+    played = Player(trace, setup).play()
+    assert len(played.reports) == 2 * 4
+    assert played.reusable > 1000
+    assert played.share > (0.8 if setup.scarce else 0.99)
