@@ -208,8 +208,9 @@ def divide_memory(demand: MemoryDemand) -> MemoryBudget:
 
 
 def _least_for_all(demand: MemoryDemand, width: int) -> int | None:
-    """Return the fewest bytes, to a page, with which as many requests as may run have their full context and steps
-    verify `width` tokens; None if `demand` has too few. Found by division, since kinds of cache divide by ratios."""
+    """Return the fewest bytes, to a page and a slot of each kind, with which as many requests as may run have their
+    full context and steps verify `width` tokens; None if `demand` has too few. Found by division, since kinds of cache
+    divide by ratios."""
 
     def serves(num_bytes: int) -> bool:
         if num_bytes < demand.least_bytes(1):
