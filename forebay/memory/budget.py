@@ -208,9 +208,9 @@ def divide_memory(demand: MemoryDemand) -> MemoryBudget:
 
 
 def _least_for_all(demand: MemoryDemand, width: int) -> int | None:
-    """Return the fewest bytes, to a page and a slot of each kind, with which as many requests as may run have their
-    full context and steps verify `width` tokens; None if `demand` has too few. Found by division, since kinds of cache
-    divide by ratios."""
+    """Return bytes with which as many requests as may run have their full context and steps verify `width` tokens, and
+    with a page less they do not; None if `demand` has too few. Found by division, since kinds of cache divide by
+    ratios, and from there page by page: with a slot less of another kind, a page more may have room."""
 
     def serves(num_bytes: int) -> bool:
         if num_bytes < demand.least_bytes(1):
@@ -220,12 +220,14 @@ def _least_for_all(demand: MemoryDemand, width: int) -> int | None:
         enough = budget.num_pages >= min(pages, demand.most_pages or pages) or not demand.page_bytes
         return enough and budget.demand.width == width and rows == demand.max_running_requests + demand.pre_alloc_size
 
-    low, high = 0, demand.kv_cache_bytes
+    low, high, page = 0, demand.kv_cache_bytes, max(demand.page_bytes, 1)
     if not serves(high):
         return None
-    while high - low > max(demand.page_bytes, 1):
+    while high - low > page:
         middle = (low + high) // 2
         low, high = (low, middle) if serves(middle) else (middle, high)
+    while serves(high - page):
+        high -= page
     return high
 
 

@@ -166,9 +166,7 @@ def test_divide_memory_without_spare_cache_takes_the_least_that_serves_all_at_fu
         return
     assert serves_all(budget, demand, width)
     assert num_bytes <= demand.kv_cache_bytes
-    # A slot less of a kind may leave a page more: the ratio is of whole slots.
-    step = max(demand.page_bytes, 1) + sum(kind.bytes_of(2) - kind.bytes_of(1) for kind in demand.kinds)
-    less = replace(demand, kv_cache_bytes=num_bytes - step, spare_cache=True)
+    less = replace(demand, kv_cache_bytes=num_bytes - max(demand.page_bytes, 1), spare_cache=True)
     assert less.kv_cache_bytes < less.least_bytes(1) or not serves_all(divide_memory(less), demand, width)
 
 
