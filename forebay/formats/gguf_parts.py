@@ -23,11 +23,22 @@ _SAME: Final = ("general.architecture", "general.name")  # in every part that ha
 _ADVICE: Final = "get all parts of one model again"
 
 
+def first_name(name: str) -> str:
+    """Return the name of the first part of the model that the file `name` belongs to: `name` if it is no part."""
+    found = _part(name)
+    return name if found is None else f"{found[1]}-{1:05}-of-{found[3]}{SUFFIX}"
+
+
+def _part(name: str) -> re.Match[str] | None:
+    found = _PART.fullmatch(name)
+    return found if found is not None and 1 <= int(found[2]) <= int(found[3]) else None
+
+
 def part_names(name: str) -> list[str]:
     """Return the names of all parts of the model that the file `name` belongs to, in order: `name` if it is no part.
     Raises ModelError for more than `MAX_PARTS`."""
-    found = _PART.fullmatch(name)
-    if found is None or not 1 <= int(found[2]) <= int(found[3]):
+    found = _part(name)
+    if found is None:
         return [name]
     if int(found[3]) > MAX_PARTS:
         raise ModelError(f"{name}: it is one of {int(found[3])} parts; at most {MAX_PARTS} are read")
@@ -55,7 +66,7 @@ def first_parts(paths: Iterable[Path]) -> list[Path]:
     """Return of each model among these files the first part that is there, in the order of names."""
     found: dict[Path, Path] = {}
     for path in sorted(paths):
-        found.setdefault(part_paths(path)[0], path)
+        found.setdefault(path.with_name(first_name(path.name)), path)
     return list(found.values())
 
 
@@ -63,11 +74,11 @@ def model_file(path: Path) -> Path:
     """Return what is opened for a model at `path`: the first part of several, or the one GGUF model of a folder that
     has no safetensors. Any other path is returned as it is."""
     if not path.is_dir():
-        return part_paths(path)[0] if path.suffix == SUFFIX else path
+        return path.with_name(first_name(path.name)) if path.suffix == SUFFIX else path
     if is_there(path / SINGLE_NAME) or is_there(path / INDEX_NAME):
         return path
     models = first_parts(entry for entry in path.iterdir() if is_model(entry.name))
-    return part_paths(models[0])[0] if len(models) == 1 else path
+    return models[0].with_name(first_name(models[0].name)) if len(models) == 1 else path
 
 
 def existing_parts(path: Path) -> list[Path]:

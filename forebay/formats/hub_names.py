@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from forebay.base.errors import ModelError
-from forebay.formats.gguf_parts import is_model, part_names
+from forebay.formats.gguf_parts import first_name, is_model, part_names
 from forebay.formats.safetensors import INDEX_NAME, SINGLE_NAME, weight_files
 
 MAIN: Final = "main"
@@ -133,7 +133,7 @@ def chosen_gguf(names: Iterable[str], model: HubModel) -> str | None:
         return _first_part(model.file, names, model) if model.file in names else None
     if not model.codes and names & {SINGLE_NAME, INDEX_NAME}:
         return None
-    there = {part_names(name)[0]: _gguf_codes(name) for name in sorted(names) if is_model(name)}
+    there = {first_name(name): _gguf_codes(name) for name in sorted(names) if is_model(name)}
     if not there:
         return None
     asked = [name for name, codes in there.items() if model.codes in ("", codes, codes.removeprefix("UD-"))]

@@ -221,6 +221,11 @@ def test_open_too_many_parts_is_refused_before_any_is_looked_for(tmp_path: Path,
         open_checkpoint(tmp_path / name)
 
 
+def test_listing_models_a_part_of_too_many_is_one_of_them(tmp_path: Path) -> None:
+    files = [tmp_path / "m-00002-of-99999.gguf", tmp_path / "a.gguf", tmp_path / NAMES[1], tmp_path / NAMES[2]]
+    assert first_parts(files) == [tmp_path / name for name in ("a.gguf", "m-00002-of-99999.gguf", NAMES[1])]
+
+
 def _preamble(num_tensors: int, num_entries: int) -> bytes:
     return struct.pack("<4sIQQ", b"GGUF", 3, num_tensors, num_entries)
 
