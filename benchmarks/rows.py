@@ -146,7 +146,8 @@ def real_size(model: str, alone: Goal) -> Iterator[Row]:
     yield streams(1, 1, alone, model=model, output_len=32)
     yield streams(4, 4, Goal("llama.cpp", 1.8, 1.8, 1.8), model=model, output_len=32)
     yield streams(16, 16, Goal("llama.cpp", 2.5, 2.5, 2.5), model=model, output_len=32)
-    yield replace(prefill(f"{model}, one 512-token prompt", 1), name=f"{model}-prefill", model=model)
+    prompt = replace(prefill(f"{model}, one 512-token prompt", 1), name=f"{model}-prefill", model=model)
+    yield replace(prompt, goals=(Goal("llama.cpp", 1, 1, 1),))
     yield Row(
         name=f"{model}-1k",
         title=f"{model}, decode behind 1,024 tokens",
