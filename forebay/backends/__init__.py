@@ -11,6 +11,7 @@ import pkgutil
 from typing import TYPE_CHECKING, Final
 
 from forebay.backends.backend import Backend, Here
+from forebay.base.cpu import Cpu
 from forebay.base.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ def kernels_by_description() -> dict[str, list[str]]:
     for backend in BACKENDS.values():
         names.setdefault(backend.about, []).append(backend.name)
     return names
+
+
+def kernels_on(cpu: Cpu, backend: str) -> Backend:
+    """Return the backend of the kernels that run on `cpu` where `backend` is asked for."""
+    return BACKENDS[BACKENDS[backend].on(cpu)]
 
 
 def default_backend(here: Here) -> tuple[str, str]:

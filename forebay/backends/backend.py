@@ -36,8 +36,9 @@ class Backend:
     `make` takes the number of threads, `activation_bits` and the memory for packed weights, and raises ConfigError if
     the machine lacks what the backend needs. `fit` is None for a backend that is never the default; of the others the
     one with the lowest `order` that suits the machine is. `rounds_inputs`: inputs of weights in codes are rounded to
-    `activation_bits`. `uses_codes`: weights in codes are faster than the same weights unpacked. `resolve` returns the
-    name of the backend that this one stands for on a CPU.
+    `activation_bits`. `widens_bfloat16`: matrices stay in bfloat16 where the model computes in float32. `uses_codes`:
+    weights in codes are faster than the same weights unpacked. `resolve` returns the name of the backend that this one
+    stands for on a CPU.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Backend:
     order: int = 0
     fit: Callable[[Here], Fit] | None = None
     rounds_inputs: bool = False
+    widens_bfloat16: bool = False
     uses_codes: bool = True
     resolve: Callable[[Cpu], str] | None = None
 

@@ -79,6 +79,7 @@ BACKENDS: Final = (
         order=2,
         fit=_fit,
         rounds_inputs=True,
+        widens_bfloat16=True,
         resolve=_resolve,
     ),
     *(
@@ -88,6 +89,7 @@ BACKENDS: Final = (
             make=partial(_make_variant, variant.name),
             order=3,
             rounds_inputs=variant.name != AMX,
+            widens_bfloat16=True,
         )
         for variant in VARIANTS
     ),

@@ -15,6 +15,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from forebay.backends import kernels_on
+from forebay.base.cpu import this_cpu
 from forebay.base.errors import ConfigError, ModelError
 from forebay.base.units import human_bytes
 from forebay.cli import quantize_model
@@ -235,13 +237,15 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
     contexts = sorted({c for c in CONTEXTS if c < model.max_position_embeddings} | {model.max_position_embeddings})
     rows = []
-    held = read_shape(checkpoint.path, False).weights.held_bytes(Quantization.FILE, value_bytes("bfloat16", "cpu"))
+    shapes, kernels = read_shape(checkpoint.path, False).weights, kernels_on(this_cpu(), "native")
+    held = shapes.held_bytes(Quantization.FILE, value_bytes("bfloat16", kernels))
     if held != parameters * ITEM_BYTES["bfloat16"]:
         rows.append(("memory, as stored", f"weights {human_bytes(held)}, which is how they are served"))
-    for dtype, item_bytes in ITEM_BYTES.items():
+    for dtype in ITEM_BYTES:
         sizes = cache_sizes(specs, CacheTypes(dtype=dtype, kv_cache_dtype=dtype))
         kv = ", ".join(f"{human_bytes(sizes.kv_bytes_per_token * context)} for {context:,}" for context in contexts)
-        rows.append((f"memory, {dtype}", f"weights {human_bytes(parameters * item_bytes)}"))
+        weights = shapes.held_bytes(Quantization.NONE, value_bytes(dtype, kernels))
+        rows.append((f"memory, {dtype}", f"weights {human_bytes(weights)}"))
         rows.append(("", f"KV {human_bytes(sizes.kv_bytes_per_token)} a token: {kv}"))
         rows += [("", words) for words in describe_request(sizes)]
     memory = available_memory()

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from forebay.backends import kernels_on
+from forebay.base.cpu import this_cpu
 from forebay.base.errors import ConfigError, NotEnoughMemory
 from forebay.base.units import ceil_div, human_bytes, parse_bytes
 from forebay.cli.arguments import Parsed, Parser, whole
@@ -169,7 +171,8 @@ def make_plan(parsed: Parsed, memory: Amount, *, path: Path | None, read: Callab
     found: dict[str, Any] = {} if path is None else {"find": lambda *named: path}
     config = parsed.resolve(Survey(model=lambda *which: read(*which)[::2], memory=lambda: memory, **found))
     model, needs, weights = read(Path(config.engine.model_path), config.engine.speculation.by_own_head)
-    held = weights.held(config.engine.quantization, value_bytes(config.engine.types.dtype, config.engine.device))
+    kernels = kernels_on(this_cpu(), config.engine.kernels)
+    held = weights.held(config.engine.quantization, value_bytes(config.engine.types.dtype, kernels))
     drafting = _draft_cache_specs(config, model)
     sizes = cache_sizes((*needs.cache_specs, *drafting), config.engine.types)
     budget = divide_memory(memory_demand(config.engine, sizes, model))

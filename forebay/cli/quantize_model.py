@@ -20,12 +20,13 @@ from forebay.base.units import human_bytes
 from forebay.base.variants import PREBUILT
 from forebay.cli.arguments import Parser
 from forebay.config.machine import usable_cores
-from forebay.config.rules import value_bytes
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.quantization import Quantization
 from forebay.formats.store import find_model
+from forebay.formats.weight_shapes import ValueBytes
 
 _SPARE_BYTES: Final = 64 << 20  # for the tokenizer, and what the file system keeps
+_STORED: Final = ValueBytes(own=4, bfloat16=2)  # of values that are not in codes
 _EXAMPLE: Final = "forebay models quantize MODEL --to int4 --out FOLDER"
 
 
@@ -74,7 +75,7 @@ def _write(checkpoint: Checkpoint, folder: Path, quantization: Quantization) -> 
 
 
 def _check_space(folder: Path, checkpoint: Checkpoint, quantization: Quantization) -> None:
-    need = checkpoint.weight_shapes().held_bytes(quantization, value_bytes("float32", "cpu")) + _SPARE_BYTES
+    need = checkpoint.weight_shapes().held_bytes(quantization, _STORED) + _SPARE_BYTES
     free = shutil.disk_usage(folder).free
     if free < need:
         raise ConfigError(f"{folder} has {human_bytes(free)} free, and the model needs up to {human_bytes(need)}")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from forebay.backends import BACKENDS, default_backend
-from forebay.backends.backend import Here
+from forebay.backends import BACKENDS, default_backend, kernels_on
+from forebay.backends.backend import Backend, Here
 from forebay.base.cpu import BFLOAT16_FLAGS, Cpu
 from forebay.base.units import human_bytes
 from forebay.base.variants import VARIANTS
@@ -94,8 +94,8 @@ def why_not_rounded(facts: Facts, settled: Settled) -> str:
     """Why no layer rounds its inputs to `activation_bits`; empty where some do."""
     if settled["quantization"] == Quantization.NONE:
         return "no weights are held in codes"
-    kernels = BACKENDS[str(settled["kernels"])].on(facts.cpu)
-    return "" if BACKENDS[kernels].rounds_inputs else f"the {kernels} kernels multiply inputs as they are"
+    kernels = kernels_on(facts.cpu, str(settled["kernels"]))
+    return "" if kernels.rounds_inputs else f"the {kernels.name} kernels multiply inputs as they are"
 
 
 def _activation_bits(facts: Facts, settled: Settled) -> Decision:
@@ -104,7 +104,7 @@ def _activation_bits(facts: Facts, settled: Settled) -> Decision:
     disaggregated pair load."""
     if why := why_not_rounded(facts, settled):
         return Decision(16, why)
-    bits = facts.weights.code_bits(*_form(settled)) or facts.draft.code_bits(*_form(settled))
+    bits = facts.weights.code_bits(*_form(facts, settled)) or facts.draft.code_bits(*_form(facts, settled))
     both = "1.2 to 1.5 times the tokens/s{} from 4 requests on, perplexity 0.2 to 0.4 % higher"
     if facts.weights.num_parameters < LEAST_WEIGHTS_ROUNDED_TO_8:
         return Decision(16, f"fewer than 1 B weights, which lose most by rounding: 8 would have {both.format('')}")
@@ -122,18 +122,19 @@ def _kv_cache_dtype(facts: Facts, settled: Settled) -> Decision:
 
 def weight_bytes(facts: Facts, settled: Settled) -> int:
     """Return the bytes of the weights of the model and of its draft model, in all engines of this machine."""
-    held = sum(weights.held_bytes(*_form(settled)) for weights in (facts.weights, facts.draft))
+    held = sum(weights.held_bytes(*_form(facts, settled)) for weights in (facts.weights, facts.draft))
     return held * disaggregation.num_engines(settled)
 
 
-def _form(settled: Settled) -> tuple[Quantization, ValueBytes]:
-    return Quantization(str(settled["quantization"])), value_bytes(str(settled["dtype"]), str(settled["device"]))
+def _form(facts: Facts, settled: Settled) -> tuple[Quantization, ValueBytes]:
+    kernels = kernels_on(facts.cpu, str(settled["kernels"]))
+    return Quantization(str(settled["quantization"])), value_bytes(str(settled["dtype"]), kernels)
 
 
-def value_bytes(dtype: str, device: str) -> ValueBytes:
-    """Return the bytes of a value that is not held in codes: CPUs widen matrices from bfloat16 as they read them."""
+def value_bytes(dtype: str, kernels: Backend) -> ValueBytes:
+    """Return the bytes of a value that is not held in codes."""
     own = ITEM_BYTES[dtype]
-    return ValueBytes(own, ITEM_BYTES["bfloat16"] if device == "cpu" else own)
+    return ValueBytes(own, min(own, ITEM_BYTES["bfloat16"]) if kernels.widens_bfloat16 else own)
 
 
 class Room(NamedTuple):
@@ -155,7 +156,7 @@ def room_for_caches(facts: Facts, settled: Settled) -> Room:
     parts = {
         "reserve": estimates.reserve_bytes(facts.memory.value),
         "weights": weight_bytes(facts, settled),
-        "packed head": engines * estimates.tied_head_bytes(facts.model, facts.weights, *_form(settled)),
+        "packed head": engines * estimates.tied_head_bytes(facts.model, facts.weights, *_form(facts, settled)),
         "processes": engines * estimates.process_bytes(facts.model),
         "activations": engines * estimates.activation_bytes(facts.model, facts.weights, step),
     }

@@ -48,7 +48,8 @@ class ModelConfig:
     agree.
 
     `layer_types` are `full_attention`, `sliding_attention` or whatever else a family mixes tokens with.
-    `in_bfloat16`: whether what is not in codes is probably stored so, of which published models seldom say otherwise.
+    `in_bfloat16`: whether tensors that are not in codes are taken to be stored so, by config.json: as it says, or if it
+    names no type, which most published models without one are.
     `unknown_options` are names of fields that the file has and nobody here knows: they may change what the model
     computes elsewhere. `packing` says how safetensors have the layers in codes, if they do.
     """

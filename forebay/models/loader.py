@@ -105,9 +105,9 @@ class Loader:
         return values if self._ops.memory is None else self._ops.memory.placed(values)
 
     def _is_widened(self, param: TensorParam) -> bool:
-        """Return whether a matrix is held in bfloat16 and multiplied in float32, which kernels of CPUs can."""
-        wide = self.dtype == torch.float32 and torch.device(self.device).type == "cpu"
-        return wide and self._codes[param] is None and stays_bfloat16(param, self._checkpoint.tensors)
+        """Return whether a matrix is held in bfloat16 and multiplied in float32."""
+        widens = self.dtype == torch.float32 and self._ops.widens_bfloat16
+        return widens and self._codes[param] is None and stays_bfloat16(param, self._checkpoint.tensors)
 
     def _held_dtype(self, param: TensorParam) -> torch.dtype:
         """The dtype of a matrix that is not held in codes."""

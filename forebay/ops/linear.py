@@ -24,14 +24,18 @@ class LinearWeight(Protocol):
 
 
 class LinearOps(Protocol):
-    """Packing of linear layers' weights, their products with inputs, and embedding lookups."""
+    """Packing of linear layers' weights, their products with inputs, and embedding lookups.
+
+    `widens_bfloat16`: a weight or table in bfloat16 that is packed for inputs in float32 stays in two bytes.
+    """
+
+    widens_bfloat16: bool
 
     def pack_linear(
         self, weight: Tensor, bias: Tensor | None = None, *, inputs: torch.dtype | None = None
     ) -> LinearWeight:
         """Pack weight [N, K] and bias [N]. Keeps neither. `inputs` is the dtype of x and of the bias: the weight's, the
-        default, or float32 for a weight in bfloat16, which stays in two bytes and gives the bits of its numbers in
-        float32."""
+        default, or float32 for a weight in bfloat16, which gives the bits of its numbers in float32."""
         ...
 
     def pack_quantized(self, weight: StoredCodes, bias: Tensor | None = None) -> LinearWeight:

@@ -70,6 +70,8 @@ class CodePart(NamedTuple):
 class NativeLinear(LinearOps):
     """See `LinearOps`. x may be a view into wider rows; all else is contiguous."""
 
+    widens_bfloat16 = True
+
     def __init__(self, kernels: Kernels, activation_bits: int, memory: WeightMemory) -> None:
         self._pool = kernels.pool
         self._memory = memory

@@ -59,12 +59,14 @@ class TorchLinear(LinearOps):
     """Defines the ops of linear layers. Weights in codes stay in codes, and are dequantized in each call."""
 
     activation_bits: int
+    widens_bfloat16 = False
 
     def pack_linear(
         self, weight: Tensor, bias: Tensor | None = None, *, inputs: torch.dtype | None = None
     ) -> LinearWeight:
+        weight = weight.to(inputs or weight.dtype)
         out_features, in_features = weight.shape
-        packed = _prepack(weight) if inputs in (None, weight.dtype) else None
+        packed = _prepack(weight)
         kept = weight.clone() if packed is None else None
         return TorchLinearWeight(kept, packed, None if bias is None else bias.clone(), in_features, out_features)
 
@@ -89,7 +91,7 @@ class TorchLinear(LinearOps):
         assert isinstance(w, TorchLinearWeight), type(w)
         if w.packed is None or x.shape[0] == 0:
             weight = x.new_zeros(w.out_features, w.in_features) if w.weight is None else w.weight
-            return F.linear(x, weight.to(x.dtype), w.bias)
+            return F.linear(x, weight, w.bias)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x.contiguous(), w.packed, w.bias, "none", [], "")
         return out
 

@@ -14,7 +14,6 @@ import torch
 from forebay import models
 from forebay.backends import make_ops
 from forebay.base.errors import ModelError
-from forebay.config.rules import value_bytes
 from forebay.engine.lifecycle.model_shape import read_shape
 from forebay.families import TYPES
 from forebay.families.checkpoint import open_checkpoint
@@ -23,6 +22,7 @@ from forebay.families.small import small_config
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantize import quantize_into
 from forebay.formats.safetensors import INDEX_NAME, SINGLE_NAME
+from forebay.formats.weight_shapes import ValueBytes
 from forebay.models import quantized_copy
 from forebay.models.quantized_copy import write_quantized
 from forebay.models.random_weights import write_random_weights
@@ -69,7 +69,7 @@ def test_copy_of_every_type_gives_the_bits_of_the_original_quantized(model_type:
         assert "8 bits" in right.held_bytes
         assert torch.equal(logits(found), logits(right))
         weights = read_shape(made, False).weights
-        assert weights.held_bytes(FILE, value_bytes("float32", "cpu")) == sum(right.held_bytes.values())
+        assert weights.held_bytes(FILE, ValueBytes(own=4, bfloat16=2)) == sum(right.held_bytes.values())
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

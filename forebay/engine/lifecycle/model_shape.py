@@ -44,7 +44,8 @@ def read_shape(path: Path, draft_head: bool) -> Shape:
 
 def _kinds(path: Path, config: ModelConfig, needs: Needs) -> Iterator[tuple[WeightKind, int]]:
     """The weights of a GGUF file may be in codes, of which its header says so; those of a folder, of which its
-    configuration does. Few configurations are wrong about bfloat16, but some do not mention it: headers do."""
+    configuration does. Whether
+    others are in bfloat16 is in the headers, if the weights are there; else the configuration decides."""
     from forebay.models.weight_codes import codes_of, is_plain_matrix, stays_bfloat16  # as above
 
     is_gguf = path.suffix == ".gguf"

@@ -15,7 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from forebay.backends import kernels_on
 from forebay.base import fault
+from forebay.base.cpu import this_cpu
 from forebay.base.errors import Conflict, InvalidRequest, ModelError
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import EngineConfig
@@ -120,7 +122,7 @@ class EngineWeights:
         self, key: Key, checkpoint: Checkpoint, progress: Callable[[], Progress], writing: Callable[[], Progress]
     ) -> Loaded:
         """Compute the weights and write them into the cache, unless another engine has done so meanwhile."""
-        values = value_bytes(self._config.types.dtype, self._config.device)
+        values = value_bytes(self._config.types.dtype, kernels_on(this_cpu(), self._config.kernels))
         held_bytes = checkpoint.weight_shapes().held_bytes(self._config.quantization, values)
         with self._cache.turn(key, sum(seen.size for seen in self._files), held_bytes) as written:
             if not written:

@@ -3,7 +3,7 @@
 // A weight [N, K] is cut into panels of 32 outputs; a panel lies contiguous in memory, in the order it is read, and is
 // zero beyond N and K, so that one thread streams through its panels and every kernel works on whole ones.
 //   float32:  [ceil(N/32)][K][32]
-//             or bfloat16 in the same order, of which inputs in float32 are multiplied with the numbers that it stands for
+//             or bfloat16 in the same order, which is widened as it is read
 //   bfloat16: [ceil(N/32)][ceil(K/32)][2][16][16][2]: tiles of 16 outputs by 16 pairs of inputs, as AMX and VNNI want B,
 //            or by 8 fours, as BFMMLA does (linear_bf16.h)
 // The bias is float32 [ceil(N/32) * 32], zero where there is none. Weights that are held in codes: codes.h.
