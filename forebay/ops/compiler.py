@@ -71,8 +71,10 @@ def prebuild(variant: Variant, folder: Path) -> Path:
     name = f"{variant.name}-{_fingerprint(variant)}-{_version(compiler)}.so"
     built = _built(CACHE / name, variant, compiler)
     if newer := too_new_for_wheels(built):
+        allowed = ", ".join(f"{name}_{'.'.join(map(str, version))}" for name, version in NEWEST.items())
         raise BuildError(
-            f"{compiler} makes kernels that need {', '.join(newer)}: a wheel may need no newer than {NEWEST}"
+            f"{compiler} makes kernels that need {', '.join(newer)}; a wheel may need {allowed}, not newer: "
+            "compile with an older g++"
         )
     return Path(shutil.copy(built, folder))
 

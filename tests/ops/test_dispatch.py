@@ -145,7 +145,7 @@ def test_prebuild_of_kernels_that_need_newer_libraries_raises_with_their_version
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     sources(monkeypatch, tmp_path, pool='extern "C" const char needs[] = "\\0GLIBC_2.28\\0GLIBCXX_3.4.29";')
-    with pytest.raises(BuildError, match=r"need GLIBCXX_3.4.29: a wheel may need no newer than .*\(2, 28\)"):
+    with pytest.raises(BuildError, match=r"need GLIBCXX_3.4.29; a wheel may need GLIBC_2.28, .*, not newer"):
         compiler.prebuild(Variant(name="small", needs=frozenset(), flags=()), tmp_path / "prebuilt")
 
 
