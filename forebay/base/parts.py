@@ -97,9 +97,9 @@ def paths_of(part: type[Part]) -> Mapping[str, Column]:
 
 
 def _dtype(array_type: Any) -> np.dtype[Any]:
-    """int64 of `NDArray[np.int64]`."""
-    (scalar,) = get_args(get_args(array_type)[1])
-    dtype: np.dtype[Any] = np.dtype(scalar)
+    """int64 of `NDArray[np.int64]`: `ndarray[shape, dtype[int64]]`, or from numpy 2.5 on an alias of its own of int64."""
+    inner = get_args(array_type)[-1]
+    dtype: np.dtype[Any] = np.dtype(*(get_args(inner) or (inner,)))
     return dtype
 
 
