@@ -97,7 +97,7 @@ def paths_of(part: type[Part]) -> Mapping[str, Column]:
 
 
 def _dtype(array_type: Any) -> np.dtype[Any]:
-    """int64 of `NDArray[np.int64]`: `ndarray[shape, dtype[int64]]`, or from numpy 2.5 on an alias of its own of int64."""
+    """int64 of `NDArray[np.int64]`, which is `ndarray[shape, dtype[int64]]`, or from numpy 2.5 on an alias of int64."""
     inner = get_args(array_type)[-1]
     dtype: np.dtype[Any] = np.dtype(*(get_args(inner) or (inner,)))
     return dtype

@@ -51,10 +51,10 @@ class _Address:
 
 
 def _unowned(tensor: Tensor) -> Tensor:
-    """As bytes and back: the interface has no word for bfloat16."""
-    flat = tensor.contiguous().view(-1).view(torch.uint8)
-    assert flat.data_ptr() == tensor.data_ptr(), "a graph's outputs are contiguous"
-    return torch.as_tensor(_Address(flat), device=tensor.device).view(tensor.dtype).view(tensor.shape)
+    """The same view of the bytes it lies in: the interface has no word for bfloat16."""
+    held = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+    whole = torch.as_tensor(_Address(held), device=tensor.device).view(tensor.dtype)
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 class CudaGraphs:

@@ -27,7 +27,13 @@ def test_linear_in_codes_is_linear_of_the_values(
     x = normal((tokens, width + 8), dtype, seed=4)[:, :width]
     packed = TritonOps(device, 1).pack_quantized(stored(weight), bias)
     expected = x.float() @ values.T + bias
-    assert_close(ops.linear(x, packed), expected.to(dtype), state_dtype=dtype)
+    got = ops.linear(x, packed)
+    assert got.dtype == dtype
+    if dtype == torch.float32:
+        assert_close(got, expected)
+    else:  # the matrix units take values in it, so each product has a rounding of its own
+        rounding = torch.finfo(dtype).eps * (x.float().abs() @ values.abs().T + expected.abs())
+        assert ((got.float() - expected).abs() <= rounding).all()
     torch.testing.assert_close(ops.linear_f32(x, packed), expected, rtol=1e-2, atol=1e-1)
     ids = torch.tensor([0, 36, 5])
     assert_close(ops.embedding_packed(ids, packed, dtype), values[ids].to(dtype))

@@ -65,9 +65,9 @@ class OnDevice:
 
     def _send(self, tensor: Tensor, there: dict[tuple[int, int], Tensor]) -> Tensor:
         """The same view of the same storage on the device, which is copied once however many views it has."""
-        if tensor.is_cuda:
-            return tensor
         storage = tensor.untyped_storage()
+        if tensor.is_cuda or not storage.nbytes():  # all tensors without memory have the same address
+            return tensor.to(self._device)
         key = (storage.data_ptr(), tensor.itemsize)
         if key not in there:
             whole = torch.empty(0, dtype=tensor.dtype).set_(storage)  # type: ignore[call-overload]

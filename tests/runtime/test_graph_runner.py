@@ -51,10 +51,12 @@ def assert_same(got: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_a_replay_equals_the_step_run_bare_for_every_batch_and_kind_of_step(kind, dtype, graph_ops, device):
-    """C13, C15: buffers are poisoned before each replay; the bare step has no padding at all."""
+    """C13, C15: buffers are poisoned before each replay; the bare step has no padding at all. On a GPU it has the same
+    rows, since cuBLAS may round differently for another number of them."""
     width, frozen = KINDS[kind]
     graphed, bare = (Engine(graph_ops, dtype, width, frozen=frozen, device=device) for _ in range(2))
     runner, inputs = runner_of(graphed, device, graphs_for(graph_ops, device, Regions(device)))
+    padded, _ = runner_of(bare, device, Eager())
     while runner.capture_next():
         pass
     for table, other in ((graphed.rows, bare.rows), (graphed.slots, bare.slots)):
@@ -66,7 +68,8 @@ def test_a_replay_equals_the_step_run_bare_for_every_batch_and_kind_of_step(kind
         exact = StepInputs(n, device=device, sizes={"W": width})
         exact.fill(values, n, n)
         poison(inputs)
-        assert_same(runner.run(values, n), bare.step(exact))
+        expected = bare.step(exact) if device == "cpu" else padded.run(values, n)
+        assert_same(runner.run(values, n), expected)
         for table, other in ((graphed.rows, bare.rows), (graphed.slots, bare.slots)):
             for name in table.declared:
                 assert torch.equal(table[name][1:], other[name][1:]), (n, name)
