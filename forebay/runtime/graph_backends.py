@@ -51,7 +51,7 @@ class _Address:
 
 
 def _unowned(tensor: Tensor) -> Tensor:
-    """The same view of the bytes it lies in: the interface has no word for bfloat16."""
+    """View the memory of an output without owning it, as bytes first: the interface has no word for bfloat16."""
     held = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
     whole = torch.as_tensor(_Address(held), device=tensor.device).view(tensor.dtype)
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from forebay.base.errors import ConfigError, ForebayError, ModelError
+from forebay.base.errors import ConfigError, Conflict, ForebayError, ModelError
 from forebay.config.engine_config import EngineConfig
 from forebay.config.flag import Value
 from forebay.config.resolve import resolve
@@ -31,7 +31,7 @@ class Verdict(StrEnum):
     DIFFERENT = "different"
     FAILED = "failed"  # a request did
     NOT_SHOWN = "not shown"  # the same, but it did not come about for each way of choosing tokens
-    LEFT_OUT = "left out"  # the engine refuses to be set up like that
+    LEFT_OUT = "left out"  # the engine refuses to be set up like that, or to give back memory
 
 
 @dataclass(slots=True)
@@ -96,7 +96,9 @@ class Verification:
         except (ConfigError, ModelError) as error:
             return Outcome(name, Verdict.LEFT_OUT, error.message)
         except (ForebayError, ExceptionGroup) as failure:
-            return Outcome(name, Verdict.FAILED, _first(failure).message, findings)
+            first = _first(failure)
+            refused = isinstance(first, Conflict) and first.code == "not_releasable"
+            return Outcome(name, Verdict.LEFT_OUT if refused else Verdict.FAILED, first.message, findings)
         if findings.differences:
             return Outcome(name, Verdict.DIFFERENT, shown, findings)
         if shown and missing:

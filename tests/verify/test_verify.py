@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from forebay.base.errors import ConfigError
+from forebay.base.errors import ConfigError, Conflict
 from forebay.cli.main import main
 from forebay.cli.verify import summary_of
 from forebay.requests.step_plan import TokenLogprob
@@ -97,8 +100,21 @@ async def test_what_changes_tokens_is_found_and_what_did_not_come_about_is_not_c
     other = Circumstance("eight bits", {"kv_cache_dtype": "int8"}, alone.play, alone.shown, alone.touched)
     never = Circumstance("never cached", {}, alone.play, cached.shown, alone.touched)
     refused = Circumstance("ahead", {"overlap_depth": 7}, alone.play, alone.shown, alone.touched)
-    verdicts = [(await verification.outcome(one)).verdict for one in (other, never, refused)]
-    assert verdicts == [Verdict.DIFFERENT, Verdict.NOT_SHOWN, Verdict.LEFT_OUT]
+    keeping, failing = (replace(never, play=partial(_refusing, code)) for code in ("not_releasable", "in_transition"))
+    verdicts = [(await verification.outcome(one)).verdict for one in (other, never, refused, keeping, failing)]
+    assert verdicts == [
+        Verdict.DIFFERENT,
+        Verdict.NOT_SHOWN,
+        Verdict.LEFT_OUT,
+        Verdict.LEFT_OUT,
+        Verdict.FAILED,
+    ]
+
+
+async def _refusing(code: str, engines: Engines) -> None:
+    """As an engine on a GPU refuses to sleep, whose memory cannot be released without a library."""
+    async with asyncio.TaskGroup():
+        raise Conflict("kv_cache cannot be released", code=code)
 
 
 def test_the_command_tells_programs_and_people(
