@@ -68,6 +68,9 @@ def random_logits(rows: int, seed: int) -> torch.Tensor:
     steps=st.integers(0, 3),
     seed=st.integers(0, 99),
 )
+@example(
+    requests=[(SamplingParams(min_tokens=3, stop_token_ids=(4,)), [1], [5, 6])], steps=2, seed=0
+)  # one token more, then an end may come
 def test_every_row_is_penalized_for_what_it_said_and_no_other(requests, steps, seed):
     """A request that brings output of its own was retracted: its output counts as before."""
     penalties = Penalties(V, torch.device("cpu"))
