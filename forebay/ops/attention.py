@@ -104,22 +104,24 @@ class AttentionOps:
         """Causal attention of ragged queries q [T, Hq, D] over paged KV -> [T, Hq, Dv].
 
         Query head h reads KV head h // (Hq / Hk). With a sliding window w > 0 a query sees itself and the w - 1
-        positions before it. A location that no query sees, be it padding, another sequence's or out of the window, may
-        hold anything, NaN included (C5). sinks [Hq] float32 are logits that take part in each head's softmax without a
-        value (gpt-oss).
+        positions before it; a query of a sequence without tokens gives NaN. A location that no query sees, be it
+        padding, another sequence's or out of the window, may hold anything, NaN included (C5). sinks [Hq] float32 are
+        logits that take part in each head's softmax without a value (gpt-oss).
         """
         out = torch.empty(*q.shape[:2], cache.v.shape[2], dtype=q.dtype)
-        starts, lens, size = paged.q_start.tolist(), paged.seq_lens.tolist(), paged.page_size
+        starts, lens = paged.q_start.tolist(), paged.seq_lens.tolist()
         for i, row in enumerate(paged.rows.tolist()):
             first, end, length = starts[i], starts[i + 1], lens[i]
             if first == end:
                 continue
-            positions = torch.arange(length)
-            pages = paged.page_table[row, positions // size].long()
-            pages = pages if paged.page_map is None else paged.page_map[pages].long()
-            locations = pages * size + positions % size
+            if length == 0:
+                out[first:end] = torch.nan
+                continue
             query_positions = torch.arange(length - (end - first), length)
-            k, v = _at(cache.k, locations, cache.k_scale), _at(cache.v, locations, cache.v_scale)
+            k, v = (
+                keys_of(cache.k, cache.k_scale, paged, row, length),
+                keys_of(cache.v, cache.v_scale, paged, row, length),
+            )
             out[first:end] = self._attend(q[first:end], k, v, query_positions, scale, sliding_window, sinks)
         return out
 
@@ -158,5 +160,10 @@ def _keep(x: Tensor, cache: Tensor, loc: Tensor, scale: Tensor | None) -> None:
     cache[loc] = codes.nan_to_num(nan=0.0).round().clamp(-127, 127).to(torch.int8)
 
 
-def _at(cache: Tensor, locations: Tensor, scale: Tensor | None) -> Tensor:
+def keys_of(cache: Tensor, scale: Tensor | None, paged: PagedKv, row: int, length: int) -> Tensor:
+    """Return the entries of the first `length` positions of a request row, [length, Hk, D]: keys, or values."""
+    positions = torch.arange(length)
+    pages = paged.page_table[row, positions // paged.page_size].long()
+    pages = pages if paged.page_map is None else paged.page_map[pages].long()
+    locations = pages * paged.page_size + positions % paged.page_size
     return cache[locations] if scale is None else cache[locations] * scale[locations].unsqueeze(-1)

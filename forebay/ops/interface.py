@@ -14,11 +14,12 @@ from forebay.ops.drafting import DraftingOps
 from forebay.ops.experts import ExpertOps
 from forebay.ops.recurrence import RecurrenceOps
 from forebay.ops.sampling import Draws, sample_rows
+from forebay.ops.selection import SelectionOps
 from forebay.ops.steps import StepOps
 from forebay.ops.weight_memory import WeightMemory
 
 
-class Ops(ExpertOps, AttentionOps, RecurrenceOps, StepOps, DraftingOps):
+class Ops(ExpertOps, AttentionOps, SelectionOps, RecurrenceOps, StepOps, DraftingOps):
     """The kernels of one backend: nothing in it changes once made. Not safe to call from two threads at once, nor in a
     child that was forked (its worker threads stay behind): make one per process. By itself it is the torch backend.
 
@@ -41,6 +42,14 @@ class Ops(ExpertOps, AttentionOps, RecurrenceOps, StepOps, DraftingOps):
         x32 = x.float()
         normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
         return (weight.float() * normed).to(x.dtype)
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """(x - mean(x)) * rsqrt(var(x) + eps) * weight + bias over the last dimension, [T, H] -> [T, H], contiguous.
+
+        Computed in float32 and rounded once. Layer normalization, arXiv 1607.06450, section 3.
+        """
+        wide = torch.nn.functional.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), eps)
+        return wide.to(x.dtype)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """residual [T, H] += x [T, H] in place, then `rms_norm` of the sum as it was rounded into residual."""

@@ -18,13 +18,21 @@ from forebay.ops.native_drafting import NativeDrafting
 from forebay.ops.native_elementwise import NativeElementwise
 from forebay.ops.native_experts import NativeExpertOps
 from forebay.ops.native_recurrence import NativeRecurrence
+from forebay.ops.native_selection import NativeSelection
 from forebay.ops.native_steps import NativeSteps
 from forebay.ops.sampling import Draws
 from forebay.ops.weight_memory import WeightMemory
 
 
 class NativeOps(
-    NativeExpertOps, NativeElementwise, NativeAttention, NativeRecurrence, NativeSteps, NativeDrafting, Ops
+    NativeExpertOps,
+    NativeElementwise,
+    NativeAttention,
+    NativeSelection,
+    NativeRecurrence,
+    NativeSteps,
+    NativeDrafting,
+    Ops,
 ):
     """Has a twin of every op. The kernels for AMX open quantized weights: they round no inputs, whatever
     `activation_bits` says. Raises what `Kernels` raises."""
@@ -43,10 +51,12 @@ class NativeOps(
         NativeExpertOps.__init__(self, kernels, 0 if variant == AMX else activation_bits, memory)
         NativeElementwise.__init__(self, kernels)
         NativeAttention.__init__(self, kernels)
+        NativeSelection.__init__(self, kernels)
         NativeRecurrence.__init__(self, kernels)
         NativeSteps.__init__(self, kernels)
         NativeDrafting.__init__(self, kernels)
         self._rms_norm = kernels.by_dtype("fb_rms_norm_{}")
+        self._layer_norm = kernels.by_dtype("fb_layer_norm_{}")
         self._add_rms_norm = kernels.by_dtype("fb_add_rms_norm_{}")
         self._finite_rows = kernels.by_dtype("fb_finite_rows_{}")
         self._argmax_rows = kernels.bind("fb_argmax_rows")
@@ -64,6 +74,13 @@ class NativeOps(
             inner, inner_stride, outer_stride = 1, 0, x.stride(0)
         rows = (x.data_ptr(), outer_stride, inner, inner_stride)
         self._rms_norm[x.dtype](self._pool, *rows, weight.data_ptr(), out.data_ptr(), outer * inner, n, eps)
+        return out
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        rows, n = x.shape
+        out = x.new_empty(rows, n)
+        given = x.data_ptr(), x.stride(0), weight.data_ptr(), bias.data_ptr()
+        self._layer_norm[x.dtype](self._pool, *given, out.data_ptr(), rows, n, eps)
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -32,7 +32,7 @@ Call = Callable[[Ops, torch.dtype], Iterator[Tensor]]
 # Kernels without vectors, which are compiled alike for every processor: the rows and tokens of steps, and recordings.
 UNTOUCHED: Final = frozenset(
     {"accept", "accepted_stops", "advance", "clear_rows", "decode_ids", "due", "follow", "gather", "gather_rows"}
-    | {"keep_drafts", "map_locations", "mask_logits", "place_tokens", "scatter", "scatter_rows"}
+    | {"keep_drafts", "map_locations", "mask_logits", "place_tokens", "scatter", "scatter_rows", "token_pages"}
     | {"copy_rows", "fill", "cpu_init", "attention_plan_destroy", "pool_destroy"}
     | {f"recording_{call}" for call in ("create", "destroy", "length", "record", "replay")}
 )
@@ -135,9 +135,20 @@ def _recurrences(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
 def _rows(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     x, y, weight = normal((ROWS, 97), dtype, seed=1), normal((ROWS, 97), dtype, seed=2), normal((97,), dtype, seed=3)
     yield ops.rms_norm(x, weight, 1e-5)
+    yield ops.layer_norm(x, weight, y[0], 1e-6)
     yield from (ops.add_rms_norm(x, y, weight, 1e-5), y)
     yield from (ops.finite_rows(x), ops.embedding(torch.tensor([4, 0]), x), ops.concat([x, y[:, :5]]))
     yield from ops.argmax_rows(x.float().round())
+
+
+def _selection(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Of keys in the inputs' type and in codes."""
+    for int8 in (False, True):
+        lens = {"seq_lens": [9, 150], "query_lens": [9, 2]}
+        case = PagedCase(**lens, q_heads=5, kv_heads=1, head_dim=20, dtype=dtype, int8=int8, seed=4)
+        q, weights = normal((11, 5, 20), dtype, seed=1), normal((11, 5), F32, seed=2)
+        keys = KvCache(case.k_cache, case.k_cache, case.k_scale, case.k_scale)
+        yield from ops.select_tokens(q, weights, keys, case.paged, 7)
 
 
 def _elementwise(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -171,6 +182,7 @@ CASES: Final[dict[str, Call]] = {
     "kv": _kv,
     "recurrences": _recurrences,
     "rows": _rows,
+    "selection": _selection,
     "elementwise": _elementwise,
     "sampling": _sampling,
 }

@@ -118,18 +118,25 @@ class PagedCase:
         chosen = list(range(len(self.seq_lens))) if sequences is None else sequences
         spans = [(until or {}).get(i, (self.seq_lens[i] - self.query_lens[i], self.seq_lens[i])) for i in chosen]
         q = torch.cat([self.queries[i][a:b] for i, (a, b) in zip(chosen, spans, strict=True)])
-        starts = torch.tensor([0, *(b - a for a, b in spans)]).cumsum(0).int()
-        paged = PagedKv(
+        options = {"scale": self.head_dim**-0.5, "sliding_window": self.sliding_window, "sinks": self.sinks}
+        return ops.paged_attention(q, self.cache, self._pages(chosen, spans), **options)
+
+    @property
+    def paged(self) -> PagedKv:
+        """All sequences with their queries."""
+        lens = zip(self.seq_lens, self.query_lens, strict=True)
+        return self._pages(list(range(len(self.seq_lens))), [(length - queries, length) for length, queries in lens])
+
+    def _pages(self, chosen: list[int], spans: list[tuple[int, int]]) -> PagedKv:
+        return PagedKv(
             page_table=self.page_table,
             rows=torch.tensor([i + 1 for i in chosen], dtype=torch.int32),
-            q_start=starts,
+            q_start=torch.tensor([0, *(b - a for a, b in spans)]).cumsum(0).int(),
             seq_lens=torch.tensor([b for _, b in spans], dtype=torch.int32),
             page_size=self.page_size,
             out_cache_loc=torch.empty(0, dtype=torch.int64),
             page_map=self.page_map,
         )
-        options = {"scale": self.head_dim**-0.5, "sliding_window": self.sliding_window, "sinks": self.sinks}
-        return ops.paged_attention(q, self.cache, paged, **options)
 
     @property
     def cache(self) -> KvCache:

@@ -5,6 +5,7 @@ shapes that models have. Needs no GPU: Triton brings the assembler. Prints one l
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -107,6 +108,9 @@ def main(arch: int) -> None:
     ops.paged_attention(q, cache, paged(), scale=0.1)
     ops.store_kv(zeros(3, 8, 128), zeros(3, 8, 128), cache, torch.arange(3))
     ops.apply_rope(zeros(3, 32, 128), zeros(3, 8, 128), torch.zeros(3, dtype=torch.int64), float32(9, 128))
+    keys = zeros(128, 1, 128)
+    one_each = replace(paged(), q_start=torch.arange(3, dtype=torch.int32))
+    ops.select_tokens(zeros(2, 64, 128), float32(2, 64), KvCache(keys, keys), one_each, 64)
     cache = KvCache(zeros(64, 32, 128), zeros(64, 32, 128))
     ops.store_kv(x.view(3, 32, 128), x.view(3, 32, 128), cache, torch.arange(3))
     ops.rms_norm(x, weight, 1e-5)

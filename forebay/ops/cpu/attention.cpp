@@ -1,14 +1,11 @@
 // Paged attention in float32 arithmetic, whatever the entries of queries and caches are.
 //
-// A head's keys of a block are turned round once for all rows, so that a score is a sum over dimensions in one lane, and
-// its values are widened once. Rows are taken a few at a time, whose scores, and then sums, stay in registers.
+// A head's keys of a block are turned round once for all rows (turned_keys.h), and its values are widened once. Rows are
+// taken a few at a time, whose scores, and then sums, stay in registers.
 #include "attention_rows.h"
-#include "transpose.h"
+#include "turned_keys.h"
 
 namespace {
-
-constexpr int kTile = W == 16 ? 6 : 3;  // rows: with kVectors each they fill the registers
-constexpr int kVectors = 4;
 
 // A walk's working memory, from the thread's scratch.
 struct Work {
@@ -34,44 +31,6 @@ struct Work {
     }
 };
 
-// put(i, the i-th entries) for 32 bits of W keys each: 1, 2 or 4 entries, the first in the lowest bits.
-template <class Put>
-FOREBAY_INLINE void open_entries(const float*, Word x, const Put& put) {
-    put(0, as_floats(x));
-}
-template <class Put>
-FOREBAY_INLINE void open_entries(const bf16*, Word x, const Put& put) {
-    put(0, first_of_pairs(x));
-    put(1, second_of_pairs(x));
-}
-template <class Put>
-FOREBAY_INLINE void open_entries(const int8_t*, Word x, const Put& put) {
-    for (int i = 0; i < 4; ++i) put(i, signed_byte(x, i));
-}
-
-// W keys, from `lane` on, turned round. Those that no query sees are some other key's.
-template <class E>
-void turn_keys(const Cache<E>& cache, const Block& block, long lane, long kv_head, long head_dim, const Work& work) {
-    constexpr long kEntries = 16 / sizeof(E);
-    const E* heads[W];
-    for (long i = 0; i < W; ++i) {
-        const long seen = std::clamp(lane + i, block.lanes.begin, block.lanes.end - 1);
-        heads[i] = cache.head(block.slots[seen], kv_head);
-    }
-    E spare[W][kEntries] = {};
-    for (long dim = 0; dim < head_dim; dim += kEntries) {
-        const long rest = head_dim - dim;
-        if (rest < kEntries) {
-            for (long i = 0; i < W; ++i) std::copy_n(heads[i] + dim, rest, spare[i]);
-        }
-        const auto at = [&](int i) { return rest < kEntries ? spare[i] : heads[i] + dim; };
-        transpose_quads(at, [&](int quad, Word entries) FOREBAY_INLINE_LAMBDA {
-            float* to = work.keys + (dim + quad * kEntries / 4) * kBlock + lane;
-            open_entries(heads[0], entries, [&](int i, Vec x) FOREBAY_INLINE_LAMBDA { store(to + i * kBlock, x); });
-        });
-    }
-}
-
 // to [n rounded up to whole vectors] = from, zeros behind.
 template <class E>
 void widen_row(const E* from, long n, float* to) {
@@ -88,7 +47,7 @@ void read_head(const AttentionCall<T, E>& call, const Block& block, long kv_head
     for (long lane = 0; lane < kBlock; lane += W) {
         next.lanes(part);
         if (lane + W > block.lanes.begin && lane < block.lanes.end) {
-            turn_keys(call.k_cache, block, lane, kv_head, shape.head_dim, work);
+            turn_keys(call.k_cache, block.slots, block.lanes, lane, kv_head, shape.head_dim, work.keys);
         } else {
             for (long dim = 0; dim < shape.head_dim; ++dim) store(work.keys + dim * kBlock + lane, zero());
         }
@@ -102,26 +61,6 @@ void read_head(const AttentionCall<T, E>& call, const Block& block, long kv_head
     for (long lane = block.lanes.begin; lane < block.lanes.end; ++lane) {
         work.factors[lane] = call.k_cache.factor(block.slots[lane], kv_head);
         work.factors[kBlock + lane] = call.v_cache.factor(block.slots[lane], kv_head);
-    }
-}
-
-// Scores [kCount][kBlock] of rows q, `width` apart, against turned keys.
-template <int kCount>
-void score_rows(const float* q, long width, const float* keys, long head_dim, float* scores) {
-    for (long first = 0; first < kBlock; first += kVectors * W) {
-        Vec sums[kCount][kVectors];
-        for (auto& row : sums) std::fill_n(row, kVectors, zero());
-        for (long dim = 0; dim < head_dim; ++dim) {
-            Vec k[kVectors];
-            for (int j = 0; j < kVectors; ++j) k[j] = load(keys + dim * kBlock + first + j * W);
-            for (int r = 0; r < kCount; ++r) {
-                const Vec x = set1(q[r * width + dim]);
-                for (int j = 0; j < kVectors; ++j) sums[r][j] = fma(x, k[j], sums[r][j]);
-            }
-        }
-        for (int r = 0; r < kCount; ++r) {
-            for (int j = 0; j < kVectors; ++j) store(scores + r * kBlock + first + j * W, sums[r][j]);
-        }
     }
 }
 

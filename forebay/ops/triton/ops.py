@@ -11,6 +11,7 @@ from forebay.ops.triton.linear import TritonLinear
 from forebay.ops.triton.recurrence import TritonRecurrence
 from forebay.ops.triton.rowwise import TritonRowwise
 from forebay.ops.triton.sampling import TritonSampling
+from forebay.ops.triton.selection import TritonSelection
 from forebay.ops.triton.steps import TritonSteps
 
 
@@ -19,6 +20,7 @@ class TritonOps(
     TritonRowwise,
     TritonExpertOps,
     TritonAttention,
+    TritonSelection,
     TritonRecurrence,
     TritonSampling,
     TritonSteps,

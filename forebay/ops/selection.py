@@ -1,0 +1,83 @@
+"""The selection of tokens that sparse attention reads: the ops of every backend, and their definition in torch.
+
+Shape letters: T tokens, S sequences, Hi heads of the indexer, Di their size, L token locations, N tokens that are
+selected at most.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from forebay.ops.attention import KvCache, PagedKv, keys_of, visible_keys
+
+_QUERIES: Final = 64  # that are scored at once
+
+
+class SelectionOps:
+    """An indexer's choice of the best tokens, and the pages that attention reads of them."""
+
+    def select_tokens(
+        self, q: Tensor, weights: Tensor, keys: KvCache, paged: PagedKv, top_k: int
+    ) -> tuple[Tensor, Tensor]:
+        """Select the `top_k` best tokens that each query sees -> positions [T, N] int32, ascending and -1 behind them,
+        and counts [T] int32. N is `top_k`, or what a row of the page table holds if that is less.
+
+        q [T, Hi, Di]; weights [T, Hi] float32; keys.k [L, 1, Di]. The score of a key k is the sum over heads of
+        weight * max(0, q . k), in float32; of equal scores the earlier position is better, and NaN is better than any
+        number. A query whose own key is not finite, so NaN as it is kept, selects nothing, which makes its attention
+        NaN. Scores are computed for some queries at a time: there is no [T, context]. DeepSeek-V3.2-Exp, section 2.1,
+        without the constant factor of its scores.
+        """
+        most = num_selected(paged, top_k)
+        positions = torch.full((len(q), most), -1, dtype=torch.int32)
+        counts = torch.zeros(len(q), dtype=torch.int32)
+        starts, lens = paged.q_start.tolist(), paged.seq_lens.tolist()
+        for i, row in enumerate(paged.rows.tolist()):
+            k, end = keys_of(keys.k, keys.k_scale, paged, row, lens[i])[:, 0].float(), starts[i + 1]
+            for first in range(starts[i], end, _QUERIES):
+                block = slice(first, min(end, first + _QUERIES))
+                at = torch.arange(block.start, block.stop) + lens[i] - end
+                scores = torch.einsum("nhd,ld->nhl", q[block].float(), k).relu_().mul_(weights[block].unsqueeze(-1))
+                seen = scores.sum(dim=1).masked_fill_(~visible_keys(at, lens[i], 0), -torch.inf)
+                order = seen.sort(dim=-1, descending=True, stable=True).indices
+                for query, position in zip(range(block.start, block.stop), at.tolist(), strict=True):
+                    count = 0 if k[position, 0].isnan() else min(most, position + 1)
+                    counts[query] = count
+                    positions[query, :count] = order[query - block.start, :count].sort().values.int()
+        return positions, counts
+
+    def token_pages(self, positions: Tensor, counts: Tensor, paged: PagedKv) -> PagedKv:
+        """Return each token as a sequence of its own, whose KV is that of the selected positions of its sequence, in
+        their order: entry j of its page table is the location of positions[t, j], on pages of one token.
+
+        Attention over it adds up the selected tokens in the blocks in which attention over all tokens adds up
+        positions, so with everything selected it gives the bits of that.
+        """
+        tokens = torch.arange(len(positions) + 1, dtype=torch.int32, device=positions.device)
+        queries = paged.q_start[1:] - paged.q_start[:-1]
+        table = paged.page_table[paged.rows.repeat_interleave(queries, output_size=len(positions))]
+        at = positions.clamp(min=0).long()
+        pages = table.gather(1, at // paged.page_size)
+        pages = pages if paged.page_map is None else paged.page_map[pages.long()]
+        locations = pages * paged.page_size + (at % paged.page_size).int()
+        return token_sequences(locations.masked_fill_(positions < 0, 0), tokens[:-1], tokens, counts, paged)
+
+
+def num_selected(paged: PagedKv, top_k: int) -> int:
+    """Return the columns of a selection: no row has more tokens than its pages hold."""
+    return min(top_k, paged.page_table.shape[1] * paged.page_size)
+
+
+def token_sequences(locations: Tensor, rows: Tensor, q_start: Tensor, counts: Tensor, paged: PagedKv) -> PagedKv:
+    """Return tokens as sequences of one query: see `SelectionOps.token_pages`."""
+    return PagedKv(
+        page_table=locations,
+        rows=rows,
+        q_start=q_start,
+        seq_lens=counts,
+        page_size=1,
+        out_cache_loc=paged.out_cache_loc,
+    )

@@ -1,0 +1,57 @@
+"""The GPU's selection of tokens equals the reference, ties included; see `test_triton`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from forebay.ops.attention import KvCache
+from forebay.ops.interface import Ops
+from tests.ops.helpers import assert_close, assert_same_bits, no_sequences, normal
+from tests.ops.test_selection import case, whole
+from tests.ops.test_triton import device, ops, reference
+
+__all__ = ["device", "ops", "reference"]  # fixtures
+
+SMALL = {"seq_lens": [1, 40, 33, 70], "query_lens": [1, 5, 1, 3]}
+
+
+@pytest.mark.parametrize(("heads", "head_dim", "mapped"), [(1, 8, False), (3, 20, True)])
+@pytest.mark.parametrize("top_k", [5, 1000])
+def test_selected_tokens_equal_the_reference(
+    ops: Ops, reference: Ops, dtype: torch.dtype, heads: int, head_dim: int, mapped: bool, top_k: int
+) -> None:
+    indexed = case(heads, head_dim, dtype, mapped=mapped, **SMALL)
+    q, weights, keys = indexed.indexer(exact=True)
+    got, expected = (each.select_tokens(q, weights, keys, indexed.paged, top_k) for each in (ops, reference))
+    for ours, theirs in zip(got, expected, strict=True):
+        assert_same_bits(ours, theirs)
+
+
+def test_selection_by_keys_in_eight_bits_equals_the_reference(ops: Ops, reference: Ops) -> None:
+    indexed = case(3, 20, int8=True, **SMALL)
+    q, weights, keys = indexed.indexer(exact=True)
+    codes, scale = whole(keys.k.shape, torch.int8, 11), torch.full(keys.k.shape[:2], 0.25)
+    keys = KvCache(codes, codes, scale, scale)
+    ours, theirs = (each.select_tokens(q, weights, keys, indexed.paged, 9)[0] for each in (ops, reference))
+    assert_same_bits(ours, theirs)
+
+
+def test_token_pages_equal_the_reference(ops: Ops, reference: Ops) -> None:
+    indexed = case(3, 20, mapped=True, **SMALL)
+    q, weights, keys = indexed.indexer(exact=True)
+    positions, counts = reference.select_tokens(q, weights, keys, indexed.paged, 9)
+    ours, theirs = (each.token_pages(positions, counts, indexed.paged) for each in (ops, reference))
+    for name in ("page_table", "rows", "q_start", "seq_lens"):
+        assert_same_bits(getattr(ours, name).cpu(), getattr(theirs, name))
+
+
+def test_no_tokens_have_no_selection_on_a_gpu(ops: Ops) -> None:
+    q, weights, keys = torch.empty(0, 2, 8), torch.empty(0, 2), torch.empty(16, 1, 8)
+    positions, counts = ops.select_tokens(q, weights, KvCache(keys, keys), no_sequences(), 5)
+    assert (positions.shape, counts.shape) == ((0, 5), (0,))
+
+
+def test_layer_norm_on_a_gpu_equals_the_reference(ops: Ops, reference: Ops, dtype: torch.dtype) -> None:
+    x, weight, bias = (normal(shape, dtype, seed=seed) for seed, shape in enumerate([(3, 24), (24,), (24,)]))
+    assert_close(ops.layer_norm(x, weight, bias, 1e-6), reference.layer_norm(x, weight, bias, 1e-6))
