@@ -19,6 +19,17 @@ class Latent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Index:
+    """An indexer of sparse attention: heads, their size, and how many tokens it selects for each query. `interleaved`
+    as in `Latent`."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    interleaved: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Mamba1Mixer:
     """`width` inputs, the token's own included, reach a token through the convolution, here and below. `dt_rank`: of
     the low-rank layer that gives dt. `bias`: of the first and the last linear layer."""

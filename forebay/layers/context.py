@@ -4,7 +4,7 @@ tokens."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +12,13 @@ from torch import Tensor
 from forebay.memory.kv_allocator import KV
 from forebay.ops.attention import PagedKv
 from forebay.pools.cache_pool import CachePool
+
+
+@dataclass(slots=True)
+class Carried:
+    """Results of a layer for the layers behind it. `selection`: the tokens that the last indexer selected."""
+
+    selection: PagedKv | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +35,7 @@ class ForwardContext:
     kinds: Mapping[str, Any]
     cache: CachePool
     per_layer: Tensor | None = None  # [T, L * P]
+    carried: Carried = field(default_factory=Carried)
 
     @property
     def full(self) -> PagedKv:

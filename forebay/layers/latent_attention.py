@@ -17,10 +17,12 @@ from torch import Tensor
 from forebay.families.mixers import Latent
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
+from forebay.layers.indexer import IndexerSpec
 from forebay.layers.linear import Linear
 from forebay.layers.paged_attention import PagedAttention
 from forebay.layers.params import Rows, rows_of_blocks
 from forebay.layers.rotary import RopeSpec
+from forebay.ops.attention import PagedKv
 from forebay.pools.cache_spec import LatentAttention
 
 _NORM_EPS = 1e-6  # of the norms of both latent vectors, whatever the rest of a model has: as in transformers
@@ -29,7 +31,10 @@ _NORM_EPS = 1e-6  # of the norms of both latent vectors, whatever the rest of a 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentAttentionSpec:
     """`rope` None: the R dimensions are not rotated. `bias`: of the layers from the input to latent vectors, and of the
-    output. `head_gate`: each head's output is multiplied by sigmoid(g_proj(x))."""
+    output. `head_gate`: each head's output is multiplied by sigmoid(g_proj(x)).
+
+    `indexer` selects the tokens that are read, None for all; with `shares_selection` they are those of the last layer
+    before this one that has an indexer."""
 
     name: str
     hidden_size: int
@@ -39,6 +44,8 @@ class LatentAttentionSpec:
     rope: RopeSpec | None
     bias: bool = False
     head_gate: bool = False
+    indexer: IndexerSpec | None = None
+    shares_selection: bool = False
     output_name: str = "o_proj"
 
     def build(self, parts: Parts) -> LatentAttentionLayer:
@@ -51,6 +58,8 @@ class LatentAttentionLayer:
     def __init__(self, spec: LatentAttentionSpec, parts: Parts) -> None:
         parts, ops, latent, heads = parts.within(spec.name), parts.ops, spec.latent, spec.num_heads
         self._ops, self._latent, self._heads = ops, latent, heads
+        self._indexer = None if spec.indexer is None else spec.indexer.build(parts)
+        self._shares_selection = spec.shares_selection
         keeps = LatentAttention(rank=latent.rank, rope_dim=latent.rope_dim)
         self._attend = PagedAttention(parts, parts.keep(keeps), scale=spec.scale)
         self._cos_sin = None if spec.rope is None else parts.rope(spec.rope)
@@ -74,25 +83,36 @@ class LatentAttentionLayer:
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Writes the latent vectors of the step's tokens, then attends over all of the rows'."""
         ops = self._ops
-        q_nope, q_rope = self._queries(ctx, x)
+        q_latent = self._q_latent(ctx, x)
+        q_nope, q_rope = self._queries(ctx, q_latent)
         latent, k_rope = self._keys(ctx, x)
         if self._cos_sin is not None:
             ops.apply_rope(q_rope, k_rope, ctx.positions, self._cos_sin)
         q = ops.concat([ops.linear_heads(q_nope, self._into_latent), q_rope])
-        read = self._attend(ctx, q, ops.concat([latent, k_rope]), latent)
+        read = self._attend(ctx, q, ops.concat([latent, k_rope]), latent, selected=self._selected(ctx, x, q_latent))
         out = ops.linear_heads(read, self._out_of_latent).flatten(1)
         if self._gate is not None:
             out = ops.mul_sigmoid(out, self._gate(ctx, x))
         return self._output(ctx, out)
 
-    def _queries(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [T, H] -> [T, Hq, N] and [T, Hq, R]."""
+    def _selected(self, ctx: ForwardContext, x: Tensor, q_latent: Tensor) -> PagedKv | None:
+        """Return the tokens that are read; None for all."""
+        if self._indexer is not None:
+            return self._indexer(ctx, x, q_latent)
+        return ctx.carried.selection if self._shares_selection else None
+
+    def _q_latent(self, ctx: ForwardContext, x: Tensor) -> Tensor:
+        """x [T, H] -> the queries' latent vectors; x where there are none."""
+        if self._q_norm is None:
+            return x
+        return self._ops.rms_norm(self._q_layers[0](ctx, x), self._q_norm, _NORM_EPS)
+
+    def _queries(self, ctx: ForwardContext, q_latent: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries [T, Hq, N] and [T, Hq, R] of what `_q_latent` returns."""
         heads, sizes = self._heads, (self._latent.nope_dim, self._latent.rope_dim)
-        q = self._q_layers[0](ctx, x)
-        if self._q_norm is not None:
-            q = self._q_layers[1](ctx, self._ops.rms_norm(q, self._q_norm, _NORM_EPS))
+        q = self._q_layers[-1](ctx, q_latent)
         nope, rope = torch.split(q, [heads * size for size in sizes], dim=-1)
-        return nope.view(len(x), heads, sizes[0]), rope.view(len(x), heads, sizes[1])
+        return nope.view(len(q), heads, sizes[0]), rope.view(len(q), heads, sizes[1])
 
     def _keys(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, H] -> the latent vectors [T, 1, C] and what all heads' keys have besides [T, 1, R]."""

@@ -36,14 +36,17 @@ class PagedAttention:
         self._cos_sin = None if rope is None else parts.rope(rope)
         self._scale, self._window, self._sinks = scale, window, sinks
 
-    def __call__(self, ctx: ForwardContext, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [T, Hq, D], k [T, Hk, D], v [T, Hk, Dv] -> [T, Hq, Dv]. q and k may change."""
+    def __call__(
+        self, ctx: ForwardContext, q: Tensor, k: Tensor, v: Tensor, *, selected: PagedKv | None = None
+    ) -> Tensor:
+        """q [T, Hq, D], k [T, Hk, D], v [T, Hk, Dv] -> [T, Hq, Dv]. q and k may change. `selected`: the tokens that are
+        read (`SelectionOps.token_pages`), None for all."""
         ops, loc, cache = self._ops, self._pages(ctx).out_cache_loc, ctx.cache.kv(self._layer)
         if self._cos_sin is None:
             ops.store_kv(k, v, cache, loc)
         else:
             ops.rope_and_store_kv(q, k, v, ctx.positions, self._cos_sin, cache, loc)
-        return self._over_kept(ctx, q)
+        return self._over_kept(ctx, q, selected)
 
     def read(self, ctx: ForwardContext, q: Tensor) -> Tensor:
         """Keep nothing: q [T, Hq, D], which may change, over what is there already -> [T, Hq, Dv]."""
@@ -51,8 +54,8 @@ class PagedAttention:
             self._ops.apply_rope(q, q[:, :0], ctx.positions, self._cos_sin)
         return self._over_kept(ctx, q)
 
-    def _over_kept(self, ctx: ForwardContext, q: Tensor) -> Tensor:
-        cache, pages = ctx.cache.kv(self._layer), self._pages(ctx)
+    def _over_kept(self, ctx: ForwardContext, q: Tensor, selected: PagedKv | None = None) -> Tensor:
+        cache, pages = ctx.cache.kv(self._layer), self._pages(ctx) if selected is None else selected
         return self._ops.paged_attention(
             q, cache, pages, scale=self._scale, sliding_window=self._window, sinks=self._sinks
         )

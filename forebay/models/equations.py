@@ -16,6 +16,7 @@ from forebay.layers.blocks import BranchesSpec, ResidualSpec, SublayerSpec
 from forebay.layers.clamped_moe import ClampedMoeSpec
 from forebay.layers.embedding import PerLayerGateSpec
 from forebay.layers.gated_delta import GatedDeltaSpec
+from forebay.layers.indexer import IndexerSpec
 from forebay.layers.kimi_delta import KimiDeltaSpec
 from forebay.layers.latent_attention import LatentAttentionSpec
 from forebay.layers.mamba1 import Mamba1Spec, ScanNorm
@@ -181,12 +182,29 @@ def _(part: LatentAttentionSpec) -> Term:
     return Term(
         f"attention({_ARGUMENT})",
         (
-            f"attention(h) = Wo {gate}softmax({part.scale:.4g} q·k) v  over all tokens so far",
+            f"attention(h) = Wo {gate}softmax({part.scale:.4g} q·k) v  over {_read(part)}",
             f"  c = norm(Wdkv h) of {latent.rank}, q = Wuq {c_q}, k = [Wuk c, Wkr h], v = Wuv c",
             f"  {part.num_heads} heads of {latent.nope_dim} + {latent.rope_dim} ({rotated}), "
             f"values of {latent.value_dim}",
             *_rope(part.rope),
+            *_indexer(part.indexer),
         ),
+    )
+
+
+def _read(part: LatentAttentionSpec) -> str:
+    if part.shares_selection:
+        return "the tokens that the last indexer selected"
+    return f"the {part.indexer.index.top_k:,} tokens of the highest s" if part.indexer else "all tokens so far"
+
+
+def _indexer(part: IndexerSpec | None) -> tuple[str, ...]:
+    if part is None:
+        return ()
+    index = part.index
+    return (
+        f"  s = sum over heads of w max(0, q'·k'),  q' = rope(Wq' norm(Wdq h)), k' = rope(layernorm(Wk' h)), w = Ww h; "
+        f"{index.num_heads} heads of {index.head_dim}",
     )
 
 

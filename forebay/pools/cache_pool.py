@@ -16,7 +16,7 @@ from forebay.memory.kinds.build import CACHES, has_pages
 from forebay.memory.kv_allocator import KV
 from forebay.memory.slots import PAD
 from forebay.ops.attention import KvCache
-from forebay.pools.cache_spec import CacheSpec, LatentAttention, cache_sizes
+from forebay.pools.cache_spec import CacheSpec, cache_sizes
 from forebay.pools.regions import Take
 from forebay.pools.table import Column, Region, Table
 
@@ -111,6 +111,6 @@ class CachePool:
 def _layer(spec: CacheSpec, own: Mapping[str, Tensor]) -> KvCache | StateLayer:
     if "k" not in own:
         return StateLayer(own.get("conv", torch.empty(0)), own.get("ssm", torch.empty(0)))
-    if isinstance(spec, LatentAttention):
-        return KvCache(own["k"], own["k"][..., : spec.rank], own.get("k_scale"), own.get("k_scale"))
+    if within := spec.values_within_keys:
+        return KvCache(own["k"], own["k"][..., :within], own.get("k_scale"), own.get("k_scale"))
     return KvCache(own["k"], own["v"], own.get("k_scale"), own.get("v_scale"))

@@ -52,6 +52,11 @@ class CacheSpec:
         """Entries in the model's dtype that are kept of each token until it is certain that the token stays."""
         return 0
 
+    @property
+    def values_within_keys(self) -> int:
+        """The size of values that are the first entries of their keys; 0: values have a column of their own."""
+        return 0
+
     def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
         """Return the columns, with the dtypes that `types` sets."""
         raise NotImplementedError
@@ -82,11 +87,32 @@ class LatentAttention(CacheSpec):
     rank: int
     rope_dim: int
 
+    @property
+    def values_within_keys(self) -> int:
+        return self.rank
+
     def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
         return _kv(self.kind, types, k=(1, self.rank + self.rope_dim))
 
     def __str__(self) -> str:
         return f"latent KV of all tokens, {self.rank} + {self.rope_dim}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexKeys(CacheSpec):
+    """One key per token, by which an indexer selects the tokens that sparse attention reads."""
+
+    head_dim: int
+
+    @property
+    def values_within_keys(self) -> int:
+        return self.head_dim
+
+    def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
+        return _kv(self.kind, types, k=(1, self.head_dim))
+
+    def __str__(self) -> str:
+        return f"index keys of all tokens, {self.head_dim}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

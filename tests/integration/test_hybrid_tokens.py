@@ -30,6 +30,7 @@ MODELS = (
     "qwen3_5_text",
     "kimi_linear",
     "deepseek_v3",
+    "glm_moe_dsa",
     "lfm3",
     "gemma4_text",
     "gpt_oss",

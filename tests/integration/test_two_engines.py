@@ -47,7 +47,7 @@ from tests.models.heads import make_headed
 from tests.models.tiny import VOCAB, shared_tiny
 
 # Attention; Mamba-2, Mamba-1 and delta nets beside it; states alone; convolutions and windows; sinks; latent KV.
-MODELS = ("llama", "falcon_h1", "jamba", "qwen3_5_text", "kimi_linear", "mamba2", "lfm3", "gpt_oss", "deepseek_v3")
+MODELS = ("llama", "falcon_h1", "jamba", "qwen3_5_text", "kimi_linear", "mamba2", "lfm3", "gpt_oss", "glm_moe_dsa")
 TIGHT = {"num_tokens": 112, "schedule_conservativeness": 0.0}
 EXTRA = {"decode_extra_slots": 2, "num_reserved_decode_tokens": 4}
 # Shapes of prefill and of decode.

@@ -31,6 +31,17 @@ _LATENT = {
     "head_dim": 8,
     "moe_intermediate_size": 24,
 }
+_SPARSE = {
+    **_LATENT,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "index_n_heads": 3,
+    "index_head_dim": 20,
+    "index_topk": 6,
+}
 _KIMI = {
     **_LATENT,
     "linear_num_heads": 3,
@@ -190,6 +201,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3-dense": (
         "deepseek_v3",
         {**_LATENT, "first_k_dense_replace": 3, "num_attention_heads": 3, "num_key_value_heads": 3, "kv_lora_rank": 40},
+    ),
+    "deepseek_v32": ("deepseek_v32", _SPARSE),
+    "deepseek_v32-yarn": (
+        "deepseek_v32",
+        {
+            **_SPARSE,
+            "index_topk": 1,
+            "index_n_heads": 1,
+            "index_head_dim": 8,
+            "attention_bias": True,
+            "first_k_dense_replace": 0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 5_000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.8,
+            },
+        },
+    ),
+    "deepseek_v32-all-selected": ("deepseek_v32", {**_SPARSE, "index_topk": 2048, "index_head_dim": 128}),
+    "glm_moe_dsa": ("glm_moe_dsa", {**_SPARSE, "indexer_types": ["full", "full", "shared"]}),
+    "glm_moe_dsa-shared": (
+        "glm_moe_dsa",
+        {**_SPARSE, "index_topk": 3, "indexer_types": ["full", "shared", "shared"], "index_n_heads": 5},
     ),
     "kimi_linear": ("kimi_linear", _KIMI),
     "kimi_linear-grouped-plain-routing": (

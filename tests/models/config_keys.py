@@ -18,7 +18,7 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.ops import Ops
 from tests.models.drive import Driver
-from tests.models.tiny import CASE_OF, make_oracle, random_ids
+from tests.models.tiny import CASE_OF, make_oracle, random_ids, stable_topk
 
 NUM_TOKENS = 24
 
@@ -142,7 +142,7 @@ class ChangedKeys:
             )
             if any(report.values()):
                 return None
-            with torch.no_grad():
+            with torch.no_grad(), stable_topk():
                 logits: Tensor = model.eval()(torch.tensor([self._ids]), use_cache=False, return_dict=True).logits[0]
         except Exception:  # of every kind: it is asked for the impossible
             return None

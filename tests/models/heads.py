@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from tests.models.tiny import BASE, make_oracle
+from tests.models.tiny import BASE, make_oracle, stable_topk
 
 _FULL: Final = "full_attention"
 _QWEN: Final = {
@@ -58,6 +58,7 @@ HEADS: Final[dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]]] =
         {},
     ),
     "deepseek_v3": (_LATENT_LAYER, _DEEPSEEK, {}),
+    "deepseek_v32": (_LATENT_LAYER, _DEEPSEEK, {}),
     "bailing_hybrid": (
         {**_LATENT_LAYER, "layer_types": [_FULL]},
         _DEEPSEEK,
@@ -82,7 +83,8 @@ class Headed:
     @torch.no_grad()
     def hidden(self, ids: list[int]) -> Tensor:
         """[T, H] of the model, after its last norm."""
-        return self.oracle.base_model(torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+        with stable_topk():
+            return self.oracle.base_model(torch.tensor([ids]), use_cache=False).last_hidden_state[0]
 
     @torch.no_grad()
     def drafted(self, next_ids: list[int], hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,7 +92,8 @@ class Headed:
         embedded = self.oracle.get_input_embeddings()(torch.tensor(next_ids))
         both = [norm(x) for norm, x in zip(self.norms, (embedded, hidden), strict=True)]
         joined = self.join(torch.cat(both, dim=-1))
-        drafted = self.layers.base_model(inputs_embeds=joined[None], use_cache=False).last_hidden_state[0]
+        with stable_topk():
+            drafted = self.layers.base_model(inputs_embeds=joined[None], use_cache=False).last_hidden_state[0]
         return drafted, self.oracle.lm_head(drafted)
 
 

@@ -21,7 +21,7 @@ from tests.models.drive import Driver
 from tests.models.tiny import make_oracle, random_ids
 
 # Plain, with a tied head, with experts, with heads of a latent, and with scaled weights, which are no longer bfloat16.
-CASES = ("llama", "gemma3_text", "qwen3_moe", "deepseek_v3", "granitemoehybrid")
+CASES = ("llama", "gemma3_text", "qwen3_moe", "deepseek_v32", "granitemoehybrid")
 
 
 def saved(case: str, folder: Path, dtype: torch.dtype) -> Path:

@@ -20,6 +20,7 @@ from tests.mutants.runtime import RUNTIME
 from tests.mutants.scheduler import SCHEDULER
 from tests.mutants.server import SERVER
 from tests.mutants.simulated import SIMULATED
+from tests.mutants.sparse import SPARSE
 from tests.mutants.speculation import SPECULATION
 from tests.mutants.tenants import TENANTS
 from tests.mutants.transfer import TRANSFER
@@ -37,6 +38,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SPECULATION,
     *GRAMMAR,
     *POOLING,
+    *SPARSE,
     *SIMULATED,
     *CORE,
 )

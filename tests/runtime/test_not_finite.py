@@ -28,6 +28,7 @@ CASES = (
     "qwen3_next",
     "kimi_linear",
     "deepseek_v3",
+    "deepseek_v32",
     "mamba2",
     "lfm3",
     "gpt_oss",

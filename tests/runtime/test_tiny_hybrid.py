@@ -19,7 +19,7 @@ from tests.runtime.fake_model import NUM_ROWS
 from tests.runtime.test_hybrid import entries
 
 # Attention and Mamba-2, Mamba-1 and experts, delta nets, latent KV, states alone, convolutions and windows, windows.
-CASES = ("falcon_h1", "jamba", "qwen3_next", "deepseek_v3", "mamba2", "lfm3", "gpt_oss")
+CASES = ("falcon_h1", "jamba", "qwen3_next", "glm_moe_dsa", "mamba2", "lfm3", "gpt_oss")
 TYPES = ((torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16))
 TOKENS, OTHERS = random_ids(14, seed=1), random_ids(20, seed=2)
 

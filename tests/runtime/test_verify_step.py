@@ -37,7 +37,7 @@ from tests.runtime.verifying import (
 WIDTH, STEPS = 4, 16
 PROMPTS = {row: random_ids(3 + 2 * row, seed=row) for row in (1, 2, 4)}
 # Attention and Mamba-2, Mamba-1 and experts, delta nets, latent KV, states alone, convolutions and windows, windows.
-CASES = ("llama", "falcon_h1", "jamba", "qwen3_next", "deepseek_v3", "mamba2", "lfm3", "gpt_oss")
+CASES = ("llama", "falcon_h1", "jamba", "qwen3_next", "glm_moe_dsa", "mamba2", "lfm3", "gpt_oss")
 DRAFTERS = drafters(VOCAB, WIDTH - 1)
 
 pytestmark = pytest.mark.usefixtures("native_ops")
