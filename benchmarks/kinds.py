@@ -32,9 +32,11 @@ class Kind:
     environment: Mapping[str, str] = field(default_factory=dict)
     tells_vocabulary: bool = False
 
-    def words(self, *, port: int, streams: int, model: str = "default") -> tuple[str, ...]:
-        slots = FEW_SLOTS if streams <= FEW_SLOTS else MANY_SLOTS
-        values = {"port": port, "slots": slots, "context": slots * SLOT_TOKENS, "model": self.models[model]}
+    def words(self, *, port: int, streams: int, model: str = "default", tokens: int = SLOT_TOKENS) -> tuple[str, ...]:
+        """`tokens` of the longest request; one longer than a slot's has a server with no more slots than streams."""
+        slots = streams if tokens > SLOT_TOKENS else FEW_SLOTS if streams <= FEW_SLOTS else MANY_SLOTS
+        context = slots * max(tokens, SLOT_TOKENS)
+        values = {"port": port, "slots": slots, "context": context, "model": self.models[model]}
         return tuple(word.format_map(values) for word in self.command)
 
     @property

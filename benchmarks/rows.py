@@ -22,6 +22,11 @@ class Load:
     request_rate: float | None = None
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest request, and a page more."""
+        return (self.input_max or self.input_len) + self.output_len + 16
+
+    @property
     def mean_input_len(self) -> float:
         return (self.input_len + (self.input_max or self.input_len)) / 2
 
@@ -148,14 +153,18 @@ def real_size(model: str, alone: Goal) -> Iterator[Row]:
     yield streams(16, 16, Goal("llama.cpp", 2.5, 2.5, 2.5), model=model, output_len=32)
     prompt = replace(prefill(f"{model}, one 512-token prompt", 1), name=f"{model}-prefill", model=model)
     yield replace(prompt, goals=(Goal("llama.cpp", 1, 1, 1),))
-    yield Row(
-        name=f"{model}-1k",
-        title=f"{model}, decode behind 1,024 tokens",
-        unit="tok/s",
-        model=model,
-        load=Load(num_prompts=1, concurrency=1, input_len=1024, output_len=32),
-        figure=lambda result: 1000 / float(result["median_tpot_ms"]),
-    )
+    prompt = replace(prompt, name=f"{model}-prefill-4k", title=f"{model}, one 4,096-token prompt")
+    yield replace(prompt, load=Load(num_prompts=1, concurrency=1, input_len=4096, output_len=1))
+    for length in (1, 8, 32):
+        yield Row(
+            name=f"{model}-{length}k",
+            title=f"{model}, decode behind {length * 1024:,} tokens",
+            unit="tok/s",
+            model=model,
+            goals=(Goal("llama.cpp", 1.5, 1.5, 1.5),) if length == 32 else (),
+            load=Load(num_prompts=1, concurrency=1, input_len=length * 1024, output_len=32),
+            figure=lambda result: 1000 / float(result["median_tpot_ms"]),
+        )
 
 
 # Loads are short, and repeated: a busy machine leaves moments alone, not minutes.

@@ -14,7 +14,7 @@ from typing import Self
 
 import psutil
 
-from benchmarks.kinds import Kind
+from benchmarks.kinds import SLOT_TOKENS, Kind
 from benchmarks.report import NOISE
 
 START_LIMIT_S = 300.0
@@ -32,10 +32,10 @@ class Server:
     """A server of our own, from its start to the end of the `with` block. `first_token_s` is the time from starting the
     process to the first event of a stream, asked for again and again from the start."""
 
-    def __init__(self, kind: Kind, streams: int, model: str = "default") -> None:
+    def __init__(self, kind: Kind, streams: int, model: str = "default", tokens: int = SLOT_TOKENS) -> None:
         self.kind = kind
         self.port = free_port()
-        self.words = kind.words(port=self.port, streams=streams, model=model)
+        self.words = kind.words(port=self.port, streams=streams, model=model, tokens=tokens)
         self.first_token_s = 0.0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
 
@@ -43,8 +43,8 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def suits(self, streams: int, model: str) -> bool:
-        return self.words == self.kind.words(port=self.port, streams=streams, model=model)
+    def suits(self, streams: int, model: str, tokens: int) -> bool:
+        return self.words == self.kind.words(port=self.port, streams=streams, model=model, tokens=tokens)
 
     def __enter__(self) -> Self:
         started = time.perf_counter()

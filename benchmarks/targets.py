@@ -223,7 +223,7 @@ def measure_load(
     fleet: Fleet, row: Row, load: Load, seed: int, ideal: dict[str, Any], kind: Kind, repeat: int, attempt: int
 ) -> Run:
     """Raises StartFailed and LoadFailed."""
-    server = fleet.server(kind, load.concurrency, row.model)
+    server = fleet.server(kind, load.concurrency, row.model, load.longest)
     other = OtherWork(server)
     result = client(server, load, seed + repeat + 100 * attempt)
     share = other.share()
@@ -247,16 +247,17 @@ class Fleet:
         for _, stack in self._running.values():
             stack.close()
 
-    def server(self, kind: Kind, streams: int, model: str) -> Server:
-        """Started at the first call, and again for another model, or where it must be told of more streams."""
+    def server(self, kind: Kind, streams: int, model: str, tokens: int) -> Server:
+        """Started at the first call, and again for another model, or where it must be told of more streams or tokens
+        of each."""
         if kind.title in self._running:
             server, stack = self._running[kind.title]
-            if server.suits(streams, model):
+            if server.suits(streams, model, tokens):
                 return server
             del self._running[kind.title]
             stack.close()
         with ExitStack() as stack:
-            server = stack.enter_context(Server(kind, streams, model))
+            server = stack.enter_context(Server(kind, streams, model, tokens))
             self._running[kind.title] = server, stack.pop_all()
             return server
 

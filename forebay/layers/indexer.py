@@ -48,16 +48,16 @@ class Indexer:
         self._ops, self._index = parts.ops, index
         self._layer = parts.keep(IndexKeys(head_dim=index.head_dim))
         self._cos_sin = parts.rope(spec.rope)
-        rotated, size = _rotary_rows(spec), index.head_dim
+        rows, size = _rotary_rows(spec), index.head_dim
         of_heads = tuple(
-            range(head * size + rows.start, head * size + rows.stop, rows.step)
+            range(head * size + part.start, head * size + part.stop, part.step)
             for head in range(index.num_heads)
-            for rows in rotated
+            for part in rows
         )
         self._q_layer = parts.linear({"wq_b": index.num_heads * size}, spec.q_rank, rows=of_heads)
-        self._k_layer = parts.linear({"wk": size}, spec.hidden_size, rows=rotated)
+        self._k_layer = parts.linear({"wk": size}, spec.hidden_size, rows=rows)
         self._norm_weight, self._norm_bias = (
-            parts.tensor(f"k_norm.{kind}", size, change=lambda tensor: _reordered(tensor, rotated))
+            parts.tensor(f"k_norm.{kind}", size, change=lambda tensor: _reordered(tensor, rows))
             for kind in ("weight", "bias")
         )
         self._weights = parts.linear({"weights_proj": index.num_heads}, spec.hidden_size, min_bits=16).weight
@@ -76,11 +76,14 @@ class Indexer:
 
 
 def _rotary_rows(spec: IndexerSpec) -> Rows:
-    """Halves are paired here: the first of each pair, then the second ones, then what is not rotated."""
+    """Halves are paired here: the first of each pair, then the second ones, then what is not rotated. No rows where the
+    checkpoint has them so."""
+    if not spec.index.interleaved:
+        return ()
     rotated, rest = spec.rope.dim, range(spec.rope.dim, spec.index.head_dim)
-    pairs = (range(0, rotated, 2), range(1, rotated, 2)) if spec.index.interleaved else (range(rotated),)
+    pairs = range(0, rotated, 2), range(1, rotated, 2)
     return (*pairs, rest) if rest else pairs
 
 
 def _reordered(tensor: Tensor, rows: Rows) -> Tensor:
-    return tensor[[at for each in rows for at in each]]
+    return tensor[[at for part in rows for at in part]] if rows else tensor

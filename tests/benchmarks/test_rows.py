@@ -35,6 +35,7 @@ def test_a_server_with_slots_is_started_again_only_for_more_streams_than_it_has(
     assert divided.words(port=1, streams=1) == divided.words(port=1, streams=16)
     assert divided.words(port=1, streams=64) == ("server", "m", "--slots", "64", "--context", "81920")
     assert divided.words(port=1, streams=1, model="1b")[1] == "n"
+    assert divided.words(port=1, streams=2, tokens=8240) == ("server", "m", "--slots", "2", "--context", "16480")
     plain = forebay(None, ["--page-size", "16"])
     assert plain.words(port=1, streams=1) == plain.words(port=1, streams=256)
 

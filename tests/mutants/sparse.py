@@ -44,7 +44,7 @@ SPARSE = (
     Mutant(
         "C28 index keys are those of their own tokens, norm and all",
         "layers/indexer.py",
-        "return tensor[[at for each in rows for at in each]]",
+        "return tensor[[at for part in rows for at in part]] if rows else tensor",
         "return tensor",
         _ORACLE,
     ),
