@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forebay.base.topology import Topology, this_topology
+
 _P, _L, _F = c_void_p, c_long, c_float
 _BATCH = [*([_P] * 7), _L]
 _LINEAR = [_P, _P, _L, _P, _P, _P, _L, _L, _L]
@@ -21,7 +23,10 @@ _SCAN = [_P, _P, _L, _P, _L, _P, _P, _L, _P, _L, _P, _P, _P, *_BATCH, _P]
 # As the `extern "C"` functions of `cpu/` have them: tests/ops/test_signatures.py compares.
 SIGNATURES: dict[str, list[Any]] = {
     "fb_cpu_init": [],
-    "fb_pool_create": [c_int],
+    "fb_pool_create": [c_int, _P, _P, c_int],
+    "fb_pool_barriers": [_P],
+    "fb_pool_shares": [_P, _L, _P],
+    "fb_touch": [_P, _P, _L],
     "fb_pool_destroy": [_P],
     "fb_fill": [_P, _P, _L, _L, c_uint64],
     "fb_copy_rows": [_P, _P, _L, _P, _L, _L, _L],
@@ -102,6 +107,7 @@ RESULTS = {
     "fb_code_format": _L,
     "fb_quantize_{}": _L,
     "fb_pool_create": _P,
+    "fb_pool_barriers": _L,
     "fb_recording_create": _P,
     "fb_recording_length": _L,
     "fb_attention_plan_create": _P,
@@ -110,16 +116,44 @@ _SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
 class Kernels:
-    """A loaded library and the threads that run it, which end with this object.
+    """A loaded library and the threads that run it, which end with this object. With several nodes in the `topology`,
+    threads are divided among them, and so is each weight.
 
     Raises OSError if the library cannot be loaded, or if the operating system refuses the CPU's tile registers.
     """
 
-    def __init__(self, path: Path, variant: str, num_threads: int) -> None:
+    def __init__(self, path: Path, variant: str, num_threads: int, topology: Topology | None = None) -> None:
+        self.path, self.variant = path, variant
         self._lib = ctypes.CDLL(str(path))
         if self.bind("fb_cpu_init")() != 0:
             raise OSError(f"the operating system refuses the registers that the {variant} kernels need")
-        self.pool = self.create("fb_pool", self, num_threads)
+        topology = this_topology() if topology is None else topology
+        self.num_nodes = len(topology.nodes)
+        self.pool = self._create_pool(num_threads, topology)
+        self._touch = self.bind("fb_touch")
+
+    def _create_pool(self, num_threads: int, topology: Topology) -> int:
+        threads, cpus = topology.nodes_of_threads(num_threads), topology.nodes_of_cpus()
+        arrays = [(c_int * len(numbers))(*numbers) for numbers in (threads, cpus)]
+        return self.create("fb_pool", self, num_threads, *map(ctypes.addressof, arrays), len(cpus))
+
+    def touch(self, memory: Tensor) -> None:
+        """Let new memory of a weight be that of the nodes whose threads will read it: the system gives each page to the
+        node that touches it first. Nothing with one node."""
+        if self.num_nodes > 1:
+            self._touch(self.pool, memory.data_ptr(), memory.nbytes)
+
+    @property
+    def num_barriers(self) -> int:
+        """How often all threads have met at the end of an op."""
+        count: int = self.bind("fb_pool_barriers")(self.pool)
+        return count
+
+    def shares(self, period: int) -> list[int]:
+        """Return the first of `period` parts of a weight that each node reads, and `period` itself at the end."""
+        first = (c_long * (self.num_nodes + 1))()
+        self.bind("fb_pool_shares")(self.pool, period, ctypes.addressof(first))
+        return list(first)
 
     def create(self, thing: str, owner: object, *args: int) -> int:
         """A new object of the library's, which lives as long as `owner`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from forebay.base.topology import Topology
 from forebay.base.variants import AMX
 from forebay.ops.interface import Ops
 from forebay.ops.kernels import Kernels, address
@@ -44,9 +45,10 @@ class NativeOps(
         num_threads: int,
         activation_bits: int = 16,
         memory: WeightMemory | None = None,
+        topology: Topology | None = None,
     ) -> None:
         Ops.__init__(self, num_threads, name=f"native-{variant}")
-        self.kernels = kernels = Kernels(path, variant, num_threads)
+        self.kernels = kernels = Kernels(path, variant, num_threads, topology)
         self.memory = memory = WeightMemory() if memory is None else memory
         NativeExpertOps.__init__(self, kernels, 0 if variant == AMX else activation_bits, memory)
         NativeElementwise.__init__(self, kernels)

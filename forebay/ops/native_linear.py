@@ -74,6 +74,7 @@ class NativeLinear(LinearOps):
 
     def __init__(self, kernels: Kernels, activation_bits: int, memory: WeightMemory) -> None:
         self._pool = kernels.pool
+        self._touch = kernels.touch
         self._memory = memory
         self.activation_bits = activation_bits
         self._dense = _dense_forms(kernels)
@@ -97,6 +98,7 @@ class NativeLinear(LinearOps):
         depth = -(-in_features // form.step) * form.step
         packed = self._memory.take_packed(_width(out_features) * depth * weight.itemsize).view(weight.dtype)
         if not self._memory.filled:
+            self._touch(packed)
             form.pack(self._pool, weight.data_ptr(), packed.data_ptr(), out_features, in_features)
         return self._packed(packed, bias, in_features, out_features, form.kernels, form.panels)
 
@@ -107,6 +109,7 @@ class NativeLinear(LinearOps):
         header = torch.tensor([self.activation_bits, len(parts), *itertools.chain(*parts)])
         there = packed[: header.nbytes]
         if not self._memory.filled:
+            self._touch(packed)
             there.copy_(header.view(torch.uint8))
             self._pack_codes(weight, parts, packed)
         elif not torch.equal(there, header.view(torch.uint8)):

@@ -19,6 +19,7 @@ from unittest.mock import patch
 import torch
 
 from forebay.base.toolchain import find_compiler
+from forebay.base.topology import Topology
 from forebay.base.variants import Variant
 from forebay.ops import native
 from forebay.ops.compiler import CACHE
@@ -135,11 +136,12 @@ class Driver:
 class EmulatedKernels(Kernels):
     """Kernels for another processor."""
 
-    def __init__(self, path: Path, variant: str, num_threads: int) -> None:
+    def __init__(self, path: Path, variant: str, num_threads: int, topology: Topology | None = None) -> None:
         self._driver = Driver(path)
         self.called: set[str] = set()  # patterns of names
         self._objects: set[int] = set()  # made by the library: their addresses are the driver's
-        self.pool = self.create("fb_pool", self, num_threads)
+        self.num_nodes = 1
+        self.pool = self.create("fb_pool", self, num_threads, 0, 0, 0)
 
     def create(self, thing: str, owner: object, *args: int) -> int:
         created = super().create(thing, owner, *args)

@@ -26,6 +26,7 @@ from forebay.base.errors import ConfigError
 from forebay.base.heap import give_back_freed_memory
 from forebay.base.log import event, get_logger
 from forebay.base.parts import I32
+from forebay.base.topology import this_topology
 from forebay.base.units import human_bytes, human_seconds
 from forebay.config.engine_config import EngineConfig, SchedulerConfig, SpeculationOptions, SpeculativeAlgorithm
 from forebay.config.machine import available_memory
@@ -342,7 +343,9 @@ def _why_kernels(config: EngineConfig, ops: Ops) -> str:
     cpu = this_cpu()
     missing = cpu.lacks if config.device == "cpu" else ""
     simulated = f"{CPU_VARIABLE}={cpu.simulated} simulates this CPU" if cpu.simulated else ""
-    asked = f"{config.kernels} asked, {config.num_threads} threads"
+    nodes = len(this_topology().nodes)
+    where = f" on {nodes} nodes" if nodes > 1 else ""
+    asked = f"{config.kernels} asked, {config.num_threads} threads{where}"
     rounding = f"inputs of codes rounded to {ops.activation_bits} bits" if ops.activation_bits else ""
     return "; ".join(filter(None, (asked, rounding, simulated, missing)))
 

@@ -66,7 +66,7 @@ void run_jobs(Pool& pool, std::vector<Job<T>>& jobs, long ldx, long ldo, long in
     const long count = static_cast<long>(jobs.size()), panels = ceil_div(outputs, kPanel);
     const long wanted = ceil_div(kPiecesEach * pool.num_threads(), count);
     const long pieces = std::clamp(wanted, 1L, ceil_div(panels, kFewPanels));
-    pool.run(count * pieces, 1, [&](long begin, long end) {
+    pool.run(count * pieces, 1, pieces, [&](long begin, long end) {
         for (long item = begin; item < end; ++item) {
             const Job<T>& job = jobs[item / pieces];
             const long piece = item % pieces;

@@ -30,7 +30,7 @@ void for_each_panel(Pool& pool, long rows, long outputs, const Body& body) {
     // One row waits for memory, which is read fastest in long pieces. With more, threads should have equal shares: of 18
     // panels in nine pieces one of two has ten.
     const long most = 8 * pool.num_threads(), grain = rows == 1 ? ceil_div(items, most) : std::max(1L, items / most);
-    pool.run(items, grain, [&](long begin, long end) {
+    pool.run(items, grain, panels, [&](long begin, long end) {
         for (long item = begin; item < end; ++item) {
             const long first = item / panels * kRowChunk;
             body(item % panels, first, std::min(first + kRowChunk, rows));

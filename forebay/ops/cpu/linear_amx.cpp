@@ -154,7 +154,8 @@ void linear(Pool& pool, const bf16* x, long ldx, const Panels& panels, const flo
     const long count = ceil_div(outputs, kPanel);
     const long tile_bytes = tiles.steps() * kStep * kTileRows * static_cast<long>(sizeof(bf16));
     const long chunk_tiles = std::max(2L, kChunkBytes / tile_bytes / 2 * 2);
-    pool.run(count * ceil_div(tiles.count(), chunk_tiles), [&](long begin, long end) {
+    const long items = count * ceil_div(tiles.count(), chunk_tiles);
+    pool.run(items, pool.grain_of(items), count, [&](long begin, long end) {
         const TileScope scope(tiles.tile_rows());
         for (long item = begin; item < end; ++item) {
             const long panel = item % count, column = panel * kPanel, first = item / count * chunk_tiles;

@@ -10,9 +10,18 @@ using Recording = std::vector<std::function<void()>>;
 // Where this thread's ops go besides being done, whatever pool runs them; null for nowhere.
 Recording*& recording();
 
+// Where threads run. A node is a part of the machine with memory of its own, which it reads faster than the others'.
+struct Nodes {
+    std::vector<int> of_threads;  // the first is the caller's, whatever it says here
+    std::vector<int> of_cpus;     // -1: not ours
+
+    int count() const;
+};
+
 class Pool {
   public:
-    explicit Pool(int num_threads);
+    // A thread runs on the CPUs of its node. With one node, threads stay where the system puts them.
+    Pool(int num_threads, const Nodes& nodes);
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
@@ -21,15 +30,31 @@ class Pool {
 
     // Calls body(begin, end) over 0..count in pieces of `grain`, on the caller and on any worker that comes in time.
     // Which thread takes a piece is not fixed, so a piece's result must not depend on it. Returns when all are done.
+    //
+    // Items i and i + period read the same memory, a weight's part for instance. Of each period a node has the same
+    // share, in order, so that what one of its threads has touched first its threads read. A node that has done its
+    // share takes of the others'.
     template <class Body>
-    void run(long count, long grain, const Body& body) {
+    void run(long count, long grain, long period, const Body& body) {
         if (num_threads_ == 1 || count <= grain) {
             if (count > 0) body(0L, count);
             return;
         }
-        run_shared(count, grain, &body,
+        run_shared(count, grain, period, &body,
                    [](const void* b, long begin, long end) { (*static_cast<const Body*>(b))(begin, end); });
     }
+
+    template <class Body>
+    void run(long count, long grain, const Body& body) {
+        run(count, grain, count, body);
+    }
+
+    // The first of `period` items that are a node's; its end is the next one's first.
+    long first_of(int node, long period) const { return period * threads_before_[node] / num_threads_; }
+    int num_nodes() const { return static_cast<int>(threads_before_.size()) - 1; }
+
+    // How often all threads have met at the end of a run.
+    long num_barriers() const { return num_barriers_; }
 
     // Does an op, which holds its arguments by value; while a recording is made, puts it there instead.
     template <class Op>
@@ -41,20 +66,23 @@ class Pool {
         }
     }
 
-    // As run, in about eight pieces per thread.
+    // Of about eight pieces per thread.
+    long grain_of(long count) const { return (count + 8L * num_threads() - 1) / (8L * num_threads()); }
+
     template <class Body>
     void run(long count, const Body& body) {
-        const long pieces = 8L * num_threads();
-        run(count, (count + pieces - 1) / pieces, body);
+        run(count, grain_of(count), body);
     }
 
   private:
     struct Workers;  // in pool.cpp: <thread> and <atomic> would be a third of what most files take to compile
     using Call = void (*)(const void* body, long begin, long end);
 
-    void run_shared(long count, long grain, const void* body, Call call);
+    void run_shared(long count, long grain, long period, const void* body, Call call);
 
     int num_threads_;
+    std::vector<int> threads_before_;  // those of lower nodes, by node; the last is all of them
+    long num_barriers_ = 0;
     Workers* workers_;
 };
 
