@@ -26,10 +26,10 @@ class SelectionOps:
         and counts [T] int32. N is `top_k`, or what a row of the page table holds if that is less.
 
         q [T, Hi, Di]; weights [T, Hi] float32; keys.k [L, 1, Di]. The score of a key k is the sum over heads of
-        weight * max(0, q . k), in float32; of equal scores the earlier position is better, and NaN is better than any
-        number. A query whose own key is not finite, so NaN as it is kept, selects nothing, which makes its attention
-        NaN. Scores are computed for some queries at a time: there is no [T, context]. DeepSeek-V3.2-Exp, section 2.1,
-        without the constant factor of its scores.
+        weight * max(0, q . k), in float32; of equal scores the earlier position is better, and NaN counts as infinity.
+        A query whose own key is not finite, so NaN as it is kept, selects nothing, which makes its attention NaN; so
+        does one whose score of itself is NaN, if it sees more than `top_k` tokens. Scores are computed for some queries
+        at a time: there is no [T, context]. DeepSeek-V3.2-Exp, section 2.1, without the constant factor of its scores.
         """
         most = num_selected(paged, top_k)
         positions = torch.full((len(q), most), -1, dtype=torch.int32)
@@ -42,10 +42,12 @@ class SelectionOps:
                 at = torch.arange(block.start, block.stop) + lens[i] - end
                 scores = torch.einsum("nhd,ld->nhl", q[block].float(), k).relu_().mul_(weights[block].unsqueeze(-1))
                 seen = scores.sum(dim=1).masked_fill_(~visible_keys(at, lens[i], 0), -torch.inf)
-                order = seen.sort(dim=-1, descending=True, stable=True).indices
-                for query, position in zip(range(block.start, block.stop), at.tolist(), strict=True):
-                    count = 0 if k[position, 0].isnan() else min(most, position + 1)
-                    counts[query] = count
+                fails = k[at, 0].isnan() | (seen.gather(1, at.unsqueeze(1))[:, 0].isnan() & (at >= most))
+                counts[block] = (at + 1).clamp(max=most).masked_fill(fails, 0).int()
+                order = seen.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+                order = order.sort(dim=-1, descending=True, stable=True).indices
+                for query in range(block.start, block.stop):
+                    count = int(counts[query])
                     positions[query, :count] = order[query - block.start, :count].sort().values.int()
         return positions, counts
 
@@ -53,16 +55,16 @@ class SelectionOps:
         """Return each token as a sequence of its own, whose KV is that of the selected positions of its sequence, in
         their order: entry j of its page table is the location of positions[t, j], on pages of one token.
 
-        Attention over it adds up the selected tokens in the blocks in which attention over all tokens adds up
+        On a CPU, attention over it adds up the selected tokens in the blocks in which attention over all tokens adds up
         positions, so with everything selected it gives the bits of that.
         """
         tokens = torch.arange(len(positions) + 1, dtype=torch.int32, device=positions.device)
         queries = paged.q_start[1:] - paged.q_start[:-1]
-        table = paged.page_table[paged.rows.repeat_interleave(queries, output_size=len(positions))]
-        at = positions.clamp(min=0).long()
-        pages = table.gather(1, at // paged.page_size)
+        rows = paged.rows.repeat_interleave(queries, output_size=len(positions))
+        at = positions.clamp(min=0)
+        pages = paged.page_table[rows.unsqueeze(1), at // paged.page_size]
         pages = pages if paged.page_map is None else paged.page_map[pages.long()]
-        locations = pages * paged.page_size + (at % paged.page_size).int()
+        locations = pages * paged.page_size + at % paged.page_size
         return token_sequences(locations.masked_fill_(positions < 0, 0), tokens[:-1], tokens, counts, paged)
 
 
@@ -80,4 +82,5 @@ def token_sequences(locations: Tensor, rows: Tensor, q_start: Tensor, counts: Te
         seq_lens=counts,
         page_size=1,
         out_cache_loc=paged.out_cache_loc,
+        one_each=True,
     )

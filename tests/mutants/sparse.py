@@ -16,15 +16,15 @@ SPARSE = (
     Mutant(
         "C28 of equal scores the earlier token is selected",
         "ops/selection.py",
-        "order = seen.sort(dim=-1, descending=True, stable=True).indices",
-        "order = lens[i] - 1 - seen.flip(-1).sort(dim=-1, descending=True, stable=True).indices",
+        "order = order.sort(dim=-1, descending=True, stable=True).indices",
+        "order = lens[i] - 1 - order.flip(-1).sort(dim=-1, descending=True, stable=True).indices",
         _OPS + "test_of_equal_scores_the_earlier_token_is_selected",
     ),
     Mutant(
         "C5 a query whose own index key is not finite selects nothing",
         "ops/selection.py",
-        "count = 0 if k[position, 0].isnan() else min(most, position + 1)",
-        "count = min(most, position + 1)",
+        "fails = k[at, 0].isnan() | (",
+        "fails = torch.zeros(len(at), dtype=torch.bool) | (",
         _OPS + "test_a_query_whose_key_is_not_a_number_selects_nothing_and_its_attention_is_nan",
     ),
     Mutant(

@@ -68,12 +68,15 @@ def test_threads_are_divided_as_the_cpus_are() -> None:
 
 @pytest.mark.parametrize("num_threads", [2, 3, 8])
 @pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (1024, 333), (96, 64)])
-def test_a_node_reads_the_pages_that_it_has_touched(
-    native: NativeOps, num_threads: int, outputs: int, inputs: int
+def test_pages_of_a_weight_are_divided_among_nodes_as_its_panels_are(
+    native: NativeOps, num_threads: int, outputs: int, inputs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for the one page at a border between two nodes."""
-    ops = ops_on(native, num_threads, NODES)
+    """And they are touched, in that division, before anything is packed."""
+    ops, touched_bytes = ops_on(native, num_threads, NODES), []
+    touch = ops.kernels.touch
+    monkeypatch.setattr(ops, "_touch", lambda memory: (touch(memory), touched_bytes.append(memory.nbytes)))
     packed = ops.pack_linear(normal((outputs, inputs), torch.float32, seed=1))
+    assert touched_bytes == [packed.packed.nbytes]
     num_bytes, panels = packed.packed.nbytes, -(-outputs // 32)
     pages = -(-num_bytes // PAGE)
     touched, read = ops.kernels.shares(pages), ops.kernels.shares(panels)

@@ -94,6 +94,15 @@ def test_a_query_whose_key_is_not_a_number_selects_nothing_and_its_attention_is_
         assert out.isnan().flatten(1).all(dim=1).tolist() == [True, False]
 
 
+def test_a_query_whose_scores_are_not_numbers_selects_nothing(each_ops: Ops) -> None:
+    """Where it sees more than it may select: what it would read has been chosen by nothing."""
+    indexed = case(2, 8, seq_lens=[40], query_lens=[3])
+    q, weights, keys = indexed.indexer(exact=True)
+    q[1] = NAN
+    assert each_ops.select_tokens(q, weights, keys, indexed.paged, 9)[1].tolist() == [9, 0, 9]
+    assert each_ops.select_tokens(q, weights, keys, indexed.paged, 100)[1].tolist() == [38, 39, 40]
+
+
 def test_a_key_that_is_not_a_number_is_selected(each_ops: Ops) -> None:
     """What is not finite is not overlooked by later queries."""
     indexed = case(2, 8, seq_lens=[40], query_lens=[1])
@@ -104,10 +113,19 @@ def test_a_key_that_is_not_a_number_is_selected(each_ops: Ops) -> None:
     assert 23 in positions[0].tolist()
 
 
-def test_a_query_s_selection_does_not_depend_on_the_others(native: NativeOps, dtype: torch.dtype) -> None:
+def test_a_query_s_selection_does_not_depend_on_the_others(
+    native: NativeOps, single_threaded: NativeOps, dtype: torch.dtype
+) -> None:
     """Alone, in any chunk, with one thread or two, and on other pages the same tokens are selected."""
     whole_batch = case(4, 128, dtype)
     q, weights, keys = whole_batch.indexer(exact=False)
+    elsewhere = case(4, 128, dtype, page_size=4)  # the keys of a sequence and position are the same
+    kept = KvCache(elsewhere.k_cache, elsewhere.k_cache)
+    for ops, there, where in ((single_threaded, keys, whole_batch), (native, kept, elsewhere)):
+        assert_selected(
+            ops.select_tokens(q, weights, there, where.paged, 30),
+            native.select_tokens(q, weights, keys, whole_batch.paged, 30),
+        )
     together, _ = native.select_tokens(q, weights, keys, whole_batch.paged, 30)
     starts = whole_batch.paged.q_start.tolist()
     for i, (first, end) in enumerate(pairwise(starts)):

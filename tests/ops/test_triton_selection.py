@@ -10,6 +10,7 @@ from forebay.ops.interface import Ops
 from tests.ops.helpers import assert_close, assert_same_bits, no_sequences, normal
 from tests.ops.test_selection import case, whole
 from tests.ops.test_triton import device, ops, reference
+from tests.ops.triton_device import attention
 
 __all__ = ["device", "ops", "reference"]  # fixtures
 
@@ -44,6 +45,19 @@ def test_token_pages_equal_the_reference(ops: Ops, reference: Ops) -> None:
     ours, theirs = (each.token_pages(positions, counts, indexed.paged) for each in (ops, reference))
     for name in ("page_table", "rows", "q_start", "seq_lens"):
         assert_same_bits(getattr(ours, name).cpu(), getattr(theirs, name))
+
+
+def test_selections_of_many_tokens_are_attended_to_some_at_a_time(
+    ops: Ops, reference: Ops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    indexed = case(3, 20, **SMALL)
+    q, weights, keys = indexed.indexer(exact=True)
+    pages = reference.token_pages(*reference.select_tokens(q, weights, keys, indexed.paged, 9), indexed.paged)
+    values = KvCache(keys.k, keys.k)
+    whole_step = ops.paged_attention(q, values, pages, scale=0.1)
+    monkeypatch.setattr(attention, "_SELECTIONS", 4)
+    assert_same_bits(ops.paged_attention(q, values, pages, scale=0.1), whole_step)
+    assert_close(whole_step, reference.paged_attention(q, values, pages, scale=0.1))
 
 
 def test_no_tokens_have_no_selection_on_a_gpu(ops: Ops) -> None:

@@ -344,7 +344,7 @@ def _why_kernels(config: EngineConfig, ops: Ops) -> str:
     missing = cpu.lacks if config.device == "cpu" else ""
     simulated = f"{CPU_VARIABLE}={cpu.simulated} simulates this CPU" if cpu.simulated else ""
     nodes = len(this_topology().nodes)
-    where = f" on {nodes} nodes" if nodes > 1 else ""
+    where = f" on {nodes} nodes" if nodes > 1 and config.device == "cpu" else ""
     asked = f"{config.kernels} asked, {config.num_threads} threads{where}"
     rounding = f"inputs of codes rounded to {ops.activation_bits} bits" if ops.activation_bits else ""
     return "; ".join(filter(None, (asked, rounding, simulated, missing)))

@@ -20,8 +20,8 @@ struct Decoding {
 
 class Planner {
   public:
-    Planner(const AttentionShape& shape, int num_threads)
-        : shape_(shape), num_threads_(num_threads), plan_{shape, {}, {}, {}, PartialPlaces(shape)} {}
+    Planner(const AttentionShape& shape, int num_threads, bool may_share)
+        : shape_(shape), num_threads_(num_threads), may_share_(may_share), plan_{shape, {}, {}, {}, PartialPlaces(shape)} {}
 
     Plan make() {
         find_queries();
@@ -44,7 +44,8 @@ class Planner {
 
     void share_prefixes() {
         decoding_.resize(shape_.num_seqs, -1);
-        if (shape_.window > 0) return;
+        // With so many heads that a walk has one query, nothing would be read once for several.
+        if (!may_share_ || shape_.window > 0 || kRows / shape_.group() < 2) return;
         std::vector<Decoding*> members;
         sequences_.reserve(shape_.num_seqs);
         for (long s = 0; s < shape_.num_seqs; ++s) {
@@ -205,6 +206,7 @@ class Planner {
 
     const AttentionShape& shape_;
     const long num_threads_;
+    const bool may_share_;
     Plan plan_;
     std::vector<Decoding> sequences_;
     std::vector<long> decoding_;  // by sequence: which of sequences_, or -1
@@ -230,13 +232,16 @@ SharedPlan* fb_attention_plan_create() { return new SharedPlan(new Plan); }
 
 void fb_attention_plan_destroy(SharedPlan* plan) { delete plan; }
 
-// Every seq_lens[i] is at least its number of queries, and the pages of the positions that a query sees are the caches'.
+// Every seq_lens[i] is at least its number of queries, or 0, and the pages of the positions that a query sees are the
+// caches'. Without `may_share` no pages are looked at for what sequences have in common.
 void fb_attention_plan_make(Pool* pool, const SharedPlan* shared, const int32_t* page_table, long pages_per_row,
                             const int32_t* page_map, const int32_t* rows, const int32_t* q_start,
                             const int32_t* seq_lens, long num_seqs, long page_size, long q_heads, long kv_heads,
-                            long head_dim, long v_dim, long window) {
+                            long head_dim, long v_dim, long window, long may_share) {
     const AttentionShape shape{page_table, pages_per_row, page_map, rows,     q_start, seq_lens, num_seqs,
                                page_size,  q_heads,       kv_heads, head_dim, v_dim,   window};
-    pool->op([shape, plan = *shared](Pool& p) { *plan = Planner(shape, p.num_threads()).make(); });
+    pool->op([shape, may_share, plan = *shared](Pool& p) {
+        *plan = Planner(shape, p.num_threads(), may_share != 0).make();
+    });
 }
 }

@@ -72,7 +72,13 @@ struct Pool::Workers {
     }
 
     void take_pieces(int node) {
-        for (size_t i = 0; i < shares.size(); ++i) take_share(shares[(node + i) % shares.size()]);
+        const size_t most = at_home ? 1 : shares.size();
+        for (size_t i = 0; i < most; ++i) take_share(shares[(node + i) % shares.size()]);
+    }
+
+    bool all_taken() const {
+        return std::all_of(shares.begin(), shares.end(),
+                           [&](const Share& share) { return share.next >= (share.end - share.first) * repeats; });
     }
 
     void take_share(Share& share) {
@@ -90,7 +96,7 @@ struct Pool::Workers {
     }
 
     void work(int node) {
-        uint32_t seen = ticket;
+        uint32_t seen = 0;  // not what the ticket is by now: a job that is open already waits for us, too
         while (!stopping) {
             seen = wait_for_change(seen);
             if (seen % 2 == 0) continue;
@@ -123,6 +129,7 @@ struct Pool::Workers {
     long grain = 0;
     long period = 0;
     long repeats = 0;
+    bool at_home = false;
     const void* body = nullptr;
     Call call = nullptr;
     std::vector<std::thread> threads;  // last: they use all of the above
@@ -149,10 +156,12 @@ void Pool::run_shared(long count, long grain, long period, const void* body, Cal
         w.shares[node].end = first_of(node + 1, period);
         w.shares[node].next = 0;
     }
+    w.at_home = at_home_;
     ++num_barriers_;
     ++w.ticket;
     w.ticket.notify_all();
-    w.take_pieces(w.node_here());
+    w.take_pieces(at_home_ ? 0 : w.node_here());
+    while (at_home_ && !w.all_taken()) std::this_thread::yield();  // nobody else does what sleeping workers have to do
     ++w.ticket;
     // A worker inside may have lost its core to another process: give it ours rather than spin against it.
     for (int spins = 0; w.inside != 0; ++spins) {
@@ -204,7 +213,7 @@ void fb_pool_shares(const Pool* pool, long period, long* first) {
 void fb_touch(Pool* pool, volatile char* memory, long bytes) {
     constexpr long kPage = 4096;
     const long pages = (bytes + kPage - 1) / kPage;
-    pool->run(pages, std::max(1L, pages / (8 * pool->num_threads())), [=](long begin, long end) {
+    pool->run_at_home(pages, std::max(1L, pages / (8 * pool->num_threads())), [=](long begin, long end) {
         for (long page = begin; page < end; ++page) memory[page * kPage] = memory[page * kPage];
     });
 }

@@ -31,7 +31,7 @@ class Pool {
     // Calls body(begin, end) over 0..count in pieces of `grain`, on the caller and on any worker that comes in time.
     // Which thread takes a piece is not fixed, so a piece's result must not depend on it. Returns when all are done.
     //
-    // Items i and i + period read the same memory, a weight's part for instance. Of each period a node has the same
+    // Items i and i + period read the same memory, a weight's part for instance; `period` divides `count`. Of each period a node has the same
     // share, in order, so that what one of its threads has touched first its threads read. A node that has done its
     // share takes of the others'.
     template <class Body>
@@ -47,6 +47,14 @@ class Pool {
     template <class Body>
     void run(long count, long grain, const Body& body) {
         run(count, grain, count, body);
+    }
+
+    // As run, but a node's share is done by its own threads alone, and by the caller that of the first thread's.
+    template <class Body>
+    void run_at_home(long count, long grain, const Body& body) {
+        at_home_ = true;
+        run(count, grain, body);
+        at_home_ = false;
     }
 
     // The first of `period` items that are a node's; its end is the next one's first.
@@ -83,6 +91,7 @@ class Pool {
     int num_threads_;
     std::vector<int> threads_before_;  // those of lower nodes, by node; the last is all of them
     long num_barriers_ = 0;
+    bool at_home_ = false;
     Workers* workers_;
 };
 

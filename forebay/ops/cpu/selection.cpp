@@ -58,10 +58,15 @@ std::vector<Chunk> chunks_of(const AttentionShape& shape) {
     return chunks;
 }
 
-long slot_of(const AttentionShape& shape, long seq, long position) {
-    const long page = shape.pages_of(seq)[position / shape.page_size];
-    const long cache_page = shape.page_map == nullptr ? page : shape.page_map[page];
-    return cache_page * shape.page_size + position % shape.page_size;
+// The slots of `count` positions from `first` on.
+void find_slots(const AttentionShape& shape, long seq, long first, long count, long* slots) {
+    const int32_t* page = shape.pages_of(seq) + first / shape.page_size;
+    long in_page = first % shape.page_size;
+    for (long i = 0; i < count; ++page, in_page = 0) {
+        const long cache_page = shape.page_map == nullptr ? *page : shape.page_map[*page];
+        long slot = cache_page * shape.page_size + in_page;
+        for (const long stop = std::min(count, i + shape.page_size - in_page); i < stop; ++i) slots[i] = slot++;
+    }
 }
 
 // total [kBlock] += weights[h] * max(0, q[h] . k) for heads h of `count`, which are `width` apart.
@@ -108,8 +113,8 @@ void score_segment(const IndexCall<T, E>& call, const Segment& segment) {
     long slots[kBlock];
     for (long block = segment.begin; block < segment.end; ++block) {
         const long first = block * kBlock, seen = std::min(kBlock, chunk.newest_position() + 1 - first);
-        for (long i = 0; i < seen; ++i) slots[i] = slot_of(shape, chunk.seq, first + i);
-        for (long lane = 0; lane < kBlock; lane += W) {
+        find_slots(shape, chunk.seq, first, seen, slots);
+        for (long lane = 0; lane < seen; lane += W) {
             turn_keys(call.keys, slots, {0, seen}, lane, 0, dim, keys);
         }
         const bool in_codes = call.keys.factors != nullptr;
@@ -133,20 +138,22 @@ void score_segment(const IndexCall<T, E>& call, const Segment& segment) {
 // Whether the key of a position is a number: all of one that is not is NaN, or its factor.
 template <class T, class E>
 bool has_key(const IndexCall<T, E>& call, const Chunk& chunk, long position) {
-    const long slot = slot_of(call.shape, chunk.seq, position);
+    long slot;
+    find_slots(call.shape, chunk.seq, position, 1, &slot);
     if (call.keys.factors != nullptr) return !std::isnan(call.keys.factor(slot, 0));
     return is_finite(call.keys.head(slot, 0), 1);
 }
 
-// The best of the scores that the query at `position` has for itself and all before it, of equal ones the earlier;
-// ascending. A NaN is better than all others, so that what it is the score of is read.
+// The best of the scores that a query has for itself and all before it, of equal ones the earlier; ascending. A NaN
+// counts as infinity, so that what it is the score of is read.
 template <class T, class E>
 void choose(const IndexCall<T, E>& call, const Chunk& chunk, long query) {
     constexpr float kInf = std::numeric_limits<float>::infinity();
     const long token = chunk.token + query, num_seen = chunk.position + query + 1;
     const float* scores = chunk.scores + query * chunk.width;
     int32_t* positions = call.positions + token * call.most;
-    const long count = has_key(call, chunk, num_seen - 1) ? std::min(num_seen, call.most) : 0;
+    const bool fails = !has_key(call, chunk, num_seen - 1) || (num_seen > call.most && std::isnan(scores[num_seen - 1]));
+    const long count = fails ? 0 : std::min(num_seen, call.most);
     call.counts[token] = static_cast<int32_t>(count);
     std::fill(positions + count, positions + call.most, -1);
     if (count == num_seen || count == 0) {
@@ -235,17 +242,18 @@ extern "C" void fb_token_pages(Pool* pool, const int32_t* positions, int32_t* lo
                                const int32_t* page_map, const int32_t* rows, const int32_t* q_start, long num_seqs,
                                long page_size, long most) {
     pool->op([=](Pool& p) {
-        p.run(num_seqs, 1, [=](long begin, long end) {
-            for (long s = begin; s < end; ++s) {
-                const int32_t* pages = page_table + rows[s] * pages_per_row;
-                for (long t = q_start[s]; t < q_start[s + 1]; ++t) {
-                    token_rows[t] = token_start[t] = static_cast<int32_t>(t);
-                    for (long i = t * most; i < (t + 1) * most; ++i) {
-                        const int32_t at = positions[i];
-                        int32_t page = at < 0 ? 0 : pages[at / page_size];
-                        if (page_map != nullptr) page = page_map[page];
-                        locations[i] = at < 0 ? 0 : page * static_cast<int32_t>(page_size) + at % page_size;
-                    }
+        const uint32_t size = static_cast<uint32_t>(page_size);
+        p.run(q_start[num_seqs], grain_for(4 * most), [=](long begin, long end) {
+            for (long t = begin; t < end; ++t) {
+                // The last sequence that begins no later: those before it that begin there have no queries.
+                const long seq = std::upper_bound(q_start, q_start + num_seqs, t) - q_start - 1;
+                const int32_t* pages = page_table + rows[seq] * pages_per_row;
+                token_rows[t] = token_start[t] = static_cast<int32_t>(t);
+                for (long i = t * most; i < (t + 1) * most; ++i) {
+                    const uint32_t at = static_cast<uint32_t>(std::max(0, positions[i]));
+                    int32_t page = pages[at / size];
+                    if (page_map != nullptr) page = page_map[page];
+                    locations[i] = positions[i] < 0 ? 0 : page * static_cast<int32_t>(size) + static_cast<int32_t>(at % size);
                 }
             }
         });

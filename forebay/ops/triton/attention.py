@@ -5,6 +5,8 @@ Shape letters: T tokens, S sequences, Hq query heads, Hk KV heads, D head size o
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple
 
 import torch
@@ -19,6 +21,7 @@ _PROGRAMS: Final = 128  # that one decoding sequence's attention is divided amon
 _SEGMENT: Final = 256  # tokens that are too few to be divided
 _DECODE_ROWS: Final = 16  # the least that a matrix unit takes
 _EXTEND_ROWS: Final = 64
+_SELECTIONS: Final = 256  # tokens with keys of their own at once: their segments' sums take up to 4 MiB each
 
 
 @triton.jit
@@ -450,6 +453,10 @@ class TritonAttention(AttentionOps):
         sliding_window: int = 0,
         sinks: Tensor | None = None,
     ) -> Tensor:
+        if paged.one_each and len(q) > _SELECTIONS:
+            some = [slice(first, first + _SELECTIONS) for first in range(0, len(q), _SELECTIONS)]
+            attend = partial(self.paged_attention, scale=scale, sliding_window=sliding_window, sinks=sinks)
+            return torch.cat([attend(q[part], cache, _some(paged, part)) for part in some])
         k_cache, v_cache, k_scale, v_scale = cache
         page_table, page_map, rows = paged.page_table, paged.page_map, paged.rows
         num_tokens, num_heads, d = q.shape
@@ -523,6 +530,12 @@ class TritonAttention(AttentionOps):
                 num_warps=min(16, triton.next_power_of_2(max(1, tiling.segments * dv // 2048))),
             )
         return out
+
+
+def _some(paged: PagedKv, part: slice) -> PagedKv:
+    """Some of sequences that have one query each."""
+    rows = paged.rows[part]
+    return replace(paged, rows=rows, seq_lens=paged.seq_lens[part], q_start=paged.q_start[: len(rows) + 1])
 
 
 def _tiling(decodes: bool, group: int, num_kv_heads: int, d: int, dtype: torch.dtype) -> _Tiling:

@@ -82,7 +82,8 @@ class TritonSelection(SelectionOps):
         pages = pages if paged.page_map is None else paged.page_map[pages]
         own = pages * paged.page_size + position % paged.page_size
         kept = keys.k[:, 0, 0] if keys.k_scale is None else keys.k_scale[:, 0]
-        counts = (position + 1).clamp(max=most).masked_fill_(kept[own].isnan(), 0)
+        fails = kept[own].isnan()
+        counts = (position + 1).clamp(max=most)
         chosen = torch.empty(tokens, most, dtype=torch.int32, device=q.device)
         scores = torch.empty(min(tokens, _QUERIES), context, dtype=torch.float32, device=q.device)
         for first in range(0, tokens, _QUERIES):
@@ -110,8 +111,13 @@ class TritonSelection(SelectionOps):
                 IN_CODES=keys.k_scale is not None,
                 KEYS=_KEYS,
             )
-            best = scores[:count].sort(dim=-1, descending=True, stable=True).indices[:, :most].int()
-            behind = torch.arange(most, device=q.device) >= counts[first : first + count].unsqueeze(1)
+            here = slice(first, first + count)
+            at = position[here].long().unsqueeze(1)
+            fails[here] |= scores[:count].gather(1, at)[:, 0].isnan() & (position[here] >= most)
+            counts[here] = counts[here].masked_fill(fails[here], 0)
+            best = scores[:count].nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+            best = best.sort(dim=-1, descending=True, stable=True).indices[:, :most].int()
+            behind = torch.arange(most, device=q.device) >= counts[here].unsqueeze(1)
             ordered = best.masked_fill_(behind, context).sort(dim=-1).values
-            chosen[first : first + count] = ordered.masked_fill_(behind, -1)
+            chosen[here] = ordered.masked_fill_(behind, -1)
         return chosen, counts
