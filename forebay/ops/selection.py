@@ -55,8 +55,8 @@ class SelectionOps:
         """Return each token as a sequence of its own, whose KV is that of the selected positions of its sequence, in
         their order: entry j of its page table is the location of positions[t, j], on pages of one token.
 
-        On a CPU, attention over it adds up the selected tokens in the blocks in which attention over all tokens adds up
-        positions, so with everything selected it gives the bits of that.
+        On a CPU, attention adds up the selected tokens in blocks, as it adds up positions where it reads all tokens.
+        So with everything selected it gives the bits of that.
         """
         tokens = torch.arange(len(positions) + 1, dtype=torch.int32, device=positions.device)
         queries = paged.q_start[1:] - paged.q_start[:-1]

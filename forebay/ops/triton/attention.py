@@ -21,7 +21,7 @@ _PROGRAMS: Final = 128  # that one decoding sequence's attention is divided amon
 _SEGMENT: Final = 256  # tokens that are too few to be divided
 _DECODE_ROWS: Final = 16  # the least that a matrix unit takes
 _EXTEND_ROWS: Final = 64
-_SELECTIONS: Final = 256  # tokens with keys of their own at once: their segments' sums take up to 4 MiB each
+_SELECTIONS: Final = 64  # tokens with keys of their own at once: the sums of their segments take up to 4 MiB each
 
 
 @triton.jit
