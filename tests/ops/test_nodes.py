@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from forebay.families.model_config import config_from_folder
 from forebay.families.small import small_config
 from forebay.models.random_weights import write_random_weights
 from forebay.ops.native import NativeOps
-from tests.deadlines import HANGS_S
+from tests.deadlines import wait_until
 from tests.formats.coded import FORMATS, random_codes, stored
 from tests.models.drive import Driver
 from tests.ops.helpers import assert_same_bits, normal
@@ -96,9 +95,7 @@ def test_workers_stay_on_the_cpus_of_their_node(native: NativeOps) -> None:
     workers = [int(task) for task in set(os.listdir("/proc/self/task")) - before]
     assert ops.num_threads == 3
     ops.linear(normal((1, 512), torch.float32, 1), ops.pack_linear(normal((4096, 512), torch.float32, 2)))
-    until = time.monotonic() + HANGS_S  # they may not have begun yet
-    while any(os.sched_getaffinity(worker) == usable_cpus() for worker in workers) and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: all(os.sched_getaffinity(worker) != usable_cpus() for worker in workers))  # they have begun
     assert sorted(list(os.sched_getaffinity(worker)) for worker in workers) == sorted([[TWO[0]], [TWO[1]]])
     assert os.sched_getaffinity(0) == usable_cpus(), "the caller's own threads may go on anywhere"
 

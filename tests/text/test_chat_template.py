@@ -137,7 +137,9 @@ def test_a_template_that_takes_all_memory_has_little_and_the_next_conversation_i
 
 
 @pytest.mark.parametrize(
-    ("source", "why"), [("{{ strftime_now('%Y' * 10**8) }}", "MiB"), ("{{1}}" * 200_000, "longer than")]
+    ("source", "why"),
+    # On a busy machine the limit of time may come before that of memory.
+    [("{{ strftime_now('%Y' * 10**8) }}", "MiB|longer than"), ("{{1}}" * 200_000, "longer than")],
 )
 def test_a_template_that_takes_everything_when_it_is_compiled_is_refused_at_start_up(source: str, why: str) -> None:
     with pytest.raises(ModelError, match=why):
