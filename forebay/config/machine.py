@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from forebay.base.cpu import PROC
+from forebay.base.topology import usable_cpus
 from forebay.base.units import human_bytes
 
 CGROUP: Final = Path("/sys/fs/cgroup")
@@ -36,10 +37,7 @@ class Amount:
 
 def usable_cores(cgroup: Path = CGROUP, proc: Path = PROC) -> Amount:
     """Cores this process may use: its affinity, cut to the cgroup's quota."""
-    try:
-        affinity = len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        affinity = os.cpu_count() or 1
+    affinity = len(usable_cpus())
     quota = _cgroup_cores(cgroup, proc)
     if quota is not None and quota < affinity:
         return Amount(max(1, int(quota)), f"the container may use {quota:g} of {affinity} cores")

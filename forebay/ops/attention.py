@@ -45,7 +45,7 @@ class PagedKv:
     page_size: int
     out_cache_loc: Tensor  # [T] int64, the locations of the step's own tokens
     page_map: Tensor | None = None  # [pages + 1] int32
-    one_each: bool = False  # each sequence has one query, and its pages are nobody else's: a selection of tokens
+    one_each: bool = False  # each sequence has one query, over the tokens selected for it: pages of one token
     plans: dict[Hashable, object] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What a backend has worked out once, for the layers to come."""
 

@@ -21,6 +21,14 @@ _MOE = {
     "shared_expert_intermediate_size": 20,
 }
 
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 5_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.8,
+}
 _LATENT = {
     "q_lora_rank": 20,
     "kv_lora_rank": 16,
@@ -147,14 +155,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 3,
             "n_group": 4,
             "topk_group": 2,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 5_000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 64,
-                "mscale": 1.0,
-                "mscale_all_dim": 0.8,
-            },
+            "rope_parameters": _YARN,
         },
     ),
     # The format has one number for two: mscale and mscale_all_dim.
@@ -212,14 +213,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "index_head_dim": 8,
             "attention_bias": True,
             "first_k_dense_replace": 0,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 5_000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 64,
-                "mscale": 1.0,
-                "mscale_all_dim": 0.8,
-            },
+            "rope_parameters": _YARN,
         },
     ),
     "deepseek_v32-all-selected": ("deepseek_v32", {**_SPARSE, "index_topk": 2048, "index_head_dim": 128}),
