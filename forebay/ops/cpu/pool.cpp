@@ -64,7 +64,7 @@ struct Pool::Workers {
         sched_setaffinity(0, sizeof cpus, &cpus);  // pthread's call for it is too new for a wheel
     }
 
-    // Of the caller, who is wherever the system has put it.
+    // The node of the CPU that the caller runs on now.
     int node_here() const {
         if (shares.size() == 1) return 0;
         const size_t cpu = static_cast<size_t>(std::max(0, sched_getcpu()));
@@ -161,7 +161,7 @@ void Pool::run_shared(long count, long grain, long period, const void* body, Cal
     ++w.ticket;
     w.ticket.notify_all();
     w.take_pieces(at_home_ ? 0 : w.node_here());
-    while (at_home_ && !w.all_taken()) std::this_thread::yield();  // nobody else does what sleeping workers have to do
+    while (at_home_ && !w.all_taken()) std::this_thread::yield();  // no other thread may do their shares
     ++w.ticket;
     // A worker inside may have lost its core to another process: give it ours rather than spin against it.
     for (int spins = 0; w.inside != 0; ++spins) {

@@ -20,7 +20,7 @@ struct Nodes {
 
 class Pool {
   public:
-    // A thread runs on the CPUs of its node. With one node, threads stay where the system puts them.
+    // A worker runs on the CPUs of its node. With one node, the system chooses a CPU for each thread.
     Pool(int num_threads, const Nodes& nodes);
     ~Pool();
     Pool(const Pool&) = delete;
@@ -31,9 +31,9 @@ class Pool {
     // Calls body(begin, end) over 0..count in pieces of `grain`, on the caller and on any worker that comes in time.
     // Which thread takes a piece is not fixed, so a piece's result must not depend on it. Returns when all are done.
     //
-    // Items i and i + period read the same memory, a weight's part for instance; `period` divides `count`. Of each period a node has the same
-    // share, in order, so that what one of its threads has touched first its threads read. A node that has done its
-    // share takes of the others'.
+    // Items i and i + period read the same memory, such as a part of a weight; `period` divides `count`. A node has the
+    // same share of each period, so that its threads read what they have touched first. A node whose share is done
+    // takes items of the others.
     template <class Body>
     void run(long count, long grain, long period, const Body& body) {
         if (num_threads_ == 1 || count <= grain) {
@@ -49,7 +49,7 @@ class Pool {
         run(count, grain, count, body);
     }
 
-    // As run, but a node's share is done by its own threads alone, and by the caller that of the first thread's.
+    // As run, but only the threads of a node do its share. The caller counts as one of the first node.
     template <class Body>
     void run_at_home(long count, long grain, const Body& body) {
         at_home_ = true;
