@@ -34,7 +34,7 @@ from forebay.engine.loop.core import EngineCore
 from forebay.families.model_config import ModelConfig, config_from_folder
 from forebay.formats.weight_shapes import WeightKind, WeightShapes
 from forebay.layers.params import Change, TensorParam, unchanged
-from forebay.memory.budget import divide_memory
+from forebay.memory.division import divide_memory
 from forebay.memory.kinds.build import CacheSizes
 from forebay.models import Needs, describe, needs_of
 from forebay.models.decoder import Model

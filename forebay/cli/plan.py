@@ -29,7 +29,8 @@ from forebay.engine.lifecycle.sizing import memory_demand
 from forebay.families.model_config import ModelConfig
 from forebay.formats.store import find_model, model_title
 from forebay.formats.weight_shapes import HeldWeights
-from forebay.memory.budget import BudgetLine, MemoryBudget, divide_memory
+from forebay.memory.budget import BudgetLine, MemoryBudget
+from forebay.memory.division import divide_memory
 from forebay.memory.holding import num_at_once
 from forebay.memory.kinds.build import KINDS, per_request, per_token
 from forebay.memory.kinds.declared import CacheSizes

@@ -111,11 +111,12 @@ class CacheTypes:
     dtype: str = "float32"  # bfloat16 | float32: weights, activations and convolution states
     kv_cache_dtype: str = "float32"  # as dtype, or smaller: bfloat16, int8
     mamba_ssm_dtype: str = "float32"  # float32 | bfloat16: the states of scans
+    sparse_kv_on_host: bool = False  # HiSparse: the KV of layers that read few tokens is in the host tier
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryOptions:
-    """Limits of the caches' memory. How many pages, slots and rows that is, `memory.budget` divides before weights are
+    """Limits of the caches' memory. `memory.division` divides it into pages, slots and rows before weights are
     loaded; `max_total_tokens` and `max_running_requests` are upper limits to it. Without `spare_cache` the caches take
     no more than `max_running_requests` of the full context need."""
 
@@ -138,6 +139,28 @@ class KindOptions:
     track_interval: int = 64  # tokens between the states that a decoding request tracks
     anchor_interval: int = 1024  # tokens between the states kept of a long prompt, besides those for better reasons
     retraction_host_bytes: int = 0  # for copies of what retracted requests had; 0: they compute everything again
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HisparseOptions:
+    """HiSparse: the KV of layers with sparse attention is in the host tier, and each decoding request has a hot buffer
+    of `device_buffer_size` tokens on the device, 0 for no HiSparse.
+
+    There are `host_to_device_ratio` times as many pages of KV as resident copies on the device. `top_k` is what the
+    model must select, 0 for whatever it does. With a `host_path` the host tier is a file in that folder.
+    """
+
+    device_buffer_size: int = 0
+    top_k: int = 0
+    host_to_device_ratio: float = 2.0
+    host_path: str = ""
+
+    @property
+    def enabled(self) -> bool:
+        return self.device_buffer_size > 0
+
+
+NO_HISPARSE: Final = HisparseOptions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -281,6 +304,7 @@ class EngineConfig:
     memory: MemoryOptions
     scheduling: SchedulingOptions
     kinds: KindOptions
+    hisparse: HisparseOptions = NO_HISPARSE
     speculation: SpeculationOptions = SpeculationOptions()
     disaggregation: DisaggregationOptions = DisaggregationOptions()
     enable_memory_saver: bool = False  # of a GPU's memory; a CPU's can always be released

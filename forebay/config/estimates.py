@@ -1,6 +1,6 @@
 """Estimates of what engines take of a CPU's memory beside weights and caches: the one place of these numbers.
 
-Two other parts of that memory are decided elsewhere, with more knowledge. `memory.budget` takes verify logits off the
+Two other parts of that memory are decided elsewhere, with more knowledge. `memory.division` takes verify logits off the
 caches, since it decides by them how many draft tokens a step verifies; a rule decides the host copies.
 
 The numbers are of this command, on two cores with AVX2: `forebay serve` of the embedded model, and `LLM` over models of

@@ -15,7 +15,7 @@ from forebay.base.log import event, get_logger
 from forebay.base.paths import cache_folder
 from forebay.base.units import ceil_div, human_bytes
 from forebay.base.variants import PREBUILT
-from forebay.config import disaggregation, kinds, machine, sampling, speculation
+from forebay.config import disaggregation, hisparse, kinds, machine, sampling, speculation
 from forebay.config.engine_config import (
     CacheIsolation,
     CacheTypes,
@@ -117,9 +117,9 @@ def resolve(
     check_fit(facts, settled, given)
     _cut_to_model(given, facts, settled, reasons)
     values = _field_values(settled) | {"spare_cache": facts.gpu is not None or _is_cache_sized(given)}
+    values |= hisparse.field_values(settled, facts.model)
     values |= speculation.field_values(settled, auto=given["speculative_algorithm"].value is AUTO)
-    values |= disaggregation.field_values(settled, cluster_key(settled))
-    values |= key_fields(keys)
+    values |= disaggregation.field_values(settled, cluster_key(settled)) | key_fields(keys)
     return Config(
         engine=_build(EngineConfig, values, **{name: _build(kind, values) for name, kind in _GROUPS.items()}),
         server=_build(
@@ -310,6 +310,7 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
         yield f"{asked('mamba_track_interval')} is not a multiple of the page size, {page}: give {near}"
     yield from _asleep(settled, asked)
     yield from speculation.problems(settled, asked)
+    yield from hisparse.problems(settled, asked, facts.model)
     yield from disaggregation.problems(settled, asked)
 
 
@@ -327,7 +328,7 @@ def _asleep(settled: Settled, asked: Callable[[str], str]) -> Iterator[str]:
 
 def _cut_to_model(given: dict[str, Given], facts: Facts, settled: Settled, reasons: dict[str, str]) -> None:
     """Requests longer than the model or the KV may be are impossible, whatever was asked. What the memory holds is for
-    `memory.budget` to find out."""
+    `memory.division` to find out."""
     asked = settled.number("context_length")
     own = facts.model.max_position_embeddings
     total = settled.number("max_total_tokens") if "max_total_tokens" in settled else asked

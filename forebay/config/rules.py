@@ -12,7 +12,7 @@ from forebay.backends.backend import Backend, Here
 from forebay.base.cpu import BFLOAT16_FLAGS, Cpu
 from forebay.base.units import human_bytes
 from forebay.base.variants import VARIANTS
-from forebay.config import disaggregation, estimates, kinds, sampling, speculation
+from forebay.config import disaggregation, estimates, hisparse, kinds, sampling, speculation
 from forebay.config.engine_config import CacheIsolation
 from forebay.config.flag import Decision, Settled
 from forebay.config.gpu import GpuMemory, limits_for
@@ -303,6 +303,7 @@ OPTIONAL: Final = {
     "max_total_tokens": "what the memory holds",
     "max_step_ms": "no limit by time: prompts keep their throughput, and --mixed-chunk-size alone limits them",
     **kinds.OPTIONAL,
+    **hisparse.OPTIONAL,
     **sampling.OPTIONAL,
     **speculation.OPTIONAL,
     **disaggregation.OPTIONAL,

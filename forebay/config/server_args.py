@@ -8,15 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.backends import BACKENDS, kernels_by_description
-from forebay.config import disaggregation, kinds, sampling, speculation
+from forebay.config import disaggregation, hisparse, kinds, sampling, speculation
 from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUANTIZATIONS, KV_DTYPE_SYNONYMS
-from forebay.config.engine_config import (
-    MAX_PAGE_SIZE,
-    CacheIsolation,
-    EvictionPolicy,
-    Ledger,
-    SchedulePolicy,
-)
+from forebay.config.engine_config import MAX_PAGE_SIZE, CacheIsolation, EvictionPolicy, Ledger, SchedulePolicy
 from forebay.config.flag import BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag, in_group
 from forebay.families.embedding import POOLINGS
 from forebay.formats.quantization import Quantization
@@ -384,6 +378,7 @@ FLAGS: Final = (
     *_MODEL,
     *_MEMORY,
     *kinds.FLAGS,
+    *hisparse.FLAGS,
     *_SCHEDULING,
     *speculation.FLAGS,
     *_CACHE,

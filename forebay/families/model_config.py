@@ -83,6 +83,11 @@ class ModelConfig:
     def num_experts(self) -> int:
         return 0 if self.experts is None else self.experts.num_experts
 
+    @property
+    def sparse_top_k(self) -> int:
+        """Return the tokens that a query of sparse attention reads, 0 for a model without."""
+        return 0
+
 
 def nothing(shape: Shape) -> dict[str, Any]:
     """Return no fields: a small model of the family needs none of its own."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from forebay.layers.selection import Selection
 from forebay.memory.kv_allocator import KV
 from forebay.ops.attention import PagedKv
 from forebay.pools.cache_pool import CachePool
@@ -18,7 +19,7 @@ from forebay.pools.cache_pool import CachePool
 class Carried:
     """Results of a layer for the layers behind it. `selection`: the tokens that the last indexer selected."""
 
-    selection: PagedKv | None = None
+    selection: Selection | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

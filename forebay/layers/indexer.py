@@ -18,8 +18,8 @@ from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.params import Rows
 from forebay.layers.rotary import RopeSpec
+from forebay.layers.selection import Selection
 from forebay.memory.kv_allocator import KV
-from forebay.ops.attention import PagedKv
 from forebay.pools.cache_spec import IndexKeys
 
 _NORM_EPS: Final = 1e-6  # of the keys' norm, whatever the rest of a model has
@@ -62,7 +62,7 @@ class Indexer:
         )
         self._weights = parts.linear({"weights_proj": index.num_heads}, spec.hidden_size, min_bits=16).weight
 
-    def __call__(self, ctx: ForwardContext, x: Tensor, q_latent: Tensor) -> PagedKv:
+    def __call__(self, ctx: ForwardContext, x: Tensor, q_latent: Tensor) -> Selection:
         """x [T, H], q_latent [T, Q], normed -> the selected tokens, which are carried to the layers behind this one.
         Writes the keys of the step's tokens."""
         ops, index, paged, keys = self._ops, self._index, ctx.pages(KV), ctx.cache.kv(self._layer)
@@ -70,7 +70,8 @@ class Indexer:
         k = ops.layer_norm(self._k_layer(ctx, x), self._norm_weight, self._norm_bias, _NORM_EPS).unsqueeze(1)
         ops.rope_and_store_kv(q, k, k, ctx.positions, self._cos_sin, keys, paged.out_cache_loc)
         weights = ops.linear_f32(x, self._weights)
-        selected = ops.token_pages(*ops.select_tokens(q, weights, keys, paged, index.top_k), paged)
+        positions, counts = ops.select_tokens(q, weights, keys, paged, index.top_k)
+        selected = Selection(positions=positions, counts=counts, paged=paged)
         ctx.carried.selection = selected
         return selected
 

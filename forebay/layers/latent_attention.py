@@ -22,7 +22,7 @@ from forebay.layers.linear import Linear
 from forebay.layers.paged_attention import PagedAttention
 from forebay.layers.params import Rows, rows_of_blocks
 from forebay.layers.rotary import RopeSpec
-from forebay.ops.attention import PagedKv
+from forebay.layers.selection import Selection
 from forebay.pools.cache_spec import LatentAttention
 
 _NORM_EPS = 1e-6  # of the norms of both latent vectors, whatever the rest of a model has: as in transformers
@@ -34,7 +34,7 @@ class LatentAttentionSpec:
     output. `head_gate`: each head's output is multiplied by sigmoid(g_proj(x)).
 
     `indexer` selects the tokens that are read, None for all; with `shares_selection` they are those of the last layer
-    before this one that has an indexer."""
+    before this one that has an indexer. `drafts`: a layer of a draft head, whose KV stays on the device."""
 
     name: str
     hidden_size: int
@@ -46,6 +46,7 @@ class LatentAttentionSpec:
     head_gate: bool = False
     indexer: IndexerSpec | None = None
     shares_selection: bool = False
+    drafts: bool = False
     output_name: str = "o_proj"
 
     def build(self, parts: Parts) -> LatentAttentionLayer:
@@ -60,7 +61,8 @@ class LatentAttentionLayer:
         self._ops, self._latent, self._heads = ops, latent, heads
         self._indexer = None if spec.indexer is None else spec.indexer.build(parts)
         self._shares_selection = spec.shares_selection
-        keeps = LatentAttention(rank=latent.rank, rope_dim=latent.rope_dim)
+        sparse = (spec.indexer is not None or spec.shares_selection) and not spec.drafts
+        keeps = LatentAttention(rank=latent.rank, rope_dim=latent.rope_dim, sparse=sparse)
         self._attend = PagedAttention(parts, parts.keep(keeps), scale=spec.scale)
         self._cos_sin = None if spec.rope is None else parts.rope(spec.rope)
         self._q_layers = _q_layers(spec, parts)
@@ -95,7 +97,7 @@ class LatentAttentionLayer:
             out = ops.mul_sigmoid(out, self._gate(ctx, x))
         return self._output(ctx, out)
 
-    def _selected(self, ctx: ForwardContext, x: Tensor, q_latent: Tensor) -> PagedKv | None:
+    def _selected(self, ctx: ForwardContext, x: Tensor, q_latent: Tensor) -> Selection | None:
         """Return the tokens that are read; None for all."""
         if self._indexer is not None:
             return self._indexer(ctx, x, q_latent)

@@ -10,7 +10,10 @@ from torch import Tensor
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.rotary import RopeSpec
+from forebay.layers.selection import Selection
+from forebay.memory.kinds.resident.residents import RESIDENT
 from forebay.ops.attention import PagedKv
+from forebay.ops.tiers import TieredKv
 
 
 class PagedAttention:
@@ -37,16 +40,30 @@ class PagedAttention:
         self._scale, self._window, self._sinks = scale, window, sinks
 
     def __call__(
-        self, ctx: ForwardContext, q: Tensor, k: Tensor, v: Tensor, *, selected: PagedKv | None = None
+        self, ctx: ForwardContext, q: Tensor, k: Tensor, v: Tensor, *, selected: Selection | None = None
     ) -> Tensor:
         """q [T, Hq, D], k [T, Hk, D], v [T, Hk, Dv] -> [T, Hq, Dv]. q and k may change. `selected`: the tokens that are
-        read (`SelectionOps.token_pages`), None for all."""
+        read, None for all."""
+        tiers = None if ctx.cache.tiers is None else ctx.cache.tiers.of(self._layer)
+        if tiers is not None:
+            assert selected is not None, "tiers are of layers that read selected tokens"
+            return self._over_tiers(ctx, q, k, v, selected, tiers)
         ops, loc, cache = self._ops, self._pages(ctx).out_cache_loc, ctx.cache.kv(self._layer)
         if self._cos_sin is None:
             ops.store_kv(k, v, cache, loc)
         else:
             ops.rope_and_store_kv(q, k, v, ctx.positions, self._cos_sin, cache, loc)
-        return self._over_kept(ctx, q, selected)
+        return self._over_kept(ctx, q, None if selected is None else selected.pages(ops))
+
+    def _over_tiers(
+        self, ctx: ForwardContext, q: Tensor, k: Tensor, v: Tensor, selected: Selection, tiers: TieredKv
+    ) -> Tensor:
+        """Keep the step's tokens in both tiers, then attend over the selected ones, wherever each is."""
+        ops, step = self._ops, ctx.kinds[RESIDENT]
+        for loc in (step.device_loc, step.host_loc):
+            ops.store_kv(k, v, tiers.kv, loc)
+        pages = ops.swap_in(selected.positions, selected.counts, selected.paged, tiers, step)
+        return ops.paged_attention(q, tiers.kv, pages, scale=self._scale, sinks=self._sinks)
 
     def read(self, ctx: ForwardContext, q: Tensor) -> Tensor:
         """Keep nothing: q [T, Hq, D], which may change, over what is there already -> [T, Hq, Dv]."""

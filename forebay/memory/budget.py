@@ -1,26 +1,20 @@
-"""From bytes to KV pages, rows and the slots of other kinds of cache, before any weight is loaded (C4).
+"""The memory that caches are asked for, and how it is divided: the values before and after `memory.division`.
 
-Too little memory for what was asked lowers the limits, with a reason for each, instead of refusing to start; only when
-not a single request could run is it an error. `forebay plan` and the start-up report show the sum. What a kind needs
-and what it can use is its own `KindDemand`.
+What a kind of cache needs and what it can use is its own `KindDemand`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
-from forebay.base.errors import NotEnoughMemory
-from forebay.base.units import ceil_div, human_bytes
+from forebay.base.units import ceil_div
 from forebay.config.engine_config import MemoryOptions
 from forebay.memory.kv_allocator import KV
 
 _ROW_BYTES: Final = 64  # last token, length and sampling columns of one request row
-# Pages of models that keep no KV cost nothing on the device and about 50 bytes each on the host.
-_MOST_EMPTY_PAGES: Final = 1 << 20
-_DRAFT_SHARE: Final = 8  # what verifying guesses needs is at most one part in so many: it holds no conversation
 PARTS: Final = 1000  # ratios are taken to three places, so that the division is exact
 
 Decided = tuple[int, str]
@@ -92,9 +86,13 @@ class MemoryDemand(MemoryOptions):
     where none keeps all tokens. `max_total_tokens` None: as the memory has it. `pre_alloc_size` requests, whose prompts
     arrive while others run, hold as much as those; they are the first to have no room. A step may verify `width` tokens
     of a request, 1 where nothing is guessed: each has `logits_bytes` of logits and `inputs_bytes` that recurrent layers
-    keep of it, and who guesses on the device keeps `draft_row_bytes` of a row."""
+    keep of it, and who guesses on the device keeps `draft_row_bytes` of a row. With HiSparse a row has a hot buffer of
+    `hot_tokens` tokens and `hot_row_bytes`, and `host_bytes_per_token` are in a file, which is none of this memory."""
 
     kv_bytes_per_token: int
+    host_bytes_per_token: int = 0
+    hot_tokens: int = 0
+    hot_row_bytes: int = 0
     width: int = 1
     logits_bytes: int = 0
     inputs_bytes: int = 0
@@ -128,7 +126,7 @@ class MemoryDemand(MemoryOptions):
 
     def row_bytes(self, num_requests: int, context_length: int) -> int:
         """4 bytes of page table per page of context, and the columns; one row more than can be used, for padding."""
-        return (num_requests + 1) * (4 * ceil_div(context_length, self.page_size) + _ROW_BYTES)
+        return (num_requests + 1) * (4 * ceil_div(context_length, self.page_size) + _ROW_BYTES + self.hot_row_bytes)
 
     @property
     def draft_bytes(self) -> int:
@@ -142,7 +140,13 @@ class MemoryDemand(MemoryOptions):
         given = given or {}
         num_slots = [given.get(kind.name, kind.least(self, num_requests)) for kind in self.kinds]
         others = sum(kind.bytes_of(num) for kind, num in zip(self.kinds, num_slots, strict=True))
-        return self.row_bytes(num_requests, self.possible_context) + (num_requests + 1) * self.page_bytes + others
+        page_bytes = (num_requests * self.pages_at_least + 1) * self.page_bytes
+        return self.row_bytes(num_requests, self.possible_context) + page_bytes + others
+
+    @property
+    def pages_at_least(self) -> int:
+        """Pages of KV that each request has at least: with fewer than in its hot buffer, that would save nothing."""
+        return max(1, ceil_div(min(self.hot_tokens, self.possible_context), self.page_size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,199 +193,6 @@ class MemoryBudget(PoolSizes):
     @property
     def total_bytes(self) -> int:
         return sum(self.num_bytes.values()) + self.row_bytes + self.demand.draft_bytes
-
-
-def divide_memory(demand: MemoryDemand) -> MemoryBudget:
-    """Divide `demand.kv_cache_bytes`: first what requests need at least, then the kinds that do not follow the pages,
-    then KV pages and those that do, by their ratio.
-
-    Without `spare_cache` only as much of it as all requests at full context need. Raises NotEnoughMemory when not a
-    single request could run.
-    """
-    budget = _divide(demand)
-    if not demand.spare_cache and (least := _least_for_all(demand, budget.demand.width)) is not None:
-        each = f"{demand.max_running_requests + demand.pre_alloc_size} requests of {demand.context_length} tokens"
-        budget = _divide(replace(demand, kv_cache_bytes=least), f"{each} need no more")
-    for kind in demand.kinds:
-        kind.log_raised(budget)
-    return budget
-
-
-def _least_for_all(demand: MemoryDemand, width: int) -> int | None:
-    """Return bytes with which as many requests as may run have their full context and steps verify `width` tokens, and
-    with a page less they do not; None if `demand` has too few. Found by division, since kinds of cache divide by
-    ratios, and from there page by page: with a slot less of another kind, a page more may have room."""
-
-    def serves(num_bytes: int) -> bool:
-        if num_bytes < demand.least_bytes(1):
-            return False
-        budget = _divide(replace(demand, kv_cache_bytes=num_bytes))
-        rows, pages = budget.num_rows, budget.num_rows * ceil_div(demand.context_length, demand.page_size)
-        enough = budget.num_pages >= min(pages, demand.most_pages or pages) or not demand.page_bytes
-        return enough and budget.demand.width == width and rows == demand.max_running_requests + demand.pre_alloc_size
-
-    low, high, page = 0, demand.kv_cache_bytes, max(demand.page_bytes, 1)
-    if not serves(high):
-        return None
-    while high - low > page:
-        middle = (low + high) // 2
-        low, high = (low, middle) if serves(middle) else (middle, high)
-    while serves(high - page):
-        high -= page
-    return high
-
-
-def _divide(demand: MemoryDemand, why_pages: str = "") -> MemoryBudget:
-    _refuse_too_little(demand)
-    asked, demand = demand, _no_wider_than_fits(demand)
-    whole, demand = demand, replace(demand, kv_cache_bytes=demand.kv_cache_bytes - demand.draft_bytes)
-    reasons = {"width": _why_so_wide(asked, whole)}
-    rows, reasons["rows"] = _num_rows(demand)
-    num_slots: dict[str, int] = {}
-    for kind in demand.kinds:
-        if kind.per_page is None:
-            num_slots[kind.name], reasons[kind.name] = kind.num_slots(demand, rows, num_slots)
-    num_slots[KV], reasons[KV] = _divide_pages(demand, rows, num_slots)
-    reasons[KV] = why_pages or reasons[KV]
-    context = min(demand.context_length, num_slots[KV] * demand.page_size)
-    reasons["context"] = "the KV cache holds a request that long"
-    if context < demand.context_length:
-        reasons["context"] = f"lowered from {demand.context_length}: a request cannot be longer than the KV cache"
-    budget = MemoryBudget(
-        demand=whole,
-        page_size=demand.page_size,
-        num_slots=num_slots,
-        max_running_requests=min(rows, demand.max_running_requests),
-        pre_alloc_size=max(0, rows - demand.max_running_requests),
-        context_length=context,
-        num_bytes={KV: (num_slots[KV] + 1) * demand.page_bytes}
-        | {kind.name: kind.bytes_of(num_slots[kind.name]) for kind in demand.kinds},
-        row_bytes=demand.row_bytes(rows, context),
-    )
-    return replace(budget, lines=tuple(_lines(budget, reasons)))
-
-
-def _refuse_too_little(demand: MemoryDemand) -> None:
-    least = demand.least_bytes(1)
-    if least <= demand.kv_cache_bytes:
-        return
-    parts = [f"two pages (one is padding) of {demand.page_size} tokens at {human_bytes(demand.kv_bytes_per_token)}"]
-    parts += [
-        f"{kind.least(demand, 1)} {kind.unit} (and a padding one) of {human_bytes(kind.slot_bytes)}"
-        for kind in demand.kinds
-    ]
-    raise NotEnoughMemory(
-        f"the caches have {human_bytes(demand.kv_cache_bytes)} and one request needs at least {human_bytes(least)}: "
-        f"{', '.join(parts)}: raise --kv-cache-bytes or --mem-fraction-static, or lower --page-size"
-    )
-
-
-def _no_wider_than_fits(demand: MemoryDemand) -> MemoryDemand:
-    """With no more tokens to verify than a share of the memory has room for, beside what one request needs."""
-    room = min(demand.kv_cache_bytes // _DRAFT_SHARE, demand.kv_cache_bytes - demand.least_bytes(1))
-    widths = (replace(demand, width=width) for width in range(demand.width, 1, -1))
-    return next((narrower for narrower in widths if narrower.draft_bytes <= room), replace(demand, width=1))
-
-
-def _why_so_wide(asked: MemoryDemand, settled: MemoryDemand) -> str:
-    if settled.width == asked.width:
-        return "the certain one, and guesses"
-    share = f"{human_bytes(asked.kv_cache_bytes // _DRAFT_SHARE)} of {human_bytes(asked.kv_cache_bytes)} at most"
-    what = "logits and recurrent inputs" if asked.inputs_bytes else "logits"
-    each = human_bytes(asked.logits_bytes + asked.inputs_bytes)
-    taken = f"{what} of {asked.max_running_requests} requests, {each} for a token"
-    return f"lowered from {asked.width}: {taken}, have {share}: lower --max-running-requests or raise --kv-cache-bytes"
-
-
-def _num_rows(demand: MemoryDemand) -> Decided:
-    """As many requests as were asked for, those that do not run yet among them, and as their least needs allow."""
-    asked = demand.max_running_requests + demand.pre_alloc_size
-    one = demand.least_bytes(1)
-    by_memory = 1 + (demand.kv_cache_bytes - one) // (demand.least_bytes(2) - one)
-    needs = ["a page of its own"] if demand.page_bytes else []
-    needs += [f"{kind.least(demand, 1) - kind.least(demand, 0)} {kind.unit}" for kind in demand.kinds]
-    limits = [
-        (asked, "--max-running-requests" + " and the extra slots of decode" * bool(demand.pre_alloc_size)),
-        (by_memory, f"lowered from {asked}: each running request needs {', '.join(needs)}"),
-    ]
-    if demand.most_pages is not None:
-        limits.append((demand.most_pages, f"lowered from {asked}: each running request needs a page of its own"))
-    shares = [share for kind in demand.kinds if (share := kind.most_requests(demand))]
-    limits += [(most, f"lowered from {asked}: {why}") for most, why in shares]
-    return min(limits, key=lambda limit: limit[0])
-
-
-def _divide_pages(demand: MemoryDemand, rows: int, num_slots: dict[str, int]) -> Decided:
-    """KV pages, and what limits them, from what rows and `num_slots` leave; the kinds that follow the pages get their
-    `num_slots`."""
-    following = [kind for kind in demand.kinds if kind.per_page is not None]
-    used = demand.row_bytes(rows, demand.possible_context)
-    used += sum(kind.bytes_of(num_slots[kind.name]) for kind in demand.kinds if kind not in following)
-    # A padding page of each kind.
-    left = demand.kv_cache_bytes - used - demand.page_bytes - sum(kind.slot_bytes for kind in following)
-    if demand.page_bytes:
-        pages, why = _kv_pages(demand, left, rows, following)
-    else:
-        per_request, most = ceil_div(demand.context_length, demand.page_size), rows + (sum(num_slots.values()) or rows)
-        pages = max(per_request, min(most * per_request, _MOST_EMPTY_PAGES))
-        why = "no layer keeps KV of all tokens: as many as requests and cached prefixes can use"
-    if demand.most_pages is not None and demand.most_pages <= pages:
-        pages, why = demand.most_pages, f"--max-total-tokens {demand.max_total_tokens}"
-    left -= pages * demand.page_bytes
-    least = {kind.name: kind.least(demand, rows) for kind in following}
-    for kind in following:
-        affordable = left - sum(least[other.name] * other.slot_bytes for other in following if other is not kind)
-        share = pages * (kind.per_page or 0) // PARTS if demand.page_bytes else pages
-        least[kind.name] = num_slots[kind.name] = min(max(least[kind.name], share), affordable // kind.slot_bytes)
-    return pages, why
-
-
-def _kv_pages(demand: MemoryDemand, left: int, rows: int, following: list[KindDemand]) -> Decided:
-    """By the ratios of `following` to KV, unless that would leave one of them fewer slots than requests need."""
-    needs: list[str] = []
-    while True:
-        following_bytes = sum((kind.per_page or 0) * kind.slot_bytes for kind in following)
-        pages = left * PARTS // (demand.page_bytes * PARTS + following_bytes)
-        short = [kind for kind in following if pages * (kind.per_page or 0) < kind.least(demand, rows) * PARTS]
-        if not short:
-            beside = f"beside the {' and '.join(needs)} that requests need"
-            return pages, f"{human_bytes(left)} {beside if needs else 'hold that many'}"
-        following = [kind for kind in following if kind not in short]
-        needs += [f"{kind.least(demand, rows)} {kind.unit}" for kind in short]
-        left -= sum(kind.least(demand, rows) * kind.slot_bytes for kind in short)
-
-
-def _lines(budget: MemoryBudget, reasons: Mapping[str, str]) -> list[BudgetLine]:
-    pages, rows, context = budget.num_pages, budget.num_rows, budget.context_length
-    kv = human_bytes(budget.demand.kv_bytes_per_token)
-    lines = [
-        BudgetLine("KV pages", in_tokens(pages, budget.page_size), reasons[KV]),
-        BudgetLine("KV cache", human_bytes(budget.num_bytes[KV]), f"({pages} + 1 padding) pages, {kv} per token"),
-    ]
-    for kind in budget.demand.kinds:
-        lines += kind.lines(budget, reasons.get(kind.name, ""))
-    return [
-        *lines,
-        BudgetLine("request rows", str(rows), reasons["rows"]),
-        BudgetLine("page table", human_bytes(budget.row_bytes), f"({rows} + 1 padding) rows, {context} tokens each"),
-        BudgetLine("context length", f"{context} tokens", reasons["context"]),
-        *_draft_lines(budget.demand, reasons["width"]),
-    ]
-
-
-def _draft_lines(demand: MemoryDemand, reason: str) -> list[BudgetLine]:
-    """Nothing where nobody asked for guesses."""
-    if not demand.logits_bytes:
-        return []
-    rows, lines = demand.max_running_requests, [BudgetLine("tokens verified per request", str(demand.width), reason)]
-    if demand.width > 1:
-        for item, each in (("verify logits", demand.logits_bytes), ("verify inputs", demand.inputs_bytes)):
-            why = f"{rows} requests, {demand.width} tokens each, {human_bytes(each)} per token"
-            lines += [BudgetLine(item, human_bytes(rows * demand.width * each), why)] if each else []
-        if kept := (rows + 1) * demand.draft_row_bytes:
-            why = f"({rows} + 1 padding) rows of {human_bytes(demand.draft_row_bytes)}"
-            lines.append(BudgetLine("draft states", human_bytes(kept), why))
-    return lines
 
 
 def in_tokens(num_pages: int, page_size: int) -> str:

@@ -16,10 +16,11 @@ from forebay.ops.recurrence import RecurrenceOps
 from forebay.ops.sampling import Draws, sample_rows
 from forebay.ops.selection import SelectionOps
 from forebay.ops.steps import StepOps
+from forebay.ops.tiers import TierOps
 from forebay.ops.weight_memory import WeightMemory
 
 
-class Ops(ExpertOps, AttentionOps, SelectionOps, RecurrenceOps, StepOps, DraftingOps):
+class Ops(ExpertOps, AttentionOps, SelectionOps, TierOps, RecurrenceOps, StepOps, DraftingOps):
     """The kernels of one backend: nothing in it changes once made. Not safe to call from two threads at once, nor in a
     child that was forked (its worker threads stay behind): make one per process. By itself it is the torch backend.
 

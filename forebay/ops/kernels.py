@@ -84,6 +84,11 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_paged_attention_{}_{}": [_P, _P, _P, _L, _P, _L, _L, _P, _P, _L, _L, _P, _F, _P, _P],
     "fb_select_tokens_{}_{}": [_P, _P, _P, _P, _L, _P, _P, _L, _P, _P, _P, _P, *([_L] * 5), _P, _P],
     "fb_token_pages": [_P, _P, _P, _P, _P, _P, _L, _P, _P, _P, _L, _L, _L],
+    "fb_bind_newest": [_P, _P, _P, _P, _P, _L, _P, _P, _P, _L, _L, _L, _L, _P, _P],
+    "fb_swap_in": [
+        *[_P, _P, _P, _L, _P, _L, _P, _P, _P, _L, _P, _P, _P, _P, _P, _L, _L, _L, _L],
+        *[_P, _L, _P, _L, _P, _L, _P, _L, _P, _P, _P, _P],
+    ],
     "fb_topk_gating": [_P, _P, _P, _P, _P, _P, *([_L] * 7), _F, _F],
     "fb_fused_experts_{}": [_P, _P, _L, _P, _P, _P, _P, _P, *([_L] * 7), _F, _F],
     "fb_linear_heads_{}": [_P, _P, _L, _L, _P, _P, _L, _L, _L, _L],

@@ -21,6 +21,7 @@ from forebay.ops.native_experts import NativeExpertOps
 from forebay.ops.native_recurrence import NativeRecurrence
 from forebay.ops.native_selection import NativeSelection
 from forebay.ops.native_steps import NativeSteps
+from forebay.ops.native_tiers import NativeTiers
 from forebay.ops.sampling import Draws
 from forebay.ops.weight_memory import WeightMemory
 
@@ -30,6 +31,7 @@ class NativeOps(
     NativeElementwise,
     NativeAttention,
     NativeSelection,
+    NativeTiers,
     NativeRecurrence,
     NativeSteps,
     NativeDrafting,
@@ -54,6 +56,7 @@ class NativeOps(
         NativeElementwise.__init__(self, kernels)
         NativeAttention.__init__(self, kernels)
         NativeSelection.__init__(self, kernels)
+        NativeTiers.__init__(self, kernels)
         NativeRecurrence.__init__(self, kernels)
         NativeSteps.__init__(self, kernels)
         NativeDrafting.__init__(self, kernels)

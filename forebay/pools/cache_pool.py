@@ -6,6 +6,7 @@ Index 0 of each is nobody's: writes that must go nowhere go to page 0 or slot 0,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,12 +14,14 @@ from torch import Tensor
 
 from forebay.config.engine_config import CacheTypes
 from forebay.memory.kinds.build import CACHES, has_pages
+from forebay.memory.kinds.resident.residents import RESIDENT
 from forebay.memory.kv_allocator import KV
 from forebay.memory.slots import PAD
 from forebay.ops.attention import KvCache
-from forebay.pools.cache_spec import CacheSpec, cache_sizes
+from forebay.pools.cache_spec import CacheSpec, Tier, cache_sizes
 from forebay.pools.regions import Take
 from forebay.pools.table import Column, Region, Table
+from forebay.pools.tiers import HotRows, HotSizes, TakeTiers, Tiers, hot_columns
 
 
 class StateLayer(NamedTuple):
@@ -42,6 +45,7 @@ class CachePool:
 
     `num_slots` counts pages or slots by kind, without the padding one; a kind that is not named has padding alone.
     A kind with pages of its own has a page map, by name in `page_maps`. The memory comes from `take`; None: from torch.
+    KV in the host tier has `tiers`, whose hot buffers have the sizes `hot` and whose memory comes from `take_tiers`.
     """
 
     def __init__(
@@ -53,18 +57,25 @@ class CachePool:
         num_slots: Mapping[str, int],
         device: torch.device | str,
         take: Take | None = None,
+        hot: HotSizes | None = None,
+        take_tiers: TakeTiers | None = None,
     ) -> None:
         self.specs, self.page_size = tuple(specs), page_size
         where: dict[str, Any] = {"device": device, "take": take}
         columns: dict[str, dict[str, Column]] = {kind: {} for kind in CACHES}
+        on_host: list[str] = []
         for layer, spec in enumerate(self.specs):
-            for name, kind, shape, dtype in spec.columns(types):
+            for name, kind, shape, dtype, tier in spec.columns(types):
                 shape = (page_size, *shape) if has_pages(kind) else shape
                 columns[kind][f"{layer}.{name}"] = Column(getattr(torch, dtype), shape, pad=0)
+                on_host += [f"{layer}.{name}"] if tier is Tier.HOST else []
         # With the padding page or slot.
         self.num_ids: dict[str, int] = {kind: num_slots.get(kind, 0) + 1 for kind in columns}
+        self.tiers = self._make_tiers(on_host, hot, take_tiers or _zeros, where) if on_host else None
+        made = {name: self.tiers.column(name, columns[KV][name]) for name in on_host} if self.tiers else {}
         self.tables: dict[str, Table] = {
-            kind: Table(self.num_ids[kind], columns=own, **where) for kind, own in columns.items()
+            kind: Table(self.num_ids[kind], columns=own, made=made if kind == KV else {}, **where)
+            for kind, own in columns.items()
         }
         # Of a sequence's tokens so many are read, the next among them; where no number is, all.
         kinds = cache_sizes(self.specs, types).kinds
@@ -74,8 +85,27 @@ class CachePool:
         }
         self._layers: list[KvCache | StateLayer] = []
         for layer, spec in enumerate(self.specs):
-            own = {name: self._column(kind, f"{layer}.{name}") for name, kind, _, _ in spec.columns(types)}
-            self._layers.append(_layer(spec, own))
+            declared = spec.columns(types)
+            own_columns = {column.name: self._column(column.per, f"{layer}.{column.name}") for column in declared}
+            self._layers.append(_layer(spec, own_columns))
+            if self.tiers is not None and any(column.tier is Tier.HOST for column in declared):
+                self.tiers.keep(layer, partial(_kv_layer, spec))
+
+    def _make_tiers(
+        self, names: Sequence[str], hot: HotSizes | None, take: TakeTiers, where: Mapping[str, Any]
+    ) -> Tiers:
+        """Make the tiers of layers whose columns of these names are in the host tier."""
+        assert hot is not None, "KV in the host tier is read through hot buffers: their sizes are missing"
+        layers = sorted({int(name.partition(".")[0]) for name in names})
+        sizes = {"S": hot.num_columns, "P": self.page_size}
+        return Tiers(
+            HotRows(hot.num_rows, columns=hot_columns(layers), sizes=sizes, **where),
+            num_columns=hot.num_columns,
+            page_size=self.page_size,
+            num_pages=self.num_ids[KV],
+            num_resident=self.num_ids[RESIDENT],
+            take=take,
+        )
 
     def has(self, kind: str) -> bool:
         """Return True if there is more of this kind than padding."""
@@ -98,10 +128,23 @@ class CachePool:
         assert isinstance(entry, StateLayer), f"layer {layer} keeps {self.specs[layer]!r}"
         return entry
 
+    def reset(self) -> None:
+        """Make the caches what they were when they were new, where all is zeros."""
+        if self.tiers is not None:  # of all other columns the pads are zeros
+            self.tiers.rows.reset()
+
+    @property
+    def num_bytes(self) -> dict[str, int]:
+        """The bytes of each kind of cache."""
+        found = {kind: sum(tensor.nbytes for tensor in table.tensors) for kind, table in self.tables.items()}
+        return found if self.tiers is None else {**found, RESIDENT: self.tiers.resident_bytes}
+
     def reset_padding(self) -> None:
         """Reset page 0 and slot 0 after a run whose writes went there."""
         for table in self.tables.values():
             table.reset_padding()
+        if self.tiers is not None:
+            self.tiers.reset_padding()
 
     def regions(self) -> list[Region]:
         """Return the memory region of every column, for copies of pages and slots."""
@@ -111,6 +154,14 @@ class CachePool:
 def _layer(spec: CacheSpec, own: Mapping[str, Tensor]) -> KvCache | StateLayer:
     if "k" not in own:
         return StateLayer(own.get("conv", torch.empty(0)), own.get("ssm", torch.empty(0)))
+    return _kv_layer(spec, own)
+
+
+def _kv_layer(spec: CacheSpec, own: Mapping[str, Tensor]) -> KvCache:
     if within := spec.values_within_keys:
         return KvCache(own["k"], own["k"][..., :within], own.get("k_scale"), own.get("k_scale"))
     return KvCache(own["k"], own["v"], own.get("k_scale"), own.get("v_scale"))
+
+
+def _zeros(on_device: int, on_host: int) -> Tensor:
+    return torch.zeros(on_device + on_host, dtype=torch.uint8)

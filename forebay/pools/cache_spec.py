@@ -11,14 +11,23 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar, NamedTuple
 
 from forebay.config.engine_config import CacheTypes
 from forebay.config.rules import ITEM_BYTES
 from forebay.memory.kinds.declared import CacheSizes, KindSize
+from forebay.memory.kinds.resident.residents import RESIDENT
 from forebay.memory.kinds.state.hybrid_rows import STATE
 from forebay.memory.kinds.window.windows import WINDOW
 from forebay.memory.kv_allocator import KV
+
+
+class Tier(StrEnum):
+    """The memory that holds a column: the device's, or host memory or a file behind it (HiSparse)."""
+
+    DEVICE = "device"
+    HOST = "host"
 
 
 class CacheColumn(NamedTuple):
@@ -29,6 +38,7 @@ class CacheColumn(NamedTuple):
     per: str
     shape: tuple[int, ...]
     dtype: str
+    tier: Tier = Tier.DEVICE
 
     @property
     def num_bytes(self) -> int:
@@ -82,17 +92,22 @@ class FullAttention(CacheSpec):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentAttention(CacheSpec):
     """Multi-head latent attention: one vector per token, whose first `rank` entries are the values of all heads and
-    which, with the rotated key's `rope_dim` entries behind them, is the key of all heads."""
+    which, with the rotated key's `rope_dim` entries behind them, is the key of all heads. `sparse`: a query reads few
+    tokens, so that with HiSparse the vectors are in the host tier."""
 
     rank: int
     rope_dim: int
+    sparse: bool = False
 
     @property
     def values_within_keys(self) -> int:
         return self.rank
 
     def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
-        return _kv(self.kind, types, k=(1, self.rank + self.rope_dim))
+        columns = _kv(self.kind, types, k=(1, self.rank + self.rope_dim))
+        if not (self.sparse and types.sparse_kv_on_host):
+            return columns
+        return tuple(column._replace(tier=Tier.HOST) for column in columns)
 
     def __str__(self) -> str:
         return f"latent KV of all tokens, {self.rank} + {self.rope_dim}"
@@ -173,15 +188,20 @@ def _kv(per: str, types: CacheTypes, **shapes: tuple[int, int]) -> tuple[CacheCo
 
 
 def cache_sizes(specs: Iterable[CacheSpec], types: CacheTypes) -> CacheSizes:
-    """Return the bytes of all layers together, by kind of cache."""
+    """Return the bytes of all layers together, by kind of cache. The resident copies of KV in the host tier are a kind
+    of their own."""
     num_bytes, num_read, inputs = Counter[str](), Counter[str](), Counter[str]()
+    num_layers = 0
     for spec in specs:
-        for column in spec.columns(types):
+        columns = spec.columns(types)
+        for column in columns:
             num_bytes[column.per] += column.num_bytes
+            num_bytes[RESIDENT] += column.num_bytes * (column.tier is Tier.HOST)
+        num_layers += any(column.tier is Tier.HOST for column in columns)
         num_read[spec.kind] = max(num_read[spec.kind], spec.num_read)
         inputs[spec.kind] += spec.inputs_per_token * ITEM_BYTES[types.dtype]
     kinds = {
-        name: KindSize(num_bytes[name], num_read[name], inputs[name])
+        name: KindSize(num_bytes[name], num_read[name], inputs[name], num_layers if name == RESIDENT else 0)
         for name in sorted(num_bytes, reverse=True)
         if name != KV and num_bytes[name]
     }

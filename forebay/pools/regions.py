@@ -19,6 +19,9 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
+from forebay.base.units import ceil_div
+from forebay.pools.host_file import map_over
+
 Take = Callable[[int], Tensor]
 """So many bytes, zeros: [bytes] uint8, at the beginning of a page."""
 
@@ -70,7 +73,7 @@ class Regions:
         saver: Saver | None = None,
         backed_up: Collection[Tag] = (),
     ) -> None:
-        self._device = torch.device(device)
+        self.device = torch.device(device)
         self._saver, self.backed_up = saver, frozenset(backed_up if saver else ())
         self._saved: dict[Tag, list[Tensor]] = {tag: [] for tag in Tag}
         self._paused = {Tag.CUDA_GRAPH}  # which has no pool
@@ -91,9 +94,9 @@ class Regions:
         wherever it is the first to write. A 40-token prompt on scattered pages took 650 ms of CPU time instead of 38,
         and decoding gained nothing.
         """
-        if num_bytes == 0 or self._device.type != "cpu" or not _LINUX:
+        if num_bytes == 0 or self.device.type != "cpu" or not _LINUX:
             with self.inside(tag):
-                taken = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+                taken = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
             self._saved[tag] += [taken] if self._saver else []
             return taken
         offset = self._file_bytes.get(tag, 0)
@@ -109,6 +112,18 @@ class Regions:
         taken = torch.frombuffer(memory, dtype=torch.uint8)
         self._mapped[tag].append(_Mapped(taken.data_ptr(), num_bytes, memory, offset))
         return taken
+
+    def take_tiers(self, tag: Tag, on_device: int, on_host: int, *, folder: str = "") -> Tensor:
+        """Return the bytes of a device tier and, behind them, those of a host tier, as `take` does. The first number is
+        a multiple of a page. With a `folder` the host tier is a file there, which has no name and whose blocks are
+        allocated at once. Such a file keeps its bytes when the tag is released.
+        ConfigError if the folder has no room."""
+        assert self.device.type == "cpu", "the host tier of a GPU is not implemented"
+        if not folder:
+            return self.take(tag, on_device + on_host)
+        memory = self.take(tag, on_device + ceil_div(on_host, mmap.PAGESIZE) * mmap.PAGESIZE)
+        map_over(memory[on_device:], folder)
+        return memory[: on_device + on_host]
 
     def take_file(self, tag: Tag, descriptor: int, num_bytes: int, progress: Callable[[int, int], None]) -> Tensor:
         """Map a file of the caller's, of which nothing is copied before it is written to: processes that map it share
@@ -150,7 +165,7 @@ class Regions:
 
     def why_kept(self, tag: Tag) -> str | None:
         """Why memory of this tag cannot be given back; None where it can."""
-        if self._device.type != "cpu":
+        if self.device.type != "cpu":
             return self._why_kept_on_gpu(tag)
         return None if _LINUX else f"{sys.platform} has no way to return pages and keep their addresses"
 
@@ -160,7 +175,7 @@ class Regions:
             return None
         if self._saver is None:
             return (
-                f"{self._device.type} memory comes back at its addresses through torch-memory-saver alone: install "
+                f"{self.device.type} memory comes back at its addresses through torch-memory-saver alone: install "
                 "forebay[cuda] and start with --enable-memory-saver"
             )
         if tag is Tag.WEIGHTS and tag not in self.backed_up:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, NamedTuple, Self, overload
+from typing import ClassVar, Final, NamedTuple, Self, overload
 
 import torch
 from torch import Tensor
 
 from forebay.memory.slots import PAD
 from forebay.pools.regions import Take
+
+NOTHING_MADE: Final[Mapping[str, Tensor]] = {}
 
 
 class Region(NamedTuple):
@@ -54,7 +56,7 @@ class Column:
 
 class Table:
     """Columns of `num_rows` rows, all holding their pads at first. `columns` None: those that the class declares.
-    They lie in what `take` gives; None: in torch's own memory."""
+    They lie in what `take` gives; None: in torch's own memory. Columns that were `made` hold their pads already."""
 
     declared: ClassVar[Mapping[str, Column]] = {}
 
@@ -66,6 +68,7 @@ class Table:
         device: torch.device | str = "cpu",
         sizes: Mapping[str, int] | None = None,
         take: Take | None = None,
+        made: Mapping[str, Tensor] = NOTHING_MADE,
     ) -> None:
         self.num_rows, self.take = num_rows, take
         self.columns = self.declared if columns is None else columns
@@ -73,7 +76,10 @@ class Table:
         self._tensors: dict[str, Tensor] = {}
         for name, column in self.columns.items():
             shape, pad = (num_rows, *_shape(column, sizes or {})), self._pads[name]
-            if take is None:
+            if name in made:
+                assert made[name].shape == shape, f"column {name} was made as {tuple(made[name].shape)}, not {shape}"
+                tensor = made[name]
+            elif take is None:
                 tensor = torch.full(shape, pad, dtype=column.dtype, device=device)
             else:
                 tensor = take(math.prod(shape) * column.dtype.itemsize).view(column.dtype).view(shape)

@@ -10,7 +10,7 @@ import torch
 
 from forebay.base.parts import I32
 from forebay.base.units import ceil_div
-from forebay.config.engine_config import CacheTypes
+from forebay.config.engine_config import NO_HISPARSE, CacheTypes, HisparseOptions
 from forebay.memory.budget import PoolSizes
 from forebay.models.assistant import Assistant
 from forebay.models.decoder import Model
@@ -20,6 +20,7 @@ from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import CacheSpec
 from forebay.pools.regions import Regions, Tag
 from forebay.pools.request_rows import RequestRows
+from forebay.pools.tiers import HotSizes
 from forebay.runtime.device_proposer import DeviceProposer
 from forebay.runtime.draft_head import DraftHead
 from forebay.runtime.draft_model import DraftModel
@@ -36,6 +37,7 @@ def build_runner(
     ops: Ops,
     sizes: PoolSizes,
     types: CacheTypes,
+    hisparse: HisparseOptions = NO_HISPARSE,
     max_num_tokens: int,
     vocab_size: int,
     device: torch.device | str,
@@ -48,7 +50,7 @@ def build_runner(
     regions: Regions | None = None,
     take_masks: Callable[[int], I32] = no_masks,
 ) -> ModelRunner:
-    """Allocate the pools that `memory.budget` sized, for what the model's layers keep, and a runner over them.
+    """Allocate the pools that `memory.division` sized, for what the model's layers keep, and a runner over them.
 
     `graphs` None: what fits the ops and the device; `graph_sizes` () : the default batch sizes; `regions` None: some of
     its own. `max_num_tokens` is the most tokens of one step, `width` the most that a decode computes; the drafts among
@@ -56,25 +58,35 @@ def build_runner(
     one beside the native ops, whose own threads would otherwise compete with torch's for the cores.
     """
     torch.set_num_threads(ops.num_threads if ops.name == "torch" else 1)
-    regions = Regions(device) if regions is None else regions
-    take = partial(regions.take, Tag.KV_CACHE)
-    cache = CachePool(
-        (*model.cache_specs(), *_behind(drafter, draft_model)),
-        types,
-        page_size=sizes.page_size,
-        num_slots=sizes.num_slots,
-        device=device,
-        take=take,
+    regions = regions or Regions(device)
+    cache = _make_caches((*model.cache_specs(), *_behind(drafter, draft_model)), sizes, types, hisparse, regions)
+    per_row = ceil_div(sizes.context_length, sizes.page_size)
+    rows = RequestRows(
+        sizes.num_rows, per_row, num_drafts=width - 1, device=device, take=partial(regions.take, Tag.KV_CACHE)
     )
-    pages_per_row = ceil_div(sizes.context_length, sizes.page_size)
-    rows = RequestRows(sizes.num_rows, pages_per_row, num_drafts=width - 1, device=device, take=take)
     graphs = graphs or graphs_for(ops, device, regions)
     graph_sizes = graph_sizes or default_sizes(sizes.max_running_requests, quickly=graphs.captures_quickly)
     limits: dict[str, Any] = {"vocab_size": vocab_size, "max_num_tokens": max_num_tokens}
-    taps = () if drafter is None else drafter.taps
-    own: dict[str, Any] = {"graphs": graphs, "graph_sizes": graph_sizes, "taps": taps, **limits}
+    own: dict[str, Any] = {"graphs": graphs, "graph_sizes": graph_sizes, **limits}
+    own["taps"] = () if drafter is None else drafter.taps
     own["proposer"] = _proposer(drafter, assistant, draft_model, limits, sizes=graph_sizes, backend=graphs)
     return ModelRunner(model, ops, cache=cache, rows=rows, take_masks=take_masks, **own)
+
+
+def _make_caches(
+    specs: Sequence[CacheSpec], sizes: PoolSizes, types: CacheTypes, hisparse: HisparseOptions, regions: Regions
+) -> CachePool:
+    """Allocate what layers with these specs keep."""
+    return CachePool(
+        specs,
+        types,
+        page_size=sizes.page_size,
+        num_slots=sizes.num_slots,
+        device=regions.device,
+        take=partial(regions.take, Tag.KV_CACHE),
+        hot=HotSizes(sizes.num_rows + 1, hisparse.device_buffer_size),
+        take_tiers=partial(regions.take_tiers, Tag.KV_CACHE, folder=hisparse.host_path),
+    )
 
 
 def _behind(drafter: Drafter | None, draft_model: Model | None) -> Sequence[CacheSpec]:

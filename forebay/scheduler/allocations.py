@@ -139,16 +139,20 @@ class Allocations(Releases):
         """Return the places of all that layers keep of its tokens from `start` on, but of KV from `kv_start` on."""
         spans = self.kv_places(held, kv_start, held.kv_len)
         pages = self.rows.pages(held.row, 0, ceil_div(held.kv_len, self.page_size))
-        for kind in self.kinds:
+        for kind in self._transferred:
             ids = kind.transfer_slots(held, pages, start // self.page_size)
             at = (len(pages) - len(ids)) * self.page_size if kind.of_pages else 0
             spans[kind.name] = Span(start=at, ids=ids)
         return spans
 
+    @property
+    def _transferred(self) -> Iterable[Kind]:
+        return (kind for kind in self.kinds if kind.is_transferred)
+
     def _host_copy(self, held: Allocation) -> HostCopy:
         """Return a host copy of all that layers keep of the request's first `kv_len` tokens."""
         pages = self.rows.pages(held.row, 0, ceil_div(held.kv_len, self.page_size))
-        slots = {kind.name: kind.transfer_slots(held, pages) for kind in self.kinds}
+        slots = {kind.name: kind.transfer_slots(held, pages) for kind in self._transferred}
         return HostCopy(request_id=held.id, slots={self.kv.name: pages, **slots})
 
     def offload(self, held: Allocation) -> bool:

@@ -14,7 +14,7 @@ from forebay.config.engine_config import Chaos, Config, StateStrategy
 from forebay.config.resolve import resolve, resolve_server
 from forebay.engine.client.llm import LLM
 from forebay.engine.lifecycle.sizing import memory_demand, scheduler_config
-from forebay.memory.budget import divide_memory
+from forebay.memory.division import divide_memory
 from forebay.memory.kinds.declared import CacheSizes, KindSize
 from tests.kinds_of import num_states
 

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from forebay.config import hisparse
 from forebay.config.flag import BOOL, BYTES, PATH, Flag
 from forebay.config.gpu import GpuMemory
 from forebay.config.machine import Amount
 from forebay.config.resolve import HERE, Survey, resolve
 from forebay.config.server_args import FLAGS
 from forebay.formats.store import find_model
+from tests.models.tiny import shared_tiny
 
 PACKAGE = Path(__file__).parent.parent.parent / "forebay"
 
@@ -40,6 +42,7 @@ VALUES: dict[str, Any] = {
     "disaggregation_prefill_servers": "10.0.0.1:8998",
     "disaggregation_transfer_backend": "tcp",
     "dtype": "float32",
+    "hisparse_config": '{"device_buffer_size": 99}',
     "host": "127.0.0.2",
     "kernels": "torch",
     "kv_cache_dtype": "int8",
@@ -152,6 +155,8 @@ def test_every_flag_changes_the_configuration(flag: Flag, tmp_path: Path, monkey
     else:
         value = off_default(flag, tmp_path)
     beside = WITH.get(flag.name, {})
+    if flag.group == hisparse.GROUP:
+        beside = {"model_path": shared_tiny("deepseek_v32").path, "enable_hisparse": flag.name != "enable_hisparse"}
     assert configuration(**{**beside, flag.name: value}) != configuration(**beside), value
 
 

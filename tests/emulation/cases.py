@@ -24,6 +24,7 @@ from tests.formats.coded import FORMATS, random_codes, stored
 from tests.ops.helpers import PagedCase, normal, to_int8
 from tests.ops.recurrences import CASES as RECURRENCES
 from tests.ops.recurrences import Conv, joined, state_batch, state_table
+from tests.ops.tiers import TierCase, random_steps
 
 F32, BF16 = torch.float32, torch.bfloat16
 ROWS: Final = 5  # of inputs: blocks of four rows and of one
@@ -152,6 +153,14 @@ def _selection(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
         yield from ops.select_tokens(q, weights, keys, case.paged, 7)
 
 
+def _tiers(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Steps of random widths over hot buffers, in the inputs' type and in codes."""
+    for int8 in (False, True):
+        case = TierCase(ops, 6, int8=int8)
+        random_steps(case, 5, 8, top_k=4, most_tokens=3)
+        yield from (case.tiers.positions, case.tiers.last_used, case.newest, case.counts)
+
+
 def _elementwise(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     x = normal((ROWS, 2 * 37), dtype, seed=1, scale=3)
     gate, up = x[:, :37], x[:, 37:]
@@ -184,6 +193,7 @@ CASES: Final[dict[str, Call]] = {
     "recurrences": _recurrences,
     "rows": _rows,
     "selection": _selection,
+    "tiers": _tiers,
     "elementwise": _elementwise,
     "sampling": _sampling,
 }

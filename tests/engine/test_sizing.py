@@ -9,7 +9,8 @@ import pytest
 from forebay.cli.plan import capacity
 from forebay.config.engine_config import CacheTypes, SpeculationOptions, SpeculativeAlgorithm, StateStrategy
 from forebay.engine.lifecycle.sizing import memory_demand, scheduler_config, within_memory
-from forebay.memory.budget import MemoryDemand, divide_memory
+from forebay.memory.budget import MemoryDemand
+from forebay.memory.division import divide_memory
 from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow, cache_sizes
 from tests.engine.engine_fakes import changed
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from forebay import models
 from forebay.backends import make_ops
-from forebay.config.engine_config import DisaggregationOptions, Ledger, SchedulerConfig, StateStrategy
+from forebay.config.engine_config import (
+    DisaggregationOptions,
+    HisparseOptions,
+    Ledger,
+    SchedulerConfig,
+    StateStrategy,
+)
 from forebay.engine.frames import AddRequest
 from forebay.engine.loop.core import EngineCore
 from forebay.engine.loop.exchange import Connected
@@ -173,14 +179,17 @@ class Rig:
         options: DisaggregationOptions = WHOLE,
         transfers: Callable[[CachePool], Connected] | None = None,
         grammars: Grammars | None = None,
+        hot_columns: int = 0,
+        num_resident: int = 8,
     ) -> Engine:
         """`num_tokens` is the size of the KV cache. Where layers keep states there are `cached_states` slots besides
         those that running requests need, where they have windows as few pages as can do. Decodes compute `width` tokens
         at most; `proposer` guesses on the host. With a `role` it computes a half, and `transfers` moves the other;
-        `grammars` are there for who asks for one."""
+        `grammars` are there for who asks for one. With `hot_columns` HiSparse is on, with `num_resident` pages."""
         num_rows = max_running_requests + options.decode_extra_slots
         num_pages = num_tokens // page_size
-        types = self._cache_types
+        types = replace(self._cache_types, sparse_kv_on_host=hot_columns > 0)
+        resident = {"resident": num_resident} if hot_columns else {}
         sizes = cache_sizes(self._model.cache_specs(), types)
         slots_per_req = 1 + tracking_slots(radix_cache and strategy is StateStrategy.EXTRA_BUFFER, overlap_depth)
         per_request = window_pages_per_request(
@@ -201,10 +210,11 @@ class Rig:
             retraction_host_bytes=retraction_host_bytes,
             recompute_bytes_per_token=1 << 20,
         )
+        state = replace(state, num_slots={**state.num_slots, **resident})
         runner = build_runner(
             self._model,
             sizes=PoolSizes(
-                num_slots={"kv": num_pages, "window": num_window_pages(state), "state": num_states(state)},
+                num_slots={"kv": num_pages, "window": num_window_pages(state), "state": num_states(state), **resident},
                 page_size=page_size,
                 max_running_requests=max_running_requests,
                 pre_alloc_size=options.decode_extra_slots,
@@ -217,6 +227,7 @@ class Rig:
             max_num_tokens=max(chunked_prefill_size + max_running_requests, max_running_requests * width),
             vocab_size=self._vocab_size,
             types=types,
+            hisparse=HisparseOptions(device_buffer_size=hot_columns),
             device="cpu",
             take_masks=grammars.take if grammars else no_masks,
         )

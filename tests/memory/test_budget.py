@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from forebay.base.errors import ConfigError
 from forebay.config.engine_config import KindOptions, SchedulingOptions, StateStrategy
-from forebay.memory.budget import PARTS, BudgetLine, KindDemand, MemoryBudget, MemoryDemand, divide_memory
+from forebay.memory.budget import PARTS, BudgetLine, KindDemand, MemoryBudget, MemoryDemand
+from forebay.memory.division import divide_memory
 from forebay.memory.kinds.build import make_demands
 from forebay.memory.kinds.declared import CacheSizes, KindSize, Sizing
 

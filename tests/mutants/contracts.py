@@ -42,7 +42,7 @@ CONTRACTS: Final = {
         "State slots of a decode server",
         "As many as running and pre-allocated requests need, raised before memory is divided, with one warning "
         "that has the numbers.",
-        "memory/kinds/state/hybrid_rows.py, memory/budget.py",
+        "memory/kinds/state/hybrid_rows.py, memory/division.py",
     ),
     "C5": Contract(
         "The padding page",

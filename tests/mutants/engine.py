@@ -111,7 +111,7 @@ ENGINE = (
     Mutant(
         "C25 row 0, and every other, holds its pads after a wake",
         "engine/lifecycle/occupation.py",
-        "                self._runner.rows.reset()  # of all others the pads are zeros",
+        "                self._runner.rows.reset()",
         "                pass",
         "engine/test_sleep.py::test_c25_every_row_of_the_device_holds_its_pads_after_a_wake_whatever_lay_there",
     ),

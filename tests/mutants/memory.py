@@ -211,7 +211,7 @@ MEMORY = (
     ),
     Mutant(
         "C4 no more tokens are verified than their logits have room for",
-        "memory/budget.py",
+        "memory/division.py",
         "if narrower.draft_bytes <= room)",
         "if narrower.draft_bytes)",
         "engine/test_sizing.py::test_steps_are_as_wide_as_the_logits_of_their_tokens_have_room",
@@ -489,7 +489,7 @@ MEMORY = (
     ),
     Mutant(
         "C4 the default takes no more than all requests at full context need",
-        "memory/budget.py",
+        "memory/division.py",
         "if not demand.spare_cache and ",
         "if demand.spare_cache and ",
         "memory/test_budget.py::test_divide_memory_without_spare_cache_names_the_requests_that_need_no_more",

@@ -14,9 +14,9 @@ from tests.plans import changed, column, plan_of
 from tests.runtime.plans import ids
 
 PLAIN = PoolBounds(
-    num_rows=3, pages_per_row=2, page_size=4, vocab_size=97, num_slots={"kv": 5, "window": 1, "state": 1}
+    num_rows=3, pages_per_row=2, page_size=4, vocab_size=97, num_slots={"kv": 5, "window": 1, "state": 1, "resident": 1}
 )
-HYBRID = replace(PLAIN, num_slots={"kv": 5, "window": 4, "state": 9})
+HYBRID = replace(PLAIN, num_slots={"kv": 5, "window": 4, "state": 9, "resident": 1})
 
 
 PLAN = plan_of(

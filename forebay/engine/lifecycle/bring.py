@@ -21,7 +21,7 @@ from forebay.formats.gguf_parts import part_names
 from forebay.formats.hub_names import HubModel, chosen_gguf
 from forebay.formats.safetensors import INDEX_NAME, SINGLE_NAME, weight_files, why_no_weights
 from forebay.formats.weight_shapes import WeightShapes
-from forebay.memory.budget import divide_memory
+from forebay.memory.division import divide_memory
 from forebay.pools.cache_spec import cache_sizes
 
 if TYPE_CHECKING:

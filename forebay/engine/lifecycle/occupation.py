@@ -66,7 +66,8 @@ class Occupation(Memory):
             for tag in map(Tag, tags):
                 self._regions.resume(tag)
             if Tag.KV_CACHE in tags:
-                self._runner.rows.reset()  # of all others the pads are zeros
+                self._runner.rows.reset()
+                self._runner.cache.reset()
                 if self._kept:
                     load_cpu_copy(self._runner.cache, self._kept[1], self._kept[0])
             if self._loads(tags):

@@ -11,7 +11,9 @@ from forebay.config.rules import ITEM_BYTES
 from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import MemoryBudget, MemoryDemand
 from forebay.memory.kinds.build import make_demands
-from forebay.memory.kinds.declared import CacheSizes, Sizing
+from forebay.memory.kinds.declared import CacheSizes, KindSize, Sizing
+from forebay.memory.kinds.resident.declaration import hot_row_bytes
+from forebay.memory.kinds.resident.residents import RESIDENT
 from forebay.memory.kv_allocator import KV
 
 # A token is computed in the time in which this part of the weights' bytes is copied to the host and back. For the
@@ -27,17 +29,23 @@ def memory_demand(config: EngineConfig, sizes: CacheSizes, model: ModelConfig) -
     certain = memory.max_running_requests + extra if config.disaggregation.is_decode else 0
     speculation = config.speculation
     hidden_bytes = model.hidden_size * ITEM_BYTES[config.types.dtype] if speculation.algorithm.keeps_hidden else 0
+    resident, options = sizes.kinds.get(RESIDENT, KindSize(0)), config.hisparse
+    # On a CPU the host tier is memory of the same kind as the device's, unless it is a file.
+    elsewhere = resident.num_bytes if options.host_path else 0
     return MemoryDemand(
         **asdict(replace(memory, context_length=min(memory.context_length, model.max_position_embeddings))),
         width=speculation.num_draft_tokens,
         logits_bytes=4 * model.vocab_size if speculation.num_draft_tokens > 1 else 0,
         inputs_bytes=sizes.inputs_bytes_per_token,
         draft_row_bytes=hidden_bytes + _LENGTHS_BYTES if speculation.algorithm.on_device else 0,
-        kv_bytes_per_token=sizes.kv_bytes_per_token,
+        kv_bytes_per_token=sizes.kv_bytes_per_token - elsewhere,
+        host_bytes_per_token=elsewhere,
+        hot_tokens=options.device_buffer_size,
+        hot_row_bytes=hot_row_bytes(options.device_buffer_size, memory.page_size, resident),
         radix_cache=scheduling.radix_cache,
         pre_alloc_size=extra,
         kinds=make_demands(
-            Sizing(sizes, memory.page_size, config.kinds, scheduling, speculation.num_draft_tokens, certain)
+            Sizing(sizes, memory.page_size, config.kinds, scheduling, speculation.num_draft_tokens, certain, options)
         ),
     )
 

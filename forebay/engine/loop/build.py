@@ -9,7 +9,6 @@ import errno
 import os
 import resource
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -43,7 +42,8 @@ from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.grammar.matching import Grammars
 from forebay.grammar.vocabulary import Vocabulary
-from forebay.memory.budget import MemoryBudget, divide_memory
+from forebay.memory.budget import MemoryBudget
+from forebay.memory.division import divide_memory
 from forebay.models import Needs, needs_of
 from forebay.models.decoder import Model
 from forebay.ops import Ops
@@ -249,6 +249,7 @@ def _runner(
         ),
         vocab_size=checkpoint.config.vocab_size,
         types=config.types,
+        hisparse=config.hisparse,
         device=config.device,
         graphs=graphs,
         graph_sizes=default_sizes(most, quickly=graphs.captures_quickly),
@@ -318,9 +319,7 @@ def _report(
     load: tuple[float, PackedCache],
 ) -> Report:
     """Rows (section, item, value, reason) for the start-up table and /server_info: planned against actual."""
-    (load_seconds, cache), allocated = load, Counter[str]()
-    for region in runner.cache.regions():
-        allocated[region.kind] += region.num_bytes
+    (load_seconds, cache), allocated = load, runner.cache.num_bytes
     return [
         ("model", "weights", human_bytes(model.weight_bytes), f"{_forms(model)} on {config.device}"),
         *_of_draft_model(config, runner),

@@ -33,6 +33,10 @@ class SparseLatentConfig(LatentConfig):
     index: Index
     indexer_types: tuple[str, ...]
 
+    @property
+    def sparse_top_k(self) -> int:
+        return self.index.top_k
+
 
 def parse(fields: Fields) -> SparseLatentConfig:
     """Read DeepSeek-V3.2's fields; transformers' defaults of all sizes, an indexer in each layer."""

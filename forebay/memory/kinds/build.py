@@ -11,6 +11,7 @@ from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.budget import KindDemand
 from forebay.memory.kinds.declared import CacheSizes, DeclaredKind, Sizing
 from forebay.memory.kinds.kind import Kind
+from forebay.memory.kinds.resident.declaration import RESIDENT_COPIES
 from forebay.memory.kinds.state.declaration import RECURRENT_STATES, make_rows
 from forebay.memory.kinds.window.declaration import SLIDING_WINDOWS
 from forebay.memory.kv_allocator import KV
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 # In the order in which they are named where a hit ends for several reasons.
-KINDS: Final[tuple[DeclaredKind, ...]] = (RECURRENT_STATES, SLIDING_WINDOWS)
+KINDS: Final[tuple[DeclaredKind, ...]] = (RECURRENT_STATES, SLIDING_WINDOWS, RESIDENT_COPIES)
 KIND_OF: Final[Mapping[str, DeclaredKind]] = {declared.name: declared for declared in KINDS}
 # Full KV and the kinds beside it, in the order of tables and reports.
 CACHES: Final = (KV, *(declared.name for declared in reversed(KINDS)))
@@ -43,8 +44,8 @@ def has_pages(kind: str) -> bool:
 
 
 def per_token(sizes: CacheSizes) -> int:
-    """Return the bytes of a token: full KV, and of the kinds that have pages."""
-    paged = (size for name, size in sizes.kinds.items() if KIND_OF[name].kind.of_pages)
+    """Return the bytes of a token: full KV, and of the kinds that have pages, but for copies of full KV."""
+    paged = (size for name, size in sizes.kinds.items() if KIND_OF[name].kind.of_pages and not size.num_layers)
     return sizes.kv_bytes_per_token + sum(size.num_bytes for size in paged)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from forebay.base.parts import Part
-from forebay.config.engine_config import KindOptions, SchedulerConfig, SchedulingOptions
+from forebay.config.engine_config import NO_HISPARSE, HisparseOptions, KindOptions, SchedulerConfig, SchedulingOptions
 from forebay.memory.budget import KindDemand
 from forebay.memory.kinds.kind import Kind
 from forebay.memory.req_to_token_pool import ReqToTokenPool
@@ -17,12 +17,14 @@ class KindSize(NamedTuple):
 
     `num_bytes` are for one token of a kind that has pages, else for one slot. `num_read` tokens of a sequence are read
     at most, the widest of all layers, since a page is kept or given back for all layers together; 0: all.
-    `inputs_bytes` are kept of each token until it is certain that it stays.
+    `inputs_bytes` are kept of each token until it is certain that it stays. `num_layers`: of the layers whose KV is in
+    the host tier.
     """
 
     num_bytes: int
     num_read: int = 0
     inputs_bytes: int = 0
+    num_layers: int = 0
 
 
 class CacheSizes(NamedTuple):
@@ -58,6 +60,7 @@ class Sizing(NamedTuple):
     scheduling: SchedulingOptions
     width: int
     num_certain: int = 0
+    hisparse: HisparseOptions = NO_HISPARSE
 
 
 class DeclaredKind(NamedTuple):

@@ -1,0 +1,1 @@
+"""Resident copies of pages whose KV is in the host tier (HiSparse)."""
