@@ -7,7 +7,7 @@ grammar; W row writes; K tokens that a request brings. The parts about kinds of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
 import msgspec
@@ -173,7 +173,8 @@ class StepResult:
     `logprobs` is None where nobody asked, else has an entry for each token. `prompt_logprobs` maps an extend's index to
     one entry per position of its chunk: entry j is about token j + 1 of the chunk, and the last one about the token
     after the chunk. That is None if the chunk ends the prompt, since the next token is sampled. `vectors` has by index
-    those of pooled extends that end their prompt, as `Update.vector`.
+    those of pooled extends that end their prompt, as `Update.vector`. `counts` are the totals that kinds of cache count
+    on the device, by kind.
     """
 
     token_ids: list[int]
@@ -182,6 +183,7 @@ class StepResult:
     logprobs: list[TokenLogprob | None] | None = None
     prompt_logprobs: dict[int, list[TokenLogprob | None]] | None = None
     vectors: dict[int, bytes] | None = None
+    counts: Mapping[str, I64] = field(default_factory=dict)
 
 
 class Launched(Protocol):

@@ -5,7 +5,8 @@ Shape letters: S sequences, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
 
@@ -44,13 +45,14 @@ class LaunchedStep:
     chunks: tuple[PromptChunk, ...] = ()
     q_lens: Ids | None = None  # [S]
     vectors: Vectors | None = None
+    counted: Mapping[str, int] = field(default_factory=dict)  # by kind of cache the number of totals behind the ids
 
     def result(self) -> StepResult:
         """Wait for the tokens. A sequence with an id that counts and is outside the vocabulary, for whatever reason,
         has failed."""
-        array = self.token_ids.wait()
+        array, counts = self._without_counts(self.token_ids.wait())
         if self.q_lens is not None:
-            return self._accepted(array, self.q_lens)
+            return self._accepted(array, self.q_lens, counts)
         token_ids = array.tolist()
         failed: tuple[int, ...] = ()
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
@@ -65,9 +67,17 @@ class LaunchedStep:
             vectors=vectors,
             logprobs=None if self.logprobs is None else self._reported(token_ids, self.logprobs.wait()),
             prompt_logprobs={chunk.extend: _prompt_entries(chunk) for chunk in self.chunks} or None,
+            counts=counts,
         )
 
-    def _accepted(self, array: npt.NDArray[Any], q_lens: Ids) -> StepResult:
+    def _without_counts(self, array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], dict[str, Ids]]:
+        """Return the ids, and by kind of cache the totals that stand behind them."""
+        counts: dict[str, Ids] = {}
+        for name, size in reversed([*self.counted.items()]):
+            array, counts[name] = array[:-size], array[-size:]
+        return array, counts
+
+    def _accepted(self, array: npt.NDArray[Any], q_lens: Ids, counts: dict[str, Ids]) -> StepResult:
         seqs = np.repeat(np.arange(len(q_lens)), q_lens)
         num_new, ids = array[len(seqs) :], array[: len(seqs)]
         places, broken = inside(q_lens), (ids < 0) | (ids >= self.vocab_size)
@@ -80,6 +90,7 @@ class LaunchedStep:
             num_new=num_new.tolist(),
             failed=tuple(np.unique(seqs[counted & broken]).tolist()),
             logprobs=None if entries is None else list(compress(entries, counted)),
+            counts=counts,
         )
 
     def _reported(self, token_ids: list[int], packed: npt.NDArray[Any]) -> list[TokenLogprob | None]:

@@ -110,6 +110,8 @@ class ModelRunner:
         self._take_masks = take_masks
         self._chooser = Chooser(ops, rows, self._penalties)
         self._pooler = Pooler(model.logits)
+        counts = {kind.name: kind.counts for kind in self._forward.kinds}
+        self._counted = {name: len(totals) for name, totals in counts.items() if totals is not None}
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -142,7 +144,8 @@ class ModelRunner:
         if masked or sampling.otherwise:
             chosen = self._choose_one(chosen, inputs, sampling, decoded.positions + 1, masked)
         logprobs = self._chooser.logprobs(decoded.logits, chosen, inputs, sampling)
-        launched = LaunchedStep(self._vocab_size, ToHost(chosen.or_failed()), None, sampling, logprobs)
+        ids = self._to_host(chosen.or_failed())
+        launched = LaunchedStep(self._vocab_size, ids, None, sampling, logprobs, counted=self._counted)
         if self.proposer is not None:
             self.proposer.after(plan, inputs, decoded.input_ids, decoded.seen)
         return launched
@@ -171,8 +174,8 @@ class ModelRunner:
             num_new.copy_(settled)
         self.verify.settle()
         logprobs = self._chooser.logprobs(decoded.logits, chosen, inputs, sampling)
-        ids = ToHost(torch.cat([chosen.or_failed(), num_new]))
-        launched = LaunchedStep(self._vocab_size, ids, None, sampling, logprobs, q_lens=plan.q_lens)
+        ids, counted = self._to_host(chosen.or_failed(), num_new), self._counted
+        launched = LaunchedStep(self._vocab_size, ids, None, sampling, logprobs, q_lens=plan.q_lens, counted=counted)
         if self.proposer is not None:
             self.proposer.after(plan, inputs, decoded.input_ids, decoded.seen)
         return launched
@@ -199,16 +202,22 @@ class ModelRunner:
         logprobs = self._chooser.logprobs(raw.logits, chosen, inputs, sampling)
         launched = LaunchedStep(
             self._vocab_size,
-            ToHost(_of_all(chosen.or_failed(), finite, inputs)),
+            self._to_host(_of_all(chosen.or_failed(), finite, inputs)),
             None if len(sample_rows) == plan.num_seqs else plan.sample_mask,
             sampling,
             logprobs,
             chunks,
             vectors=vectors,
+            counted=self._counted,
         )
         if self.proposer is not None:
             self.proposer.after(plan, inputs, input_ids, seen)
         return launched
+
+    def _to_host(self, *ids: Tensor) -> ToHost:
+        """Send token ids to the host, and behind them the totals that kinds of cache count."""
+        parts = [*ids, *(kind.counts for kind in self._forward.kinds if kind.counts is not None)]
+        return ToHost(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     @torch.inference_mode()
     def capture_next(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 
 import numpy as np
@@ -144,6 +144,12 @@ class Allocations(Releases):
             at = (len(pages) - len(ids)) * self.page_size if kind.of_pages else 0
             spans[kind.name] = Span(start=at, ids=ids)
         return spans
+
+    def count(self, totals: Mapping[str, Ids]) -> None:
+        """Take in what kinds of cache have counted on the device, by kind."""
+        for kind in self.kinds:
+            if kind.name in totals:
+                kind.count(totals[kind.name])
 
     @property
     def _transferred(self) -> Iterable[Kind]:

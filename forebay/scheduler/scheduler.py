@@ -255,6 +255,8 @@ class Scheduler(OutputProcessor):
         self._take_tokens(sampled, now)
         if result.vectors:
             self._take_vectors(flight, result.vectors)
+        if result.counts:
+            self.held.count(result.counts)
         self.counters["steps"] += 1
         if not self.requests:
             self.ratio.when_idle()

@@ -7,6 +7,7 @@ came about for greedy requests alone proves nothing about sampled, penalised or 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ ALONE: Final[Flags] = {
     "disable_cuda_graph": True,
     "overlap_depth": 0,
     "speculative_algorithm": "off",
+    "enable_hisparse": False,
     "retraction_host_bytes": 0,
     "queue_timeout": 3600.0,
     "request_timeout": 3600.0,
@@ -73,8 +75,8 @@ class Room:
         self.pressed = (max(whole) + _PRESSED_PAGES) * page_size
 
 
-def circumstances(room: Room, speculative: Flags, num_threads: int) -> list[Circumstance]:
-    """Return all circumstances, given the settings of speculative decoding and the number of the engine's threads."""
+def circumstances(room: Room, speculative: Flags, num_threads: int, sparse_top_k: int = 0) -> list[Circumstance]:
+    """Return all circumstances. `speculative` are settings; a query of sparse attention reads `sparse_top_k` tokens."""
     cached: Flags = {"disable_radix_cache": False}
     replayed: Flags = {"disable_cuda_graph": False}
     tight: Flags = {"max_total_tokens": room.tight, "schedule_conservativeness": 0.0}
@@ -115,6 +117,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int) -> list[Circ
             _was_concurrent,
         ),
     ]
+    found += _in_tiers(sparse_top_k, {**replayed, **cached}, {**tight, **chunks, **speculative}) if sparse_top_k else []
     if num_threads > 1:
         found.insert(2, Circumstance("one thread", {"num_threads": 1}, _at_once, _concurrency, _was_concurrent))
     return found
@@ -127,6 +130,15 @@ def _apart(backend: TransferBackend) -> Circumstance:
         for mode in (DisaggregationMode.DECODE, DisaggregationMode.PREFILL)
     ]
     return Circumstance(name, sides[0], _coming, _transferred, _answered, prefill_flags=sides[1])
+
+
+def _in_tiers(top_k: int, some: Flags, others: Flags) -> list[Circumstance]:
+    """Hot buffers hold no more than a query reads."""
+    tiers: Flags = {"enable_hisparse": True, "hisparse_config": json.dumps({"device_buffer_size": top_k})}
+    return [
+        Circumstance("KV in two tiers", {**some, **tiers}, _twice, _from_tiers, _was_concurrent),
+        Circumstance("all of it, KV in two tiers", {**some, **others, **tiers}, _all, _from_tiers, _was_concurrent),
+    ]
 
 
 async def _backwards(engines: Engines) -> None:
@@ -205,6 +217,11 @@ def _kept(engines: Engines, count: Counter[str]) -> str:
 def _acceptance(engines: Engines, count: Counter[str]) -> str:
     accepted, drafted = count["accepted_tokens"], count["draft_tokens"]
     return f"{accepted:,.0f} of {drafted:,.0f} draft tokens were accepted" if accepted and accepted < drafted else ""
+
+
+def _from_tiers(engines: Engines, count: Counter[str]) -> str:
+    read, loaded = count["hisparse_read_tokens"], count["hisparse_loaded_tokens"]
+    return f"{loaded:,.0f} of {read:,.0f} tokens were loaded into hot buffers" if 0 < loaded < read else ""
 
 
 def _given_up(engines: Engines, count: Counter[str]) -> str:

@@ -68,7 +68,8 @@ class Verification:
         )
         room = Room(self.questions, memory.page_size)
         self._roomy: Flags = {"max_total_tokens": room.roomy, "max_running_requests": num}
-        self.circumstances = circumstances(room, {**BY_DEFAULT, **guess}, self.config.num_threads)
+        guess, num_threads = {**BY_DEFAULT, **guess}, self.config.num_threads
+        self.circumstances = circumstances(room, guess, num_threads, self._sparse_top_k())
         self.alone: list[Answer] = []
 
     async def ask_alone(self) -> None:
@@ -104,6 +105,13 @@ class Verification:
         if shown and missing:
             return Outcome(name, Verdict.NOT_SHOWN, f"{shown}; but not for: {', '.join(missing)}", findings)
         return Outcome(name, Verdict.SAME if shown else Verdict.NOT_SHOWN, shown, findings)
+
+    def _sparse_top_k(self) -> int:
+        """Return the tokens that a query of sparse attention reads; 0 where HiSparse is refused."""
+        try:
+            return self._resolved({"enable_hisparse": True}).hisparse.top_k
+        except ConfigError:
+            return 0
 
     @property
     def varied(self) -> set[str]:

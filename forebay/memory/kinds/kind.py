@@ -188,6 +188,9 @@ class Kind(CachedKind):
     def start_over(self, draft: Draft) -> None:
         """Prepare `draft`, the next step, after all requests were released and the steps in flight are void."""
 
+    def count(self, totals: Ids) -> None:
+        """Take in the totals that the kind's device side counts, as far as a completed step left them."""
+
     @property
     def counters(self) -> dict[str, float]:
         """The values of `COUNTERS`, by name."""

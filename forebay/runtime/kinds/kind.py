@@ -41,6 +41,7 @@ class DeviceKind:
     """
 
     name: ClassVar[str]
+    counts: Tensor | None = None  # [n] int64: totals that grow in steps, and return with the sampled tokens
     derived: ClassVar[Mapping[str, torch.dtype]] = {}
     decode_columns: ClassVar[Mapping[str, Column]] = NO_COLUMNS
     verify_columns: ClassVar[Mapping[str, Column]] = NO_COLUMNS

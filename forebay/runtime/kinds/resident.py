@@ -36,7 +36,7 @@ class HisparseCoordinator(DeviceKind):
         super().__init__(cache, ops, counts)
         assert cache.tiers is not None, "resident copies without a host tier"
         self._tiers = cache.tiers
-        self.counts = torch.zeros(2, dtype=torch.int64, device=counts.device)
+        self.counts: Tensor = torch.zeros(2, dtype=torch.int64, device=counts.device)
 
     @staticmethod
     def check(plan: StepPlan) -> None:

@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
+from forebay.base.counters import Counter
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import Ledger
 from forebay.memory.draft import Draft
@@ -34,6 +35,10 @@ class Residents(Kind):
 
     name: ClassVar[str] = RESIDENT
     is_transferred: ClassVar[bool] = False
+    COUNTERS = (
+        Counter("hisparse_read_tokens", "Tokens that decodes selected in layers with two tiers"),
+        Counter("hisparse_loaded_tokens", "Those of them that were not in a hot buffer"),
+    )
 
     def __init__(
         self, num_resident_pages: int, num_pages: int, rows: ReqToTokenPool, *, ledger: Ledger = Ledger.RAISE
@@ -46,6 +51,7 @@ class Residents(Kind):
         self._changed: list[Ids] = []  # pages whose entries the next plan sends
         self._loaded: list[Ids] = []  # pages whose copies the next plan fills
         self._hot_rows: list[Ids] = []  # rows that begin to decode in the next plan
+        self._totals = [0, 0]
 
     def admit(self, held: Allocation, arrival: Arrival, draft: Draft) -> None:
         """Take copies of the pages of a prefix hit. What comes from elsewhere arrives behind the loads of the step, and
@@ -123,6 +129,13 @@ class Residents(Kind):
         self._decodes[:] = False
         self._pages.clear()
         self._forget_changes()
+
+    def count(self, totals: Ids) -> None:
+        self._totals = totals.tolist()
+
+    @property
+    def counters(self) -> dict[str, float]:
+        return dict(zip((counter.name for counter in self.COUNTERS), self._totals, strict=True))
 
     def holder(self, held: Allocation) -> Holder:
         pages = np.concatenate([NO_IDS, *self._pages.get(held.id, ())])
