@@ -81,7 +81,7 @@ class TierOps:
         seqs = rows.repeat_interleave(q_start[1:] - q_start[:-1], output_size=len(positions)).long()
         pages, at = out_cache_loc // layout.page_size, out_cache_loc % layout.page_size
         hot = active[seqs] != 0
-        newest[seqs[hot], at[hot]] = positions[hot].int()
+        newest.index_put_((seqs, at), torch.where(hot, positions.int(), newest[seqs, at]))
         in_row = layout.hot_base + seqs * layout.row_tokens + layout.num_columns + at
         resident = page_map[pages].long() * layout.page_size + at
         return torch.where(hot, in_row, resident), out_cache_loc + layout.host_base

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from forebay.base.errors import NotEnoughMemory
 from forebay.cli.plan import capacity
-from forebay.config.engine_config import CacheTypes, SpeculationOptions, SpeculativeAlgorithm, StateStrategy
+from forebay.config.engine_config import (
+    CacheTypes,
+    HisparseOptions,
+    SpeculationOptions,
+    SpeculativeAlgorithm,
+    StateStrategy,
+)
 from forebay.engine.lifecycle.sizing import memory_demand, scheduler_config, within_memory
-from forebay.memory.budget import MemoryDemand
+from forebay.memory.budget import MemoryBudget, MemoryDemand
 from forebay.memory.division import divide_memory
-from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow, cache_sizes
+from forebay.pools.cache_spec import (
+    FullAttention,
+    IndexKeys,
+    LatentAttention,
+    RecurrentState,
+    SlidingWindow,
+    cache_sizes,
+)
 from tests.engine.engine_fakes import changed
 
 SPECS = (
@@ -92,3 +107,52 @@ def test_steps_are_as_wide_as_the_logits_of_their_tokens_have_room(num_requests:
 
 def test_without_a_prefix_cache_no_conversation_stays() -> None:
     assert capacity(divide_memory(demand_of(radix_cache=False)), 100)[2:] == (0, 0)
+
+
+SPARSE = (IndexKeys(head_dim=16), LatentAttention(rank=48, rope_dim=16, sparse=True))
+
+
+def sparse_budget(*, kv_cache_bytes: int = 1 << 22, **options: object) -> MemoryBudget:
+    hisparse = HisparseOptions(**{"device_buffer_size": 64, "top_k": 32, **options})  # type: ignore[arg-type]
+    config = replace(changed(LARGE, kv_cache_bytes=kv_cache_bytes), hisparse=hisparse)
+    types = replace(config.types, sparse_kv_on_host=hisparse.enabled)
+    config = replace(config, types=types, scheduling=replace(config.scheduling, chunked_prefill_size=64))
+    return divide_memory(memory_demand(config, cache_sizes(SPARSE, types), model()))
+
+
+def test_hisparse_memory_is_divided_among_tiers_and_hot_buffers() -> None:
+    """Bytes of a token: 64 of its index key, 256 of its KV."""
+    budget = sparse_budget(host_to_device_ratio=4.0)
+    page, rows = budget.page_size, budget.num_rows
+    assert budget.num_bytes["kv"] == (budget.num_pages + 1) * page * (64 + 256)
+    assert budget.num_slots["resident"] == budget.num_pages // 4
+    assert budget.num_bytes["resident"] == (budget.num_slots["resident"] + 1) * page * 256
+    hot = (64 + page) * 256 + 64 * 8 + page * 4
+    assert budget.row_bytes - sparse_budget(device_buffer_size=0).row_bytes == (rows + 1) * hot
+    assert budget.total_bytes <= 1 << 22
+    lines = {line.item: (line.value, line.reason) for line in budget.lines}
+    assert "one for 4 KV pages" in lines["resident pages"][1]
+    assert "64 tokens each" in lines["hot buffers"][1]
+    assert "host memory, part of the KV cache" in lines["host tier"][1]
+
+
+def test_kv_in_a_file_leaves_memory_for_more_pages() -> None:
+    """At ratio 4 a token takes 64 bytes and a quarter of 256 beside the file, 320 without HiSparse."""
+    dense, in_memory = sparse_budget(device_buffer_size=0), sparse_budget(host_to_device_ratio=4.0)
+    in_file = sparse_budget(host_to_device_ratio=4.0, host_path="/somewhere")
+    assert in_memory.num_pages < dense.num_pages
+    assert in_file.num_pages > 2 * dense.num_pages
+    assert in_file.total_bytes <= 1 << 22
+    lines = {line.item: line.reason for line in in_file.lines}
+    assert "a file, beside this memory" in lines["host tier"]
+
+
+def test_hot_buffers_leave_room_for_the_kv_that_they_are_for() -> None:
+    """Of 192 KiB each of 8 requests has its share, or fewer run."""
+    budget = sparse_budget(kv_cache_bytes=192 << 10)
+    assert 1 <= budget.num_rows < 8
+    assert budget.num_pages * budget.page_size >= 64 * budget.num_rows
+    reason = next(line.reason for line in budget.lines if line.item == "request rows")
+    assert "16 pages of its own, a hot buffer of" in reason
+    with pytest.raises(NotEnoughMemory, match="a hot buffer of"):
+        sparse_budget(kv_cache_bytes=20 << 10)

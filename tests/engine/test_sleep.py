@@ -500,3 +500,17 @@ def test_c25_every_row_of_the_device_holds_its_pads_after_a_wake_whatever_lay_th
     for table in tables:
         for name, tensor in zip(table.columns, table.tensors, strict=True):
             assert bool((tensor == table._pads[name]).all()), name
+
+
+def test_c25_hot_buffers_are_empty_after_a_wake() -> None:
+    """C23: and the tokens are those of before."""
+    path = shared_tiny("deepseek_v32").path
+    core = core_of(path, enable_hisparse=True, speculative_algorithm="off")
+    before = tokens_of(core, PROMPTS)
+    core.sleeper.sleep(["kv_cache"])
+    poison(core)
+    core.sleeper.wake()
+    tiers = core.sleeper._memory._runner.cache.tiers
+    for name, tensor in zip(tiers.rows.columns, tiers.rows.tensors, strict=True):
+        assert bool((tensor == tiers.rows._pads[name]).all()), name
+    assert tokens_of(core, PROMPTS) == before

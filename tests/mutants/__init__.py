@@ -12,6 +12,7 @@ from tests.mutants.core import CORE
 from tests.mutants.engine import ENGINE
 from tests.mutants.formats import FORMATS
 from tests.mutants.grammar import GRAMMAR
+from tests.mutants.hisparse import HISPARSE
 from tests.mutants.memory import MEMORY
 from tests.mutants.mutant import Mutant
 from tests.mutants.pooling import POOLING
@@ -39,6 +40,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *GRAMMAR,
     *POOLING,
     *SPARSE,
+    *HISPARSE,
     *SIMULATED,
     *CORE,
 )

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from random import Random
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from unittest.mock import patch
 
 from forebay.config.engine_config import SchedulerConfig, SpeculationOptions
@@ -69,6 +69,8 @@ class Simulation:
     are drafted, `widths` decides how many and how well.
     """
 
+    make_runner: ClassVar[type[HashRunner]] = HashRunner
+
     def __init__(
         self,
         config: SchedulerConfig,
@@ -89,7 +91,7 @@ class Simulation:
         self.scheduler = make_scheduler(config, self.proposer)
         self.scheduler.constraints = Constraints(self.grammars)
         self.salts: dict[int, int] = {}  # by request, also of those that ended while a step computes for them
-        self.runner = HashRunner(
+        self.runner = self.make_runner(
             config,
             Pools.of(self.scheduler.held),
             model,

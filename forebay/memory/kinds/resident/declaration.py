@@ -38,8 +38,10 @@ class ResidentDemand(KindDemand):
     chunked_prefill_size: int
 
     def least(self, demand: MemoryDemand, num_requests: int) -> int:
-        """Return the pages of one chunk: with fewer, a prompt would read what it has just computed from the host."""
-        return ceil_div(min(self.chunked_prefill_size, demand.possible_context), demand.page_size)
+        """Return the pages of one chunk, and the share of the pages that requests have at least. With fewer than a
+        chunk's, a prompt would read from the host what it has just computed."""
+        chunk = ceil_div(min(self.chunked_prefill_size, demand.possible_context), demand.page_size)
+        return chunk + num_requests * ceil_div(demand.pages_at_least * (self.per_page or 0), PARTS)
 
     def lines(self, budget: MemoryBudget, reason: str) -> list[BudgetLine]:
         num_pages = budget.num_slots[self.name]

@@ -1,0 +1,53 @@
+"""A file as the host tier: no name, all blocks at once, a clear error (C33)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from forebay.base.errors import ConfigError
+from forebay.pools.host_file import map_over
+from forebay.pools.regions import Regions, Tag
+
+
+def test_host_tier_in_a_file_is_memory_without_a_name(tmp_path: Path) -> None:
+    regions = Regions()
+    memory = regions.take_tiers(Tag.KV_CACHE, 8192, 10_000, folder=str(tmp_path))
+    assert len(memory) == 18_192
+    assert not memory.any()
+    assert not list(tmp_path.iterdir())
+    memory[:] = torch.arange(18_192).to(torch.uint8)
+    regions.release(Tag.KV_CACHE)
+    assert not memory[:8192].any(), "the device tier was not released"
+    assert torch.equal(memory[8192:], torch.arange(8192, 18_192).to(torch.uint8)), "the file lost its bytes"
+
+
+def test_host_tier_file_has_its_blocks_before_it_is_written(tmp_path: Path) -> None:
+    free = os.statvfs(tmp_path).f_bavail
+    memory = Regions().take_tiers(Tag.KV_CACHE, 4096, 64 << 20, folder=str(tmp_path))
+    assert free - os.statvfs(tmp_path).f_bavail > (32 << 20) // os.statvfs(tmp_path).f_frsize
+    del memory
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(28, "the KV of a layer takes 4.0 KiB more"), (13, "name a folder that can be written to")],
+    ids=["no room", "no permission"],
+)
+def test_host_tier_file_that_cannot_be_made_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, why: str
+) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    with pytest.raises(ConfigError, match=why):
+        map_over(Regions().take(Tag.KV_CACHE, 4096), str(tmp_path))
+
+
+def test_host_tier_in_a_folder_that_is_missing_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone: No such file or directory"):
+        Regions().take_tiers(Tag.KV_CACHE, 4096, 4096, folder=str(tmp_path / "gone"))

@@ -1,0 +1,140 @@
+"""The coordinator of HiSparse, over real caches: newest tokens, resident copies, what a plan may name (C11, C23)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from forebay.config.engine_config import CacheTypes
+from forebay.ops.interface import Ops
+from forebay.pools.cache_pool import CachePool
+from forebay.pools.cache_spec import IndexKeys, LatentAttention
+from forebay.pools.tiers import HotSizes
+from forebay.runtime.bounds import IndexOutOfPool
+from forebay.runtime.kinds.resident import HisparseCoordinator
+from tests.kernels import VARIANTS, native_ops
+from tests.runtime.readbacks import readbacks
+
+PAGE, COLUMNS, ROWS, PAGES, RESIDENT = 4, 6, 3, 8, 2
+SPECS = (IndexKeys(head_dim=3), LatentAttention(rank=4, rope_dim=2, sparse=True), LatentAttention(rank=4, rope_dim=2))
+
+
+@pytest.fixture(params=["torch", "native"])
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return Ops(1) if request.param == "torch" else native_ops(VARIANTS[0], 1)
+
+
+@pytest.fixture(params=["float32", "int8"])
+def cache(request: pytest.FixtureRequest) -> CachePool:
+    types = CacheTypes(kv_cache_dtype=request.param, sparse_kv_on_host=True)
+    num_slots = {"kv": PAGES, "resident": RESIDENT}
+    hot = HotSizes(ROWS + 1, COLUMNS)
+    return CachePool(SPECS, types, page_size=PAGE, num_slots=num_slots, device="cpu", hot=hot)
+
+
+def coordinator(cache: CachePool, ops: Ops) -> HisparseCoordinator:
+    return HisparseCoordinator(cache, ops, torch.zeros(1, dtype=torch.int32))
+
+
+def ids(*numbers: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=dtype)
+
+
+def test_map_last_loc_to_buffer_binds_newest_tokens_without_a_readback(cache: CachePool, ops: Ops) -> None:
+    """C11: row 2 decodes, row 1 computes its prompt, whose page 5 has a copy, and row 0 is padding."""
+    found = coordinator(cache, ops)
+    found.change({"admit_rows": ids(1, 2), "hot_rows": ids(2)})
+    found.change({"resident_pages": ids(5), "resident_slots": ids(2, dtype=torch.int32)})
+    lens, locations = ids(7, 11, 1, dtype=torch.int32), ids(5 * PAGE + 2, 3 * PAGE + 2, 0)
+    with readbacks() as copies:
+        step = found.map_last_loc_to_buffer(lens, locations, ids(1, 2, 0, dtype=torch.int32))
+    assert copies == []
+    layout = step.layout
+    in_row = layout.hot_base + 2 * layout.row_tokens + COLUMNS + 10 % PAGE
+    assert step.device_loc.tolist() == [2 * PAGE + 2, in_row, 0]
+    assert step.host_loc.tolist() == [layout.host_base + location for location in locations.tolist()]
+    assert step.newest.tolist() == [[-1] * PAGE, [-1] * PAGE, [-1, -1, 10, -1], [-1] * PAGE]
+
+
+@pytest.mark.parametrize(
+    ("mirrors", "error"),
+    [
+        ({"req_pool_indices_cpu": [ROWS + 1]}, "rows 4..4 of a step; there are 4 hot buffers"),
+        ({"req_pool_indices_cpu": [-1]}, "rows -1..-1 of a step"),
+        ({"seq_lens_cpu": [0]}, "a sequence of a step has 0 tokens"),
+    ],
+)
+def test_map_last_loc_to_buffer_wrong_host_mirror_is_refused(
+    cache: CachePool, ops: Ops, mirrors: dict[str, list[int]], error: str
+) -> None:
+    arrays = {name: np.array(values, dtype=np.int64) for name, values in mirrors.items()}
+    given: Any = ids(3, dtype=torch.int32), ids(PAGE), ids(1, dtype=torch.int32)
+    with pytest.raises(IndexOutOfPool, match=error):
+        coordinator(cache, ops).map_last_loc_to_buffer(*given, **arrays)
+
+
+def test_a_row_that_is_given_out_has_an_empty_hot_buffer(cache: CachePool, ops: Ops) -> None:
+    found, tiers = coordinator(cache, ops), cache.tiers
+    assert tiers is not None
+    for column in tiers.rows.tensors:
+        column[1:] = 7
+    found.change({"admit_rows": ids(2)})
+    for name, pad in (("active", 0), ("newest", -1), ("1.positions", -1), ("1.last_used", 0)):
+        assert (tiers.rows[name][2] == pad).all()
+        assert (tiers.rows[name][[1, 3]] == 7).all()
+
+
+def test_resident_copies_are_filled_from_the_host_tier(cache: CachePool, ops: Ops) -> None:
+    found, tiers = coordinator(cache, ops), cache.tiers
+    assert tiers is not None
+    for number, tensor in enumerate(cache.tables["kv"].tensors):
+        tensor.copy_((torch.arange(tensor.numel()).view(tensor.shape) % 100 + number).to(tensor.dtype))
+    found.change({"load_pages": ids(7, 3), "load_slots": ids(1, 2)})
+    layer = tiers.of(1)
+    assert layer is not None
+    assert tiers.of(0) is None
+    assert tiers.of(2) is None
+    for whole in (layer.kv.k, layer.kv.k_scale):
+        if whole is not None:
+            on_host = whole[tiers.layout.host_base :].view(PAGES + 1, PAGE, -1)
+            copies = whole[: tiers.layout.hot_base].view(RESIDENT + 1, PAGE, -1)
+            assert torch.equal(copies[1:], on_host[[7, 3]])
+            assert not copies[0].any()
+
+
+def test_a_plan_with_one_copy_of_two_pages_is_refused() -> None:
+    def plan(*slots: int) -> Any:
+        work = SimpleNamespace(resident_slots=np.array(slots, dtype=np.int64))
+        return SimpleNamespace(kinds=SimpleNamespace(resident=work))
+
+    HisparseCoordinator.check(plan(0, 3, 0, 1))
+    with pytest.raises(IndexOutOfPool, match="name a resident page twice"):
+        HisparseCoordinator.check(plan(3, 0, 3))
+
+
+def test_columns_of_full_kv_are_the_same_with_and_without_tiers(cache: CachePool) -> None:
+    """C31: so an engine with HiSparse and one without it are peers."""
+    types = CacheTypes(kv_cache_dtype="int8" if cache.tables["kv"]["0.k"].dtype is torch.int8 else "float32")
+    dense = CachePool(SPECS, types, page_size=PAGE, num_slots={"kv": PAGES}, device="cpu")
+    regions = [(region.name, region.num_rows, region.bytes_per_row) for region in dense.regions()]
+    assert [(region.name, region.num_rows, region.bytes_per_row) for region in cache.regions()] == regions
+    assert cache.num_bytes["kv"] == dense.num_bytes["kv"]
+    token_bytes = dense.num_bytes["kv"] // (PAGES + 1) // PAGE
+    assert 0 < cache.num_bytes["resident"] < (RESIDENT + 1) * PAGE * token_bytes
+
+
+def test_c14_padding_of_tiers_is_what_it_was_after_it_is_reset(cache: CachePool) -> None:
+    tiers = cache.tiers
+    assert tiers is not None
+    before = [tensor.clone() for tensor in tiers.rows.tensors]
+    layer = tiers.of(1)
+    assert layer is not None
+    for tensor in (*tiers.rows.tensors, layer.kv.k):
+        tensor[0] = 9
+    cache.reset_padding()
+    assert all(torch.equal(tensor, old) for tensor, old in zip(tiers.rows.tensors, before, strict=True))
+    assert not layer.kv.k.any()
