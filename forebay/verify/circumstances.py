@@ -79,7 +79,8 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, sparse_top_k
     """Return all circumstances. `speculative` are settings; a query of sparse attention reads `sparse_top_k` tokens."""
     cached: Flags = {"disable_radix_cache": False}
     replayed: Flags = {"disable_cuda_graph": False}
-    tight: Flags = {"max_total_tokens": room.tight, "schedule_conservativeness": 0.0}
+    small: Flags = {"max_total_tokens": room.tight}
+    tight: Flags = {**small, "schedule_conservativeness": 0.0}
     pressed: Flags = {**tight, "max_total_tokens": room.pressed}
     chunks: Flags = dict.fromkeys(("chunked_prefill_size", "mixed_chunk_size"), room.chunk)
     overlapped: Flags = {"overlap_depth": 1}
@@ -91,9 +92,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, sparse_top_k
         Circumstance("steps planned ahead", {**replayed, **overlapped}, _coming, _concurrency, _was_concurrent),
         Circumstance("pages of one token", {"page_size": 1}, _coming, _concurrency, _was_concurrent),
         Circumstance("from the prefix cache", {**replayed, **cached}, _twice, _from_cache, _hit),
-        Circumstance(
-            "evicted and asked again", {**cached, "max_total_tokens": room.tight}, _twice, _evicted, _missed_as_evicted
-        ),
+        Circumstance("evicted and asked again", {**cached, **small}, _twice, _evicted, _missed_as_evicted),
         Circumstance("retracted", {**pressed, **replayed}, _pressed, _retracted, _computed_again),
         Circumstance(
             "retracted to the host", {**pressed, "retraction_host_bytes": _HOST_BYTES}, _pressed, _kept, _copied_back

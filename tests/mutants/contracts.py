@@ -154,7 +154,13 @@ CONTRACTS: Final = {
         "its process has died.",
         "transfer/",
     ),
-    "C23": Contract("Sparse KV in host memory", "", "", "sparse offload"),
+    "C23": Contract(
+        "Sparse KV in host memory",
+        "All KV of layers that read selected tokens is in the host tier when a step has written it. A decoding request "
+        "has a bounded hot buffer on the device, which is bound without a copy to the host. Tokens are those of full KV.",
+        "pools/tiers.py, ops/tiers.py, runtime/kinds/resident.py, memory/kinds/resident/",
+        "the host tier of a GPU",
+    ),
     "C24": Contract("Compressed attention", "", "", "DeepSeek-V4's state rings"),
     "C25": Contract(
         "Sleep and wake",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from forebay.config.engine_config import SchedulerConfig
@@ -20,8 +22,8 @@ def test_a_counter_that_is_not_declared_cannot_grow() -> None:
 
 
 def test_counters_that_an_engine_tells_are_those_that_are_declared() -> None:
-    config = SchedulerConfig(
-        num_pages=64, max_running_requests=8, context_length=256, kinds=kind_config(num_slots=64, track_interval=16)
-    )
+    kinds = kind_config(num_slots=64, track_interval=16)
+    kinds = replace(kinds, num_slots={**kinds.num_slots, "resident": 4})
+    config = SchedulerConfig(num_pages=64, max_running_requests=8, context_length=256, kinds=kinds)
     told = Stats(0.0).frame(Scheduler(config), 0.0).counters
     assert {counter.name for counter in COUNTERS} == told.keys()
