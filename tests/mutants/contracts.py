@@ -157,7 +157,7 @@ CONTRACTS: Final = {
     "C23": Contract(
         "Sparse KV in host memory",
         "All KV of layers that read selected tokens is in the host tier when a step has written it. A decoding request "
-        "has a bounded hot buffer on the device, which is bound without a copy to the host. Tokens are those of full KV.",
+        "has a bounded hot buffer on the device, bound without a copy to the host. Tokens are those of full KV.",
         "pools/tiers.py, ops/tiers.py, runtime/kinds/resident.py, memory/kinds/resident/",
         "the host tier of a GPU",
     ),
