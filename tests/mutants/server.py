@@ -179,7 +179,7 @@ SERVER = (
         "text/answers/answer.py",
         '            self._add(Said, "".join(self._blank), 0)\n',
         "            pass\n",
-        _READ + "test_a_stored_answer_is_read_as_what_was_meant",
+        _READ + "test_an_answer_of_white_space_alone_is_text",
     ),
     Mutant(
         "C27 no token is counted twice",

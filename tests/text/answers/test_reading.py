@@ -60,6 +60,13 @@ def test_a_stored_answer_is_read_as_what_was_meant(spelling: Spelling) -> None:
 
 
 @every_format
+@pytest.mark.parametrize("text", ["  \n", "\n\n"])
+def test_an_answer_of_white_space_alone_is_text(spelling: Spelling, text: str) -> None:
+    found, _ = joined(read(spelling.formats, [text]))
+    assert (found.said, found.thought, found.calls) == (text, "", [])
+
+
+@every_format
 def test_however_the_text_is_cut_the_parts_are_the_same(spelling: Spelling) -> None:
     rng = random.Random(5)
     for answer in ANSWERS:
