@@ -63,7 +63,7 @@ def test_a_stored_answer_is_read_as_what_was_meant(spelling: Spelling) -> None:
 @pytest.mark.parametrize("text", ["  \n", "\n\n"])
 def test_an_answer_of_white_space_alone_is_text(spelling: Spelling, text: str) -> None:
     found, _ = joined(read(spelling.formats, [text]))
-    assert (found.said, found.thought, found.calls) == (text, "", [])
+    assert (found.said, found.thought, found.calls) == (text, "", ())
 
 
 @every_format
