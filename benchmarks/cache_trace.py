@@ -30,6 +30,7 @@ from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, St
 from forebay.config.kinds import TRACK_TOKENS
 from forebay.engine.frames import AddRequest
 from forebay.engine.loop.core import EngineCore
+from forebay.memory.kinds.resident.residents import RESIDENT
 from forebay.memory.kinds.state.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.requests.sampling_params import SamplingParams
@@ -200,7 +201,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    kind: str  # plain | hybrid | window | hybrid+window
+    kind: str  # plain | tiers | hybrid | window | hybrid+window
     page_size: int
     depth: int
     strategy: StateStrategy
@@ -212,7 +213,7 @@ class Setup:
 
     def config(self, num_conversations: int) -> SchedulerConfig:
         """Room for all KV and, unless scarce, for 4 states and 4 windows of each conversation besides what runs. Scarce
-        are half a state and half a window of each running request besides."""
+        are half a state and half a window of each running request besides, and a resident copy of a page in 16."""
         ps, depth = self.page_size, self.depth
         num_pages = num_conversations * ceil_div(CONTEXT, ps)
         spare = NUM_RUNNING // 2 if self.scarce else 4 * num_conversations
@@ -223,6 +224,8 @@ class Setup:
         num_slots = {"state": slots} if self.states else {}
         if "window" in self.kind:
             num_slots["window"] = min(num_pages, windows)
+        if self.kind == "tiers":
+            num_slots[RESIDENT] = num_pages // 16 if self.scarce else num_pages
         state = KindConfig(
             num_slots=num_slots,
             num_read={"window": WINDOW} if "window" in self.kind else {},
@@ -325,7 +328,7 @@ class Player:
 
 
 def setups(quick: bool) -> Iterator[Setup]:
-    for kind, page_size, depth in product(("plain", "window", "hybrid", "hybrid+window"), (1, 16), (0, 1)):
+    for kind, page_size, depth in product(("plain", "tiers", "window", "hybrid", "hybrid+window"), (1, 16), (0, 1)):
         if quick and (depth == 0 or kind == "hybrid+window"):
             continue
         # without the extra buffer states are kept wherever a request ends, so pages are of one token

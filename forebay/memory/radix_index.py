@@ -25,6 +25,7 @@ class RadixIndex:
 
     def __init__(self, page_size: int, kinds: Sequence[CachedKind]) -> None:
         self.kinds = tuple(kinds)
+        self._limits = tuple(kind for kind in kinds if kind.missing is not MissReason.NONE)  # others end no hit
         self.page_size = page_size
         self.version = 0
         self._page_bytes = page_size * TOKEN_BYTES
@@ -43,7 +44,7 @@ class RadixIndex:
         reason = MissReason.NONE if position == end else self._reason(node, inside, key, position)
         tokens = position // TOKEN_BYTES
         match = Match(node, inside, chunks, tokens, reason, tokens, reason, NOTHING_ELSE, self.version)
-        return self._cut(match, nodes) if self.kinds else match
+        return self._cut(match, nodes) if self._limits else match
 
     def _walk(self, node: Node, key: bytes, position: int, end: int) -> _Walk:
         """Down from `node`, whose edge ends at `position` of `key`, along `key[position:end]` as far as whole pages of
@@ -82,13 +83,13 @@ class RadixIndex:
     def _cut(self, match: Match, nodes: list[Node]) -> Match:
         """Cut a match back to the last place where every kind can be resumed."""
         pages, whole = match.pages, match.num_tokens // self.page_size
-        ends = [kind.last_resumable(nodes, pages, whole) for kind in self.kinds]
+        ends = [kind.last_resumable(nodes, pages, whole) for kind in self._limits]
         match = match._replace(
-            resumable={kind.name: at * self.page_size for kind, at in zip(self.kinds, ends, strict=True)}
+            resumable={kind.name: at * self.page_size for kind, at in zip(self._limits, ends, strict=True)}
         )
-        reason = self.kinds[ends.index(min(ends))].missing
+        reason = self._limits[ends.index(min(ends))].missing
         while (end := min(ends)) < max(ends):
-            ends = [kind.last_resumable(nodes, pages, end) for kind in self.kinds]
+            ends = [kind.last_resumable(nodes, pages, end) for kind in self._limits]
         if end == whole:
             return match
         if not end:

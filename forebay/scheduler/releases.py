@@ -44,7 +44,8 @@ class Releases:
         self.offloaded = Offloaded(config.kinds)
         self.rows = make_rows(config)
         self.kinds = make_kinds(config, self.rows)
-        self.nothing_resumable = {kind.name: 0 for kind in self.kinds}  # when nothing is found
+        # When nothing is found.
+        self.nothing_resumable = {kind.name: 0 for kind in self.kinds if kind.missing is not MissReason.NONE}
         self.at_ends = any(kind.at_ends for kind in self.kinds)  # whether it matters where prompts part
         self.cache = RadixCache(
             self.kv,

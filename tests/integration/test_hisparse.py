@@ -3,6 +3,7 @@ C28)."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,32 @@ def test_c21_hisparse_on_one_or_both_of_two_engines_equals_off(known: Known, rol
     for _ in range(2):
         results = two.run(known.prompts, known.params)
         assert [(result.token_ids, result.logprobs) for result in results] == known.alone
+
+
+def shape_of(rng: random.Random) -> dict[str, Any]:
+    """Of all that the other tests have one by one."""
+    page_size = rng.choice([8, 16])
+    tight = TIGHT if rng.random() < 0.5 else {}
+    return {
+        "page_size": page_size,
+        "chunked_prefill_size": rng.choice([5, 16, 512]),
+        "hot_columns": rng.randint(TOP_K, 3 * TOP_K),
+        "num_resident": rng.choice([1, 3, 9, 40]),
+        "overlap_depth": rng.randint(0, 2),
+        "retraction_host_bytes": rng.choice([0, 1 << 20]),
+        **tight,
+    }
+
+
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 60), marks=pytest.mark.slow)], ids=["few", "many"])
+def test_hisparse_random_shapes_equal_off(known: Known, seeds: range) -> None:
+    """Pages, chunks, buffers, copies, hits, retraction, overlap and drafts at once, twice over one engine."""
+    for seed in seeds:
+        rng = random.Random(seed)
+        shape = shape_of(rng)
+        engine = engine_of(known, Guesses(known, seed=seed), on_host=False, **shape)
+        for _ in range(2):
+            known.check(engine, apart=rng.randint(0, 2))
 
 
 def test_hisparse_int8_kv_equals_off(known: Known) -> None:

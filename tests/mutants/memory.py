@@ -356,7 +356,7 @@ MEMORY = (
     Mutant(
         "C18 states and windows agree on where a hit ends",
         "memory/radix_index.py",
-        "            ends = [kind.last_resumable(nodes, pages, end) for kind in self.kinds]",
+        "            ends = [kind.last_resumable(nodes, pages, end) for kind in self._limits]",
         "            ends = [end]",
         "memory/test_radix_kinds.py::test_c18_states_and_windows_must_agree",
     ),
@@ -454,7 +454,7 @@ MEMORY = (
     Mutant(
         "C20 of states and windows the one that ends the hit is named",
         "memory/radix_index.py",
-        "        reason = self.kinds[ends.index(min(ends))].missing",
+        "        reason = self._limits[ends.index(min(ends))].missing",
         "        reason = MissReason.STATE_MISSING",
         "memory/test_radix_kinds.py::test_c18_a_hit_needs_one_whole_window",
     ),
