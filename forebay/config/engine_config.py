@@ -112,6 +112,8 @@ class CacheTypes:
     kv_cache_dtype: str = "float32"  # as dtype, or smaller: bfloat16, int8
     mamba_ssm_dtype: str = "float32"  # float32 | bfloat16: the states of scans
     sparse_kv_on_host: bool = False  # HiSparse: the KV of layers that read few tokens is in the host tier
+    width: int = 1  # tokens of a request in a step that decodes or verifies, at most
+    movable: bool = False  # what layers keep goes to engines with other pages and widths
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final, Protocol
 
 from forebay.base.units import ceil_div
 from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_STRATEGIES
@@ -73,16 +73,34 @@ FLAGS: Final = in_group(
 )
 
 
+class _Model(Protocol):
+    @property
+    def page_multiple(self) -> int: ...
+
+
+class _Facts(Protocol):
+    @property
+    def model(self) -> _Model: ...
+
+
 def _strategy(facts: object, settled: Settled) -> Decision:
     if settled["disable_radix_cache"]:
         return Decision(StateStrategy.NO_BUFFER.value, "without the prefix cache no state is kept")
     return Decision(StateStrategy.EXTRA_BUFFER.value, "steps need not end where a state is kept")
 
 
-def _page_size(facts: object, settled: Settled) -> Decision:
+def _page_size(facts: _Facts, settled: Settled) -> Decision:
     if settled["mamba_scheduler_strategy"] == StateStrategy.NO_BUFFER and not settled["disable_radix_cache"]:
         return Decision(1, "no_buffer keeps states at any length, and pages end where states do")
-    return Decision(16, "small enough to share short prefixes, large enough to keep page tables short")
+    return page_of(facts.model.page_multiple)
+
+
+def page_of(multiple: int) -> Decision:
+    """Return the default page size, of whole blocks of `multiple` tokens."""
+    plain = 16
+    if plain % multiple == 0:
+        return Decision(plain, "small enough to share short prefixes, large enough to keep page tables short")
+    return Decision(multiple, f"layers keep an entry for up to {multiple} tokens, and pages hold whole ones")
 
 
 def _track_interval(facts: object, settled: Settled) -> Decision:
@@ -90,7 +108,7 @@ def _track_interval(facts: object, settled: Settled) -> Decision:
     return Decision(ceil_div(TRACK_TOKENS, page) * page, "a state a sentence, in whole pages")
 
 
-RULES: Final[Mapping[str, Callable[[object, Settled], Decision]]] = {
+RULES: Final[Mapping[str, Callable[[Any, Settled], Decision]]] = {
     "mamba_ssm_dtype": lambda facts, settled: Decision("float32", "rounding at every token adds up over a scan"),
     "mamba_scheduler_strategy": _strategy,
     "page_size": _page_size,

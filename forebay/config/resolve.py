@@ -20,6 +20,7 @@ from forebay.config.engine_config import (
     CacheIsolation,
     CacheTypes,
     Config,
+    DisaggregationMode,
     DisaggregationOptions,
     EngineConfig,
     KindOptions,
@@ -308,6 +309,9 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
     if interval % page:
         near = ceil_div(interval, page) * page
         yield f"{asked('mamba_track_interval')} is not a multiple of the page size, {page}: give {near}"
+    if page % (multiple := facts.model.page_multiple):
+        near = ceil_div(page, multiple) * multiple
+        yield f"{asked('page_size')}: layers of {facts.title} keep entries of {multiple} tokens: give {near}"
     yield from _asleep(settled, asked)
     yield from speculation.problems(settled, asked)
     yield from hisparse.problems(settled, asked, facts.model)
@@ -350,6 +354,8 @@ def _field_values(settled: Settled) -> dict[str, Any]:
         values[name] = kind(values[name])
     values["wake_on_request"] |= values["sleep_idle_seconds"] > 0
     values["radix_cache"] = not settled["disable_radix_cache"]
+    values["width"] = settled["speculative_num_draft_tokens"]
+    values["movable"] = disaggregation.role_of(settled) is not DisaggregationMode.NULL
     values["strategy"], values["track_interval"] = values["mamba_scheduler_strategy"], values["mamba_track_interval"]
     return values
 

@@ -130,7 +130,7 @@ def _tensors_of(
     """One tensor under its name, or, of a stack of experts, each under its own."""
     if names.is_stack(name):
         return _experts_of(file, stored, name, config)
-    return {name: _PlainTensor(file, stored, whole=name in names.whole)}
+    return {name: _PlainTensor(file, stored, whole=name.endswith(names.whole))}
 
 
 def _packed_layers(layers: Mapping[str, Parts], config: ModelConfig, path: Path) -> Iterator[tuple[str, StoredTensor]]:

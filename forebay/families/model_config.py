@@ -47,12 +47,11 @@ class ModelConfig:
     """The values that every architecture has; a family adds what only it has, under transformers' names where these
     agree.
 
-    `layer_types` are `full_attention`, `sliding_attention` or whatever else a family mixes tokens with.
-    `in_bfloat16`: whether tensors that are not in codes are taken to be stored so, by config.json: as it says, or if it
-    names no type, which most published models without one are.
-    `unknown_options` are names of fields that the file has and nobody here knows: they may change what the model
-    computes elsewhere. `packing` says how safetensors have the layers in codes, if they do.
-    """
+    `layer_types` are `full_attention`, `sliding_attention` or whatever else a family mixes tokens with. `in_bfloat16`:
+    whether tensors that are not in codes are taken to be stored so, by config.json: as it says, or if it names no type,
+    which most published models without one are. Pages must hold a multiple of `page_multiple` tokens. `unknown_options`
+    are names of fields that the file has and nobody here knows: they may change what the model computes elsewhere.
+    `packing` says how safetensors have the layers in codes, if they do."""
 
     model_type: str
     vocab_size: int
@@ -78,6 +77,7 @@ class ModelConfig:
     packing: LayerPacking | None = None
     sampling: SamplingDefaults = NEUTRAL
     in_bfloat16: bool = False
+    page_multiple: int = 1
 
     @property
     def num_experts(self) -> int:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import BinaryIO, Final, NamedTuple
 
-_ITEM_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}
+_ITEM_BYTES: Final = {"I64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 _ALIGNMENT: Final = 8
 
 

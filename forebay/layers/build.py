@@ -130,7 +130,7 @@ class Block(Protocol):
     def __call__(self, ctx: ForwardContext, x: Tensor, residual: Tensor) -> Tensor:
         """Add x, what the layer before returned, to the residual stream in place; return what the next one has to add.
 
-        Both are [T, H]. Each addition can so share a pass with the norm that follows it.
+        Both are [T, H], or with N streams [T, N * H]. Each addition can so share a pass with the norm that follows it.
         """
         ...
 

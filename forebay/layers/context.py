@@ -12,14 +12,17 @@ from torch import Tensor
 from forebay.layers.selection import Selection
 from forebay.memory.kv_allocator import KV
 from forebay.ops.attention import PagedKv
+from forebay.ops.compression import Blocks, Compression
 from forebay.pools.cache_pool import CachePool
 
 
 @dataclass(slots=True)
 class Carried:
-    """Results of a layer for the layers behind it. `selection`: the tokens that the last indexer selected."""
+    """Results of a layer for the layers behind it. `selection`: the tokens that the last indexer selected. `blocks`:
+    those that the step ends, by how they are compressed."""
 
     selection: Selection | None = None
+    blocks: dict[Compression, Blocks] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +32,15 @@ class ForwardContext:
     A sequence's positions are contiguous and end with its length; attention is causal. `kinds` has, by the name of a
     kind of cache, the step's input for the layers that keep that kind: a `PagedKv` for kinds with pages (full KV among
     them), else what the kind's own folder declares. `per_layer` is what each of L layers is given of each token beside
-    the residual stream, side by side, in models that have such inputs.
+    the residual stream, side by side, in models that have such inputs. `input_ids` are there in the model's own layers:
+    those that choose experts by them look there.
     """
 
     positions: Tensor  # [T] int64
     kinds: Mapping[str, Any]
     cache: CachePool
     per_layer: Tensor | None = None  # [T, L * P]
+    input_ids: Tensor | None = None  # [T] int64
     carried: Carried = field(default_factory=Carried)
 
     @property

@@ -5,8 +5,10 @@ Shape letters: T tokens, H hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from torch import Tensor
@@ -34,7 +36,8 @@ class Activation(StrEnum):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlpSpec:
     """`names`: what the checkpoint calls gate, up and down, or what is before the activation, in one tensor, and down.
-    The gate and the layer's output are multiplied by `gate_scale` and `scale`."""
+    The gate and the layer's output are multiplied by `gate_scale` and `scale`. With a `limit`, which is 0 for none,
+    gate and up of SiLU are cut at it as in `Ops.clamped_swiglu` with offset 0."""
 
     name: str
     hidden_size: int
@@ -44,6 +47,7 @@ class MlpSpec:
     names: tuple[str, ...] = GATE_UP_DOWN
     gate_scale: float = 1.0
     scale: float = 1.0
+    limit: float = 0.0
 
     def build(self, parts: Parts) -> Mlp:
         return Mlp(self, parts)
@@ -54,12 +58,14 @@ class Mlp:
 
     def __init__(self, spec: MlpSpec, parts: Parts) -> None:
         parts, ops = parts.within(spec.name), parts.ops
-        activations = {
+        activations: dict[Activation, Callable[[Tensor], Tensor]] = {
             Activation.SILU: ops.silu_and_mul,
             Activation.GELU_TANH: ops.gelu_and_mul,
             Activation.RELU2: ops.relu2,
         }
         self._activate = activations[spec.activation]
+        if spec.limit:
+            self._activate = partial(ops.clamped_swiglu, alpha=1.0, limit=spec.limit, offset=0.0)
         (*before, down), size, hidden_size = spec.names, spec.intermediate_size, spec.hidden_size
         up = 0 if spec.activation is Activation.RELU2 else size
         self.before = parts.linear(
@@ -79,7 +85,8 @@ class Mlp:
 class MoeSpec:
     """`names`: what the checkpoint calls the layers of an expert, as of an `MlpSpec`. With `latent_size`, which is 0
     for none, experts work on a projection of their inputs to so many entries, and the sum of their outputs is projected
-    back. `norm` is the weight of a norm of what experts are given, but not the router; None for none."""
+    back. `limit` is that of an `MlpSpec`. `norm` is the weight of a norm of what experts are given, but not the router;
+    None for none."""
 
     name: str
     router: RouterSpec
@@ -90,6 +97,7 @@ class MoeSpec:
     latent_bias: bool = False
     norm: TensorParam | None = None
     norm_eps: float = 0.0
+    limit: float = 0.0
 
     def expert(self, number: int) -> MlpSpec:
         """Return the description of one expert."""
@@ -99,6 +107,7 @@ class MoeSpec:
             intermediate_size=self.intermediate_size,
             activation=self.activation,
             names=self.names,
+            limit=self.limit,
         )
 
     def build(self, parts: Parts) -> Moe:
@@ -123,7 +132,9 @@ class Moe:
         self._eps = spec.norm_eps
         experts = [Mlp(spec.expert(i), parts) for i in range(spec.router.num_experts)]
         before, down = [expert.before.weight for expert in experts], [expert.down.weight for expert in experts]
-        self._experts = parts.ops.pack_experts(before, down, _OF_EXPERTS[spec.activation])
+        clamp = {"alpha": 1.0, "limit": spec.limit, "offset": 0.0} if spec.limit else {}
+        activation = ExpertActivation.CLAMPED_SWIGLU if spec.limit else _OF_EXPERTS[spec.activation]
+        self._experts = parts.ops.pack_experts(before, down, activation, **clamp)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]: each token's experts, weighted as its router says."""

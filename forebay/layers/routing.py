@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from forebay.base.errors import ModelError
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.ops import Gating
@@ -18,8 +19,9 @@ from forebay.ops import Gating
 class RouterSpec:
     """`gating` chooses from the outputs of the linear layer `name`, one for each expert; `correction` is the name of
     what it adds to the scores for the choice alone, "" for nothing, and `factors` of what experts' weights are
-    multiplied by. With a `norm`, the name of its weight, the layer's input is normed; its outputs are multiplied by
-    `scale`."""
+    multiplied by. `table` is the name of the experts of each of `vocab_size` token ids, which are then not chosen but
+    looked up; "" for none. With a `norm`, the name of its weight, the layer's input is normed; its outputs are
+    multiplied by `scale`."""
 
     name: str
     hidden_size: int
@@ -28,6 +30,8 @@ class RouterSpec:
     bias: bool = False
     correction: str = ""
     factors: str = ""
+    table: str = ""
+    vocab_size: int = 0
     norm: str = ""
     norm_eps: float = 0.0
     scale: float = 1.0
@@ -45,6 +49,19 @@ class Router:
             parts.tensor(name, count, float32=True) if name else None for name in (spec.correction, spec.factors)
         )
 
+        self._table = self._lookup_table(parts) if spec.table else None
+
+    def _lookup_table(self, parts: Parts) -> Tensor:
+        """Return the experts of each token id, [V, k] int64; ModelError for one that there is not."""
+        spec = self._spec
+
+        def whole(table: Tensor) -> Tensor:
+            if len(table) and not 0 <= float(table.min()) <= float(table.max()) < spec.num_experts:
+                raise ModelError(f"{spec.table} names experts that are none of {spec.num_experts}")
+            return table.long()
+
+        return parts.tensor(spec.table, spec.vocab_size, spec.gating.num_experts_per_tok, float32=True, change=whole)
+
     def __call__(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, H] -> the experts' numbers [T, k] int64 and their weights [T, k] float32."""
         ops, spec = self._ops, self._spec
@@ -53,4 +70,7 @@ class Router:
         logits = ops.linear_f32(x, self._logits)
         if spec.scale != 1.0:
             ops.scale_(logits, spec.scale)
+        if self._table is not None:
+            assert ctx.input_ids is not None, "a step of a model without its tokens"
+            return ops.hash_gating(logits, ctx.input_ids, self._table, spec.gating)
         return ops.topk_gating(logits, spec.gating, self._correction, self._factors)

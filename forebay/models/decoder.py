@@ -24,6 +24,7 @@ from forebay.layers.mlp import MlpSpec, MoeSpec
 from forebay.layers.params import TensorParam, Weights, vector
 from forebay.layers.rotary import RopeSpec, RopeTables
 from forebay.layers.routing import RouterSpec
+from forebay.layers.streams import StreamsSpec
 from forebay.ops import Gating, Ops, Scoring
 from forebay.pools.cache_spec import CacheSpec
 
@@ -34,7 +35,7 @@ Names = tuple[str | None, str | None]
 class DecoderSpec:
     """`tied`: the embedding is used for the logits too. Embeddings are multiplied by `embedding_scale`, logits by
     `logits_scale`, and then held within +-`logits_cap`, 0 for no cap. `per_layer`: what layers are given besides.
-    `draft_head`: None where nobody wants one."""
+    `streams`: None where layers have one residual stream. `draft_head`: None where nobody wants one."""
 
     blocks: tuple[BlockSpec, ...]
     embedding: TensorParam
@@ -46,6 +47,7 @@ class DecoderSpec:
     logits_scale: float = 1.0
     logits_cap: float = 0.0
     per_layer: PerLayerInputsSpec | None = None
+    streams: StreamsSpec | None = None
     draft_head: DraftHeadSpec | None = None
 
 
@@ -197,6 +199,7 @@ class Model:
             self._head = parts.linear({"lm_head": vocab_size}, hidden_size, min_bits=HEAD_BITS).weight
         else:
             self._head = ops.pack_linear(table, inputs=self.dtype) if isinstance(table, Tensor) else table
+        self._streams = None if spec.streams is None else spec.streams.build(parts)
         self._blocks, kept = [], []
         for block in spec.blocks:
             first = len(parts.kept)
@@ -220,14 +223,20 @@ class Model:
         """As `forward`, and besides what the layers `taps` are given, the residual stream [T, H] in front of each, side
         by side in the order of the layers; the hidden states once more where nobody asks for any."""
         x = self.embed(input_ids)
-        if self._per_layer is not None:
-            ctx = replace(ctx, per_layer=self._per_layer(ctx, input_ids, x))
+        per_layer = None if self._per_layer is None else self._per_layer(ctx, input_ids, x)
+        ctx = replace(ctx, per_layer=per_layer, input_ids=input_ids)
+        if self._streams is not None:
+            x = self._streams.spread(x)
         ops, residual, seen = self._ops, self._ops.zeros_like(x), []
         for layer, block in enumerate(self._blocks):
             if layer in taps:
                 seen.append(ops.add_(ops.add_(ops.zeros_like(x), residual), x))
             x = block(ctx, x, residual)
-        hidden = ops.add_rms_norm(x, residual, self._norm, self._spec.norm_eps)
+        if self._streams is None:
+            hidden = ops.add_rms_norm(x, residual, self._norm, self._spec.norm_eps)
+        else:
+            collapsed = self._streams.collapse(ops.add_(residual, x))
+            hidden = ops.rms_norm(collapsed, self._norm, self._spec.norm_eps)
         return hidden, ops.concat(seen) if seen else hidden
 
     def draft(self, ctx: ForwardContext, next_ids: Tensor, hidden: Tensor) -> Tensor:

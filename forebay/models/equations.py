@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.blocks import BranchesSpec, ResidualSpec, SublayerSpec
 from forebay.layers.clamped_moe import ClampedMoeSpec
+from forebay.layers.compressed_attention import CompressedAttentionSpec
 from forebay.layers.embedding import PerLayerGateSpec
 from forebay.layers.gated_delta import GatedDeltaSpec
 from forebay.layers.indexer import IndexerSpec
@@ -28,6 +29,7 @@ from forebay.layers.rotary import RopeSpec
 from forebay.layers.routing import RouterSpec
 from forebay.layers.scalar_gate import ScalarGateSpec
 from forebay.layers.short_conv import ShortConvSpec
+from forebay.layers.streams import StreamedSpec
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import DecoderSpec
 from forebay.ops import Scoring
@@ -92,6 +94,18 @@ def block_lines(block: Any) -> list[str]:
 
 
 @block_lines.register
+def _(block: StreamedSpec) -> list[str]:
+    parts = [_between_norms(each.sublayer) for each in block.sublayers]
+    streams = block.streams
+    return [
+        *(f"x = C x + b {part.of('a·x')}" for part in parts),
+        *(line for part in parts for line in part.lines),
+        f"a, b, C = sigmoid(.), 2 sigmoid(.), sinkhorn(exp(.)) of W norm(x)  for {streams.num_streams} streams of x, "
+        f"{streams.iterations} iterations",
+    ]
+
+
+@block_lines.register
 def _(block: ResidualSpec) -> list[str]:
     sums: list[str] = []
     lines: list[str] = []
@@ -149,6 +163,31 @@ def _(part: AttentionSpec) -> Term:
         (
             f"attention(h) = {by}  over {seen}",
             f"  q = {q}, k = {k}, v = {value}; {part.num_heads} heads of {part.head_dim}, {part.num_kv_heads} of KV",
+            *_rope(part.rope),
+        ),
+    )
+
+
+@term.register
+def _(part: CompressedAttentionSpec) -> Term:
+    seen = f"the last {part.window:,} tokens"
+    entries: tuple[str, ...] = ()
+    if part.compressor is not None:
+        chosen = f"the {part.indexer.index.top_k:,} entries of the highest s" if part.indexer else "all entries"
+        seen += f" and {chosen}"
+        of = f"{part.compressor.rate} tokens" + (" and of the block before" if part.compressor.overlap else "")
+        entries = (f"  an entry: rope(norm(sum of softmax(Wg h + B) Wc h)) of {of}",)
+    if part.indexer is not None:
+        index = part.indexer.index
+        what = "q' = rope(Wq' norm(Wdq h)), k' an entry of its own, w = Ww h"
+        entries += (f"  s = sum over heads of w max(0, q'·k'),  {what}; {index.num_heads} heads of {index.head_dim}",)
+    return Term(
+        f"attention({_ARGUMENT})",
+        (
+            f"attention(h) = Wo rope^-1(softmax({part.head_dim**-0.5:.4g} q·k and a sink) k)  over {seen}",
+            f"  q = rope(norm(Wuq norm(Wdq h))), k = rope(norm(Wk h)); {part.num_heads} heads of {part.head_dim}, "
+            f"one of KV; Wo through {part.groups} groups of {part.output_rank:,}",
+            *entries,
             *_rope(part.rope),
         ),
     )
@@ -293,19 +332,21 @@ def _(part: ShortConvSpec) -> Term:
 
 @term.register
 def _(part: MlpSpec) -> Term:
-    inner = _inner(part.activation, part.gate_scale)
+    inner = _inner(part.activation, part.gate_scale, part.limit)
     return Term(f"mlp({_ARGUMENT})", (f"mlp(h) = {_times(part.scale)}{inner}  of {part.intermediate_size:,}",))
 
 
 @term.register
 def _(part: MoeSpec) -> Term:
-    routed = _mixture(part.router, _inner(part.activation), part.intermediate_size)
+    routed = _mixture(part.router, _inner(part.activation, limit=part.limit), part.intermediate_size)
     latent = (f"  experts see and give {part.latent_size:,} dimensions",) if part.latent_size else ()
     normed = ("  experts see norm(h)",) if part.norm is not None else ()
     return Term(routed.call, (*routed.lines, *latent, *normed))
 
 
-def _inner(activation: Activation, gate_scale: float = 1.0) -> str:
+def _inner(activation: Activation, gate_scale: float = 1.0, limit: float = 0.0) -> str:
+    if limit:
+        return f"Wd (silu(g) u), g, u = Wg h, Wu h in +-{limit:.4g}"
     if activation is Activation.RELU2:
         return "Wd relu(Wu h)^2"
     name = "gelu" if activation is Activation.GELU_TANH else "silu"
@@ -320,15 +361,26 @@ def _(part: ClampedMoeSpec) -> Term:
 
 def _mixture(router: RouterSpec, expert: str, size: int) -> Term:
     gating, logits = router.gating, f"{_times(router.scale)}Wr {'norm(h)' if router.norm else 'h'}"
+    if router.table:
+        return _hashed(router, expert, size, logits)
     if gating.scoring is Scoring.SOFTMAX:
         share = f"softmax over {'those' if gating.normalize else 'all'} of {logits}"
     else:
-        share = f"{_times(gating.scale)}sigmoid({logits}){', in shares of their sum' if gating.normalize else ''}"
+        name = "sqrt softplus" if gating.scoring is Scoring.SQRT_SOFTPLUS else "sigmoid"
+        share = f"{_times(gating.scale)}{name}({logits}){', in shares of their sum' if gating.normalize else ''}"
     share += ", each by a factor of its own" if router.factors else ""
     groups = f" in the best {gating.best_groups} of {gating.groups} groups" if gating.groups > 1 else ""
     corrected = ", chosen with a bias" if router.correction else ""
     chosen = f"{gating.num_experts_per_tok} of {router.num_experts}{groups}{corrected}"
     line = f"experts(h) = sum of g_i {expert}  of {size:,}"
+    return Term(f"experts({_ARGUMENT})", (line, f"  i: {chosen}; g = {share}"))
+
+
+def _hashed(router: RouterSpec, expert: str, size: int, logits: str) -> Term:
+    gating = router.gating
+    line = f"experts(h) = sum of g_i {expert}  of {size:,}"
+    chosen = f"{gating.num_experts_per_tok} of {router.num_experts}, by the token"
+    share = f"{_times(gating.scale)}sqrt softplus({logits}), in shares of their sum"
     return Term(f"experts({_ARGUMENT})", (line, f"  i: {chosen}; g = {share}"))
 
 

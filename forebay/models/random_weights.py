@@ -40,20 +40,26 @@ def write_random_weights(
     The same seed gives the same file. `dtype` is `bfloat16`, `float16` or `float32`.
     """
     storage, torch_dtype = _DTYPES[dtype]
-    params = _stored(config, draft_head)
+    params, whole = _stored(config, draft_head), family(config.model_type).names.whole
     total = sum(math.prod(shape) for shape, _ in params.values())
     generator = torch.Generator().manual_seed(seed)
 
     def values() -> Iterator[bytes]:
         done = 0
         for name, (shape, offset) in params.items():
-            tensor = random_tensor(name, shape, generator, offset=offset).to(torch_dtype)
+            if name.endswith(whole):
+                tensor = torch.randint(0, max(1, config.num_experts), shape, generator=generator)
+            else:
+                tensor = random_tensor(name, shape, generator, offset=offset).to(torch_dtype)
             yield tensor.view(-1).view(torch.uint8).numpy().tobytes()
             done += tensor.nbytes
             progress(done, total * torch_dtype.itemsize)
 
     with path.open("xb") as file:
-        write_safetensors(file, {name: Entry(storage, shape) for name, (shape, _) in params.items()}, values())
+        entries = {
+            name: Entry("I64" if name.endswith(whole) else storage, shape) for name, (shape, _) in params.items()
+        }
+        write_safetensors(file, entries, values())
     return total
 
 

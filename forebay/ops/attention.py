@@ -53,6 +53,10 @@ class PagedKv:
         """Return the same sequences in a cache that keeps page p as page_map[p]."""
         return replace(self, page_map=page_map, out_cache_loc=out_cache_loc)
 
+    def with_lens(self, seq_lens: Tensor) -> PagedKv:
+        """Return the sequences with other lengths [S] int32."""
+        return replace(self, seq_lens=seq_lens)
+
 
 class AttentionOps:
     """Rotary embedding, KV writes and attention over pages, defined in torch."""

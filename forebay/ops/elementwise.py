@@ -28,12 +28,13 @@ class ElementwiseOps:
         gate, up = x.float().chunk(2, dim=-1)
         return (F.gelu(gate, approximate="none" if exact else "tanh") * up).to(x.dtype)
 
-    def clamped_swiglu(self, x: Tensor, *, alpha: float, limit: float) -> Tensor:
+    def clamped_swiglu(self, x: Tensor, *, alpha: float, limit: float, offset: float = 1.0) -> Tensor:
         """x [T, 2I] -> [T, I], of gate x[:, :I] and up x[:, I:]: with gate cut at `limit` and up at +-`limit`,
-        (up + 1) * gate * sigmoid(alpha * gate). gpt-oss, as in transformers' reference."""
+        (up + offset) * gate * sigmoid(alpha * gate). gpt-oss, and with offset 0 DeepSeek-V4, as in transformers'
+        reference."""
         gate, up = x.float().chunk(2, dim=-1)
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        return ((up + 1) * gate * (alpha * gate).sigmoid()).to(x.dtype)
+        return ((up + offset) * gate * (alpha * gate).sigmoid()).to(x.dtype)
 
     def relu2(self, x: Tensor) -> Tensor:
         """max(x, 0)^2, [T, I] -> [T, I]."""

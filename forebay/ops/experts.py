@@ -24,6 +24,7 @@ class Scoring(StrEnum):
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
+    SQRT_SOFTPLUS = "sqrtsoftplus"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,16 +95,21 @@ class ExpertOps(TorchLinear, ElementwiseOps):
         multiplied by its own of `factors` [E] float32. Of equal ones the first is chosen, and NaN
         last; every id is one of E, whatever the logits.
         """
-        scores = logits.softmax(dim=-1) if gating.scoring is Scoring.SOFTMAX else logits.sigmoid()
+        scores = _scores(logits, gating.scoring)
         chosen_by = (scores if correction is None else scores + correction).nan_to_num(nan=float("-inf"))
         if gating.groups > 1:
             chosen_by = _within_best_groups(chosen_by, gating)
         ids = _best(chosen_by, gating.num_experts_per_tok)
-        weights = scores.gather(1, ids)
-        if gating.normalize:
-            weights = weights / (weights.sum(dim=-1, keepdim=True) + gating.epsilon)
-        weights = weights * gating.scale
+        weights = _weights(scores, ids, gating)
         return ids, weights if factors is None else weights * factors[ids]
+
+    def hash_gating(self, logits: Tensor, token_ids: Tensor, table: Tensor, gating: Gating) -> tuple[Tensor, Tensor]:
+        """Each token's experts by its id alone, and their weights by logits [T, E] float32 -> as `topk_gating`.
+
+        token_ids [T] int64; table [V, k] int64. DeepSeek-V4, section 2.1 (hash routing).
+        """
+        ids = table.index_select(0, token_ids)
+        return ids, _weights(_scores(logits, gating.scoring), ids, gating)
 
     def pack_experts(
         self,
@@ -113,15 +119,18 @@ class ExpertOps(TorchLinear, ElementwiseOps):
         *,
         alpha: float = 0.0,
         limit: float = 0.0,
+        offset: float = 1.0,
     ) -> Experts:
-        """E experts, all of the same shapes: down[e](activation(gate_up[e](x))). Keeps the weights. `alpha` and `limit`
-        are those of `clamped_swiglu`."""
-        return TorchExperts(tuple(gate_up), tuple(down), self._activation(activation, alpha, limit))
+        """E experts, all of the same shapes: down[e](activation(gate_up[e](x))). Keeps the weights. `alpha`, `limit`
+        and `offset` are those of `clamped_swiglu`."""
+        return TorchExperts(tuple(gate_up), tuple(down), self._activation(activation, alpha, limit, offset))
 
-    def _activation(self, name: ExpertActivation, alpha: float, limit: float) -> Callable[[Tensor], Tensor]:
+    def _activation(
+        self, name: ExpertActivation, alpha: float, limit: float, offset: float
+    ) -> Callable[[Tensor], Tensor]:
         activations: dict[ExpertActivation, Callable[[Tensor], Tensor]] = {
             ExpertActivation.SILU_AND_MUL: self.silu_and_mul,
-            ExpertActivation.CLAMPED_SWIGLU: partial(self.clamped_swiglu, alpha=alpha, limit=limit),
+            ExpertActivation.CLAMPED_SWIGLU: partial(self.clamped_swiglu, alpha=alpha, limit=limit, offset=offset),
             ExpertActivation.RELU2: self.relu2,
             ExpertActivation.GELU_AND_MUL: self.gelu_and_mul,
         }
@@ -149,6 +158,23 @@ class ExpertOps(TorchLinear, ElementwiseOps):
         """`linear` of each head by its own weight: x [T, Hq, K], which may be a view into wider rows -> [T, Hq, N]."""
         assert isinstance(heads, TorchHeads), type(heads)
         return torch.stack([self.linear(x[:, h], weight) for h, weight in enumerate(heads.weights)], dim=1)
+
+
+def _scores(logits: Tensor, scoring: Scoring) -> Tensor:
+    match scoring:
+        case Scoring.SOFTMAX:
+            return logits.softmax(dim=-1)
+        case Scoring.SIGMOID:
+            return logits.sigmoid()
+        case Scoring.SQRT_SOFTPLUS:
+            return torch.nn.functional.softplus(logits).sqrt()
+
+
+def _weights(scores: Tensor, ids: Tensor, gating: Gating) -> Tensor:
+    weights = scores.gather(1, ids)
+    if gating.normalize:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + gating.epsilon)
+    return weights * gating.scale
 
 
 def _best(scores: Tensor, count: int) -> Tensor:

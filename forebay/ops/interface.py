@@ -10,17 +10,29 @@ import torch
 from torch import Tensor
 
 from forebay.ops.attention import AttentionOps
+from forebay.ops.compression import CompressionOps
 from forebay.ops.drafting import DraftingOps
 from forebay.ops.experts import ExpertOps
 from forebay.ops.recurrence import RecurrenceOps
 from forebay.ops.sampling import Draws, sample_rows
 from forebay.ops.selection import SelectionOps
 from forebay.ops.steps import StepOps
+from forebay.ops.streams import StreamOps
 from forebay.ops.tiers import TierOps
 from forebay.ops.weight_memory import WeightMemory
 
 
-class Ops(ExpertOps, AttentionOps, SelectionOps, TierOps, RecurrenceOps, StepOps, DraftingOps):
+class Ops(
+    ExpertOps,
+    AttentionOps,
+    SelectionOps,
+    TierOps,
+    CompressionOps,
+    StreamOps,
+    RecurrenceOps,
+    StepOps,
+    DraftingOps,
+):
     """The kernels of one backend: nothing in it changes once made. Not safe to call from two threads at once, nor in a
     child that was forked (its worker threads stay behind): make one per process. By itself it is the torch backend.
 

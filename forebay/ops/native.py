@@ -15,12 +15,14 @@ from forebay.base.variants import AMX
 from forebay.ops.interface import Ops
 from forebay.ops.kernels import Kernels, address
 from forebay.ops.native_attention import NativeAttention
+from forebay.ops.native_compression import NativeCompression
 from forebay.ops.native_drafting import NativeDrafting
 from forebay.ops.native_elementwise import NativeElementwise
 from forebay.ops.native_experts import NativeExpertOps
 from forebay.ops.native_recurrence import NativeRecurrence
 from forebay.ops.native_selection import NativeSelection
 from forebay.ops.native_steps import NativeSteps
+from forebay.ops.native_streams import NativeStreams
 from forebay.ops.native_tiers import NativeTiers
 from forebay.ops.sampling import Draws
 from forebay.ops.weight_memory import WeightMemory
@@ -32,6 +34,8 @@ class NativeOps(
     NativeAttention,
     NativeSelection,
     NativeTiers,
+    NativeCompression,
+    NativeStreams,
     NativeRecurrence,
     NativeSteps,
     NativeDrafting,
@@ -57,6 +61,8 @@ class NativeOps(
         NativeAttention.__init__(self, kernels)
         NativeSelection.__init__(self, kernels)
         NativeTiers.__init__(self, kernels)
+        NativeCompression.__init__(self, kernels)
+        NativeStreams.__init__(self, kernels)
         NativeRecurrence.__init__(self, kernels)
         NativeSteps.__init__(self, kernels)
         NativeDrafting.__init__(self, kernels)

@@ -35,8 +35,8 @@ class NativeElementwise(ElementwiseOps):
     def gelu_and_mul(self, x: Tensor, *, exact: bool = False) -> Tensor:
         return self._gate(self._gelu_and_mul[x.dtype], x, exact)
 
-    def clamped_swiglu(self, x: Tensor, *, alpha: float, limit: float) -> Tensor:
-        return self._gate(self._clamped_swiglu[x.dtype], x, alpha, limit)
+    def clamped_swiglu(self, x: Tensor, *, alpha: float, limit: float, offset: float = 1.0) -> Tensor:
+        return self._gate(self._clamped_swiglu[x.dtype], x, alpha, limit, offset)
 
     def _gate(self, kernel: Any, x: Tensor, *parameters: float) -> Tensor:
         """x [T, 2I] -> [T, I]."""

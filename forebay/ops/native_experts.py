@@ -14,6 +14,7 @@ from forebay.ops.linear import LinearWeight
 from forebay.ops.native_linear import NativeLinear, NativeLinearWeight
 from forebay.ops.weight_memory import WeightMemory
 
+_SCORINGS = list(Scoring)  # in the order of `Scoring` of cpu/routing.cpp
 _ACTIVATIONS = list(ExpertActivation)  # in the order of `Activation` of cpu/experts.cpp
 
 
@@ -42,6 +43,7 @@ class NativeExperts(Experts):
     activation: int
     alpha: float
     limit: float
+    offset: float
 
     @property
     def num_experts(self) -> int:
@@ -54,6 +56,7 @@ class NativeExpertOps(NativeLinear, ExpertOps):
     def __init__(self, kernels: Kernels, activation_bits: int, memory: WeightMemory) -> None:
         super().__init__(kernels, activation_bits, memory)
         self._topk_gating = kernels.bind("fb_topk_gating")
+        self._hash_gating = kernels.bind("fb_hash_gating")
         self._fused_experts = kernels.by_dtype("fb_fused_experts_{}")
         self._linear_heads = kernels.by_dtype("fb_linear_heads_{}")
 
@@ -65,8 +68,17 @@ class NativeExpertOps(NativeLinear, ExpertOps):
         ids, weights = (torch.empty(tokens, choices, dtype=dtype) for dtype in (torch.int64, torch.float32))
         inputs = logits.data_ptr(), address(correction), address(factors)
         sizes = (tokens, num_experts, choices, gating.groups, gating.best_groups)
-        options = (gating.scoring is Scoring.SIGMOID, gating.normalize, gating.epsilon, gating.scale)
+        options = (_SCORINGS.index(gating.scoring), gating.normalize, gating.epsilon, gating.scale)
         self._topk_gating(self._pool, *inputs, ids.data_ptr(), weights.data_ptr(), *sizes, *options)
+        return ids, weights
+
+    def hash_gating(self, logits: Tensor, token_ids: Tensor, table: Tensor, gating: Gating) -> tuple[Tensor, Tensor]:
+        tokens, num_experts = logits.shape
+        choices = gating.num_experts_per_tok
+        ids, weights = (torch.empty(tokens, choices, dtype=dtype) for dtype in (torch.int64, torch.float32))
+        inputs = logits.data_ptr(), token_ids.data_ptr(), table.data_ptr(), ids.data_ptr(), weights.data_ptr()
+        options = (_SCORINGS.index(gating.scoring), gating.normalize, gating.epsilon, gating.scale)
+        self._hash_gating(self._pool, *inputs, tokens, num_experts, choices, *options)
         return ids, weights
 
     def pack_experts(
@@ -77,8 +89,10 @@ class NativeExpertOps(NativeLinear, ExpertOps):
         *,
         alpha: float = 0.0,
         limit: float = 0.0,
+        offset: float = 1.0,
     ) -> NativeExperts:
-        return NativeExperts(self._layers(gate_up), self._layers(down), _ACTIVATIONS.index(activation), alpha, limit)
+        layers = self._layers(gate_up), self._layers(down)
+        return NativeExperts(*layers, _ACTIVATIONS.index(activation), alpha, limit, offset)
 
     def fused_experts(self, x: Tensor, experts: Experts, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         assert isinstance(experts, NativeExperts), type(experts)
@@ -87,7 +101,7 @@ class NativeExpertOps(NativeLinear, ExpertOps):
         tables = gate_up.tables[x.dtype].data_ptr(), down.tables[x.dtype].data_ptr()
         chosen = topk_ids.data_ptr(), topk_weights.data_ptr()
         sizes = (tokens, choices, experts.num_experts, width, gate_up.out_features, down.in_features)
-        options = (experts.activation, experts.alpha, experts.limit)
+        options = (experts.activation, experts.alpha, experts.limit, experts.offset)
         self._fused_experts[x.dtype](
             self._pool, x.data_ptr(), x.stride(0), *tables, *chosen, out.data_ptr(), *sizes, *options
         )

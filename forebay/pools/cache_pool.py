@@ -18,7 +18,8 @@ from forebay.memory.kinds.resident.residents import RESIDENT
 from forebay.memory.kv_allocator import KV
 from forebay.memory.slots import PAD
 from forebay.ops.attention import KvCache
-from forebay.pools.cache_spec import CacheSpec, Tier, cache_sizes
+from forebay.ops.compression import TokenRing
+from forebay.pools.cache_spec import CacheColumn, CacheSpec, Tier, cache_sizes
 from forebay.pools.regions import Take
 from forebay.pools.table import Column, Region, Table
 from forebay.pools.tiers import HotRows, HotSizes, TakeTiers, Tiers, hot_columns
@@ -65,10 +66,11 @@ class CachePool:
         columns: dict[str, dict[str, Column]] = {kind: {} for kind in CACHES}
         on_host: list[str] = []
         for layer, spec in enumerate(self.specs):
-            for name, kind, shape, dtype, tier in spec.columns(types):
-                shape = (page_size, *shape) if has_pages(kind) else shape
-                columns[kind][f"{layer}.{name}"] = Column(getattr(torch, dtype), shape, pad=0)
-                on_host += [f"{layer}.{name}"] if tier is Tier.HOST else []
+            for column in spec.columns(types):
+                name = f"{layer}.{column.name}"
+                shape = (*column.entries(page_size), *column.shape) if has_pages(column.per) else column.shape
+                columns[column.per][name] = Column(getattr(torch, column.dtype), shape, pad=0)
+                on_host += [name] if column.tier is Tier.HOST else []
         # With the padding page or slot.
         self.num_ids: dict[str, int] = {kind: num_slots.get(kind, 0) + 1 for kind in columns}
         self.tiers = self._make_tiers(on_host, hot, take_tiers or _zeros, where) if on_host else None
@@ -83,11 +85,11 @@ class CachePool:
         self.page_maps: dict[str, Tensor] = {
             kind: PageMap(self.num_ids[KV], **where).pages for kind in CACHES[1:] if has_pages(kind) and self.has(kind)
         }
-        self._layers: list[KvCache | StateLayer] = []
+        self._layers: list[KvCache | StateLayer | TokenRing] = []
         for layer, spec in enumerate(self.specs):
             declared = spec.columns(types)
-            own_columns = {column.name: self._column(column.per, f"{layer}.{column.name}") for column in declared}
-            self._layers.append(_layer(spec, own_columns))
+            own_columns = {column.name: self._column(column, f"{layer}.{column.name}") for column in declared}
+            self._layers.append(_layer(spec, own_columns, page_size))
             if self.tiers is not None and any(column.tier is Tier.HOST for column in declared):
                 self.tiers.keep(layer, partial(_kv_layer, spec))
 
@@ -111,10 +113,10 @@ class CachePool:
         """Return True if there is more of this kind than padding."""
         return self.num_ids[kind] > 1
 
-    def _column(self, kind: str, name: str) -> Tensor:
+    def _column(self, column: CacheColumn, name: str) -> Tensor:
         """By slot, or by location, wherever pages begin."""
-        tensor = self.tables[kind][name]
-        return tensor.flatten(0, 1) if has_pages(kind) else tensor
+        tensor = self.tables[column.per][name]
+        return tensor.flatten(0, 1) if column.tokens and has_pages(column.per) else tensor
 
     def kv(self, layer: int) -> KvCache:
         """Return the keys and values of a layer that keeps such, by location."""
@@ -126,6 +128,12 @@ class CachePool:
         """Return the state of a layer that keeps one per sequence, by slot."""
         entry = self._layers[layer]
         assert isinstance(entry, StateLayer), f"layer {layer} keeps {self.specs[layer]!r}"
+        return entry
+
+    def ring(self, layer: int) -> TokenRing:
+        """Return the state rings of a layer that keeps such, by page or request row."""
+        entry = self._layers[layer]
+        assert isinstance(entry, TokenRing), f"layer {layer} keeps {self.specs[layer]!r}"
         return entry
 
     def reset(self) -> None:
@@ -151,7 +159,12 @@ class CachePool:
         return [region for kind, table in self.tables.items() for region in table.regions(kind)]
 
 
-def _layer(spec: CacheSpec, own: Mapping[str, Tensor]) -> KvCache | StateLayer:
+def _layer(spec: CacheSpec, own: Mapping[str, Tensor], page_size: int) -> KvCache | StateLayer | TokenRing:
+    if "gate" in own:
+        # States by token are rings as long as a page.
+        return TokenRing(
+            *(part if part.dim() == 3 else part.view(-1, page_size, part.shape[1]) for part in own.values())
+        )
     if "k" not in own:
         return StateLayer(own.get("conv", torch.empty(0)), own.get("ssm", torch.empty(0)))
     return _kv_layer(spec, own)

@@ -12,15 +12,21 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
+from forebay.base.units import ceil_div
 from forebay.config.engine_config import CacheTypes
 from forebay.config.rules import ITEM_BYTES
+from forebay.memory.kinds.build import has_pages
 from forebay.memory.kinds.declared import CacheSizes, KindSize
 from forebay.memory.kinds.resident.residents import RESIDENT
+from forebay.memory.kinds.ring.rings import RING
 from forebay.memory.kinds.state.hybrid_rows import STATE
 from forebay.memory.kinds.window.windows import WINDOW
 from forebay.memory.kv_allocator import KV
+
+PER_PAGE: Final = 0
+_PAIR_WIDTH: Final = 8  # the widest steps of a decode engine whose rings are those of any prefill engine
 
 
 class Tier(StrEnum):
@@ -31,18 +37,24 @@ class Tier(StrEnum):
 
 
 class CacheColumn(NamedTuple):
-    """Entries of `shape` and `dtype`, one per token of the kinds of cache that have pages, else one per slot. `per` is
-    the name of the kind that allocates them."""
+    """Entries of `shape` and `dtype`: of the kinds of cache that have pages one for `tokens` tokens, or `PER_PAGE`,
+    else one per slot. `per` is the name of the kind that allocates them."""
 
     name: str
     per: str
     shape: tuple[int, ...]
     dtype: str
     tier: Tier = Tier.DEVICE
+    tokens: int = 1
 
     @property
     def num_bytes(self) -> int:
+        """The bytes of an entry."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    def entries(self, page_size: int) -> tuple[int, ...]:
+        """Return the leading dimension of a page's entries; () where it has one."""
+        return (page_size // self.tokens,) if self.tokens else ()
 
 
 class CacheSpec:
@@ -153,6 +165,101 @@ class SlidingWindow(CacheSpec):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SharedWindow(CacheSpec):
+    """One key per token, which is its value, too; a query reads itself and the `window` - 1 tokens before it."""
+
+    kind: ClassVar[str] = WINDOW
+
+    head_dim: int
+    window: int
+
+    @property
+    def num_read(self) -> int:
+        return self.window
+
+    @property
+    def values_within_keys(self) -> int:
+        return self.head_dim
+
+    def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
+        return _kv(self.kind, types, k=(1, self.head_dim))
+
+    def __str__(self) -> str:
+        return f"keys of the last {self.window} tokens, {self.head_dim}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompressedKv(CacheSpec):
+    """One entry of `width` for each `rate` tokens: a key, which is its value, too."""
+
+    rate: int
+    width: int
+
+    @property
+    def values_within_keys(self) -> int:
+        return self.width
+
+    def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
+        return tuple(column._replace(tokens=self.rate) for column in _kv(self.kind, types, k=(1, self.width)))
+
+    def __str__(self) -> str:
+        return f"an entry of {self.rate} tokens, {self.width}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockStates(CacheSpec):
+    """The states of tokens until their block of `rate` tokens has become an entry, of which two of `width` in the
+    model's dtype: in a ring per request row, since no block is open where a page ends. A step reads the block's tokens
+    before its own, and then writes up to `CacheTypes.width`, of which the first may be the only one that stays."""
+
+    kind: ClassVar[str] = RING
+
+    rate: int
+    width: int
+
+    def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
+        shape = (self.ring(types), self.width)
+        return tuple(CacheColumn(name, self.kind, shape, types.dtype, tokens=PER_PAGE) for name in ("kv", "gate"))
+
+    def ring(self, types: CacheTypes) -> int:
+        """Return the places of a ring."""
+        return self.num_before + max(types.width, _PAIR_WIDTH if types.movable else 1) - 1
+
+    @property
+    def num_before(self) -> int:
+        """Tokens before its own that a step reads."""
+        return self.rate - 1
+
+    def __str__(self) -> str:
+        return f"states of the last {self.rate} tokens, twice {self.width}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OverlappingBlockStates(BlockStates):
+    """As `BlockStates`, of a block and the one before it: in a ring per page of the window, since those of the page
+    before are read where a page begins. What is `movable` has a place for each token: another engine's pages may begin
+    elsewhere."""
+
+    kind: ClassVar[str] = WINDOW
+
+    @property
+    def num_read(self) -> int:
+        return 2 * self.rate
+
+    @property
+    def num_before(self) -> int:
+        return 2 * self.rate - 1
+
+    def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
+        if not types.movable:
+            return BlockStates.columns(self, types)
+        return tuple(CacheColumn(name, self.kind, (self.width,), types.dtype) for name in ("kv", "gate"))
+
+    def __str__(self) -> str:
+        return f"states of the last {2 * self.rate} tokens, twice {self.width}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RecurrentState(CacheSpec):
     """A state of fixed size: `conv` are the last inputs of a causal convolution, `[kernel - 1, channels]`, in the
     model's dtype; `ssm` is what a scan carries on, of any shape, in the dtype of `--mamba-ssm-dtype`. () for none.
@@ -190,18 +297,23 @@ def _kv(per: str, types: CacheTypes, **shapes: tuple[int, int]) -> tuple[CacheCo
 def cache_sizes(specs: Iterable[CacheSpec], types: CacheTypes) -> CacheSizes:
     """Return the bytes of all layers together, by kind of cache. The resident copies of KV in the host tier are a kind
     of their own."""
-    num_bytes, num_read, inputs = Counter[str](), Counter[str](), Counter[str]()
+    num_bytes, page_bytes, num_read, inputs = (Counter[str]() for _ in range(4))
     num_layers = 0
     for spec in specs:
         columns = spec.columns(types)
         for column in columns:
-            num_bytes[column.per] += column.num_bytes
+            if column.tokens == PER_PAGE and has_pages(column.per):
+                page_bytes[column.per] += column.num_bytes
+            else:
+                num_bytes[column.per] += ceil_div(column.num_bytes, column.tokens or 1)
             num_bytes[RESIDENT] += column.num_bytes * (column.tier is Tier.HOST)
         num_layers += any(column.tier is Tier.HOST for column in columns)
         num_read[spec.kind] = max(num_read[spec.kind], spec.num_read)
         inputs[spec.kind] += spec.inputs_per_token * ITEM_BYTES[types.dtype]
     kinds = {
-        name: KindSize(num_bytes[name], num_read[name], inputs[name], num_layers if name == RESIDENT else 0)
+        name: KindSize(
+            num_bytes[name], num_read[name], inputs[name], num_layers if name == RESIDENT else 0, page_bytes[name]
+        )
         for name in sorted(num_bytes, reverse=True)
         if name != KV and num_bytes[name]
     }

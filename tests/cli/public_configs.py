@@ -13,6 +13,20 @@ FALCON_H1_0_5B: Final[dict[str, Any]] = {
     "mamba_rms_norm": False, "mamba_norm_before_gate": False, "mamba_use_mlp": True, "projectors_bias": False,
 }  # fmt: skip
 
+# As transformers' configuration class has it by default.
+DEEPSEEK_V4_FLASH: Final[dict[str, Any]] = {
+    "model_type": "deepseek_v4", "vocab_size": 129280, "hidden_size": 4096, "moe_intermediate_size": 2048,
+    "num_hidden_layers": 43, "num_attention_heads": 64, "num_key_value_heads": 1, "head_dim": 512, "q_lora_rank": 1024,
+    "qk_rope_head_dim": 64, "num_experts_per_tok": 6, "n_routed_experts": 256, "n_shared_experts": 1,
+    "scoring_func": "sqrtsoftplus", "norm_topk_prob": True, "routed_scaling_factor": 1.5, "rope_theta": 10000,
+    "compress_rope_theta": 160000, "max_position_embeddings": 1048576, "hc_mult": 4, "hc_sinkhorn_iters": 20,
+    "hc_eps": 1e-6, "swiglu_limit": 10.0, "sliding_window": 128, "o_groups": 8, "o_lora_rank": 1024,
+    "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+    "rope_scaling": {
+        "type": "yarn", "factor": 16, "original_max_position_embeddings": 65536, "beta_fast": 32, "beta_slow": 1,
+    },
+}  # fmt: skip
+
 QWEN3_NEXT_80B_A3B: Final[dict[str, Any]] = {
     "model_type": "qwen3_next", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5120,
     "num_hidden_layers": 48, "full_attention_interval": 4, "num_attention_heads": 16, "num_key_value_heads": 2,

@@ -11,6 +11,7 @@ import pytest
 from forebay.base.units import parse_bytes
 from forebay.cli.main import main
 from tests.cli.public_configs import (
+    DEEPSEEK_V4_FLASH,
     GPT_OSS_20B,
     QWEN3_8B,
     QWEN3_30B_A3B,
@@ -134,3 +135,16 @@ def test_plan_context_that_was_asked_for_is_enough(
     first = capsys.readouterr().out.partition("\n")[0]
     assert (" fits: " in first) is (fits == 0)
     assert fits == 0 or "no single change is enough" in first  # the size that was written decides
+
+
+def test_plan_deepseek_v4_keeps_entries_in_pages_of_whole_blocks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """20 layers with entries of 4 tokens and keys of them, 23 with entries of 128 (C24)."""
+    words = ("--memory", "2000GiB", "--dtype", "bfloat16", "--speculative-algorithm", "off")
+    found = planned(capsys, folder_of(tmp_path, DEEPSEEK_V4_FLASH), *words)
+    assert found["sizes"]["kv_bytes_per_token"] == 20 * (512 + 128) * 2 // 4 + 23 * 512 * 2 // 128 == 6584
+    assert found["sizes"]["kinds"]["ring"]["num_bytes"] == 23 * 2 * 127 * 512 * 2
+    assert found["sizes"]["kinds"]["window"]["num_bytes"] == 43 * 512 * 2
+    assert found["sizes"]["kinds"]["window"]["page_bytes"] == 20 * 2 * 7 * (1024 + 256) * 2
+    assert any("x 128 tokens" in str(line) for line in found["memory"])

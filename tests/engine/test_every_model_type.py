@@ -11,7 +11,7 @@ from forebay.engine.loop.core import EngineCore
 from forebay.requests.sampling_params import SamplingParams
 from tests.engine.conftest import is_greedy
 from tests.kernels import NATIVE
-from tests.models.tiny import CASES, Tiny, shared_tiny
+from tests.models.tiny import CASES, Tiny, page_size_of, shared_tiny
 
 PROMPTS = [[5, 9, 13, 17, 21, 25, 29], [3, 4], [90, 80, 70, 60, 50, 40, 30, 20, 10, 11, 12, 13, 14, 15, 16, 17]]
 NEW_TOKENS = 12
@@ -47,7 +47,7 @@ def test_greedy_tokens_through_the_engine_equal_those_of_transformers(case: str)
             "model": str(tiny.path),
             "dtype": "float32",
             "chunked_prefill_size": 5,
-            "page_size": 4,
+            "page_size": page_size_of(case, 4),
             "context_length": 64,
             "kv_cache_bytes": "4MiB",
             "max_running_requests": 8,

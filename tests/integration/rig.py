@@ -11,6 +11,7 @@ import torch
 from forebay import models
 from forebay.backends import make_ops
 from forebay.config.engine_config import (
+    DisaggregationMode,
     DisaggregationOptions,
     HisparseOptions,
     Ledger,
@@ -24,6 +25,8 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.grammar.matching import Grammars
 from forebay.memory.budget import PoolSizes
+from forebay.memory.kinds.declared import KindSize
+from forebay.memory.kinds.ring.rings import RING
 from forebay.memory.kinds.state.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.models.decoder import Model
@@ -39,7 +42,8 @@ from forebay.runtime.model_runner import no_masks
 from forebay.runtime.overlap import OverlappedRunner
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.scheduler import Proposer, Scheduler
-from tests.kinds_of import kind_config, num_states, num_window_pages
+from tests.kinds_of import kind_config
+from tests.models.drive import of_whole_entries
 from tests.pools.caches import cache_types
 
 WHOLE = DisaggregationOptions()
@@ -186,9 +190,11 @@ class Rig:
         those that running requests need, where they have windows as few pages as can do. Decodes compute `width` tokens
         at most; `proposer` guesses on the host. With a `role` it computes a half, and `transfers` moves the other;
         `grammars` are there for who asks for one. With `hot_columns` HiSparse is on, with `num_resident` pages."""
+        page_size = of_whole_entries(page_size, self._model)
         num_rows = max_running_requests + options.decode_extra_slots
         num_pages = num_tokens // page_size
-        types = replace(self._cache_types, sparse_kv_on_host=hot_columns > 0)
+        movable = options.mode is not DisaggregationMode.NULL
+        types = replace(self._cache_types, sparse_kv_on_host=hot_columns > 0, width=width, movable=movable)
         resident = {"resident": num_resident} if hot_columns else {}
         sizes = cache_sizes(self._model.cache_specs(), types)
         slots_per_req = 1 + tracking_slots(radix_cache and strategy is StateStrategy.EXTRA_BUFFER, overlap_depth)
@@ -204,17 +210,23 @@ class Rig:
             window=sizes.num_read("window"),
             slot_bytes={
                 "kv": page_size * sizes.kv_bytes_per_token,
-                "window": page_size * sizes.num_bytes("window"),
+                "window": page_size * sizes.num_bytes("window") + sizes.kinds.get("window", KindSize(0)).page_bytes,
                 "state": sizes.num_bytes("state"),
             },
             retraction_host_bytes=retraction_host_bytes,
             recompute_bytes_per_token=1 << 20,
         )
         state = replace(state, num_slots={**state.num_slots, **resident})
+        if num_bytes := sizes.num_bytes(RING):
+            state = replace(
+                state,
+                num_slots={**state.num_slots, RING: num_rows},
+                slot_bytes={**state.slot_bytes, RING: num_bytes},
+            )
         runner = build_runner(
             self._model,
             sizes=PoolSizes(
-                num_slots={"kv": num_pages, "window": num_window_pages(state), "state": num_states(state), **resident},
+                num_slots={"kv": num_pages, **state.num_slots},
                 page_size=page_size,
                 max_running_requests=max_running_requests,
                 pre_alloc_size=options.decode_extra_slots,

@@ -20,7 +20,7 @@ from tests.kernels import NATIVE
 from tests.models.tiny import VOCAB, shared_tiny
 
 # Of each kind of state one, alone and beside attention; latent attention; windows, with sinks, beside convolutions and
-# read by several layers.
+# read by several layers; windows, entries and rings.
 MODELS = (
     "falcon_h1",
     "nemotron_h",
@@ -34,6 +34,7 @@ MODELS = (
     "lfm3",
     "gemma4_text",
     "gpt_oss",
+    "deepseek_v4-short-blocks",
 )
 TIGHT = {"num_tokens": 160, "schedule_conservativeness": 0.0}
 

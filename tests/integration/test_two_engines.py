@@ -46,8 +46,20 @@ from tests.models.eagles import load_head, make_right
 from tests.models.heads import make_headed
 from tests.models.tiny import VOCAB, shared_tiny
 
-# Attention; Mamba-2, Mamba-1 and delta nets beside it; states alone; convolutions and windows; sinks; latent KV.
-MODELS = ("llama", "falcon_h1", "jamba", "qwen3_5_text", "kimi_linear", "mamba2", "lfm3", "gpt_oss", "glm_moe_dsa")
+# Attention; Mamba-2, Mamba-1 and delta nets beside it; states alone; convolutions and windows; sinks; latent KV;
+# windows, entries and rings.
+MODELS = (
+    "llama",
+    "falcon_h1",
+    "jamba",
+    "qwen3_5_text",
+    "kimi_linear",
+    "mamba2",
+    "lfm3",
+    "gpt_oss",
+    "glm_moe_dsa",
+    "deepseek_v4",
+)
 TIGHT = {"num_tokens": 112, "schedule_conservativeness": 0.0}
 EXTRA = {"decode_extra_slots": 2, "num_reserved_decode_tokens": 4}
 # Shapes of prefill and of decode.
@@ -98,7 +110,7 @@ class Carrier:
 
     def _copy(self, kind: str, source: Span, target: Span, num_tokens: int) -> None:
         ours, theirs = self.cache.tables[kind], self.peer.cache.tables[kind]
-        if kind == "state":
+        if kind in ("state", "ring"):
             for src, dst in zip(ours.tensors, theirs.tensors, strict=True):
                 dst[target.ids.copy()] = src[source.ids.copy()]
             return
@@ -110,7 +122,14 @@ class Carrier:
             for span, size in zip((source, target), sizes, strict=True)
         )
         for src, dst in zip(ours.tensors, theirs.tensors, strict=True):
-            dst.flatten(0, 1)[to] = src.flatten(0, 1)[at]
+            # As real transports do: a page's bytes are divided evenly, also where an entry is of several tokens.
+            their, our = (_by_token(tensor, size) for tensor, size in zip((dst, src), reversed(sizes), strict=True))
+            their[to] = our[at]
+
+
+def _by_token(tensor: torch.Tensor, page_size: int) -> torch.Tensor:
+    flat = tensor.view(len(tensor), -1).view(torch.uint8)
+    return flat.view(len(tensor) * page_size, -1)
 
 
 class Two:

@@ -22,7 +22,7 @@ from tests.integration.test_hybrid_tokens import Known
 from tests.kernels import NATIVE
 from tests.models.tiny import VOCAB, shared_tiny
 
-MODELS = ("llama", "falcon_h1", "qwen3_5_text", "glm_moe_dsa", "lfm3", "gpt_oss")
+MODELS = ("llama", "falcon_h1", "qwen3_5_text", "glm_moe_dsa", "lfm3", "gpt_oss", "deepseek_v4")
 WIDTH = 5
 TIGHT = {"num_tokens": 168, "schedule_conservativeness": 0.0}
 RESTRICTIONS = {"min_tokens": 12, "stop_token_ids": (60, 61), "bad_words": ((7,), (8, 9), (3, 4, 5))}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -35,20 +37,22 @@ class Driver:
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         ssm_dtype: torch.dtype = torch.float32,
+        width: int = 1,
     ) -> None:
         self.model = model
-        self.page_size = page_size
+        page_size = self.page_size = of_whole_entries(page_size, model)
         columns = -(-context // page_size)
         num_pages = NUM_ROWS * columns
         self.cache = CachePool(
             model.cache_specs(),
-            cache_types(dtype, ssm_dtype),
+            replace(cache_types(dtype, ssm_dtype), width=width),
             page_size=page_size,
-            num_slots={"kv": num_pages, "window": num_pages, "state": NUM_ROWS + NUM_SNAPSHOTS},
+            num_slots={"kv": num_pages, "window": num_pages, "state": NUM_ROWS + NUM_SNAPSHOTS, "ring": NUM_ROWS},
             device="cpu",
         )
-        for tensor in (*self.cache.tables["kv"].tensors, *self.cache.tables["window"].tensors):
-            tensor.fill_(float("nan"))
+        for kind in ("kv", "window", "ring"):
+            for tensor in self.cache.tables[kind].tensors:
+                tensor.fill_(float("nan"))
         generator = torch.Generator().manual_seed(seed)
         self.page_table, self.window_table = (_shuffled(num_pages, columns, generator) for _ in range(2))
         self.lens = [0] * (NUM_ROWS + 1)
@@ -89,7 +93,7 @@ class Driver:
             for table in (self.page_table, self.window_table)
         )
         states = States(state_batch(rows, q_start, snapshots))
-        kinds = {"kv": full, "window": window, "state": states}
+        kinds = {"kv": full, "window": window, "state": states, "ring": full}
         ctx = ForwardContext(positions=positions, kinds=kinds, cache=self.cache)
         return ctx, torch.tensor(tokens, dtype=torch.int64)
 
@@ -122,6 +126,13 @@ def state_batch(rows: Tensor, q_start: Tensor, snapshots: Sequence[tuple[int, in
         snap_ends=torch.tensor(ends, dtype=torch.int32),
         snap_slots=torch.tensor([slot for _, _, slot in snapshots], dtype=torch.int32),
     )
+
+
+def of_whole_entries(page_size: int, model: Model) -> int:
+    """Return the next page size that holds whole entries of all layers that keep one for several tokens."""
+    columns = (column for spec in model.cache_specs() for column in spec.columns(cache_types(torch.float32)))
+    multiple = math.lcm(*(max(1, column.tokens) for column in columns))
+    return -(-page_size // multiple) * multiple
 
 
 def _shuffled(num_pages: int, columns: int, generator: torch.Generator) -> Tensor:

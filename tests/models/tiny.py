@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.models import cases_delta, cases_mamba, cases_window
+from tests.models import cases_compressed, cases_delta, cases_mamba, cases_window
 
 VOCAB = 96
 
@@ -102,6 +103,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_bias": True, "tie_word_embeddings": False, "head_dim": 16, "num_key_value_heads": 1}
         | _rope("linear", factor=4.0),
     ),
+    **cases_compressed.CASES,
     **cases_delta.CASES,
     **cases_mamba.CASES,
     **cases_window.CASES,
@@ -153,6 +155,12 @@ def stable_topk() -> Iterator[None]:
         yield
 
 
+def page_size_of(case: str, least: int) -> int:
+    """Return the smallest page size, `least` or more, that the model of a case can have."""
+    multiple = math.lcm(*CASES[case][1].get("compress_rates", {"": 1}).values())
+    return -(-least // multiple) * multiple
+
+
 def make_oracle(case: str, *, seed: int = 0, **overrides: Any) -> Any:
     model_type, options = CASES[case]
     return make_random(model_type, {**BASE, **options, **overrides}, seed=seed)
@@ -165,6 +173,9 @@ def make_random(model_type: str, fields: Mapping[str, Any], *, seed: int) -> Any
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, tensor in _weights(model):
+            if name.endswith("tid2eid"):  # the experts of token ids: rounded, other values would all be zeros
+                tensor.copy_(torch.randint(0, config.n_routed_experts, tensor.shape, generator=generator))
+                continue
             values = torch.randn(tensor.shape, generator=generator)
             # Norms are 1, or stored as differences from it and 0, and so are factors.
             around_mean = "norm" in name or "scal" in name

@@ -8,6 +8,7 @@
 them too.
 """
 
+from tests.mutants.compressed import COMPRESSED
 from tests.mutants.core import CORE
 from tests.mutants.engine import ENGINE
 from tests.mutants.formats import FORMATS
@@ -39,6 +40,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SPECULATION,
     *GRAMMAR,
     *POOLING,
+    *COMPRESSED,
     *SPARSE,
     *HISPARSE,
     *SIMULATED,

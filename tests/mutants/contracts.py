@@ -161,7 +161,13 @@ CONTRACTS: Final = {
         "pools/tiers.py, ops/tiers.py, runtime/kinds/resident.py, memory/kinds/resident/",
         "the host tier of a GPU",
     ),
-    "C24": Contract("Compressed attention", "", "", "DeepSeek-V4's state rings"),
+    "C24": Contract(
+        "Compressed attention",
+        "Entries of whole blocks lie in the pages of KV. States of open blocks lie in rings, located by the page map "
+        "of windows or by the request row; padded rows use ring 0. Position decides which places are empty. What is "
+        "rejected is overwritten before anything reads it.",
+        "ops/compression.py, memory/kinds/ring/, pools/cache_spec.py",
+    ),
     "C25": Contract(
         "Sleep and wake",
         "Memory of caches, weights and graphs is given back and taken again without a restart, at the same addresses. "

@@ -102,7 +102,7 @@ def hybrid_runner(
     return build_runner(
         model or FakeHybrid(),
         sizes=PoolSizes(
-            num_slots={"kv": NUM_ROWS * PAGES_PER_ROW, "window": NUM_WINDOWS, "state": NUM_SLOTS},
+            num_slots={"kv": NUM_ROWS * PAGES_PER_ROW, "window": NUM_WINDOWS, "state": NUM_SLOTS, "ring": NUM_ROWS},
             page_size=PAGE_SIZE,
             max_running_requests=NUM_ROWS,
             context_length=CONTEXT,

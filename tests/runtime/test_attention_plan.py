@@ -12,7 +12,7 @@ from forebay import models
 from forebay.families.checkpoint import open_checkpoint
 from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.native import NativeOps
-from forebay.pools.cache_spec import FullAttention, IndexKeys, LatentAttention, SlidingWindow
+from forebay.pools.cache_spec import FullAttention, IndexKeys, LatentAttention, SharedWindow, SlidingWindow
 from forebay.pools.regions import Regions
 from forebay.runtime.graph_backends import CpuGraphs
 from tests.models.drive import Driver
@@ -33,7 +33,7 @@ def test_a_step_of_any_model_has_one_plan_for_each_page_map(case: str, native_op
         model.forward(ctx, ids)
         selects = IndexKeys in kinds  # then each indexer's selection is planned by itself
         assert len(ctx.full.plans) == (FullAttention in kinds or (LatentAttention in kinds and not selects))
-        assert len(ctx.pages("window").plans) == (SlidingWindow in kinds)
+        assert len(ctx.pages("window").plans) == (SlidingWindow in kinds or SharedWindow in kinds)
 
 
 class Outputs(NamedTuple):

@@ -12,6 +12,7 @@ from forebay.memory.budget import KindDemand
 from forebay.memory.kinds.declared import CacheSizes, DeclaredKind, Sizing
 from forebay.memory.kinds.kind import Kind
 from forebay.memory.kinds.resident.declaration import RESIDENT_COPIES
+from forebay.memory.kinds.ring.declaration import STATE_RINGS
 from forebay.memory.kinds.state.declaration import RECURRENT_STATES, make_rows
 from forebay.memory.kinds.window.declaration import SLIDING_WINDOWS
 from forebay.memory.kv_allocator import KV
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 # In the order in which they are named where a hit ends for several reasons.
-KINDS: Final[tuple[DeclaredKind, ...]] = (RECURRENT_STATES, SLIDING_WINDOWS, RESIDENT_COPIES)
+KINDS: Final[tuple[DeclaredKind, ...]] = (RECURRENT_STATES, SLIDING_WINDOWS, RESIDENT_COPIES, STATE_RINGS)
 KIND_OF: Final[Mapping[str, DeclaredKind]] = {declared.name: declared for declared in KINDS}
 # Full KV and the kinds beside it, in the order of tables and reports.
 CACHES: Final = (KV, *(declared.name for declared in reversed(KINDS)))

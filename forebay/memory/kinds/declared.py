@@ -18,13 +18,14 @@ class KindSize(NamedTuple):
     `num_bytes` are for one token of a kind that has pages, else for one slot. `num_read` tokens of a sequence are read
     at most, the widest of all layers, since a page is kept or given back for all layers together; 0: all.
     `inputs_bytes` are kept of each token until it is certain that it stays. `num_layers`: of the layers whose KV is in
-    the host tier.
+    the host tier. `page_bytes` are those of a page whatever its tokens.
     """
 
     num_bytes: int
     num_read: int = 0
     inputs_bytes: int = 0
     num_layers: int = 0
+    page_bytes: int = 0
 
 
 class CacheSizes(NamedTuple):

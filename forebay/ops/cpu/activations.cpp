@@ -27,8 +27,9 @@ void gelu_and_mul(Pool& pool, const T* x, long ldx, T* out, long rows, long n, G
 }
 
 template <class T>
-void clamped_swiglu(Pool& pool, const T* x, long ldx, T* out, long rows, long n, Vec alpha, Vec limit) {
-    zip_halves(pool, x, ldx, out, rows, n, [=](Vec gate, Vec up) { return clamped_swiglu(gate, up, alpha, limit); });
+void clamped_swiglu(Pool& pool, const T* x, long ldx, T* out, long rows, long n, Vec alpha, Vec limit, Vec offset) {
+    zip_halves(pool, x, ldx, out, rows, n,
+               [=](Vec gate, Vec up) { return clamped_swiglu(gate, up, alpha, limit, offset); });
 }
 
 struct GatedNorm {
@@ -85,8 +86,10 @@ void gated_rms_norm(Pool& pool, const T* x, long ldx, const T* gate, long ldg, c
         pool->op([=](Pool& p) { gelu_and_mul(p, x, ldx, out, rows, n, static_cast<Gelu>(exact)); });                   \
     }                                                                                                                  \
     void fb_clamped_swiglu_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n, float alpha,          \
-                                    float limit) {                                                                     \
-        pool->op([=](Pool& p) { clamped_swiglu(p, x, ldx, out, rows, n, set1(alpha), set1(limit)); });                 \
+                                    float limit, float offset) {                                                       \
+        pool->op([=](Pool& p) {                                                                                        \
+            clamped_swiglu(p, x, ldx, out, rows, n, set1(alpha), set1(limit), set1(offset));                           \
+        });                                                                                                            \
     }                                                                                                                  \
     void fb_relu2_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n) {                              \
         pool->op([=](Pool& p) { zip_rows(p, x, ldx, x, ldx, out, n, rows, n, [](Vec a, Vec) { return relu2(a); }); }); \

@@ -61,7 +61,7 @@ inline Vec relu2(Vec x) {
     return positive * positive;
 }
 
-inline Vec clamped_swiglu(Vec gate, Vec up, Vec alpha, Vec limit) {
+inline Vec clamped_swiglu(Vec gate, Vec up, Vec alpha, Vec limit, Vec offset) {
     const Vec g = min(limit, gate), u = max(negate(limit), min(limit, up));
-    return (u + set1(1.0f)) * (g * sigmoid(alpha * g));
+    return (u + offset) * (g * sigmoid(alpha * g));
 }

@@ -112,6 +112,7 @@ struct Call {
     Activation activation;
     float alpha;
     float limit;
+    float offset;
 };
 
 template <class T>
@@ -131,9 +132,9 @@ void activate(Pool& pool, const Call<T>& call, const T* x, T* out) {
             return zip_rows(pool, x, ldx, x + n, ldx, out, n, rows, n,
                             [](Vec gate, Vec up) { return silu(gate) * up; });
         case Activation::kClampedSwiglu: {
-            const Vec alpha = set1(call.alpha), limit = set1(call.limit);
+            const Vec alpha = set1(call.alpha), limit = set1(call.limit), offset = set1(call.offset);
             return zip_rows(pool, x, ldx, x + n, ldx, out, n, rows, n,
-                            [=](Vec gate, Vec up) { return clamped_swiglu(gate, up, alpha, limit); });
+                            [=](Vec gate, Vec up) { return clamped_swiglu(gate, up, alpha, limit, offset); });
         }
         case Activation::kRelu2:
             return zip_rows(pool, x, ldx, x, ldx, out, n, rows, n, [](Vec a, Vec) { return relu2(a); });
@@ -205,10 +206,10 @@ void linear_heads(Pool& pool, const T* x, long ldx, long head_stride, const Pack
     void fb_fused_experts_##suffix(Pool* pool, const T* x, long ldx, const PackedLinear* gate_up,                     \
                                    const PackedLinear* down, const int64_t* ids, const float* weights, T* out,        \
                                    long rows, long choices, long experts, long hidden, long width, long intermediate, \
-                                   long activation, float alpha, float limit) {                                       \
+                                   long activation, float alpha, float limit, float offset) {                         \
         const Call<T> call{x,     ldx,     gate_up, down,   ids,   weights,      out,                                 \
                            rows,  choices, experts, hidden, width, intermediate, static_cast<Activation>(activation), \
-                           alpha, limit};                                                                             \
+                           alpha, limit, offset};                                                                     \
         pool->op([=](Pool& p) { fused_experts(p, call); });                                                           \
     }                                                                                                                 \
     void fb_linear_heads_##suffix(Pool* pool, const T* x, long ldx, long head_stride, const PackedLinear* layers,     \

@@ -10,12 +10,15 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
+// In the order of `Scoring` of ops/experts.py.
+enum class Scoring { kSoftmax, kSigmoid, kSqrtSoftplus };
+
 struct Gating {
     long experts;
     long choices;
     long groups;
     long best_groups;
-    bool sigmoid;
+    Scoring scoring;
     bool normalize;
     float epsilon;
     float scale;
@@ -36,6 +39,24 @@ void softmax_row(const float* logits, float* scores, long n) {
 
 void sigmoid_row(const float* logits, float* scores, long n) {
     for_each_vector(n, [&](long i, long part) { store_part(scores + i, sigmoid(load_part(logits + i, part)), part); });
+}
+
+// Softplus of more than 20 is its argument, as in torch.
+void sqrt_softplus_row(const float* logits, float* scores, long n) {
+    for (long i = 0; i < n; ++i) {
+        scores[i] = std::sqrt(logits[i] > 20.0f ? logits[i] : std::log1p(std::exp(logits[i])));
+    }
+}
+
+void score_row(Scoring scoring, const float* logits, float* scores, long n) {
+    switch (scoring) {
+        case Scoring::kSoftmax:
+            return softmax_row(logits, scores, n);
+        case Scoring::kSigmoid:
+            return sigmoid_row(logits, scores, n);
+        case Scoring::kSqrtSoftplus:
+            return sqrt_softplus_row(logits, scores, n);
+    }
 }
 
 // The places of the `count` best of n, the best first; of equal ones the first.
@@ -74,25 +95,30 @@ void keep_best_groups(const Gating& gating, float* values, int64_t* spare) {
     }
 }
 
+void weigh(const Gating& gating, const float* scores, const int64_t* ids, float* weights) {
+    float sum = gating.epsilon;
+    for (long j = 0; j < gating.choices; ++j) sum += scores[ids[j]];
+    for (long j = 0; j < gating.choices; ++j) {
+        weights[j] = (gating.normalize ? scores[ids[j]] / sum : scores[ids[j]]) * gating.scale;
+    }
+}
+
 void gate_row(const Gating& gating, const float* logits, const float* correction, const float* factors, int64_t* ids,
               float* weights) {
     const long n = gating.experts;
     auto* spare = static_cast<int64_t*>(thread_scratch(2 * gating.groups * sizeof(int64_t) + 2 * n * sizeof(float)));
     float* scores = reinterpret_cast<float*>(spare + 2 * gating.groups);
     float* chosen_by = scores + n;
-    gating.sigmoid ? sigmoid_row(logits, scores, n) : softmax_row(logits, scores, n);
+    score_row(gating.scoring, logits, scores, n);
     for (long i = 0; i < n; ++i) {
         const float value = correction == nullptr ? scores[i] : scores[i] + correction[i];
         chosen_by[i] = std::isnan(value) ? kLowest : value;
     }
     if (gating.groups > 1) keep_best_groups(gating, chosen_by, spare);
     best_of(chosen_by, n, gating.choices, ids);
-    float sum = gating.epsilon;
-    for (long j = 0; j < gating.choices; ++j) sum += scores[ids[j]];
-    for (long j = 0; j < gating.choices; ++j) {
-        weights[j] = (gating.normalize ? scores[ids[j]] / sum : scores[ids[j]]) * gating.scale;
-        if (factors != nullptr) weights[j] *= factors[ids[j]];
-    }
+    weigh(gating, scores, ids, weights);
+    if (factors == nullptr) return;
+    for (long j = 0; j < gating.choices; ++j) weights[j] *= factors[ids[j]];
 }
 
 }  // namespace
@@ -100,12 +126,31 @@ void gate_row(const Gating& gating, const float* logits, const float* correction
 // logits [rows, experts], correction and factors [experts] or null -> ids and weights [rows, choices].
 extern "C" void fb_topk_gating(Pool* pool, const float* logits, const float* correction, const float* factors,
                                int64_t* ids, float* weights, long rows, long experts, long choices, long groups,
-                               long best_groups, long sigmoid, long normalize, float epsilon, float scale) {
-    const Gating gating{experts, choices, groups, best_groups, sigmoid != 0, normalize != 0, epsilon, scale};
+                               long best_groups, long scoring, long normalize, float epsilon, float scale) {
+    const Gating gating{experts,        choices, groups, best_groups, static_cast<Scoring>(scoring),
+                        normalize != 0, epsilon, scale};
     pool->op([=](Pool& p) {
         p.run(rows, grain_for(8 * experts), [=](long begin, long end) {
             for (long r = begin; r < end; ++r) {
                 gate_row(gating, logits + r * experts, correction, factors, ids + r * choices, weights + r * choices);
+            }
+        });
+    });
+}
+
+// logits [rows, experts], token_ids [rows], table [tokens, choices] -> ids and weights [rows, choices].
+extern "C" void fb_hash_gating(Pool* pool, const float* logits, const int64_t* token_ids, const int64_t* table,
+                               int64_t* ids, float* weights, long rows, long experts, long choices, long scoring,
+                               long normalize, float epsilon, float scale) {
+    const Gating gating{experts,        choices, 1, 1, static_cast<Scoring>(scoring),
+                        normalize != 0, epsilon, scale};
+    pool->op([=](Pool& p) {
+        p.run(rows, grain_for(8 * experts), [=](long begin, long end) {
+            auto* scores = static_cast<float*>(thread_scratch(experts * sizeof(float)));
+            for (long r = begin; r < end; ++r) {
+                std::copy_n(table + token_ids[r] * choices, choices, ids + r * choices);
+                score_row(gating.scoring, logits + r * experts, scores, experts);
+                weigh(gating, scores, ids + r * choices, weights + r * choices);
             }
         });
     });

@@ -152,7 +152,7 @@ void choose(const IndexCall<T, E>& call, const Chunk& chunk, long query) {
     const long token = chunk.token + query, num_seen = chunk.position + query + 1;
     const float* scores = chunk.scores + query * chunk.width;
     int32_t* positions = call.positions + token * call.most;
-    const bool fails = !has_key(call, chunk, num_seen - 1) || (num_seen > call.most && std::isnan(scores[num_seen - 1]));
+    const bool fails = num_seen == 0 || !has_key(call, chunk, num_seen - 1) || (num_seen > call.most && std::isnan(scores[num_seen - 1]));
     const long count = fails ? 0 : std::min(num_seen, call.most);
     call.counts[token] = static_cast<int32_t>(count);
     std::fill(positions + count, positions + call.most, -1);

@@ -67,8 +67,9 @@ class TritonExpertOps(ExpertOps):
         *,
         alpha: float = 0.0,
         limit: float = 0.0,
+        offset: float = 1.0,
     ) -> TritonExperts:
-        activate = self._activation(activation, alpha, limit)
+        activate = self._activation(activation, alpha, limit, offset)
         (inner, inner_at), (outer, outer_at) = _table(gate_up), _table(down)
         return TritonExperts(inner, outer, inner_at, outer_at, activate)
 

@@ -99,6 +99,7 @@ def _activate(
     n,
     alpha,
     limit,
+    offset,
     KIND: tl.constexpr,
     SHARED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -120,7 +121,7 @@ def _activate(
     elif KIND == 3:
         a = tl.minimum(a, limit, propagate_nan=tl.PropagateNan.ALL)
         b = tl.clamp(b, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
-        a = (b + 1.0) * a * tl.sigmoid(alpha * a)
+        a = (b + offset) * a * tl.sigmoid(alpha * a)
     elif KIND == 4:
         a = tl.maximum(a, 0.0, propagate_nan=tl.PropagateNan.ALL)
         a = a * a
@@ -191,8 +192,8 @@ class TritonRowwise(ElementwiseOps):
     def gelu_and_mul(self, x: Tensor, *, exact: bool = False) -> Tensor:
         return _gated(x, _GELU_ERF if exact else _GELU_TANH)
 
-    def clamped_swiglu(self, x: Tensor, *, alpha: float, limit: float) -> Tensor:
-        return _gated(x, _CLAMPED_SWIGLU, alpha, limit)
+    def clamped_swiglu(self, x: Tensor, *, alpha: float, limit: float, offset: float = 1.0) -> Tensor:
+        return _gated(x, _CLAMPED_SWIGLU, alpha, limit, offset)
 
     def relu2(self, x: Tensor) -> Tensor:
         return _activated(x, x, _RELU2)
@@ -204,12 +205,14 @@ class TritonRowwise(ElementwiseOps):
         return _activated(x, gate, _MUL_SILU)
 
 
-def _gated(x: Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0) -> Tensor:
+def _gated(x: Tensor, kind: int, *parameters: float) -> Tensor:
     half = x.shape[1] // 2
-    return _activated(x[:, :half], x[:, half:], kind, alpha, limit)
+    return _activated(x[:, :half], x[:, half:], kind, *parameters)
 
 
-def _activated(x: Tensor, other: Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0) -> Tensor:
+def _activated(
+    x: Tensor, other: Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0, offset: float = 0.0
+) -> Tensor:
     rows, n = x.shape
     out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     _activate[(rows, triton.cdiv(n, _BLOCK))](
@@ -221,6 +224,7 @@ def _activated(x: Tensor, other: Tensor, kind: int, alpha: float = 0.0, limit: f
         n,
         alpha,
         limit,
+        offset,
         KIND=kind,
         SHARED=n // other.shape[1],
         BLOCK=_BLOCK,

@@ -112,7 +112,7 @@ class TritonSelection(SelectionOps):
                 KEYS=_KEYS,
             )
             here = slice(first, first + count)
-            at = position[here].long().unsqueeze(1)
+            at = position[here].long().clamp(min=0).unsqueeze(1)  # -1 where nothing is seen
             fails[here] |= scores[:count].gather(1, at)[:, 0].isnan() & (position[here] >= most)
             counts[here] = counts[here].masked_fill(fails[here], 0)
             best = scores[:count].nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)

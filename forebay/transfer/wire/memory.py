@@ -15,7 +15,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from forebay.base.errors import WireError
+from forebay.base.errors import ConfigError, WireError
 from forebay.base.parts import I64
 from forebay.config.engine_config import DisaggregationOptions
 from forebay.memory.kinds.build import has_pages
@@ -186,7 +186,7 @@ def shapes_of(cache: CachePool) -> dict[str, KindShape]:
     for kind in cache.tables:
         by_token = has_pages(kind)
         page_size = cache.page_size if by_token else 1
-        sizes = tuple(region.bytes_per_row // page_size for region in cache.regions() if region.kind == kind)
+        sizes = tuple(_bytes_per_place(region, page_size) for region in cache.regions() if region.kind == kind)
         if sizes:
             found[kind] = KindShape(
                 by_token=by_token,
@@ -196,6 +196,16 @@ def shapes_of(cache: CachePool) -> dict[str, KindShape]:
                 num_read=cache.num_read.get(kind, 0),
             )
     return found
+
+
+def _bytes_per_place(region: Region, page_size: int) -> int:
+    """Return the bytes of a token, of which an entry for several tokens has a part for each."""
+    if region.bytes_per_row % page_size:
+        raise ConfigError(
+            f"--kv-cache-dtype: {region.name} has {region.bytes_per_row} bytes a page of {page_size} tokens, and "
+            "transfers move as many of each token: use a larger type, or serve without disaggregation"
+        )
+    return region.bytes_per_row // page_size
 
 
 def chunk_bytes(shapes: Mapping[str, KindShape]) -> int:

@@ -18,7 +18,7 @@ from forebay.memory.req_to_token_pool import ReqToTokenPool
 def _demand(size: KindSize, sizing: Sizing) -> WindowDemand:
     options, scheduling = sizing.options, sizing.scheduling
     return WindowDemand(
-        slot_bytes=sizing.page_size * size.num_bytes,
+        slot_bytes=sizing.page_size * size.num_bytes + size.page_bytes,
         per_page=round(options.swa_full_tokens_ratio * PARTS),
         ratio=options.swa_full_tokens_ratio,
         window=size.num_read,

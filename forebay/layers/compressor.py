@@ -1,0 +1,100 @@
+"""Compressors: a block of tokens becomes one entry of the cache.
+
+DeepSeek-V4, sections 2.3.1 and 2.3.2; checked against transformers' `deepseek_v4`.
+
+Shape letters: T tokens, H hidden size, C entries of a token's state, D size of an entry, M blocks that a step may end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forebay.layers.build import Parts
+from forebay.layers.context import ForwardContext
+from forebay.layers.params import Rows
+from forebay.layers.rotary import RopeSpec
+from forebay.ops.attention import KvCache, PagedKv
+from forebay.ops.compression import Blocks, Compression
+from forebay.pools.cache_spec import BlockStates, CompressedKv, OverlappingBlockStates
+
+
+def turned(size: int, rope_dim: int, *, count: int = 1) -> Rows:
+    """Return the rows of `count` heads of `size`, each such that what is rotated comes first. In a checkpoint these are
+    the last `rope_dim` rows, in neighbouring pairs; here the first of each pair stand before the second ones."""
+    rows: list[range] = []
+    for head in range(0, count * size, size):
+        first, stop = head + size - rope_dim, head + size
+        rows += [range(first, stop, 2), range(first + 1, stop, 2), range(head, first)]
+    return tuple(part for part in rows if part)
+
+
+def in_order(tensor: Tensor, rows: Rows) -> Tensor:
+    """Return the tensor with the entries of its last dimension in this order."""
+    return torch.cat([tensor[..., part.start : part.stop : part.step] for part in rows], dim=-1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompressorSpec:
+    """Entries of `size` for `rate` tokens each, with `overlap` of the block before as well. `rope` is of the last
+    entries of each."""
+
+    name: str
+    hidden_size: int
+    size: int
+    rate: int
+    overlap: bool
+    rope: RopeSpec
+    norm_eps: float
+
+    def build(self, parts: Parts) -> Compressor:
+        """Return the part with its weights."""
+        return Compressor(self, parts)
+
+
+class Compressor:
+    """Keeps entries, and the states of the tokens whose block is open."""
+
+    def __init__(self, spec: CompressorSpec, parts: Parts) -> None:
+        parts = parts.within(spec.name)
+        self._ops, self._spec = parts.ops, spec
+        width = spec.size * (1 + spec.overlap)
+        order = turned(spec.size, spec.rope.dim, count=1 + spec.overlap)
+        states = OverlappingBlockStates if spec.overlap else BlockStates
+        self._entries = parts.keep(CompressedKv(rate=spec.rate, width=spec.size))
+        self._states = parts.keep(states(rate=spec.rate, width=width))
+        gates = tuple(range(rows.start + width, rows.stop + width, rows.step) for rows in order)
+        outputs = {"wkv": width, "wgate": width}
+        self._project = parts.linear(outputs, spec.hidden_size, rows=(*order, *gates), min_bits=16)
+        self._bias = parts.tensor(
+            "ape", spec.rate, width, float32=True, change=lambda bias: in_order(bias, order).contiguous()
+        )
+        own = turned(spec.size, spec.rope.dim)
+        self._norm = parts.tensor("norm.weight", spec.size, change=lambda weight: in_order(weight, own))
+        self._cos_sin = parts.rope(spec.rope)
+
+    def __call__(self, ctx: ForwardContext, x: Tensor) -> PagedKv:
+        """x [T, H]: write the entries of the blocks that the step's tokens end. Returns those that each token sees."""
+        ops, spec = self._ops, self._spec
+        kv, gate = self._project(ctx, x).chunk(2, dim=-1)
+        blocks = self._blocks(ctx)
+        entries = ops.compress(kv, gate, self._bias, ctx.cache.ring(self._states), blocks)
+        entries = ops.rms_norm(entries, self._norm, spec.norm_eps).unsqueeze(1)
+        ops.apply_rope(entries, entries[:, :0], blocks.first, self._cos_sin)
+        ops.store_kv(entries, entries, ctx.cache.kv(self._entries), blocks.loc)
+        return ops.entry_pages(ctx.positions, ctx.full, spec.rate)
+
+    def entries(self, ctx: ForwardContext) -> KvCache:
+        """Return the cache of the entries."""
+        return ctx.cache.kv(self._entries)
+
+    def _blocks(self, ctx: ForwardContext) -> Blocks:
+        """Return the blocks that the step ends, planned once for all layers of this kind."""
+        spec, paged = self._spec, ctx.pages(ctx.cache.specs[self._states].kind)
+        ring = ctx.cache.ring(self._states).kv.shape[1]
+        how = Compression(rate=spec.rate, overlap=spec.overlap, ring=ring, by_row=not spec.overlap)
+        if how not in ctx.carried.blocks:
+            ctx.carried.blocks[how] = self._ops.plan_blocks(ctx.positions, ctx.full.out_cache_loc, paged, how)
+        return ctx.carried.blocks[how]

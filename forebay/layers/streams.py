@@ -1,0 +1,111 @@
+"""Decoder layers with several residual streams (hyper-connections, see `ops/streams.py`).
+
+Shape letters: T tokens, N streams, H hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from forebay.layers.blocks import SublayerSpec
+from forebay.layers.build import Block, Parts
+from forebay.layers.context import ForwardContext
+from forebay.ops.streams import Mixing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamsSpec:
+    """`name` is how the names begin of the weights that join the streams behind the last layer; in layers those of a
+    part have a beginning of their own. `norm_eps` is that of all norms, `eps` is added where something could be 0."""
+
+    name: str
+    hidden_size: int
+    num_streams: int
+    iterations: int
+    norm_eps: float
+    eps: float
+
+    def build(self, parts: Parts) -> Streams:
+        """Return the part with its weights."""
+        return Streams(self, parts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamedSublayerSpec:
+    """A part with a norm before it, and `mixing`, how the names of the weights begin that mix streams around it."""
+
+    sublayer: SublayerSpec
+    mixing: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamedSpec:
+    """A decoder layer of several streams: one sublayer after the other."""
+
+    sublayers: tuple[StreamedSublayerSpec, ...]
+    streams: StreamsSpec
+
+    def build(self, parts: Parts) -> Block:
+        """Return the layer with its weights."""
+        return StreamedBlock(self, parts)
+
+
+class Streams:
+    """All streams begin with the embedding, and are joined behind the last layer."""
+
+    def __init__(self, spec: StreamsSpec, parts: Parts) -> None:
+        self._ops, self._num_streams = parts.ops, spec.num_streams
+        self._mixing = _mixing(spec, parts, spec.name, spec.num_streams, num_scales=1)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """x [T, H] -> [T, N * H]."""
+        return self._ops.concat([x] * self._num_streams)
+
+    def collapse(self, streams: Tensor) -> Tensor:
+        """streams [T, N * H] -> [T, H]."""
+        ops = self._ops
+        weights = ops.last_weights(streams, self._mixing)
+        return ops.collapse_streams(streams, weights)
+
+
+class StreamedBlock:
+    """A decoder layer: what a part is given is a mean of the streams, what it gives goes to each, and the streams are
+    mixed."""
+
+    def __init__(self, spec: StreamedSpec, parts: Parts) -> None:
+        self._ops, self._eps = parts.ops, spec.streams.norm_eps
+        num_streams = spec.streams.num_streams
+        self._sublayers = [
+            (
+                each.sublayer.build(parts),
+                _mixing(spec.streams, parts, each.mixing, (2 + num_streams) * num_streams, num_scales=3),
+            )
+            for each in spec.sublayers
+        ]
+
+    def __call__(self, ctx: ForwardContext, x: Tensor, residual: Tensor) -> Tensor:
+        ops = self._ops
+        for (part, before, _), mixing in self._sublayers:
+            assert before is not None, "parts of several streams have a norm before them"
+            streams = ops.add_(residual, x)
+            weights = ops.mix_weights(streams, mixing)
+            collapsed = ops.collapse_streams(streams, weights.before)
+            out = part(ctx, ops.rms_norm(collapsed, before, self._eps))
+            ops.mix_streams_(residual, weights.between)
+            x = ops.spread_streams(out, weights.behind)
+        return x
+
+
+def _mixing(spec: StreamsSpec, parts: Parts, name: str, num_weights: int, *, num_scales: int) -> Mixing:
+    width = spec.num_streams * spec.hidden_size
+    return Mixing(
+        num_streams=spec.num_streams,
+        fn=parts.tensor(f"{name}fn", num_weights, width, float32=True),
+        scale=parts.tensor(f"{name}scale", num_scales, float32=True),
+        base=parts.tensor(f"{name}base", num_weights, float32=True),
+        norm_eps=spec.norm_eps,
+        eps=spec.eps,
+        iterations=spec.iterations,
+    )
