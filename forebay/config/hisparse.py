@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 GROUP: Final = "KV of sparse attention in two tiers"
 MAX_COLUMNS: Final = 1 << 20  # tokens of a hot buffer
-MAX_RATIO: Final = 1 << 10
+MAX_RATIO: Final = 100  # the division of memory takes ratios to three places
 DEFAULT_TOP_KS: Final = 2  # columns of a hot buffer, in multiples of the tokens that a query reads
 
 FLAGS: Final = in_group(

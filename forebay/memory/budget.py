@@ -106,6 +106,11 @@ class MemoryDemand(MemoryOptions):
         return self.page_size * self.kv_bytes_per_token
 
     @property
+    def whole_page_bytes(self) -> int:
+        """Bytes of a page in all memories together: what a copy of it takes."""
+        return self.page_size * (self.kv_bytes_per_token + self.host_bytes_per_token)
+
+    @property
     def keeps_tokens(self) -> bool:
         """Whether any layer keeps something of every token, or of the last ones."""
         return self.page_bytes > 0 or any(kind.per_page is not None for kind in self.kinds)
@@ -188,7 +193,7 @@ class MemoryBudget(PoolSizes):
         """Bytes of one slot of each pool, in all layers together."""
         row_bytes = self.demand.row_bytes(1, self.context_length) - self.demand.row_bytes(0, self.context_length)
         kinds = {kind.name: kind.slot_bytes for kind in self.demand.kinds}
-        return {KV: self.demand.page_bytes, "rows": row_bytes, **kinds}
+        return {KV: self.demand.whole_page_bytes, "rows": row_bytes, **kinds}
 
     @property
     def total_bytes(self) -> int:

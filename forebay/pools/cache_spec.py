@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar, Final, NamedTuple
 
@@ -79,6 +79,11 @@ class CacheSpec:
         """The size of values that are the first entries of their keys; 0: values have a column of their own."""
         return 0
 
+    @property
+    def on_device(self) -> CacheSpec:
+        """Return the spec of a draft model's layer, with all columns in the device tier."""
+        return self
+
     def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
         """Return the columns, with the dtypes that `types` sets."""
         raise NotImplementedError
@@ -114,6 +119,10 @@ class LatentAttention(CacheSpec):
     @property
     def values_within_keys(self) -> int:
         return self.rank
+
+    @property
+    def on_device(self) -> CacheSpec:
+        return replace(self, sparse=False)
 
     def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
         columns = _kv(self.kind, types, k=(1, self.rank + self.rope_dim))

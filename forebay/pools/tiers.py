@@ -13,12 +13,14 @@ column num_columns + p % page_size of these.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from forebay.base.errors import ConfigError
 from forebay.base.units import ceil_div
 from forebay.ops.attention import KvCache
 from forebay.ops.tiers import TieredKv, TierLayout
@@ -26,7 +28,9 @@ from forebay.pools.table import Column, Table
 
 # Tokens: the host tier begins at a multiple, which is a page of memory whatever a token's bytes are, so that it can be
 # a file.
-_ALIGN: Final = 4096
+_ALIGN: Final = max(4096, mmap.PAGESIZE)
+_LOADED: Final = 256  # pages that are copied at once
+_MOST_LOCATIONS: Final = 1 << 31  # int32
 
 TakeTiers = Callable[[int, int], Tensor]
 """Bytes of the device, and of the host tier behind them: [bytes] uint8, zeros."""
@@ -71,6 +75,9 @@ class Tiers:
             hot_base=hot_base,
             host_base=ceil_div(device_tokens, _ALIGN) * _ALIGN,
         )
+        if (locations := self.layout.host_base + num_pages * page_size) > _MOST_LOCATIONS:
+            why = f"KV in two tiers has {locations:,} locations, at most {_MOST_LOCATIONS:,}"
+            raise ConfigError(f"{why}: lower --kv-cache-bytes, --max-total-tokens or device_buffer_size")
         self._columns: dict[str, Tensor] = {}  # by layer and name, by location
         self._layers: dict[int, TieredKv] = {}
         self.resident_bytes = 0
@@ -101,7 +108,8 @@ class Tiers:
         for column in self._columns.values():
             on_host = column[self.layout.host_base :].view(self._num_pages, self._page_size, *column.shape[1:])
             resident = column[: self.layout.hot_base].view(self._num_resident, self._page_size, *column.shape[1:])
-            resident.index_copy_(0, slots, on_host.index_select(0, pages))
+            for some, copies in zip(torch.split(pages, _LOADED), torch.split(slots, _LOADED), strict=True):
+                resident.index_copy_(0, copies, on_host.index_select(0, some))
 
     def reset_padding(self) -> None:
         """Reset the padding row and the padding page after steps that wrote there."""

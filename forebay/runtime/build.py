@@ -91,7 +91,7 @@ def _make_caches(
 
 def _behind(drafter: Drafter | None, draft_model: Model | None) -> Sequence[CacheSpec]:
     if draft_model is not None:
-        return draft_model.cache_specs()
+        return [spec.on_device for spec in draft_model.cache_specs()]
     return () if drafter is None else drafter.cache_specs
 
 

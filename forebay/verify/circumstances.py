@@ -7,7 +7,6 @@ came about for greedy requests alone proves nothing about sampled, penalised or 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,8 +74,8 @@ class Room:
         self.pressed = (max(whole) + _PRESSED_PAGES) * page_size
 
 
-def circumstances(room: Room, speculative: Flags, num_threads: int, sparse_top_k: int = 0) -> list[Circumstance]:
-    """Return all circumstances. `speculative` are settings; a query of sparse attention reads `sparse_top_k` tokens."""
+def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags) -> list[Circumstance]:
+    """Return all circumstances. `speculative` and `tiers` are settings, the latter empty where HiSparse is refused."""
     cached: Flags = {"disable_radix_cache": False}
     replayed: Flags = {"disable_cuda_graph": False}
     small: Flags = {"max_total_tokens": room.tight}
@@ -116,7 +115,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, sparse_top_k
             _was_concurrent,
         ),
     ]
-    found += _in_tiers(sparse_top_k, {**replayed, **cached}, {**tight, **chunks, **speculative}) if sparse_top_k else []
+    found += _in_tiers(tiers, {**replayed, **cached}, {**tight, **chunks, **speculative}) if tiers else []
     if num_threads > 1:
         found.insert(2, Circumstance("one thread", {"num_threads": 1}, _at_once, _concurrency, _was_concurrent))
     return found
@@ -131,12 +130,11 @@ def _apart(backend: TransferBackend) -> Circumstance:
     return Circumstance(name, sides[0], _coming, _transferred, _answered, prefill_flags=sides[1])
 
 
-def _in_tiers(top_k: int, some: Flags, others: Flags) -> list[Circumstance]:
-    """Hot buffers hold no more than a query reads."""
-    tiers: Flags = {"enable_hisparse": True, "hisparse_config": json.dumps({"device_buffer_size": top_k})}
+def _in_tiers(tiers: Flags, some: Flags, others: Flags) -> list[Circumstance]:
+    everything: Flags = {**some, **others, **tiers}
     return [
         Circumstance("KV in two tiers", {**some, **tiers}, _twice, _from_tiers, _was_concurrent),
-        Circumstance("all of it, KV in two tiers", {**some, **others, **tiers}, _all, _from_tiers, _was_concurrent),
+        Circumstance("all of it, KV in two tiers", everything, _all, _from_tiers, _was_concurrent),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from forebay.verify.asking import Answer, Engines, Findings, started
 from forebay.verify.circumstances import ALONE, Circumstance, Flags, Room, circumstances
 from forebay.verify.questions import Question, make_questions
 
+_TIERS: Final = "hisparse_"  # settings of the host tier and of hot buffers, for the circumstances that have them
 _CLUSTER_KEY: Final = secrets.token_bytes(32)
 MOST_ROUNDS: Final = 8  # of asking everything; one or two are enough for most circumstances
 BY_DEFAULT: Final[Flags] = {"speculative_algorithm": "NGRAM"}  # guesses
@@ -54,7 +56,8 @@ class Verification:
 
     def __init__(self, given: Mapping[str, Value], *, num: int, max_tokens: int, seed: int) -> None:
         guess = {name: value for name, value in given.items() if name.startswith(PREFIX)}
-        self._given = {name: value for name, value in given.items() if name not in guess}
+        tiers = {name: value for name, value in given.items() if name.startswith(_TIERS)}
+        self._given = {name: value for name, value in given.items() if name not in guess and name not in tiers}
         self.config, self.max_tokens = self._resolved({}), max_tokens
         memory = self.config.memory
         self.tokenizer = Tokenizer.from_path(self.config.model_path)
@@ -69,7 +72,7 @@ class Verification:
         room = Room(self.questions, memory.page_size)
         self._roomy: Flags = {"max_total_tokens": room.roomy, "max_running_requests": num}
         guess, num_threads = {**BY_DEFAULT, **guess}, self.config.num_threads
-        self.circumstances = circumstances(room, guess, num_threads, self._sparse_top_k())
+        self.circumstances = circumstances(room, guess, num_threads, self._in_tiers(tiers))
         self.alone: list[Answer] = []
 
     async def ask_alone(self) -> None:
@@ -106,19 +109,24 @@ class Verification:
             return Outcome(name, Verdict.NOT_SHOWN, f"{shown}; but not for: {', '.join(missing)}", findings)
         return Outcome(name, Verdict.SAME if shown else Verdict.NOT_SHOWN, shown, findings)
 
-    def _sparse_top_k(self) -> int:
-        """Return the tokens that a query of sparse attention reads; 0 where HiSparse is refused."""
+    def _in_tiers(self, given: Flags) -> Flags:
+        """Return the settings of KV in two tiers, with hot buffers as small as may be unless they are given; nothing
+        where HiSparse is refused and no setting of it is given."""
+        tiers: Flags = {**given, "enable_hisparse": True}
         try:
-            return self._resolved({"enable_hisparse": True}).hisparse.top_k
+            top_k = self._resolved(tiers).hisparse.top_k
         except ConfigError:
-            return 0
+            if given:
+                raise
+            return {}
+        return {"hisparse_config": json.dumps({"device_buffer_size": top_k}), **tiers}
 
     @property
     def varied(self) -> set[str]:
         """The settings that circumstances decide, but for those that are anybody's own elsewhere, and the proposer."""
         sides = (side for one in self.circumstances for side in (one.flags, one.prefill_flags))
         names = {*ALONE, *self._roomy}.union(*sides) - {"page_size", "num_threads"}
-        return {name for name in names if not name.startswith(PREFIX)}
+        return {name for name in names if not name.startswith((PREFIX, _TIERS))}
 
     def _resolved(self, flags: Flags) -> EngineConfig:
         given = {**self._given, **ALONE, **flags}

@@ -185,11 +185,13 @@ class Rig:
         grammars: Grammars | None = None,
         hot_columns: int = 0,
         num_resident: int = 8,
+        host_path: str = "",
     ) -> Engine:
         """`num_tokens` is the size of the KV cache. Where layers keep states there are `cached_states` slots besides
         those that running requests need, where they have windows as few pages as can do. Decodes compute `width` tokens
         at most; `proposer` guesses on the host. With a `role` it computes a half, and `transfers` moves the other;
-        `grammars` are there for who asks for one. With `hot_columns` HiSparse is on, with `num_resident` pages."""
+        `grammars` are there for who asks for one. With `hot_columns` HiSparse is on, with `num_resident` pages and the
+        host tier perhaps in a file."""
         page_size = of_whole_entries(page_size, self._model)
         num_rows = max_running_requests + options.decode_extra_slots
         num_pages = num_tokens // page_size
@@ -239,7 +241,7 @@ class Rig:
             max_num_tokens=max(chunked_prefill_size + max_running_requests, max_running_requests * width),
             vocab_size=self._vocab_size,
             types=types,
-            hisparse=HisparseOptions(device_buffer_size=hot_columns),
+            hisparse=HisparseOptions(device_buffer_size=hot_columns, host_path=host_path),
             device="cpu",
             take_masks=grammars.take if grammars else no_masks,
         )

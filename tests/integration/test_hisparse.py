@@ -149,3 +149,26 @@ def test_hisparse_draft_head_keeps_its_kv_on_the_device(tmp_path: Path) -> None:
     engine.core.scheduler.plan = lambda now, width=1, *_: plan(now, 4)
     headed.check(engine)
     assert engine.count("draft_tokens") > 0
+
+
+def test_hisparse_sparse_draft_model_keeps_its_kv_on_the_device() -> None:
+    """The model itself, which is always right."""
+    path = shared_tiny("deepseek_v32").path
+    made = {"dtype": torch.float32, "kernels": NATIVE, "num_threads": 1, "context_length": 256}
+    rig = Rig(path, draft_model=path, **made)
+    params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True, logprobs=2)
+    drafted = Known.of(rig, [list(range(3, 50)), [5, 9, 7]], [params] * 2)
+    engine = tiered(drafted, width=4)
+    plan = engine.core.scheduler.plan
+    engine.core.scheduler.plan = lambda now, width=1, *_: plan(now, 4)
+    drafted.check(engine)
+    assert engine.count("accepted_tokens") > 20
+
+
+@pytest.mark.parametrize("host_bytes", [0, 1 << 20])
+def test_hisparse_host_tier_in_a_file_equals_off(known: Known, host_bytes: int, tmp_path: Path) -> None:
+    options = {"radix_cache": True, "retraction_host_bytes": host_bytes, "host_path": str(tmp_path), **TIGHT}
+    engine = tiered(known, **options)
+    for apart in (0, 1):
+        known.check(engine, apart=apart)
+    assert engine.count("retractions") > 0

@@ -11,6 +11,7 @@ import pytest
 from forebay.memory.draft import Draft
 from forebay.memory.holding import Allocation, RowTable
 from forebay.memory.kinds.kind import Arrival
+from forebay.memory.kinds.resident import residents
 from forebay.memory.kinds.resident.residents import Residents
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import NO_IDS, Ids
@@ -28,7 +29,8 @@ class Rig:
         self.draft = Draft(1, self.rows)
 
     def admit(self, request_id: int, pages: list[int], *, num_cached: int = 0, elsewhere: bool = False) -> Allocation:
-        held = Allocation(self.table, request_id, SimpleNamespace(num_pages=num_cached), len(pages) * PAGE)  # type: ignore[arg-type]
+        known = len(pages) * PAGE + (num_cached == len(pages))  # the last token is always computed
+        held = Allocation(self.table, request_id, SimpleNamespace(num_pages=num_cached), known)  # type: ignore[arg-type]
         self.rows.alloc([held])
         kv_len = num_cached * PAGE
         self.table.move_in(held, max_kv_len=64, num_pages=len(pages), kv_len=kv_len, kv_committed=kv_len)
@@ -56,6 +58,15 @@ def test_pages_of_a_hit_are_loaded_at_admission_and_new_ones_are_not() -> None:
     assert columns["resident_pages"] == [3, 7, 9]
     assert columns["resident_slots"] == [*columns["load_slots"], 0]
     assert rig.columns() == {}
+
+
+def test_a_hit_is_loaded_only_if_the_tokens_behind_it_read_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residents, "_READ_PER_TOKEN", 2)
+    rig = Rig(8)
+    rig.admit(5, [3, 7, 9, 11], num_cached=3)
+    assert rig.columns() == {"resident_pages": [3, 7, 9, 11], "resident_slots": [0] * 4}
+    rig.admit(6, [3, 7, 9, 11, 12], num_cached=3)
+    assert rig.columns()["load_pages"] == [3, 7, 9]
 
 
 def test_what_comes_from_elsewhere_has_no_copies_and_the_device_learns_that() -> None:
@@ -156,7 +167,7 @@ def test_a_copy_that_no_request_holds_is_found() -> None:
 
 
 def test_counts_of_the_device_are_the_counters() -> None:
-    residents: Any = Rig(1).residents
-    assert residents.counters == {"hisparse_read_tokens": 0, "hisparse_loaded_tokens": 0}
-    residents.count(ids(90, 7))
-    assert residents.counters == {"hisparse_read_tokens": 90, "hisparse_loaded_tokens": 7}
+    counted: Any = Rig(1).residents
+    assert counted.counters == {"hisparse_read_tokens": 0, "hisparse_loaded_tokens": 0}
+    counted.count(ids(90, 7))
+    assert counted.counters == {"hisparse_read_tokens": 90, "hisparse_loaded_tokens": 7}

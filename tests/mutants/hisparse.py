@@ -72,10 +72,17 @@ HISPARSE = (
         _TOKENS + "test_hisparse_equals_off_by_size",
     ),
     Mutant(
+        "C23 the device learns at admission that a page has no copy, whatever it knew",
+        _RESIDENTS,
+        "        self._changed.append(pages)\n        there = ",
+        "        there = ",
+        _COPIES + "test_what_comes_from_elsewhere_has_no_copies_and_the_device_learns_that",
+    ),
+    Mutant(
         "C26 what comes back from a host copy is not loaded before it is there",
         _RESIDENTS,
-        "        if not arrival.from_elsewhere:\n            num_there = held.pin.num_pages\n",
-        "        if True:\n            num_there = held.kv_len // self._rows.page_size\n",
+        "        there = pages[: held.pin.num_pages]\n",
+        "        there = pages[: held.kv_len // self._rows.page_size]\n        arrival = Arrival(arrival.num_prompt)\n",
         "simulation/test_tiered.py::test_tiers_random_traffic_reads_what_the_host_tier_has",
     ),
     Mutant(

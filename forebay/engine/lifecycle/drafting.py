@@ -93,7 +93,7 @@ def _specs_of_model(config: EngineConfig, path: str, draft: ModelConfig, target:
             f"{path} has {own} positions, and the context is {asked} tokens: set --context-length {own}, or take "
             "another draft model"
         )
-    specs = needs_of(draft).cache_specs
+    specs = tuple(spec.on_device for spec in needs_of(draft).cache_specs)
     for spec in specs:
         if spec.kind != KV:
             raise ConfigError(

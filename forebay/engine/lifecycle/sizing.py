@@ -71,7 +71,7 @@ def scheduler_config(config: EngineConfig, budget: MemoryBudget, weight_bytes: i
             **asdict(config.kinds),
             num_slots={kind.name: budget.num_slots[kind.name] for kind in kinds},
             num_read={kind.name: num_read for kind in kinds if (num_read := kind.num_read(budget.demand))},
-            slot_bytes={KV: budget.demand.page_bytes, **{kind.name: kind.slot_bytes for kind in kinds}},
+            slot_bytes={KV: budget.demand.whole_page_bytes, **{kind.name: kind.slot_bytes for kind in kinds}},
             recompute_bytes_per_token=int(weight_bytes * RECOMPUTE_SHARE),
         ),
     )

@@ -23,6 +23,9 @@ from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, NO_IDS, NO_SLOT, Holder, Ids, Slots
 
 RESIDENT: Final = "resident"
+# Tokens of a hit that a query behind it reads: the field's top k. A hit that is longer than all that they read is not
+# worth loading.
+_READ_PER_TOKEN: Final = 2048
 
 
 class Residents(Kind):
@@ -54,14 +57,15 @@ class Residents(Kind):
         self._totals = [0, 0]
 
     def admit(self, held: Allocation, arrival: Arrival, draft: Draft) -> None:
-        """Take copies of the pages of a prefix hit. What comes from elsewhere arrives behind the loads of the step, and
-        is read from the host tier."""
+        """Take copies of the pages of a prefix hit, if enough tokens behind it read them. What comes from elsewhere
+        arrives behind the loads of the step, and is read from the host tier."""
         self._decodes[held.row] = False
         pages = self._rows.pages(held.row, 0, held.num_pages)
         self._changed.append(pages)
-        if not arrival.from_elsewhere:
-            num_there = held.pin.num_pages
-            self._loaded.append(self._take(pages[:num_there], held.id))
+        there = pages[: held.pin.num_pages]
+        num_new = held.extend_target - len(there) * self._rows.page_size
+        if not arrival.from_elsewhere and num_new * _READ_PER_TOKEN >= len(there) * self._rows.page_size:
+            self._loaded.append(self._take(there, held.id))
 
     def extend(self, held: Allocation, stop: int, draft: Draft) -> None:
         page_size = self._rows.page_size
