@@ -23,7 +23,7 @@ from forebay.config.machine import cpu_model
 from forebay.config.server_args import BY_NAME
 from forebay.verify.asking import Difference
 from forebay.verify.circumstances import Circumstance
-from forebay.verify.run import Outcome, Verdict, Verification
+from forebay.verify.run import TIERS, Outcome, Verdict, Verification
 
 _COLUMNS: Final = 80
 _NAME: Final = 32  # columns of a circumstance's name
@@ -54,7 +54,8 @@ def run(words: Sequence[str]) -> int:
     parser.option("--json", action="store_true", help="for programs")
     parser.engine_flags(server=False, model_is_positional=True)
     parsed = parser.parse(words)
-    parsed.resolve(log_level="error")  # fetches the model, and refuses what cannot be
+    tiers = {"enable_hisparse": True} if any(name.startswith(TIERS) for name in parsed.values) else {}
+    parsed.resolve(log_level="error", **tiers)  # fetches the model, and refuses what cannot be
     setup_logging("error", process="client")
     own = parsed.own
     verification = Verification(parsed.values, num=own.requests, max_tokens=own.max_tokens, seed=own.seed)

@@ -20,7 +20,7 @@ from forebay.verify.asking import Answer, Engines, Findings, started
 from forebay.verify.circumstances import ALONE, Circumstance, Flags, Room, circumstances
 from forebay.verify.questions import Question, make_questions
 
-_TIERS: Final = "hisparse_"  # settings of the host tier and of hot buffers, for the circumstances that have them
+TIERS: Final = "hisparse_"  # settings of the host tier and of hot buffers, for the circumstances that have them
 _CLUSTER_KEY: Final = secrets.token_bytes(32)
 MOST_ROUNDS: Final = 8  # of asking everything; one or two are enough for most circumstances
 BY_DEFAULT: Final[Flags] = {"speculative_algorithm": "NGRAM"}  # guesses
@@ -56,7 +56,7 @@ class Verification:
 
     def __init__(self, given: Mapping[str, Value], *, num: int, max_tokens: int, seed: int) -> None:
         guess = {name: value for name, value in given.items() if name.startswith(PREFIX)}
-        tiers = {name: value for name, value in given.items() if name.startswith(_TIERS)}
+        tiers = {name: value for name, value in given.items() if name.startswith(TIERS)}
         self._given = {name: value for name, value in given.items() if name not in guess and name not in tiers}
         self.config, self.max_tokens = self._resolved({}), max_tokens
         memory = self.config.memory
@@ -126,7 +126,7 @@ class Verification:
         """The settings that circumstances decide, but for those that are anybody's own elsewhere, and the proposer."""
         sides = (side for one in self.circumstances for side in (one.flags, one.prefill_flags))
         names = {*ALONE, *self._roomy}.union(*sides) - {"page_size", "num_threads"}
-        return {name for name in names if not name.startswith((PREFIX, _TIERS))}
+        return {name for name in names if not name.startswith((PREFIX, TIERS))}
 
     def _resolved(self, flags: Flags) -> EngineConfig:
         given = {**self._given, **ALONE, **flags}
