@@ -33,7 +33,8 @@ def turned(size: int, rope_dim: int, *, count: int = 1) -> Rows:
 
 def in_order(tensor: Tensor, rows: Rows) -> Tensor:
     """Return the tensor with the entries of its last dimension in this order."""
-    return torch.cat([tensor[..., part.start : part.stop : part.step] for part in rows], dim=-1)
+    order = torch.tensor([at for part in rows for at in part], device=tensor.device)
+    return tensor.index_select(-1, order)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

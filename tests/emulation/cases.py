@@ -24,6 +24,8 @@ from tests.formats.coded import FORMATS, random_codes, stored
 from tests.ops.helpers import PagedCase, normal, to_int8
 from tests.ops.recurrences import CASES as RECURRENCES
 from tests.ops.recurrences import Conv, joined, state_batch, state_table
+from tests.ops.test_compression import PAGE, Step, hows
+from tests.ops.test_streams import mixing
 from tests.ops.tiers import TierCase, random_steps
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -34,6 +36,7 @@ Call = Callable[[Ops, torch.dtype], Iterator[Tensor]]
 UNTOUCHED: Final = frozenset(
     {"accept", "accepted_stops", "advance", "clear_rows", "decode_ids", "due", "follow", "gather", "gather_rows"}
     | {"keep_drafts", "map_locations", "mask_logits", "place_tokens", "scatter", "scatter_rows", "token_pages"}
+    | {"plan_blocks", "entry_pages", "selected_lens"}
     | {"copy_rows", "fill", "cpu_init", "attention_plan_destroy"}
     | {"pool_destroy", "pool_barriers", "pool_shares", "touch"}
     | {f"recording_{call}" for call in ("create", "destroy", "length", "record", "replay")}
@@ -99,6 +102,8 @@ def _gating(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     for scoring in Scoring:
         gating = Gating(num_experts_per_tok=3, scoring=scoring, normalize=True, groups=4, best_groups=2)
         yield from ops.topk_gating(normal((ROWS, 12), F32, seed=1), gating)
+        table = torch.tensor([[0, 5, 11], [7, 2, 3]])
+        yield from ops.hash_gating(normal((3, 12), F32, seed=2), torch.tensor([1, 0, 1]), table, gating)
 
 
 def _attention(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -161,6 +166,34 @@ def _tiers(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
         yield from (case.tiers.positions, case.tiers.last_used, case.newest, case.counts)
 
 
+def _compression(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Overlapping blocks and others, entries and a window, some of the entries selected."""
+    step = Step("prompts")
+    for rate, overlap in ((4, True), (8, False)):
+        how, width = hows(rate, overlap), 20 * (1 + overlap)
+        kv, gate = normal((step.num_tokens, 2 * width), dtype, seed=1).chunk(2, dim=1)
+        ring, blocks = step.ring(how, width, dtype), ops.plan_blocks(step.positions, step.loc, step.paged(how), how)
+        yield from (ops.compress(kv, gate, normal((rate, width), F32, seed=2), ring, blocks), *ring)
+    q, sinks = normal((step.num_tokens, 11, 20), dtype, seed=3), normal((11,), F32, seed=4)
+    tokens, entries = step.cache(PAGE, 20, dtype, 7), step.cache(PAGE // 4, 20, dtype, 8)
+    seen = ops.entry_pages(step.positions, step.full, 4)
+    given = step.positions, (tokens, step.window), (entries, seen)
+    yield ops.compressed_attention(q, *given, scale=0.3, window=6, sinks=sinks)
+    angles = torch.linspace(0.1, 3.0, 96 * 6).view(96, 6)
+    turned = q.clone()
+    ops.unrotate(turned, step.positions, torch.cat([angles.cos(), angles.sin()], dim=1))
+    yield turned
+
+
+def _streams(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    x, out = normal((ROWS, 4 * 33), dtype, seed=4), normal((ROWS, 33), dtype, seed=5)
+    weights = ops.mix_weights(x, mixing(4, 33, last=False))
+    yield from (*weights, ops.last_weights(x, mixing(4, 33, last=True)))
+    yield from (ops.collapse_streams(x, weights.before), ops.spread_streams(out, weights.behind))
+    ops.mix_streams_(x, weights.between)
+    yield x
+
+
 def _elementwise(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     x = normal((ROWS, 2 * 37), dtype, seed=1, scale=3)
     gate, up = x[:, :37], x[:, 37:]
@@ -194,6 +227,8 @@ CASES: Final[dict[str, Call]] = {
     "rows": _rows,
     "selection": _selection,
     "tiers": _tiers,
+    "compression": _compression,
+    "streams": _streams,
     "elementwise": _elementwise,
     "sampling": _sampling,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 import sys
@@ -24,6 +25,7 @@ from forebay.engine.loop.build import _regions, build_engine
 from forebay.engine.loop.core import EngineCore
 from forebay.engine.stream import merge
 from forebay.families import TYPES
+from forebay.families.model_config import config_from_folder
 from forebay.pools.regions import Tag
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import MissReason, Update
@@ -86,7 +88,8 @@ def test_c25_tokens_are_the_same_after_a_sleep_of_any_tags_and_those_of_new_weig
     case: str, tmp_path: Path
 ) -> None:
     tiny = shared_tiny(case)
-    core = core_of(tiny.path)
+    page_size = math.lcm(4, config_from_folder(tiny.path).page_multiple)
+    core = core_of(tiny.path, page_size=page_size)
     right = tokens_of(core, PROMPTS)
     while core.in_idle_time():  # graphs are captured before
         pass
@@ -105,7 +108,7 @@ def test_c25_tokens_are_the_same_after_a_sleep_of_any_tags_and_those_of_new_weig
         assert "single numbers" in error.message  # noqa: PT017
         assert tokens_of(core, PROMPTS) == right
         return
-    updated = tokens_of(core_of(other), PROMPTS)
+    updated = tokens_of(core_of(other, page_size=page_size), PROMPTS)
     assert tokens_of(core, PROMPTS) == updated
     core.sleeper.sleep()
     core.sleeper.wake()

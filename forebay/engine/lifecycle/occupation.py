@@ -47,7 +47,7 @@ class Occupation(Memory):
 
     def keep(self, places: Mapping[str, Ids]) -> int:
         cache = self._runner.cache
-        at = {kind: torch.from_numpy(ids).to(self._runner.rows.last_tokens.device) for kind, ids in places.items()}
+        at = {kind: torch.from_numpy(ids.copy()).to(self._runner.rows.last_tokens.device) for kind, ids in places.items()}
         copy = get_cpu_copy(cache, at)
         if copy and copy[0].is_pinned():
             torch.cuda.synchronize()
