@@ -46,8 +46,8 @@ class Occupation(Memory):
         return Tag.WEIGHTS in tags and Tag.WEIGHTS not in self._regions.backed_up
 
     def keep(self, places: Mapping[str, Ids]) -> int:
-        cache = self._runner.cache
-        at = {kind: torch.from_numpy(ids.copy()).to(self._runner.rows.last_tokens.device) for kind, ids in places.items()}
+        cache, device = self._runner.cache, self._runner.rows.last_tokens.device
+        at = {kind: torch.from_numpy(ids.copy()).to(device) for kind, ids in places.items()}
         copy = get_cpu_copy(cache, at)
         if copy and copy[0].is_pinned():
             torch.cuda.synchronize()
