@@ -34,7 +34,7 @@ class LatentAttentionSpec:
     output. `head_gate`: each head's output is multiplied by sigmoid(g_proj(x)).
 
     `indexer` selects the tokens that are read, None for all; with `shares_selection` they are those of the last layer
-    before this one that has an indexer. `drafts`: a layer of a draft head, whose KV stays on the device."""
+    before this one that has an indexer."""
 
     name: str
     hidden_size: int
@@ -46,7 +46,6 @@ class LatentAttentionSpec:
     head_gate: bool = False
     indexer: IndexerSpec | None = None
     shares_selection: bool = False
-    drafts: bool = False
     output_name: str = "o_proj"
 
     def build(self, parts: Parts) -> LatentAttentionLayer:
@@ -61,7 +60,7 @@ class LatentAttentionLayer:
         self._ops, self._latent, self._heads = ops, latent, heads
         self._indexer = None if spec.indexer is None else spec.indexer.build(parts)
         self._shares_selection = spec.shares_selection
-        sparse = (spec.indexer is not None or spec.shares_selection) and not spec.drafts
+        sparse = spec.indexer is not None or spec.shares_selection
         keeps = LatentAttention(rank=latent.rank, rope_dim=latent.rope_dim, sparse=sparse)
         self._attend = PagedAttention(parts, parts.keep(keeps), scale=spec.scale)
         self._cos_sin = None if spec.rope is None else parts.rope(spec.rope)

@@ -208,7 +208,7 @@ class Model:
         self._norm = weights.tensor(spec.norm)
         self._draft_head = None if spec.draft_head is None else spec.draft_head.build(parts)
         if self._draft_head is not None:
-            kept.append(tuple(parts.kept[sum(map(len, kept)) :]))
+            kept.append(tuple(spec.on_device for spec in parts.kept[sum(map(len, kept)) :]))
         self.kept_by_block = tuple(kept)
 
     def cache_specs(self) -> tuple[CacheSpec, ...]:

@@ -81,7 +81,7 @@ class CacheSpec:
 
     @property
     def on_device(self) -> CacheSpec:
-        """Return the spec of a draft model's layer, with all columns in the device tier."""
+        """Return the spec of a layer that drafts, of a model or a head: all columns are in the device tier."""
         return self
 
     def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:

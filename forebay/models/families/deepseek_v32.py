@@ -11,16 +11,15 @@ from forebay.models.decoder import block_spec, draft_head_spec, layer_name, rope
 from forebay.models.families import deepseek_v3
 
 
-def block(config: SparseLatentConfig, layer: int, *, drafts: bool = False) -> BlockSpec:
-    """Describe a layer: latent attention over selected tokens, and an MLP or experts. `drafts`: of a draft head."""
-    attention = replace(sparse_attention_spec(config, layer), drafts=drafts)
-    return block_spec(config, layer, attention, deepseek_v3.feed_forward(config, layer))
+def block(config: SparseLatentConfig, layer: int) -> BlockSpec:
+    """Describe a layer: latent attention over selected tokens, and an MLP or experts."""
+    return block_spec(config, layer, sparse_attention_spec(config, layer), deepseek_v3.feed_forward(config, layer))
 
 
 def draft_head(config: SparseLatentConfig) -> DraftHeadSpec:
     """Describe the layer behind the model's own that drafts tokens, with an indexer of its own."""
     drafting = replace(deepseek_v3.with_draft_layer(config), indexer_types=(*config.indexer_types, FULL_INDEXER))
-    return draft_head_spec(config, block(drafting, config.num_layers, drafts=True))
+    return draft_head_spec(config, block(drafting, config.num_layers))
 
 
 def sparse_attention_spec(config: SparseLatentConfig, layer: int) -> LatentAttentionSpec:
