@@ -15,8 +15,9 @@ from torch import Tensor
 
 from forebay.families.mixers import Index
 from forebay.layers.build import Parts
-from forebay.layers.compressor import Compressor, CompressorSpec, in_order, turned
+from forebay.layers.compressor import Compressor, CompressorSpec, turned
 from forebay.layers.context import ForwardContext
+from forebay.layers.params import in_order
 from forebay.layers.rotary import RopeSpec
 from forebay.ops.attention import PagedKv
 from forebay.ops.experts import HeadWeights

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.params import Rows
+from forebay.layers.params import Rows, in_order
 from forebay.layers.rotary import RopeSpec
 from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.compression import Blocks, Compression
@@ -29,12 +28,6 @@ def turned(size: int, rope_dim: int, *, count: int = 1) -> Rows:
         first, stop = head + size - rope_dim, head + size
         rows += [range(first, stop, 2), range(first + 1, stop, 2), range(head, first)]
     return tuple(part for part in rows if part)
-
-
-def in_order(tensor: Tensor, rows: Rows) -> Tensor:
-    """Return the tensor with the entries of its last dimension in this order."""
-    order = torch.tensor([at for part in rows for at in part], device=tensor.device)
-    return tensor.index_select(-1, order)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from forebay.families.mixers import Index
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.params import Rows
+from forebay.layers.params import Rows, in_order
 from forebay.layers.rotary import RopeSpec
 from forebay.layers.selection import Selection
 from forebay.memory.kv_allocator import KV
@@ -57,7 +57,7 @@ class Indexer:
         self._q_layer = parts.linear({"wq_b": index.num_heads * size}, spec.q_rank, rows=of_heads)
         self._k_layer = parts.linear({"wk": size}, spec.hidden_size, rows=rows)
         self._norm_weight, self._norm_bias = (
-            parts.tensor(f"k_norm.{kind}", size, change=lambda tensor: _reordered(tensor, rows))
+            parts.tensor(f"k_norm.{kind}", size, change=lambda tensor: in_order(tensor, rows))
             for kind in ("weight", "bias")
         )
         self._weights = parts.linear({"weights_proj": index.num_heads}, spec.hidden_size, min_bits=16).weight
@@ -84,7 +84,3 @@ def _rotary_rows(spec: IndexerSpec) -> Rows:
     rotated, rest = spec.rope.dim, range(spec.rope.dim, spec.index.head_dim)
     pairs = range(0, rotated, 2), range(1, rotated, 2)
     return (*pairs, rest) if rest else pairs
-
-
-def _reordered(tensor: Tensor, rows: Rows) -> Tensor:
-    return tensor[[at for part in rows for at in part]] if rows else tensor

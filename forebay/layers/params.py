@@ -69,6 +69,13 @@ def vector(name: str, size: int, *, offset: float = 0.0) -> TensorParam:
     return TensorParam(names=(name,), sizes=(size,), offset=offset)
 
 
+def in_order(tensor: Tensor, rows: Rows) -> Tensor:
+    """Return the tensor with the entries of its last dimension in the order of `rows`."""
+    if not rows:
+        return tensor
+    return tensor.index_select(-1, torch.tensor([at for part in rows for at in part], device=tensor.device))
+
+
 def rows_of_blocks(*, count: int, block: int, first: int, size: int) -> Rows:
     """`size` rows of each of `count` blocks that are `block` rows apart; `first` is the first of the first block's."""
     return tuple(range(first + i * block, first + i * block + size) for i in range(count))

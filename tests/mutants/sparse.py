@@ -44,8 +44,8 @@ SPARSE = (
     Mutant(
         "C28 index keys are those of their own tokens, norm and all",
         "layers/indexer.py",
-        "return tensor[[at for part in rows for at in part]] if rows else tensor",
-        "return tensor",
+        "change=lambda tensor: in_order(tensor, rows)",
+        "change=lambda tensor: tensor",
         _ORACLE,
     ),
 )
