@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 GROUP: Final = "KV of sparse attention in two tiers"
 MAX_COLUMNS: Final = 1 << 20  # tokens of a hot buffer
 MAX_RATIO: Final = 100  # the division of memory takes ratios to three places
-DEFAULT_TOP_KS: Final = 2  # columns of a hot buffer, in multiples of the tokens that a query reads
+BUFFER_READS: Final = 2  # queries whose selections a hot buffer holds by default
 
 FLAGS: Final = in_group(
     GROUP,
@@ -30,8 +30,9 @@ FLAGS: Final = in_group(
     Flag(
         "hisparse_config",
         TEXT,
-        'sizes of it, as JSON: \'{"top_k": 2048, "device_buffer_size": 4096, "host_to_device_ratio": 2}\'; top_k must '
-        "be the model's, and is twice in the buffer",
+        'its sizes as JSON: \'{"top_k": 2048, "device_buffer_size": 4096, "host_to_device_ratio": 2}\'. top_k must be '
+        "the model's; a hot buffer has device_buffer_size tokens; one in host_to_device_ratio pages has a copy on the "
+        "device",
     ),
     Flag(
         "hisparse_host_path",
@@ -40,7 +41,7 @@ FLAGS: Final = in_group(
     ),
 )
 OPTIONAL: Final = {
-    "hisparse_config": "the model's top k, twice as many tokens in a hot buffer, twice as many pages as copies of them",
+    "hisparse_config": "hot buffers of twice the tokens that a query reads, a copy of every other page",
     "hisparse_host_path": "none: the host tier is memory",
 }
 
@@ -57,7 +58,8 @@ def problems(settled: Settled, asked: Callable[[str], str], model: ModelConfig) 
     if settled["device"] != "cpu":
         yield f"{asked('enable_hisparse')}: on a {settled['device']} device its kernels are missing: use --device cpu"
     if "hisparse_host_path" in settled and settled["disaggregation_mode"] != DisaggregationMode.NULL:
-        yield f"{asked('hisparse_host_path')}: a KV transfer needs KV in memory: leave it out"
+        why = "with prefill and decode apart, peers map KV as shared memory, and a file is none"
+        yield f"{asked('hisparse_host_path')}: {why}: leave it out"
     if settled.number("speculative_num_draft_tokens") > settled.number("page_size"):
         yield (
             f"{asked('enable_hisparse')} and {asked('page_size')}: the newest tokens have a page in a hot buffer, and "
@@ -82,11 +84,11 @@ def options_of(settled: Settled, model: ModelConfig) -> HisparseOptions:
         return NO_HISPARSE
     given = _read(str(settled["hisparse_config"])) if "hisparse_config" in settled else {}
     top_k = given.pop("top_k", model.sparse_top_k)
-    columns = given.pop("device_buffer_size", DEFAULT_TOP_KS * model.sparse_top_k)
+    columns = given.pop("device_buffer_size", BUFFER_READS * model.sparse_top_k)
     ratio = given.pop("host_to_device_ratio", NO_HISPARSE.host_to_device_ratio)
-    for name, value, high in (("top_k", top_k, MAX_COLUMNS), ("device_buffer_size", columns, MAX_COLUMNS)):
-        if type(value) is not int or not 1 <= value <= high:
-            raise ConfigError(f"{name} is {json.dumps(value)}, not a whole number of tokens from 1 to {high}")
+    for name, value in (("top_k", top_k), ("device_buffer_size", columns)):
+        if type(value) is not int or not 1 <= value <= MAX_COLUMNS:
+            raise ConfigError(f"{name} is {json.dumps(value)}, not a whole number of tokens from 1 to {MAX_COLUMNS}")
     if type(ratio) not in (int, float) or not 1 <= ratio <= MAX_RATIO:
         raise ConfigError(f"host_to_device_ratio is {json.dumps(ratio)}, not a number from 1 to {MAX_RATIO}")
     return HisparseOptions(
