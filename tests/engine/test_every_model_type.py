@@ -11,7 +11,7 @@ from forebay.engine.loop.core import EngineCore
 from forebay.requests.sampling_params import SamplingParams
 from tests.engine.conftest import is_greedy
 from tests.kernels import NATIVE
-from tests.models.tiny import CASES, Tiny, page_size_of, shared_tiny
+from tests.models.tiny import CASES, Tiny, by_tier, page_size_of, shared_tiny
 
 PROMPTS = [[5, 9, 13, 17, 21, 25, 29], [3, 4], [90, 80, 70, 60, 50, 40, 30, 20, 10, 11, 12, 13, 14, 15, 16, 17]]
 NEW_TOKENS = 12
@@ -39,7 +39,7 @@ def check_twice(core: EngineCore, tiny: Tiny) -> None:
         assert is_greedy(tiny, prompt, tokens)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.endswith("-gguf")])
+@pytest.mark.parametrize("case", by_tier(case for case in CASES if not case.endswith("-gguf")))
 def test_greedy_tokens_through_the_engine_equal_those_of_transformers(case: str) -> None:
     tiny = shared_tiny(case)
     config = resolve(

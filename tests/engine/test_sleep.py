@@ -33,7 +33,7 @@ from tests.engine.test_every_model_type import NEW_TOKENS, PROMPTS, tokens_of
 from tests.kernels import NATIVE
 from tests.models.assistants import make_assistant
 from tests.models.eagles import make_head, make_target
-from tests.models.tiny import CASES, shared_tiny
+from tests.models.tiny import CASES, by_tier, shared_tiny
 from tests.pools.test_regions import num_resident
 
 SUBSETS = [tags for count in (1, 2, 3) for tags in combinations(TAGS, count)]
@@ -83,7 +83,7 @@ def wanted(request_id: int, prompt: list[int]) -> AddRequest:
     return AddRequest(request_id=request_id, prompt_token_ids=prompt, params=params)
 
 
-@pytest.mark.parametrize("case", ONE_OF_EACH)
+@pytest.mark.parametrize("case", by_tier(ONE_OF_EACH))
 def test_c25_tokens_are_the_same_after_a_sleep_of_any_tags_and_those_of_new_weights_after_an_update(
     case: str, tmp_path: Path
 ) -> None:

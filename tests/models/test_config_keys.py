@@ -17,7 +17,7 @@ from forebay.families import TYPES
 from forebay.families.model_config import config_from_folder
 from forebay.ops import Ops
 from tests.models.config_keys import COMMON, ROPES, ChangedKeys
-from tests.models.tiny import CASE_OF
+from tests.models.tiny import CASE_OF, by_tier
 
 TOLERANCE = {"rtol": 0, "atol": 1.5e-4}
 
@@ -54,7 +54,7 @@ def give_other_results(keys: ChangedKeys, changes: dict[str, Any]) -> bool:
     return theirs is not None and not torch.allclose(ours, theirs[: len(ours)], **TOLERANCE)
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", by_tier(TYPES))
 def test_no_key_that_changes_results_is_ignored(model_type, tmp_path, torch_ops, quiet):
     """With one value for each, and a null for flags."""
     keys = ChangedKeys(model_type, tmp_path, torch_ops)
@@ -68,7 +68,7 @@ def test_no_key_that_changes_results_is_ignored(model_type, tmp_path, torch_ops,
     assert [change for change in changes if gives_other_results(keys, *change)] == []
 
 
-@pytest.mark.parametrize("model_type", [name for name in TYPES if "mamba" not in name])
+@pytest.mark.parametrize("model_type", by_tier(name for name in TYPES if "mamba" not in name))
 def test_no_part_of_a_rope_is_ignored(model_type, tmp_path, torch_ops, quiet):
     keys = ChangedKeys(model_type, tmp_path, torch_ops)
     assert [changes for changes in ROPES if give_other_results(keys, changes)] == []

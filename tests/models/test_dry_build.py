@@ -15,10 +15,10 @@ from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
 from forebay.models import needs_of
 from tests.deadlines import HANGS_S
-from tests.models.tiny import CASES
+from tests.models.tiny import CASES, by_tier
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", by_tier(CASES))
 def test_a_model_asks_for_each_tensor_of_its_checkpoint_once_and_keeps_what_it_said(case, tiny):
     checkpoint = open_checkpoint(tiny(case).path)
     needs, done = needs_of(checkpoint.config), []

@@ -12,6 +12,7 @@ from forebay.families.model_config import ModelConfig, config_of
 from forebay.families.small import small_config
 from forebay.layers.blocks import SublayerSpec
 from forebay.models.equations import block_lines, equations
+from tests.models.tiny import by_tier
 
 
 def small(model_type: str, num_layers: int = 8, **fields: object) -> ModelConfig:
@@ -23,7 +24,7 @@ def lines(config: ModelConfig) -> list[str]:
     return "\n".join(equations(models.describe(config), models.needs_of(config).kept_by_block)).splitlines()
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", by_tier(TYPES))
 def test_every_part_of_every_type_has_an_equation(model_type):
     shown = lines(small(model_type))
     assert any(line.startswith(("  x += ", "  x = ")) for line in shown)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
 from tests.models.drive import Driver
-from tests.models.tiny import CASES
+from tests.models.tiny import CASES, by_tier
 
 _aten = torch.ops.aten
 ALLOCATIONS = (_aten.empty.memory_format, _aten.new_empty.default, _aten.empty_like.default)
@@ -43,7 +43,7 @@ def _is_view(result: Any, args: tuple[Any, ...]) -> bool:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", by_tier(CASES))
 def test_a_decode_step_computes_nothing_in_torch(case, dtype, tiny, native):
     model = models.load(open_checkpoint(tiny(case).path), ops=native, dtype=dtype)
     driver = Driver(model, dtype=dtype)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.models.drive import NUM_ROWS, Driver
-from tests.models.tiny import CASES, make_tiny, random_ids
+from tests.models.tiny import CASE_OF, CASES, by_tier, make_tiny, random_ids
 
 PROMPT = 20
 SOME = (1, 2, 5, 7, 19)  # chunks: less than a convolution, a page and a window, and more than each
@@ -23,7 +23,7 @@ def test_prefill_gives_the_logits_of_transformers(case, tiny, load):
 
 
 @pytest.mark.parametrize("chunks", [SOME, ALL], ids=["some", "all"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", by_tier(CASES))
 def test_every_chunk_size_gives_the_logits_of_transformers(case, chunks, tiny, load):
     oracle, ids = tiny(case), random_ids(PROMPT, seed=2)
     model = load(oracle.path)
@@ -34,7 +34,7 @@ def test_every_chunk_size_gives_the_logits_of_transformers(case, chunks, tiny, l
 
 
 @pytest.mark.parametrize("page_size", [1, pytest.param(4, marks=pytest.mark.slow), 16])  # the other tests' is 4
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", by_tier(CASES, more=CASE_OF.values()))
 def test_mixed_batches_give_each_sequence_its_own_logits(case, page_size, tiny, load):
     oracle, rng = tiny(case), random.Random(page_size)
     whole = {row: random_ids(30, seed=row) for row in range(1, NUM_ROWS + 1)}  # the oracle is asked for these alone

@@ -15,7 +15,7 @@ from forebay.families import TYPES
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.small import small_config
 from tests.models.drive import Driver
-from tests.models.tiny import VOCAB, Tiny, make_random, random_ids
+from tests.models.tiny import VOCAB, Tiny, by_tier, make_random, random_ids
 
 TOLERANCE = 1.5e-4
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -57,7 +57,7 @@ def random_shape(model_type: str, rng: random.Random) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", by_tier(TYPES))
 def test_any_shape_agrees_with_transformers_and_with_itself(model_type, seed, tmp_path, native):
     rng = random.Random(f"{model_type} {seed}")
     tiny = _saved(model_type, random_shape(model_type, rng), tmp_path, seed)

@@ -28,6 +28,7 @@ from forebay.models.quantized_copy import write_quantized
 from forebay.models.random_weights import write_random_weights
 from tests.kernels import NATIVE
 from tests.models.drive import Driver
+from tests.models.tiny import by_tier
 
 INT4, INT8, FILE = Quantization.INT4, Quantization.INT8, Quantization.FILE
 IDS = [5, 9, 13, 17, 21, 90, 80, 70, 3]
@@ -59,7 +60,7 @@ def logits(model: models.Model) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", by_tier(TYPES))
 def test_copy_of_every_type_gives_the_bits_of_the_original_quantized(model_type: str, tmp_path: Path) -> None:
     source = make(tmp_path / "source", model_type)
     for quantization in (INT4, INT8):

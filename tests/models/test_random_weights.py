@@ -18,7 +18,7 @@ from forebay.families.model_config import config_from_folder
 from forebay.families.small import small_config
 from forebay.models.random_weights import random_tensor, write_random_weights
 from tests.models.drive import Driver
-from tests.models.tiny import VOCAB, random_ids
+from tests.models.tiny import VOCAB, by_tier, random_ids
 
 
 def make(
@@ -41,7 +41,7 @@ def make(
     return folder
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", by_tier(TYPES))
 def test_transformers_gives_the_same_logits_for_the_same_folder(model_type, load, tmp_path):
     path, ids = make(tmp_path, model_type), random_ids(40, seed=1)
     oracle = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
@@ -70,7 +70,7 @@ def test_a_draft_head_has_the_names_of_published_files(model_type, name, tmp_pat
     assert model.weight_bytes == checkpoint.num_bytes
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", by_tier(TYPES))
 @pytest.mark.parametrize(("hidden_size", "num_layers"), [(32, 1), (512, 7)])
 def test_widths_and_depths_may_vary(model_type, hidden_size, num_layers, tmp_path):
     config = small_config(model_type, hidden_size=hidden_size, num_layers=num_layers, vocab_size=VOCAB)

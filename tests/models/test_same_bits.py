@@ -9,7 +9,7 @@ from forebay import models
 from forebay.families.checkpoint import open_checkpoint
 from forebay.models import Model
 from tests.models.drive import NUM_ROWS, Driver
-from tests.models.tiny import CASES, random_ids
+from tests.models.tiny import CASES, by_tier, random_ids
 
 LENGTH = 24
 IDS = random_ids(LENGTH, seed=5)
@@ -17,7 +17,7 @@ OTHERS = {row: random_ids(LENGTH, seed=row) for row in range(2, NUM_ROWS + 1)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", by_tier(CASES))
 def test_chunks_and_other_rows_do_not_change_a_bit(case, dtype, tiny, native):
     model = models.load(open_checkpoint(tiny(case).path), ops=native, dtype=dtype)
     (alone,) = Driver(model, dtype=dtype).step([(1, IDS)])

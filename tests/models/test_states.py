@@ -18,7 +18,7 @@ from forebay.models import Model
 from forebay.ops.recurrence import StateBatch
 from forebay.pools.cache_spec import cache_sizes
 from tests.models.drive import NUM_ROWS, Driver
-from tests.models.tiny import CASES, random_ids
+from tests.models.tiny import CASES, by_tier, random_ids
 from tests.pools.caches import cache_types
 
 IDS, OTHER = random_ids(24, seed=6), random_ids(24, seed=7)
@@ -50,7 +50,7 @@ def branches(driver: Driver) -> list[tuple[list[int], int, Tensor]]:
 ANYWHERE = [case for case, (model_type, _) in CASES.items() if model_type != "deepseek_v4"]
 
 
-@pytest.mark.parametrize("case", ANYWHERE)
+@pytest.mark.parametrize("case", by_tier(ANYWHERE))
 def test_a_sequence_goes_on_from_snapshots_inside_the_steps_of_another(case, tiny, load):
     oracle = tiny(case)
     for tokens, length, logits in branches(with_snapshots(load(oracle.path))):
@@ -58,7 +58,7 @@ def test_a_sequence_goes_on_from_snapshots_inside_the_steps_of_another(case, tin
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("case", ANYWHERE)
+@pytest.mark.parametrize("case", by_tier(ANYWHERE))
 def test_what_goes_on_from_a_snapshot_has_the_bits_of_what_was_never_interrupted(case, dtype, tiny, native):
     """C28; the snapshot itself, too, and the live states of those that took one."""
     model = models.load(open_checkpoint(tiny(case).path), ops=native, dtype=dtype)
@@ -75,7 +75,7 @@ def test_what_goes_on_from_a_snapshot_has_the_bits_of_what_was_never_interrupted
         assert torch.equal(logits, whole[length:]), f"from {length}"
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", by_tier(CASES))
 def test_a_row_that_is_used_again_begins_as_if_it_were_new(case, tiny, native):
     model = models.load(open_checkpoint(tiny(case).path), ops=native, dtype=torch.float32)
     driver = Driver(model)

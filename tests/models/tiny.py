@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,15 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.models import cases_compressed, cases_delta, cases_mamba, cases_window
+from tests.models import (
+    cases_compressed,
+    cases_delta,
+    cases_dense,
+    cases_experts,
+    cases_mamba,
+    cases_norms,
+    cases_window,
+)
 
 VOCAB = 96
 
@@ -105,12 +113,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     **cases_compressed.CASES,
     **cases_delta.CASES,
+    **cases_dense.CASES,
+    **cases_experts.CASES,
     **cases_mamba.CASES,
+    **cases_norms.CASES,
     **cases_window.CASES,
 }
 
 # The first case of each type.
 CASE_OF = {model_type: case for case, (model_type, _) in reversed(CASES.items())}
+
+# Types with a part that no other type has. Quick tests run every suite for these. Of all others they run the oracle's
+# prefill for each case and its mixed batches for the first case; `make test-all` runs every suite for every case.
+WHOLE = frozenset(
+    {
+        *("llama", "olmo2", "qwen3_moe", "gemma4_text", "gpt_oss", "lfm3", "deepseek_v3", "glm_moe_dsa", "deepseek_v4"),
+        *("falcon_h1", "jamba", "mamba2", "nemotron_h", "zamba2", "qwen3_next", "kimi_linear", "bailing_hybrid"),
+    }
+)
+
+
+def by_tier(names: Iterable[str], *, more: Container[str] = ()) -> list[Any]:
+    """Return parameters for cases or types `names`: those of types outside `WHOLE` are slow, but for `more`."""
+
+    def quick(name: str) -> bool:
+        return name in more or (CASES[name][0] if name in CASES else name) in WHOLE
+
+    return [name if quick(name) else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @dataclass(frozen=True)

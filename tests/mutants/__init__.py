@@ -10,12 +10,16 @@ them too.
 
 from tests.mutants.compressed import COMPRESSED
 from tests.mutants.core import CORE
+from tests.mutants.dense import DENSE
 from tests.mutants.engine import ENGINE
+from tests.mutants.experts import EXPERTS
 from tests.mutants.formats import FORMATS
 from tests.mutants.grammar import GRAMMAR
 from tests.mutants.hisparse import HISPARSE
 from tests.mutants.memory import MEMORY
 from tests.mutants.mutant import Mutant
+from tests.mutants.norms import NORMS
+from tests.mutants.outer import OUTER
 from tests.mutants.pooling import POOLING
 from tests.mutants.route import ROUTE
 from tests.mutants.runtime import RUNTIME
@@ -45,4 +49,8 @@ MUTANTS: tuple[Mutant, ...] = (
     *HISPARSE,
     *SIMULATED,
     *CORE,
+    *DENSE,
+    *EXPERTS,
+    *NORMS,
+    *OUTER,
 )

@@ -16,13 +16,13 @@ from forebay.pools.cache_spec import FullAttention, IndexKeys, LatentAttention, 
 from forebay.pools.regions import Regions
 from forebay.runtime.graph_backends import CpuGraphs
 from tests.models.drive import Driver
-from tests.models.tiny import CASES, shared_tiny
+from tests.models.tiny import CASES, by_tier, shared_tiny
 from tests.ops.helpers import normal
 
 LAYERS, ROWS, PAGES, PAGE_SIZE, WINDOW = 3, 4, 40, 16, 70
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", by_tier(CASES))
 def test_a_step_of_any_model_has_one_plan_for_each_page_map(case: str, native_ops: NativeOps) -> None:
     model = models.load(open_checkpoint(shared_tiny(case).path), ops=native_ops, dtype=torch.float32)
     kinds = [type(spec) for spec in model.cache_specs()]
