@@ -97,6 +97,7 @@ class Work:
             "total_input_tokens": streams * load.mean_input_len,
             "duration": duration,
             "median_ttft_ms": 1e3 * first,
+            "median_tpot_ms": 1e3 * step,
             "p99_itl_ms": 1e3 * self._seconds(peaks, streams + new, streams, kept),
         }
 

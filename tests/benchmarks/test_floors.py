@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.floors import INSTRUCTIONS, Peaks, Work, measure_peaks, work_of
-from benchmarks.rows import ROWS, Load
+from benchmarks.rows import ROWS, Load, Row
 from benchmarks.targets import bound
 from forebay.base.cpu import this_cpu
 
@@ -39,6 +39,12 @@ def test_a_shared_prefix_is_read_once_and_computed_before() -> None:
     assert WORK.ideal(load, MULTIPLYING)["median_ttft_ms"] == pytest.approx(2 * (50 * 2000 + 100))
     more = WORK.ideal(replace(load, concurrency=3), READING)["duration"]
     assert more - WORK.ideal(load, READING)["duration"] == pytest.approx((63 * 82 * 10 + 64 * 2 * 50) / 1e3)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.load is not None], ids=lambda row: row.name)
+def test_every_row_with_a_load_has_a_floor(row: Row) -> None:
+    assert row.load is not None
+    assert row.figure(WORK.ideal(row.load, READING)) > 0
 
 
 def test_what_alone_gives_the_worse_figure_is_the_bound() -> None:
