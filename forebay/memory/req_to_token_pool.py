@@ -90,6 +90,10 @@ class ReqToTokenPool:
         locations: Ids = self.req_to_token[rows, page].astype(np.int64) * self.page_size + offset
         return locations
 
+    def claim(self, rows: Ids) -> None:
+        """Take these rows, which are free, for somebody else than a request."""
+        self.slots.claim(rows, _HELD)
+
     def clear(self) -> None:
         """Every row is free and zero; generations go on."""
         self.slots.clear()

@@ -263,13 +263,17 @@ class Releases:
         return {self.kv.name: self.cache.num_pages, **{kind.name: kind.num_cached for kind in self.kinds}}
 
     def _set_aside(self, left: Left) -> None:
+        named = [kind for kind in self.kinds if kind.name in left.ids]
         self.kv.claim(left.ids[self.kv.name], left.request_id)
-        holdings = [Holding(kind, left.ids[kind.name]) for kind in self.kinds if kind.name in left.ids]
+        holdings = [Holding(kind, left.ids[kind.name]) for kind in named if not kind.of_rows]
         for holding in holdings:
             holding.kind.slots.claim(holding.ids, left.request_id)
-        fence, pages = self.steps.fence(), left.ids[self.kv.name]
-        owner, ticket = left.request_id, left.ticket
-        self.let_go(DeferredFree(fence=fence, ticket=ticket, request_id=owner, pages=pages, holdings=holdings))
+        rows = np.unique(np.concatenate([NO_IDS, *(left.ids[kind.name] for kind in named if kind.of_rows)]))
+        self.rows.claim(rows)
+        own: dict[str, Any] = {"fence": self.steps.fence(), "ticket": left.ticket, "request_id": left.request_id}
+        self.let_go(DeferredFree(pages=left.ids[self.kv.name], holdings=holdings, **own))
+        for row in rows.tolist():
+            self.let_go(DeferredFree(row=row, **own))
 
     # -- checking -------------------------------------------------------------------------------------------------
 

@@ -632,6 +632,14 @@ SCHEDULER = (
         "scheduler/test_decode_role.py::test_with_wrong_books_what_is_offered_stays_out_of_use_and_is_computed_here",
     ),
     Mutant(
+        "C22 with wrong books a row whose ring another engine may write stays out of use",
+        "scheduler/releases.py",
+        "        for row in rows.tolist():\n            self.let_go(DeferredFree(row=row, **own))",
+        "        self.rows.clear()",
+        "scheduler/test_decode_role.py::"
+        "test_c22_with_wrong_books_the_row_of_an_offered_ring_is_nobody_s_until_its_ticket_is_closed",
+    ),
+    Mutant(
         "C27 a transfer of which nothing is heard ends",
         "scheduler/decode_role.py",
         "        if open_ticket and now > open_ticket.deadline:",

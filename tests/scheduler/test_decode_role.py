@@ -1,5 +1,7 @@
 """Decode, alone: what it refuses, orders, waits for and keeps out of use (C2, C4, C8, C18, C21, C22, C26, C27, C31)."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -330,6 +332,32 @@ def test_with_wrong_books_what_is_offered_stays_out_of_use_and_is_computed_here(
     half.run()
     assert half.tokens_of(coming) == [1000] * 4
     assert half.free_pages == 64
+
+
+def test_c22_with_wrong_books_the_row_of_an_offered_ring_is_nobody_s_until_its_ticket_is_closed(monkeypatch):
+    rings = replace(kind_config(), num_slots={"ring": 2}, slot_bytes={"kv": 100, "ring": 10})
+    half = decode(kinds=rings, max_running_requests=2, extra=0, radix_cache=False)
+    half.add(3, max_new=8)
+    half.step()
+    half.meet(10, room=1)
+    half.step()
+    (offer,) = half.orders
+    (row,) = offer.spans["ring"].ids.tolist()
+    half.launch()
+    with monkeypatch.context() as patch:
+        patch.setattr(Allocations, "start_over", lambda self, *args: 1 / 0)
+        half.updates += half.fail(EngineError("step"))
+    rows = half.scheduler.held.rows.slots
+    assert rows.num_free == 1
+    half.add(5, max_new=2)
+    assert row not in half.step().rows.tolist()
+    half.run()
+    half.scheduler.audit()
+    assert rows.num_free == 1
+    half.hear(Closed(offer.ticket))
+    half.run()
+    half.scheduler.audit()
+    assert rows.num_free == 2
 
 
 def test_c27_request_whose_transfer_was_cleared_has_no_lease(monkeypatch):

@@ -160,14 +160,15 @@ class Half(Simulation):
         pools = {"kv": held.kv, **{its.name: its.slots for its in held.kinds}}
         return pools[kind]
 
-    def words(self, kind: str) -> np.ndarray:
+    def words(self, kind: str) -> list[np.ndarray]:
+        """Return what is kept of a kind, by location or, where slots have no pages, by slot."""
         runner = self.runner
         match kind:
             case "kv":
-                return runner.kv
+                return [runner.kv]
             case "window":
-                return runner.windows.bytes.words
-        return runner.states.states
+                return [runner.windows.bytes.words]
+        return [runner.states.states, runner.states.lens]
 
     def take(self, event: Event) -> None:
         self.oracles.liveness.takes(event, self.now)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -76,15 +76,18 @@ class Places:
             slots = self.half.slots(kind)
             owner, same = slots.owner[span.ids], slots.generation[span.ids] == self.generations[kind]
             # Damaged ledgers were cleared: all that transfers may touch is booked for one of their requests.
-            of_another = (owner > 0) & (self.half.oracles.num_damaged > 0)
+            of_another = (owner > 0) & ((self.half.oracles.num_damaged > 0) | (kind in OF_ROWS))
             held = (owner == self.request_id) | ((owner == CACHE) & cached) | of_another
             require(
                 bool((held & same).all()), f"{what} {kind} {span.ids} of request {self.request_id}, held by {owner}"
             )
 
 
-Words = dict[str, tuple[I64, np.ndarray]]
-"""By kind: positions (of states nothing) and what stands there."""
+BY_SLOT: Final = ("state", "ring")  # kinds without pages
+OF_ROWS: Final = ("ring",)  # whose slots are rows, which are booked for nobody in particular
+
+Words = dict[str, tuple[I64, list[np.ndarray]]]
+"""By kind: positions (of `BY_SLOT` nothing) and what stands there."""
 
 
 @dataclass(slots=True)
@@ -289,26 +292,24 @@ class Wire:
     def _words(self, link: Link, places: Places) -> Words:
         found: Words = {}
         for kind, span in places.spans.items():
-            memory = self.prefill.words(kind)
-            if kind == "state":
-                found[kind] = span.ids[:0], memory[span.ids].copy()
-                found["lens"] = span.ids[:0], self.prefill.runner.states.lens[span.ids].copy()
+            if kind in BY_SLOT:
+                positions, at = span.ids[:0], span.ids
             else:
                 positions = _positions(span, self.prefill.page_size, link.offer.num_tokens)
-                found[kind] = positions, memory[_at(span, positions, self.prefill.page_size)].copy()
+                at = _at(span, positions, self.prefill.page_size)
+            found[kind] = positions, [memory[at].copy() for memory in self.prefill.words(kind)]
         return found
 
     def _put(self, link: Link, words: Words) -> None:
         for kind, (positions, values) in words.items():
-            if kind == "state":
-                self.decode.words(kind)[link.offer.spans[kind].ids] = values
-            elif kind == "lens":
-                self.decode.runner.states.lens[link.offer.spans["state"].ids] = values
-            else:
-                span = link.offer.spans[kind]
+            span = link.offer.spans[kind]
+            wanted = slice(None)
+            at = span.ids
+            if kind not in BY_SLOT:
                 wanted = np.isin(positions, _positions(span, self.decode.page_size, link.offer.num_tokens))
                 at = _at(span, positions[wanted], self.decode.page_size)
-                self.decode.words(kind)[at] = values[wanted]
+            for memory, part in zip(self.decode.words(kind), values, strict=True):
+                memory[at] = part[wanted]
 
 
 def _positions(span: Span, page_size: int, num_tokens: int) -> I64:

@@ -123,6 +123,7 @@ class Kind(CachedKind):
 
     COUNTERS: ClassVar[tuple[Counter, ...]] = ()
 
+    of_rows: ClassVar[bool] = False  # a request's slot is its row, and is taken and released with that
     is_transferred: ClassVar[bool] = True  # goes with a request to other memories; else it is a copy of what does
     slots_per_request = 0  # slots that a request must be given at its admission, together with its row
 

@@ -23,6 +23,7 @@ class Rings(Kind):
 
     name: ClassVar[str] = RING
     of_pages: ClassVar[bool] = False
+    of_rows: ClassVar[bool] = True
 
     def __init__(self, num_rows: int, *, ledger: Ledger = Ledger.RAISE) -> None:
         self.slots = Slots(RING, num_rows, ledger=ledger)
