@@ -16,6 +16,14 @@ from forebay.formats.stored_tensor import StoredTensor
 Tensors = dict[str, StoredTensor]
 
 _SIGMOID: Final = 2  # llama.cpp's number of that gating function
+_PERIOD: Final = 4  # llama.cpp's, of a file that names no pattern
+
+_YARN_OPTIONS: Final = {
+    "rope.scaling.yarn_attn_factor": "attention_factor",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+YARN_KEYS: Final = tuple(_YARN_OPTIONS)
 
 
 def within(part: str, names: Mapping[str, str]) -> dict[str, str]:
@@ -98,10 +106,21 @@ class Header:
             raise self.wrong(f"the expert gating function {brief(function)} is not supported")
 
     def yarn_options(self) -> None:
-        """Add YaRN's two betas to the rope's scaling where the metadata has them."""
-        for name in ("beta_fast", "beta_slow"):
-            if f"rope.scaling.yarn_{name}" in self.own:
-                self.config["rope_scaling"][name] = self.own[f"rope.scaling.yarn_{name}"]
+        """Add YaRN's amplitude and its two betas to the rope's scaling where the metadata has them."""
+        scaling = self.config["rope_scaling"]
+        if scaling is not None and scaling["rope_type"] == "yarn":
+            scaling |= {name: self.own[key] for key, name in _YARN_OPTIONS.items() if key in self.own}
+
+    def windowed(self) -> list[str]:
+        """Return the kind of attention of each layer of a file that names a window, by its
+        `attention.sliding_window_pattern`: a flag for each, or N, as each N-th layer has no window; 4 by default."""
+        pattern = self.own.get("attention.sliding_window_pattern", _PERIOD)
+        if type(pattern) is int and pattern > 0:
+            pattern = [(layer + 1) % pattern != 0 for layer in self.layers]
+        flags = pattern.tolist() if isinstance(pattern, np.ndarray) else pattern
+        if not isinstance(flags, list) or len(flags) != len(self.layers) or not set(flags) <= {False, True}:
+            raise self.wrong(f"sliding_window_pattern is {brief(flags)}, neither a number nor a flag for each layer")
+        return ["sliding_attention" if flag else "full_attention" for flag in flags]
 
 
 def _as_it_is(header: Header) -> None:

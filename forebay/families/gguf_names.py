@@ -42,6 +42,7 @@ _CONFIG_KEYS: Final = {
 _LISTS: Final = (
     "attention.head_count_kv",
     "attention.recurrent_layers",
+    "attention.sliding_window_pattern",
     "feed_forward_length",
     "rope.dimension_sections",
 )

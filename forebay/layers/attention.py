@@ -21,7 +21,7 @@ from forebay.pools.cache_spec import CacheSpec, FullAttention, SlidingWindow
 
 
 class QkNorm(StrEnum):
-    """Normalization of queries and keys before the rotary embedding."""
+    """Normalization of queries and keys, before the rotary embedding unless `AttentionSpec` says otherwise."""
 
     NONE = "none"
     HEAD = "head"  # each head by itself, weight [D]
@@ -33,13 +33,14 @@ class AttentionSpec:
     """`name` is the checkpoint's prefix; `rope` None for no rotary embedding; `sliding_window` 0 for none.
 
     `scale` 0 stands for head_dim ** -0.5; `norm_offset` is added to the weights of q's and k's norms, whose names end
-    in `norm_name`. `sinks`: each head has a logit that takes part in its softmax without a value. `head_gate`: each
-    head's output is multiplied by sigmoid(gate_proj(x)), one gate per head. `output_gate`: each entry of the output is
-    multiplied by the sigmoid of its own gate, which `q_proj` has behind each head's q. The input, k and the output are
-    multiplied by `input_scale`, `key_scale` and `output_scale`. `interleaved`: the checkpoint has rotary pairs as
-    neighbours. `qkv_name`: of the one tensor that holds q, k and v, where there is one. `value_norm`: each head's value
-    is normed, without a weight. `values_from_keys`: there is no v_proj, values are what k_proj gives;
-    they are normed, then. `input_size`: of what is attended to, 0 for the hidden size.
+    in `norm_name`. `rope_first`: heads are rotated before they are normed. `sinks`: each head has a logit that takes
+    part in its softmax without a value. `head_gate`: each head's output is multiplied by sigmoid(gate_proj(x)), one
+    gate per head. `output_gate`: each entry of the output is multiplied by the sigmoid of its own gate, which `q_proj`
+    has behind each head's q. The input, k and the output are multiplied by `input_scale`, `key_scale` and
+    `output_scale`. `interleaved`: the checkpoint has rotary pairs as neighbours. `qkv_name`: of the one tensor that
+    holds q, k and v, where there is one. `value_norm`: each head's value is normed, without a weight.
+    `values_from_keys`: there is no v_proj, values are what k_proj gives; they are normed, then. `input_size`: of what
+    is attended to, 0 for the hidden size.
     """
 
     name: str
@@ -65,6 +66,7 @@ class AttentionSpec:
     input_size: int = 0
     output_name: str = "o_proj"
     norm_name: str = "norm"
+    rope_first: bool = False
     input_scale: float = 1.0
     key_scale: float = 1.0
     output_scale: float = 1.0
@@ -99,11 +101,12 @@ class Attention:
         self._norms = _norms(spec, parts)
         self._plain = parts.ones(spec.head_dim) if spec.value_norm else None
         self._gate = parts.linear({"gate_proj": spec.num_heads}, spec.hidden_size) if spec.head_gate else None
+        self._cos_sin = parts.rope(spec.rope) if spec.rope_first and spec.rope is not None else None
         self._attend = PagedAttention(
             parts,
             parts.keep(spec.cache_spec()),
             scale=spec.scale or spec.head_dim**-0.5,
-            rope=spec.rope,
+            rope=spec.rope if self._cos_sin is None else None,
             window=spec.sliding_window,
             sinks=parts.tensor("sinks", spec.num_heads, float32=True) if spec.sinks else None,
         )
@@ -121,8 +124,8 @@ class Attention:
         return self._output(ctx, out)
 
     def _project(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Project x [T, H] to q [T, Hq, D], k and v [T, Hk, D], normed if the family does so; and to gates [T, Hq * D],
-        [T, 0] without gates."""
+        """Project x [T, H] to q [T, Hq, D], k and v [T, Hk, D], normed if the family does so, and rotated if
+        it does so first; and to gates [T, Hq * D], [T, 0] without gates."""
         spec, ops = self._spec, self._ops
         gates, values = spec.q_size if spec.output_gate else 0, 0 if spec.values_from_keys else spec.kv_size
         q, k, v, gate = torch.split(self._qkv(ctx, x), [spec.q_size, spec.kv_size, values, gates], dim=-1)
@@ -131,6 +134,8 @@ class Attention:
             q, k = (ops.rms_norm(part, weight, spec.norm_eps) for part, weight in zip((q, k), self._norms, strict=True))
         q = q.view(len(x), spec.num_heads, spec.head_dim)
         k, v = (part.view(len(x), spec.num_kv_heads, spec.head_dim) for part in (k, v))
+        if self._cos_sin is not None:
+            ops.apply_rope(q, k, ctx.positions, self._cos_sin)
         if spec.qk_norm is QkNorm.HEAD:
             q, k = (ops.rms_norm(part, weight, spec.norm_eps) for part, weight in zip((q, k), self._norms, strict=True))
         if self._plain is not None:

@@ -150,7 +150,9 @@ def _(part: ScalarGateSpec) -> Term:
 @term.register
 def _(part: AttentionSpec) -> Term:
     normed = {QkNorm.NONE: "{}", QkNorm.HEAD: "norm({})", QkNorm.FULL: "norm of all heads({})"}[part.qk_norm]
-    q, k = (f"{'rope(' if part.rope else ''}{normed.format(w)}{')' if part.rope else ''}" for w in ("Wq h", "Wk h"))
+    rotated = "rope({})" if part.rope else "{}"
+    inner, outer = (rotated, normed) if part.rope_first else (normed, rotated)
+    q, k = (outer.format(inner.format(w)) for w in ("Wq h", "Wk h"))
     scores = f"{part.scale or part.head_dim**-0.5:.4g} {_times(part.key_scale)}q·k"
     out = f"softmax({scores}{' and a sink' if part.sinks else ''}) v"
     gate = "sigmoid(Wg h) " if part.output_gate or part.head_gate else ""

@@ -62,7 +62,11 @@ NAMES: dict[str, dict[str, str]] = {
         **BAMBA,
         **EXPERTS,
         "experts.num_experts": "num_local_experts",
-        **same("shared_intermediate_size", "attention_multiplier", "residual_multiplier"),
+        **same("shared_intermediate_size"),
+        "multipliers.embedding": "embedding_multiplier",
+        "multipliers.attention": "attention_multiplier",
+        "multipliers.residual": "residual_multiplier",
+        "multipliers.logits": "logits_scaling",
     },
     "bamba": BAMBA,
     "jamba": {

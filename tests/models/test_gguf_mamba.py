@@ -163,13 +163,20 @@ def without_rope(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def granite_scales(config: ModelConfig) -> dict[str, Any]:
+    own = config.multipliers
+    return {
+        "attention.scale": own.attention,
+        "embedding_scale": own.embedding,
+        "residual_scale": own.residual,
+        "logit_scale": own.logits,
+    }
+
+
 def granite_metadata(config: ModelConfig) -> dict[str, Any]:
     return {
         **without_rope(config),
-        "attention.scale": config.attention_multiplier,
-        "embedding_scale": float(config.embedding_multiplier),
-        "residual_scale": config.residual_multiplier,
-        "logit_scale": config.logits_scaling,
+        **granite_scales(config),
         "expert_count": config.num_experts,
         "expert_used_count": config.experts.per_token if config.experts else 0,
         "expert_shared_feed_forward_length": config.shared_intermediate_size,
@@ -260,7 +267,9 @@ def own_values(config: ModelConfig) -> dict[str, Any]:
     """What the family has beyond all others."""
     shared = {field.name for field in fields(ModelConfig)} - {"layer_types"}
     own = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in shared}
-    return own if config.experts is None else {**own, **asdict(config.experts)}
+    for parts in (own.pop("multipliers", None), config.experts):
+        own |= {} if parts is None else asdict(parts)
+    return own
 
 
 @pytest.mark.parametrize("case", CONVERSIONS)

@@ -25,7 +25,7 @@ from forebay.models.loader import Loader
 from forebay.models.weight_codes import codes_of_part
 from tests.formats.coded import read
 from tests.formats.gguf_files import K_TYPES, LARGER, llama_metadata, llama_tensors, write_gguf
-from tests.models import test_gguf, test_gguf_delta, test_gguf_mamba, test_gguf_window
+from tests.models import test_gguf, test_gguf_delta, test_gguf_dense, test_gguf_mamba, test_gguf_window
 from tests.models.drive import Driver
 from tests.models.tiny import CASES, Tiny, make_oracle, random_ids
 
@@ -56,10 +56,19 @@ ARCHITECTURES = {
     "lfm2_moe": {"moe_intermediate_size": 32},
     "gemma3_text-gguf": {},
     "gpt_oss": {},
+    "olmo3": {},
+    "granite": {},
+    "granitemoeshared": {"intermediate_size": 32, "shared_intermediate_size": 64},
+    "exaone4": {},
+    "exaone_moe": {"moe_intermediate_size": 32},
+    "hunyuan_v1_dense": {},
+    "hunyuan_v1_moe": {"intermediate_size": 32},
+    "seed_oss": {},
+    "arcee": {},
 }
 CONVERTERS = {
     case: module
-    for module in (test_gguf_delta, test_gguf_mamba, test_gguf_window)
+    for module in (test_gguf_delta, test_gguf_dense, test_gguf_mamba, test_gguf_window)
     for case in module.CONVERSIONS
 }  # fmt: skip
 

@@ -6,4 +6,120 @@ from typing import Final
 
 from tests.mutants.mutant import Mutant
 
-DENSE: Final[tuple[Mutant, ...]] = ()
+_GGUF: Final = "models/test_gguf_dense.py::test_a_converted_model_gives_the_logits_of_the_original"
+_READ: Final = "families/test_types_dense.py::"
+
+DENSE: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "C28 OLMo 3 scales the rope of full attention alone",
+        "models/families/olmo3.py",
+        "*config.ropes[config.layer_types[layer]]",
+        '*config.ropes["full_attention"]',
+        _GGUF,
+    ),
+    Mutant(
+        "C28 a file's `rope_theta` is of OLMo 3's full attention, as in transformers",
+        "families/olmo3/config.py",
+        "SLIDING: _THETA}",
+        'SLIDING: fields.get("rope_theta", _THETA)}',
+        _READ + "test_olmo3_scales_the_rope_of_full_attention_alone",
+    ),
+    Mutant(
+        "C28 Granite's logits are divided by their constant",
+        "models/families/granite.py",
+        "logits_scale=1 / multipliers.logits",
+        "logits_scale=multipliers.logits",
+        _GGUF,
+    ),
+    Mutant(
+        "C28 Granite's constant scales what each part adds",
+        "models/families/granite.py",
+        "multiplier=multipliers.residual",
+        "multiplier=1.0",
+        _GGUF,
+    ),
+    Mutant(
+        "C28 Granite's constant stands in scores for the root of a head's size",
+        "models/families/granite.py",
+        "scale=multipliers.attention",
+        "scale=0.0",
+        _GGUF,
+    ),
+    Mutant(
+        "C28 Granite's constant scales embeddings",
+        "models/families/granite.py",
+        "embedding_scale=multipliers.embedding",
+        "embedding_scale=1.0",
+        _GGUF,
+    ),
+    Mutant(
+        "C28 EXAONE 4 does not rotate full attention of a model with windows",
+        "models/families/exaone4.py",
+        "not config.sliding_window or config.layer_types[layer] == SLIDING",
+        "True",
+        _GGUF,
+    ),
+    Mutant(
+        "C28 EXAONE 4 rotates full attention of a model without windows",
+        "models/families/exaone4.py",
+        "not config.sliding_window or config.layer_types[layer] == SLIDING",
+        "config.layer_types[layer] == SLIDING",
+        _GGUF,
+    ),
+    Mutant(
+        "C28 the last layer of EXAONE 4's pattern has no window",
+        "families/exaone4/config.py",
+        "(i + 1) % pattern",
+        "i % pattern",
+        _READ + "test_exaone_rotates_full_attention_only_where_there_is_no_window",
+    ),
+    Mutant(
+        "C28 Hunyuan rotates queries and keys before it norms them",
+        "models/families/hunyuan_v1_dense.py",
+        "rope_first=True",
+        "rope_first=False",
+        _GGUF,
+    ),
+    Mutant(
+        "C28 what is rotated first is not rotated again",
+        "layers/attention.py",
+        "rope=spec.rope if self._cos_sin is None else None",
+        "rope=spec.rope",
+        _GGUF,
+    ),
+    Mutant(
+        "C28 Hunyuan's alpha grows with a power that depends on the size of heads",
+        "families/hunyuan_v1_dense/config.py",
+        "alpha ** (head_dim / (head_dim - 2))",
+        "alpha",
+        _GGUF,
+    ),
+    Mutant(
+        "C28 a Granite file has rotary pairs as neighbours",
+        "families/granite/gguf.py",
+        "interleaved_rope=True",
+        "interleaved_rope=False",
+        _GGUF,
+    ),
+    Mutant(
+        "C28 a GGUF file's amplitude of YaRN is not the default one",
+        "families/architecture.py",
+        '"rope.scaling.yarn_attn_factor": "attention_factor"',
+        '"rope.scaling.yarn_attn_factor": "mscale"',
+        _GGUF,
+    ),
+    Mutant(
+        "C28 each fourth layer has no window where a GGUF file names no pattern",
+        "families/architecture.py",
+        "[(layer + 1) % pattern != 0 for layer in self.layers]",
+        "[layer % pattern != 0 for layer in self.layers]",
+        "models/test_gguf_dense.py::test_windows_follow_the_file_s_pattern",
+    ),
+    Mutant(
+        "C33 blocks of a GGUF file that draft are not among the model's layers",
+        "families/exaone_moe/gguf.py",
+        "int(layer[1]) >= config.num_layers",
+        "int(layer[1]) > config.num_layers",
+        "models/test_gguf_dense.py::test_blocks_that_draft_are_left_out",
+    ),
+)

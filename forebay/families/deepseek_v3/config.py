@@ -27,12 +27,18 @@ class GroupedExperts(Experts):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LatentConfig(ModelConfig):
+class GroupedConfig(ModelConfig):
     """`mlp_layer_types`: `dense` or `sparse` for each layer."""
 
-    latent: Latent
     experts: GroupedExperts
     mlp_layer_types: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentConfig(GroupedConfig):
+    """A configuration of latent attention, and of experts in groups."""
+
+    latent: Latent
 
 
 def parse(fields: Fields) -> LatentConfig:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.families.bamba.config import bamba_mixer, expanded, small_mixer
-from forebay.families.falcon_h1.config import multiplier
 from forebay.families.fields import MAX_LAYERS, Fields
+from forebay.families.granite.config import Multipliers, multipliers
 from forebay.families.mamba.config import KERNELS
 from forebay.families.mamba2.config import Mamba2Config, listed_layers
 from forebay.families.model_config import Experts, Family
@@ -22,10 +22,7 @@ class GraniteMoeHybridConfig(Mamba2Config):
 
     has_rope: bool
     shared_intermediate_size: int
-    embedding_multiplier: float
-    logits_scaling: float
-    residual_multiplier: float
-    attention_multiplier: float
+    multipliers: Multipliers
 
 
 def parse(fields: Fields) -> GraniteMoeHybridConfig:
@@ -41,10 +38,7 @@ def parse(fields: Fields) -> GraniteMoeHybridConfig:
         experts=_experts(fields, values["intermediate_size"]),
         has_rope=rope,
         shared_intermediate_size=fields.size("shared_intermediate_size", default=1024),
-        embedding_multiplier=multiplier(fields, "embedding_multiplier"),
-        logits_scaling=multiplier(fields, "logits_scaling"),
-        residual_multiplier=multiplier(fields, "residual_multiplier"),
-        attention_multiplier=multiplier(fields, "attention_multiplier"),
+        multipliers=multipliers(fields),
     )
 
 
@@ -81,7 +75,7 @@ def small(shape: Shape) -> dict[str, Any]:
 
 
 # Of experts, which are stacked, and their router.
-_NAMES: Final = TensorNames(
+NAMES: Final = TensorNames(
     renamed=(
         (r"\.block_sparse_moe\.input_linear\.weight$", f".block_sparse_moe.experts.{GATE_UP}"),
         (r"\.block_sparse_moe\.output_linear\.weight$", f".block_sparse_moe.experts.{DOWN}"),
@@ -91,4 +85,4 @@ _NAMES: Final = TensorNames(
     stacks=("input_linear.weight", "output_linear.weight"),
 )
 
-FAMILY: Final = Family(parse=parse, small=small, harmless=KERNELS, names=_NAMES)
+FAMILY: Final = Family(parse=parse, small=small, harmless=KERNELS, names=NAMES)

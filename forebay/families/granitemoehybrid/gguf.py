@@ -13,6 +13,18 @@ from forebay.formats.stored_tensor import one_below_the_other
 
 _SHARED: Final = {"ffn_gate": "gate", "ffn_up": "up", "ffn_down": "output_linear"}
 
+SCALES: Final = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+EXPERTS: Final = {
+    "ffn_gate_inp": "block_sparse_moe.router",
+    **expert_names("block_sparse_moe", GATED),
+    **within("shared_mlp", {f"{stored}_shexp": name for stored, name in _SHARED.items()}),
+}
+
 
 def _configure(header: Header) -> None:
     if header.own.get("rope.scaling.finetuned"):
@@ -29,14 +41,18 @@ def _configure(header: Header) -> None:
 
 
 def _restore(tensors: Tensors) -> Tensors:
-    """Gate and up of the shared MLP are one tensor."""
-    restored = restore_mamba2(tensors)
-    for name in [name for name in restored if name.endswith(".shared_mlp.gate.weight")]:
-        gate, up = restored.pop(name), restored.pop(name.replace(".gate.", ".up."), None)
+    return join_shared(restore_mamba2(tensors))
+
+
+def join_shared(tensors: Tensors) -> Tensors:
+    """Make one tensor of gate and up of each shared MLP. Raises ModelError where one of them is missing."""
+    joined = dict(tensors)
+    for name in [name for name in joined if name.endswith(".shared_mlp.gate.weight")]:
+        gate, up = joined.pop(name), joined.pop(name.replace(".gate.", ".up."), None)
         if up is None or up.shape != gate.shape:
             raise ModelError(f"{name}: there is no up of the same shape")
-        restored[name.replace(".gate.", ".input_linear.")] = one_below_the_other(gate, up)
-    return restored
+        joined[name.replace(".gate.", ".input_linear.")] = one_below_the_other(gate, up)
+    return joined
 
 
 ARCHITECTURES: Final = {
@@ -46,18 +62,13 @@ ARCHITECTURES: Final = {
             **within("self_attn", PROJECTIONS),
             **within("mamba", MAMBA2),
             **within("shared_mlp", _SHARED),
-            **within("shared_mlp", {f"{stored}_shexp": name for stored, name in _SHARED.items()}),
-            "ffn_gate_inp": "block_sparse_moe.router",
-            **expert_names("block_sparse_moe", GATED),
+            **EXPERTS,
             "attn_norm": "input_layernorm",
             "ffn_norm": "post_attention_layernorm",
         },
         keys={
             **BAMBA_KEYS,
-            "attention.scale": "attention_multiplier",
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
+            **SCALES,
             "expert_shared_feed_forward_length": "shared_intermediate_size",
         },
         checked=(*SSM_KEYS, "attention.head_count_kv"),

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from forebay.families.deepseek_v3.config import DENSE, SPARSE, GroupedExperts, LatentConfig
+from forebay.families.deepseek_v3.config import DENSE, SPARSE, GroupedConfig, GroupedExperts, LatentConfig
 from forebay.families.model_config import ModelConfig
 from forebay.families.transformer import FULL
 from forebay.layers.build import BlockSpec, PartSpec
@@ -64,7 +64,7 @@ def _scale(config: LatentConfig) -> float:
 
 
 def feed_forward(
-    config: LatentConfig,
+    config: GroupedConfig,
     layer: int,
     *,
     correction: str = CORRECTION,

@@ -1,0 +1,1 @@
+"""Granite 3, dense: Llama, where constants scale embeddings, scores, what each part adds, and logits."""

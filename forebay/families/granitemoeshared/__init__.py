@@ -1,0 +1,1 @@
+"""Granite's mixtures with an MLP beside the experts that all tokens share."""

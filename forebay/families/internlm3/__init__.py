@@ -1,0 +1,1 @@
+"""InternLM 3: Llama under other names of the fields for biases."""

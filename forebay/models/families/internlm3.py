@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from forebay.models.families.llama import block
+
+__all__ = ["block"]
