@@ -150,6 +150,10 @@ def _hermes(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
     return Spelled(f'"\\n" {_object(lark, calls)} "\\n" {lark.marker("</tool_call>")}', "\n")
 
 
+def _hunyuan(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
+    return Spelled(f'"[" {lark.some(_object(lark, calls), ", ", one)} "]" {lark.marker("</tool_calls>")}')
+
+
 def _llama3_json(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
     return Spelled(lark.some(_object(lark, calls, "parameters"), "; ", one))
 
@@ -327,6 +331,7 @@ def _python_value(lark: Lark, schema: Schema) -> str:
 
 SPELLED: Final[dict[str, Spell]] = {
     "hermes": _hermes,
+    "hunyuan": _hunyuan,
     "qwen3_coder": _Tags("qwen3_coder"),
     "glm45": _Tags("glm45"),
     "mistral": _mistral,

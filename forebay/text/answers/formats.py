@@ -66,6 +66,7 @@ CALL_FORMATS: Final = {
     each.name: each
     for each in (
         CallFormat("hermes", calls.objects, begins=("<tool_call>",), after=("</tool_call>",)),
+        CallFormat("hunyuan", calls.objects, begins=("<tool_calls>",), after=("</tool_calls>",)),
         CallFormat(
             "qwen3_coder",
             calls.Tagged("<function=", (">",), "<parameter=", ">", "", "</parameter>", "</function>", lines=True),
@@ -156,6 +157,7 @@ def _by_name(names: Mapping[str, str]) -> dict[str, str]:
 CALL_NAMES: Final = _by_name(
     {
         "hermes": "qwen qwen25 qwen3",
+        "hunyuan": "hunyuan_a13b",
         "qwen3_coder": "qwen3_xml",
         "llama3_json": "llama3 llama4_json",
         "pythonic": "llama4_pythonic",

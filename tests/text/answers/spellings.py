@@ -123,6 +123,11 @@ def kimi(answer: Answer) -> str:
     return think(answer) + answer.said + section
 
 
+def hunyuan(answer: Answer) -> str:
+    calls = ", ".join(_object(name, text) for name, text in answer.calls)
+    return think(answer) + answer.said + (f"<tool_calls>[{calls}]</tool_calls>" if calls else "")
+
+
 def gpt_oss(answer: Answer) -> str:
     messages = [f"<|channel|>analysis<|message|>{answer.thought}"] if answer.thought else []
     if answer.said or not (answer.thought or answer.calls):
@@ -156,5 +161,6 @@ SPELLINGS = {
         AnswerFormats("deepseek_v31", "think"), deepseek(lambda name, text: f"{name}<｜tool▁sep｜>{text}")
     ),
     "kimi_k2": Spelling(AnswerFormats("kimi_k2", "think"), kimi),
+    "hunyuan": Spelling(AnswerFormats("hunyuan", "think"), hunyuan),
     "gpt_oss": Spelling(AnswerFormats("gpt_oss", "gpt_oss"), gpt_oss),
 }

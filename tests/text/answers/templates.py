@@ -157,6 +157,19 @@ GPT_OSS = (
     f"{{% endfor %}}{_OPEN}<|start|>assistant{{% endif %}}"
 )
 
+# Hunyuan: tools and an example of calls in front of the first message; calls are one list.
+HUNYUAN = (
+    "<|startoftext|>{% if tools %}Tools: {{ tools | tojson }}\n"
+    '<tool_calls>[{"name": "NAME", "arguments": {}}]</tool_calls><|extra_4|>{% endif %}'
+    "{% for m in messages %}{% if m.role == 'tool' %}<tool_response>{{ m.content }}</tool_response><|extra_0|>"
+    "{% else %}{{ m.content or '' }}{% if m.tool_calls %}<tool_calls>["
+    + _EACH
+    + _JSON % "arguments"
+    + "{{ '' if loop.last else ', ' }}{% endfor %}]</tool_calls>{% endif %}"
+    "{{ '<|eos|>' if m.role == 'assistant' else '<|extra_0|>' }}{% endif %}{% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n{% endif %}"
+)
+
 
 class Manner(NamedTuple):
     """What is to be found in a template."""
@@ -186,6 +199,7 @@ MANNERS = {
     "DeepSeek R1": Manner(DEEPSEEK_R1, "hermes", "think", opens=True, ignores=True),
     "GLM 4.5": Manner(GLM45, "glm45", "think", frozenset({"enable_thinking"})),
     "Kimi K2": Manner(KIMI_K2, "kimi_k2"),
+    "Hunyuan": Manner(HUNYUAN, "hunyuan", "think", frozenset({"enable_thinking"})),
     "LFM 2": Manner(LFM2, "lfm2", hidden=True),
     "LFM 2.5": Manner(LFM25, "lfm2"),
     "gpt-oss": Manner(GPT_OSS, "gpt_oss", "gpt_oss", frozenset({"reasoning_effort"}), num_calls=1),

@@ -112,6 +112,7 @@ NO_CALLS = {
     "deepseek_v3": ["<｜tool▁calls▁begin｜>x<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>function\n```json\n{}"],
     "deepseek_v31": ["<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a b<｜tool▁sep｜>{}"],
     "kimi_k2": ["<|tool_calls_section_begin|><|tool_call_begin|> <|tool_call_argument_begin|>{}"],
+    "hunyuan": ["<tool_calls>", "<tool_calls>[none]</tool_calls>", '<tool_calls>[{"a": 1}]</tool_calls>'],
     "gpt_oss": ["no channels at all", "<|channel|>final", "<|channel|>" + "y" * 600],
 }
 

@@ -154,6 +154,15 @@ HERMES: list[tuple[str, str, Calls]] = [
     ),
     ('\n\n<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>\n', "", [("search", {})]),
 ]
+HUNYUAN: list[tuple[str, str, Calls]] = [
+    (
+        'I look.\n<tool_calls>[{"name": "weather", "arguments": {"city": "Dallas", "state": "TX"}}, '
+        '{"name": "search", "arguments": {"query": "[x] </tool_call>"}}]</tool_calls>',
+        "I look.\n",
+        [("weather", DALLAS), ("search", {"query": "[x] </tool_call>"})],
+    ),
+    ('<tool_calls>\n[\n  {"arguments": {}, "name": "search"}\n]\n</tool_calls>', "", [("search", {})]),
+]
 RECORDED = {
     "qwen3_coder": QWEN3_CODER,
     "glm45": GLM45,
@@ -162,6 +171,7 @@ RECORDED = {
     "llama3_json": LLAMA,
     "pythonic": PYTHONIC,
     "hermes": HERMES,
+    "hunyuan": HUNYUAN,
 }
 
 
