@@ -32,15 +32,15 @@ class QkNorm(StrEnum):
 class AttentionSpec:
     """`name` is the checkpoint's prefix; `rope` None for no rotary embedding; `sliding_window` 0 for none.
 
-    `scale` 0 stands for head_dim ** -0.5; `norm_offset` is added to the weights of q's and k's norms, whose names end
-    in `norm_name`. `rope_first`: heads are rotated before they are normed. `sinks`: each head has a logit that takes
-    part in its softmax without a value. `head_gate`: each head's output is multiplied by sigmoid(gate_proj(x)), one
-    gate per head. `output_gate`: each entry of the output is multiplied by the sigmoid of its own gate, which `q_proj`
-    has behind each head's q. The input, k and the output are multiplied by `input_scale`, `key_scale` and
-    `output_scale`. `interleaved`: the checkpoint has rotary pairs as neighbours. `qkv_name`: of the one tensor that
-    holds q, k and v, where there is one. `value_norm`: each head's value is normed, without a weight.
-    `values_from_keys`: there is no v_proj, values are what k_proj gives; they are normed, then. `input_size`: of what
-    is attended to, 0 for the hidden size.
+    `scale` 0 stands for head_dim ** -0.5; `norm_offset` is added to the weights of q's and k's norms, called
+    `norm_names`. `sinks`: each head has a logit that takes part in its softmax without a value. `head_gate`: each
+    head's output is multiplied by sigmoid(gate_proj(x)), one gate per head. `output_gate`: each entry of the output is
+    multiplied by the sigmoid of its own gate, which `q_proj` has behind each head's q. The input, k and the output are
+    multiplied by `input_scale`, `key_scale` and `output_scale`. `interleaved`: the checkpoint has rotary pairs as
+    neighbours. `qkv_name`: of the one tensor that holds q, k and v, where there is one. `value_norm`: each head's value
+    is normed, without a weight. `values_from_keys`: there is no v_proj, values are what k_proj gives;
+    they are normed, then. `input_size`: of what is attended to, 0 for the hidden size.
+    `rope_first`: heads are rotated before they are normed.
     """
 
     name: str
@@ -65,7 +65,7 @@ class AttentionSpec:
     values_from_keys: bool = False
     input_size: int = 0
     output_name: str = "o_proj"
-    norm_name: str = "norm"
+    norm_names: tuple[str, str] = ("q_norm", "k_norm")
     rope_first: bool = False
     input_scale: float = 1.0
     key_scale: float = 1.0
@@ -148,7 +148,7 @@ def _norms(spec: AttentionSpec, parts: Parts) -> tuple[Tensor, ...]:
     if spec.qk_norm is QkNorm.NONE:
         return ()
     sizes = (spec.head_dim, spec.head_dim) if spec.qk_norm is QkNorm.HEAD else (spec.q_size, spec.kv_size)
-    names = (f"{part}_{spec.norm_name}.weight" for part in "qk")
+    names = (f"{name}.weight" for name in spec.norm_names)
     return tuple(parts.tensor(name, size, offset=spec.norm_offset) for name, size in zip(names, sizes, strict=True))
 
 

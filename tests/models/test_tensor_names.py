@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
+from forebay.base.errors import ModelError
 from tests.models.drive import Driver
 from tests.models.tiny import BASE, CASES, Tiny, make_oracle, random_ids
 
@@ -47,7 +48,9 @@ def stacked(tensors):
     return result
 
 
-@pytest.mark.parametrize("case", ["qwen3_5_moe_text", "qwen3_next-some-dense-biases", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "case", ["qwen3_5_moe_text", "qwen3_next-some-dense-biases", "deepseek_v3", "exaone_moe", "hunyuan_v1_moe"]
+)
 def test_stacked_experts_are_the_same_model(case, tiny, changed):
     torch.testing.assert_close(changed(case, stacked), tiny(case).logits(IDS), rtol=0, atol=1e-4)
 
@@ -59,11 +62,45 @@ def test_stacked_experts_are_the_same_model(case, tiny, changed):
         ("qwen3_5_moe_text", "mtp.norm.weight"),
         ("qwen3_next", "mtp.norm.weight"),
         ("deepseek_v3", "model.layers.3.enorm.weight"),
+        ("exaone_moe", "mtp.norm.weight"),
     ],
 )
 def test_what_drafts_tokens_is_left_in_the_file(case, name, tiny, changed):
     found = changed(case, lambda tensors: {**tensors, name: torch.ones(2)})
     torch.testing.assert_close(found, tiny(case).logits(IDS), rtol=0, atol=1e-4)
+
+
+# transformers' names of tensors, some of which it saves under those of published files.
+OTHER_NAMES = {
+    "granitemoeshared": {
+        "moe.input_linear.weight": "moe.experts.gate_up_proj",
+        "moe.output_linear.weight": "moe.experts.down_proj",
+        "router.layer.weight": "router.weight",
+    },
+    "exaone_moe": {"mlp.e_score_correction_bias": "mlp.gate.e_score_correction_bias"},
+}
+
+
+def renamed(tensors, names):
+    for old, new in names.items():
+        assert any(old in name for name in tensors)
+        tensors = {name.replace(old, new): values for name, values in tensors.items()}
+    return tensors
+
+
+@pytest.mark.parametrize("case", OTHER_NAMES)
+def test_other_names_of_tensors_are_the_same_model(case, tiny, changed):
+    found = changed(case, lambda tensors: renamed(tensors, OTHER_NAMES[case]))
+    torch.testing.assert_close(found, tiny(case).logits(IDS), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", OTHER_NAMES)
+def test_two_names_of_one_tensor_in_a_file_are_refused(case, changed):
+    def both(tensors):
+        return {name: values.clone() for name, values in renamed(tensors, OTHER_NAMES[case]).items()} | tensors
+
+    with pytest.raises(ModelError, match="is in another file of the checkpoint as well"):
+        changed(case, both)
 
 
 def test_published_gemma4_files_have_unused_keys_and_values(tiny, changed):

@@ -6,7 +6,6 @@ from forebay.base.errors import ModelError, brief
 from forebay.families.fields import MAX_NUMBER, Fields, is_number
 from forebay.families.model_config import Family, ModelConfig
 from forebay.families.rope import rope_parameters
-from forebay.families.tensor_names import TensorNames
 from forebay.families.transformer import Defaults, transformer
 
 _THETA: Final = 10_000.0
@@ -49,8 +48,5 @@ def _stretched(fields: Fields) -> Fields:
 
 # An end token of documents; of KV that is not shared; of the vocabulary without what fills it up.
 SAID: Final = frozenset({"eod_token_id", "cla_share_factor", "org_vocab_size"})
-NAMES: Final = TensorNames(
-    renamed=((r"\.query_layernorm\.", ".q_norm."), (r"\.key_layernorm\.", ".k_norm.")), stacked_experts=True
-)
 
-FAMILY: Final = Family(parse=parse, harmless=SAID, names=NAMES)
+FAMILY: Final = Family(parse=parse, harmless=SAID)

@@ -3,9 +3,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from forebay.families.fields import Fields
-from forebay.families.hunyuan_v1_dense.config import NAMES, SAID, rotated_first
+from forebay.families.hunyuan_v1_dense.config import SAID, rotated_first
 from forebay.families.model_config import Experts, Family, ModelConfig
 from forebay.families.shape import Shape
+from forebay.families.tensor_names import TensorNames
 
 _ALIASES: Final = {"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"}
 
@@ -53,4 +54,4 @@ def small(shape: Shape) -> dict[str, Any]:
 # Of training, and of where experts are computed.
 _TRAINING: Final = frozenset({"capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token"})
 
-FAMILY: Final = Family(parse=parse, small=small, harmless=SAID | _TRAINING, names=NAMES)
+FAMILY: Final = Family(parse=parse, small=small, harmless=SAID | _TRAINING, names=TensorNames(stacked_experts=True))

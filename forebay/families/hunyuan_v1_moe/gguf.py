@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import EXPERTS, GATED, PRE_NORM, Architecture, Header, within
+from forebay.families.architecture import EXPERTS, GATED, Architecture, Header, within
+from forebay.families.hunyuan_v1_dense.gguf import NAMES
 
 
 def _configure(header: Header) -> None:
@@ -14,7 +15,7 @@ def _configure(header: Header) -> None:
 ARCHITECTURES: Final = {
     "hunyuan-moe": Architecture(
         block_names={
-            **PRE_NORM,
+            **NAMES,
             **EXPERTS,
             "ffn_gate_inp": "mlp.gate.wg",
             **within("mlp.shared_mlp", {f"{stored}_shexp": name for stored, name in GATED.items()}),

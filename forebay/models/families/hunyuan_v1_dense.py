@@ -15,4 +15,5 @@ def block(config: ModelConfig, layer: int) -> BlockSpec:
 
 def rotated_first(config: ModelConfig, layer: int) -> AttentionSpec:
     """Describe attention that rotates queries and keys, then norms each head."""
-    return replace(attention_spec(config, layer, qk_norm=QkNorm.HEAD), rope_first=True)
+    names = ("query_layernorm", "key_layernorm")
+    return replace(attention_spec(config, layer, qk_norm=QkNorm.HEAD), rope_first=True, norm_names=names)

@@ -28,7 +28,7 @@ def _mixer(config: Lfm2Config, layer: int) -> PartSpec:
     if config.layer_types[layer] == CONV:
         return conv_spec(config, layer)
     attention = attention_spec(config, layer, qk_norm=QkNorm.HEAD)
-    return replace(attention, output_name="out_proj", norm_name="layernorm")
+    return replace(attention, output_name="out_proj", norm_names=("q_layernorm", "k_layernorm"))
 
 
 def conv_spec(config: Lfm2Config, layer: int) -> ShortConvSpec:
