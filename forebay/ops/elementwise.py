@@ -62,6 +62,11 @@ class ElementwiseOps:
         """x *= factor in place; x, which is contiguous."""
         return x.mul_(factor)
 
+    def scale_rows_(self, x: Tensor, table: Tensor, rows: Tensor) -> Tensor:
+        """x[t] *= table[rows[t]] in place; x [T, I], whose rows may be views into wider ones, table [R] float32 and
+        rows [T] int64, each below R."""
+        return x.copy_(x.float() * table[rows].unsqueeze(1))
+
     def softcap_(self, x: Tensor, cap: float) -> Tensor:
         """cap * tanh(x / cap) in place; x, which is float32 and contiguous. An infinity becomes NaN: capped, it would
         pass for a number."""

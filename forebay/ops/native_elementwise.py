@@ -25,6 +25,7 @@ class NativeElementwise(ElementwiseOps):
         self._mul_sigmoid = kernels.by_dtype("fb_mul_sigmoid_{}")
         self._add = kernels.by_dtype("fb_add_{}")
         self._scale = kernels.by_dtype("fb_scale_{}")
+        self._scale_rows = kernels.by_dtype("fb_scale_rows_{}")
         self._softcap = kernels.bind("fb_softcap")
         self._fill = kernels.bind("fb_fill")
         self._copy_blocks = kernels.bind("fb_copy_blocks")
@@ -77,6 +78,11 @@ class NativeElementwise(ElementwiseOps):
 
     def scale_(self, x: Tensor, factor: float) -> Tensor:
         self._scale[x.dtype](self._pool, x.data_ptr(), x.shape[0], x.stride(0), factor)
+        return x
+
+    def scale_rows_(self, x: Tensor, table: Tensor, rows: Tensor) -> Tensor:
+        places = x.data_ptr(), x.stride(0), table.data_ptr(), rows.data_ptr()
+        self._scale_rows[x.dtype](self._pool, *places, *x.shape)
         return x
 
     def softcap_(self, x: Tensor, cap: float) -> Tensor:

@@ -28,6 +28,22 @@ def test_sums_and_scales_in_place_equal_the_reference(
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("width", WIDTHS)
+def test_scale_rows_views_of_wider_rows_equals_the_reference_and_leaves_the_rest(
+    native: NativeOps, reference: Ops, dtype: torch.dtype, rows: int, width: int
+) -> None:
+    ours, table = normal((rows, width + 7), dtype, seed=1), normal((9,), torch.float32, seed=2)
+    before, theirs, at = ours.clone(), ours.clone(), torch.arange(rows) * 5 % 9
+    part = ours[:, 3 : 3 + width]
+    assert native.scale_rows_(part, table, at) is part
+    reference.scale_rows_(theirs[:, 3 : 3 + width], table, at)
+    assert_same_bits(ours, theirs)
+    expected = (before.float() * table[at].unsqueeze(1)).to(dtype)
+    assert_same_bits(ours[:, 3 : 3 + width], expected[:, 3 : 3 + width])
+    assert_same_bits(ours[:, :3], before[:, :3])
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_a_cap_equals_the_reference_and_lets_nothing_infinite_pass(
     native: NativeOps, reference: Ops, rows: int, width: int
 ) -> None:

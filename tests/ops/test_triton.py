@@ -176,6 +176,18 @@ def test_rope_equals_the_reference_in_place(
     assert_same_bits(ours[:, 7 * head_dim :], theirs[:, 7 * head_dim :])
 
 
+@pytest.mark.parametrize(("rows", "width"), [(0, 40), (3, 40), (2, 1100)])
+def test_scale_rows_equals_the_reference_in_place(
+    ops: Ops, reference: Ops, dtype: torch.dtype, rows: int, width: int
+) -> None:
+    ours, table = normal((rows, width + 7), dtype, seed=1), normal((9,), torch.float32, seed=2)
+    theirs, at = ours.clone(), torch.arange(rows) * 5 % 9
+    ops.scale_rows_(ours[:, 3 : 3 + width], table, at)
+    reference.scale_rows_(theirs[:, 3 : 3 + width], table, at)
+    assert_close(ours, theirs)
+    assert_same_bits(ours[:, 3 + width :], theirs[:, 3 + width :])
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 5])
 def test_store_kv_writes_the_given_slots_and_no_others(ops: Ops, dtype: torch.dtype, tokens: int) -> None:
     loc = torch.randperm(20, generator=torch.Generator().manual_seed(1))[:tokens]

@@ -123,6 +123,7 @@ def main(arch: int) -> None:
     ops.gelu_and_mul(x, exact=True)
     ops.clamped_swiglu(x, alpha=1.7, limit=7.0)
     ops.mul_sigmoid(x, x[:, :32])
+    ops.scale_rows_(x, float32(9), torch.zeros(3, dtype=torch.int64))
     ops.mul_silu(x, x)
     recurrences(ops, x, weight)
     many_linears(ops)

@@ -1,4 +1,5 @@
 // Entries of two rows with each other, or of one with a constant, and blocks of them from one place to another.
+#include <cstdint>
 #include <cstring>
 
 #include "activations.h"
@@ -38,6 +39,20 @@ void map_rows(Pool& pool, T* x, long rows, long n, const F& f) {
     });
 }
 
+// Row r of x *= table[at[r]].
+template <class T>
+void scale_rows(Pool& pool, T* x, long ldx, const float* table, const int64_t* at, long rows, long n) {
+    pool.run(rows, grain_for(n), [=](long begin, long end) {
+        for (long r = begin; r < end; ++r) {
+            const Vec factor = set1(table[at[r]]);
+            for_each_vector(n, [&](long i, long part) {
+                T* place = x + r * ldx + i;
+                store_part(place, load_part(place, part) * factor, part);
+            });
+        }
+    });
+}
+
 }  // namespace
 
 // Rows of x, y and out are ldx, ldy and ldo apart; out may be x.
@@ -64,6 +79,10 @@ void map_rows(Pool& pool, T* x, long rows, long n, const F& f) {
     }                                                                                                                 \
     void fb_scale_##suffix(Pool* pool, T* x, long rows, long n, float factor) {                                       \
         pool->op([=](Pool& p) { map_rows(p, x, rows, n, [=](Vec a) { return a * set1(factor); }); });                 \
+    }                                                                                                                 \
+    void fb_scale_rows_##suffix(Pool* pool, T* x, long ldx, const float* table, const int64_t* at, long rows,         \
+                                long n) {                                                                             \
+        pool->op([=](Pool& p) { scale_rows(p, x, ldx, table, at, rows, n); });                                        \
     }
 
 extern "C" {

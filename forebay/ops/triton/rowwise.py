@@ -132,6 +132,17 @@ def _activate(
     tl.store(out + row * n + at, a.to(out.dtype.element_ty), mask=live)
 
 
+@triton.jit
+def _scale_rows(x, table, rows, x_stride, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = at < n
+    place = x + row * x_stride + at
+    factor = tl.load(table + tl.load(rows + row))
+    values = tl.load(place, mask=live, other=0.0).to(tl.float32) * factor
+    tl.store(place, values.to(x.dtype.element_ty), mask=live)
+
+
 class TritonRowwise(ElementwiseOps):
     """See `Ops`."""
 
@@ -203,6 +214,11 @@ class TritonRowwise(ElementwiseOps):
 
     def mul_silu(self, x: Tensor, gate: Tensor) -> Tensor:
         return _activated(x, gate, _MUL_SILU)
+
+    def scale_rows_(self, x: Tensor, table: Tensor, rows: Tensor) -> Tensor:
+        num_rows, n = x.shape
+        _scale_rows[(num_rows, triton.cdiv(n, _BLOCK))](x, table, rows, x.stride(0), n, BLOCK=_BLOCK)
+        return x
 
 
 def _gated(x: Tensor, kind: int, *parameters: float) -> Tensor:
