@@ -16,7 +16,7 @@ from forebay.layers.context import ForwardContext
 from forebay.layers.linear import Linear
 from forebay.layers.paged_attention import PagedAttention
 from forebay.layers.params import Rows, rows_of_blocks
-from forebay.layers.rotary import RopeSpec
+from forebay.layers.rotary import QueryScaleSpec, RopeSpec
 from forebay.pools.cache_spec import CacheSpec, FullAttention, SlidingWindow
 
 
@@ -40,7 +40,8 @@ class AttentionSpec:
     neighbours. `qkv_name`: of the one tensor that holds q, k and v, where there is one. `value_norm`: each head's value
     is normed, without a weight. `values_from_keys`: there is no v_proj, values are what k_proj gives;
     they are normed, then. `input_size`: of what is attended to, 0 for the hidden size.
-    `rope_first`: heads are rotated before they are normed.
+    `rope_first`: heads are rotated before they are normed. `query_scale` None where queries are not scaled by their
+    position.
     """
 
     name: str
@@ -54,6 +55,7 @@ class AttentionSpec:
     norm_eps: float = 1e-6
     norm_offset: float = 0.0
     rope: RopeSpec | None = None
+    query_scale: QueryScaleSpec | None = None
     sliding_window: int = 0
     scale: float = 0.0
     sinks: bool = False
@@ -107,6 +109,7 @@ class Attention:
             parts.keep(spec.cache_spec()),
             scale=spec.scale or spec.head_dim**-0.5,
             rope=spec.rope if self._cos_sin is None else None,
+            query_scale=spec.query_scale,
             window=spec.sliding_window,
             sinks=parts.tensor("sinks", spec.num_heads, float32=True) if spec.sinks else None,
         )

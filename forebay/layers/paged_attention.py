@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.rotary import RopeSpec
+from forebay.layers.rotary import QueryScaleSpec, RopeSpec
 from forebay.layers.selection import Selection
 from forebay.memory.kinds.resident.residents import RESIDENT
 from forebay.ops.attention import PagedKv
@@ -20,8 +20,8 @@ class PagedAttention:
     """Stores keys and values as those of `layer`, a number in the `CachePool`, and attends over all that rows have, in
     the pages of that layer's kind of cache.
 
-    `rope`: q and k are rotated first. `window` is the size of a sliding window, 0 for none. `sinks` [Hq] as in
-    `AttentionOps.paged_attention`.
+    `rope`: q and k are rotated first. `query_scale`: q is then multiplied by it. `window` is the size of a sliding
+    window, 0 for none. `sinks` [Hq] as in `AttentionOps.paged_attention`.
     """
 
     def __init__(
@@ -31,12 +31,14 @@ class PagedAttention:
         *,
         scale: float,
         rope: RopeSpec | None = None,
+        query_scale: QueryScaleSpec | None = None,
         window: int = 0,
         sinks: Tensor | None = None,
     ) -> None:
         self._ops = parts.ops
         self._layer = layer
         self._cos_sin = None if rope is None else parts.rope(rope)
+        self._query_scales = None if query_scale is None else parts.ropes.table(query_scale)
         self._scale, self._window, self._sinks = scale, window, sinks
 
     def __call__(
@@ -72,6 +74,8 @@ class PagedAttention:
         return self._over_kept(ctx, q)
 
     def _over_kept(self, ctx: ForwardContext, q: Tensor, selected: PagedKv | None = None) -> Tensor:
+        if self._query_scales is not None:
+            self._ops.scale_rows_(q.view(len(q), q.shape[1] * q.shape[2]), self._query_scales, ctx.positions)
         cache, pages = ctx.cache.kv(self._layer), self._pages(ctx) if selected is None else selected
         return self._ops.paged_attention(
             q, cache, pages, scale=self._scale, sliding_window=self._window, sinks=self._sinks

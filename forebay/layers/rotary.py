@@ -29,6 +29,15 @@ class RopeSpec:
     scaling: Scaling | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class QueryScaleSpec:
+    """A query at position p is multiplied by 1 + beta * log(1 + floor(p / length)), so that scores keep their contrast
+    over more tokens than `length`."""
+
+    beta: float
+    length: int
+
+
 class RopeTables:
     """One table per different spec, whatever the number of layers that use it. They lie with the weights, in `memory`:
     those of 131,072 positions take 64 MiB."""
@@ -36,19 +45,23 @@ class RopeTables:
     def __init__(self, num_positions: int, device: torch.device | str, memory: WeightMemory | None) -> None:
         self._num_positions = num_positions
         self._device, self._memory = device, memory
-        self._made: list[tuple[RopeSpec, Tensor]] = []
+        self._made: list[tuple[RopeSpec | QueryScaleSpec, Tensor]] = []
 
-    def table(self, spec: RopeSpec) -> Tensor:
-        """[num_positions, dim] float32, see `cos_sin_table`."""
+    def table(self, spec: RopeSpec | QueryScaleSpec) -> Tensor:
+        """[num_positions, dim] float32, see `cos_sin_table`; of a scale of queries [num_positions] float32."""
         for known, table in self._made:
             if known == spec:
                 return table
-        made = cos_sin_table(
-            head_dim=spec.dim, theta=spec.theta, scaling=spec.scaling, num_positions=self._num_positions
-        ).to(self._device)
+        made = _table(spec, self._num_positions).to(self._device)
         placed = made if self._memory is None else self._memory.placed(made)
         self._made.append((spec, placed))
         return placed
+
+
+def _table(spec: RopeSpec | QueryScaleSpec, num_positions: int) -> Tensor:
+    if isinstance(spec, QueryScaleSpec):
+        return 1 + spec.beta * torch.log1p((torch.arange(num_positions) // spec.length).float())
+    return cos_sin_table(head_dim=spec.dim, theta=spec.theta, scaling=spec.scaling, num_positions=num_positions)
 
 
 def cos_sin_table(*, head_dim: int, theta: float, scaling: Scaling | None, num_positions: int) -> Tensor:

@@ -164,10 +164,16 @@ def _(part: AttentionSpec) -> Term:
         f"attention({_times(part.input_scale)}{_ARGUMENT})",
         (
             f"attention(h) = {by}  over {seen}",
-            f"  q = {q}, k = {k}, v = {value}; {part.num_heads} heads of {part.head_dim}, {part.num_kv_heads} of KV",
+            f"  q = {_grown(part)}{q}, k = {k}, v = {value}; {part.num_heads} heads of {part.head_dim}, "
+            f"{part.num_kv_heads} of KV",
             *_rope(part.rope),
         ),
     )
+
+
+def _grown(part: AttentionSpec) -> str:
+    scale = part.query_scale
+    return "" if scale is None else f"(1 + {scale.beta:g} log(1 + floor(position / {scale.length:,}))) "
 
 
 @term.register

@@ -6,8 +6,9 @@ import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
-from forebay.layers.rotary import RopeSpec, RopeTables, cos_sin_table, inverse_frequencies
+from forebay.layers.rotary import QueryScaleSpec, RopeSpec, RopeTables, cos_sin_table, inverse_frequencies
 from forebay.ops.weight_memory import WeightMemory
 
 SCALINGS = {
@@ -79,3 +80,12 @@ def test_frequency_factors_divide_each_frequency():
     divided, amplitude = inverse_frequencies(head_dim=8, theta=100.0, scaling=scaling)
     assert torch.equal(divided, plain / torch.tensor([1.0, 2.0, 4.0, 8.0]))
     assert amplitude == 1.0
+
+
+def test_query_scales_equal_those_of_transformers():
+    positions, length = torch.arange(200), 16
+    scales = RopeTables(200, "cpu", None).table(QueryScaleSpec(0.3, length))
+    theirs = get_llama_4_attn_scale(positions.unsqueeze(0), 0.3, length).flatten()
+    torch.testing.assert_close(scales, theirs, rtol=0, atol=1e-6)
+    assert scales[:length].eq(1).all()
+    assert scales[length] > 1

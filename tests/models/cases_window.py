@@ -14,6 +14,9 @@ _GEMMA4 = {
     "vocab_size_per_layer_input": 100,
 }
 
+_YARN = {"rope_type": "yarn", "rope_theta": 5_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_MINISTRAL = {**_YARN, "beta_fast": 8.0, "beta_slow": 2.0, "llama_4_scaling_beta": 0.7}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", {"layer_types": [CONV, FULL, CONV], "block_multiple_of": 8}),
     "lfm2-biases-untied": (
@@ -126,6 +129,38 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma4_text-pattern": ("gemma4_text", {**_GEMMA4, "num_hidden_layers": 8, "num_kv_shared_layers": 1}),
+    "ministral3": ("ministral3", {"rope_parameters": {**_MINISTRAL, "mscale": 1.0, "mscale_all_dim": 0.8}}),
+    "ministral3-window-tied": (
+        "ministral3",
+        {
+            "sliding_window": 21,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**_MINISTRAL, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 5},
+        },
+    ),
+    "mellum": (
+        "mellum",
+        {
+            **_MOE,
+            "layer_types": [SLIDING, FULL, SLIDING],
+            "sliding_window": 6,
+            "mlp_layer_types": ["sparse", "sparse", "dense"],
+            "rope_parameters": {FULL: _YARN, SLIDING: {"rope_type": "default", "rope_theta": 700.0}},
+        },
+    ),
+    "mellum-full-biases-tied": (
+        "mellum",
+        {**_MOE, "norm_topk_prob": False, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "mellum-gguf": (  # the format has no dense layers
+        "mellum",
+        {
+            **_MOE,
+            "layer_types": [FULL, SLIDING, SLIDING],
+            "sliding_window": 6,
+            "rope_parameters": {FULL: _YARN, SLIDING: {"rope_type": "default", "rope_theta": 700.0}},
+        },
+    ),
     "gpt_oss": ("gpt_oss", {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 6}),
     "gpt_oss-full-first": (
         "gpt_oss",

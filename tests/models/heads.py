@@ -44,6 +44,11 @@ _NEMOTRON_H: Final = {
     "backbone.layers.1": "mtp.layers.1",
 }
 _ONE_LAYER: Final = {"num_hidden_layers": 1, "layer_types": [_FULL]}
+_MELLUM_LAYER: Final = {
+    "num_hidden_layers": 1,
+    "layer_types": ["sliding_attention"],
+    "mlp_layer_types": ["sparse"],
+}
 _LATENT_LAYER: Final = {"num_hidden_layers": 1, "first_k_dense_replace": 0}
 
 # By case: what the head's layers are, what files call its tensors, what the whole model's configuration says of it.
@@ -64,6 +69,7 @@ HEADS: Final[dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]]] =
         _DEEPSEEK,
         {"layer_types": ["linear_attention", "linear_attention", _FULL]},
     ),
+    "mellum": (_MELLUM_LAYER, _QWEN, {"num_mtp_layers": 1}),
     "nemotron_h": (
         {"layers_block_type": ["attention", "moe"]},
         _NEMOTRON_H,
@@ -131,10 +137,13 @@ def norm_eps(norm: nn.Module) -> float:
 def of_transformers(headed: Headed) -> Callable[[list[int], Tensor], Tensor]:
     """The head as transformers itself reads it from the files: hidden states [T, H] of whole sequences."""
     model = AutoModelForCausalLM.from_pretrained(headed.path, attn_implementation="eager", dtype=torch.float32).eval()
-    model._keys_to_ignore_on_load_unexpected = [r"model\.layers\.3\..*"]  # its own is of the published number of layers
-    of_head = {"mtp_layer_types": [_FULL], "mtp_mlp_layer_types": ["sparse"]}
-    for name, value in of_head.items():
-        setattr(model.config, name, value)
+    if model.config.model_type != "mellum":
+        model._keys_to_ignore_on_load_unexpected = [
+            r"model\.layers\.3\..*"
+        ]  # its own: of the published number of layers
+        of_head = {"mtp_layer_types": [_FULL], "mtp_mlp_layer_types": ["sparse"]}
+        for name, value in of_head.items():
+            setattr(model.config, name, value)
     head = MtpModel.from_pretrained(model)
 
     def drafted(next_ids: list[int], hidden: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def test_a_draft_head_guesses_what_its_layers_do_in_transformers(case, headed, l
     torch.testing.assert_close(found, logits, **TOLERANCE)
 
 
-@pytest.mark.parametrize("case", ["deepseek_v3", "bailing_hybrid"])
+@pytest.mark.parametrize("case", ["deepseek_v3", "bailing_hybrid", "mellum"])
 def test_a_draft_head_guesses_what_transformers_own_does(case, headed, load_headed):
     oracle, ids = headed(case), random_ids(LENGTH + 1, seed=2)
     hidden = oracle.oracle(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states[-1][0]
@@ -64,7 +64,7 @@ def test_a_draft_head_guesses_what_transformers_own_does(case, headed, load_head
     torch.testing.assert_close(drafted, expected, **TOLERANCE)
 
 
-@pytest.mark.parametrize("case", ["qwen3_next", "deepseek_v3", "deepseek_v32", "nemotron_h"])
+@pytest.mark.parametrize("case", ["qwen3_next", "deepseek_v3", "deepseek_v32", "mellum", "nemotron_h"])
 @pytest.mark.parametrize("chunk", [1, 7])
 def test_chunks_are_the_same_to_a_draft_head(case, chunk, headed, load_headed):
     oracle, ids = headed(case), random_ids(LENGTH + 1, seed=3)

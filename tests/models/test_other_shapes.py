@@ -50,7 +50,7 @@ def random_shape(model_type: str, rng: random.Random) -> dict[str, Any]:
         drawn.pop("intermediate_size")  # transformers computes it
     if model_type == "olmo_hybrid":  # transformers writes the convolutions of q, k and v as equal thirds of one
         drawn["linear_value_head_dim"] = drawn["linear_key_head_dim"]
-    if model_type not in ("lfm3", "gemma4_text"):  # which have a rope for each kind of attention
+    if model_type not in ("lfm3", "gemma4_text", "mellum"):  # which have a rope for each kind of attention
         drawn["rope_theta"] = rng.choice([500.0, 3e5])
     return {**fields, **drawn}
 

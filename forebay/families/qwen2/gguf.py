@@ -4,4 +4,8 @@ from typing import Final
 
 from forebay.families.architecture import PRE_NORM, Architecture
 
-ARCHITECTURES: Final = {"qwen2": Architecture(block_names=PRE_NORM)}
+# The sections are of M-RoPE, whose three positions are equal for text.
+ARCHITECTURES: Final = {
+    "qwen2": Architecture(block_names=PRE_NORM),
+    "qwen2vl": Architecture(block_names=PRE_NORM, checked=("rope.dimension_sections",)),
+}

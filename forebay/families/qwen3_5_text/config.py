@@ -69,7 +69,7 @@ def small(shape: Shape) -> dict[str, Any]:
 
 
 # What drafts tokens, under the names that DeepSeek has for it.
-_DRAFT_HEAD: Final = (
+MTP_HEAD: Final = (
     ("mtp.pre_fc_norm_embedding.", "model.layers.{0}.enorm."),
     ("mtp.pre_fc_norm_hidden.", "model.layers.{0}.hnorm."),
     ("mtp.fc.", "model.layers.{0}.eh_proj."),
@@ -80,7 +80,7 @@ NAMES: Final = TensorNames(
     renamed=((r"^model\.language_model\.", "model."),),
     unused=("model.visual.", "mtp."),
     stacked_experts=True,
-    draft_head=_DRAFT_HEAD,
+    draft_head=MTP_HEAD,
 )
 # The experts' shares are normalized in any case, and what a draft head has, its tensors say.
 HARMLESS: Final = frozenset({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "norm_topk_prob"})
