@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 from forebay.base.confined import ConfinedProcess, NoAnswer, Processes
@@ -15,6 +16,8 @@ MAX_WAIT_S: Final = 20.0  # by the clock, for what the processor may take `LIMIT
 MAX_START_S: Final = 60.0  # the same for a process that is yet to import jinja2
 # transformers' apply_chat_template passes these to every template: `{% if tools is not none %}` asks for tools.
 _ALWAYS_PASSED: Final = {"tools": None, "documents": None}
+_READS_PARTS: Final = re.compile(r"""\[\s*['"]type['"]\s*\]|\.type\b|selectattr""")
+_PROBE: Final = "Probe."
 
 
 class ChatTemplate:
@@ -43,6 +46,24 @@ class ChatTemplate:
 
     def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, **variables: Any) -> str:
         """Raises InvalidRequest where the template refuses these messages, fails, takes too long or writes too much."""
+        if self._takes_parts:
+            messages = [_in_parts(message) for message in messages]
+        return self._render(messages, add_generation_prompt=add_generation_prompt, **variables)
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        """Whether the template shows words only in a list of parts, as those of some models with images do."""
+        if _READS_PARTS.search(self.source) is None:
+            return False
+        return not self._shows(_PROBE) and self._shows([_part(_PROBE)])
+
+    def _shows(self, content: Any) -> bool:
+        try:
+            return _PROBE in self._render([{"role": "user", "content": content}], add_generation_prompt=True)
+        except InvalidRequest:
+            return False
+
+    def _render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, **variables: Any) -> str:
         try:
             question = encode(
                 Render(messages, {**_ALWAYS_PASSED, **variables, "add_generation_prompt": add_generation_prompt})
@@ -54,6 +75,15 @@ class ChatTemplate:
         if isinstance(answer, Rendered):
             return answer.text
         raise _refused(answer.why if isinstance(answer, Failed) else "gave no text")
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    return {**message, "content": [_part(content)]} if isinstance(content, str) else message
 
 
 def _started(compile_it: bytes) -> TemplateProcess:

@@ -187,7 +187,8 @@ def _add(backend: tokenizers.Tokenizer, tokens: Strings, control: frozenset[int]
 
 
 def from_folder(folder: Path) -> TokenizerParts:
-    """From `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and `chat_template.jinja`."""
+    """From `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja` and, of models
+    with images, `chat_template.json`."""
     path = folder / "tokenizer.json"
     if not is_there(path):
         raise ModelError(f"{folder} has no tokenizer.json: save the model with its fast tokenizer")
@@ -250,10 +251,12 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
     if isinstance(template, list):  # several, by name
         named = {str(entry.get("name")): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
+    where = "tokenizer_config.json"
+    if template is None:
+        where = "chat_template.json"
+        template = _read_optional(folder / where).get("chat_template")
     if template is not None and not isinstance(template, str):
-        raise ModelError(
-            f"{folder / 'tokenizer_config.json'}: the chat_template is {type(template).__name__}, not a text"
-        )
+        raise ModelError(f"{folder / where}: the chat_template is {type(template).__name__}, not a text")
     return template
 
 

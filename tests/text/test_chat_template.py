@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -302,3 +303,44 @@ def test_files_that_are_no_template_are_named(tmp_path: Path) -> None:
     for wrong in (5, ["x"], True):
         with pytest.raises(ModelError, match=r"tokenizer\.chat_template is a"):
             tokenizer_files.from_gguf({**tiny_metadata(600), "tokenizer.chat_template": wrong})
+
+
+LLAVA = (
+    "{% for m in messages %}{{ m.role | upper }}: "
+    "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }} {% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_template_that_shows_words_in_parts_alone_gets_parts() -> None:
+    asked = [
+        *ASK,
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+    ]
+    text = ChatTemplate(LLAVA, {}).render(asked, add_generation_prompt=True)
+    assert text == "USER: a<b ASSISTANT: yes USER: x ASSISTANT:"
+
+
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{{ m.content[0]['type'] }}"
+        "{% endif %}{% endfor %}",
+        "{{ messages[0]['content'] }}{% if messages[0]['type'] %}x{% endif %}",
+    ],
+)
+def test_template_that_shows_text_gets_text(source: str) -> None:
+    assert render(source) == "a<b"
+
+
+def test_template_of_a_processor_is_read_where_the_tokenizer_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "chat_template.json"
+    path.write_text(json.dumps({"chat_template": "{{ 'of the processor' }}"}))
+    assert tokenizer_files._template(tmp_path, {}) == "{{ 'of the processor' }}"
+    assert tokenizer_files._template(tmp_path, {"chat_template": "own"}) == "own"
+    path.write_text(json.dumps({"chat_template": 3}))
+    with pytest.raises(ModelError, match=r"chat_template.json: the chat_template is int"):
+        tokenizer_files._template(tmp_path, {})
