@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from forebay.formats.layer_packing import ACTIVATION_SCALES, Parts
 from forebay.formats.quantized import HEAD_BITS, Order, StoredCodes, stored_codes
 from forebay.formats.safetensors import MAX_CHECKPOINT_TENSORS, SafetensorsFile, checkpoint_files
 from forebay.formats.stored_tensor import StoredTensor
-from forebay.formats.turned_experts import GATE_UP, turned_experts
+from forebay.formats.turned_experts import GATE_UP, TurnedMatrix, turned_experts
 from forebay.formats.weight_shapes import WeightShapes, kinds_of
 
 # Elements decoded at a time: the float32 piece then stays in the second-level cache. 64 Ki and 128 Ki were the best of
@@ -89,14 +89,15 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
     layers: defaultdict[str, dict[str, FileArray]] = defaultdict(dict)
     num_draft_heads = num_unused = 0
     bare = any(_BARE in file.tensors for file in files)
+    inner = _inner_names(files, config, path, bare=bare)
     for file in files:
-        for stored in file.tensors:
-            name = names.here(f"model.{stored}" if bare else stored, config.num_layers)
+        for stored in filter(inner.__contains__, file.tensors):
+            name = names.here(inner[stored], config.num_layers)
             if own.unused(config, name):
                 continue
-            num_draft_heads += names.begins_draft_head(stored)
+            num_draft_heads += names.begins_draft_head(inner[stored])
             if not name and draft_head:
-                name = names.in_draft_head(stored, config.num_layers)
+                name = names.in_draft_head(inner[stored], config.num_layers)
             layer, _, part = name.rpartition(".")
             if config.packing is not None and config.packing.has(part, file.tensors[stored].dtype):
                 layers[layer][part] = file.packed(stored)
@@ -124,6 +125,17 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
     return Checkpoint(path=path, config=config, tensors=tensors, gguf_metadata={}, num_draft_heads=num_draft_heads)
 
 
+def _inner_names(files: Sequence[SafetensorsFile], config: ModelConfig, path: Path, *, bare: bool) -> Mapping[str, str]:
+    """Return what files of the language model alone would call each of its tensors, by the names that these have."""
+    stored = [name for file in files for name in file.tensors]
+    if config.outer is None:
+        return {name: f"model.{name}" if bare else name for name in stored}
+    names, parts = config.outer.inner_names(stored, str(path))
+    if parts:
+        _log_not_served(path, ",".join(parts))
+    return names
+
+
 def _tensors_of(
     file: SafetensorsFile, stored: str, name: str, config: ModelConfig, names: TensorNames
 ) -> Mapping[str, StoredTensor]:
@@ -145,6 +157,11 @@ def _log_unused(path: Path, num_scales: int) -> None:
     _log.info(event("activation_scales_unused", path=path, number=num_scales, note="inputs are not rounded to floats"))
 
 
+@functools.cache
+def _log_not_served(path: Path, parts: str) -> None:
+    _log.info(event("parts_not_served", path=path, parts=parts, note="of this model only text is served"))
+
+
 def _opened(path: Path) -> list[SafetensorsFile]:
     files: list[SafetensorsFile] = []
     num_tensors = 0
@@ -158,17 +175,33 @@ def _opened(path: Path) -> list[SafetensorsFile]:
 
 def _experts_of(file: SafetensorsFile, stored: str, name: str, config: ModelConfig) -> Mapping[str, StoredTensor]:
     """The matrices that are stacked in one tensor, each under a name of its own: of gate_up_proj, [E, 2I, H], an
-    expert's gate is in the first half of the rows."""
+    expert's gate is in the first half of the rows. Some outer models have inputs before outputs, [E, H, 2I]."""
     shape, (prefix, _, kind) = file.tensors[stored].shape, name.rpartition(".")
     parts = ("gate_proj", "up_proj") if kind == GATE_UP else (kind,)
-    if len(shape) != 3 or 0 in shape or shape[1] % len(parts) or shape[0] != config.num_experts:
+    if len(shape) != 3 or 0 in shape or shape[0] != config.num_experts:
         raise ModelError(f"{file.path}: {stored!r} has the shape {shape}, not one matrix for each expert")
-    rows = shape[1] // len(parts)
-    return {
-        f"{prefix}.{expert}.{part}.weight": _ExpertTensor(file, stored, expert, slice(i * rows, (i + 1) * rows))
-        for expert in range(shape[0])
-        for i, part in enumerate(parts)
-    }
+    turned = config.outer is not None and config.outer.turned_stacks and shape[1:] != _expected(kind, config)
+    outputs = shape[2 if turned else 1]
+    if outputs % len(parts):
+        raise ModelError(f"{file.path}: {stored!r} has the shape {shape}, whose {outputs} outputs are no gate and up")
+    size = outputs // len(parts)
+    found: dict[str, StoredTensor] = {}
+    for expert in range(shape[0]):
+        for i, part in enumerate(parts):
+            of_part = slice(i * size, (i + 1) * size)
+            found[f"{prefix}.{expert}.{part}.weight"] = (
+                TurnedMatrix(file.packed(stored), expert, of_part)
+                if turned
+                else _ExpertTensor(file, stored, expert, of_part)
+            )
+    return found
+
+
+def _expected(kind: str, config: ModelConfig) -> tuple[int, int]:
+    """Outputs and inputs of one matrix of a stack."""
+    assert config.experts is not None, config.model_type
+    size = config.experts.intermediate_size
+    return (2 * size, config.hidden_size) if kind == GATE_UP else (config.hidden_size, size)
 
 
 def _open_gguf(path: Path) -> Checkpoint:

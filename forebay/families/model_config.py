@@ -13,6 +13,7 @@ from forebay.families import ASSISTANTS, HEADS, TYPES
 from forebay.families.fields import Fields
 from forebay.families.gguf_names import hf_config
 from forebay.families.options import unknown_options
+from forebay.families.outer import OTHER_NAMES, OUTERS, Outer, text_config
 from forebay.families.sampling import NEUTRAL, SamplingDefaults, of_generation_config, of_gguf
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import AS_STORED, TensorNames
@@ -25,12 +26,6 @@ from forebay.formats.safetensors import weight_files
 
 MAX_EXPERTS: Final = 1 << 17
 """Of all layers together, each with weights of its own: 23,000 is the most that a published model has."""
-
-# What the configuration of a multimodal model says of its language model, too, where the inner one is silent.
-_SHARED: Final = (
-    *("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config", "auto_map"),
-    *("dtype", "torch_dtype"),
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +46,8 @@ class ModelConfig:
     whether tensors that are not in codes are taken to be stored so, by config.json: as it says, or if it names no type,
     which most published models without one are. Pages must hold a multiple of `page_multiple` tokens. `unknown_options`
     are names of fields that the file has and nobody here knows: they may change what the model computes elsewhere.
-    `packing` says how safetensors have the layers in codes, if they do."""
+    `packing` says how safetensors have the layers in codes, if they do. `outer`: where their files have the language
+    model of a larger one, None for a model of its own."""
 
     model_type: str
     vocab_size: int
@@ -78,6 +74,7 @@ class ModelConfig:
     sampling: SamplingDefaults = NEUTRAL
     in_bfloat16: bool = False
     page_multiple: int = 1
+    outer: Outer | None = None
 
     @property
     def num_experts(self) -> int:
@@ -145,7 +142,8 @@ def config_from_folder(folder: Path) -> ModelConfig:
 
 def config_of(raw: Mapping[str, Any], where: str = "config.json", *, generation: Fields | None = None) -> ModelConfig:
     """Read a config.json's fields; `where` is what errors call it."""
-    raw = _as_head(_text_config(raw, where))
+    outer = OUTERS.get(str(raw.get("model_type")))
+    raw = _as_head(_of_assistant(raw, where) if outer is None else text_config(raw, outer, where))
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in (*TYPES, *ASSISTANTS, *HEADS):
         raise ModelError(f"{where}: model_type {brief(model_type)} is not supported; supported are {', '.join(TYPES)}")
@@ -161,7 +159,8 @@ def config_of(raw: Mapping[str, Any], where: str = "config.json", *, generation:
     if generation is not None:
         ends += generation.token_ids("eos_token_id", config.vocab_size)
     packed = "quantization_config" in fields.unread  # by the family
-    packing = packing_of(fields.get("quantization_config"), where) if packed else in_blocks or config.packing
+    aliases = () if outer is None else outer.aliases
+    packing = packing_of(fields.get("quantization_config"), where, aliases) if packed else in_blocks or config.packing
     unknown = unknown_options(fields, own.harmless)
     sampling = of_generation_config(generation)
     return replace(
@@ -171,6 +170,7 @@ def config_of(raw: Mapping[str, Any], where: str = "config.json", *, generation:
         packing=packing,
         sampling=sampling,
         in_bfloat16=(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16") == "bfloat16",
+        outer=outer,
     )
 
 
@@ -181,21 +181,16 @@ def _as_head(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**raw, "model_type": "eagle_head"} if eagle and raw.get("model_type") == "llama" else raw
 
 
-def _text_config(raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The language model's part of a multimodal configuration, of which only text is served, or all of an assistant's
-    with that part; any other as it is."""
-    outer = raw.get("model_type")
-    text_type = f"{outer}_text"
-    if text_type not in TYPES and outer not in ASSISTANTS:
+def _of_assistant(raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """All of an assistant's configuration with the fields of its language model, or any other under our name of its
+    type."""
+    model_type = raw.get("model_type")
+    if isinstance(model_type, str) and model_type in OTHER_NAMES:
+        return {**raw, "model_type": OTHER_NAMES[model_type]}
+    if model_type not in ASSISTANTS:
         return raw
     inner = raw.get("text_config")
     if not isinstance(inner, dict):
         found = "missing" if inner is None else brief(inner)
-        raise ModelError(f"{where}: text_config is {found}; a {outer} model has its sizes there")
-    if outer in ASSISTANTS:
-        return {**inner, **{name: value for name, value in raw.items() if name != "text_config"}}
-    model_type = inner.get("model_type", text_type)
-    if model_type != text_type:
-        raise ModelError(f"{where}: text_config is of type {brief(model_type)}, not {text_type}")
-    shared = {name: raw[name] for name in _SHARED if name in raw}
-    return {**shared, **inner, "model_type": model_type}
+        raise ModelError(f"{where}: text_config is {found}; a {model_type} model has its sizes there")
+    return {**inner, **{name: value for name, value in raw.items() if name != "text_config"}}

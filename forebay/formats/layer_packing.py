@@ -23,6 +23,8 @@ _MOST_WILDCARDS: Final = 3  # a match then takes at most the cube of a name's le
 Parts = Mapping[str, FileArray]
 """The arrays of one layer, by the last parts of their names."""
 
+Aliases = tuple[tuple[str, str], ...]
+
 
 class LayerPacking(Protocol):
     """Layers in parts: what arrays stand for one, and what it is.
@@ -50,9 +52,11 @@ class LayerPacking(Protocol):
 @dataclass(frozen=True, slots=True)
 class IgnoredModules:
     """Names of modules that are not packed: a module or what contains it, with `*` for anything, or a regular
-    expression behind `re:`. Expressions that are more than literals and three wildcards match nothing."""
+    expression behind `re:`. Expressions that are more than literals and three wildcards match nothing. `aliases` are
+    beginnings of our names, each with one that files may have instead."""
 
     patterns: tuple[str, ...] = ()
+    aliases: Aliases = ()
 
     @staticmethod
     def of(*lists: Any) -> IgnoredModules:
@@ -62,7 +66,8 @@ class IgnoredModules:
 
     def matches(self, module: str) -> bool:
         """Return whether the module is not packed."""
-        return any(_matches(pattern, module) for pattern in self.patterns)
+        theirs = [new + module.removeprefix(old) for old, new in self.aliases if module.startswith(old)]
+        return any(_matches(pattern, name) for pattern in self.patterns for name in (module, *theirs))
 
 
 NONE_IGNORED: Final = IgnoredModules()

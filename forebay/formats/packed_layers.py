@@ -18,7 +18,7 @@ import numpy as np
 from forebay.base.errors import ModelError, brief
 from forebay.formats.file_array import Array, FileArray
 from forebay.formats.float_layers import float_packing
-from forebay.formats.layer_packing import NONE_IGNORED, IgnoredModules, LayerPacking
+from forebay.formats.layer_packing import NONE_IGNORED, Aliases, IgnoredModules, LayerPacking
 from forebay.formats.quantized import (
     F32,
     GROUP,
@@ -80,16 +80,17 @@ class Packing:
         return CodeFormat(bits=self.bits, minimums=not self.symmetric, group=group) if whole else None
 
 
-def packing_of(fields: Any, where: str) -> LayerPacking:
-    """From a config.json's quantization_config. ModelError for what is not read here."""
+def packing_of(fields: Any, where: str, aliases: Aliases = ()) -> LayerPacking:
+    """From a config.json's quantization_config, which may call modules by their `aliases`. ModelError for what is not
+    read here."""
     fields = fields if isinstance(fields, dict) else {}
-    found: LayerPacking | None = float_packing(fields) or _whole_numbers(fields)
+    found = float_packing(fields) or _whole_numbers(fields)
     if found is None:
         raise ModelError(
             f"{where}: quantization_config {brief(fields)} is not supported: weights are read in GPTQ, AWQ (gemm), FP8 "
             "(E4M3), NVFP4 and compressed-tensors layouts with one format; give the checkpoint in bfloat16, or GGUF"
         )
-    return found
+    return replace(found, ignored=replace(found.ignored, aliases=aliases))
 
 
 def _whole_numbers(fields: Mapping[str, Any]) -> Packing | None:

@@ -53,7 +53,7 @@ def turned_experts(stacks: Mapping[str, FileArray], num_experts: int, where: str
                     scales = stacks[name.removesuffix(BLOCKS) + SCALES]
                     tensors[own] = _Packed(stack, scales, expert, turn, f"{where}: {own}")
                 else:
-                    tensors[own] = _Turned(stack, expert, turn)
+                    tensors[own] = TurnedMatrix(stack, expert, turn)
     return tensors
 
 
@@ -68,7 +68,7 @@ def _check_packed(name: str, blocks: FileArray, scales: FileArray | None, where:
         raise ModelError(f"{where}: {stem} has blocks and scales of the shapes {shapes}, which do not go together")
 
 
-class _Turned:
+class TurnedMatrix:
     """The outputs `turn` of one expert's matrix, as [N, K], or bias."""
 
     codes = None

@@ -7,6 +7,7 @@ import pkgutil
 
 from forebay import families
 from forebay.families import ASSISTANTS, HEADS, TYPES
+from forebay.families.outer import OTHER_NAMES, OUTERS
 from scripts.site.tables import code, codes, table
 
 
@@ -14,7 +15,19 @@ def page() -> str:
     rows = [(code(name), _gguf(name)) for name in TYPES]
     served = table(("`model_type` in config.json", "`general.architecture` in a GGUF file"), rows)
     drafting = f"Beside another model, as what drafts for it: {codes((*ASSISTANTS, *HEADS))}."
-    return f"{len(TYPES)} types are served.\n\n{served}\n\n{drafting}"
+    inside = table(("around a language model", "whose type is"), [(code(name), _inside(name)) for name in OUTERS])
+    others = "; ".join(f"{code(other)} is {code(ours)}" for other, ours in OTHER_NAMES.items())
+    return (
+        f"{len(TYPES)} types are served ({others}).\n\n{served}\n\n{drafting}\n\nOf models with images, audio or "
+        f"video only the language model is served, for text:\n\n{inside}"
+    )
+
+
+def _inside(name: str) -> str:
+    outer = OUTERS[name]
+    if outer.types:
+        return codes(dict.fromkeys(outer.types.values()))
+    return f"any that is served; where the file is silent {code(outer.text_type)}"
 
 
 def _gguf(name: str) -> str:

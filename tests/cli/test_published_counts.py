@@ -6,7 +6,7 @@ import pytest
 
 from forebay.families.model_config import config_of
 from forebay.models import needs_of
-from tests.cli import public_dense, public_experts, public_norms
+from tests.cli import public_dense, public_experts, public_norms, public_outer
 from tests.cli.public_configs import LLAMA_3_8B, QWEN3_30B_A3B
 
 PUBLISHED = {
@@ -15,6 +15,7 @@ PUBLISHED = {
     **public_dense.PUBLISHED,
     **public_experts.PUBLISHED,
     **public_norms.PUBLISHED,
+    **public_outer.PUBLISHED,
 }
 
 

@@ -8,7 +8,6 @@ from forebay.families.fields import Fields
 from forebay.families.model_config import Family, ModelConfig
 from forebay.families.rope import ropes_by_kind
 from forebay.families.shape import WINDOW, Shape
-from forebay.families.tensor_names import TensorNames
 from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, transformer
 
 Ropes = Mapping[str, tuple[float, dict[str, Any] | None]]
@@ -65,16 +64,4 @@ def small(shape: Shape) -> dict[str, Any]:
     }
 
 
-# Published multimodal files have the first names, those saved by a model without a head the third.
-_NAMES: Final = TensorNames(
-    renamed=(
-        (r"^language_model\.model\.", "model."),
-        (r"^language_model\.lm_head\.", "lm_head."),
-        (r"^model\.language_model\.", "model."),
-    ),
-    unused=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
-)
-
-FAMILY: Final = Family(
-    parse=parse, small=small, harmless=frozenset({"hidden_act", "_sliding_window_pattern"}), names=_NAMES
-)
+FAMILY: Final = Family(parse=parse, small=small, harmless=frozenset({"hidden_act", "_sliding_window_pattern"}))

@@ -198,12 +198,7 @@ def _is_of_shared_kv(config: ModelConfig, name: str) -> bool:
     return 0 <= layer < config.num_layers and config.kv_owners[layer] != layer
 
 
-_NAMES: Final = TensorNames(
-    renamed=((r"^model\.language_model\.", "model."),),
-    unused=("model.vision_tower.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio."),
-    stacked_experts=True,
-    stacks=("experts.gate_up_proj", "experts.down_proj"),
-)
+_NAMES: Final = TensorNames(stacked_experts=True, stacks=("experts.gate_up_proj", "experts.down_proj"))
 
 FAMILY: Final = Family(
     parse=parse, small=small, harmless=frozenset({"hidden_act"}), names=_NAMES, unused=_is_of_shared_kv

@@ -7,6 +7,7 @@ from forebay.families.fields import MAX_LAYERS, Fields
 from forebay.families.model_config import Experts, Family, ModelConfig
 from forebay.families.qwen2.config import NO_WINDOW, asks_for_windows
 from forebay.families.shape import Shape
+from forebay.families.tensor_names import TensorNames
 from forebay.families.transformer import Defaults, Windows, experts, transformer
 
 
@@ -38,4 +39,5 @@ def expert_layers(fields: Fields) -> tuple[int, ...]:
     return tuple(layer for layer in range(num_layers) if (layer + 1) % step == 0 and layer not in dense)
 
 
-FAMILY: Final = Family(parse=parse, small=Shape.experts, harmless=NO_WINDOW)
+# Those of Qwen 3 VL are stacked.
+FAMILY: Final = Family(parse=parse, small=Shape.experts, harmless=NO_WINDOW, names=TensorNames(stacked_experts=True))

@@ -1,0 +1,212 @@
+"""Models with a language model inside: of what they are around it, images above all, no part is served.
+
+The table says for each such type where its configuration and its files have the language model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from forebay.base.errors import ModelError, brief
+from forebay.families import TYPES
+
+OTHER_NAMES: Final = {"kimi_k2": "deepseek_v3"}
+"""Types by the names that remote code has for them."""
+
+_HEAD: Final = "language_model.lm_head"
+
+# What the outer configuration says of the language model, too, where the inner one is silent.
+_SHARED: Final = ("bos_token_id", "eos_token_id", "quantization_config", "auto_map", "dtype", "torch_dtype")
+
+# What the flat files of Qwen 2 and 2.5 VL have beside the fields of the language model.
+_OF_PICTURES: Final = frozenset({
+    "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+    "vision_token_id",
+})  # fmt: skip
+
+# transformers up to 4.50 left out of a text_config what is as its class has it by default.
+_LEFT_OUT: Final[Mapping[str, Mapping[str, Any]]] = {
+    "llama": {
+        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "max_position_embeddings": 2048,
+    },
+    "mistral": {
+        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072,
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outer:
+    """Where a type has its language model.
+
+    `types` are the names of the language model's type in `text_config`, and ours; none where it may be any type that is
+    served. `text_type` is that name where the file is silent. `body`: how the names of its tensors begin instead of
+    `model.`, in published files and in those that transformers 5 writes. `parts`: how those begin of parts that are not
+    served. `tied`: whether the embedding is the head where the file is silent, None where the family says. `defaults`
+    and `fixed` are fields of `text_config` that count where it is silent, and in any case; `unused` change nothing.
+    `flat`: a file without `text_config` has its fields beside the others. `mrope`: the rope's positions are
+    three, which are equal for text. `turned_stacks`: published files have all experts of a layer in one tensor with
+    inputs before outputs."""
+
+    text_type: str
+    types: Mapping[str, str] = field(default_factory=dict)
+    body: tuple[str, ...]
+    parts: tuple[str, ...]
+    tied: bool | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    flat: bool = False
+    mrope: bool = False
+    turned_stacks: bool = False
+
+    @property
+    def aliases(self) -> tuple[tuple[str, str], ...]:
+        """How our names of modules begin, each with how files may have it."""
+        return (*(("model.", begin) for begin in self.body), ("lm_head", _HEAD))
+
+    def inner_names(self, stored: Iterable[str], where: str) -> tuple[dict[str, str], list[str]]:
+        """Return the language model's tensors, with the names that they would have in files of that alone, and the
+        parts that others are of. ModelError for names of two kinds."""
+        names: dict[str, str] = {}
+        parts: set[str] = set()
+        begins: set[str] = set()
+        for name in stored:
+            if name.startswith(self.parts):
+                parts.add(name.removeprefix("model.").partition(".")[0])
+                continue
+            begin = next((begin for begin in self.body if name.startswith(begin)), None)
+            if begin is not None:
+                begins.add(begin)
+                names[name] = f"model.{name.removeprefix(begin)}"
+            else:
+                names[name] = name.removeprefix("language_model.") if name.startswith(f"{_HEAD}.") else name
+        if len(begins) > 1:
+            both = " and with ".join(map(repr, sorted(begins)))
+            raise ModelError(f"{where}: names of the language model's tensors begin with {both}: of two checkpoints")
+        return names, sorted(parts)
+
+
+_LLAVA: Final = ("language_model.model.", "model.language_model.")
+_TOWER: Final = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_IDEFICS: Final = Outer(
+    text_type="llama",
+    body=("model.text_model.",),
+    parts=("model.vision_model.", "model.connector."),
+    tied=False,
+    unused=(
+        *("_flash_attn_2_enabled", "is_llama_config", "neftune_noise_alpha", "perceiver_config"),
+        *("pixel_shuffle_factor", "qk_layer_norms", "rope_interleaved", "transformers.js_config", "use_resampler"),
+    ),
+)
+_QWEN2: Final[Mapping[str, Any]] = {
+    "body": ("model.language_model.", "model."),
+    "parts": ("visual.", "model.visual."),
+    "tied": False,
+    "defaults": {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "max_window_layers": 80},
+    "flat": True,
+    "mrope": True,
+}
+_QWEN3: Final[Mapping[str, Any]] = {"body": ("model.language_model.",), "parts": ("model.visual.",)}
+_NO_WINDOW: Final = {"use_sliding_window": False, "sliding_window": None, "layer_types": None}
+_THETA: Final = {"rope_theta": 500_000.0}
+
+OUTERS: Final[Mapping[str, Outer]] = {
+    "gemma3": Outer(text_type="gemma3_text", types={"gemma3_text": "gemma3_text"}, body=_LLAVA, parts=_TOWER),
+    "gemma4": Outer(
+        text_type="gemma4_text",
+        types={"gemma4_text": "gemma4_text"},
+        body=("model.language_model.",),
+        parts=("model.vision_tower.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio."),
+    ),
+    "idefics3": _IDEFICS,
+    "internvl": Outer(text_type="qwen2", body=_LLAVA, parts=_TOWER, tied=True),
+    "kimi_k25": Outer(
+        text_type="deepseek_v3",
+        body=_LLAVA,
+        parts=("vision_tower.", "mm_projector.", "model.vision_tower.", "model.mm_projector."),
+        tied=True,
+    ),
+    "lfm2_vl": Outer(text_type="lfm2", body=("model.language_model.",), parts=_TOWER, tied=True),
+    "llava": Outer(text_type="llama", body=_LLAVA, parts=_TOWER, tied=False),
+    "mistral3": Outer(text_type="mistral", body=_LLAVA, parts=_TOWER, tied=True),
+    "qwen2_vl": Outer(text_type="qwen2_vl_text", types={"qwen2_vl_text": "qwen2"}, **_QWEN2),
+    "qwen2_5_vl": Outer(text_type="qwen2_5_vl_text", types={"qwen2_5_vl_text": "qwen2"}, **_QWEN2),
+    "qwen3_5": Outer(text_type="qwen3_5_text", types={"qwen3_5_text": "qwen3_5_text"}, **_QWEN3),
+    "qwen3_5_moe": Outer(text_type="qwen3_5_moe_text", types={"qwen3_5_moe_text": "qwen3_5_moe_text"}, **_QWEN3),
+    "qwen3_vl": Outer(
+        text_type="qwen3_vl_text",
+        types={"qwen3_vl_text": "qwen3"},
+        tied=False,
+        defaults=_THETA,
+        fixed=_NO_WINDOW,
+        mrope=True,
+        **_QWEN3,
+    ),
+    "qwen3_vl_moe": Outer(
+        text_type="qwen3_vl_moe_text",
+        types={"qwen3_vl_moe_text": "qwen3_moe"},
+        tied=False,
+        defaults=_THETA,
+        fixed={**_NO_WINDOW, "norm_topk_prob": True},
+        mrope=True,
+        turned_stacks=True,
+        **_QWEN3,
+    ),
+    "smolvlm": _IDEFICS,
+}
+
+
+def text_config(raw: Mapping[str, Any], outer: Outer, where: str) -> dict[str, Any]:
+    """Return the fields of the language model in those of a model around it. ModelError where there are none, and for
+    a type of it that is not served."""
+    inner = raw.get("text_config")
+    if inner is None and outer.flat:
+        inner = {name: value for name, value in raw.items() if name not in {*_OF_PICTURES, "model_type"}}
+    if not isinstance(inner, dict):
+        found = "missing" if inner is None else brief(inner)
+        raise ModelError(f"{where}: text_config is {found}; a {raw['model_type']} model has its sizes there")
+    named = inner.get("model_type", outer.text_type)
+    if isinstance(inner.get("text_config"), dict) or (isinstance(named, str) and named in OUTERS):
+        raise ModelError(
+            f"{where}: text_config is of type {brief(named)}, which has a language model of its own inside"
+        )
+    model_type = _served(named, outer, where)
+    left_out = _LEFT_OUT.get(model_type, {}) if "model_type" in inner and not outer.types else {}
+    shared = {name: raw[name] for name in _SHARED if name in raw}
+    own = {name: value for name, value in inner.items() if name not in outer.unused}
+    fields = {**shared, **left_out, **outer.defaults, **own, **outer.fixed, "model_type": model_type}
+    said = [part["tie_word_embeddings"] for part in (raw, inner) if part.get("tie_word_embeddings") is not None]
+    tied = next((value for value in said if value is not False), False) if said else outer.tied
+    if tied is not None:
+        fields["tie_word_embeddings"] = tied
+    return _without_sections(fields, where) if outer.mrope else fields
+
+
+def _served(named: Any, outer: Outer, where: str) -> str:
+    found = None
+    if isinstance(named, str):
+        found = outer.types.get(named) if outer.types else OTHER_NAMES.get(named, named)
+    if found is None or found not in TYPES:
+        expected = f"not {outer.text_type}" if outer.types else "which is not served"
+        raise ModelError(f"{where}: text_config is of type {brief(named)}, {expected}")
+    return found
+
+
+def _without_sections(fields: dict[str, Any], where: str) -> dict[str, Any]:
+    """Drop from the rope which of a head's dimensions are for which of three positions."""
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = fields.get(name)
+        if not isinstance(rope, dict):
+            continue
+        sections = rope.get("mrope_section", [])
+        if not isinstance(sections, list) or not all(type(size) is int and size >= 0 for size in sections):
+            raise ModelError(f"{where}: mrope_section is {brief(sections)}; it must be a list of whole numbers")
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        left = {key: value for key, value in rope.items() if key not in ("mrope_section", "mrope_interleaved", "type")}
+        fields[name] = {**left, "rope_type": "default" if kind == "mrope" else kind}
+    return fields

@@ -1,0 +1,162 @@
+"""Published configurations of models with a language model inside, and of Ministral 3 and Mellum, as facts; see
+`test_published_counts.py`. What describes images is left out."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+_MROPE: Final[dict[str, Any]] = {"type": "mrope", "mrope_section": [16, 24, 24]}
+
+QWEN2_5_VL_3B: Final[dict[str, Any]] = {
+    "model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"], "attention_dropout": 0.0,
+    "bos_token_id": 151643, "eos_token_id": 151645, "vision_start_token_id": 151652, "vision_end_token_id": 151653,
+    "vision_token_id": 151654, "image_token_id": 151655, "video_token_id": 151656, "hidden_act": "silu",
+    "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 128000,
+    "max_window_layers": 70, "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06, "rope_theta": 1e6, "sliding_window": 32768, "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False, "vision_config": {"depth": 32},
+    "rope_scaling": _MROPE, "vocab_size": 151936,
+}  # fmt: skip
+
+QWEN2_VL_7B: Final[dict[str, Any]] = {
+    **QWEN2_5_VL_3B, "model_type": "qwen2_vl", "hidden_size": 3584, "intermediate_size": 18944,
+    "max_position_embeddings": 32768, "max_window_layers": 28, "num_attention_heads": 28, "num_hidden_layers": 28,
+    "num_key_value_heads": 4, "tie_word_embeddings": False, "vocab_size": 152064,
+}  # fmt: skip
+
+_QWEN3_VL: Final[dict[str, Any]] = {
+    "attention_bias": False, "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+    "max_position_embeddings": 262144, "num_attention_heads": 32, "rms_norm_eps": 1e-06, "rope_theta": 5_000_000,
+    "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+    "vocab_size": 151936,
+}  # fmt: skip
+
+QWEN3_VL_4B: Final[dict[str, Any]] = {
+    "model_type": "qwen3_vl", "image_token_id": 151655, "tie_word_embeddings": True, "vision_config": {"depth": 24},
+    "text_config": {
+        **_QWEN3_VL, "model_type": "qwen3_vl_text", "hidden_size": 2560, "intermediate_size": 9728,
+        "num_hidden_layers": 36, "num_key_value_heads": 8, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+
+QWEN3_VL_30B_A3B: Final[dict[str, Any]] = {
+    "model_type": "qwen3_vl_moe", "image_token_id": 151655, "tie_word_embeddings": False,
+    "vision_config": {"depth": 27},
+    "text_config": {
+        **_QWEN3_VL, "model_type": "qwen3_vl_moe_text", "decoder_sparse_step": 1, "hidden_size": 2048,
+        "intermediate_size": 6144, "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True,
+        "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+    },
+}  # fmt: skip
+
+LLAVA_1_5_7B: Final[dict[str, Any]] = {
+    "model_type": "llava", "ignore_index": -100, "image_token_index": 32000, "projector_hidden_act": "gelu",
+    "tie_word_embeddings": False, "torch_dtype": "float16", "vocab_size": 32064, "vision_config": {"hidden_size": 1024},
+    "text_config": {
+        "_name_or_path": "lmsys/vicuna-7b-v1.5", "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-05, "torch_dtype": "float16", "vocab_size": 32064,
+    },
+}  # fmt: skip
+
+INTERNVL3_8B: Final[dict[str, Any]] = {
+    "model_type": "internvl", "image_token_id": 151667, "downsample_ratio": 0.5, "vision_config": {"hidden_size": 1024},
+    "text_config": {
+        "model_type": "qwen2", "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu",
+        "hidden_size": 3584, "intermediate_size": 18944, "max_position_embeddings": 32768, "max_window_layers": 70,
+        "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4, "rms_norm_eps": 1e-06,
+        "rope_scaling": {"factor": 2.0, "rope_type": "dynamic", "type": "dynamic"}, "rope_theta": 1e6,
+        "sliding_window": None, "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151674,
+    },
+}  # fmt: skip
+
+MISTRAL_SMALL_3_1_24B: Final[dict[str, Any]] = {
+    "model_type": "mistral3", "image_token_index": 10, "multimodal_projector_bias": False, "spatial_merge_size": 2,
+    "torch_dtype": "bfloat16", "vision_config": {"model_type": "pixtral"}, "vision_feature_layer": -1,
+    "tie_word_embeddings": False,
+    "text_config": {
+        "model_type": "mistral", "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+        "intermediate_size": 32768, "max_position_embeddings": 131072, "num_attention_heads": 32,
+        "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1e9,
+        "sliding_window": None, "vocab_size": 131072,
+    },
+}  # fmt: skip
+
+MINISTRAL_3_3B: Final[dict[str, Any]] = {
+    "model_type": "mistral3", "image_token_index": 10, "multimodal_projector_bias": False, "spatial_merge_size": 2,
+    "dtype": "bfloat16", "vision_config": {"model_type": "pixtral"}, "tie_word_embeddings": True,
+    "text_config": {
+        "model_type": "ministral3", "head_dim": 128, "hidden_act": "silu", "hidden_size": 3072,
+        "intermediate_size": 9216, "max_position_embeddings": 262144, "num_attention_heads": 32,
+        "num_hidden_layers": 26, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "sliding_window": None,
+        "tie_word_embeddings": True, "vocab_size": 131072,
+        "rope_parameters": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1e6, "rope_type": "yarn",
+            "type": "yarn",
+        },
+    },
+    "quantization_config": {
+        "quant_method": "fp8", "activation_scheme": "static", "dequantize": False, "weight_block_size": None,
+        "modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+    },
+}  # fmt: skip
+
+KIMI_K2: Final[dict[str, Any]] = {
+    "model_type": "kimi_k2", "auto_map": {"AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"},
+    "aux_loss_alpha": 0.001, "attention_bias": False, "bos_token_id": 163584, "eos_token_id": 163585,
+    "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 7168, "intermediate_size": 18432,
+    "kv_lora_rank": 512, "max_position_embeddings": 131072, "moe_intermediate_size": 2048, "moe_layer_freq": 1,
+    "n_group": 1, "n_routed_experts": 384, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 64,
+    "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 64, "num_nextn_predict_layers": 0,
+    "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_theta": 50000.0,
+    "routed_scaling_factor": 2.827, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False,
+    "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 163840,
+    "rope_scaling": {
+        "beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096, "type": "yarn",
+    },
+}  # fmt: skip
+
+KIMI_K2_5: Final[dict[str, Any]] = {
+    "model_type": "kimi_k25", "auto_map": {"AutoConfig": "configuration_kimi_k25.KimiK25Config"},
+    "pad_token_id": 163839, "tie_word_embeddings": False, "text_config": KIMI_K2, "vision_config": {"patch_size": 14},
+}  # fmt: skip
+
+LFM2_VL_1_6B: Final[dict[str, Any]] = {
+    "model_type": "lfm2_vl", "downsample_factor": 2, "image_token_id": 396, "torch_dtype": "bfloat16",
+    "vision_config": {"model_type": "siglip2_vision_model"},
+    "text_config": {
+        "model_type": "lfm2", "block_auto_adjust_ff_dim": True, "block_dim": 2048, "block_ff_dim": 12288,
+        "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 256, "block_norm_eps": 1e-05,
+        "block_out_init_scale": 1.0, "block_use_swiglu": True, "block_use_xavier_init": True, "conv_L_cache": 3,
+        "conv_bias": False, "conv_dim": 2048, "conv_dim_out": 2048, "conv_use_xavier_init": True,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14], "hidden_size": 2048, "max_position_embeddings": 128000,
+        "norm_eps": 1e-05, "num_attention_heads": 32, "num_heads": 32, "num_hidden_layers": 16,
+        "num_key_value_heads": 8, "rope_theta": 1e6, "use_pos_enc": True, "vocab_size": 65536,
+    },
+}  # fmt: skip
+
+# As transformers' configuration class has it by default, with three windows in four layers.
+MELLUM2_12B_A2_5B: Final[dict[str, Any]] = {
+    "model_type": "mellum", "vocab_size": 98304, "hidden_size": 2304, "intermediate_size": 7168,
+    "num_hidden_layers": 28, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 1024, "moe_intermediate_size": 896,
+    "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": True, "tie_word_embeddings": False,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 7,
+}  # fmt: skip
+
+PUBLISHED: Final[dict[str, tuple[dict[str, Any], float]]] = {
+    "Qwen/Qwen2.5-VL-3B-Instruct": (QWEN2_5_VL_3B, 3.09),  # of Qwen2.5-3B, as the text of the others
+    "Qwen/Qwen2-VL-7B-Instruct": (QWEN2_VL_7B, 7.62),
+    "Qwen/Qwen3-VL-4B-Instruct": (QWEN3_VL_4B, 4.02),
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": (QWEN3_VL_30B_A3B, 30.53),
+    "llava-hf/llava-1.5-7b-hf": (LLAVA_1_5_7B, 6.74),
+    "OpenGVLab/InternVL3-8B-hf": (INTERNVL3_8B, 7.62),
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": (MISTRAL_SMALL_3_1_24B, 23.57),
+    "mistralai/Ministral-3-3B-Instruct-2512": (MINISTRAL_3_3B, 3.43),
+    "moonshotai/Kimi-K2-Instruct": (KIMI_K2, 1026.0),
+    "moonshotai/Kimi-K2.5": (KIMI_K2_5, 1026.0),
+    "LiquidAI/LFM2-VL-1.6B": (LFM2_VL_1_6B, 1.17),
+    "JetBrains/Mellum2-12B-A2.5B-Base": (MELLUM2_12B_A2_5B, 12.1),
+}
+"""Repositories: fields, and the published number of parameters of the language model in billions."""

@@ -1,0 +1,174 @@
+"""Tiny models with a language model inside, made by transformers, and their files under the names of both kinds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from tests.models.tiny import BASE, CASES
+
+_VISION: Final = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+_IMAGE: Final = {"image_size": 28, "patch_size": 14}
+_QWEN_VISION: Final = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48}
+_SECTIONS: Final = {"rope_type": "default", "rope_theta": 5_000.0, "mrope_section": [1, 3, 2]}
+_LLAVA: Final = {
+    "lm_head.": "language_model.lm_head.",
+    "model.language_model.": "language_model.model.",
+    "model.": "",
+}
+_SAME: Final[Mapping[str, str]] = {}
+_QWEN2: Final = {"model.language_model.": "model.", "model.visual.": "visual."}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """`text` is the language model's type in `text_config`, `fields` those of its fields that differ from `BASE`, and
+    `ours` its type here. `hub`: how transformers' names of tensors begin, and those of published files instead."""
+
+    outer: str
+    text: str
+    ours: str
+    vision: Mapping[str, Any]
+    hub: Mapping[str, str]
+    fields: Mapping[str, Any]
+    more: Mapping[str, Any]
+
+
+def _case(
+    outer: str,
+    text: str,
+    vision: Mapping[str, Any],
+    hub: Mapping[str, str],
+    fields: Mapping[str, Any],
+    *,
+    ours: str = "",
+    **more: Any,
+) -> Case:
+    return Case(outer=outer, text=text, ours=ours or text, vision=vision, hub=hub, fields=fields, more=more)
+
+
+_QWEN3_VL: Final = _QWEN_VISION | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+_QWEN3_TEXT: Final = {"head_dim": 12, "rope_parameters": _SECTIONS | {"mrope_interleaved": True}}
+_MOE: Final = {**CASES["qwen3_moe"][1], "moe_intermediate_size": 20}
+OUTERS: Final[dict[str, Case]] = {
+    "smolvlm": _case("smolvlm", "llama", _VISION | _IMAGE, _SAME, {}),
+    "idefics3": _case("idefics3", "llama", _VISION | _IMAGE, _SAME, {"attention_bias": True}, tie_word_embeddings=True),
+    "mistral3": _case(
+        "mistral3",
+        "mistral",
+        _VISION | _IMAGE | {"model_type": "pixtral", "head_dim": 8},
+        _LLAVA,
+        {"sliding_window": None},
+        tie_word_embeddings=False,
+    ),
+    "mistral3-ministral3": _case(
+        "mistral3",
+        "ministral3",
+        _VISION | _IMAGE | {"model_type": "pixtral", "head_dim": 8},
+        _LLAVA,
+        CASES["ministral3"][1],
+    ),
+    "internvl": _case("internvl", "qwen2", _VISION | {"image_size": [28, 28], "patch_size": [14, 14]}, _LLAVA, {}),
+    "internvl-qwen3": _case(
+        "internvl",
+        "qwen3",
+        _VISION | {"image_size": [28, 28], "patch_size": [14, 14]},
+        _LLAVA,
+        {"head_dim": 20},
+        tie_word_embeddings=False,
+    ),
+    "llava": _case(
+        "llava", "llama", _VISION | _IMAGE | {"model_type": "clip_vision_model", "projection_dim": 16}, _LLAVA, {}
+    ),
+    "kimi_k25": _case("kimi_k25", "deepseek_v3", _VISION, _LLAVA, CASES["deepseek_v3"][1], tie_word_embeddings=False),
+    "lfm2_vl": _case(
+        "lfm2_vl",
+        "lfm2",
+        _VISION | {"model_type": "siglip2_vision_model", "num_patches": 4, "patch_size": 14},
+        _SAME,
+        CASES["lfm2"][1],
+    ),
+    "qwen2_vl": _case(
+        "qwen2_vl",
+        "qwen2_vl_text",
+        {"depth": 1, "embed_dim": 16, "hidden_size": 48, "num_heads": 2, "mlp_ratio": 1},
+        _QWEN2,
+        {"rope_parameters": _SECTIONS},
+        ours="qwen2",
+    ),
+    "qwen2_5_vl": _case(
+        "qwen2_5_vl",
+        "qwen2_5_vl_text",
+        _QWEN_VISION | {"fullatt_block_indexes": [0]},
+        _QWEN2,
+        {
+            "rope_parameters": _SECTIONS | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 1,
+        },
+        ours="qwen2",
+        tie_word_embeddings=True,
+    ),
+    "qwen3_vl": _case("qwen3_vl", "qwen3_vl_text", _QWEN3_VL, _SAME, _QWEN3_TEXT, ours="qwen3"),
+    "qwen3_vl_moe": _case(
+        "qwen3_vl_moe", "qwen3_vl_moe_text", _QWEN3_VL, _SAME, {**_MOE, **_QWEN3_TEXT}, ours="qwen3_moe"
+    ),
+}
+
+
+def make_outer(case: Case, *, seed: int = 0, **more: Any) -> Any:
+    """The oracle, with every weight random."""
+    text = {**BASE, **case.fields, "model_type": case.text}
+    config = AutoConfig.for_model(case.outer, text_config=text, vision_config=dict(case.vision), **case.more, **more)
+    oracle = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in oracle.named_parameters():
+            values = torch.randn(weight.shape, generator=generator)
+            weight.copy_(weight.mean() + 0.3 * values if "norm" in name else 0.15 * values)
+    return oracle
+
+
+def save_as_published(oracle: Any, case: Case, folder: Path) -> Path:
+    """With the names that the hub's files have."""
+    oracle.config.save_pretrained(folder)
+    save_file(published(oracle, case), folder / "model.safetensors")
+    return folder
+
+
+def published(oracle: Any, case: Case) -> dict[str, Tensor]:
+    """All tensors, each once, under the names of the hub's files."""
+    tied = oracle.config.tie_word_embeddings
+    tensors: dict[str, Tensor] = {}
+    for name, values in oracle.state_dict().items():
+        if tied and name == "lm_head.weight":
+            continue
+        begin = next((begin for begin in case.hub if name.startswith(begin)), "")
+        stored = case.hub[begin] + name.removeprefix(begin) if begin else name
+        if case.outer == "qwen3_vl_moe" and ".experts." in name:
+            values = values.transpose(1, 2)
+        tensors[stored] = values.detach().clone().contiguous()
+    return tensors
+
+
+@torch.no_grad()
+def logits_of(oracle: Any, ids: list[int]) -> Tensor:
+    """[len(ids), V], of text alone."""
+    logits: Tensor = oracle(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    return logits
+
+
+def rewrite(folder: Path, change: Any) -> Path:
+    """Change the fields of the folder's config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    return folder
