@@ -33,7 +33,7 @@ class Gating:
 
     With several `groups` of experts, which divide them evenly, a token's experts come from the best `best_groups` by
     the sum of each group's two best (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). `normalize`: the chosen scores are
-    divided by their sum plus `epsilon`. Then they are multiplied by `scale`.
+    divided by their sum, or by `least_sum` if that is more, plus `epsilon`. Then they are multiplied by `scale`.
     """
 
     num_experts_per_tok: int
@@ -43,6 +43,7 @@ class Gating:
     scale: float = 1.0
     groups: int = 1
     best_groups: int = 1
+    least_sum: float = 0.0
 
 
 class ExpertActivation(StrEnum):
@@ -173,7 +174,7 @@ def _scores(logits: Tensor, scoring: Scoring) -> Tensor:
 def _weights(scores: Tensor, ids: Tensor, gating: Gating) -> Tensor:
     weights = scores.gather(1, ids)
     if gating.normalize:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + gating.epsilon)
+        weights = weights / (weights.sum(dim=-1, keepdim=True).clamp(min=gating.least_sum) + gating.epsilon)
     return weights * gating.scale
 
 

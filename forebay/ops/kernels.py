@@ -90,8 +90,8 @@ SIGNATURES: dict[str, list[Any]] = {
         *[_P, _P, _P, _L, _P, _L, _P, _P, _P, _L, _P, _P, _P, _P, _P, _L, _L, _L, _L],
         *[_P, _L, _P, _L, _P, _L, _P, _L, _P, _P, _P, _P],
     ],
-    "fb_topk_gating": [_P, _P, _P, _P, _P, _P, *([_L] * 7), _F, _F],
-    "fb_hash_gating": [*([_P] * 6), *([_L] * 5), _F, _F],
+    "fb_topk_gating": [_P, _P, _P, _P, _P, _P, *([_L] * 7), _F, _F, _F],
+    "fb_hash_gating": [*([_P] * 6), *([_L] * 5), _F, _F, _F],
     "fb_fused_experts_{}": [_P, _P, _L, _P, _P, _P, _P, _P, *([_L] * 7), _F, _F, _F],
     "fb_linear_heads_{}": [_P, _P, _L, _L, _P, _P, _L, _L, _L, _L],
     "fb_rope_and_store_kv_{}_{}": [

@@ -50,6 +50,11 @@ class NativeExperts(Experts):
         return len(self.down.weights)
 
 
+def _options(gating: Gating) -> tuple[int, bool, float, float, float]:
+    """Return what the kernels are told of scores and weights."""
+    return _SCORINGS.index(gating.scoring), gating.normalize, gating.epsilon, gating.scale, gating.least_sum
+
+
 class NativeExpertOps(NativeLinear, ExpertOps):
     """See `ExpertOps`. The last dimension of every tensor is contiguous, and so are ids and weights."""
 
@@ -68,7 +73,7 @@ class NativeExpertOps(NativeLinear, ExpertOps):
         ids, weights = (torch.empty(tokens, choices, dtype=dtype) for dtype in (torch.int64, torch.float32))
         inputs = logits.data_ptr(), address(correction), address(factors)
         sizes = (tokens, num_experts, choices, gating.groups, gating.best_groups)
-        options = (_SCORINGS.index(gating.scoring), gating.normalize, gating.epsilon, gating.scale)
+        options = _options(gating)
         self._topk_gating(self._pool, *inputs, ids.data_ptr(), weights.data_ptr(), *sizes, *options)
         return ids, weights
 
@@ -77,7 +82,7 @@ class NativeExpertOps(NativeLinear, ExpertOps):
         choices = gating.num_experts_per_tok
         ids, weights = (torch.empty(tokens, choices, dtype=dtype) for dtype in (torch.int64, torch.float32))
         inputs = logits.data_ptr(), token_ids.data_ptr(), table.data_ptr(), ids.data_ptr(), weights.data_ptr()
-        options = (_SCORINGS.index(gating.scoring), gating.normalize, gating.epsilon, gating.scale)
+        options = _options(gating)
         self._hash_gating(self._pool, *inputs, tokens, num_experts, choices, *options)
         return ids, weights
 

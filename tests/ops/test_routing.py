@@ -14,7 +14,11 @@ from tests.ops.helpers import assert_close, assert_same_bits, normal
 SOFTMAX = Gating(num_experts_per_tok=3, scoring=Scoring.SOFTMAX, normalize=False)
 SIGMOID = Gating(num_experts_per_tok=3, scoring=Scoring.SIGMOID, normalize=True, epsilon=1e-20, scale=2.5)
 GROUPED = replace(SIGMOID, groups=4, best_groups=2)
-GATINGS = [SOFTMAX, replace(SOFTMAX, normalize=True), SIGMOID, GROUPED, replace(SOFTMAX, groups=6, best_groups=5)]
+CLAMPED = replace(SOFTMAX, normalize=True, least_sum=0.4)
+GATINGS = [
+    *(SOFTMAX, replace(SOFTMAX, normalize=True), SIGMOID, GROUPED, replace(SOFTMAX, groups=6, best_groups=5)),
+    CLAMPED,
+]
 
 
 def _correction(num_experts: int) -> Tensor:

@@ -22,6 +22,7 @@ struct Gating {
     bool normalize;
     float epsilon;
     float scale;
+    float least_sum;
 };
 
 void softmax_row(const float* logits, float* scores, long n) {
@@ -96,8 +97,9 @@ void keep_best_groups(const Gating& gating, float* values, int64_t* spare) {
 }
 
 void weigh(const Gating& gating, const float* scores, const int64_t* ids, float* weights) {
-    float sum = gating.epsilon;
+    float sum = 0;
     for (long j = 0; j < gating.choices; ++j) sum += scores[ids[j]];
+    sum = std::max(sum, gating.least_sum) + gating.epsilon;  // NaN where any score is
     for (long j = 0; j < gating.choices; ++j) {
         weights[j] = (gating.normalize ? scores[ids[j]] / sum : scores[ids[j]]) * gating.scale;
     }
@@ -126,9 +128,10 @@ void gate_row(const Gating& gating, const float* logits, const float* correction
 // logits [rows, experts], correction and factors [experts] or null -> ids and weights [rows, choices].
 extern "C" void fb_topk_gating(Pool* pool, const float* logits, const float* correction, const float* factors,
                                int64_t* ids, float* weights, long rows, long experts, long choices, long groups,
-                               long best_groups, long scoring, long normalize, float epsilon, float scale) {
+                               long best_groups, long scoring, long normalize, float epsilon, float scale,
+                               float least_sum) {
     const Gating gating{experts,        choices, groups, best_groups, static_cast<Scoring>(scoring),
-                        normalize != 0, epsilon, scale};
+                        normalize != 0, epsilon, scale, least_sum};
     pool->op([=](Pool& p) {
         p.run(rows, grain_for(8 * experts), [=](long begin, long end) {
             for (long r = begin; r < end; ++r) {
@@ -141,9 +144,9 @@ extern "C" void fb_topk_gating(Pool* pool, const float* logits, const float* cor
 // logits [rows, experts], token_ids [rows], table [tokens, choices] -> ids and weights [rows, choices].
 extern "C" void fb_hash_gating(Pool* pool, const float* logits, const int64_t* token_ids, const int64_t* table,
                                int64_t* ids, float* weights, long rows, long experts, long choices, long scoring,
-                               long normalize, float epsilon, float scale) {
+                               long normalize, float epsilon, float scale, float least_sum) {
     const Gating gating{experts,        choices, 1, 1, static_cast<Scoring>(scoring),
-                        normalize != 0, epsilon, scale};
+                        normalize != 0, epsilon, scale, least_sum};
     pool->op([=](Pool& p) {
         p.run(rows, grain_for(8 * experts), [=](long begin, long end) {
             auto* scores = static_cast<float*>(thread_scratch(experts * sizeof(float)));
