@@ -246,6 +246,8 @@ def call_in_text(form: CallFormat, names: Sequence[str]) -> str:
     match form.name:
         case "qwen3_coder":
             return rf"<function=\s*({either})\s*>"
+        case "minimax_m2":
+            return rf"<invoke name=\"\s*({either})\s*\">"
         case "llama3_json":
             return rf'\{{\s*"name"\s*:\s*"({either})"'
         case "pythonic":
@@ -259,14 +261,14 @@ def _choices(schema: Schema) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Tags:
-    """Keys and values between tags, each on lines of its own; text as it is."""
+    """Keys and values between tags, each pair from a line of its own on; text as it is."""
 
     form: str
 
     def __call__(self, lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
         tags = CALL_FORMATS[self.form].body
         assert isinstance(tags, Tagged), self.form
-        ends = f"{_LINE} {lark.marker('</tool_call>')}" if tags.opens else ""
+        ends = f"{_LINE} {lark.marker(CALL_FORMATS[self.form].after[0])}" if tags.opens else ""
         each = []
         for call in calls:
             head = f"\n{tags.opens}{call.name}{tags.opened[0]}\n" if tags.opens else f"{call.name}\n"
@@ -277,7 +279,7 @@ class _Tags:
         return Spelled(lark.one_of(each), "\n")
 
     def _member(self, lark: Lark, tags: Tagged, call: CallRule, member: _Member) -> str:
-        line = f"{tags.key_end}\n" if tags.lines else ""
+        line = "" if tags.value else f"{tags.key_end}\n" if tags.lines else tags.key_end
         key = f"{lark.marker(tags.key)} {literal(member.key + line)}"
         if tags.value:
             key += f" {lark.marker(tags.key_end)} {_LINE} {lark.marker(tags.value)}"
@@ -334,6 +336,7 @@ SPELLED: Final[dict[str, Spell]] = {
     "hunyuan": _hunyuan,
     "qwen3_coder": _Tags("qwen3_coder"),
     "glm45": _Tags("glm45"),
+    "minimax_m2": _Tags("minimax_m2"),
     "mistral": _mistral,
     "deepseek_v3": _Sections("deepseek_v3", _deepseek_v3, tail=literal("\n```"), between="\n"),
     "deepseek_v31": _Sections("deepseek_v31", _deepseek_v31),

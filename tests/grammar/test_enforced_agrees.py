@@ -42,11 +42,13 @@ def _num_calls(form: str, text: str) -> int:
 
 
 UNMARKED = {
+    "minimax_m2": ['<invoke name="go">', 'a <invoke name="go">\n<parameter name="n">', '<invoke name=" go-on ">'],
     "qwen3_coder": ["<function=go>", "a <function=go>\n<parameter=n>", "<function= go-on >"],
     "llama3_json": ['a {"name": "go", "parameters": {}}', 'So {\n"name" : "go-on", "x": 1, "arguments": 5}'],
     "pythonic": ["I call [go(n='x')]", "x [ go-on()]"],
 }
 PROSE = {
+    "minimax_m2": ['Use <invoke name="other"> or <invoke', "go", ""],
     "qwen3_coder": ["Use <function=other> or <function", "go", ""],
     "llama3_json": ['In C: {"name": "Bob"} {go} {"n": {"name": 1}}', "text {", ""],
     "pythonic": ["See [go](http://x), [1] and a[go]", "text [go", ""],

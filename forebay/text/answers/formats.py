@@ -81,6 +81,13 @@ CALL_FORMATS: Final = {
             inside=(*_ARG_TAGS, "</tool_call>"),
         ),
         CallFormat(
+            "minimax_m2",
+            calls.Tagged('<invoke name="', ('">',), '<parameter name="', '">', "", "</parameter>", "</invoke>"),
+            begins=("<minimax:tool_call>",),
+            after=("</minimax:tool_call>",),
+            own=('<invoke name="',),
+        ),
+        CallFormat(
             "mistral",
             calls.list_or(calls.Headed(r"(?P<name>[\w.\-/]+?)(?:\s*\[CALL_ID\].*)?", "[ARGS]", or_brace=True)),
             begins=("[TOOL_CALLS]",),
@@ -164,6 +171,7 @@ CALL_NAMES: Final = _by_name(
         "deepseek_v3": "deepseekv3",
         "deepseek_v31": "deepseekv31",
         "glm45": "glm glm47",
+        "minimax_m2": "minimax minimax-m2",
         CHANNELS: "gpt-oss openai",
     }
 )

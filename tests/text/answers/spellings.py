@@ -60,6 +60,19 @@ def _tags(name: str, text: str) -> str:
     return f"<function={name}>\n{inside}</function>"
 
 
+def minimax(answer: Answer) -> str:
+    """All calls stand in one section."""
+    calls = "".join(f"{_invoke(name, text)}\n" for name, text in answer.calls)
+    section = f"<minimax:tool_call>\n{calls}</minimax:tool_call>" if calls else ""
+    return think(answer) + answer.said + section
+
+
+def _invoke(name: str, text: str) -> str:
+    values = json.loads(text).items()
+    inside = "".join(f'<parameter name="{key}">{_raw(value)}</parameter>\n' for key, value in values)
+    return f'<invoke name="{name}">\n{inside}</invoke>'
+
+
 def _glm(name: str, text: str) -> str:
     values = json.loads(text).items()
     return "\n".join(
@@ -147,6 +160,7 @@ class Spelling(NamedTuple):
 SPELLINGS = {
     "hermes": Spelling(AnswerFormats("hermes", "think"), blocks(_object)),
     "qwen3_coder": Spelling(AnswerFormats("qwen3_coder", "think"), blocks(_tags), copies=False),
+    "minimax_m2": Spelling(AnswerFormats("minimax_m2", "think"), minimax, copies=False),
     "glm45": Spelling(AnswerFormats("glm45", "think"), blocks(_glm), copies=False),
     "llama3_json": Spelling(AnswerFormats("llama3_json", "think"), llama),
     "pythonic": Spelling(AnswerFormats("pythonic", "think"), pythonic, copies=False),

@@ -116,6 +116,20 @@ GLM45 = (
     "'\\n<think></think>' if enable_thinking is defined and not enable_thinking else '' }}{% endif %}"
 )
 
+# MiniMax M2: the thinking begins in the prompt; all calls of an answer are in one section.
+MINIMAX_M2 = (
+    "{% if tools %}]~b]system\n<tools>{% for t in tools %}<tool>{{ t.function | tojson }}</tool>{% endfor %}</tools>\n"
+    '<minimax:tool_call>\n<invoke name="NAME">\n<parameter name="KEY">VALUE</parameter>\n</invoke>\n'
+    "</minimax:tool_call>[e~[\n{% endif %}{% for m in messages %}]~b]{{ 'ai' if m.role == 'assistant' else m.role }}\n"
+    "{% if m.role == 'tool' %}<response>{{ m.content }}</response>{% else %}"
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content or '' }}"
+    "{% if m.tool_calls %}\n<minimax:tool_call>\n{% for c in m.tool_calls %}"
+    '<invoke name="{{ c.function.name }}">\n{% for k, v in c.function.arguments.items() %}'
+    '<parameter name="{{ k }}">{{ v if v is string else v | tojson }}</parameter>\n{% endfor %}</invoke>\n'
+    f"{{% endfor %}}</minimax:tool_call>{{% endif %}}{{% endif %}}[e~[\n{{% endfor %}}{_OPEN}]~b]ai\n<think>\n"
+    "{% endif %}"
+)
+
 # Kimi K2: a call's head is its id, which has the name in it; a content that is none has no parts.
 KIMI_K2 = (
     "{% if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}"
@@ -198,6 +212,7 @@ MANNERS = {
     "DeepSeek V3.1": Manner(DEEPSEEK_V31, "deepseek_v31", "think", frozenset({"thinking"}), as_text=True),
     "DeepSeek R1": Manner(DEEPSEEK_R1, "hermes", "think", opens=True, ignores=True),
     "GLM 4.5": Manner(GLM45, "glm45", "think", frozenset({"enable_thinking"})),
+    "MiniMax M2": Manner(MINIMAX_M2, "minimax_m2", "think", opens=True),
     "Kimi K2": Manner(KIMI_K2, "kimi_k2"),
     "Hunyuan": Manner(HUNYUAN, "hunyuan", "think", frozenset({"enable_thinking"})),
     "LFM 2": Manner(LFM2, "lfm2", hidden=True),

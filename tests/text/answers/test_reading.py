@@ -98,6 +98,7 @@ def test_an_answer_that_is_cut_off_is_the_beginning_of_the_whole(spelling: Spell
 NO_CALLS = {
     "hermes": ["<tool_call>", "<tool_call>none</tool_call>", '<tool_call>{"a": 1}</tool_call>', "a <tool_cal b"],
     "qwen3_coder": ["<tool_call>\n<function=>\n</function>", "<tool_call>\n<functions>", "<tool_call><function=a b>"],
+    "minimax_m2": ["<minimax:tool_call>\n<invoke>", '<minimax:tool_call><invoke name="a b">', '<invoke name="other">'],
     "glm45": ["<tool_call>two words\n<arg_key>", "<tool_call>" + "x" * 600 + "<arg_key>a</arg_key>"],
     "llama3_json": [
         '{"name": "Bob", "age": 3}',

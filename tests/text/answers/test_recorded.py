@@ -91,6 +91,22 @@ GLM45: list[tuple[str, str, Calls]] = [
         [("weather", DALLAS)],
     ),
 ]
+MINIMAX_M2: list[tuple[str, str, Calls]] = [
+    (
+        'I look.\n<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Dallas</parameter>\n'
+        '<parameter name="state">TX</parameter>\n</invoke>\n<invoke name="search">\n<parameter name="limit">3'
+        "</parameter>\n</invoke>\n</minimax:tool_call>",
+        "I look.\n",
+        [("weather", DALLAS), ("search", {"limit": 3})],
+    ),
+    (
+        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Dallas\n<parameter name="state">TX'
+        "</invoke>",
+        "",
+        [("weather", {"city": "Dallas\n", "state": "TX"})],
+    ),
+    ('Use <invoke name="other">, or <invoke', 'Use <invoke name="other">, or <invoke', []),
+]
 LFM2: list[tuple[str, str, Calls]] = [
     (
         '<|tool_call_start|>{"name": "search", "arguments": {"limit": 3}}<|tool_call_end|>Done.',
@@ -166,6 +182,7 @@ HUNYUAN: list[tuple[str, str, Calls]] = [
 RECORDED = {
     "qwen3_coder": QWEN3_CODER,
     "glm45": GLM45,
+    "minimax_m2": MINIMAX_M2,
     "lfm2": LFM2,
     "mistral": MISTRAL,
     "llama3_json": LLAMA,
