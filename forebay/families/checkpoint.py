@@ -112,7 +112,9 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
                 continue
             found = _tensors_of(file, stored, name, config, names)
             if not tensors.keys().isdisjoint(found.keys()):  # of views it is the smaller one that is gone through
-                raise ModelError(f"{file.path}: tensor {stored!r} is in another file of the checkpoint as well")
+                raise ModelError(
+                    f"{file.path}: tensor {stored!r} is there twice: in another file, or under another name"
+                )
             tensors.update(found)
     tensors.update(turned_experts(turned, config.num_experts, str(path)))
     tensors.update(_packed_layers(layers, config, path))
@@ -141,7 +143,7 @@ def _tensors_of(
 ) -> Mapping[str, StoredTensor]:
     """One tensor under its name, or, of a stack of experts, each under its own."""
     if names.is_stack(name):
-        return _experts_of(file, stored, name, config)
+        return _experts_of(file, stored, name, config, names)
     return {name: _PlainTensor(file, stored, whole=name.endswith(names.whole))}
 
 
@@ -173,11 +175,13 @@ def _opened(path: Path) -> list[SafetensorsFile]:
     return files
 
 
-def _experts_of(file: SafetensorsFile, stored: str, name: str, config: ModelConfig) -> Mapping[str, StoredTensor]:
+def _experts_of(
+    file: SafetensorsFile, stored: str, name: str, config: ModelConfig, names: TensorNames
+) -> Mapping[str, StoredTensor]:
     """The matrices that are stacked in one tensor, each under a name of its own: of gate_up_proj, [E, 2I, H], an
     expert's gate is in the first half of the rows. Some outer models have inputs before outputs, [E, H, 2I]."""
     shape, (prefix, _, kind) = file.tensors[stored].shape, name.rpartition(".")
-    parts = ("gate_proj", "up_proj") if kind == GATE_UP else (kind,)
+    parts = names.expert_parts[:2] if kind == GATE_UP else names.expert_parts[2:]
     if len(shape) != 3 or 0 in shape or shape[0] != config.num_experts:
         raise ModelError(f"{file.path}: {stored!r} has the shape {shape}, not one matrix for each expert")
     turned = config.outer is not None and config.outer.turned_stacks and shape[1:] != _expected(kind, config)

@@ -21,8 +21,9 @@ class TensorNames:
     behind the model's own are for drafting. `draft_head`: how the names of its tensors begin, and the replacement of
     that beginning. In a replacement {0} is the number of the first layer behind the model's own, {1} of the next; what
     is for drafting and begins otherwise is not served. `turned_experts`: experts are as gpt-oss has them. `stacks`: how
-    files call these stacks, of gate with up and of down, where experts are in nothing else. `whole`: how our
-    names of tensors end that hold whole numbers, below 2^24, and no weights."""
+    files call these stacks, of gate with up and of down, where experts are in nothing else. `expert_parts`: what
+    we call gate, up and down of an expert. `whole`: how our names of tensors end that hold whole numbers, below 2^24,
+    and no weights."""
 
     renamed: tuple[tuple[str, str], ...] = ()
     unused: tuple[str, ...] = ()
@@ -31,6 +32,7 @@ class TensorNames:
     draft_head: tuple[tuple[str, str], ...] = ()
     turned_experts: bool = False
     stacks: tuple[str, str] | None = None
+    expert_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     whole: tuple[str, ...] = ()
 
     def here(self, name: str, num_layers: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from forebay.base.errors import ModelError
@@ -17,11 +18,11 @@ from forebay.ops import Gating
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterSpec:
-    """`gating` chooses from the outputs of the linear layer `name`, one for each expert; `correction` is the name of
-    what it adds to the scores for the choice alone, "" for nothing, and `factors` of what experts' weights are
-    multiplied by. `table` is the name of the experts of each of `vocab_size` token ids, which are then not chosen but
-    looked up; "" for none. With a `norm`, the name of its weight, the layer's input is normed; its outputs are
-    multiplied by `scale`."""
+    """`gating` chooses from the outputs of the linear layer `name`, one for each expert. `correction` is the name of
+    what it adds to the scores for the choice alone, "" for nothing; with `correction_in_row` checkpoints have it as one
+    row. `factors` is the name of what experts' weights are multiplied by, "" for nothing. `table` is the name of the
+    experts of each of `vocab_size` token ids, which are then not chosen but looked up; "" for none. With a `norm`, the
+    name of its weight, the layer's input is normed; its outputs are multiplied by `scale`."""
 
     name: str
     hidden_size: int
@@ -29,6 +30,7 @@ class RouterSpec:
     gating: Gating
     bias: bool = False
     correction: str = ""
+    correction_in_row: bool = False
     factors: str = ""
     table: str = ""
     vocab_size: int = 0
@@ -45,11 +47,14 @@ class Router:
         count, size = spec.num_experts, spec.hidden_size
         self._logits = parts.linear({spec.name: count}, size, bias=spec.bias, min_bits=16).weight
         self._norm = parts.tensor(spec.norm, size) if spec.norm else None
-        self._correction, self._factors = (
-            parts.tensor(name, count, float32=True) if name else None for name in (spec.correction, spec.factors)
-        )
-
+        self._correction = self._corrections(parts) if spec.correction else None
+        self._factors = parts.tensor(spec.factors, count, float32=True) if spec.factors else None
         self._table = self._lookup_table(parts) if spec.table else None
+
+    def _corrections(self, parts: Parts) -> Tensor:
+        """Return what is added to each expert's score for the choice, [E] float32."""
+        shape = (1, self._spec.num_experts) if self._spec.correction_in_row else (self._spec.num_experts,)
+        return parts.tensor(self._spec.correction, *shape, float32=True, change=torch.flatten)
 
     def _lookup_table(self, parts: Parts) -> Tensor:
         """Return the experts of each token id, [V, k] int64; ModelError for one that there is not."""

@@ -43,6 +43,7 @@ _NEMOTRON_H: Final = {
     "backbone.layers.0": "mtp.layers.0",
     "backbone.layers.1": "mtp.layers.1",
 }
+_HY: Final = {**_DEEPSEEK, "model.norm": "model.layers.3.final_layernorm"}
 _ONE_LAYER: Final = {"num_hidden_layers": 1, "layer_types": [_FULL]}
 _MELLUM_LAYER: Final = {
     "num_hidden_layers": 1,
@@ -50,6 +51,7 @@ _MELLUM_LAYER: Final = {
     "mlp_layer_types": ["sparse"],
 }
 _LATENT_LAYER: Final = {"num_hidden_layers": 1, "first_k_dense_replace": 0}
+_SPARSE_LAYER: Final = {"num_hidden_layers": 1, "mlp_layer_types": ["sparse"]}
 
 # By case: what the head's layers are, what files call its tensors, what the whole model's configuration says of it.
 HEADS: Final[dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]]] = {
@@ -64,6 +66,9 @@ HEADS: Final[dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]]] =
     ),
     "deepseek_v3": (_LATENT_LAYER, _DEEPSEEK, {}),
     "deepseek_v32": (_LATENT_LAYER, _DEEPSEEK, {}),
+    "glm4_moe": (_LATENT_LAYER, _DEEPSEEK, {}),
+    "glm4_moe_lite": (_SPARSE_LAYER, _DEEPSEEK, {}),
+    "hy_v3": (_SPARSE_LAYER, _HY, {}),
     "bailing_hybrid": (
         {**_LATENT_LAYER, "layer_types": [_FULL]},
         _DEEPSEEK,

@@ -19,6 +19,13 @@ from forebay.ops import Ops
 from tests.models.config_keys import COMMON, ROPES, ChangedKeys
 from tests.models.tiny import CASE_OF, by_tier
 
+# Of types whose own defaults cannot be built.
+NEEDED = {
+    "lfm2_moe": {"layer_types": ["conv"] * 32},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    "glm4_moe": {"head_dim": 128},
+    "arcee": {"vocab_size": 128_005},  # which holds its token ids
+}
 TOLERANCE = {"rtol": 0, "atol": 1.5e-4}
 
 
@@ -105,10 +112,6 @@ def test_every_type_has_a_case():
 @pytest.mark.parametrize("model_type", TYPES)
 def test_what_transformers_writes_by_itself_is_all_known(model_type, tmp_path):
     """So that the warning of unknown options means something."""
-    fields = CONFIG_MAPPING[model_type]().to_dict()
-    if model_type == "lfm2_moe":  # its own default has no layers, and cannot be built
-        fields["layer_types"] = ["conv"] * fields["num_hidden_layers"]
-    if model_type == "arcee":  # its own default has token ids beyond its vocabulary
-        fields["vocab_size"] = 128_005
+    fields = {**CONFIG_MAPPING[model_type]().to_dict(), **NEEDED.get(model_type, {})}
     (tmp_path / "config.json").write_text(json.dumps(fields, default=str))
     assert config_from_folder(tmp_path).unknown_options == ()

@@ -55,7 +55,7 @@ def test_a_draft_head_guesses_what_its_layers_do_in_transformers(case, headed, l
     torch.testing.assert_close(found, logits, **TOLERANCE)
 
 
-@pytest.mark.parametrize("case", ["deepseek_v3", "bailing_hybrid", "mellum"])
+@pytest.mark.parametrize("case", ["deepseek_v3", "bailing_hybrid", "mellum", "glm4_moe"])
 def test_a_draft_head_guesses_what_transformers_own_does(case, headed, load_headed):
     oracle, ids = headed(case), random_ids(LENGTH + 1, seed=2)
     hidden = oracle.oracle(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states[-1][0]

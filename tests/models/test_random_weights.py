@@ -60,6 +60,8 @@ def test_transformers_gives_the_same_logits_for_the_same_folder(model_type, load
         ("nemotron_h", "mtp.layers.1.final_layernorm.weight"),
         ("deepseek_v3", "model.layers.4.eh_proj.weight"),
         ("bailing_hybrid", "model.layers.4.attention.dense.weight"),
+        ("glm4_moe", "model.layers.4.shared_head.norm.weight"),
+        ("hy_v3", "model.layers.4.final_layernorm.weight"),
     ],
 )
 def test_a_draft_head_has_the_names_of_published_files(model_type, name, tmp_path):

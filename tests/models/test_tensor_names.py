@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from forebay.base.errors import ModelError
+from tests.models import cases_experts
 from tests.models.drive import Driver
 from tests.models.tiny import BASE, CASES, Tiny, make_oracle, random_ids
 
@@ -55,10 +56,31 @@ def test_stacked_experts_are_the_same_model(case, tiny, changed):
     torch.testing.assert_close(changed(case, stacked), tiny(case).logits(IDS), rtol=0, atol=1e-4)
 
 
+def own_names(oracle):
+    """The tensors as transformers calls them while the model runs: experts in stacks, and no names of the hub."""
+    return {name: values.clone() for name, values in oracle.state_dict().items()}
+
+
+@pytest.mark.parametrize("case", sorted({model_type for model_type, _ in cases_experts.CASES.values()}))
+def test_names_of_transformers_give_the_same_model_as_those_of_the_hub(case, tiny, changed):
+    found = changed(case, lambda tensors: own_names(tiny(case).oracle))
+    torch.testing.assert_close(found, tiny(case).logits(IDS), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["mixtral", "minimax_m2", "ernie4_5_moe", "hy_v3"])
+def test_a_tensor_under_both_of_its_names_is_refused(case, tiny, changed):
+    with pytest.raises(ModelError, match="is there twice"):
+        changed(case, lambda tensors: {**tensors, **own_names(tiny(case).oracle)})
+
+
 @pytest.mark.parametrize(
     ("case", "name"),
     [
         ("qwen3_5_text", "mtp.norm.weight"),
+        ("glm4_moe", "model.layers.3.enorm.weight"),
+        ("minimax_m2", "model.layers.3.input_layernorm.weight"),
+        ("ernie4_5_moe", "model.mtp_emb_norm.0.weight"),
+        ("hy_v3", "model.layers.3.final_layernorm.weight"),
         ("qwen3_5_moe_text", "mtp.norm.weight"),
         ("qwen3_next", "mtp.norm.weight"),
         ("deepseek_v3", "model.layers.3.enorm.weight"),

@@ -81,10 +81,18 @@ def latent_attention(
 
 
 def grouped_experts(
-    fields: Fields, *, number: int, scale: float, inner: int, groups: int, best_groups: int
+    fields: Fields,
+    *,
+    number: int | None,
+    scale: float,
+    inner: int,
+    groups: int = 1,
+    best_groups: int = 1,
+    per_token: int | None = 8,
+    normalize: bool = True,
 ) -> GroupedExperts:
-    """Read experts in groups, of which only the best are chosen from. The arguments are the type's defaults. Raises
-    ModelError for groups that do not divide the experts."""
+    """Read experts in groups, of which only the best are chosen from. The arguments are the type's defaults, None where
+    its files have to say it. Raises ModelError for groups that do not divide the experts."""
     number = fields.size("n_routed_experts", default=number)
     groups = fields.size("n_group", default=groups)
     if number % groups or (groups > 1 and number < 2 * groups):
@@ -93,12 +101,12 @@ def grouped_experts(
     inner = fields.size("moe_intermediate_size", default=inner)
     return GroupedExperts(
         num_experts=number,
-        per_token=fields.size("num_experts_per_tok", default=8, most=number // groups * best_groups),
+        per_token=fields.size("num_experts_per_tok", default=per_token, most=number // groups * best_groups),
         intermediate_size=inner,
         groups=groups,
         best_groups=best_groups,
         shared_size=fields.size("n_shared_experts", default=1) * inner,
-        normalize=fields.flag("norm_topk_prob", default=True),
+        normalize=fields.flag("norm_topk_prob", default=normalize),
         scale=fields.number("routed_scaling_factor", default=scale),
     )
 
@@ -138,6 +146,6 @@ def small(shape: Shape) -> dict[str, Any]:
 HARMLESS: Final = frozenset({"auto_map", "num_key_value_heads", "qk_head_dim", "first_k_dense_replace"})
 # The layer behind the last one, with what joins the embedding to a hidden state.
 DRAFT_HEAD: Final = (("model.layers.{0}.", "model.layers.{0}."),)
-_NAMES: Final = TensorNames(stacked_experts=True, draft_layers=True, draft_head=DRAFT_HEAD)
+NAMES: Final = TensorNames(stacked_experts=True, draft_layers=True, draft_head=DRAFT_HEAD)
 
-FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS, names=_NAMES)
+FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS, names=NAMES)

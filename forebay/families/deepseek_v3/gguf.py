@@ -1,4 +1,5 @@
-"""Left out: YaRN without the multiplier of its logarithm, whose amplitude the files do not say; layers that draft."""
+"""Left out: YaRN without the multiplier of its logarithm, whose amplitude the files do not say; the blocks that draft,
+which are behind the model's own. Files of GLM 4.7 Flash have this architecture, too."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ from typing import Final
 import numpy as np
 
 from forebay.base.errors import ModelError, brief
-from forebay.families.architecture import EXPERTS, MLP, Architecture, Header, Tensors
+from forebay.families.architecture import EXPERTS, GATED, MLP, Architecture, Header, Tensors, within
+from forebay.families.model_config import ModelConfig
 from forebay.formats.quantized import F32
 from forebay.formats.stored_tensor import ComputedTensor, StoredTensor, read_tensor
 
+SHARED_EXPERTS: Final = within("mlp.shared_experts", {f"{stored}_shexp": name for stored, name in GATED.items()})
 NAMES: Final = {
     **MLP,
     "attn_norm": "input_layernorm",
@@ -28,21 +31,31 @@ NAMES: Final = {
     "attn_output": "self_attn.o_proj",
     "ffn_gate_inp": "mlp.gate",
     "exp_probs_b": "mlp.gate.e_score_correction",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    **SHARED_EXPERTS,
 }
 
-KEYS: Final = {
-    "attention.q_lora_rank": "q_lora_rank",
-    "attention.kv_lora_rank": "kv_lora_rank",
-    "attention.value_length_mla": "v_head_dim",
-    "rope.dimension_count": "qk_rope_head_dim",
+DRAFT: Final = {
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.shared_head_head": "shared_head.head",
+}
+
+GROUPED: Final = {
     "expert_shared_count": "n_shared_experts",
     "expert_group_count": "n_group",
     "expert_group_used_count": "topk_group",
     "expert_weights_scale": "routed_scaling_factor",
     "leading_dense_block_count": "first_k_dense_replace",
+}
+KEYS: Final = {
+    **GROUPED,
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.value_length_mla": "v_head_dim",
+    "rope.dimension_count": "qk_rope_head_dim",
 }
 
 CHECKED: Final = (
@@ -78,8 +91,24 @@ def configure_latent(header: Header) -> None:
     }
 
 
+def leave_out_draft(header: Header) -> None:
+    """Take the blocks that draft off the count of layers. Raises ModelError where no others would be left."""
+    blocks, drafting = len(header.layers), header.own.get("nextn_predict_layers", 0)
+    if type(drafting) is not int or not 0 <= drafting < blocks:
+        raise header.wrong(f"{brief(drafting)} of {blocks} blocks draft tokens")
+    header.config["num_hidden_layers"] = blocks - drafting
+
+
+def without_draft(tensors: Tensors, config: ModelConfig) -> Tensors:
+    """Return the tensors without those of blocks behind the model's own."""
+    layers = {name: name.removeprefix("model.layers.").partition(".")[0] for name in tensors}
+    behind = {name for name, layer in layers.items() if layer.isdecimal() and int(layer) >= config.num_layers}
+    return {name: tensor for name, tensor in tensors.items() if name not in behind}
+
+
 def _configure(header: Header) -> None:
     configure_latent(header)
+    leave_out_draft(header)
     own, config = header.own, header.config
     config["n_routed_experts"] = config.pop("num_experts", None)
     config["norm_topk_prob"] = bool(own.get("expert_weights_norm", False))
@@ -122,10 +151,11 @@ def _keys_and_values(keys: StoredTensor, values: StoredTensor) -> StoredTensor:
 
 ARCHITECTURES: Final = {
     "deepseek2": Architecture(
-        block_names={**NAMES, **EXPERTS},
+        block_names={**NAMES, **EXPERTS, **DRAFT},
         keys=KEYS,
-        checked=CHECKED,
+        checked=(*CHECKED, "nextn_predict_layers"),
         configure=_configure,
+        reorder=without_draft,
         restore=restore_latent,
     ),
 }

@@ -1,21 +1,31 @@
+"""The format has one architecture for Llama, Mistral and Mixtral. Left out: Mixtral's files of before 2024-04, which
+have a tensor for each expert."""
+
 from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import PRE_NORM, Architecture, Header
+from forebay.families.architecture import PRE_NORM, Architecture, Header, expert_names
+
+EXPERTS: Final = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    **expert_names("block_sparse_moe", {"ffn_gate": "w1", "ffn_up": "w3", "ffn_down": "w2"}),
+}
 
 
 def _configure(header: Header) -> None:
     config = header.config
-    if "sliding_window" in config:
-        config["model_type"] = "mistral"  # the format has one architecture for both
+    if config.get("num_experts"):
+        config["model_type"] = "mixtral"
+    elif "sliding_window" in config:
+        config["model_type"] = "mistral"
         config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
 
 
 ARCHITECTURES: Final = {
     "llama": Architecture(
         interleaved_rope=True,
-        block_names=PRE_NORM,
+        block_names={**PRE_NORM, **EXPERTS},
         keys={"attention.sliding_window": "sliding_window"},
         configure=_configure,
     )

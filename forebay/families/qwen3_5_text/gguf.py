@@ -121,11 +121,15 @@ def restore(tensors: Tensors) -> Tensors:
     for name, tensor in restore_mamba2(tensors).items():
         if name.endswith("norm.weight") and not name.endswith(".linear_attn.norm.weight"):
             restored[name] = less_one(tensor)
-        elif name.endswith(".shared_expert_gate.weight") and len(tensor.shape) == 1:
-            restored[name] = ComputedTensor((1, *tensor.shape), [tensor], tensor.pieces)
         else:
-            restored[name] = tensor
+            restored[name] = unflattened(name, tensor)
     return restored
+
+
+def unflattened(name: str, tensor: StoredTensor) -> StoredTensor:
+    """Return the gate of a shared expert as a layer of one output, and any other tensor as it is."""
+    flat = name.endswith(".shared_expert_gate.weight") and len(tensor.shape) == 1
+    return ComputedTensor((1, *tensor.shape), [tensor], tensor.pieces) if flat else tensor
 
 
 ARCHITECTURES: Final = {

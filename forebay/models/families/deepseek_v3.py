@@ -16,7 +16,7 @@ from forebay.layers.sums import SumSpec
 from forebay.models.decoder import block_spec, draft_head_spec, layer_name, mlp_spec, rope_spec, router_spec
 from forebay.ops import Scoring
 
-Config = TypeVar("Config", bound=LatentConfig)
+Config = TypeVar("Config", bound=GroupedConfig)
 
 _EPSILON: Final = 1e-20
 CORRECTION: Final = "gate.e_score_correction_bias"
@@ -34,7 +34,7 @@ def draft_head(config: LatentConfig) -> DraftHeadSpec:
 
 
 def with_draft_layer(config: Config) -> Config:
-    """With the draft head's layer behind the model's own, which has latent attention and experts."""
+    """With the draft head's layer behind the model's own, which has full attention and experts."""
     layers, mlps = (*config.layer_types, FULL), (*config.mlp_layer_types, SPARSE)
     return replace(config, layer_types=layers, mlp_layer_types=mlps)
 
@@ -67,7 +67,9 @@ def feed_forward(
     config: GroupedConfig,
     layer: int,
     *,
+    router: str = "gate",
     correction: str = CORRECTION,
+    shared: str = "shared_experts",
     expert_names: tuple[str, str, str] = GATE_UP_DOWN,
 ) -> PartSpec:
     """An MLP, or experts beside a shared one; the names are the checkpoint's, behind `mlp.` and an expert's number."""
@@ -76,24 +78,27 @@ def feed_forward(
     name, experts = f"{layer_name(layer)}.mlp", config.experts
     routed = MoeSpec(
         name=name,
-        router=grouped_router(config, experts, name, correction=correction),
+        router=grouped_router(config, experts, name, router=router, correction=correction),
         intermediate_size=experts.intermediate_size,
         names=expert_names,
     )
-    shared = MlpSpec(
-        name=f"{name}.shared_experts", hidden_size=config.hidden_size, intermediate_size=experts.shared_size
+    beside = MlpSpec(
+        name=f"{name}.{shared}",
+        hidden_size=config.hidden_size,
+        intermediate_size=experts.shared_size,
+        bias=config.mlp_bias,
     )
-    return SumSpec(first=routed, second=shared)
+    return SumSpec(first=routed, second=beside)
 
 
 def grouped_router(
-    config: ModelConfig, experts: GroupedExperts, name: str, *, correction: str = CORRECTION
+    config: ModelConfig, experts: GroupedExperts, name: str, *, router: str = "gate", correction: str = CORRECTION
 ) -> RouterSpec:
-    """`name` is the checkpoint's prefix of the experts; behind it stand `gate` and the correction."""
+    """`name` is the checkpoint's prefix of the experts; behind it stand `router` and the correction."""
     return router_spec(
         config,
         experts,
-        f"{name}.gate",
+        f"{name}.{router}",
         Scoring.SIGMOID,
         normalize=experts.normalize,
         epsilon=_EPSILON,

@@ -8,7 +8,7 @@ from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.params import Rows, rows_of_blocks
 from forebay.models.decoder import mlp_spec
 from forebay.models.families import qwen3_5_text as qwen3_5
-from forebay.models.families.qwen3_5_moe_text import qwen_experts
+from forebay.models.families.qwen3_5_moe_text import experts_and_shared
 from forebay.models.families.qwen3_5_text import delta_spec, qwen_block, qwen_draft_head, with_draft_layer
 
 DECODER = qwen3_5.DECODER
@@ -55,4 +55,4 @@ def _by_kind(config: Qwen3NextConfig, joined: int) -> Rows:
 def _mlp(config: Qwen3NextConfig, layer: int) -> PartSpec:
     if layer not in config.expert_layers:
         return mlp_spec(config, layer)
-    return qwen_experts(config, layer, normalize=config.norm_topk_prob)
+    return experts_and_shared(config, layer, normalize=config.norm_topk_prob)

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from typing import Final
+
+from forebay.families.architecture import PRE_NORM, Architecture, Header
+from forebay.families.glm4.gguf import configure as configure_rotation
+from forebay.families.glm4_moe.gguf import restore_correction
+from forebay.families.llama.gguf import EXPERTS
+
+
+def _configure(header: Header) -> None:
+    configure_rotation(header)
+    header.check_sigmoid(default=None)
+    config = header.config
+    config["intermediate_size"] = config.pop("moe_intermediate_size", config.get("intermediate_size"))
+
+
+ARCHITECTURES: Final = {
+    "minimax-m2": Architecture(
+        block_names={**PRE_NORM, **EXPERTS, "exp_probs_b": "block_sparse_moe.e_score_correction"},
+        checked=("rope.dimension_count", "expert_gating_func"),
+        configure=_configure,
+        restore=restore_correction,
+    )
+}

@@ -1,0 +1,1 @@
+"""Mixtral: Mistral with experts instead of an MLP in every layer."""

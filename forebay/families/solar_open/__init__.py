@@ -1,0 +1,1 @@
+"""Solar Open: Llama's attention, and experts in groups beside a shared one in every layer."""
