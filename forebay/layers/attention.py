@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,16 +16,18 @@ from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.linear import Linear
 from forebay.layers.paged_attention import PagedAttention
-from forebay.layers.params import Rows, rows_of_blocks
+from forebay.layers.params import Rows, in_order, rows_of_blocks, unchanged
 from forebay.layers.rotary import QueryScaleSpec, RopeSpec
 from forebay.pools.cache_spec import CacheSpec, FullAttention, SlidingWindow
 
 
 class QkNorm(StrEnum):
-    """Normalization of queries and keys, before the rotary embedding unless `AttentionSpec` says otherwise."""
+    """Normalization of queries and keys, before the rotary embedding unless `AttentionSpec` says otherwise: RMS norms
+    but for LAYER."""
 
     NONE = "none"
     HEAD = "head"  # each head by itself, weight [D]
+    LAYER = "layer"  # layer normalization of each head, without bias; of its own weight, [Hq, D] and [Hk, D]
     FULL = "full"  # all heads of a token together, weights [Hq * D] and [Hk * D]
 
 
@@ -39,7 +42,8 @@ class AttentionSpec:
     multiplied by `input_scale`, `key_scale` and `output_scale`. `interleaved`: the checkpoint has rotary pairs as
     neighbours. `qkv_name`: of the one tensor that holds q, k and v, where there is one. `value_norm`: each head's value
     is normed, without a weight. `values_from_keys`: there is no v_proj, values are what k_proj gives;
-    they are normed, then. `input_size`: of what is attended to, 0 for the hidden size.
+    they are normed, then. `input_size`: of what is attended to, 0 for the hidden size. `value_dim` is the size of a
+    head's values, 0 for `head_dim`; they are multiplied by `value_scale`. `softcap`: see `AttentionOps`.
     `rope_first`: heads are rotated before they are normed. `query_scale` None where queries are not scaled by their
     position.
     """
@@ -72,6 +76,9 @@ class AttentionSpec:
     input_scale: float = 1.0
     key_scale: float = 1.0
     output_scale: float = 1.0
+    value_dim: int = 0
+    value_scale: float = 1.0
+    softcap: float = 0.0
 
     @property
     def q_size(self) -> int:
@@ -81,9 +88,17 @@ class AttentionSpec:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def v_head_dim(self) -> int:
+        return self.value_dim or self.head_dim
+
+    @property
+    def v_size(self) -> int:
+        return self.num_kv_heads * self.v_head_dim
+
     def cache_spec(self) -> CacheSpec:
         """Return what the layer keeps of past tokens."""
-        heads = {"num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
+        heads = {"num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim, "v_head_dim": self.value_dim}
         return SlidingWindow(**heads, window=self.sliding_window) if self.sliding_window else FullAttention(**heads)
 
     def build(self, parts: Parts) -> Attention:
@@ -99,7 +114,8 @@ class Attention:
         self._ops = parts.ops
         self._qkv = _qkv(spec, parts)
         scales = ((spec.hidden_size, spec.output_scale),)
-        self._output = parts.linear({spec.output_name: spec.hidden_size}, spec.q_size, bias=spec.o_bias, scales=scales)
+        read = spec.num_heads * spec.v_head_dim
+        self._output = parts.linear({spec.output_name: spec.hidden_size}, read, bias=spec.o_bias, scales=scales)
         self._norms = _norms(spec, parts)
         self._plain = parts.ones(spec.head_dim) if spec.value_norm else None
         self._gate = parts.linear({"gate_proj": spec.num_heads}, spec.hidden_size) if spec.head_gate else None
@@ -112,6 +128,7 @@ class Attention:
             query_scale=spec.query_scale,
             window=spec.sliding_window,
             sinks=parts.tensor("sinks", spec.num_heads, float32=True) if spec.sinks else None,
+            softcap=spec.softcap,
         )
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
@@ -127,20 +144,24 @@ class Attention:
         return self._output(ctx, out)
 
     def _project(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Project x [T, H] to q [T, Hq, D], k and v [T, Hk, D], normed if the family does so, and rotated if
-        it does so first; and to gates [T, Hq * D], [T, 0] without gates."""
+        """Project x [T, H] to q [T, Hq, D], k [T, Hk, D] and v [T, Hk, Dv], normed if the family does so, and rotated
+        if it does so first; and to gates [T, Hq * D], [T, 0] without gates."""
         spec, ops = self._spec, self._ops
-        gates, values = spec.q_size if spec.output_gate else 0, 0 if spec.values_from_keys else spec.kv_size
+        gates, values = spec.q_size if spec.output_gate else 0, 0 if spec.values_from_keys else spec.v_size
         q, k, v, gate = torch.split(self._qkv(ctx, x), [spec.q_size, spec.kv_size, values, gates], dim=-1)
         v = k if spec.values_from_keys else v
         if spec.qk_norm is QkNorm.FULL:
             q, k = (ops.rms_norm(part, weight, spec.norm_eps) for part, weight in zip((q, k), self._norms, strict=True))
         q = q.view(len(x), spec.num_heads, spec.head_dim)
-        k, v = (part.view(len(x), spec.num_kv_heads, spec.head_dim) for part in (k, v))
+        k = k.view(len(x), spec.num_kv_heads, spec.head_dim)
+        v = v.view(len(x), spec.num_kv_heads, spec.v_head_dim)
         if self._cos_sin is not None:
             ops.apply_rope(q, k, ctx.positions, self._cos_sin)
         if spec.qk_norm is QkNorm.HEAD:
             q, k = (ops.rms_norm(part, weight, spec.norm_eps) for part, weight in zip((q, k), self._norms, strict=True))
+        elif spec.qk_norm is QkNorm.LAYER:
+            parts = zip((q, k), self._norms, strict=True)
+            q, k = (ops.layer_norm(part, weight, None, spec.norm_eps) for part, weight in parts)
         if self._plain is not None:
             v = ops.rms_norm(v, self._plain, spec.norm_eps)
         return q, k, v, gate
@@ -150,17 +171,27 @@ def _norms(spec: AttentionSpec, parts: Parts) -> tuple[Tensor, ...]:
     """The weights for q and k, where these are normed."""
     if spec.qk_norm is QkNorm.NONE:
         return ()
-    sizes = (spec.head_dim, spec.head_dim) if spec.qk_norm is QkNorm.HEAD else (spec.q_size, spec.kv_size)
-    names = (f"{name}.weight" for name in spec.norm_names)
-    return tuple(parts.tensor(name, size, offset=spec.norm_offset) for name, size in zip(names, sizes, strict=True))
+    dim, heads = spec.head_dim, (spec.num_heads, spec.num_kv_heads)
+    shapes: dict[QkNorm, list[tuple[int, ...]]] = {
+        QkNorm.HEAD: [(dim,), (dim,)],
+        QkNorm.LAYER: [(count, dim) for count in heads],
+        QkNorm.FULL: [(count * dim,) for count in heads],
+    }
+    rows = _pair_rows(spec) if spec.interleaved else ()
+    assert not (rows and spec.qk_norm is QkNorm.FULL), "a norm of all heads at once with neighbours as rotary pairs"
+    change = partial(in_order, rows=rows) if rows else unchanged
+    return tuple(
+        parts.tensor(f"{name}.weight", *shape, offset=spec.norm_offset, change=change)
+        for name, shape in zip(spec.norm_names, shapes[spec.qk_norm], strict=True)
+    )
 
 
 def _qkv(spec: AttentionSpec, parts: Parts) -> Linear:
     """Build the linear layer of q, k, v and, with an `output_gate`, the gates."""
     q, kv = spec.q_size, spec.kv_size
-    values = {} if spec.values_from_keys else {"v_proj": kv}
+    values = {} if spec.values_from_keys else {"v_proj": spec.v_size}
     outputs = {"q_proj": (1 + spec.output_gate) * q, "k_proj": kv, **values}
-    scales = ((q, 1.0), (kv, spec.key_scale), *((rows, 1.0) for rows in values.values()))
+    scales = ((q, 1.0), (kv, spec.key_scale), *((rows, spec.value_scale) for rows in values.values()))
     return parts.linear(
         {spec.qkv_name: sum(outputs.values())} if spec.qkv_name else outputs,
         spec.input_size or spec.hidden_size,
@@ -174,13 +205,21 @@ def _qkv(spec: AttentionSpec, parts: Parts) -> Linear:
 def _gates_last(spec: AttentionSpec) -> Rows:
     dim, q_and_gate = spec.head_dim, 2 * spec.q_size
     q, gates = (rows_of_blocks(count=spec.num_heads, block=2 * dim, first=first, size=dim) for first in (0, dim))
-    return (*q, range(q_and_gate, q_and_gate + 2 * spec.kv_size), *gates)
+    return (*q, range(q_and_gate, q_and_gate + spec.kv_size + spec.v_size), *gates)
 
 
 def _halves(spec: AttentionSpec) -> Rows:
+    rotated, of_head = spec.q_size + spec.kv_size, _pair_rows(spec)
+    heads = (
+        range(head + part.start, head + part.stop, part.step)
+        for head in range(0, rotated, spec.head_dim)
+        for part in of_head
+    )
+    return (*heads, range(rotated, rotated + spec.v_size))
+
+
+def _pair_rows(spec: AttentionSpec) -> Rows:
     """Halves are paired here: of each head the first of each pair, then the second ones, then what has no angle."""
     assert spec.rope is not None, "without rotary embedding there are no pairs"
-    rotated, dim, size = spec.q_size + spec.kv_size, spec.rope.dim, spec.head_dim
-    parts = ((0, dim, 2), (1, dim, 2), (dim, size, 1))
-    heads = (range(head + a, head + b, step) for head in range(0, rotated, size) for a, b, step in parts)
-    return (*filter(len, heads), range(rotated, rotated + spec.kv_size))
+    dim, size = spec.rope.dim, spec.head_dim
+    return tuple(filter(len, (range(0, dim, 2), range(1, dim, 2), range(dim, size))))

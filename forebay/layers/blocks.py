@@ -12,28 +12,29 @@ from torch import Tensor
 
 from forebay.layers.build import Block, Part, Parts, PartSpec
 from forebay.layers.context import ForwardContext
-from forebay.layers.params import TensorParam
+from forebay.layers.norms import Norm, NormSpec, build_norm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SublayerSpec:
-    """x += after(part(before(x))): `before` and `after` are the weights of norms, None where there is none."""
+    """x += after(part(before(x))): `before` and `after` are norms, None where there is none."""
 
     part: PartSpec
-    before: TensorParam | None = None
-    after: TensorParam | None = None
+    before: NormSpec | None = None
+    after: NormSpec | None = None
 
-    def build(self, parts: Parts) -> Sublayer:
-        norms = (None if param is None else parts.weights.tensor(param) for param in (self.before, self.after))
+    def build(self, parts: Parts, eps: float) -> Sublayer:
+        """Return the part with its weights, and those of the norms, which have `eps`."""
+        norms = (None if norm is None else build_norm(norm, parts, eps) for norm in (self.before, self.after))
         return Sublayer(self.part.build(parts), *norms)
 
 
 class Sublayer(NamedTuple):
-    """A part with the weights of the norms before and after it; None for no norm."""
+    """A part with the norms before and after it; None for no norm."""
 
     part: Part
-    before: Tensor | None
-    after: Tensor | None
+    before: Norm | None
+    after: Norm | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,16 +55,16 @@ class ResidualBlock:
     """A decoder layer: parts in sequence, each added to the residual stream."""
 
     def __init__(self, spec: ResidualSpec, parts: Parts) -> None:
-        self._ops, self._eps, self._multiplier = parts.ops, spec.norm_eps, spec.multiplier
+        self._ops, self._multiplier = parts.ops, spec.multiplier
         self._scale = parts.number(spec.scale) if spec.scale else 1.0
-        self._sublayers = [sublayer.build(parts) for sublayer in spec.sublayers]
+        self._sublayers = [sublayer.build(parts, spec.norm_eps) for sublayer in spec.sublayers]
 
     def __call__(self, ctx: ForwardContext, x: Tensor, residual: Tensor) -> Tensor:
-        ops, eps = self._ops, self._eps
+        ops = self._ops
         for part, before, after in self._sublayers:
-            x = part(ctx, ops.add_(residual, x) if before is None else ops.add_rms_norm(x, residual, before, eps))
+            x = part(ctx, ops.add_(residual, x) if before is None else before.of_sum(x, residual))
             if after is not None:
-                x = ops.rms_norm(x, after, eps)
+                x = after.of(x)
             if self._multiplier != 1.0:
                 ops.scale_(x, self._multiplier)
         if self._scale != 1.0:
@@ -87,17 +88,18 @@ class Branches:
     """Parts that read the same input in parallel, each with norms of its own; their outputs are added."""
 
     def __init__(self, spec: BranchesSpec, parts: Parts) -> None:
-        self._ops, self._eps = parts.ops, spec.norm_eps
-        self._sublayers = [sublayer.build(parts) for sublayer in spec.sublayers]
+        self._ops = parts.ops
+        self._sublayers = [sublayer.build(parts, spec.norm_eps) for sublayer in spec.sublayers]
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
-        first, *others = (self._of(ctx, x, sublayer) for sublayer in self._sublayers)
+        first, *others = (_of(ctx, x, sublayer) for sublayer in self._sublayers)
         for other in others:
             self._ops.add_(first, other)
         return first
 
-    def _of(self, ctx: ForwardContext, x: Tensor, sublayer: Sublayer) -> Tensor:
-        ops, (part, before, after) = self._ops, sublayer
-        x = part(ctx, x if before is None else ops.rms_norm(x, before, self._eps))
-        return x if after is None else ops.rms_norm(x, after, self._eps)
+
+def _of(ctx: ForwardContext, x: Tensor, sublayer: Sublayer) -> Tensor:
+    part, before, after = sublayer
+    x = part(ctx, x if before is None else before.of(x))
+    return x if after is None else after.of(x)

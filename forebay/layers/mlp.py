@@ -26,11 +26,15 @@ UP_DOWN: Final = ("up_proj", "down_proj")
 
 class Activation(StrEnum):
     """Activation function of a gate, which is multiplied with up, or used alone: the square of a ReLU (Primer, arXiv
-    2109.08668, 4.1)."""
+    2109.08668, 4.1), and a GELU."""
 
     SILU = "silu"
     GELU_TANH = "gelu_pytorch_tanh"
     RELU2 = "relu2"  # without a gate
+    GELU_TANH_UNGATED = "gelu_pytorch_tanh, no gate"
+
+
+_UNGATED: Final = (Activation.RELU2, Activation.GELU_TANH_UNGATED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +58,7 @@ class MlpSpec:
 
 
 class Mlp:
-    """Feed-forward layer: down(activation(gate, up)), or down(activation(up)) for ReLU squared."""
+    """Feed-forward layer: down(activation(gate, up)), or down(activation(up)) without a gate."""
 
     def __init__(self, spec: MlpSpec, parts: Parts) -> None:
         parts, ops = parts.within(spec.name), parts.ops
@@ -62,12 +66,13 @@ class Mlp:
             Activation.SILU: ops.silu_and_mul,
             Activation.GELU_TANH: ops.gelu_and_mul,
             Activation.RELU2: ops.relu2,
+            Activation.GELU_TANH_UNGATED: ops.gelu,
         }
         self._activate = activations[spec.activation]
         if spec.limit:
             self._activate = partial(ops.clamped_swiglu, alpha=1.0, limit=spec.limit, offset=0.0)
         (*before, down), size, hidden_size = spec.names, spec.intermediate_size, spec.hidden_size
-        up = 0 if spec.activation is Activation.RELU2 else size
+        up = 0 if spec.activation in _UNGATED else size
         self.before = parts.linear(
             dict.fromkeys(before, (size + up) // len(before)),
             hidden_size,

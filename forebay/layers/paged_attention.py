@@ -21,7 +21,7 @@ class PagedAttention:
     the pages of that layer's kind of cache.
 
     `rope`: q and k are rotated first. `query_scale`: q is then multiplied by it. `window` is the size of a sliding
-    window, 0 for none. `sinks` [Hq] as in `AttentionOps.paged_attention`.
+    window, 0 for none. `sinks` [Hq] and `softcap` as in `AttentionOps.paged_attention`.
     """
 
     def __init__(
@@ -34,12 +34,13 @@ class PagedAttention:
         query_scale: QueryScaleSpec | None = None,
         window: int = 0,
         sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> None:
         self._ops = parts.ops
         self._layer = layer
         self._cos_sin = None if rope is None else parts.rope(rope)
         self._query_scales = None if query_scale is None else parts.ropes.table(query_scale)
-        self._scale, self._window, self._sinks = scale, window, sinks
+        self._scale, self._window, self._sinks, self._softcap = scale, window, sinks, softcap
 
     def __call__(
         self, ctx: ForwardContext, q: Tensor, k: Tensor, v: Tensor, *, selected: Selection | None = None
@@ -65,7 +66,7 @@ class PagedAttention:
         for loc in (step.device_loc, step.host_loc):
             ops.store_kv(k, v, tiers.kv, loc)
         pages = ops.swap_in(selected.positions, selected.counts, selected.paged, tiers, step)
-        return ops.paged_attention(q, tiers.kv, pages, scale=self._scale, sinks=self._sinks)
+        return ops.paged_attention(q, tiers.kv, pages, scale=self._scale, sinks=self._sinks, softcap=self._softcap)
 
     def read(self, ctx: ForwardContext, q: Tensor) -> Tensor:
         """Keep nothing: q [T, Hq, D], which may change, over what is there already -> [T, Hq, Dv]."""
@@ -78,7 +79,13 @@ class PagedAttention:
             self._ops.scale_rows_(q.view(len(q), q.shape[1] * q.shape[2]), self._query_scales, ctx.positions)
         cache, pages = ctx.cache.kv(self._layer), self._pages(ctx) if selected is None else selected
         return self._ops.paged_attention(
-            q, cache, pages, scale=self._scale, sliding_window=self._window, sinks=self._sinks
+            q,
+            cache,
+            pages,
+            scale=self._scale,
+            sliding_window=self._window,
+            sinks=self._sinks,
+            softcap=self._softcap,
         )
 
     def _pages(self, ctx: ForwardContext) -> PagedKv:

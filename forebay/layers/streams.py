@@ -75,11 +75,11 @@ class StreamedBlock:
     mixed."""
 
     def __init__(self, spec: StreamedSpec, parts: Parts) -> None:
-        self._ops, self._eps = parts.ops, spec.streams.norm_eps
+        self._ops = parts.ops
         num_streams = spec.streams.num_streams
         self._sublayers = [
             (
-                each.sublayer.build(parts),
+                each.sublayer.build(parts, spec.streams.norm_eps),
                 _mixing(spec.streams, parts, each.mixing, (2 + num_streams) * num_streams, num_scales=3),
             )
             for each in spec.sublayers
@@ -92,7 +92,7 @@ class StreamedBlock:
             streams = ops.add_(residual, x)
             weights = ops.mix_weights(streams, mixing)
             collapsed = ops.collapse_streams(streams, weights.before)
-            out = part(ctx, ops.rms_norm(collapsed, before, self._eps))
+            out = part(ctx, before.of(collapsed))
             ops.mix_streams_(residual, weights.between)
             x = ops.spread_streams(out, weights.behind)
         return x

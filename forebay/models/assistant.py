@@ -24,6 +24,7 @@ from forebay.formats.quantized import HEAD_BITS
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.embedding import lookup
+from forebay.layers.norms import build_norm
 from forebay.layers.params import TensorParam, Weights
 from forebay.layers.rotary import RopeTables
 from forebay.models.decoder import DecoderSpec
@@ -55,7 +56,7 @@ class Assistant:
         self._after = parts.linear({"post_projection": spec.backbone_size}, size)
         self._blocks = [block.build(parts) for block in decoder.blocks]
         assert not parts.kept, "an assistant keeps nothing"
-        self._norm, self._eps = weights.tensor(decoder.norm), decoder.norm_eps
+        self._norm = build_norm(decoder.norm, parts, decoder.norm_eps)
         table = decoder.embedding
         if not decoder.tied:
             table = TensorParam(names=("lm_head.weight",), sizes=(vocab_size,), inner=(size,), min_bits=HEAD_BITS)
@@ -69,7 +70,7 @@ class Assistant:
         residual = ops.zeros_like(x)
         for block in self._blocks:
             x = block(ctx, x, residual)
-        return ops.add_rms_norm(x, residual, self._norm, self._eps)
+        return self._norm.of_sum(x, residual)
 
     def token_ids(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """Map the result of `forward`, [S, h], to the most likely next tokens, [S] int64; any where it is not

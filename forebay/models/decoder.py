@@ -21,6 +21,7 @@ from forebay.layers.context import ForwardContext
 from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.embedding import PerLayerInputsSpec, embedding_table, lookup
 from forebay.layers.mlp import MlpSpec, MoeSpec
+from forebay.layers.norms import NormSpec, build_norm
 from forebay.layers.params import TensorParam, Weights, vector
 from forebay.layers.rotary import RopeSpec, RopeTables
 from forebay.layers.routing import RouterSpec
@@ -39,7 +40,7 @@ class DecoderSpec:
 
     blocks: tuple[BlockSpec, ...]
     embedding: TensorParam
-    norm: TensorParam
+    norm: NormSpec
     norm_eps: float
     tied: bool
     max_positions: int
@@ -205,7 +206,7 @@ class Model:
             first = len(parts.kept)
             self._blocks.append(block.build(parts))
             kept.append(tuple(parts.kept[first:]))
-        self._norm = weights.tensor(spec.norm)
+        self._norm = build_norm(spec.norm, parts, spec.norm_eps)
         self._draft_head = None if spec.draft_head is None else spec.draft_head.build(parts)
         if self._draft_head is not None:
             kept.append(tuple(spec.on_device for spec in parts.kept[sum(map(len, kept)) :]))
@@ -233,10 +234,10 @@ class Model:
                 seen.append(ops.add_(ops.add_(ops.zeros_like(x), residual), x))
             x = block(ctx, x, residual)
         if self._streams is None:
-            hidden = ops.add_rms_norm(x, residual, self._norm, self._spec.norm_eps)
+            hidden = self._norm.of_sum(x, residual)
         else:
             collapsed = self._streams.collapse(ops.add_(residual, x))
-            hidden = ops.rms_norm(collapsed, self._norm, self._spec.norm_eps)
+            hidden = self._norm.of(collapsed)
         return hidden, ops.concat(seen) if seen else hidden
 
     def draft(self, ctx: ForwardContext, next_ids: Tensor, hidden: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import singledispatch
 from typing import Any, NamedTuple
 
-from forebay.layers.attention import AttentionSpec, QkNorm
+from forebay.layers.attention import AttentionSpec
 from forebay.layers.blocks import BranchesSpec, ResidualSpec, SublayerSpec
 from forebay.layers.clamped_moe import ClampedMoeSpec
 from forebay.layers.compressed_attention import CompressedAttentionSpec
@@ -23,6 +23,7 @@ from forebay.layers.latent_attention import LatentAttentionSpec
 from forebay.layers.mamba1 import Mamba1Spec, ScanNorm
 from forebay.layers.mamba2 import Mamba2Spec
 from forebay.layers.mlp import Activation, MlpSpec, MoeSpec
+from forebay.layers.norms import NormSpec
 from forebay.layers.params import TensorParam
 from forebay.layers.query_attention import QueryAttentionSpec
 from forebay.layers.rotary import RopeSpec
@@ -58,7 +59,7 @@ def equations(spec: DecoderSpec, kept: Sequence[Iterable[CacheSpec]]) -> Iterato
     for layers, lines in _alike(spec, kept).items():
         yield f"\n{layers}:" if len(spec.blocks) > 1 else "\nall layers:"
         yield from (f"  {line}" for line in lines)
-    logits = f"{_times(spec.logits_scale)}head(norm(x))"
+    logits = f"{_times(spec.logits_scale)}head({_norm(spec.norm)}(x))"
     logits = f"{spec.logits_cap:g} tanh({logits} / {spec.logits_cap:g})" if spec.logits_cap else logits
     yield f"\nlogits = {logits}  (at most {spec.max_positions:,} positions)"
 
@@ -119,8 +120,12 @@ def _(block: ResidualSpec) -> list[str]:
 
 def _between_norms(sublayer: SublayerSpec) -> Term:
     part = term(sublayer.part)
-    call = part.call if sublayer.before is None else part.of(f"norm({_ARGUMENT})")
-    return Term(call if sublayer.after is None else f"norm({call})", part.lines)
+    call = part.call if sublayer.before is None else part.of(f"{_norm(sublayer.before)}({_ARGUMENT})")
+    return Term(call if sublayer.after is None else f"{_norm(sublayer.after)}({call})", part.lines)
+
+
+def _norm(spec: NormSpec) -> str:
+    return "norm" if isinstance(spec, TensorParam) else "layernorm"
 
 
 @singledispatch
@@ -149,22 +154,24 @@ def _(part: ScalarGateSpec) -> Term:
 
 @term.register
 def _(part: AttentionSpec) -> Term:
-    normed = {QkNorm.NONE: "{}", QkNorm.HEAD: "norm({})", QkNorm.FULL: "norm of all heads({})"}[part.qk_norm]
+    normed = {"none": "{}", "head": "norm({})", "full": "norm of all heads({})", "layer": "layernorm({})"}[part.qk_norm]
     rotated = "rope({})" if part.rope else "{}"
     inner, outer = (rotated, normed) if part.rope_first else (normed, rotated)
     q, k = (outer.format(inner.format(w)) for w in ("Wq h", "Wk h"))
     scores = f"{part.scale or part.head_dim**-0.5:.4g} {_times(part.key_scale)}q·k"
+    scores = f"{part.softcap:g} tanh({scores} / {part.softcap:g})" if part.softcap else scores
     out = f"softmax({scores}{' and a sink' if part.sinks else ''}) v"
     gate = "sigmoid(Wg h) " if part.output_gate or part.head_gate else ""
     seen = f"the last {part.sliding_window:,} tokens" if part.sliding_window else "all tokens so far"
     by = f"{_times(part.output_scale)}Wo {gate}{out}"
     value = "Wk h" if part.values_from_keys else "Wv h"
-    value = f"norm({value})" if part.value_norm else value
+    value = f"{_times(part.value_scale)}{f'norm({value})' if part.value_norm else value}"
+    sizes = f"{part.head_dim}{f' and {part.value_dim}' if part.value_dim else ''}"
     return Term(
         f"attention({_times(part.input_scale)}{_ARGUMENT})",
         (
             f"attention(h) = {by}  over {seen}",
-            f"  q = {_grown(part)}{q}, k = {k}, v = {value}; {part.num_heads} heads of {part.head_dim}, "
+            f"  q = {_grown(part)}{q}, k = {k}, v = {value}; {part.num_heads} heads of {sizes}, "
             f"{part.num_kv_heads} of KV",
             *_rope(part.rope),
         ),
@@ -357,6 +364,8 @@ def _inner(activation: Activation, gate_scale: float = 1.0, limit: float = 0.0) 
         return f"Wd (silu(g) u), g, u = Wg h, Wu h in +-{limit:.4g}"
     if activation is Activation.RELU2:
         return "Wd relu(Wu h)^2"
+    if activation is Activation.GELU_TANH_UNGATED:
+        return "Wd gelu(Wu h)"
     name = "gelu" if activation is Activation.GELU_TANH else "silu"
     return f"Wd ({name}({_times(gate_scale)}Wg h) Wu h)"
 
@@ -377,7 +386,8 @@ def _mixture(router: RouterSpec, expert: str, size: int) -> Term:
         name = "sqrt softplus" if gating.scoring is Scoring.SQRT_SOFTPLUS else "sigmoid"
         share = f"{_times(gating.scale)}{name}({logits}){', in shares of their sum' if gating.normalize else ''}"
     share += ", each by a factor of its own" if router.factors else ""
-    groups = f" in the best {gating.best_groups} of {gating.groups} groups" if gating.groups > 1 else ""
+    by = " by their best" if gating.summed == 1 else ""
+    groups = f" in the best {gating.best_groups} of {gating.groups} groups{by}" if gating.groups > 1 else ""
     corrected = ", chosen with a bias" if router.correction else ""
     chosen = f"{gating.num_experts_per_tok} of {router.num_experts}{groups}{corrected}"
     line = f"experts(h) = sum of g_i {expert}  of {size:,}"

@@ -105,13 +105,16 @@ class AttentionOps:
         scale: float,
         sliding_window: int = 0,
         sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
         """Causal attention of ragged queries q [T, Hq, D] over paged KV -> [T, Hq, Dv].
 
         Query head h reads KV head h // (Hq / Hk). With a sliding window w > 0 a query sees itself and the w - 1
         positions before it; a query of a sequence without tokens gives NaN. A location that no query sees, be it
         padding, another sequence's or out of the window, may hold anything, NaN included (C5). sinks [Hq] float32 are
-        logits that take part in each head's softmax without a value (gpt-oss).
+        logits that take part in each head's softmax without a value (gpt-oss). With a `softcap` each score s, before
+        the softmax, becomes softcap * tanh(s / softcap) (Gemma 2, arXiv 2408.00118, section 2), and NaN if it is not
+        finite: capped, it would pass for a number.
         """
         out = torch.empty(*q.shape[:2], cache.v.shape[2], dtype=q.dtype)
         starts, lens = paged.q_start.tolist(), paged.seq_lens.tolist()
@@ -127,11 +130,19 @@ class AttentionOps:
                 keys_of(cache.k, cache.k_scale, paged, row, length),
                 keys_of(cache.v, cache.v_scale, paged, row, length),
             )
-            out[first:end] = self._attend(q[first:end], k, v, query_positions, scale, sliding_window, sinks)
+            out[first:end] = self._attend(q[first:end], k, v, query_positions, scale, sliding_window, sinks, softcap)
         return out
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, window: int, sinks: Tensor | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        scale: float,
+        window: int,
+        sinks: Tensor | None,
+        softcap: float,
     ) -> Tensor:
         """Attention of one sequence: q [n, Hq, D] at `positions`, over k [L, Hk, D] and v [L, Hk, Dv] of positions
         0 to L - 1 -> [n, Hq, Dv]."""
@@ -142,6 +153,8 @@ class AttentionOps:
         k32 = k.float().masked_fill(~seen, 0).repeat_interleave(groups, dim=1)
         v32 = v.float().masked_fill(~seen, 0).repeat_interleave(groups, dim=1)
         scores = torch.einsum("nhd,lhd->hnl", q.float(), k32) * scale
+        if softcap:
+            scores = torch.where(scores.isfinite(), softcap * torch.tanh(scores / softcap), torch.nan)
         scores = scores.masked_fill(~visible, float("-inf"))
         if sinks is not None:
             scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, len(q), 1)], dim=-1)

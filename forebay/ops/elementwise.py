@@ -40,6 +40,10 @@ class ElementwiseOps:
         """max(x, 0)^2, [T, I] -> [T, I]."""
         return x.float().relu().square().to(x.dtype)
 
+    def gelu(self, x: Tensor) -> Tensor:
+        """gelu(x) in its tanh form, [T, I] -> [T, I]."""
+        return F.gelu(x.float().contiguous(), approximate="tanh").to(x.dtype)
+
     def mul(self, x: Tensor, y: Tensor) -> Tensor:
         """x * y, [T, I] each -> [T, I]."""
         return x * y

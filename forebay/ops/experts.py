@@ -32,8 +32,9 @@ class Gating:
     """How a token's experts are chosen by their scores, and how each of them is weighted.
 
     With several `groups` of experts, which divide them evenly, a token's experts come from the best `best_groups` by
-    the sum of each group's two best (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). `normalize`: the chosen scores are
-    divided by their sum, or by `least_sum` if that is more, plus `epsilon`. Then they are multiplied by `scale`.
+    the sum of each group's `summed` best: two (DeepSeek-V3, arXiv 2412.19437, section 2.1.2) or one (DeepSeek-V2, arXiv
+    2405.04434, section 2.1.2). `normalize`: the chosen scores are divided by their sum, or by `least_sum` if that is
+    more, plus `epsilon`. Then they are multiplied by `scale`.
     """
 
     num_experts_per_tok: int
@@ -44,6 +45,7 @@ class Gating:
     groups: int = 1
     best_groups: int = 1
     least_sum: float = 0.0
+    summed: int = 2
 
 
 class ExpertActivation(StrEnum):
@@ -186,6 +188,6 @@ def _best(scores: Tensor, count: int) -> Tensor:
 def _within_best_groups(scores: Tensor, gating: Gating) -> Tensor:
     """scores [T, E], minus infinity where a token's expert is in none of its best groups."""
     grouped = scores.view(len(scores), gating.groups, scores.shape[1] // gating.groups)
-    best = _best(grouped.topk(2, dim=-1).values.sum(dim=-1), gating.best_groups)
+    best = _best(grouped.topk(gating.summed, dim=-1).values.sum(dim=-1), gating.best_groups)
     out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, value=False)
     return grouped.masked_fill(out.unsqueeze(-1), float("-inf")).view_as(scores)

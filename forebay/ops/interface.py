@@ -56,13 +56,15 @@ class Ops(
         normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
         return (weight.float() * normed).to(x.dtype)
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        """(x - mean(x)) * rsqrt(var(x) + eps) * weight + bias over the last dimension, [T, H] -> [T, H], contiguous.
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """(x - mean(x)) * rsqrt(var(x) + eps) * weight + bias over the last dimension, [T, H] or [T, N, H] -> the same
+        shape, contiguous; no bias for None.
 
-        Computed in float32 and rounded once. Layer normalization, arXiv 1607.06450, section 3.
+        weight and bias [H], or of three dimensions [N, H]: each of N heads has its own. Computed in float32 and rounded
+        once. Layer normalization, arXiv 1607.06450, section 3.
         """
-        wide = torch.nn.functional.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), eps)
-        return wide.to(x.dtype)
+        normed = torch.nn.functional.layer_norm(x.float(), x.shape[-1:], eps=eps) * weight.float()
+        return (normed if bias is None else normed + bias.float()).to(x.dtype)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """residual [T, H] += x [T, H] in place, then `rms_norm` of the sum as it was rounded into residual."""

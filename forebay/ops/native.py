@@ -87,11 +87,12 @@ class NativeOps(
         self._rms_norm[x.dtype](self._pool, *rows, weight.data_ptr(), out.data_ptr(), outer * inner, n, eps)
         return out
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        rows, n = x.shape
-        out = x.new_empty(rows, n)
-        given = x.data_ptr(), x.stride(0), weight.data_ptr(), bias.data_ptr()
-        self._layer_norm[x.dtype](self._pool, *given, out.data_ptr(), rows, n, eps)
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        out, n = x.new_empty(x.shape), x.shape[-1]
+        inner, inner_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
+        rows = (x.data_ptr(), x.stride(0), inner, inner_stride)
+        own = (weight.data_ptr(), address(bias), n if weight.dim() == 2 else 0)
+        self._layer_norm[x.dtype](self._pool, *rows, *own, out.data_ptr(), x.shape[0] * inner, n, eps)
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -75,6 +75,7 @@ class NativeAttention(AttentionOps):
         scale: float,
         sliding_window: int = 0,
         sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
         tokens, q_heads, head_dim = q.shape
         _, kv_heads, v_dim = cache.v.shape
@@ -96,6 +97,7 @@ class NativeAttention(AttentionOps):
             v_head,
             address(cache.v_scale),
             scale,
+            softcap,
             address(sinks),
             out.data_ptr(),
         )

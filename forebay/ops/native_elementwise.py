@@ -20,6 +20,7 @@ class NativeElementwise(ElementwiseOps):
         self._gelu_and_mul = kernels.by_dtype("fb_gelu_and_mul_{}")
         self._clamped_swiglu = kernels.by_dtype("fb_clamped_swiglu_{}")
         self._relu2 = kernels.by_dtype("fb_relu2_{}")
+        self._gelu = kernels.by_dtype("fb_gelu_{}")
         self._mul = kernels.by_dtype("fb_mul_{}")
         self._mul_silu = kernels.by_dtype("fb_mul_silu_{}")
         self._mul_sigmoid = kernels.by_dtype("fb_mul_sigmoid_{}")
@@ -48,9 +49,16 @@ class NativeElementwise(ElementwiseOps):
         return out
 
     def relu2(self, x: Tensor) -> Tensor:
+        return self._map(self._relu2[x.dtype], x)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        return self._map(self._gelu[x.dtype], x)
+
+    def _map(self, kernel: Any, x: Tensor) -> Tensor:
+        """x [T, I] -> [T, I]."""
         rows, n = x.shape
         out = x.new_empty(rows, n)
-        self._relu2[x.dtype](self._pool, x.data_ptr(), x.stride(0), out.data_ptr(), rows, n)
+        kernel(self._pool, x.data_ptr(), x.stride(0), out.data_ptr(), rows, n)
         return out
 
     def mul(self, x: Tensor, y: Tensor) -> Tensor:

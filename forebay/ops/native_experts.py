@@ -72,7 +72,7 @@ class NativeExpertOps(NativeLinear, ExpertOps):
         choices = gating.num_experts_per_tok
         ids, weights = (torch.empty(tokens, choices, dtype=dtype) for dtype in (torch.int64, torch.float32))
         inputs = logits.data_ptr(), address(correction), address(factors)
-        sizes = (tokens, num_experts, choices, gating.groups, gating.best_groups)
+        sizes = (tokens, num_experts, choices, gating.groups, gating.best_groups, gating.summed)
         options = _options(gating)
         self._topk_gating(self._pool, *inputs, ids.data_ptr(), weights.data_ptr(), *sizes, *options)
         return ids, weights

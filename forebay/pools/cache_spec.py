@@ -98,12 +98,10 @@ class FullAttention(CacheSpec):
     v_head_dim: int = 0
 
     def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
-        heads, values = self.num_kv_heads, self.v_head_dim or self.head_dim
-        return _kv(self.kind, types, k=(heads, self.head_dim), v=(heads, values))
+        return _heads(self, types)
 
     def __str__(self) -> str:
-        values = f" and {self.v_head_dim}" if self.v_head_dim not in (0, self.head_dim) else ""
-        return f"KV of all tokens, {self.num_kv_heads} heads x {self.head_dim}{values}"
+        return f"KV of all tokens, {_sizes(self)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,24 +151,25 @@ class IndexKeys(CacheSpec):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlidingWindow(CacheSpec):
-    """K and V; a query reads itself and the `window` - 1 tokens before it. Older tokens' pages are given back."""
+    """K and V; a query reads itself and the `window` - 1 tokens before it. Older tokens' pages are given back.
+    `v_head_dim` 0: as `head_dim`."""
 
     kind: ClassVar[str] = WINDOW
 
     num_kv_heads: int
     head_dim: int
     window: int
+    v_head_dim: int = 0
 
     @property
     def num_read(self) -> int:
         return self.window
 
     def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
-        shape = (self.num_kv_heads, self.head_dim)
-        return _kv(self.kind, types, k=shape, v=shape)
+        return _heads(self, types)
 
     def __str__(self) -> str:
-        return f"KV of the last {self.window} tokens, {self.num_kv_heads} heads x {self.head_dim}"
+        return f"KV of the last {self.window} tokens, {_sizes(self)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,6 +291,16 @@ class RecurrentState(CacheSpec):
     def __str__(self) -> str:
         parts = (("convolution", self.conv), ("scan", self.ssm))
         return "state: " + ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in parts if shape)
+
+
+def _heads(spec: FullAttention | SlidingWindow, types: CacheTypes) -> tuple[CacheColumn, ...]:
+    heads, values = spec.num_kv_heads, spec.v_head_dim or spec.head_dim
+    return _kv(spec.kind, types, k=(heads, spec.head_dim), v=(heads, values))
+
+
+def _sizes(spec: FullAttention | SlidingWindow) -> str:
+    values = f" and {spec.v_head_dim}" if spec.v_head_dim not in (0, spec.head_dim) else ""
+    return f"{spec.num_kv_heads} heads x {spec.head_dim}{values}"
 
 
 def _kv(per: str, types: CacheTypes, **shapes: tuple[int, int]) -> tuple[CacheColumn, ...]:

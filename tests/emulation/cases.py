@@ -7,6 +7,7 @@ kernel wrote. Kernels that no entry calls are named in UNTOUCHED.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -101,13 +102,21 @@ def _experts(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
 def _gating(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     for scoring in Scoring:
         gating = Gating(num_experts_per_tok=3, scoring=scoring, normalize=True, groups=4, best_groups=2)
-        yield from ops.topk_gating(normal((ROWS, 12), F32, seed=1), gating)
+        for summed in (1, 2):
+            yield from ops.topk_gating(normal((ROWS, 12), F32, seed=1), replace(gating, summed=summed))
         table = torch.tensor([[0, 5, 11], [7, 2, 3]])
         yield from ops.hash_gating(normal((3, 12), F32, seed=2), torch.tensor([1, 0, 1]), table, gating)
 
 
 def _attention(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
-    for more in ({"int8": True}, {"cache_dtype": BF16, "with_sinks": True}, {"sliding_window": 17, "head_dim": 40}):
+    kinds: list[dict[str, Any]] = [
+        {"int8": True},
+        {"cache_dtype": BF16, "with_sinks": True},
+        {"sliding_window": 17, "head_dim": 40},
+        {"int8": True, "softcap": 0.7},
+        {"cache_dtype": BF16, "softcap": 2.0, "sliding_window": 17, "head_dim": 40, "v_dim": 20},
+    ]
+    for more in kinds:
         yield PagedCase(seq_lens=[70, 3], query_lens=[6, 1], dtype=dtype, **more).run(ops)
 
 
@@ -143,6 +152,8 @@ def _rows(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     x, y, weight = normal((ROWS, 97), dtype, seed=1), normal((ROWS, 97), dtype, seed=2), normal((97,), dtype, seed=3)
     yield ops.rms_norm(x, weight, 1e-5)
     yield ops.layer_norm(x, weight, y[0], 1e-6)
+    heads = x[:, :96].view(ROWS, 4, 24)
+    yield ops.layer_norm(heads, weight[:96].view(4, 24), None, 1e-6)
     yield from (ops.add_rms_norm(x, y, weight, 1e-5), y)
     yield from (ops.finite_rows(x), ops.embedding(torch.tensor([4, 0]), x), ops.concat([x, y[:, :5]]))
     yield from ops.argmax_rows(x.float().round())
@@ -197,7 +208,7 @@ def _streams(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
 def _elementwise(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     x = normal((ROWS, 2 * 37), dtype, seed=1, scale=3)
     gate, up = x[:, :37], x[:, 37:]
-    yield from (ops.silu_and_mul(x), ops.gelu_and_mul(x), ops.gelu_and_mul(x, exact=True), ops.relu2(x))
+    yield from (ops.silu_and_mul(x), ops.gelu_and_mul(x), ops.gelu_and_mul(x, exact=True), ops.relu2(x), ops.gelu(x))
     yield ops.clamped_swiglu(x, alpha=1.702, limit=2.5)
     yield from (ops.mul(up, gate), ops.mul_silu(up, gate), ops.mul_sigmoid(up, gate))
     yield from (ops.add_(up.clone(), gate), ops.scale_(x.clone(), 0.37), ops.softcap_(x.float(), 3.0))

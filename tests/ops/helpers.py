@@ -65,6 +65,7 @@ class PagedCase:
     cache_dtype: torch.dtype | None = None
     shares: tuple[tuple[int, int, int], ...] = ()
     with_sinks: bool = False
+    softcap: float = 0.0
     dtype: torch.dtype = torch.float32
     sliding_window: int = 0
     seed: int = 0
@@ -119,6 +120,7 @@ class PagedCase:
         spans = [(until or {}).get(i, (self.seq_lens[i] - self.query_lens[i], self.seq_lens[i])) for i in chosen]
         q = torch.cat([self.queries[i][a:b] for i, (a, b) in zip(chosen, spans, strict=True)])
         options = {"scale": self.head_dim**-0.5, "sliding_window": self.sliding_window, "sinks": self.sinks}
+        options["softcap"] = self.softcap
         return ops.paged_attention(q, self.cache, self._pages(chosen, spans), **options)
 
     @property

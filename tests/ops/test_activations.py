@@ -25,6 +25,7 @@ GATED: dict[str, Callable[[Ops, Tensor], Tensor]] = {  # [gate | up] rows
     "mul_silu": lambda ops, x: ops.mul_silu(x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]),
     "mul": lambda ops, x: ops.mul(x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]),
     "relu2": lambda ops, x: ops.relu2(x),
+    "gelu": lambda ops, x: ops.gelu(x),
 }
 
 

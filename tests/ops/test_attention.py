@@ -13,6 +13,8 @@ RAGGED = {"seq_lens": [1, 70, 33, 200, 64, 129], "query_lens": [1, 70, 5, 1, 1, 
 KINDS = {
     "sinks": {"q_heads": 6, "with_sinks": True},
     "sinks-in-a-window": {"q_heads": 6, "with_sinks": True, "sliding_window": 50},
+    "capped": {"q_heads": 6, "softcap": 0.7, "with_sinks": True},
+    "capped-in-a-window": {"q_heads": 6, "softcap": 2.0, "sliding_window": 50},
     "smaller-values": {"head_dim": 96, "v_dim": 64},
     "larger-values": {"head_dim": 12, "v_dim": 20},
     "latent": {"q_heads": 5, "kv_heads": 1, "head_dim": 80, "v_dim": 64, "latent": True},
@@ -167,6 +169,28 @@ def test_a_sink_is_a_key_without_a_value(each_ops: Ops) -> None:
     weights = torch.cat([scores, case.sinks.unsqueeze(1)], dim=1).softmax(dim=1)
     expected = torch.einsum("hl,lhd->hd", weights[:, :9], case.v_cache[loc])
     assert_close(case.run(each_ops)[0], expected)
+
+
+def test_a_cap_holds_scores_and_not_sinks(each_ops: Ops) -> None:
+    case = PagedCase(seq_lens=[9], query_lens=[1], q_heads=4, kv_heads=4, with_sinks=True, softcap=0.7)
+    assert case.sinks is not None
+    loc = case.page_table[1, 0] * case.page_size + torch.arange(9)
+    scores = torch.einsum("hd,lhd->hl", case.queries[0][8], case.k_cache[loc]) / 8
+    held = 0.7 * torch.tanh(scores / 0.7)
+    weights = torch.cat([held, case.sinks.unsqueeze(1)], dim=1).softmax(dim=1)
+    expected = torch.einsum("hl,lhd->hd", weights[:, :9], case.v_cache[loc])
+    assert_close(case.run(each_ops)[0], expected)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_query_that_is_not_finite_gives_nan_under_a_cap_c30(each_ops: Ops, dtype: torch.dtype, bad: float) -> None:
+    case = PagedCase(**RAGGED, q_heads=2, softcap=2.0, dtype=dtype)
+    expected = case.run(each_ops)
+    case.queries[1][60, 1, 3] = bad
+    out = case.run(each_ops)
+    assert out[61, 1].isnan().all()
+    out[61, 1] = expected[61, 1]
+    assert_same_bits(out, expected)
 
 
 def test_chunks_company_and_threads_change_no_bit_of_any_kind(

@@ -15,9 +15,10 @@ SOFTMAX = Gating(num_experts_per_tok=3, scoring=Scoring.SOFTMAX, normalize=False
 SIGMOID = Gating(num_experts_per_tok=3, scoring=Scoring.SIGMOID, normalize=True, epsilon=1e-20, scale=2.5)
 GROUPED = replace(SIGMOID, groups=4, best_groups=2)
 CLAMPED = replace(SOFTMAX, normalize=True, least_sum=0.4)
+BY_THE_BEST = replace(SOFTMAX, groups=6, best_groups=2, summed=1, scale=2.5)
 GATINGS = [
-    *(SOFTMAX, replace(SOFTMAX, normalize=True), SIGMOID, GROUPED, replace(SOFTMAX, groups=6, best_groups=5)),
-    CLAMPED,
+    *(SOFTMAX, replace(SOFTMAX, normalize=True), SIGMOID, GROUPED),
+    *(replace(SOFTMAX, groups=6, best_groups=5), BY_THE_BEST, CLAMPED),
 ]
 
 
@@ -52,6 +53,20 @@ def test_of_equal_scores_the_first_experts_are_chosen(each_ops: Ops) -> None:
     ids, weights = each_ops.topk_gating(torch.zeros(2, 12), GROUPED)
     assert ids.tolist() == [[0, 1, 2]] * 2
     assert_close(weights, torch.full((2, 3), 2.5 / 3))
+
+
+def test_a_group_counts_what_its_best_expert_or_its_two_best_do(each_ops: Ops) -> None:
+    """The last group has the best expert, the first the two best together."""
+    logits = torch.tensor([[3.0, 2.9, 1.0, 0.9, 3.1, -5.0]])
+    one_group = replace(SIGMOID, num_experts_per_tok=2, groups=3)
+    assert each_ops.topk_gating(logits, one_group)[0].tolist() == [[0, 1]]
+    assert each_ops.topk_gating(logits, replace(one_group, summed=1))[0].tolist() == [[4, 5]]
+
+
+def test_groups_of_one_expert_are_chosen_by_it(each_ops: Ops) -> None:
+    logits = torch.tensor([[3.0, 2.9, 1.0, 3.1]])
+    alone = replace(SOFTMAX, num_experts_per_tok=2, groups=4, best_groups=2, summed=1)
+    assert each_ops.topk_gating(logits, alone)[0].tolist() == [[3, 0]]
 
 
 def test_what_an_expert_weighs_is_multiplied_by_its_own_factor(each_ops: Ops) -> None:

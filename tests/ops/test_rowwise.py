@@ -30,6 +30,41 @@ def test_rms_norm_of_heads_inside_a_wider_row(native: NativeOps, reference: Ops,
     assert_close(actual, reference.rms_norm(heads, weight, 1e-6))
 
 
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("width", [1, 7, 8, 20, 128, 577])
+def test_layer_norm_equals_the_reference(
+    native: NativeOps, reference: Ops, dtype: torch.dtype, width: int, biased: bool
+) -> None:
+    weight = normal((width,), dtype, seed=2)
+    bias = normal((width,), dtype, seed=3) if biased else None
+    for rows in ROWS:
+        x = normal((rows, width + 8), dtype, seed=1)[:, :width] + 3
+        assert_close(native.layer_norm(x, weight, bias, 1e-6), reference.layer_norm(x, weight, bias, 1e-6))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_layer_norm_of_heads_with_weights_of_their_own(
+    native: NativeOps, reference: Ops, dtype: torch.dtype, biased: bool
+) -> None:
+    heads = normal((9, 10 * 20), dtype, seed=1)[:, 40:140].view(9, 5, 20)
+    weight = normal((5, 20), dtype, seed=2)
+    bias = normal((5, 20), dtype, seed=3) if biased else None
+    actual = native.layer_norm(heads, weight, bias, 1e-6)
+    assert actual.is_contiguous()
+    assert_close(actual, reference.layer_norm(heads, weight, bias, 1e-6))
+    of_second = native.layer_norm(heads[:, 1], weight[1], None if bias is None else bias[1], 1e-6)
+    assert_same_bits(actual[:, 1], of_second)
+
+
+def test_layer_norm_does_not_depend_on_other_rows(
+    native: NativeOps, single_threaded: NativeOps, dtype: torch.dtype
+) -> None:
+    x, weight = normal((200, 576), dtype, seed=1), normal((576,), dtype, seed=2)
+    together = native.layer_norm(x, weight, weight, 1e-6)
+    assert_same_bits(single_threaded.layer_norm(x, weight, weight, 1e-6), together)
+    assert_same_bits(native.layer_norm(x[17:18], weight, weight, 1e-6), together[17:18])
+
+
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_add_rms_norm_equals_the_reference_and_adds_in_place(

@@ -60,6 +60,16 @@ def test_norm_of_heads_inside_a_wider_row(ops: Ops, reference: Ops, dtype: torch
     heads = normal((3, 10 * 24), dtype, seed=1)[:, 48:168].view(3, 5, 24)
     weight = normal((24,), dtype, seed=2)
     assert_close(ops.rms_norm(heads, weight, 1e-6), reference.rms_norm(heads, weight, 1e-6))
+    for own in (weight, normal((5, 24), dtype, seed=3)):
+        for bias in (None, own + 1):
+            assert_close(ops.layer_norm(heads, own, bias, 1e-6), reference.layer_norm(heads, own, bias, 1e-6))
+
+
+@pytest.mark.parametrize(("rows", "width"), [(0, 16), (1, 97), (3, 64)])
+def test_layer_norms_equal_the_reference(ops: Ops, reference: Ops, dtype: torch.dtype, rows: int, width: int) -> None:
+    x, weight = normal((rows, width), dtype, seed=1) + 3, normal((width,), dtype, seed=2)
+    for bias in (None, normal((width,), dtype, seed=3)):
+        assert_close(ops.layer_norm(x, weight, bias, 1e-5), reference.layer_norm(x, weight, bias, 1e-5))
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -82,6 +92,7 @@ def test_activations_equal_the_reference(ops: Ops, reference: Ops, dtype: torch.
         "gelu_and_mul": ((), {"exact": True}),
         "clamped_swiglu": ((), {"alpha": 1.702, "limit": 1.5}),
         "relu2": ((), {}),
+        "gelu": ((), {}),
         "mul_silu": ((normal((rows, 86), dtype, seed=2),), {}),
         "mul_sigmoid": ((normal((rows, 2), dtype, seed=2),), {}),
     }
@@ -133,6 +144,9 @@ ATTENTION = {
     "odd-group": {"seq_lens": [30, 11], "query_lens": [1, 9], "q_heads": 9, "kv_heads": 3, "page_size": 1},
     "window": {"seq_lens": [40, 3], "query_lens": [1, 1], "sliding_window": 6, "with_sinks": True, "mapped": True},
     "window-extend": {"seq_lens": [40, 25], "query_lens": [33, 1], "sliding_window": 6, "with_sinks": True},
+    "cap": {"seq_lens": [40, 3], "query_lens": [1, 1], "softcap": 0.7, "with_sinks": True},
+    "cap-extend": {"seq_lens": [40, 25], "query_lens": [33, 1], "softcap": 0.7, "int8": True}
+    | {"sliding_window": 6, "with_sinks": True},
     "latent": {"seq_lens": [9, 30], "query_lens": [1, 1], "kv_heads": 1, "head_dim": 40, "v_dim": 32, "latent": True},
     "values-of-another-size": {"seq_lens": [9, 30], "query_lens": [4, 1], "head_dim": 24, "v_dim": 16},
     "int8": {"seq_lens": [21, 9], "query_lens": [1, 1], "int8": True},

@@ -16,14 +16,15 @@ SPARSE: Final = "sparse"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupedExperts(Experts):
-    """Chosen from the best groups of them; `shared_size` is that of the MLP beside them, `normalize` and `scale` are of
-    their weights."""
+    """Chosen from the best groups of them, by the sum of so many, `summed`, of a group's best; `shared_size` is that of
+    the MLP beside them, `normalize` and `scale` are of their weights."""
 
     groups: int
     best_groups: int
     shared_size: int
     normalize: bool
     scale: float
+    summed: int = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,14 +90,16 @@ def grouped_experts(
     groups: int = 1,
     best_groups: int = 1,
     per_token: int | None = 8,
+    shared: int = 1,
     normalize: bool = True,
+    summed: int = 2,
 ) -> GroupedExperts:
     """Read experts in groups, of which only the best are chosen from. The arguments are the type's defaults, None where
     its files have to say it. Raises ModelError for groups that do not divide the experts."""
     number = fields.size("n_routed_experts", default=number)
     groups = fields.size("n_group", default=groups)
-    if number % groups or (groups > 1 and number < 2 * groups):
-        raise fields.wrong("n_group", f"a divisor of {number} experts that leaves two in a group")
+    if number % groups or (groups > 1 and number < summed * groups):
+        raise fields.wrong("n_group", f"a divisor of {number} experts that leaves {summed} in a group")
     best_groups = fields.size("topk_group", default=best_groups, most=groups)
     inner = fields.size("moe_intermediate_size", default=inner)
     return GroupedExperts(
@@ -105,9 +108,10 @@ def grouped_experts(
         intermediate_size=inner,
         groups=groups,
         best_groups=best_groups,
-        shared_size=fields.size("n_shared_experts", default=1) * inner,
+        shared_size=fields.size("n_shared_experts", default=shared) * inner,
         normalize=fields.flag("norm_topk_prob", default=normalize),
         scale=fields.number("routed_scaling_factor", default=scale),
+        summed=summed,
     )
 
 

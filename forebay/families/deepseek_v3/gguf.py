@@ -1,5 +1,8 @@
-"""Left out: YaRN without the multiplier of its logarithm, whose amplitude the files do not say; the blocks that draft,
-which are behind the model's own. Files of GLM 4.7 Flash have this architecture, too."""
+"""The architecture is that of DeepSeek-V2, too, whose experts are scored by a softmax, and of GLM 4.7 Flash.
+
+Left out: YaRN without the multiplier of its logarithm, whose amplitude the files do not say; the blocks that draft,
+which are behind the model's own; old files, of V2, whose sizes are those of expanded keys and values.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from forebay.formats.quantized import F32
 from forebay.formats.stored_tensor import ComputedTensor, StoredTensor, read_tensor
 
 SHARED_EXPERTS: Final = within("mlp.shared_experts", {f"{stored}_shexp": name for stored, name in GATED.items()})
+_SOFTMAX: Final = 1  # llama.cpp's number of that gating function
+
 NAMES: Final = {
     **MLP,
     "attn_norm": "input_layernorm",
@@ -73,7 +78,6 @@ CHECKED: Final = (
 def configure_latent(header: Header) -> None:
     """Complete the configuration with the fields of latent attention, which metadata gives as sizes of keys. Raises
     ModelError for sizes that contradict each other."""
-    header.check_sigmoid()
     own, config = header.own, header.config
     rotated, key, rank = map(
         header.whole, ("rope.dimension_count", "attention.key_length_mla", "attention.kv_lora_rank")
@@ -110,6 +114,12 @@ def _configure(header: Header) -> None:
     configure_latent(header)
     leave_out_draft(header)
     own, config = header.own, header.config
+    corrected = header.has("exp_probs_b.bias")
+    if not corrected and own.get("expert_gating_func", _SOFTMAX) == _SOFTMAX:  # V2's files may omit it
+        config["model_type"] = "deepseek_v2"
+        config["topk_method"] = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
+    else:
+        header.check_sigmoid()
     config["n_routed_experts"] = config.pop("num_experts", None)
     config["norm_topk_prob"] = bool(own.get("expert_weights_norm", False))
     scaling = config["rope_scaling"]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.families.fields import Fields
+from forebay.families.gemma2.config import pre_attention_scalar
 from forebay.families.model_config import Family, ModelConfig
 from forebay.families.rope import ropes_by_kind
 from forebay.families.shape import WINDOW, Shape
@@ -45,14 +46,11 @@ def parse(fields: Fields) -> Gemma3Config:
 
     plain = fields.without("rope_parameters", "rope_scaling", "rope_theta")
     values = transformer(plain, Defaults(head_dim=256, tied=True), windows=Windows(layers=windowed, required=True))
-    scalar = fields.number("query_pre_attn_scalar", default=256.0)
-    if scalar == 0:
-        raise fields.wrong("query_pre_attn_scalar", "above 0")
     thetas = {FULL: fields.get("rope_theta") or 1e6, SLIDING: fields.get("rope_local_base_freq") or 1e4}
     ropes = ropes_by_kind(fields, thetas, scaled=FULL, max_positions=values["max_position_embeddings"])
     theta, scaling = ropes[FULL]
     values |= {"rope_theta": theta, "rope_scaling": scaling}
-    return Gemma3Config(**values, ropes=ropes, query_pre_attn_scalar=scalar)
+    return Gemma3Config(**values, ropes=ropes, query_pre_attn_scalar=pre_attention_scalar(fields))
 
 
 def small(shape: Shape) -> dict[str, Any]:

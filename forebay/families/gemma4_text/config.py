@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from forebay.families.fields import Fields
+from forebay.families.gemma2.config import cap
 from forebay.families.gemma3_text.config import Ropes
 from forebay.families.model_config import Experts, Family, ModelConfig
 from forebay.families.rope import ropes_by_kind
@@ -80,7 +81,7 @@ def parse(fields: Fields) -> Gemma4Config:
         per_layer_size=per_layer,
         per_layer_vocab_size=_per_layer_vocab(fields, values["vocab_size"]) if per_layer else 0,
         wide_readers=fields.flag("use_double_wide_mlp", default=False),
-        logits_cap=_cap(fields),
+        logits_cap=cap(fields, "final_logit_softcapping", default=0.0),
         experts=_experts(fields),
     )
 
@@ -161,13 +162,6 @@ def _experts(fields: Fields) -> Experts | None:
         return experts(fields.renamed({"top_k_experts": "num_experts_per_tok"}))
     fields.dropped("num_experts", "top_k_experts", "moe_intermediate_size")
     return None
-
-
-def _cap(fields: Fields) -> float:
-    cap = fields.number("final_logit_softcapping", default=0.0)
-    if cap == 0 and fields.get("final_logit_softcapping") is not None:
-        raise fields.wrong("final_logit_softcapping", "above 0")
-    return cap
 
 
 def small(shape: Shape) -> dict[str, Any]:

@@ -36,6 +36,7 @@ _KERNEL: Final = re.compile(r".*\.[qkv]_conv1d\.weight")
 
 def _configure(header: Header) -> None:
     configure_latent(header)
+    header.check_sigmoid()
     header.config.update(
         layer_types=header.kinds({"attn_kv_a_mqa": FULL}, LINEAR),
         linear_num_heads=header.config.get("num_attention_heads"),

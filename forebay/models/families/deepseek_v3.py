@@ -75,13 +75,22 @@ def feed_forward(
     """An MLP, or experts beside a shared one; the names are the checkpoint's, behind `mlp.` and an expert's number."""
     if config.mlp_layer_types[layer] == DENSE:
         return mlp_spec(config, layer)
-    name, experts = f"{layer_name(layer)}.mlp", config.experts
-    routed = MoeSpec(
-        name=name,
-        router=grouped_router(config, experts, name, router=router, correction=correction),
-        intermediate_size=experts.intermediate_size,
-        names=expert_names,
-    )
+    name = f"{layer_name(layer)}.mlp"
+    gate = grouped_router(config, config.experts, name, router=router, correction=correction)
+    return with_shared(config, name, gate, expert_names, shared=shared)
+
+
+def with_shared(
+    config: GroupedConfig,
+    name: str,
+    router: RouterSpec,
+    expert_names: tuple[str, str, str] = GATE_UP_DOWN,
+    *,
+    shared: str = "shared_experts",
+) -> PartSpec:
+    """Describe the experts of the checkpoint's part `name` beside a shared one."""
+    experts = config.experts
+    routed = MoeSpec(name=name, router=router, intermediate_size=experts.intermediate_size, names=expert_names)
     beside = MlpSpec(
         name=f"{name}.{shared}",
         hidden_size=config.hidden_size,

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from forebay.families.gemma3_text.config import Gemma3Config
+from forebay.families.model_config import ModelConfig
 from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.build import BlockSpec
 from forebay.layers.mlp import Activation
@@ -13,17 +15,22 @@ _NORM_OFFSET = 1.0  # norm weights are stored as differences from it
 
 
 def describe(config: Gemma3Config) -> DecoderSpec:
-    """Describe the whole model: norms with an offset, and embeddings scaled by the root of the hidden size."""
-    blocks = [_block(config, layer) for layer in range(config.num_layers)]
+    """Describe the whole model."""
+    return with_blocks(config, [block(config, i, _attention(config, i)) for i in range(config.num_layers)])
+
+
+def with_blocks(config: ModelConfig, blocks: Sequence[BlockSpec]) -> DecoderSpec:
+    """Describe a model with norms that have an offset, and embeddings scaled by the root of the hidden size."""
     spec = decoder_spec(config, blocks, norm_offset=_NORM_OFFSET)
     return replace(spec, embedding_scale=float(config.hidden_size) ** 0.5)
 
 
-def _block(config: Gemma3Config, layer: int) -> BlockSpec:
+def block(config: ModelConfig, layer: int, attention: AttentionSpec) -> BlockSpec:
+    """Describe a layer with norms before and behind attention and a GELU MLP."""
     return block_spec(
         config,
         layer,
-        _attention(config, layer),
+        attention,
         replace(mlp_spec(config, layer), activation=Activation.GELU_TANH),
         before=("input_layernorm", "pre_feedforward_layernorm"),
         after=("post_attention_layernorm", "post_feedforward_layernorm"),

@@ -94,6 +94,11 @@ void gated_rms_norm(Pool& pool, const T* x, long ldx, const T* gate, long ldg, c
     void fb_relu2_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n) {                              \
         pool->op([=](Pool& p) { zip_rows(p, x, ldx, x, ldx, out, n, rows, n, [](Vec a, Vec) { return relu2(a); }); }); \
     }                                                                                                                  \
+    void fb_gelu_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n) {                               \
+        pool->op([=](Pool& p) {                                                                                        \
+            zip_rows(p, x, ldx, x, ldx, out, n, rows, n, [](Vec a, Vec) { return gelu_tanh(a); });                     \
+        });                                                                                                            \
+    }                                                                                                                  \
     void fb_gated_rms_norm_##suffix(Pool* pool, const T* x, long ldx, const T* gate, long ldg, const T* weight,        \
                                     T* out, long rows, long n, long group_size, long weight_step, float eps,           \
                                     long norm_first, long sigmoid) {                                                   \

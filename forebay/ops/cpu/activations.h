@@ -61,6 +61,12 @@ inline Vec relu2(Vec x) {
     return positive * positive;
 }
 
+// cap tanh(x / cap), the tanh as 2 sigmoid(2 z) - 1; what is not finite becomes NaN.
+inline Vec softcap(Vec x, float cap) {
+    const Vec tanh = fma(set1(2.0f), sigmoid(x * set1(2.0f / cap)), set1(-1.0f));
+    return fma(x, zero(), tanh * set1(cap));
+}
+
 inline Vec clamped_swiglu(Vec gate, Vec up, Vec alpha, Vec limit, Vec offset) {
     const Vec g = min(limit, gate), u = max(negate(limit), min(limit, up));
     return (u + offset) * (g * sigmoid(alpha * g));

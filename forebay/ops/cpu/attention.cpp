@@ -119,7 +119,7 @@ void add_values(const Work& work, const Values& values, Lanes lanes, long row) {
 // kCount rows of a walk from `row` on, the `first_of_head`-th of their head, over the block that begins at position
 // `first`. What a row does not see has the weight zero. `factors` are the work's, or null.
 template <int kCount, class Values>
-void add_rows(const AttentionShape& shape, float scale, const float* factors, const Walk& walk, long first,
+void add_rows(const AttentionShape& shape, ScoreMap map, const float* factors, const Walk& walk, long first,
               long first_of_head, long row, const Work& work, const Values& values) {
     const auto lanes_of = [&](long r) {
         return visible(walk.queries[(first_of_head + r) / shape.group()].position, first, shape.window);
@@ -129,7 +129,7 @@ void add_rows(const AttentionShape& shape, float scale, const float* factors, co
     score_rows<kCount>(work.q + row * work.width, work.width, work.keys, shape.head_dim, work.scores);
     for (int r = 0; r < kCount; ++r) {
         float* scores = work.scores + r * kBlock;
-        weigh(scores, lanes_of(r), scale * kLog2e, factors, work.sums, row + r);
+        weigh(scores, lanes_of(r), map, factors, work.sums, row + r);
         if (factors == nullptr) continue;
         for (long i = lanes.begin; i < lanes.end; ++i) scores[i] *= factors[kBlock + i];
     }
@@ -137,15 +137,15 @@ void add_rows(const AttentionShape& shape, float scale, const float* factors, co
 }
 
 template <int kCount = kTile, class Values>
-void add_some_rows(long count, const AttentionShape& shape, float scale, const float* factors, const Walk& walk,
+void add_some_rows(long count, const AttentionShape& shape, ScoreMap map, const float* factors, const Walk& walk,
                    long first, long first_of_head, long row, const Work& work, const Values& values) {
     if constexpr (kCount > 1) {
         if (count < kCount) {
-            return add_some_rows<kCount - 1>(count, shape, scale, factors, walk, first, first_of_head, row, work,
+            return add_some_rows<kCount - 1>(count, shape, map, factors, walk, first, first_of_head, row, work,
                                              values);
         }
     }
-    add_rows<kCount>(shape, scale, factors, walk, first, first_of_head, row, work, values);
+    add_rows<kCount>(shape, map, factors, walk, first, first_of_head, row, work, values);
 }
 
 template <class T, class E>
@@ -169,7 +169,7 @@ void attend(const AttentionCall<T, E>& call, const Walk& walk, const Walk& next_
             read_head(call, block, kv_head, work, prefetch, kBlock / walk.num_heads + 1, widened);
             const auto add = [&](const auto& values) {
                 for (long r = 0; r < head_rows; r += kTile) {
-                    add_some_rows(std::min<long>(kTile, head_rows - r), shape, call.scale, factors, walk, at * kBlock,
+                    add_some_rows(std::min<long>(kTile, head_rows - r), shape, call.map, factors, walk, at * kBlock,
                                   r, h * head_rows + r, work, values);
                 }
             };

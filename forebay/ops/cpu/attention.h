@@ -28,6 +28,12 @@ struct Cache {
     float factor(long slot, long h) const { return factors[slot * heads + h]; }
 };
 
+// How products q k become scores: times `scale`, then, unless `cap` is 0, held within +-cap by tanh.
+struct ScoreMap {
+    float scale;
+    float cap;
+};
+
 // T: of queries and results; E: of the caches' entries.
 template <class T, class E>
 struct AttentionCall {
@@ -36,7 +42,7 @@ struct AttentionCall {
     long ldq;
     Cache<E> k_cache;
     Cache<E> v_cache;
-    float scale;
+    ScoreMap map;
     const float* sinks;  // [q_heads], or null
     T* out;              // [T, q_heads, v_dim]
 };
@@ -111,7 +117,7 @@ class Prefetch {
     extern "C" void fb_paged_attention_##suffix(                                                                 \
         Pool* pool, const SharedPlan* shared, const T* q, long ldq, const E* k_cache, long k_slot, long k_head,  \
         const float* k_factors, const E* v_cache, long v_slot, long v_head, const float* v_factors, float scale, \
-        const float* sinks, T* out) {                                                                            \
+        float cap, const float* sinks, T* out) {                                                                 \
         pool->op([=, plan = *shared](Pool& p) {                                                                  \
             const AttentionShape& shape = plan->shape;                                                           \
             const AttentionCall<T, E> call{shape,                                                                \
@@ -119,7 +125,7 @@ class Prefetch {
                                            ldq,                                                                  \
                                            {k_cache, k_slot, k_head, k_factors, shape.kv_heads},                 \
                                            {v_cache, v_slot, v_head, v_factors, shape.kv_heads},                 \
-                                           scale,                                                                \
+                                           {scale, cap},                                                         \
                                            sinks,                                                                \
                                            out};                                                                 \
             run_plan(p, *plan, [&](const Walk& now, const Walk& next, const Partials& partials) {                \

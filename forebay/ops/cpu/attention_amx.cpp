@@ -249,7 +249,7 @@ template <class E>
 void weigh_row(const AttentionCall<bf16, E>& call, const Work& work, long row, Lanes lanes) {
     float* scores = work.scores + row * kBlock;
     const bool scaled = call.k_cache.factors != nullptr;
-    weigh(scores, lanes, call.scale * kLog2e, scaled ? work.factors : nullptr, work.sums, row);
+    weigh(scores, lanes, call.map, scaled ? work.factors : nullptr, work.sums, row);
     for (long i = 0; i < kBlock; i += 2 * W) {
         Vec a = load(scores + i), b = load(scores + i + W);
         if (scaled) {

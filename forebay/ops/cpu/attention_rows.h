@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "activations.h"
 #include "attention.h"
 
 // 2^x to about 1e-7 of it, 0 below -126, NaN of NaN. x = n + r, |r| <= 1/2; 2^r by Taylor to degree 6. No result is
@@ -78,19 +79,28 @@ struct RowSums {
 // no precision, and most blocks leave the sums alone.
 constexpr float kHeadroom = 8.0f;
 
-// Turns scores [kBlock] of one row into weights in place: 2^(score * scale - top) in the lanes that it sees, 0
-// elsewhere. `scale` is in units of log2; `factors` [kBlock] of the keys, or null. A row that sees nothing keeps its
-// sums.
-FOREBAY_INLINE void weigh(float* scores, Lanes lanes, float scale, const float* factors, const RowSums& sums,
+// scores [kBlock] become softcap(score * scale). Not inlined: without a cap `weigh` keeps its registers.
+__attribute__((noinline)) inline void cap_scores(float* scores, ScoreMap map) {
+    for (int i = 0; i < kBlock; i += W) store(scores + i, softcap(load(scores + i) * set1(map.scale), map.cap));
+}
+
+// Turns products q k [kBlock] of one row into weights in place: 2^(log2(e) score - top) in the lanes that it sees, 0
+// elsewhere. `factors` [kBlock] of the keys, or null. A row that sees nothing keeps its sums.
+FOREBAY_INLINE void weigh(float* scores, Lanes lanes, ScoreMap map, const float* factors, const RowSums& sums,
                           long row) {
     constexpr float kInf = std::numeric_limits<float>::infinity();
     constexpr int kVectors = kBlock / W;
+    float scale = map.scale * kLog2e;
     if (lanes.begin >= lanes.end) {
         for (int i = 0; i < kVectors; ++i) store(scores + i * W, zero());
         return;
     }
     if (factors != nullptr) {
         for (int i = 0; i < kVectors; ++i) store(scores + i * W, load(scores + i * W) * load(factors + i * W));
+    }
+    if (map.cap > 0) {
+        cap_scores(scores, map);
+        scale = kLog2e;
     }
     for (long i = 0; i < lanes.begin; ++i) scores[i] = -kInf;
     for (long i = lanes.end; i < kBlock; ++i) scores[i] = -kInf;

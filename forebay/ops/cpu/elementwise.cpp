@@ -90,14 +90,8 @@ extern "C" {
 FOREBAY_ELEMENTWISE(float, f32)
 FOREBAY_ELEMENTWISE(bf16, bf16)
 
-// cap * tanh(x / cap), the tanh as 2 sigmoid(2 z) - 1; what is not finite becomes NaN.
 void fb_softcap(Pool* pool, float* x, long rows, long n, float cap) {
-    pool->op([=](Pool& p) {
-        map_rows(p, x, rows, n, [=](Vec a) {
-            const Vec tanh = fma(set1(2.0f), sigmoid(a * set1(2.0f / cap)), set1(-1.0f));
-            return fma(a, zero(), tanh * set1(cap));
-        });
-    });
+    pool->op([=](Pool& p) { map_rows(p, x, rows, n, [=](Vec a) { return softcap(a, cap); }); });
 }
 
 // Block (i, j) of outer x inner, `bytes` long, lies i * outer stride + j * inner stride bytes behind `to` and `from`.

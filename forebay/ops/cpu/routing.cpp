@@ -18,6 +18,7 @@ struct Gating {
     long choices;
     long groups;
     long best_groups;
+    long summed;  // of a group's best experts: one or two
     Scoring scoring;
     bool normalize;
     float epsilon;
@@ -70,8 +71,8 @@ void best_of(const float* values, long n, long count, int64_t* places) {
     }
 }
 
-// What a group counts: the sum of its two best.
-float group_score(const float* values, long n) {
+// What a group counts: its best, or the sum of its two best.
+float group_score(const float* values, long n, long summed) {
     float best = kLowest, second = kLowest;
     for (long i = 0; i < n; ++i) {
         if (values[i] > best) {
@@ -81,14 +82,14 @@ float group_score(const float* values, long n) {
             second = values[i];
         }
     }
-    return best + second;
+    return summed == 1 ? best : best + second;
 }
 
 // values become minus infinity outside of the best groups; `spare` [2 groups] int64.
 void keep_best_groups(const Gating& gating, float* values, int64_t* spare) {
     const long size = gating.experts / gating.groups;
     float* scores = reinterpret_cast<float*>(spare + gating.groups);
-    for (long g = 0; g < gating.groups; ++g) scores[g] = group_score(values + g * size, size);
+    for (long g = 0; g < gating.groups; ++g) scores[g] = group_score(values + g * size, size, gating.summed);
     best_of(scores, gating.groups, gating.best_groups, spare);
     for (long g = 0; g < gating.groups; ++g) {
         if (std::find(spare, spare + gating.best_groups, g) != spare + gating.best_groups) continue;
@@ -128,9 +129,9 @@ void gate_row(const Gating& gating, const float* logits, const float* correction
 // logits [rows, experts], correction and factors [experts] or null -> ids and weights [rows, choices].
 extern "C" void fb_topk_gating(Pool* pool, const float* logits, const float* correction, const float* factors,
                                int64_t* ids, float* weights, long rows, long experts, long choices, long groups,
-                               long best_groups, long scoring, long normalize, float epsilon, float scale,
-                               float least_sum) {
-    const Gating gating{experts,        choices, groups, best_groups, static_cast<Scoring>(scoring),
+                               long best_groups, long summed, long scoring, long normalize, float epsilon,
+                               float scale, float least_sum) {
+    const Gating gating{experts, choices,        groups,  best_groups, summed, static_cast<Scoring>(scoring),
                         normalize != 0, epsilon, scale, least_sum};
     pool->op([=](Pool& p) {
         p.run(rows, grain_for(8 * experts), [=](long begin, long end) {
@@ -145,7 +146,7 @@ extern "C" void fb_topk_gating(Pool* pool, const float* logits, const float* cor
 extern "C" void fb_hash_gating(Pool* pool, const float* logits, const int64_t* token_ids, const int64_t* table,
                                int64_t* ids, float* weights, long rows, long experts, long choices, long scoring,
                                long normalize, float epsilon, float scale, float least_sum) {
-    const Gating gating{experts,        choices, 1, 1, static_cast<Scoring>(scoring),
+    const Gating gating{experts,        choices, 1, 1, 1, static_cast<Scoring>(scoring),
                         normalize != 0, epsilon, scale, least_sum};
     pool->op([=](Pool& p) {
         p.run(rows, grain_for(8 * experts), [=](long begin, long end) {

@@ -40,9 +40,10 @@ void rms_norm(Pool& pool, const T* x, long outer_stride, long inner, long inner_
     });
 }
 
+// Rows are found as those of `rms_norm`; the i-th of `inner` rows has weights and biases i * own_step behind the first.
 template <class T>
-void layer_norm(Pool& pool, const T* x, long ldx, const T* weight, const T* bias, T* out, long rows, long n,
-                float eps) {
+void layer_norm(Pool& pool, const T* x, long outer_stride, long inner, long inner_stride, const T* weight,
+                const T* bias, long own_step, T* out, long rows, long n, float eps) {
     pool.run(rows, grain_for(2 * n), [=](long begin, long end) {
         const auto spread = [n](const T* row, Vec mean) {
             Vec sum = zero();
@@ -54,14 +55,16 @@ void layer_norm(Pool& pool, const T* x, long ldx, const T* weight, const T* bias
             return hsum(sum);
         };
         for (long r = begin; r < end; ++r) {
-            const T* row = x + r * ldx;
+            const T* row = x + r / inner * outer_stride + r % inner * inner_stride;
+            const long own = r % inner * own_step;
             Vec sum = zero();
             for_each_vector(n, [&](long i, long part) { sum = sum + load_part(row + i, part); });
             const Vec mean = set1(hsum(sum) / static_cast<float>(n));
             const Vec scale = set1(1.0f / std::sqrt(spread(row, mean) / static_cast<float>(n) + eps));
             for_each_vector(n, [&](long i, long part) {
                 const Vec normed = (load_part(row + i, part) - mean) * scale;
-                store_part(out + r * n + i, fma(normed, load_part(weight + i, part), load_part(bias + i, part)), part);
+                const Vec shift = bias == nullptr ? zero() : load_part(bias + own + i, part);
+                store_part(out + r * n + i, fma(normed, load_part(weight + own + i, part), shift), part);
             });
         }
     });
@@ -119,9 +122,12 @@ void finite_rows(Pool& pool, const T* x, uint8_t* finite, long rows, long n) {
                               const T* weight, T* out, long rows, long n, float eps) {                             \
         pool->op([=](Pool& p) { rms_norm(p, x, outer_stride, inner, inner_stride, weight, out, rows, n, eps); });  \
     }                                                                                                              \
-    void fb_layer_norm_##suffix(Pool* pool, const T* x, long ldx, const T* weight, const T* bias, T* out, long rows, \
-                                long n, float eps) {                                                               \
-        pool->op([=](Pool& p) { layer_norm(p, x, ldx, weight, bias, out, rows, n, eps); });                        \
+    void fb_layer_norm_##suffix(Pool* pool, const T* x, long outer_stride, long inner, long inner_stride,          \
+                                const T* weight, const T* bias, long own_step, T* out, long rows, long n,          \
+                                float eps) {                                                                       \
+        pool->op([=](Pool& p) {                                                                                    \
+            layer_norm(p, x, outer_stride, inner, inner_stride, weight, bias, own_step, out, rows, n, eps);        \
+        });                                                                                                        \
     }                                                                                                              \
     void fb_add_rms_norm_##suffix(Pool* pool, const T* x, T* residual, const T* weight, T* out, long rows, long n, \
                                   float eps) {                                                                     \

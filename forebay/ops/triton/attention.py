@@ -198,6 +198,7 @@ def _attend(
     part_sum,
     num_seqs,
     scale,
+    softcap,
     q_token,
     q_head,
     k_slot,
@@ -219,6 +220,7 @@ def _attend(
     WINDOW: tl.constexpr,
     HAS_MAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_CAP: tl.constexpr,
     LATENT: tl.constexpr,
     IN_CODES: tl.constexpr,
     SEGMENTS: tl.constexpr,
@@ -306,7 +308,10 @@ def _attend(
         visible = seen[None, :] & (key[None, :] <= position[:, None])
         if WINDOW > 0:
             visible = visible & (key[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(visible, scores * scale, float("-inf"))
+        scores *= scale
+        if HAS_CAP:  # tanh(z) is 2 sigmoid(2 z) - 1; what is not finite becomes NaN
+            scores = softcap * (2.0 * tl.sigmoid(2.0 / softcap * scores) - 1.0) + 0.0 * scores
+        scores = tl.where(visible, scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp(scores - base[:, None])
@@ -452,10 +457,13 @@ class TritonAttention(AttentionOps):
         scale: float,
         sliding_window: int = 0,
         sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
         if paged.one_each and len(q) > _SELECTIONS:
             some = [slice(first, first + _SELECTIONS) for first in range(0, len(q), _SELECTIONS)]
-            attend = partial(self.paged_attention, scale=scale, sliding_window=sliding_window, sinks=sinks)
+            attend = partial(
+                self.paged_attention, scale=scale, sliding_window=sliding_window, sinks=sinks, softcap=softcap
+            )
             return torch.cat([attend(q[part], cache, _some(paged, part)) for part in some])
         k_cache, v_cache, k_scale, v_scale = cache
         page_table, page_map, rows = paged.page_table, paged.page_map, paged.rows
@@ -485,6 +493,7 @@ class TritonAttention(AttentionOps):
             part_sum,
             num_seqs,
             scale,
+            softcap,
             q.stride(0),
             q.stride(1),
             k_cache.stride(0),
@@ -506,6 +515,7 @@ class TritonAttention(AttentionOps):
             WINDOW=sliding_window,
             HAS_MAP=page_map is not None,
             HAS_SINKS=sinks is not None,
+            HAS_CAP=softcap > 0,
             LATENT=v_cache.data_ptr() == k_cache.data_ptr() and dv == main,
             IN_CODES=k_scale is not None,
             SEGMENTS=tiling.segments,

@@ -24,6 +24,7 @@ _CLAMPED_SWIGLU: Final = 3
 _RELU2: Final = 4
 _MUL_SIGMOID: Final = 5
 _MUL_SILU: Final = 6
+_PLAIN_GELU: Final = 7
 
 
 @triton.jit
@@ -51,6 +52,35 @@ def _add_rms_norm(x, residual, weight, out, x_stride, n, eps, BLOCK: tl.constexp
     values *= tl.rsqrt(tl.sum(values * values, 0) / n + eps)
     scale = tl.load(weight + at, mask=live, other=0.0).to(tl.float32)
     tl.store(out + row * n + at, (values * scale).to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _layer_norm(
+    x,
+    weight,
+    bias,
+    out,
+    inner,
+    outer_stride,
+    inner_stride,
+    own_stride,
+    n,
+    eps,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    live = at < n
+    values = tl.load(x + row // inner * outer_stride + row % inner * inner_stride + at, mask=live, other=0.0)
+    values = values.to(tl.float32)
+    values = tl.where(live, values - tl.sum(values, 0) / n, 0.0)
+    values *= tl.rsqrt(tl.sum(values * values, 0) / n + eps)
+    own = row % inner * own_stride + at
+    values *= tl.load(weight + own, mask=live, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        values += tl.load(bias + own, mask=live, other=0.0).to(tl.float32)
+    tl.store(out + row * n + at, values.to(out.dtype.element_ty), mask=live)
 
 
 @triton.jit
@@ -104,8 +134,8 @@ def _activate(
     SHARED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """x is the gate and `other` what it opens, but the other way about in the last two; SHARED entries side by side
-    have one entry of `other`."""
+    """x is the gate and `other` what it opens, but the other way about in _MUL_SIGMOID and _MUL_SILU; SHARED entries
+    side by side have one entry of `other`."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = at < n
@@ -127,8 +157,10 @@ def _activate(
         a = a * a
     elif KIND == 5:
         a = a * tl.sigmoid(b)
-    else:
+    elif KIND == 6:
         a = a * b * tl.sigmoid(b)
+    else:
+        a = a * tl.sigmoid(1.5957691216057308 * (a + 0.044715 * a * a * a))
     tl.store(out + row * n + at, a.to(out.dtype.element_ty), mask=live)
 
 
@@ -175,6 +207,28 @@ class TritonRowwise(ElementwiseOps):
         )
         return out
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """As `Ops.layer_norm`, for x with a contiguous last dimension."""
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        n = x.shape[-1]
+        inner, inner_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
+        _layer_norm[(x.shape[0] * inner,)](
+            x,
+            weight,
+            bias,
+            out,
+            inner,
+            x.stride(0),
+            inner_stride,
+            n if weight.dim() == 2 else 0,
+            n,
+            eps,
+            HAS_BIAS=bias is not None,
+            BLOCK=triton.next_power_of_2(n),
+            num_warps=_warps(n),
+        )
+        return out
+
     def gated_rms_norm(self, x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
         """As `RecurrenceOps.gated_rms_norm`, by one program for each group of each row."""
         width, group_size = x.shape[1], norm.group_size
@@ -208,6 +262,9 @@ class TritonRowwise(ElementwiseOps):
 
     def relu2(self, x: Tensor) -> Tensor:
         return _activated(x, x, _RELU2)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        return _activated(x, x, _PLAIN_GELU)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return _activated(x, gate, _MUL_SIGMOID)
