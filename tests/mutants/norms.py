@@ -52,7 +52,7 @@ NORMS: Final[tuple[Mutant, ...]] = (
         "families/gemma2/config.py",
         "range(0, num_layers, 2)",
         "range(num_layers)",
-        _PREFILL,
+        _TYPES + "test_defaults_are_those_of_transformers",
     ),
     Mutant(
         "C28 layer normalization subtracts the mean",
@@ -108,7 +108,7 @@ NORMS: Final[tuple[Mutant, ...]] = (
         "families/cohere2/config.py",
         "if (i + 1) % pattern]",
         "]",
-        _PREFILL,
+        _TYPES + "test_defaults_are_those_of_transformers",
     ),
     Mutant(
         "C28 a group of DeepSeek-V2's experts counts what its best does",
@@ -167,7 +167,7 @@ NORMS: Final[tuple[Mutant, ...]] = (
         _TYPES + "test_a_published_mimo_file_is_read_as_transformers_reads_it",
     ),
     Mutant(
-        "values of windowed layers have a size of their own",
+        "C28 values of windowed layers have a size of their own",
         "pools/cache_spec.py",
         "v=(heads, values))",
         "v=(heads, spec.head_dim))",
