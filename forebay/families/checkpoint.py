@@ -112,9 +112,8 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
                 continue
             found = _tensors_of(file, stored, name, config, names)
             if not tensors.keys().isdisjoint(found.keys()):  # of views it is the smaller one that is gone through
-                raise ModelError(
-                    f"{file.path}: tensor {stored!r} is there twice: in another file, or under another name"
-                )
+                also = "is in another file of the checkpoint as well, or under another name"
+                raise ModelError(f"{file.path}: tensor {stored!r} {also}")
             tensors.update(found)
     tensors.update(turned_experts(turned, config.num_experts, str(path)))
     tensors.update(_packed_layers(layers, config, path))
