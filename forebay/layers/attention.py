@@ -144,8 +144,8 @@ class Attention:
         return self._output(ctx, out)
 
     def _project(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Project x [T, H] to q [T, Hq, D], k [T, Hk, D] and v [T, Hk, Dv], normed if the family does so, and rotated
-        if it does so first; and to gates [T, Hq * D], [T, 0] without gates."""
+        """Project x [T, H] to q [T, Hq, D], k [T, Hk, D] and v [T, Hk, Dv], normed if the family does so. Gates are
+        [T, Hq * D], or [T, 0] without gates."""
         spec, ops = self._spec, self._ops
         gates, values = spec.q_size if spec.output_gate else 0, 0 if spec.values_from_keys else spec.v_size
         q, k, v, gate = torch.split(self._qkv(ctx, x), [spec.q_size, spec.kv_size, values, gates], dim=-1)

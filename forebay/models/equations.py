@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import singledispatch
-from typing import Any, NamedTuple
+from typing import Any
 
 from forebay.layers.attention import AttentionSpec
 from forebay.layers.blocks import BranchesSpec, ResidualSpec, SublayerSpec
-from forebay.layers.clamped_moe import ClampedMoeSpec
 from forebay.layers.compressed_attention import CompressedAttentionSpec
 from forebay.layers.embedding import PerLayerGateSpec
 from forebay.layers.gated_delta import GatedDeltaSpec
@@ -22,44 +21,29 @@ from forebay.layers.kimi_delta import KimiDeltaSpec
 from forebay.layers.latent_attention import LatentAttentionSpec
 from forebay.layers.mamba1 import Mamba1Spec, ScanNorm
 from forebay.layers.mamba2 import Mamba2Spec
-from forebay.layers.mlp import Activation, MlpSpec, MoeSpec
 from forebay.layers.norms import NormSpec
 from forebay.layers.params import TensorParam
 from forebay.layers.query_attention import QueryAttentionSpec
 from forebay.layers.rotary import RopeSpec
-from forebay.layers.routing import RouterSpec
 from forebay.layers.scalar_gate import ScalarGateSpec
 from forebay.layers.short_conv import ShortConvSpec
 from forebay.layers.streams import StreamedSpec
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import DecoderSpec
-from forebay.ops import Scoring
+from forebay.models.terms import ARGUMENT, Term, term, times
 from forebay.pools.cache_spec import CacheSpec
-
-_ARGUMENT = "@"
-
-
-class Term(NamedTuple):
-    """The name of a part, with an `@` for its input, and the equations that define it."""
-
-    call: str
-    lines: tuple[str, ...]
-
-    def of(self, argument: str) -> str:
-        """Return the term as text, applied to `argument`."""
-        return self.call.replace(_ARGUMENT, argument)
 
 
 def equations(spec: DecoderSpec, kept: Sequence[Iterable[CacheSpec]]) -> Iterator[str]:
     """Line by line; `kept` is what each block keeps of the tokens it has seen."""
-    yield f"x = {_times(spec.embedding_scale)}embedding[token]  ({_by(spec.embedding)})"
+    yield f"x = {times(spec.embedding_scale)}embedding[token]  ({_by(spec.embedding)})"
     if spec.per_layer is not None:
         own = f"{spec.per_layer.size**0.5:.4g} table[token]"
         yield f"p = 0.7071 (norm(W x) + {own})  ({_by(spec.per_layer.table)}), a part for each layer"
     for layers, lines in _alike(spec, kept).items():
         yield f"\n{layers}:" if len(spec.blocks) > 1 else "\nall layers:"
         yield from (f"  {line}" for line in lines)
-    logits = f"{_times(spec.logits_scale)}head({_norm(spec.norm)}(x))"
+    logits = f"{times(spec.logits_scale)}head({_norm(spec.norm)}(x))"
     logits = f"{spec.logits_cap:g} tanh({logits} / {spec.logits_cap:g})" if spec.logits_cap else logits
     yield f"\nlogits = {logits}  (at most {spec.max_positions:,} positions)"
 
@@ -112,7 +96,7 @@ def _(block: ResidualSpec) -> list[str]:
     lines: list[str] = []
     for sublayer in block.sublayers:
         part = _between_norms(sublayer)
-        sums.append(f"x += {_times(block.multiplier)}{part.of('x')}")
+        sums.append(f"x += {times(block.multiplier)}{part.of('x')}")
         lines += part.lines
     scaled = ("x *= s",) if block.scale else ()
     return [*sums, *scaled, *lines]
@@ -120,18 +104,12 @@ def _(block: ResidualSpec) -> list[str]:
 
 def _between_norms(sublayer: SublayerSpec) -> Term:
     part = term(sublayer.part)
-    call = part.call if sublayer.before is None else part.of(f"{_norm(sublayer.before)}({_ARGUMENT})")
+    call = part.call if sublayer.before is None else part.of(f"{_norm(sublayer.before)}({ARGUMENT})")
     return Term(call if sublayer.after is None else f"{_norm(sublayer.after)}({call})", part.lines)
 
 
 def _norm(spec: NormSpec) -> str:
     return "norm" if isinstance(spec, TensorParam) else "layernorm"
-
-
-@singledispatch
-def term(part: Any) -> Term:
-    """Return the equation of a part's spec; each module of layers registers its own."""
-    raise NotImplementedError(f"there is no equation for a {type(part).__name__}")
 
 
 @term.register
@@ -149,7 +127,7 @@ def _(part: BranchesSpec) -> Term:
 @term.register
 def _(part: ScalarGateSpec) -> Term:
     inner = term(part.part)
-    return Term(f"sigmoid(w {_ARGUMENT}) {inner.call}", inner.lines)
+    return Term(f"sigmoid(w {ARGUMENT}) {inner.call}", inner.lines)
 
 
 @term.register
@@ -158,17 +136,17 @@ def _(part: AttentionSpec) -> Term:
     rotated = "rope({})" if part.rope else "{}"
     inner, outer = (rotated, normed) if part.rope_first else (normed, rotated)
     q, k = (outer.format(inner.format(w)) for w in ("Wq h", "Wk h"))
-    scores = f"{part.scale or part.head_dim**-0.5:.4g} {_times(part.key_scale)}q·k"
+    scores = f"{part.scale or part.head_dim**-0.5:.4g} {times(part.key_scale)}q·k"
     scores = f"{part.softcap:g} tanh({scores} / {part.softcap:g})" if part.softcap else scores
     out = f"softmax({scores}{' and a sink' if part.sinks else ''}) v"
     gate = "sigmoid(Wg h) " if part.output_gate or part.head_gate else ""
     seen = f"the last {part.sliding_window:,} tokens" if part.sliding_window else "all tokens so far"
-    by = f"{_times(part.output_scale)}Wo {gate}{out}"
+    by = f"{times(part.output_scale)}Wo {gate}{out}"
     value = "Wk h" if part.values_from_keys else "Wv h"
-    value = f"{_times(part.value_scale)}{f'norm({value})' if part.value_norm else value}"
+    value = f"{times(part.value_scale)}{f'norm({value})' if part.value_norm else value}"
     sizes = f"{part.head_dim}{f' and {part.value_dim}' if part.value_dim else ''}"
     return Term(
-        f"attention({_times(part.input_scale)}{_ARGUMENT})",
+        f"attention({times(part.input_scale)}{ARGUMENT})",
         (
             f"attention(h) = {by}  over {seen}",
             f"  q = {_grown(part)}{q}, k = {k}, v = {value}; {part.num_heads} heads of {sizes}, "
@@ -197,7 +175,7 @@ def _(part: CompressedAttentionSpec) -> Term:
         what = "q' = rope(Wq' norm(Wdq h)), k' an entry of its own, w = Ww h"
         entries += (f"  s = sum over heads of w max(0, q'·k'),  {what}; {index.num_heads} heads of {index.head_dim}",)
     return Term(
-        f"attention({_ARGUMENT})",
+        f"attention({ARGUMENT})",
         (
             f"attention(h) = Wo rope^-1(softmax({part.head_dim**-0.5:.4g} q·k and a sink) k)  over {seen}",
             f"  q = rope(norm(Wuq norm(Wdq h))), k = rope(norm(Wk h)); {part.num_heads} heads of {part.head_dim}, "
@@ -212,7 +190,7 @@ def _(part: CompressedAttentionSpec) -> Term:
 def _(part: QueryAttentionSpec) -> Term:
     seen = f"the last {part.sliding_window:,} tokens" if part.sliding_window else "all tokens so far"
     return Term(
-        f"attention({_ARGUMENT})",
+        f"attention({ARGUMENT})",
         (
             f"attention(h) = Wo softmax({part.scale:.4g} q·k) v  over {seen}",
             f"  q = rope(norm(Wq h)), k and v as layer {part.kept_by} keeps them; "
@@ -224,7 +202,7 @@ def _(part: QueryAttentionSpec) -> Term:
 
 @term.register
 def _(part: PerLayerGateSpec) -> Term:
-    return Term(f"gate({_ARGUMENT}, p)", (f"gate(h, p) = W (gelu(Wg h) p)  of {part.size:,}",))
+    return Term(f"gate({ARGUMENT}, p)", (f"gate(h, p) = W (gelu(Wg h) p)  of {part.size:,}",))
 
 
 @term.register
@@ -234,7 +212,7 @@ def _(part: LatentAttentionSpec) -> Term:
     gate = "sigmoid(Wg h) " if part.head_gate else ""
     rotated = "rope" if part.rope else "as they are"
     return Term(
-        f"attention({_ARGUMENT})",
+        f"attention({ARGUMENT})",
         (
             f"attention(h) = Wo {gate}softmax({part.scale:.4g} q·k) v  over {_read(part)}",
             f"  c = norm(Wdkv h) of {latent.rank}, q = Wuq {c_q}, k = [Wuk c, Wkr h], v = Wuv c",
@@ -278,7 +256,7 @@ def _rope(rope: RopeSpec | None) -> tuple[str, ...]:
 def _(part: Mamba1Spec) -> Term:
     mixer, normed = part.mixer, "" if part.norm is ScanNorm.NONE else "norms of "
     return Term(
-        f"mamba({_ARGUMENT})",
+        f"mamba({ARGUMENT})",
         (
             "mamba(h) = W (y silu(z)),  S = exp(dt A) S + dt B u,  y = C S + D u",
             f"  u, z = W h of {mixer.intermediate_size:,}; u = silu(conv(u)) over {mixer.width} tokens",
@@ -297,9 +275,9 @@ def _(part: Mamba2Spec) -> Term:
     scaled = [f"{name} by {factor:.4g}" for name, factor in scales.items() if factor != 1.0]
     low, high = mixer.dt_limit
     return Term(
-        f"mamba2({_times(m.inputs)}{_ARGUMENT})",
+        f"mamba2({times(m.inputs)}{ARGUMENT})",
         (
-            f"mamba2(h) = {_times(m.output)}W {gated},  S = exp(dt A) S + dt B u,  y = C S + D u",
+            f"mamba2(h) = {times(m.output)}W {gated},  S = exp(dt A) S + dt B u,  y = C S + D u",
             f"  z, u, B, C, dt = W h{', times ' + ', '.join(scaled) if scaled else ''}; "
             f"u, B, C = silu(conv(u, B, C)) over {mixer.width} tokens",
             f"  {mixer.num_heads} heads of {mixer.head_dim}, {mixer.num_groups} groups, a state of {mixer.state_size}; "
@@ -310,9 +288,9 @@ def _(part: Mamba2Spec) -> Term:
 
 @term.register
 def _(part: GatedDeltaSpec) -> Term:
-    delta, beta = part.delta, f"{_times(part.most_beta)}sigmoid(Wb h)"
+    delta, beta = part.delta, f"{times(part.most_beta)}sigmoid(Wb h)"
     return Term(
-        f"gated_delta({_ARGUMENT})",
+        f"gated_delta({ARGUMENT})",
         (
             "gated_delta(h) = W (norm(S q) silu(z)),  S = a S + b (v - a S k) k^T",
             f"  q, k, v, z = W h; q, k, v = silu(conv(q, k, v)) over {delta.width} tokens",
@@ -329,7 +307,7 @@ def _(part: KimiDeltaSpec) -> Term:
     log = f"{delta.lower_bound:.4g} sigmoid(.)" if delta.lower_bound else "-exp(A) softplus(.)"
     rank = f" through {delta.head_dim} dimensions" if part.low_rank else ""
     return Term(
-        f"kimi_delta({_ARGUMENT})",
+        f"kimi_delta({ARGUMENT})",
         (
             "kimi_delta(h) = W (norm(S q) sigmoid(z)),  S = a S + b (v - a S k) k^T, a for each channel of a key",
             f"  q, k, v = silu(conv(W h)) over {delta.width} tokens; a = exp({log}) of Wa h and z = Wz h{rank}, "
@@ -342,65 +320,4 @@ def _(part: KimiDeltaSpec) -> Term:
 @term.register
 def _(part: ShortConvSpec) -> Term:
     line = f"short_conv(h) = W (c conv(b u)),  b, c, u = W h; conv over {part.width} tokens"
-    return Term(f"short_conv({_ARGUMENT})", (line,))
-
-
-@term.register
-def _(part: MlpSpec) -> Term:
-    inner = _inner(part.activation, part.gate_scale, part.limit)
-    return Term(f"mlp({_ARGUMENT})", (f"mlp(h) = {_times(part.scale)}{inner}  of {part.intermediate_size:,}",))
-
-
-@term.register
-def _(part: MoeSpec) -> Term:
-    routed = _mixture(part.router, _inner(part.activation, limit=part.limit), part.intermediate_size)
-    latent = (f"  experts see and give {part.latent_size:,} dimensions",) if part.latent_size else ()
-    normed = ("  experts see norm(h)",) if part.norm is not None else ()
-    return Term(routed.call, (*routed.lines, *latent, *normed))
-
-
-def _inner(activation: Activation, gate_scale: float = 1.0, limit: float = 0.0) -> str:
-    if limit:
-        return f"Wd (silu(g) u), g, u = Wg h, Wu h in +-{limit:.4g}"
-    if activation is Activation.RELU2:
-        return "Wd relu(Wu h)^2"
-    if activation is Activation.GELU_TANH_UNGATED:
-        return "Wd gelu(Wu h)"
-    name = "gelu" if activation is Activation.GELU_TANH else "silu"
-    return f"Wd ({name}({_times(gate_scale)}Wg h) Wu h)"
-
-
-@term.register
-def _(part: ClampedMoeSpec) -> Term:
-    gated = f"g sigmoid({part.alpha:.4g} g) (u + 1), g, u = Wg h, Wu h in +-{part.limit:.4g}"
-    return _mixture(part.router, f"Wd ({gated})", part.intermediate_size)
-
-
-def _mixture(router: RouterSpec, expert: str, size: int) -> Term:
-    gating, logits = router.gating, f"{_times(router.scale)}Wr {'norm(h)' if router.norm else 'h'}"
-    if router.table:
-        return _hashed(router, expert, size, logits)
-    if gating.scoring is Scoring.SOFTMAX:
-        share = f"softmax over {'those' if gating.normalize else 'all'} of {logits}"
-    else:
-        name = "sqrt softplus" if gating.scoring is Scoring.SQRT_SOFTPLUS else "sigmoid"
-        share = f"{_times(gating.scale)}{name}({logits}){', in shares of their sum' if gating.normalize else ''}"
-    share += ", each by a factor of its own" if router.factors else ""
-    by = " by their best" if gating.summed == 1 else ""
-    groups = f" in the best {gating.best_groups} of {gating.groups} groups{by}" if gating.groups > 1 else ""
-    corrected = ", chosen with a bias" if router.correction else ""
-    chosen = f"{gating.num_experts_per_tok} of {router.num_experts}{groups}{corrected}"
-    line = f"experts(h) = sum of g_i {expert}  of {size:,}"
-    return Term(f"experts({_ARGUMENT})", (line, f"  i: {chosen}; g = {share}"))
-
-
-def _hashed(router: RouterSpec, expert: str, size: int, logits: str) -> Term:
-    gating = router.gating
-    line = f"experts(h) = sum of g_i {expert}  of {size:,}"
-    chosen = f"{gating.num_experts_per_tok} of {router.num_experts}, by the token"
-    share = f"{_times(gating.scale)}sqrt softplus({logits}), in shares of their sum"
-    return Term(f"experts({_ARGUMENT})", (line, f"  i: {chosen}; g = {share}"))
-
-
-def _times(factor: float) -> str:
-    return "" if factor == 1.0 else f"{factor:.4g} "
+    return Term(f"short_conv({ARGUMENT})", (line,))

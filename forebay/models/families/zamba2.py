@@ -12,9 +12,10 @@ from forebay.layers.mamba2 import GatedNormSpec, Mamba2Spec
 from forebay.layers.params import TensorParam, vector
 from forebay.layers.shared_transformer import SharedTransformer, SharedTransformerSpec, Use, UseSpec
 from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, rope_spec
-from forebay.models.equations import block_lines, term
+from forebay.models.equations import block_lines
 from forebay.models.families.bamba import FINAL_NORM
 from forebay.models.families.mamba2 import mamba2_spec
+from forebay.models.terms import term
 
 _MIXER_EPS = 1e-5  # transformers has no field for it
 
