@@ -119,11 +119,14 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
     tensors.update(_packed_layers(layers, config, path))
     if num_unused:
         _log_unused(path, num_unused)
-    if _HEAD in tensors or bare:
-        # As in transformers: a head that the files bring is used, whatever the configuration says. And of layers alone
-        # nobody wants one.
-        config = replace(config, tie_word_embeddings=bare)
+    config = _tied(config, has_head=_HEAD in tensors, bare=bare)
     return Checkpoint(path=path, config=config, tensors=tensors, gguf_metadata={}, num_draft_heads=num_draft_heads)
+
+
+def _tied(config: ModelConfig, *, has_head: bool, bare: bool) -> ModelConfig:
+    """As in transformers: a head that the files bring is used, whatever the configuration says. And of layers alone
+    nobody wants one."""
+    return replace(config, tie_word_embeddings=bare) if has_head or bare else config
 
 
 def _inner_names(files: Sequence[SafetensorsFile], config: ModelConfig, path: Path, *, bare: bool) -> Mapping[str, str]:
