@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from forebay.ops.adapters import AdapterOps
 from forebay.ops.attention import AttentionOps
 from forebay.ops.compression import CompressionOps
 from forebay.ops.drafting import DraftingOps
@@ -24,6 +25,7 @@ from forebay.ops.weight_memory import WeightMemory
 
 class Ops(
     ExpertOps,
+    AdapterOps,
     AttentionOps,
     SelectionOps,
     TierOps,

@@ -16,6 +16,7 @@ from forebay.base.topology import Topology, this_topology
 _P, _L, _F = c_void_p, c_long, c_float
 _BATCH = [*([_P] * 7), _L]
 _LINEAR = [_P, _P, _L, _P, _P, _P, _L, _L, _L]
+_ADAPTERS = [_P, _P, _P, _L, *([_P] * 5), *([_L] * 7)]
 _ROWS = [_P, _P, _L, _P, _L, _L]
 _ZIP = [_P, _P, _L, _P, _L, _P, _L, _L, _L]
 _DELTA = [_P, _P, _L, _P, _L, _P, _L, _P, _L, _L, _P, _L, _P, *_BATCH, _P, _L, _L, _L, _L, _F]
@@ -113,6 +114,8 @@ SIGNATURES: dict[str, list[Any]] = {
         *[_P, _P, _P, _P, _L, _P, _P, _L, _P, _P, _P, _L, _L, _L],
         *[_P, _L, _P, _P, _L, _P, _P, _L, _F, _P, _P, _L, _L, _L],
     ],
+    "fb_add_adapters_{}": _ADAPTERS,
+    "fb_add_adapters_f32_of_bf16": _ADAPTERS,
     "fb_embedding": [_P, _P, _P, _P, _L, _L],
     "fb_embedding_f32_of_bf16": [_P, _P, _P, _P, _L, _L],
     "fb_argmax_rows": [_P, _P, _P, _P, _L, _L],

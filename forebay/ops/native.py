@@ -14,6 +14,7 @@ from forebay.base.topology import Topology
 from forebay.base.variants import AMX
 from forebay.ops.interface import Ops
 from forebay.ops.kernels import Kernels, address
+from forebay.ops.native_adapters import NativeAdapters
 from forebay.ops.native_attention import NativeAttention
 from forebay.ops.native_compression import NativeCompression
 from forebay.ops.native_drafting import NativeDrafting
@@ -30,6 +31,7 @@ from forebay.ops.weight_memory import WeightMemory
 
 class NativeOps(
     NativeExpertOps,
+    NativeAdapters,
     NativeElementwise,
     NativeAttention,
     NativeSelection,
@@ -57,6 +59,7 @@ class NativeOps(
         self.kernels = kernels = Kernels(path, variant, num_threads, topology)
         self.memory = memory = WeightMemory() if memory is None else memory
         NativeExpertOps.__init__(self, kernels, 0 if variant == AMX else activation_bits, memory)
+        NativeAdapters.__init__(self, kernels)
         NativeElementwise.__init__(self, kernels)
         NativeAttention.__init__(self, kernels)
         NativeSelection.__init__(self, kernels)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from forebay.formats.held_format import QUANTIZED_FORMATS
 from forebay.formats.quantize import unwritten
+from forebay.ops.adapters import PANEL, AdapterTable, panels_of
 from forebay.ops.attention import KvCache
 from forebay.ops.experts import ExpertActivation, Gating, Scoring
 from forebay.ops.interface import Ops
@@ -63,6 +64,18 @@ def _widened(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
 def _heads(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     weights = [ops.pack_linear(normal((20, 23), dtype, seed=h)) for h in range(3)]
     yield ops.linear_heads(normal((ROWS, 3, 23), dtype, seed=9), ops.pack_heads(weights))
+
+
+def _adapters(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Of ranks with and without a whole group of rows, and one and more tokens of a slot."""
+    panels = panels_of([0] * 70 + [1] * 20)
+    ranks = torch.tensor([[0, 0], [9, 3], [0, 4]], dtype=torch.int32)
+    for held in {dtype, BF16}:
+        a, b = normal((3, 2, 9, 75), held, seed=1), normal((3, len(panels), 9, PANEL), held, seed=2)
+        out = normal((ROWS, 90), dtype, seed=3)
+        table, slots = AdapterTable(a, b, ranks, torch.tensor(panels, dtype=torch.int32)), torch.tensor([1, 0, 2, 1, 1])
+        ops.add_adapters(out, normal((ROWS, 75), dtype, seed=4), slots.int(), table)
+        yield out
 
 
 def _codes(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -229,6 +242,7 @@ CASES: Final[dict[str, Call]] = {
     "dense": _dense,
     "widened": _widened,
     "heads": _heads,
+    "adapters": _adapters,
     "codes": _codes,
     "quantizing": _quantizing,
     "experts": _experts,
