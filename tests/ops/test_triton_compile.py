@@ -19,4 +19,13 @@ def test_every_kernel_compiles_for_a_gpu_that_need_not_be_there(arch: int) -> No
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     compiled = {line.split(":")[0] for line in done.stdout.splitlines()}
-    assert {"_attend", "_combine", "_matmul", "_mamba2", "_delta_rule", "_sample_rows"} <= compiled
+    assert {
+        "_attend",
+        "_combine",
+        "_matmul",
+        "_shrink",
+        "_expand",
+        "_mamba2",
+        "_delta_rule",
+        "_sample_rows",
+    } <= compiled

@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from forebay.ops.accept import Known
+from forebay.ops.adapters import PANEL, AdapterTable, panels_of
 from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.recurrence import Convolution, GatedNorm, Scan
 from forebay.ops.sampling import Draws
@@ -127,11 +128,20 @@ def main(arch: int) -> None:
     ops.mul_silu(x, x)
     recurrences(ops, x, weight)
     many_linears(ops)
+    adapters(ops)
     steps(ops)
     ones = torch.ones(3)
     ops.argmax_rows(float32(3, 128_256))
     ops.mask_logits(float32(3, 128_256), torch.arange(2), int32(2, 4008))
     ops.sample_rows(float32(3, 128_256), Draws(ones.double(), ones, ones.long(), ones, ones))
+
+
+def adapters(ops: TritonOps) -> None:
+    panels = panels_of([0] * 256 + [1] * 128)
+    for rank in (16, 64):
+        a, b = zeros(5, 2, rank, 256), zeros(5, len(panels), rank, PANEL)
+        table = AdapterTable(a, b, int32(5, 2), torch.tensor(panels, dtype=torch.int32))
+        ops.add_adapters(zeros(9, 384), zeros(9, 256), int32(9), table)
 
 
 def steps(ops: TritonOps) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from forebay.ops.adapters import AdapterTable
 from forebay.ops.attention import PagedKv
 from forebay.ops.interface import Ops
 from forebay.ops.recurrence import StateBatch
@@ -83,7 +84,7 @@ def _map(value: Any, function: Any) -> Any:
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, dict):
         return {name: _map(part, function) for name, part in value.items()}
-    if isinstance(value, StateBatch | PagedKv):
+    if isinstance(value, StateBatch | PagedKv | AdapterTable):
         named = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
         return replace(value, **_map(named, function))
     return value

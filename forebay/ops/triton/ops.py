@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from forebay.ops.interface import Ops
+from forebay.ops.triton.adapters import TritonAdapters
 from forebay.ops.triton.attention import TritonAttention
 from forebay.ops.triton.experts import TritonExpertOps
 from forebay.ops.triton.linear import TritonLinear
@@ -19,6 +20,7 @@ class TritonOps(
     TritonLinear,
     TritonRowwise,
     TritonExpertOps,
+    TritonAdapters,
     TritonAttention,
     TritonSelection,
     TritonRecurrence,
