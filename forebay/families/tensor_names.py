@@ -23,7 +23,7 @@ class TensorNames:
     is for drafting and begins otherwise is not served. `turned_experts`: experts are as gpt-oss has them. `stacks`: how
     files call these stacks, of gate with up and of down, where experts are in nothing else. `expert_parts`: what
     we call gate, up and down of an expert. `whole`: how our names of tensors end that hold whole numbers, below 2^24,
-    and no weights."""
+    and no weights. `modules`: as `renamed`, of transformers' names of linear layers that its files call otherwise."""
 
     renamed: tuple[tuple[str, str], ...] = ()
     unused: tuple[str, ...] = ()
@@ -34,6 +34,7 @@ class TensorNames:
     stacks: tuple[str, str] | None = None
     expert_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     whole: tuple[str, ...] = ()
+    modules: tuple[tuple[str, str], ...] = ()
 
     def here(self, name: str, num_layers: int) -> str:
         """Return our name of the tensor `name`; "" for a tensor without use to the model."""
@@ -42,6 +43,13 @@ class TensorNames:
         if self.draft_layers and layer is not None and int(layer[1]) >= num_layers:
             return ""
         return "" if name.startswith(self.unused) else name
+
+    def layer(self, name: str, num_layers: int) -> str:
+        """Return our name of the linear layer that transformers or its files call `name`; "" for a layer without use to
+        the model."""
+        for pattern, replacement in self.modules:
+            name = re.sub(pattern, replacement, name)
+        return self.here(f"{name}.weight", num_layers).removesuffix(".weight")
 
     def begins_draft_head(self, name: str) -> bool:
         """Return whether it is the one matrix of a draft head, whichever of several, that joins what the head is fed

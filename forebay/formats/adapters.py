@@ -100,8 +100,8 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """A field of values by layer, `names` in the order of the file: a key is the name of a layer, or its end from a dot
-    on, and of several keys the first counts, as in PEFT's `get_pattern_key`."""
+    """A field of values by layer, with the place of each key in the file: the first that fits counts, as in PEFT. A key
+    is the name of a layer or its end from a dot on (`names`), or the name alone (`whole`)."""
 
     names: Mapping[str, tuple[int, float]]
     whole: Mapping[str, tuple[int, float]]
@@ -115,7 +115,7 @@ class _Pattern:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Config:
-    """What the configuration says of tensors."""
+    """The fields of a configuration that tensors are read by."""
 
     base: str
     rank: int

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from forebay.layers.adapters import Adapters
 from forebay.layers.context import ForwardContext
 from forebay.layers.linear import Linear
 from forebay.layers.params import Change, Rows, Scales, TensorParam, Weights, unchanged
@@ -25,7 +26,8 @@ from forebay.pools.cache_spec import CacheSpec
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Inputs of layer construction, passed from one layer to the next. Names of weights are those of the checkpoint
-    behind `prefix`; what the layers keep, `kept`, are the entries of the `CachePool` from number `first` on."""
+    behind `prefix`; what the layers keep, `kept`, are the entries of the `CachePool` from number `first` on. Linear
+    layers can have `adapters`; None where none can."""
 
     ops: Ops
     weights: Weights
@@ -33,6 +35,13 @@ class Parts:
     kept: list[CacheSpec] = field(default_factory=list)
     prefix: str = ""
     first: int = 0
+    adapters: Adapters | None = None
+
+    @property
+    def without_adapters(self) -> Parts:
+        """A copy for layers that cannot have adapters: those whose weights are used otherwise than by `Linear`, or
+        shared."""
+        return replace(self, adapters=None)
 
     def within(self, name: str) -> Parts:
         """Return a copy for the parts of `name`."""
@@ -55,7 +64,8 @@ class Parts:
         by_input = tuple((size, factor * input_scale) for size, factor in scales)
         weight = self._joined(outputs, "weight", (in_features,), rows, by_input, min_bits)
         of_bias = self._joined(outputs, "bias", (), rows, scales) if bias else None
-        return Linear(self.ops, self.weights.linear(weight, of_bias))
+        adapters = None if self.adapters is None else self.adapters.add(weight)
+        return Linear(self.ops, self.weights.linear(weight, of_bias), adapters)
 
     def tensor(
         self, name: str, *shape: int, offset: float = 0.0, float32: bool = False, change: Change = unchanged

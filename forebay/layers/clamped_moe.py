@@ -36,7 +36,7 @@ class ClampedMoe:
         ops = self._ops = parts.ops
         self._router = Router(spec.router, parts)
         size, inner = spec.router.hidden_size, spec.intermediate_size
-        experts = [parts.within(f"{spec.name}.{expert}") for expert in range(spec.router.num_experts)]
+        experts = [parts.without_adapters.within(f"{spec.name}.{expert}") for expert in range(spec.router.num_experts)]
         before = [own.linear({"gate_proj": inner, "up_proj": inner}, size, bias=True).weight for own in experts]
         down = [own.linear({"down_proj": size}, inner, bias=True).weight for own in experts]
         self._experts = ops.pack_experts(

@@ -49,7 +49,8 @@ class EntryIndexer:
         self._cos_sin = parts.rope(rope)
         rows = turned(index.head_dim, rope.dim, count=index.num_heads)
         self._q_layer = parts.linear({"wq_b": index.num_heads * index.head_dim}, spec.q_rank, rows=rows)
-        self._weights = parts.linear({"weights_proj": index.num_heads}, spec.hidden_size, min_bits=16).weight
+        weights = parts.without_adapters.linear({"weights_proj": index.num_heads}, spec.hidden_size, min_bits=16)
+        self._weights = weights.weight
 
     def __call__(self, ctx: ForwardContext, x: Tensor, q_latent: Tensor) -> PagedKv:
         """x [T, H], q_latent [T, Q], normed -> of the entries that each query sees those that it reads. Writes the keys

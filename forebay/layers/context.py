@@ -33,7 +33,8 @@ class ForwardContext:
     kind of cache, the step's input for the layers that keep that kind: a `PagedKv` for kinds with pages (full KV among
     them), else what the kind's own folder declares. `per_layer` is what each of L layers is given of each token beside
     the residual stream, side by side, in models that have such inputs. `input_ids` are there in the model's own layers:
-    those that choose experts by them look there.
+    those that choose experts by them look there. `adapters` is the slot of each token's adapter, 0 for none; None where
+    no token has one.
     """
 
     positions: Tensor  # [T] int64
@@ -41,6 +42,7 @@ class ForwardContext:
     cache: CachePool
     per_layer: Tensor | None = None  # [T, L * P]
     input_ids: Tensor | None = None  # [T] int64
+    adapters: Tensor | None = None  # [T] int32
     carried: Carried = field(default_factory=Carried)
 
     @property

@@ -60,7 +60,8 @@ class Indexer:
             parts.tensor(f"k_norm.{kind}", size, change=lambda tensor: in_order(tensor, rows))
             for kind in ("weight", "bias")
         )
-        self._weights = parts.linear({"weights_proj": index.num_heads}, spec.hidden_size, min_bits=16).weight
+        weights = parts.without_adapters.linear({"weights_proj": index.num_heads}, spec.hidden_size, min_bits=16)
+        self._weights = weights.weight
 
     def __call__(self, ctx: ForwardContext, x: Tensor, q_latent: Tensor) -> Selection:
         """x [T, H], q_latent [T, Q], normed -> the selected tokens, which are carried to the layers behind this one.

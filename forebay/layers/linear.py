@@ -9,18 +9,22 @@ from torch import Tensor
 
 from forebay.layers.context import ForwardContext
 from forebay.ops import LinearWeight, Ops
+from forebay.ops.adapters import AdapterTable
 
 
 class Linear:
-    """The only call of `Ops.linear`: what a step adds to a layer (an adapter), or a layer does for its share of a model
-    alone (its slice of the outputs), has its place here."""
+    """The only call of `Ops.linear`, and of what adapters add to it. `adapters` None: the layer can have none."""
 
-    __slots__ = ("_ops", "weight")
+    __slots__ = ("_adapters", "_ops", "weight")
 
-    def __init__(self, ops: Ops, weight: LinearWeight) -> None:
+    def __init__(self, ops: Ops, weight: LinearWeight, adapters: AdapterTable | None = None) -> None:
         self._ops = ops
         self.weight = weight
+        self._adapters = adapters
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, K] -> [T, N]."""
-        return self._ops.linear(x, self.weight)
+        out = self._ops.linear(x, self.weight)
+        if self._adapters is not None and ctx.adapters is not None:
+            self._ops.add_adapters(out, x, ctx.adapters, self._adapters)
+        return out

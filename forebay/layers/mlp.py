@@ -135,7 +135,7 @@ class Moe:
         self._latent = _latent(spec, parts.within(spec.name)) if spec.latent_size else None
         self._norm = None if spec.norm is None else parts.weights.tensor(spec.norm)
         self._eps = spec.norm_eps
-        experts = [Mlp(spec.expert(i), parts) for i in range(spec.router.num_experts)]
+        experts = [Mlp(spec.expert(i), parts.without_adapters) for i in range(spec.router.num_experts)]
         before, down = [expert.before.weight for expert in experts], [expert.down.weight for expert in experts]
         clamp = {"alpha": 1.0, "limit": spec.limit, "offset": 0.0} if spec.limit else {}
         activation = ExpertActivation.CLAMPED_SWIGLU if spec.limit else _OF_EXPERTS[spec.activation]

@@ -45,7 +45,7 @@ class Router:
     def __init__(self, spec: RouterSpec, parts: Parts) -> None:
         self._ops, self._spec = parts.ops, spec
         count, size = spec.num_experts, spec.hidden_size
-        self._logits = parts.linear({spec.name: count}, size, bias=spec.bias, min_bits=16).weight
+        self._logits = parts.without_adapters.linear({spec.name: count}, size, bias=spec.bias, min_bits=16).weight
         self._norm = parts.tensor(spec.norm, size) if spec.norm else None
         self._correction = self._corrections(parts) if spec.correction else None
         self._factors = parts.tensor(spec.factors, count, float32=True) if spec.factors else None

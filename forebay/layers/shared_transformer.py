@@ -59,7 +59,7 @@ class SharedTransformer:
     """The shared weights."""
 
     def __init__(self, spec: SharedTransformerSpec, parts: Parts) -> None:
-        parts, size, inner = parts.within(spec.name), spec.hidden_size, spec.intermediate_size
+        parts, size, inner = parts.within(spec.name).without_adapters, spec.hidden_size, spec.intermediate_size
         self.spec = spec
         attention, mlp = parts.within("self_attn"), parts.within("feed_forward")
         qkv = dict(zip(("q_proj", "k_proj", "v_proj"), spec.qkv_sizes, strict=True))
@@ -110,5 +110,5 @@ class Use:
 
 def _adapter(spec: UseSpec, parts: Parts, of: str, inputs: int, outputs: int) -> tuple[Linear, Linear]:
     """From the inputs to the rank, and from there to the outputs."""
-    parts = parts.within(f"{spec.shared.name}.{of}_adapter_list.{spec.number}")
+    parts = parts.within(f"{spec.shared.name}.{of}_adapter_list.{spec.number}").without_adapters
     return parts.linear({"0": spec.rank}, inputs), parts.linear({"1": outputs}, spec.rank)

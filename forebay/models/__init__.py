@@ -9,21 +9,25 @@ logits = model.logits(hidden[last])          # [N, H] -> [N, V] float32
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from forebay.base.errors import ModelError
 from forebay.families import ASSISTANTS, HEADS
 from forebay.families.checkpoint import Checkpoint
-from forebay.families.model_config import ModelConfig
+from forebay.families.model_config import ModelConfig, family
+from forebay.formats.adapters import Adapter, Shape, read_adapter
 from forebay.formats.quantization import Quantization
+from forebay.layers.adapters import AdapterSlots
 from forebay.models.decoder import DecoderSpec, Model, decoder_spec
 from forebay.models.dry_build import Needs, dry_build
 from forebay.models.loader import Loader, Progress, check_names
 from forebay.ops import Ops
 
-__all__ = ["Model", "Needs", "describe", "load", "needs_of"]
+__all__ = ["AdapterSlots", "Model", "Needs", "adapter_of", "describe", "load", "needs_of"]
 
 
 _NO_HEAD = "take another --speculative-algorithm than NEXTN"
@@ -40,22 +44,36 @@ def describe(config: ModelConfig, *, draft_head: bool = False) -> DecoderSpec:
         raise ModelError(
             f"a {config.model_type} only drafts for another model: serve that one, and give this as its draft"
         )
-    family = importlib.import_module(f"forebay.models.families.{config.model_type}")
-    if hasattr(family, "describe"):
-        spec: DecoderSpec = family.describe(config)
+    described = importlib.import_module(f"forebay.models.families.{config.model_type}")
+    if hasattr(described, "describe"):
+        spec: DecoderSpec = described.describe(config)
     else:
-        blocks = [family.block(config, layer) for layer in range(config.num_layers)]
-        spec = decoder_spec(config, blocks, **getattr(family, "DECODER", {}))
+        blocks = [described.block(config, layer) for layer in range(config.num_layers)]
+        spec = decoder_spec(config, blocks, **getattr(described, "DECODER", {}))
     if not draft_head:
         return spec
-    if not hasattr(family, "draft_head"):
+    if not hasattr(described, "draft_head"):
         raise ModelError(f"models of type {config.model_type} have no draft head: {_NO_HEAD}")
-    return replace(spec, draft_head=family.draft_head(config))
+    return replace(spec, draft_head=described.draft_head(config))
 
 
-def needs_of(config: ModelConfig, *, draft_head: bool = False) -> Needs:
-    """Return which weights the model consists of, and what its layers keep; see `describe`."""
-    return dry_build(describe(config, draft_head=draft_head))
+def needs_of(config: ModelConfig, *, draft_head: bool = False, adapters: AdapterSlots | None = None) -> Needs:
+    """Return which weights the model consists of, and what its layers keep, with so much room for adapters; see
+    `describe`."""
+    return dry_build(describe(config, draft_head=draft_head), adapters)
+
+
+def adapter_of(folder: Path, config: ModelConfig, *, layers: Mapping[str, Shape], max_rank: int) -> Adapter:
+    """Read and check the adapter in `folder` for a model of this configuration and these adaptable `layers`; see
+    `read_adapter`."""
+    names = family(config.model_type).names
+
+    def rename(layer: str) -> str:
+        # As of weights, names begin in the middle if the layers alone were trained.
+        ours = names.layer(layer, config.num_layers)
+        return ours if ours in layers else names.layer(f"model.{layer}", config.num_layers)
+
+    return read_adapter(folder, layers=layers, rename=rename, max_rank=max_rank)
 
 
 def load(
@@ -69,12 +87,14 @@ def load(
     quantization: Quantization = Quantization.NONE,
     draft_head: bool = False,
     first_entry: int = 0,
+    adapters: AdapterSlots | None = None,
 ) -> Model:
     """Read the weights tensor by tensor, in `dtype` or in the codes of `quantization`, into the form that `ops` reads
     fastest.
 
     Positions below `context_length` (None: all that the configuration has) can be used. `progress(done, total)` is
-    called with bytes of the result. With its `draft_head` the checkpoint was opened, too. `first_entry`: see `Model`.
+    called with bytes of the result. With its `draft_head` the checkpoint was opened, too. `first_entry` and
+    `adapters`: see `Model`.
     ModelError, before anything is read, where a weight is missing, unused or of another shape than the configuration
     says, and where the context is longer than the model's.
     """
@@ -91,4 +111,4 @@ def load(
     weights = Loader(
         checkpoint, params, ops=ops, dtype=dtype, device=device, progress=progress, quantization=quantization
     )
-    return Model(spec, ops, weights, num_positions=num_positions, first_entry=first_entry)
+    return Model(spec, ops, weights, num_positions=num_positions, first_entry=first_entry, adapters=adapters)

@@ -14,6 +14,7 @@ from torch import Tensor
 from forebay.families.model_config import Experts, ModelConfig
 from forebay.families.transformer import SLIDING
 from forebay.formats.quantized import HEAD_BITS
+from forebay.layers.adapters import Adapters, AdapterSlots
 from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.blocks import ResidualSpec, SublayerSpec
 from forebay.layers.build import BlockSpec, Parts, PartSpec
@@ -180,24 +181,34 @@ class Model:
 
     Of `weight_bytes`, which is without whatever packing adds, `held_bytes` says how many are in what form: `bfloat16`,
     `8 bits`, `4 bits`. `numbers` are weights that stand in steps as they are, in order. What it keeps are the entries
-    of the `CachePool` from number `first_entry` on.
+    of the `CachePool` from number `first_entry` on. `adapters` None: no layer can have one.
     """
 
     def __init__(
-        self, spec: DecoderSpec, ops: Ops, weights: Weights, *, num_positions: int, first_entry: int = 0
+        self,
+        spec: DecoderSpec,
+        ops: Ops,
+        weights: Weights,
+        *,
+        num_positions: int,
+        first_entry: int = 0,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self._spec = spec
         self._ops = ops
         self.hidden_size, self.dtype = spec.embedding.inner[0], weights.dtype
         self.held_bytes, self.numbers = weights.held_bytes, weights.numbers
         self.weight_bytes = sum(weights.held_bytes.values())
-        parts = Parts(ops, weights, RopeTables(num_positions, weights.device, ops.memory), first=first_entry)
+        self.adapters = None if adapters is None else Adapters(adapters, ops.memory, weights.device)
+        ropes = RopeTables(num_positions, weights.device, ops.memory)
+        parts = Parts(ops, weights, ropes, first=first_entry, adapters=self.adapters)
         table = weights.table(spec.embedding)
         self._embedding = lookup(parts, table)
         self._per_layer = None if spec.per_layer is None else spec.per_layer.build(parts)
         if not spec.tied:
             vocab_size, hidden_size = spec.embedding.shape
-            self._head = parts.linear({"lm_head": vocab_size}, hidden_size, min_bits=HEAD_BITS).weight
+            head = parts.without_adapters.linear({"lm_head": vocab_size}, hidden_size, min_bits=HEAD_BITS)
+            self._head = head.weight
         else:
             self._head = ops.pack_linear(table, inputs=self.dtype) if isinstance(table, Tensor) else table
         self._streams = None if spec.streams is None else spec.streams.build(parts)
@@ -207,7 +218,7 @@ class Model:
             self._blocks.append(block.build(parts))
             kept.append(tuple(parts.kept[first:]))
         self._norm = build_norm(spec.norm, parts, spec.norm_eps)
-        self._draft_head = None if spec.draft_head is None else spec.draft_head.build(parts)
+        self._draft_head = None if spec.draft_head is None else spec.draft_head.build(parts.without_adapters)
         if self._draft_head is not None:
             kept.append(tuple(spec.on_device for spec in parts.kept[sum(map(len, kept)) :]))
         self.kept_by_block = tuple(kept)

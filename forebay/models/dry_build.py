@@ -14,6 +14,8 @@ from torch import Tensor
 
 from forebay.backends import make_ops
 from forebay.base.errors import ModelError
+from forebay.formats.adapters import Shape
+from forebay.layers.adapters import AdapterSlots
 from forebay.layers.params import Change, TensorParam, Weights, unchanged
 from forebay.models.decoder import DecoderSpec, Model
 from forebay.ops import LinearWeight, Ops
@@ -24,21 +26,28 @@ _MOST_ELEMENTS = 1 << 56  # torch counts bytes in 63 bits
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """All weights, each once, and what each block keeps, in the order of the `CachePool`'s entries."""
+    """All weights, each once, and what each block keeps, in the order of the `CachePool`'s entries. `adaptable` are the
+    shapes (N, K) of layers that can have adapters, by name, and `adapter_bytes` what the slots of these take; nothing
+    without slots."""
 
     params: tuple[TensorParam, ...]
     kept_by_block: tuple[tuple[CacheSpec, ...], ...]
+    adaptable: Mapping[str, Shape]
+    adapter_bytes: int
 
     @property
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         return tuple(spec for kept in self.kept_by_block for spec in kept)
 
 
-def dry_build(spec: DecoderSpec) -> Needs:
+def dry_build(spec: DecoderSpec, adapters: AdapterSlots | None = None) -> Needs:
     """Reads nothing and takes no memory for weights. ModelError where there could be no such tensor."""
     built: list[Model] = []
-    params = asked_by(lambda ops, weights: built.append(Model(spec, ops, weights, num_positions=1)))
-    return Needs(params, built[0].kept_by_block)
+    params = asked_by(lambda ops, weights: built.append(Model(spec, ops, weights, num_positions=1, adapters=adapters)))
+    (model,) = built
+    if model.adapters is None:
+        return Needs(params, model.kept_by_block, {}, 0)
+    return Needs(params, model.kept_by_block, model.adapters.layers, model.adapters.num_bytes)
 
 
 def asked_by(build: Callable[[Ops, Weights], object]) -> tuple[TensorParam, ...]:

@@ -1,7 +1,7 @@
 """The ops of LoRA adapters, for every backend. arXiv 2106.09685, section 4.1.
 
-Shape letters: T tokens, N and K a linear layer's outputs and inputs, S slots of adapters besides the padding, J layers
-that a weight joins, R the largest rank, P panels of outputs.
+Shape letters: T tokens, N and K a linear layer's outputs and inputs, J layers that a weight joins, P panels of outputs;
+S slots of adapters besides the padding, R the largest rank.
 """
 
 from __future__ import annotations

@@ -56,6 +56,7 @@ class Driver:
         generator = torch.Generator().manual_seed(seed)
         self.page_table, self.window_table = (_shuffled(num_pages, columns, generator) for _ in range(2))
         self.lens = [0] * (NUM_ROWS + 1)
+        self.slots: list[int] | None = None  # of each row's adapter
 
     def step(
         self, batch: Sequence[tuple[int, Sequence[int]]], snapshots: Sequence[tuple[int, int, int]] = ()
@@ -94,7 +95,8 @@ class Driver:
         )
         states = States(state_batch(rows, q_start, snapshots))
         kinds = {"kv": full, "window": window, "state": states, "ring": full}
-        ctx = ForwardContext(positions=positions, kinds=kinds, cache=self.cache)
+        slots = None if self.slots is None else torch.tensor(self.slots, dtype=torch.int32)[owner]
+        ctx = ForwardContext(positions=positions, kinds=kinds, cache=self.cache, adapters=slots)
         return ctx, torch.tensor(tokens, dtype=torch.int64)
 
     def restart(self, row: int) -> None:

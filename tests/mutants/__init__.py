@@ -8,6 +8,7 @@
 them too.
 """
 
+from tests.mutants.adapters import ADAPTERS
 from tests.mutants.compressed import COMPRESSED
 from tests.mutants.core import CORE
 from tests.mutants.dense import DENSE
@@ -47,6 +48,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *COMPRESSED,
     *SPARSE,
     *HISPARSE,
+    *ADAPTERS,
     *SIMULATED,
     *CORE,
     *DENSE,

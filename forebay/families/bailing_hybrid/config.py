@@ -76,10 +76,14 @@ def small(shape: Shape) -> dict[str, Any]:
 
 
 _LAST_NORM: Final = ("model.layers.{0}.final_layernorm.", "model.layers.{0}.shared_head.norm.")
+_MODULES: Final = (
+    (r"\.self_attn\.o_proj$", ".attention.dense"),
+    (r"\.self_attn\.(?:forget_gate\.)?", ".attention."),
+)
 
 FAMILY: Final = Family(
     parse=parse,
     small=small,
     harmless=HARMLESS | {"q_lora_rank", "short_conv_kernel_size"},
-    names=TensorNames(draft_layers=True, draft_head=(_LAST_NORM, *DRAFT_HEAD)),
+    names=TensorNames(draft_layers=True, draft_head=(_LAST_NORM, *DRAFT_HEAD), modules=_MODULES),
 )

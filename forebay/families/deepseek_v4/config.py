@@ -254,7 +254,17 @@ _RENAMED: Final = (
     (r"^head\.", "lm_head."),
     (r"^hc_head_", "model.hc_head.hc_"),
 )
+_MODULES: Final = (
+    (r"\.self_attn\.compressor\.indexer\.q_b_proj$", ".attn.indexer.wq_b"),
+    (r"\.self_attn\.compressor\.indexer\.", ".attn.indexer.compressor."),
+    (r"\.self_attn\.", ".attn."),
+    (r"(\.attn\..*)\.gate_proj$", r"\1.wgate"),
+    (r"(\.attn\..*|\.attn)\.(kv|q_a|q_b|o_b)_proj$", r"\1.w\2"),
+    (r"\.mlp\.shared_experts\.gate_proj$", ".ffn.shared_experts.w1"),
+    (r"\.mlp\.shared_experts\.down_proj$", ".ffn.shared_experts.w2"),
+    (r"\.mlp\.shared_experts\.up_proj$", ".ffn.shared_experts.w3"),
+)
 _HARMLESS: Final = frozenset({"auto_map", "rope_interleave"})
-_NAMES: Final = TensorNames(renamed=_RENAMED, unused=("mtp.",), whole=("tid2eid",))
+_NAMES: Final = TensorNames(renamed=_RENAMED, unused=("mtp.",), whole=("tid2eid",), modules=_MODULES)
 
 FAMILY: Final = Family(parse=parse, small=small, harmless=_HARMLESS, names=_NAMES)

@@ -99,6 +99,8 @@ def small(shape: Shape) -> dict[str, Any]:
 
 
 # Published files call experts so, and those that transformers writes the MLPs of other layers, too.
-_TENSORS: Final = TensorNames(renamed=((r"\.block_sparse_moe\.", ".mlp."),), draft_layers=True)
+_TENSORS: Final = TensorNames(
+    renamed=((r"\.block_sparse_moe\.", ".mlp."),), draft_layers=True, modules=((r"\.forget_gate\.", "."),)
+)
 
 FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS | {"head_dim"}, names=_TENSORS)

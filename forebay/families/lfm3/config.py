@@ -9,6 +9,7 @@ from forebay.families.lfm2.config import CONV, LFM_NAMES, Lfm2Config, convolutio
 from forebay.families.model_config import Family
 from forebay.families.rope import ropes_by_kind
 from forebay.families.shape import WINDOW, Shape
+from forebay.families.tensor_names import TensorNames
 from forebay.families.transformer import FULL, SLIDING, Defaults
 
 _ROPES: Final = {
@@ -61,4 +62,6 @@ def small(shape: Shape) -> dict[str, Any]:
     return {"layer_types": shape.cycle(CONV, SLIDING, FULL), "sliding_window": WINDOW}
 
 
-FAMILY: Final = Family(parse=parse, small=small, harmless=frozenset({"norm_eps"}))
+_NAMES: Final = TensorNames(modules=((r"\.self_attn\.g_proj$", ".self_attn.gate_proj"),))
+
+FAMILY: Final = Family(parse=parse, small=small, harmless=frozenset({"norm_eps"}), names=_NAMES)

@@ -1,0 +1,146 @@
+"""The adapters of a model: which linear layers can have some, and the memory of their matrices, by slot.
+
+Shape letters: N and K a linear layer's outputs and inputs, J layers that a weight joins, r the rank of an adapter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from forebay.formats.adapters import Adapter, AdapterPair, Shape
+from forebay.formats.quantized import F32
+from forebay.layers.params import TensorParam
+from forebay.ops.adapters import PANEL, AdapterTable, panels_of
+from forebay.ops.weight_memory import WeightMemory
+
+Ints = npt.NDArray[np.int64]
+
+# Below the size from which torch uses threads for a copy. While other processes keep the cores busy, waiting for them
+# made a layer of 1,536 outputs take 47 ms instead of 2 (two cores).
+_COPY_ELEMENTS: Final = (1 << 15) - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterSlots:
+    """Room for `max_loras` adapters with ranks up to `max_rank`, whose numbers are held in `dtype`: float32 or
+    bfloat16. With the latter they are rounded, and take half of the bytes that a step reads."""
+
+    max_loras: int = 4
+    max_rank: int = 16
+    dtype: torch.dtype = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the adapters of one layer are: it is the layer number `layer` of those that `param` joins."""
+
+    table: AdapterTable
+    param: TensorParam
+    layer: int
+
+    @property
+    def shape(self) -> Shape:
+        return self.param.sizes[self.layer], self.param.inner[0]
+
+    def write(self, slot: int, pair: AdapterPair) -> None:
+        """Copy A and B into a slot; rows of B are reordered and scaled as those of the weight are."""
+        layers, rows = _outputs(self.param)
+        own, table, rank = layers == self.layer, self.table, pair.rank
+        outer = pair.outputs()[rows[own] - sum(self.param.sizes[: self.layer])]
+        if self.param.scales:
+            factors = [np.full(size, factor, np.float32) for size, factor in self.param.scales]
+            outer *= np.concatenate(factors)[own, None]
+        _copy(table.a[slot, self.layer, :rank], pair.inputs())
+        panels = np.array(panels_of(layers))
+        numbers = np.flatnonzero(panels[:, 2] == self.layer)
+        padded = np.zeros((len(numbers), rank, PANEL), np.float32)
+        padded.swapaxes(1, 2)[np.arange(PANEL) < panels[numbers, 1, None]] = outer
+        for run in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(numbers) != 1) + 1):
+            first, count = numbers[run[0]], len(run)
+            _copy(table.b[slot, first : first + count, :rank], padded[run])
+        table.ranks[slot, self.layer] = rank
+
+
+def _copy(target: Tensor, values: F32) -> None:
+    """Convert values into `target` in this thread."""
+    step = max(1, _COPY_ELEMENTS // values[0].size)
+    for first in range(0, len(values), step):
+        target[first : first + step].copy_(torch.from_numpy(values[first : first + step]))
+
+
+def _no_progress(done: int, total: int) -> None:
+    return
+
+
+class Adapters:
+    """The tables of one model, and what is in their slots 1..`max_loras`. A slot must not be written or cleared while a
+    step in flight refers to it. Slot 0 is that of tokens without an adapter."""
+
+    def __init__(self, slots: AdapterSlots, memory: WeightMemory | None, device: torch.device | str) -> None:
+        self.slots = slots
+        self._memory, self._device = memory, torch.device(device)
+        self._places: dict[str, _Place] = {}
+        self.num_bytes = 0
+
+    @property
+    def layers(self) -> Mapping[str, Shape]:
+        """The shape (N, K) of each layer that can have an adapter, by its name in the checkpoint without `.weight`."""
+        return {name: place.shape for name, place in self._places.items()}
+
+    def add(self, param: TensorParam) -> AdapterTable:
+        """Make the table of a weight, for the layers that it joins."""
+        (num_inputs,), slots, dtype = param.inner, self.slots, self.slots.dtype
+        panels = torch.tensor(panels_of(_outputs(param)[0]), dtype=torch.int32)
+        count, num_layers = slots.max_loras + 1, len(param.names)
+        table = AdapterTable(
+            a=self._take(dtype, count, num_layers, slots.max_rank, num_inputs),
+            b=self._take(dtype, count, len(panels), slots.max_rank, PANEL),
+            ranks=self._take(torch.int32, count, num_layers),
+            panels=self._take(torch.int32, *panels.shape),
+        )
+        if self._device.type != "meta":
+            table.panels.copy_(panels)
+            for part in (table.a[0], table.b[0], table.ranks):
+                part.zero_()
+        for layer, name in enumerate(param.names):
+            self._places[name.removesuffix(".weight")] = _Place(table, param, layer)
+        self.num_bytes += table.num_bytes
+        return table
+
+    def write(self, slot: int, adapter: Adapter, progress: Callable[[int, int], None] = _no_progress) -> Iterator[None]:
+        """Copy an adapter of these layers into a slot, where it takes the place of what is there: one layer for each
+        item of the iterator. `progress` is called with the bytes of the adapter that are done and in total."""
+        assert 1 <= slot <= self.slots.max_loras, slot
+        self.clear(slot)
+        done = 0
+        for name, pair in adapter.pairs.items():
+            self._places[name].write(slot, pair)
+            done += pair.a.nbytes + pair.b.nbytes
+            progress(done, adapter.num_bytes)
+            yield
+
+    def clear(self, slot: int) -> None:
+        """Make a slot one without an adapter."""
+        for place in self._places.values():
+            place.table.ranks[slot] = 0
+
+    def _take(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        if self._memory is None:
+            return torch.empty(shape, dtype=dtype, device=self._device)
+        return self._memory.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+
+
+def _outputs(param: TensorParam) -> tuple[Ints, Ints]:
+    """Return of each output of a weight the layer that it is of, and its row of all that are joined."""
+    rows = param.rows or (range(sum(param.sizes)),)
+    order = np.concatenate([np.arange(part.start, part.stop, part.step) for part in rows])
+    ends = np.cumsum(param.sizes)
+    return np.searchsorted(ends, order, side="right"), order

@@ -1,0 +1,98 @@
+"""Rules of adapters: whose outputs they change, and by what."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant
+
+_FILES: Final = "formats/test_adapters.py"
+_LOGITS: Final = "models/test_adapters.py::test_adapters_on_all_layers_give_the_logits_of_peft_and_of_merged_weights"
+
+ADAPTERS: Final = (
+    Mutant(
+        "C13 a token with slot 0 keeps its bits, whatever is in that slot",
+        "ops/adapters.py",
+        "for slot in range(1, len(table.ranks)):",
+        "for slot in range(len(table.ranks)):",
+        "ops/test_adapters.py::test_tokens_without_an_adapter_keep_their_bits",
+    ),
+    Mutant(
+        "C28 a slot that is written has nothing left of the adapter before",
+        "layers/adapters.py",
+        "        self.clear(slot)\n        done = 0\n",
+        "        done = 0\n",
+        "models/test_adapters.py::test_slot_that_is_written_again_has_nothing_left_of_the_adapter_before",
+    ),
+    Mutant(
+        "C28 rows of B are in the order of the weight's",
+        "layers/adapters.py",
+        "pair.outputs()[rows[own] - sum(self.param.sizes[: self.layer])]",
+        "pair.outputs()[np.sort(rows[own]) - sum(self.param.sizes[: self.layer])]",
+        _LOGITS,
+    ),
+    Mutant(
+        "C28 rows of B are multiplied by the factors of the weight's",
+        "layers/adapters.py",
+        "        if self.param.scales:\n",
+        "        if not self.param.scales and self.param.scales:\n",
+        _LOGITS,
+    ),
+    Mutant(
+        "C28 B of k is not applied to the outputs of v",
+        "layers/adapters.py",
+        "np.flatnonzero(panels[:, 2] == self.layer)",
+        "np.flatnonzero(panels[:, 2] == (3 - self.layer if self.layer and layers.max() == 2 else self.layer))",
+        _LOGITS,
+    ),
+    Mutant(
+        "C28 the factor is multiplied into B once",
+        "formats/adapters.py",
+        "_wide(self.b) * np.float32(self.scale)",
+        "_wide(self.b) * np.float32(self.scale) ** 2",
+        f"{_FILES}::test_adapter_is_read_with_its_factor_in_b",
+    ),
+    Mutant(
+        "C28 alpha_pattern gives layers an alpha of their own",
+        "formats/adapters.py",
+        "alpha, rank = self.alphas.value(layer), self.rank_of(layer)",
+        "alpha, rank = None, self.rank_of(layer)",
+        f"{_FILES}::test_patterns_give_alphas_to_layers_as_in_peft",
+    ),
+    Mutant(
+        "C28 of several keys of a pattern the first counts",
+        "formats/adapters.py",
+        "return min([*found,",
+        "return max([*found,",
+        f"{_FILES}::test_patterns_give_alphas_to_layers_as_in_peft",
+    ),
+    Mutant(
+        "C28 an adapter that is rank-stabilized is divided by the root of its rank",
+        "formats/adapters.py",
+        "(math.sqrt(rank) if self.rslora else rank)",
+        "rank",
+        f"{_FILES}::test_factor_of_rank_stabilized_adapters_is_divided_by_the_root",
+    ),
+    Mutant(
+        "C33 every shape is checked before an entry is read",
+        "formats/adapters.py",
+        "        _check_shapes(file, stored[layer], layers[name], config.rank_of(layer), max_rank)\n",
+        "        _read_pair(file, stored[layer], 1.0)\n"
+        "        _check_shapes(file, stored[layer], layers[name], config.rank_of(layer), max_rank)\n",
+        f"{_FILES}::test_no_tensor_is_read_before_all_are_checked",
+    ),
+    Mutant(
+        "C33 a pattern's key is no expression",
+        "formats/adapters.py",
+        "        if not _PLAIN_KEY.fullmatch(name):\n",
+        "        if not _PLAIN_KEY.match(name):\n",
+        f"{_FILES}::test_fields_of_other_types_are_rejected_by_name",
+    ),
+    Mutant(
+        "C30 an entry that is not finite is never adopted",
+        "formats/adapters.py",
+        "            if not np.isfinite(values).all():\n",
+        "            if not np.isfinite(values).any():\n",
+        f"{_FILES}::test_tensors_that_do_not_fit_are_rejected_by_name",
+    ),
+)
