@@ -121,7 +121,7 @@ def test_two_names_of_one_tensor_in_a_file_are_refused(case, changed):
     def both(tensors):
         return {name: values.clone() for name, values in renamed(tensors, OTHER_NAMES[case]).items()} | tensors
 
-    with pytest.raises(ModelError, match="is there twice"):
+    with pytest.raises(ModelError, match="under another name"):
         changed(case, both)
 
 
