@@ -29,6 +29,7 @@ OTHER_STATES = {
         "DebugState",
         "PoolState",
         "pool_state",
+        "pool_states",
         "HiddenStates",
         "SchedulerState",
         "_RowState",

@@ -188,6 +188,7 @@ class GenerationError(ForebayError):
 _REBUILDABLE: tuple[type[ForebayError], ...] = (
     InvalidRequest,
     RequestTooLarge,
+    NotFound,
     Conflict,
     Overloaded,
     RequestTimeout,

@@ -192,9 +192,14 @@ ABSENT: Final = _by_name(
         "a ratio means two things elsewhere: lengths are drawn evenly from --random-input-len to --random-input-max": (
             "random_range_ratio"
         ),
-        "adapters (LoRA) and control vectors are not in this version: merge them into the model": (
-            "enable_lora lora_* lora max_lora* max_cpu_loras control_vector* default_mm_loras"
+        "control vectors are not in this version": "control_vector*",
+        "adapters are loaded with --enable-lora and --lora-modules NAME=PATH": (
+            "lora lora_scaled lora_init_without_apply"
         ),
+        "an adapter is loaded from its folder, and as many stay as --max-loras says": "max_cpu_loras max_loaded_loras",
+        "every layer that an adapter names is adapted": "lora_target_modules default_mm_loras",
+        "no adapter is evicted: unload one": "lora_eviction_policy",
+        "a model computes whole on one device, its adapters too": "fully_sharded_loras lora_backend lora_dtype",
         "prefixes are cached where the model computes: --kv-cache-bytes": "enable_hierarchical_cache hicache_*",
         # What a request says.
         "set max_tokens in the request": "n n_predict predict max_tokens",

@@ -203,6 +203,7 @@ class SchedulingOptions:
     stall_timeout_s: float = 60.0
     tenants: Mapping[str, int] = field(default_factory=dict)  # weights by name; "", whom no key names, has 1
     ledger: Ledger = Ledger.COUNT
+    max_loras: int = 0  # adapters that are loaded at once; 0: none is served
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,6 +290,23 @@ class SchedulerConfig(SchedulingOptions):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterOptions:
+    """Adapters (LoRA) beside the model: slots for `max_loras` of them, of ranks up to `max_lora_rank`. `lora_modules`
+    are the names and paths of those that a start loads."""
+
+    max_loras: int = 0
+    max_lora_rank: int = 0
+    lora_modules: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def enabled(self) -> bool:
+        return self.max_loras > 0
+
+
+NO_ADAPTERS: Final = AdapterOptions()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
     """Settings of the engine process, in groups that are passed on whole to the components that use them."""
 
@@ -307,6 +325,7 @@ class EngineConfig:
     scheduling: SchedulingOptions
     kinds: KindOptions
     hisparse: HisparseOptions = NO_HISPARSE
+    adapters: AdapterOptions = NO_ADAPTERS
     speculation: SpeculationOptions = SpeculationOptions()
     disaggregation: DisaggregationOptions = DisaggregationOptions()
     enable_memory_saver: bool = False  # of a GPU's memory; a CPU's can always be released
@@ -350,6 +369,7 @@ class ServerConfig:
     metrics_compat: str = "none"  # or vllm, sglang: under whose names /metrics has its series once more
     pooling: str = "last"  # or mean, cls: what becomes of the hidden states of a text's tokens
     weights_root: str | None = None  # below which `/update_weights_from_disk` may read
+    lora_root: str | None = None  # below which `/load_lora_adapter` may read
     unknown_fields: str = "refuse"  # or warn: in a header
     sampling: SamplingDefaults = NEUTRAL  # of requests that do not say
     cluster_key: bytes = field(default=b"", repr=False)  # that gateways and servers prove to each other

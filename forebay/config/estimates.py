@@ -71,6 +71,15 @@ def activation_bytes(model: ModelConfig, weights: WeightShapes, step: StepShape)
     return (activations + logits + rope) * FLOAT32_BYTES
 
 
+def adapter_bytes(model: ModelConfig, *, num_slots: int, rank: int, itemsize: int) -> int:
+    """Return the bytes of slots for adapters: A and B of attention's four layers and of an MLP's three, in each layer.
+    Experts have none. Of layers with recurrent states this is about the size."""
+    hidden, heads, kv = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    inner = model.intermediate_size if model.experts is None else model.experts.intermediate_size
+    inputs, outputs = 3 * hidden + heads + 2 * hidden + inner, heads + 2 * kv + hidden + 2 * inner + hidden
+    return (num_slots + 1) * model.num_layers * (inputs + outputs) * rank * itemsize
+
+
 def tied_head_bytes(model: ModelConfig, weights: WeightShapes, quantization: Quantization, values: ValueBytes) -> int:
     """Return the bytes of the head that kernels pack from an embedding that is not held in codes: both are held."""
     if not model.tie_word_embeddings:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -52,12 +53,14 @@ class Settled(dict[str, Value]):
 @dataclass(frozen=True, slots=True)
 class Kind:
     """How a value is written: the word for it in the help, and the reader of its text. `unit` ends the name of its
-    field in the resolved config (`queue_timeout` -> `queue_timeout_s`)."""
+    field in the resolved config (`queue_timeout` -> `queue_timeout_s`). With `several` a command line may have words
+    in a row."""
 
     metavar: str
     parse: Callable[[str], Value]
     type: type
     unit: str = ""
+    several: bool = False
 
 
 def _parse_float(text: str) -> float:
@@ -93,6 +96,17 @@ def _parse_list(text: str) -> tuple[str, ...]:
     return tuple(item.strip() for item in text.split(",") if item.strip())
 
 
+def _parse_pairs(text: str) -> tuple[str, ...]:
+    """Read NAME=PATH pairs between commas, or one as the JSON object that vLLM takes."""
+    if not text.lstrip().startswith("{"):
+        return _parse_list(text)
+    try:
+        given = json.loads(text)
+        return (f"{given['name']}={given['path']}",)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError(f"{text[:200]!r} is not NAME=PATH") from None
+
+
 TEXT: Final = Kind("TEXT", str, str)
 PATH: Final = Kind("PATH", str, str)
 SECRET: Final = Kind("KEY", str, str)
@@ -103,6 +117,7 @@ FRACTION: Final = Kind("FRACTION", _parse_fraction, float)
 SECONDS: Final = Kind("SECONDS", _parse_float, float, unit="s")
 BOOL: Final = Kind("", _parse_bool, bool)
 LIST: Final = Kind("A,B", _parse_list, tuple)
+PAIRS: Final = Kind("NAME=PATH", _parse_pairs, tuple, several=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +181,8 @@ class Flag:
     def _typed(self, raw: object) -> Value:
         if self.kind is LIST and isinstance(raw, Sequence):
             return tuple(str(item) for item in raw)
+        if self.kind is PAIRS and isinstance(raw, Sequence):
+            return tuple(pair for item in raw for pair in _parse_pairs(str(item)))
         if self.kind.type is float and type(raw) in (int, float):
             return self.kind.parse(str(raw))
         if type(raw) is self.kind.type and isinstance(raw, int | bool):

@@ -15,7 +15,7 @@ from forebay.base.log import event, get_logger
 from forebay.base.paths import cache_folder
 from forebay.base.units import ceil_div, human_bytes
 from forebay.base.variants import PREBUILT
-from forebay.config import disaggregation, hisparse, kinds, machine, sampling, speculation
+from forebay.config import adapters, disaggregation, hisparse, kinds, machine, sampling, speculation
 from forebay.config.engine_config import (
     CacheIsolation,
     CacheTypes,
@@ -118,7 +118,7 @@ def resolve(
     check_fit(facts, settled, given)
     _cut_to_model(given, facts, settled, reasons)
     values = _field_values(settled) | {"spare_cache": facts.gpu is not None or _is_cache_sized(given)}
-    values |= hisparse.field_values(settled, facts.model)
+    values |= hisparse.field_values(settled, facts.model) | adapters.field_values(settled)
     values |= speculation.field_values(settled, auto=given["speculative_algorithm"].value is AUTO)
     values |= disaggregation.field_values(settled, cluster_key(settled)) | key_fields(keys)
     return Config(
@@ -315,6 +315,7 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
     yield from _asleep(settled, asked)
     yield from speculation.problems(settled, asked)
     yield from hisparse.problems(settled, asked, facts.model)
+    yield from adapters.problems(settled, asked, lambda name: given[name].source in _REASONS)
     yield from disaggregation.problems(settled, asked)
 
 

@@ -12,7 +12,7 @@ from forebay.backends.backend import Backend, Here
 from forebay.base.cpu import BFLOAT16_FLAGS, Cpu
 from forebay.base.units import human_bytes
 from forebay.base.variants import VARIANTS
-from forebay.config import disaggregation, estimates, hisparse, kinds, sampling, speculation
+from forebay.config import adapters, disaggregation, estimates, hisparse, kinds, sampling, speculation
 from forebay.config.engine_config import CacheIsolation
 from forebay.config.flag import Decision, Settled
 from forebay.config.gpu import GpuMemory, limits_for
@@ -158,11 +158,20 @@ def room_for_caches(facts: Facts, settled: Settled) -> Room:
         "weights": weight_bytes(facts, settled),
         "packed head": engines * estimates.tied_head_bytes(facts.model, facts.weights, *_form(facts, settled)),
         "processes": engines * estimates.process_bytes(facts.model),
+        "adapters": engines * _adapter_bytes(facts, settled),
         "activations": engines * estimates.activation_bytes(facts.model, facts.weights, step),
     }
     less = ", ".join(f"{human_bytes(size)} {name}" for name, size in parts.items() if size)
     whole = f"{human_bytes(facts.memory.value)} {facts.memory.why}"
     return Room(facts.memory.value - sum(parts.values()), f"{whole}, less {less}")
+
+
+def _adapter_bytes(facts: Facts, settled: Settled) -> int:
+    if not settled.get("enable_lora"):
+        return 0
+    itemsize = 4 if settled.get("kv_cache_dtype") == "float32" else 2
+    slots, rank = settled.number("max_loras"), settled.number("max_lora_rank")
+    return estimates.adapter_bytes(facts.model, num_slots=slots, rank=rank, itemsize=itemsize)
 
 
 def _by_fraction(facts: Facts, settled: Settled) -> Room:
@@ -304,6 +313,7 @@ OPTIONAL: Final = {
     "max_step_ms": "no limit by time: prompts keep their throughput, and --mixed-chunk-size alone limits them",
     **kinds.OPTIONAL,
     **hisparse.OPTIONAL,
+    **adapters.OPTIONAL,
     **sampling.OPTIONAL,
     **speculation.OPTIONAL,
     **disaggregation.OPTIONAL,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.backends import BACKENDS, kernels_by_description
-from forebay.config import disaggregation, hisparse, kinds, sampling, speculation
+from forebay.config import adapters, disaggregation, hisparse, kinds, sampling, speculation
 from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUANTIZATIONS, KV_DTYPE_SYNONYMS
 from forebay.config.engine_config import MAX_PAGE_SIZE, CacheIsolation, EvictionPolicy, Ledger, SchedulePolicy
 from forebay.config.flag import BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag, in_group
@@ -321,6 +321,7 @@ _SECURITY: Final = in_group(
     Flag("admin_api_key_file", PATH, "a file with one key per line for the admin routes, which are absent without one"),
     Flag("admin_api_key", SECRET, "one key for the admin routes"),
     Flag("weights_root", PATH, "a folder below which /update_weights_from_disk may read; without it nowhere"),
+    Flag("lora_root", PATH, "a folder below which /load_lora_adapter may read; without it nowhere"),
     Flag(
         "allowed_hosts",
         LIST,
@@ -379,6 +380,7 @@ FLAGS: Final = (
     *_MEMORY,
     *kinds.FLAGS,
     *hisparse.FLAGS,
+    *adapters.FLAGS,
     *_SCHEDULING,
     *speculation.FLAGS,
     *_CACHE,

@@ -43,7 +43,8 @@ def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag] = FLAGS) ->
         if flag.kind is BOOL:
             parser.add_argument(*flag.options, dest=flag.name, action=Once, nargs="?", const="true")
         else:
-            parser.add_argument(*flag.options, dest=flag.name, action=Once, metavar=flag.metavar)
+            nargs = "+" if flag.kind.several else None
+            parser.add_argument(*flag.options, dest=flag.name, action=Once, metavar=flag.metavar, nargs=nargs)
 
 
 def add_accepted(parser: argparse.ArgumentParser) -> None:

@@ -32,11 +32,11 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defaults=True):
     """`request_id` is the sender's own number, never the client's string. `namespace` separates prefix caches
-    (tenant salt, adapter); requests of one namespace share prefixes. `author` says whose prompt this is: what is told
+    (tenant salt); requests of one namespace share prefixes. `author` says whose prompt this is: what is told
     of other cached prompts is told of this author's alone, or of all to the operator (""). `tenant`, a name in the
     scheduler's `tenants` or "", says whose share of the engine it uses. `resume_points` are lengths
     of the prompt from which others are likely to go on. `rendezvous`, in a role, is where the other half of the request
-    is."""
+    is. `adapter` names what is added to the weights for it, "" for nothing."""
 
     request_id: int
     prompt_token_ids: list[int]
@@ -47,6 +47,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defa
     tenant: str = ""
     resume_points: list[int] = []
     rendezvous: Rendezvous | None = None
+    adapter: str = ""
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
@@ -98,6 +99,37 @@ class UpdateWeights(msgspec.Struct, frozen=True, tag="update_weights", kw_only=T
     path: str
     mode: str = "wait"
     timeout_s: float = 300.0
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", kw_only=True):
+    """Load the adapter at `path` under a name, which may `replace` one of that name: requests that came before go on
+    with that one. Answered by a `State` that names `serial`."""
+
+    serial: int
+    name: str
+    path: str
+    replace: bool = False
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter", kw_only=True):
+    """Take no more requests for an adapter, and free its slot when those that it has have ended. Answered by a `State`
+    that names `serial` then, or after `timeout_s`."""
+
+    serial: int
+    name: str
+    timeout_s: float = 300.0
+
+
+class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter that requests may name. `digest` is of its tensors; `num_users` are the requests that compute with
+    it."""
+
+    name: str
+    path: str
+    rank: int
+    num_bytes: int
+    num_users: int
+    digest: str
 
 
 class CheckTransfers(msgspec.Struct, frozen=True, tag="check_transfers", kw_only=True):
@@ -169,6 +201,7 @@ class State(SchedulerState, frozen=True, tag="state", kw_only=True):
     speculation: Speculating | None = None  # where something is guessed
     transfers: Transferring | None = None  # in a role
     checked: Checked | None = None  # where that was asked for
+    adapters: list[LoadedAdapter] = []
 
 
 class TreePart(msgspec.Struct, frozen=True, tag="tree_part"):
@@ -216,6 +249,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     slot_bytes: dict[str, int] = {}
     model_type: str = ""
     weight_bytes: int = 0
+    adapters: list[LoadedAdapter] = []
 
 
 class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):
@@ -281,6 +315,8 @@ ToEngine = (
     | Release
     | Resume
     | UpdateWeights
+    | LoadAdapter
+    | UnloadAdapter
     | CheckTransfers
     | Shutdown
 )

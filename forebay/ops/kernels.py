@@ -33,6 +33,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_copy_rows": [_P, _P, _L, _P, _L, _L, _L],
     "fb_gather": [_P, _P, _P, _P, _L],
     "fb_scatter": [_P, _P, _P, _P, _L],
+    "fb_of_tokens": [_P, _P, _P, _P, _P, _L],
     "fb_place_tokens": [_P, _P, _P, _P, _P, _L, _L, _P, _P, _P, _L],
     "fb_map_locations": [_P, _P, _P, _L, _P, _L],
     "fb_due": [_P, _P, _P, _P, _P, _P, _L],

@@ -17,6 +17,7 @@ class NativeSteps(StepOps):
         self._pool = kernels.pool
         self._gather = kernels.bind("fb_gather")
         self._scatter = kernels.bind("fb_scatter")
+        self._of_tokens = kernels.bind("fb_of_tokens")
         self._place_tokens = kernels.bind("fb_place_tokens")
         self._map_locations = kernels.bind("fb_map_locations")
         self._due = kernels.bind("fb_due")
@@ -32,6 +33,12 @@ class NativeSteps(StepOps):
 
     def scatter(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         self._scatter(self._pool, table.data_ptr(), rows.data_ptr(), values.data_ptr(), rows.shape[0])
+
+    def of_tokens(self, table: Tensor, rows: Tensor, q_start: Tensor, num_tokens: int) -> Tensor:
+        out = torch.empty(num_tokens, dtype=torch.int32)
+        given = table.data_ptr(), rows.data_ptr(), q_start.data_ptr()
+        self._of_tokens(self._pool, *given, out.data_ptr(), rows.shape[0])
+        return out
 
     def place_tokens(self, rows: Tensor, q_start: Tensor, kv_lens: Tensor, pages: Pages, num_tokens: int) -> Placement:
         table, page_size = pages

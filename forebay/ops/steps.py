@@ -45,6 +45,11 @@ class StepOps(AcceptOps):
         """table[rows] = values: table [R] and values [S] int64."""
         table.index_copy_(0, rows.long(), values)
 
+    def of_tokens(self, table: Tensor, rows: Tensor, q_start: Tensor, num_tokens: int) -> Tensor:
+        """Return the entry of each token's row, [T] int32: table [R] int32."""
+        seqs, _ = by_token(q_start, num_tokens)
+        return table.index_select(0, rows.index_select(0, seqs))
+
     def place_tokens(self, rows: Tensor, q_start: Tensor, kv_lens: Tensor, pages: Pages, num_tokens: int) -> Placement:
         """The `num_tokens` tokens, which are q_start's last, behind the kv_lens [R] int64 tokens of their rows.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from forebay.base.sampling import DRAWS
+from forebay.memory.adapters import ADAPTER
 from forebay.memory.slots import PAD
 from forebay.pools.regions import Take
 from forebay.pools.table import Column, Table
@@ -21,7 +23,8 @@ class SamplingRows(Table):
 
 class RequestRows(SamplingRows):
     """R + 1 rows: the page table, how far the row has come, and the sampling columns. P is the pages per row, G the
-    most draft tokens behind the last: 0 without speculation."""
+    most draft tokens behind the last: 0 without speculation. With `adapters` each row has the slot of its own, PAD for
+    none."""
 
     req_to_token = Column(torch.int32, ("P",), pad=PAD)  # one entry per page
     kv_lens = Column(torch.int64, pad=0)  # tokens with KV: the host may know no more than a bound
@@ -34,7 +37,15 @@ class RequestRows(SamplingRows):
         pages_per_row: int,
         *,
         num_drafts: int = 0,
+        adapters: bool = False,
         device: torch.device | str = "cpu",
         take: Take | None = None,
     ) -> None:
-        super().__init__(capacity + 1, device=device, sizes={"P": pages_per_row, "G": num_drafts}, take=take)
+        columns = self.declared | ({ADAPTER: Column(torch.int32, pad=PAD)} if adapters else {})
+        sizes = {"P": pages_per_row, "G": num_drafts}
+        super().__init__(capacity + 1, device=device, columns=columns, sizes=sizes, take=take)
+
+    @property
+    def adapter(self) -> Tensor | None:
+        """The slots of the rows' adapters; None where there are none."""
+        return self[ADAPTER] if ADAPTER in self.columns else None

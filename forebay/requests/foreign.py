@@ -82,7 +82,7 @@ ABSENT: Final = _by_name(
         "call it min_tokens": "min_new_tokens min_length",
         "call it bad_words, and write texts": "bad_words_ids",
         "call it stop_token_ids": "stop_token",
-        "adapters (LoRA) are not in this version": "lora lora_path lora_request adapter adapter_id",
+        "an adapter (LoRA) is named by model": "lora lora_path lora_request adapter adapter_id",
         "only text is served by this version": "images image_data video_data audio_data",
         "hidden states are not handed out": "return_hidden_states hidden_states return_routed_experts",
         "a logits processor is code, and a client's is not run: use logit_bias": (

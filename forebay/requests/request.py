@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
 
+from forebay.memory.adapters import AdapterLoad
 from forebay.memory.holding import Allocation
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.account import Account
@@ -58,6 +59,7 @@ class Request:
     eos_token_ids: InitVar[Sequence[int]] = ()
     resume_points: Sequence[int] = ()  # lengths of the prompt from which others are likely to go on
     rendezvous: Rendezvous | None = None  # with its other half, where prompts are computed by other engines
+    adapter: AdapterLoad | None = None  # that computes it, beside the weights
 
     tokens: array[int] = field(init=False)  # int32
     account: Account = field(init=False)  # of its tenant, once a scheduler has it
@@ -95,8 +97,10 @@ class Request:
         self.compute_with(0)
 
     def compute_with(self, weight_version: int) -> None:
-        """Set the version of the weights, which separates the request's cache from that of other versions."""
-        self.weight_version, self.cache_namespace = weight_version, f"{weight_version}/{self.namespace}"
+        """Set the version of the weights, which separates the request's cache from that of other versions; so does the
+        load of its adapter."""
+        weights = f"{weight_version}+{self.adapter.number}" if self.adapter else str(weight_version)
+        self.weight_version, self.cache_namespace = weight_version, f"{weights}/{self.namespace}"
 
     @property
     def num_output(self) -> int:

@@ -24,8 +24,8 @@ class Admission(Part, frozen=True, kw_only=True):
 
     `token_ids` are the prompt and whatever was generated before a retraction (`num_prompt` of them are prompt): the
     penalties count them. `stop_ids` end the request, and may not come before its least length; () where it has none, or
-    it is reached. With `prebuilt` the row begins as one that decodes: every token but the last has KV, and what
-    else layers keep of it, from elsewhere.
+    it is reached. `adapter` is the slot of what is added to the weights for it. With `prebuilt` the row begins as one
+    that decodes: every token but the last has KV, and what else layers keep of it, from elsewhere.
     """
 
     row: int
@@ -35,6 +35,7 @@ class Admission(Part, frozen=True, kw_only=True):
     num_prompt: int
     stop_ids: tuple[int, ...] = ()
     prebuilt: bool = False
+    adapter: int = PAD
 
     @property
     def kv_len(self) -> int:

@@ -30,7 +30,7 @@ _arrays_of: Final = attrgetter(*_COLUMNS)
 @dataclass(frozen=True, kw_only=True)
 class PoolBounds:
     """Sizes of the pools that a plan indexes, padding included; `num_slots` are those of the kinds of cache. A decode
-    computes `width` tokens at most."""
+    computes `width` tokens at most. Adapters have slots 1..`num_adapters`."""
 
     num_rows: int
     pages_per_row: int
@@ -38,6 +38,7 @@ class PoolBounds:
     vocab_size: int
     num_slots: Mapping[str, int]
     width: int = 1
+    num_adapters: int = 0
 
     def check(self, plan: StepPlan) -> None:
         """Raise IndexOutOfPool for the first column that is too long, too short or has a number outside its pool."""
@@ -51,6 +52,9 @@ class PoolBounds:
                 _inside(name, values, plan.num_seqs if size is None else size, column.least)
         self._check_tokens(plan)
         for admission in plan.admissions:
+            if not 0 <= admission.adapter <= self.num_adapters:
+                pool = f"the pool has 0..{self.num_adapters}"
+                raise IndexOutOfPool(f"the adapter of a plan's row {admission.row} is {admission.adapter}; {pool}")
             if admission.prebuilt:  # what is known of it came from another engine
                 _inside("token_ids", admission.token_ids[-1:].astype(np.int64), self.vocab_size)
                 _inside("kv_len", np.array([admission.kv_len]), self.pages_per_row * self.page_size)

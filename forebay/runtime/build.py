@@ -62,7 +62,12 @@ def build_runner(
     cache = _make_caches((*model.cache_specs(), *_behind(drafter, draft_model)), sizes, types, hisparse, regions)
     per_row = ceil_div(sizes.context_length, sizes.page_size)
     rows = RequestRows(
-        sizes.num_rows, per_row, num_drafts=width - 1, device=device, take=partial(regions.take, Tag.KV_CACHE)
+        sizes.num_rows,
+        per_row,
+        num_drafts=width - 1,
+        adapters=model.adapters is not None,
+        device=device,
+        take=partial(regions.take, Tag.KV_CACHE),
     )
     graphs = graphs or graphs_for(ops, device, regions)
     graph_sizes = graph_sizes or default_sizes(sizes.max_running_requests, quickly=graphs.captures_quickly)

@@ -110,7 +110,12 @@ class Forward:
             out_cache_loc=tokens.placed.out_cache_loc,
         )
         others = {kind.name: kind.layer_input(full, tokens.kinds.get(kind.name)) for kind in self.kinds}
-        return ForwardContext(positions=tokens.placed.positions, kinds={KV: full, **others}, cache=self.cache)
+        placed, adapters = tokens.placed, None
+        if self.rows.adapter is not None and self.model.adapters is not None:
+            adapters = self.ops.of_tokens(self.rows.adapter, *tokens.batch, len(placed.positions))
+        return ForwardContext(
+            positions=placed.positions, kinds={KV: full, **others}, cache=self.cache, adapters=adapters
+        )
 
     def hidden(self, tokens: StepTokens) -> HiddenStates:
         """Return the hidden state of each token, and whether it is finite. The rows have come further by all of

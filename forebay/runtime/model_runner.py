@@ -82,8 +82,7 @@ class ModelRunner:
         taps: tuple[int, ...] = (),
         take_masks: Callable[[int], I32] = no_masks,
     ) -> None:
-        self.cache, self.rows = cache, rows
-        width = 1 + rows.draft_tokens.shape[1]
+        self.cache, self.rows, width = cache, rows, 1 + rows.draft_tokens.shape[1]
         self._model, self._ops = model, ops
         self._vocab_size, self._max_num_tokens = vocab_size, max_num_tokens
         self._bounds = PoolBounds(
@@ -93,6 +92,7 @@ class ModelRunner:
             vocab_size=vocab_size,
             num_slots=cache.num_ids,
             width=width,
+            num_adapters=0 if model.adapters is None else model.adapters.slots.max_loras,
         )
         self._forward = Forward(model, ops, rows, cache, taps)
         self.proposer = None if proposer is None else proposer(self._forward)

@@ -41,6 +41,7 @@ _DERIVED: Final = {
     "draft_columns": torch.int64,  # [G]
     "copied": torch.int64,  # [H]: of each save, then of each load, what it has of each kind of cache
     "admit_rows": torch.int64,  # [A]
+    "admit_adapters": torch.int64,  # [A]: slots
     "built_rows": torch.int64,  # [B]
     "built_lens": torch.int64,  # [B]: tokens with KV
     "built_tokens": torch.int64,  # [B]: the one behind them
@@ -98,6 +99,8 @@ class StepInputs:
             for name in SamplingRows.declared:
                 column = self._rows[name]
                 column.index_copy_(0, sections["admit_rows"], sections[name].to(column.dtype))
+            if self._rows.adapter is not None:
+                self._rows.adapter.index_copy_(0, sections["admit_rows"], sections["admit_adapters"].int())
         if "built_rows" in sections:
             for name in ("kv_lens", "last_tokens"):
                 self._rows[name].index_copy_(0, sections["built_rows"], sections[_BUILT[name]])
@@ -150,6 +153,7 @@ def _of_admissions(admissions: Sequence[Admission]) -> dict[str, Array]:
     arrays = {"admit_rows": np.array([admission.row for admission in admissions])} | {
         name: np.array([getattr(admission.params, name) for admission in admissions]) for name in SamplingRows.declared
     }
+    arrays["admit_adapters"] = np.array([admission.adapter for admission in admissions])
     if built:
         arrays["built_rows"] = np.array([admission.row for admission in built])
         arrays["built_lens"] = np.array([admission.kv_len for admission in built])

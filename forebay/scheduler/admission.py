@@ -232,7 +232,7 @@ class AdmissionPass:
         for leader in self._leaders:
             if (
                 leader.account is not req.account
-                or leader.namespace != req.namespace
+                or leader.cache_namespace != req.cache_namespace
                 or leader.allocation.extend_target < stop
             ):
                 continue
@@ -278,6 +278,6 @@ class AdmissionPass:
             if len(other.tokens) > start
             and other.tokens[start] == here
             and other is not req
-            and other.namespace == req.namespace
+            and other.cache_namespace == req.cache_namespace
         ]
         return [*cached, *(num_common(req.tokens, other.tokens) for other in rivals)]

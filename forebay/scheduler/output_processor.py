@@ -108,6 +108,7 @@ class OutputProcessor(Queues):
         req.move(Status.FINISHED)
         del self.requests[req.id]
         self.room.leave(req.tenant)
+        self.held.adapters.leave(req.adapter)
         self.counters[f"finished.{reason}"] += 1
         if self.proposer:
             self.proposer.ended(req)

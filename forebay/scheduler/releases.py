@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forebay.config.engine_config import SchedulerConfig
+from forebay.memory.adapters import Adapters
 from forebay.memory.holding import Allocation, DeferredFree, Holding, RowTable, Steps, Transfer
 from forebay.memory.kinds.build import make_kinds, make_rows
 from forebay.memory.kv_allocator import PagedKvAllocator
@@ -58,6 +59,7 @@ class Releases:
         self.steps = Steps()
         self.deferred: list[DeferredFree] = []  # what has been let go of and is not released yet
         self.draft = StepDraft(1, self.rows)  # of the step that will be launched next
+        self.adapters = Adapters(config.max_loras, self._let_adapter_go, ledger=config.ledger)
         self._reuse = config.radix_cache
 
     @property
@@ -164,6 +166,9 @@ class Releases:
         if holding is not None:
             self.let_go(DeferredFree(fence=self.steps.fence(), request_id=request_id, holdings=(holding,)))
 
+    def _let_adapter_go(self, number: int, holding: Holding) -> None:
+        self.let_go(DeferredFree(fence=self.steps.fence(), request_id=number, holdings=(holding,)))
+
     def let_go(self, freed: DeferredFree) -> None:
         """Release this, as soon as nobody can touch it."""
         if freed.is_free:
@@ -237,6 +242,7 @@ class Releases:
         self._draft_anew(void, committed)
         self.deferred.clear()
         self.steps.committed = self.steps.launched
+        self.adapters.clear()
         self.cache.clear(released=released)
         self.kv.clear()
         self.rows.clear()

@@ -6,6 +6,7 @@ and commits come in the order of the plans. Time is an argument. The same calls 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Final
@@ -28,7 +29,7 @@ from forebay.scheduler.output_processor import OutputProcessor, Sampled, by_requ
 from forebay.scheduler.proposer import Proposer, draft_tokens
 from forebay.scheduler.queues import Blocked, Flight
 from forebay.scheduler.recovery import quarantine_leaks, set_back_unsuspected, start_over, stuck_requests
-from forebay.scheduler.state import SchedulerState, page_map, pool_state, tenant_states
+from forebay.scheduler.state import SchedulerState, page_map, pool_states, tenant_states
 
 NO_LIMIT: Final = 1 << 30  # tokens of prompts in a step
 
@@ -70,11 +71,13 @@ class Scheduler(OutputProcessor):
         self.counters["prompt_tokens"] += req.num_prompt
         self.requests[req.id] = req
         self.room.enter(req.tenant)
+        self.held.adapters.enter(req.adapter)
         try:
             self.handoff.enqueue(req, now)
         except Exception:
             del self.requests[req.id]
             self.room.leave(req.tenant)
+            self.held.adapters.leave(req.adapter)
             if req.params.grammar:
                 self.constraints.ended(req)
             raise
@@ -359,6 +362,7 @@ class Scheduler(OutputProcessor):
         """Raise unless everything has exactly one holder (C8). Costs O(pool): for tests and idle moments."""
         arriving = [req for req in self.transferring if req.held]
         audit(self.held, [*self.running.reqs, *self.extending, *self.finishing, *arriving])
+        self.held.adapters.audit(Counter(req.adapter.number for req in self.requests.values() if req.adapter))
 
     def reclaim_leaks(self) -> int:
         """When idle: quarantine pages that no living request holds, so that a leak is counted and never reused."""
@@ -376,7 +380,7 @@ class Scheduler(OutputProcessor):
             num_transferring=len(self.transferring),
             num_waiting_tokens=self.num_waiting_tokens,
             oldest_wait_s=now - min(arrivals) if arrivals else 0.0,
-            pools=[pool_state(slots, cached, self.held.num_unfenced(slots)) for slots, cached in self.held.pools],
+            pools=pool_states(self.held),
             counters={**self.counters, **self.held.counters},
             map=page_map(self.held.kv),
             tenants=tenant_states(

@@ -12,6 +12,7 @@ from forebay.memory.slots import CACHE, FREE, QUARANTINE, Slots
 from forebay.requests.account import Account
 from forebay.requests.request import Request
 from forebay.scheduler.queues import Line
+from forebay.scheduler.releases import Releases
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +69,12 @@ def pool_state(slots: Slots, cached: int = 0, unfenced: int = 0) -> PoolState:
         cached=cached,
         quarantined=quarantined,
     )
+
+
+def pool_states(held: Releases) -> list[PoolState]:
+    """Return the state of each pool; of the slots of adapters only where there are any."""
+    found = [pool_state(slots, cached, held.num_unfenced(slots)) for slots, cached in held.pools]
+    return [*found, pool_state(held.adapters.slots)] if held.adapters.slots.capacity else found
 
 
 def page_map(slots: Slots, cells: int = 256) -> list[int]:

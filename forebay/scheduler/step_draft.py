@@ -10,7 +10,7 @@ import numpy as np
 
 from forebay.memory.draft import Draft
 from forebay.memory.kinds.kind import Kind
-from forebay.memory.slots import NO_IDS, Ids
+from forebay.memory.slots import NO_IDS, PAD, Ids
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk
 from forebay.requests.step_plan import Admission, HostCopy, HostWork, RowWrites, StepPlan, kind_work
@@ -59,6 +59,7 @@ class StepDraft(Draft):
                     num_prompt=req.num_prompt,
                     stop_ids=tuple(req.stop_ids) if req.num_output < req.params.min_tokens else (),
                     prebuilt=i >= len(admitted),
+                    adapter=req.adapter.slot if req.adapter else PAD,
                 )
                 for i, req in enumerate((*admitted, *self.prebuilt))
             ),

@@ -20,7 +20,7 @@ from forebay.config.engine_config import DisaggregationMode, ServerConfig
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server.admin import information, occupation, slots, tree
+from forebay.server.admin import adapters, information, occupation, slots, tree
 from forebay.server.admin.aborting import AbortRequest, abort_request
 from forebay.server.admin.metrics import Metrics
 from forebay.server.api import chat, completions, embeddings, generate, llama, messages, ollama, responses, tokens
@@ -48,16 +48,20 @@ from forebay.server.http.security import Cluster, Isolation, Security
 from forebay.server.http.workers import TextWorkers, Workers
 from forebay.server.openapi.document import document
 from forebay.server.openapi.page import html
-from forebay.server.protocol.requests import (
-    ChatRequest,
+from forebay.server.protocol.administration import (
     CheckTransfersRequest,
-    CompletionRequest,
-    DetokenizeRequest,
+    LoadAdapterRequest,
     PauseRequest,
     ReleaseRequest,
     ResumeRequest,
-    TokenizeRequest,
+    UnloadAdapterRequest,
     UpdateWeightsRequest,
+)
+from forebay.server.protocol.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
 )
 from forebay.server.protocol.strict import Strict
 from forebay.server.served_model import ServedModel
@@ -120,6 +124,14 @@ ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
     ("POST", "/wake_up", occupation.wake_up, None),
     ("GET", "/is_sleeping", occupation.is_sleeping, None),
     ("POST", "/check_transfers", information.check_transfers, CheckTransfersRequest),
+    *(
+        ("POST", f"{prefix}/{name}_lora_adapter", handler, body)
+        for prefix in ("", "/v1")
+        for name, handler, body in (
+            ("load", adapters.load_adapter, LoadAdapterRequest),
+            ("unload", adapters.unload_adapter, UnloadAdapterRequest),
+        )
+    ),
     ("POST", "/update_weights_from_disk", occupation.update_weights_from_disk, UpdateWeightsRequest),
 )
 

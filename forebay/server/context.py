@@ -32,6 +32,7 @@ Known = TypeVar("Known", bound=Strict)
 
 REQUEST: Final = "forebay.request"
 MAX_HEADER_CHARS: Final = 1024
+MOST_NAMES: Final = 20  # of adapters, in an error
 IGNORED_HEADER: Final = b"x-forebay-ignored"
 
 
@@ -62,14 +63,22 @@ class ServerContext:
         """The bytes of each token in the text of an answer."""
         return self.tokenizer.table if body.skip_special_tokens else self.tokenizer.whole_table
 
-    def check_model(self, name: str | None) -> None:
-        """Raise NotFound (code `model_not_found`) unless `name` is None or the model's name."""
-        if name is not None and name != self.model.name:
+    def check_model(self, context: RequestContext, name: str | None, *, field: str = "model") -> None:
+        """Choose the model, or the adapter of that name (`NAME` or `MODEL:NAME`), for what the context's request
+        computes, which is the model if nothing is chosen. Raises NotFound (code `model_not_found`) for another name."""
+        if name is None or name == self.model.name:
+            context.model = context.model or self.model.name
+            return
+        adapters, adapter = self.engine.adapters, name.removeprefix(f"{self.model.name}:")
+        if adapter not in adapters:
+            named = ", ".join([self.model.name, *sorted(adapters)[:MOST_NAMES]])
+            known = f"one of {named}" if adapters else named
             raise NotFound(
-                f"the model {name[:200]!a} is not served here; {self.model.name} is",
+                f"the model {name[:200]!a} is not served here; {known} is",
                 code="model_not_found",
-                param="model",
+                param=field,
             )
+        context.model = context.adapter = adapter
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,6 +94,8 @@ class RequestContext:
     connection: Connection
     arrived_at: float
     headers: list[tuple[bytes, bytes]]  # of the answer, beside those that its route gives it
+    model: str = ""  # what computes it, as answers name it; see `ServerContext.check_model`
+    adapter: str = ""  # that computes it beside the model
 
     def note_ignored(self, names: Sequence[str]) -> None:
         """Name fields without effect in a header of the answer, once for all of them."""

@@ -48,6 +48,7 @@ VALUES: dict[str, Any] = {
     "kv_cache_dtype": "int8",
     "ledger": "raise",
     "log_level": "debug",
+    "lora_modules": "name=/folder",
     "mamba_scheduler_strategy": "no_buffer",
     "mamba_ssm_dtype": "bfloat16",
     "mamba_track_interval": 4096,
@@ -77,6 +78,7 @@ DECODE: dict[str, Any] = {
     "insecure_no_cluster_key": True,
 }
 KEYED: dict[str, Any] = {"disaggregation_mode": "decode", "cluster_key_file": __file__}
+ADAPTED: dict[str, Any] = {"enable_lora": True}
 WITH: dict[str, dict[str, Any]] = {
     "chaos": DECODE,
     "cluster_key_file": DECODE,
@@ -92,6 +94,10 @@ WITH: dict[str, dict[str, Any]] = {
     "disaggregation_transfer_backend": DECODE,
     "enable_memory_saver": {"device": "cuda"},
     "weights_cpu_backup": {"device": "cuda", "enable_memory_saver": True},
+    "lora_modules": ADAPTED,
+    "lora_root": ADAPTED,
+    "max_lora_rank": ADAPTED,
+    "max_loras": ADAPTED,
     "num_reserved_decode_tokens": DECODE,
     "revision": {"model_path": "org/name"},
     "speculative_draft_model_path": {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "another"},

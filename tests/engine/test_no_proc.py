@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from forebay.config import machine
-from forebay.engine.loop.build import _of_process
+from forebay.engine.loop.start_report import of_process
 from forebay.formats.store import users_of
 from forebay.transfer.wire.machine import machine as machine_id
 
 
 def test_of_process_no_proc_reports_peak(tmp_path: Path) -> None:
-    _, _, size, reason = _of_process(tmp_path / "proc")
+    _, _, size, reason = of_process(tmp_path / "proc")
     assert size != "0 B"
     assert "is not mounted" in reason
-    assert _of_process()[3] == "resident after warm-up"
+    assert of_process()[3] == "resident after warm-up"
 
 
 def test_machine_no_proc_equals_no_peer(tmp_path: Path) -> None:

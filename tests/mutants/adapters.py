@@ -8,6 +8,11 @@ from tests.mutants.mutant import Mutant
 
 _FILES: Final = "formats/test_adapters.py"
 _LOGITS: Final = "models/test_adapters.py::test_adapters_on_all_layers_give_the_logits_of_peft_and_of_merged_weights"
+_ENGINE: Final = "engine/test_adapters.py::"
+_TRAFFIC: Final = (
+    "simulation/test_adapting.py::"
+    "test_adapters_random_traffic_each_request_computes_with_the_adapter_that_it_named[seeds0]"
+)
 
 ADAPTERS: Final = (
     Mutant(
@@ -94,5 +99,55 @@ ADAPTERS: Final = (
         "            if not np.isfinite(values).all():\n",
         "            if not np.isfinite(values).any():\n",
         f"{_FILES}::test_tensors_that_do_not_fit_are_rejected_by_name",
+    ),
+    Mutant(
+        "C8 a slot of an adapter is free when no step in flight can reference it",
+        "scheduler/releases.py",
+        "        self.let_go(DeferredFree(fence=self.steps.fence(), request_id=number, holdings=(holding,)))",
+        "        holding.kind.return_slots(holding, number)",
+        _TRAFFIC,
+    ),
+    Mutant(
+        "C8 requests count as users of their adapter from their arrival",
+        "scheduler/scheduler.py",
+        "        self.held.adapters.enter(req.adapter)\n",
+        "",
+        _TRAFFIC,
+    ),
+    Mutant(
+        "C8 a load that fails leaves its slot free",
+        "engine/lifecycle/adapters.py",
+        "                self._adapters.failed(load.adapter)\n",
+        "",
+        _TRAFFIC,
+    ),
+    Mutant(
+        "C19 nothing is shared between loads of adapters",
+        "requests/request.py",
+        'f"{weight_version}+{self.adapter.number}" if self.adapter else str(weight_version)',
+        "str(weight_version)",
+        _ENGINE + "test_a_slot_is_used_again_and_nothing_of_the_adapter_before_is_left",
+    ),
+    Mutant(
+        "C19 a number of a load is not given again",
+        "memory/adapters.py",
+        "        self._last_number += 1\n",
+        "        self._last_number = 1\n",
+        "memory/test_adapters.py::"
+        "test_a_name_that_is_loaded_again_has_another_number_and_the_old_one_serves_its_requests",
+    ),
+    Mutant(
+        "C14 a row has the adapter of its request, not of the one before",
+        "runtime/step_inputs.py",
+        "            if self._rows.adapter is not None:",
+        "            if False:",
+        _ENGINE + "test_each_adapter_gives_the_tokens_of_its_merged_checkpoint_and_the_base_its_own",
+    ),
+    Mutant(
+        "C25 adapters are read again when the memory of the weights is new",
+        "engine/lifecycle/sleep.py",
+        "            if WEIGHTS in tags:\n                self.on_weights()\n",
+        "",
+        _ENGINE + "test_adapters_are_there_after_a_sleep_and_after_an_update_of_the_weights",
     ),
 )

@@ -156,7 +156,7 @@ SCHEDULER = (
     Mutant(
         "C29 nobody waits for another tenant's prompt",
         "scheduler/admission.py",
-        "                or leader.namespace != req.namespace\n",
+        "                or leader.cache_namespace != req.cache_namespace\n",
         "",
         "scheduler/test_fairness.py::test_a_prompt_waits_for_the_same_one_of_its_own_tenant_alone",
     ),
@@ -477,7 +477,7 @@ SCHEDULER = (
     Mutant(
         "C19 nothing is shared with requests of other weights, guesses included",
         "requests/request.py",
-        'f"{weight_version}/{self.namespace}"',
+        'f"{weights}/{self.namespace}"',
         "self.namespace",
         "speculation/test_ngram.py::test_outputs_of_other_weights_are_no_guide",
     ),

@@ -47,6 +47,7 @@ class CachingEngine:
         tenant: str = "",
         resume_points: Sequence[int] = (),
         rendezvous: Rendezvous | None = None,
+        adapter: str = "",
     ) -> Stream:
         wanted = AddRequest(
             request_id=next(self._ids),
@@ -57,6 +58,7 @@ class CachingEngine:
             author=author,
             tenant=tenant,
             resume_points=list(resume_points),
+            adapter=adapter,
         )
         mailbox = self._mailboxes[wanted.request_id] = Mailbox(wanted.request_id)
         self._tell(self.core.add(wanted))

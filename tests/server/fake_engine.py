@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from forebay.base.errors import Unavailable
-from forebay.engine.frames import Beat, Checked, Ready, State, TreePart, Updates
+from forebay.base.errors import Conflict, NotFound, Unavailable
+from forebay.engine.frames import Beat, Checked, LoadedAdapter, Ready, State, TreePart, Updates
 from forebay.engine.stream import Receiver
 from forebay.memory.radix_node import OPERATOR, Branch
 from forebay.requests.sampling_params import SamplingParams
@@ -197,6 +197,7 @@ class FakeEngine:
         tenant: str = "",
         resume_points: Sequence[int] = (),
         rendezvous: Rendezvous | None = None,
+        adapter: str = "",
     ) -> FakeStream:
         if self.dead is not None:
             raise Unavailable("the engine is not running any more", code="engine_dead")
@@ -213,6 +214,16 @@ class FakeEngine:
         if self._stepper is None and not self._manual:
             self._stepper = asyncio.get_running_loop().create_task(self._step_forever())
         return stream
+
+    @property
+    def adapters(self) -> dict[str, LoadedAdapter]:
+        return {}
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> State:
+        raise Conflict("there are no slots for adapters", code="no_adapters")
+
+    async def unload_adapter(self, name: str, *, timeout_s: float = 300.0) -> State:
+        raise NotFound(f"the adapter {name} is not loaded")
 
     def next_width(self) -> int:
         return next(self._widths)

@@ -27,16 +27,20 @@ from forebay.server.api.ollama_request import (
 from forebay.server.api.responses_request import InputTokensRequest, ResponsesRequest
 from forebay.server.app import ROUTES
 from forebay.server.http.errors import MESSAGES, OLLAMA, RESPONSES
-from forebay.server.protocol.requests import (
-    ChatRequest,
+from forebay.server.protocol.administration import (
     CheckTransfersRequest,
-    CompletionRequest,
-    DetokenizeRequest,
+    LoadAdapterRequest,
     PauseRequest,
     ReleaseRequest,
     ResumeRequest,
-    TokenizeRequest,
+    UnloadAdapterRequest,
     UpdateWeightsRequest,
+)
+from forebay.server.protocol.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
 )
 from forebay.server.protocol.strict import Strict, body_types
 from tests.deadlines import HANGS_S
@@ -74,6 +78,8 @@ VALID: dict[type[Strict], dict[str, Any]] = {
     ReleaseRequest: {"tags": ["weights"]},
     ResumeRequest: {},
     UpdateWeightsRequest: {"model_path": "other"},
+    LoadAdapterRequest: {"lora_name": "new", "lora_path": "new"},
+    UnloadAdapterRequest: {"lora_name": "new"},
     CheckTransfersRequest: {"bootstrap_host": "127.0.0.1", "bootstrap_port": 8998},
 }
 # What numeric values are wrong for everybody, as JSON text.

@@ -148,7 +148,7 @@ class Liveness:
         """Whether a step in flight still computes for the request, or a prompt under way will give it a part of its
         own."""
         return self._scheduler.held.computes_for(req) or any(
-            leader.namespace == req.namespace
+            leader.cache_namespace == req.cache_namespace
             and admission.num_common(leader.tokens, req.tokens) >= admission.SHARE_WORTH_WAITING
             for leader in under_way
         )

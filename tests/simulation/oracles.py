@@ -32,6 +32,12 @@ from tests.simulation.liveness import Liveness, Violation, require
 from tests.simulation.proposers import reference
 
 
+def namespace_of(req: Request) -> str:
+    """Return what the tokens of a request depend on beside its prompt: what its cache must be separated by."""
+    weights = f"{req.weight_version}+{req.adapter.number}" if req.adapter else str(req.weight_version)
+    return f"{weights}/{req.namespace}"
+
+
 class Tracked:
     """A request, what its client has heard, and what it must hear."""
 
@@ -39,9 +45,9 @@ class Tracked:
         self.model, self.config = model, config
         self.id, self.params, self.namespace, self.tenant = req.id, req.params, req.namespace, req.tenant
         self.prompt = req.tokens.tolist()
-        self.salt = salt_of(req.cache_namespace)
+        self.salt = salt_of(namespace_of(req))
         self.finish: FinishReason | None = None
-        self.may_abort = self.may_fail = self.may_stop = False
+        self.may_abort = self.may_fail = self.may_stop = self.may_lose_adapter = False
         self.begin_again()
 
     def begin_again(self) -> None:
@@ -195,6 +201,7 @@ class Tracked:
             "EngineError": self.may_fail,
             "Unavailable": self.may_stop,  # it was told to stop what it was at
             "NumericalError": len(self.received) == self.breaks_at,
+            "Conflict": self.may_lose_adapter and failure.code == "adapter_lost",
             "RequestTimeout": True,  # `Liveness` knows whose time is up
         }.get(failure.kind, False)
 

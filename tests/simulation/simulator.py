@@ -23,6 +23,7 @@ from forebay.engine.lifecycle import sleep
 from forebay.engine.loop import core
 from forebay.engine.loop.core import EngineCore
 from forebay.memory import anchors, radix_cache
+from forebay.memory.adapters import AdapterLoad
 from forebay.requests.request import Request, RequestFault
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.step_plan import StepPlan, StepResult
@@ -39,7 +40,7 @@ from tests.simulation.grammars import HashGrammars
 from tests.simulation.hash_runner import HashRunner, StepFailed
 from tests.simulation.hash_step import Pools
 from tests.simulation.hashing import salt_of
-from tests.simulation.oracles import Oracles, Tracked, require
+from tests.simulation.oracles import Oracles, Tracked, namespace_of, require
 from tests.simulation.proposers import DeviceProposer, HostProposer, RandomWidths, References
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.workload import (
@@ -162,8 +163,6 @@ class Simulation:
     ) -> Tracked | None:
         """Submit a request; None if it was refused, which must be for the right reason."""
         self.num_added += 1
-        self.salts[self.num_added] = salt = salt_of(f"{self.scheduler.weight_version}/{namespace}")
-        self.references.add(self.num_added, prompt, params, salt=salt)
         req = Request(
             self.num_added,
             prompt,
@@ -173,7 +172,11 @@ class Simulation:
             tenant=tenant,
             arrival=self.now,
             resume_points=resume_points,
+            adapter=self._adapter(),
         )
+        req.compute_with(self.scheduler.weight_version)
+        self.salts[req.id] = salt = salt_of(namespace_of(req))
+        self.references.add(req.id, prompt, params, salt=salt)
         right = "RequestTooLarge" if self._too_large(req) else "Overloaded" if self._full(req) else ""
         refused = self._submit(req)
         kind = refused.kind if refused else ""
@@ -181,6 +184,10 @@ class Simulation:
         if not refused:
             return self.oracles.added(self.scheduler.added, self.now)
         self.num_refused += 1
+        return None
+
+    def _adapter(self) -> AdapterLoad | None:
+        """Return what computes the next request beside the weights."""
         return None
 
     def _submit(self, req: Request) -> Failure | None:
@@ -194,6 +201,7 @@ class Simulation:
             tenant=req.tenant,
             resume_points=list(req.resume_points),
             rendezvous=req.rendezvous,
+            adapter=req.adapter.name if req.adapter else "",
         )
         told = self.core.add(wanted)
         if not told:

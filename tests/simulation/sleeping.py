@@ -26,6 +26,7 @@ from tests.simulation.event_log import Outcome
 from tests.simulation.hash_runner import NO_TOKEN
 from tests.simulation.hashing import U64, salt_of
 from tests.simulation.liveness import require
+from tests.simulation.oracles import namespace_of
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.simulator import SHARED, Simulation, scaled_down
 from tests.simulation.workload import random_config, random_traffic, with_speculation
@@ -206,10 +207,9 @@ class Sleeping:
             runner.states.lens[:] = -1
 
     def _expect_other_tokens(self) -> None:
-        version = self.scheduler.weight_version
         for req in (*self.scheduler.waiting, *self.scheduler.pending):
             tracked = self.oracles.live[req.id]
-            self.salts[req.id] = tracked.salt = salt_of(f"{version}/{req.namespace}")
+            self.salts[req.id] = tracked.salt = salt_of(namespace_of(req))
             self.references.add(req.id, tracked.prompt, req.params, salt=tracked.salt)
             self.num_restarts += bool(tracked.received)
             self.runner.cached.pop(req.id, None)

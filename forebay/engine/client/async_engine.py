@@ -21,11 +21,14 @@ from forebay.engine.frames import (
     FlushCache,
     GetState,
     GetTree,
+    LoadAdapter,
+    LoadedAdapter,
     Release,
     Resume,
     Shutdown,
     State,
     TreePart,
+    UnloadAdapter,
     UpdateWeights,
 )
 from forebay.engine.stream import Mailbox, Stream
@@ -65,6 +68,7 @@ class AsyncEngine(EngineLink, TextEngine):
         tenant: str = "",
         resume_points: Sequence[int] = (),
         rendezvous: Rendezvous | None = None,
+        adapter: str = "",
     ) -> Stream:
         """Send a request, with the fields of `AddRequest`; never waits. What the scheduler refuses comes as the
         stream's one update.
@@ -90,6 +94,7 @@ class AsyncEngine(EngineLink, TextEngine):
             tenant=tenant,
             resume_points=list(resume_points),
             rendezvous=rendezvous,
+            adapter=adapter,
         )
         try:
             self._send(frame)
@@ -131,6 +136,27 @@ class AsyncEngine(EngineLink, TextEngine):
     async def update_weights(self, path: str, *, mode: str = "wait", timeout_s: float = 300.0) -> State:
         """Take the weights of the checkpoint at `path`, on the engine's machine. Raises what is wrong."""
         return await self._ask(UpdateWeights, path=path, mode=mode, timeout_s=timeout_s)
+
+    @property
+    def adapters(self) -> dict[str, LoadedAdapter]:
+        """Return the adapters that requests may name, as of the engine's last report."""
+        told = self.info.adapters if self.last_state is None else self.last_state.adapters
+        return {adapter.name: adapter for adapter in told}
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> State:
+        """Load the adapter at `path`, on the engine's machine. Raises what is wrong."""
+        self._check_adapters()
+        return await self._ask(LoadAdapter, name=name, path=path, replace=replace)
+
+    async def unload_adapter(self, name: str, *, timeout_s: float = 300.0) -> State:
+        """Unload an adapter; returns when its slot is free. Raises what is wrong, and Conflict if requests have it
+        after `timeout_s`."""
+        self._check_adapters()
+        return await self._ask(UnloadAdapter, name=name, timeout_s=timeout_s)
+
+    def _check_adapters(self) -> None:
+        if not self._process.config.adapters.enabled:
+            raise Conflict("this server has no slots for adapters: start it with --enable-lora", code="no_adapters")
 
     async def check_transfers(self, host: str, port: int) -> Checked:
         """Fetch a test pattern from the prefill server that listens there; for decode engines. Raises what is wrong."""

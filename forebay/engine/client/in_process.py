@@ -62,15 +62,20 @@ class InProcess:
         prompts: Iterable[object],
         shown: bool,
         raise_on_error: bool,
+        adapter: str = "",
     ) -> list[RequestOutput]:
         """Let `outputs`, each with the lengths from which its prompt will be gone on from, become what they become."""
+        self._check_adapter(adapter)
         written: list[Writing] = []
 
         def requests() -> Iterator[_Asked]:
             for output, places in outputs:
                 writing = Writing(output, next(params), self.tokenizer)
                 written.append(writing)
-                asked = [_Asked(self._request(output, how, places), writing, i) for i, how in enumerate(writing.asked)]
+                asked = [
+                    _Asked(self._request(output, how, places, adapter), writing, i)
+                    for i, how in enumerate(writing.asked)
+                ]
                 writing.begin([_Source(self._core, one.request.request_id) for one in asked])
                 yield from asked
 
@@ -85,9 +90,13 @@ class InProcess:
         _raise_failures(found, raise_on_error)
         return found
 
-    def _pool(self, outputs: list[RequestOutput], params: SamplingParams, shown: bool) -> list[Update]:
+    def _pool(
+        self, outputs: list[RequestOutput], params: SamplingParams, shown: bool, adapter: str = ""
+    ) -> list[Update]:
         """Return the results of pooled prompts; their `outputs` report the cache. Raises as `generate`."""
-        asked = [_Asked(self._request(output, params, []), None, place) for place, output in enumerate(outputs)]
+        self._check_adapter(adapter)
+        requests = (self._request(output, params, [], adapter) for output in outputs)
+        asked = [_Asked(request, None, place) for place, request in enumerate(requests)]
         told: dict[int, Update] = {}
         with _Bar("reading", len(outputs), shown=shown) as bar, closing(self._run(iter(asked))) as updates:
             for one, update in updates:
@@ -98,9 +107,18 @@ class InProcess:
         _raise_failures(outputs, True)
         return [told[place] for place in range(len(outputs))]
 
-    def _request(self, output: RequestOutput, params: SamplingParams, places: list[int]) -> AddRequest:
+    def _check_adapter(self, name: str) -> None:
+        """Raise NotFound for an adapter that is not loaded."""
+        if name:
+            self._core.scheduler.held.adapters.named(name)
+
+    def _request(self, output: RequestOutput, params: SamplingParams, places: list[int], adapter: str) -> AddRequest:
         return AddRequest(
-            request_id=next(self._ids), prompt_token_ids=output.prompt_token_ids, params=params, resume_points=places
+            request_id=next(self._ids),
+            prompt_token_ids=output.prompt_token_ids,
+            params=params,
+            resume_points=places,
+            adapter=adapter,
         )
 
     def _run(self, wanted: Iterator[_Asked]) -> Generator[tuple[_Asked, Update], None, None]:

@@ -21,12 +21,14 @@ from forebay.engine.frames import (
     FromEngine,
     GetState,
     GetTree,
+    LoadAdapter,
     Ready,
     Release,
     Resume,
     State,
     ToEngine,
     TreePart,
+    UnloadAdapter,
     Updates,
     UpdateWeights,
 )
@@ -37,7 +39,9 @@ from forebay.requests.updates import Failure
 WATCH_INTERVAL_S: Final = 1.0
 EXIT_GRACE_S: Final = 2.0
 
-Question = GetState | GetTree | FlushCache | Release | Resume | UpdateWeights | CheckTransfers
+Question = (
+    GetState | GetTree | FlushCache | Release | Resume | UpdateWeights | LoadAdapter | UnloadAdapter | CheckTransfers
+)
 
 log = get_logger("engine.client")
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
-from forebay.base.errors import InvalidRequest
+from forebay.base.errors import Conflict, InvalidRequest
 from forebay.base.log import event, get_logger
 from forebay.config.disaggregation import refuse_without_server
 from forebay.config.resolve import resolve
@@ -36,6 +36,7 @@ from forebay.engine.client.embedding import (
 from forebay.engine.client.in_process import InProcess
 from forebay.engine.client.writing import Prompt, RequestOutput, chat_prompt, output_of
 from forebay.engine.frames import TAGS, WEIGHTS
+from forebay.engine.lifecycle.adapters import AdapterLoader
 from forebay.engine.lifecycle.bring import bring
 from forebay.engine.lifecycle.weights import GivenTensor
 from forebay.engine.loop.build import build_engine
@@ -104,12 +105,14 @@ class LLM(InProcess):
         *,
         use_tqdm: bool = False,
         raise_on_error: bool = True,
+        lora: str = "",
     ) -> list[RequestOutput]:
         """Generate for each prompt, of a list or whatever else can be iterated: text, token ids, or `{"prompt": ..}` or
         `{"prompt_token_ids": ..}` with these; outputs in their order.
 
         `sampling_params` is for all prompts or one for each; without it, the model's own (`default_sampling_params`).
-        `use_tqdm` (the field's name for it) shows on standard error how many are done, and tokens per second.
+        `use_tqdm` (the field's name for it) shows on standard error how many are done, and tokens per second. `lora`
+        names the loaded adapter that computes all of them, "" for the model alone.
 
         Raises GenerationError when all have ended and some of them failed: by themselves, the outputs of the others
         are in the error. With `raise_on_error=False` whoever failed has its `error`, and nothing is raised.
@@ -117,7 +120,7 @@ class LLM(InProcess):
         listed = _as_prompts(prompts)
         params = self._params(sampling_params, listed)
         outputs = (output_of(prompt, self.tokenizer) for prompt in listed)
-        return self._write(((output, []) for output in outputs), params, listed, use_tqdm, raise_on_error)
+        return self._write(((output, []) for output in outputs), params, listed, use_tqdm, raise_on_error, lora)
 
     def chat(
         self,
@@ -126,6 +129,7 @@ class LLM(InProcess):
         *,
         use_tqdm: bool = False,
         raise_on_error: bool = True,
+        lora: str = "",
         **variables: Any,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of several; a text is what a user says. `variables` go to the chat template
@@ -136,21 +140,26 @@ class LLM(InProcess):
         places = self.info.wants_resume_points
         prompts = (chat_prompt(talk, self.tokenizer, variables, with_places=places) for talk in talks)
         outputs = ((output_of(prompt.token_ids, self.tokenizer), prompt.resume_points) for prompt in prompts)
-        return self._write(outputs, params, talks, use_tqdm, raise_on_error)
+        return self._write(outputs, params, talks, use_tqdm, raise_on_error, lora)
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the tokenizer: `encode`, `decode`, `encode_chat`."""
         return self.tokenizer
 
     def embed(
-        self, prompts: Prompt | Iterable[Prompt], *, dimensions: int | None = None, use_tqdm: bool = False
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        dimensions: int | None = None,
+        use_tqdm: bool = False,
+        lora: str = "",
     ) -> list[EmbeddingOutput]:
         """The vector of each prompt (text, or token ids), in their order: what `--pooling` makes of the hidden states
         behind the last norm, cut to `dimensions`, and of length 1 where the checkpoint says so. Raises as `generate`.
         """
         check_dimensions(dimensions, self.info.hidden_size)
         outputs = [output_of(prompt, self.tokenizer) for prompt in _as_prompts(prompts)]
-        told = self._pool(outputs, self.texts.vectors(), use_tqdm)
+        told = self._pool(outputs, self.texts.vectors(), use_tqdm, lora)
         return [
             EmbeddingOutput(
                 prompt=output.prompt,
@@ -182,6 +191,21 @@ class LLM(InProcess):
         chats = (self.tokenizer.encode_chat(talk, enable_thinking=False) for talk in asked)
         outputs = [output_of(chat, self.tokenizer) for chat in chats]
         return [verdict(update.vector) for update in self._pool(outputs, params, use_tqdm)]
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load the adapter (LoRA) in the folder `path`, for calls that name it. Raises what is wrong with it, and
+        Conflict for a name that is taken or no free slot (`max_loras`)."""
+        self._adapters.load_now(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Free the slot of an adapter. Raises NotFound for a name that is not loaded."""
+        self._core.scheduler.held.adapters.unload(name)
+
+    @property
+    def _adapters(self) -> AdapterLoader:
+        if (adapters := self._core.adapters) is None:
+            raise Conflict("there are no slots for adapters: make the LLM with enable_lora=True", code="no_adapters")
+        return adapters
 
     def sleep(self, tags: Sequence[str] = TAGS) -> None:
         """Give the memory of these tags back until `wake_up`: `kv_cache`, and what it had cached with it, `weights`,

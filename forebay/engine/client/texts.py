@@ -70,10 +70,15 @@ class TextEngine(ABC):
 
     @abstractmethod
     def submit(
-        self, *, prompt_token_ids: list[int], params: SamplingParams, resume_points: Sequence[int] = ()
+        self,
+        *,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        resume_points: Sequence[int] = (),
+        adapter: str = "",
     ) -> Stream:
         """Send a request to the engine and return its stream of updates. `resume_points` are prompt lengths at which
-        recurrent states are worth keeping."""
+        recurrent states are worth keeping; `adapter` names a loaded adapter."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -83,7 +88,7 @@ class TextEngine(ABC):
         return self._tokenizer
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, lora: str = ""
     ) -> AsyncGenerator[TextDelta, None]:
         """Go on with a prompt: text, token ids, or `{"prompt": ..}` or `{"prompt_token_ids": ..}` with these. What
         comes is told as it comes, of `n` outputs whichever is first.
@@ -91,17 +96,24 @@ class TextEngine(ABC):
             async for delta in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
                 print(delta.text, end="", flush=True)
 
+        `lora` names the loaded adapter that computes it, "" for the model alone.
+
         Leaving the iteration or cancelling it ends the request. Raises InvalidRequest for invalid arguments, and the
         typed error of a request that fails. Raises Unavailable (code `weights_changed`) if an update of the weights
         restarts the request after tokens were yielded.
         """
         output = await asyncio.to_thread(output_of, prompt, self.tokenizer)
-        async with contextlib.aclosing(self._write(output, sampling_params, ())) as deltas:
+        async with contextlib.aclosing(self._write(output, sampling_params, (), lora)) as deltas:
             async for delta in deltas:
                 yield delta
 
     async def chat(
-        self, messages: str | Sequence[Message], sampling_params: SamplingParams | None = None, **variables: Any
+        self,
+        messages: str | Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora: str = "",
+        **variables: Any,
     ) -> AsyncGenerator[TextDelta, None]:
         """Answer a conversation; a text is what a user says. `variables` go to the chat template (`tools`,
         `enable_thinking`); `continue_final_message=True` goes on with what the assistant said last. All else as in
@@ -109,18 +121,20 @@ class TextEngine(ABC):
         places = self.info.wants_resume_points
         found = await asyncio.to_thread(chat_prompt, messages, self.tokenizer, variables, with_places=places)
         output = output_of(found.token_ids, self.tokenizer)
-        async with contextlib.aclosing(self._write(output, sampling_params, found.resume_points)) as deltas:
+        async with contextlib.aclosing(self._write(output, sampling_params, found.resume_points, lora)) as deltas:
             async for delta in deltas:
                 yield delta
 
     async def _write(
-        self, output: RequestOutput, params: SamplingParams | None, places: Sequence[int]
+        self, output: RequestOutput, params: SamplingParams | None, places: Sequence[int], adapter: str
     ) -> AsyncGenerator[TextDelta, None]:
         writing = Writing(output, params or self.default_sampling_params, self.tokenizer)
         async with contextlib.AsyncExitStack() as undo:
             streams: list[Stream] = []
             for asked in writing.asked:
-                stream = self.submit(prompt_token_ids=output.prompt_token_ids, params=asked, resume_points=places)
+                stream = self.submit(
+                    prompt_token_ids=output.prompt_token_ids, params=asked, resume_points=places, adapter=adapter
+                )
                 streams.append(await undo.enter_async_context(stream))
             writing.begin(streams)
             async with contextlib.aclosing(_first_come(streams)) as updates:

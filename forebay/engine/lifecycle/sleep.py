@@ -172,6 +172,7 @@ class Sleeper(Transitions):
         self._kept_tokens = self._kept_bytes = 0  # of the prefix cache
         # Of a checkpoint, or of tensors from memory, and the version that it now is.
         self.on_update: Callable[[str | None, int], None] = lambda path, version: None
+        self.on_weights: Callable[[], None] = lambda: None  # the memory of the weights has been taken again
 
     @property
     def resting(self) -> bool:
@@ -311,6 +312,8 @@ class Sleeper(Transitions):
         began, self._waking = self._clock(), True
         try:
             self._memory.resume(tags, self._loaded)
+            if WEIGHTS in tags:
+                self.on_weights()
         finally:
             self._waking = False
         self._released = [tag for tag in self._released if tag not in tags]
@@ -337,6 +340,7 @@ class Sleeper(Transitions):
             raise InvalidRequest(error.message, code=error.code, param="model_path") from error
         self._released = [tag for tag in self._released if tag != WEIGHTS]
         self._kept_tokens = self._kept_bytes = 0
+        self.on_weights()
         weights_changed(self._scheduler, self._scheduler.weight_version + 1)
         self.on_update(path, self._scheduler.weight_version)
         log.info(event("weights_updated", version=self._scheduler.weight_version, path=path or "memory"))

@@ -31,7 +31,7 @@ from forebay.formats.safetensors import checkpoint_files
 from forebay.formats.store import hold
 from forebay.formats.stored_tensor import StoredTensor
 from forebay.formats.weights_cache import Key
-from forebay.models import describe, load
+from forebay.models import AdapterSlots, describe, load
 from forebay.models.assistant import Assistant
 from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter
@@ -165,6 +165,7 @@ class EngineWeights:
             context_length=self._num_positions,
             quantization=config.quantization,
             draft_head=self._draft_head,
+            adapters=adapter_slots(config),
         )
         own: dict[str, Any] = {"num_positions": self._num_positions, "progress": progress()}
         return Loaded(
@@ -262,6 +263,16 @@ class EngineWeights:
                 f"{checkpoint.path}: weights that are single numbers differ, {again.model.numbers} instead of "
                 f"{self._numbers}: what was recorded has the old ones, so restart with these"
             )
+
+
+def adapter_slots(config: EngineConfig) -> AdapterSlots | None:
+    """Return the room for adapters; None where none is served. They are rounded to bfloat16 unless the model computes
+    in float32 by choice, as the KV cache is."""
+    options = config.adapters
+    if not options.enabled:
+        return None
+    dtype = torch.float32 if config.types.kv_cache_dtype == "float32" else torch.bfloat16
+    return AdapterSlots(max_loras=options.max_loras, max_rank=options.max_lora_rank, dtype=dtype)
 
 
 def _silent(done: int, total: int) -> None:

@@ -7,29 +7,27 @@ import contextlib
 import ctypes
 import errno
 import os
-import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import torch
 from llguidance import LLTokenizer
 
 from forebay.backends import make_ops
 from forebay.base import fault
-from forebay.base.cpu import CPU_VARIABLE, PROC, this_cpu
-from forebay.base.errors import ConfigError
+from forebay.base.errors import ConfigError, ModelError
 from forebay.base.heap import give_back_freed_memory
 from forebay.base.log import event, get_logger
 from forebay.base.parts import I32
-from forebay.base.topology import this_topology
-from forebay.base.units import human_bytes, human_seconds
+from forebay.base.units import human_bytes
 from forebay.config.engine_config import EngineConfig, SchedulerConfig, SpeculationOptions, SpeculativeAlgorithm
 from forebay.config.machine import available_memory
 from forebay.engine.frames import Ready
+from forebay.engine.lifecycle.adapter_memory import ModelAdapters
 from forebay.engine.lifecycle.drafting import by_draft_model, draft_cache_specs
 from forebay.engine.lifecycle.occupation import Occupation
 from forebay.engine.lifecycle.packed_cache import PackedCache
@@ -38,6 +36,7 @@ from forebay.engine.lifecycle.weights import DTYPES, EngineWeights, Loaded
 from forebay.engine.loop.core import EngineCore
 from forebay.engine.loop.mixed import MixedChunks
 from forebay.engine.loop.roles import role_of, shared_caches, transfers_for
+from forebay.engine.loop.start_report import Report, start_report
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.grammar.matching import Grammars
@@ -45,13 +44,11 @@ from forebay.grammar.vocabulary import Vocabulary
 from forebay.memory.budget import MemoryBudget
 from forebay.memory.division import divide_memory
 from forebay.models import Needs, needs_of
-from forebay.models.decoder import Model
 from forebay.ops import Ops
 from forebay.ops.weight_memory import WeightMemory
 from forebay.pools.cache_spec import cache_sizes
 from forebay.pools.regions import Regions, Tag
 from forebay.runtime import ModelRunner, build_runner
-from forebay.runtime.draft_model import DraftModel
 from forebay.runtime.graph_backends import Eager, graphs_for
 from forebay.runtime.graph_runner import default_sizes
 from forebay.runtime.overlap import OverlappedRunner
@@ -68,8 +65,6 @@ _LARGEST_RESULT_BYTES: Final = 1 << 30
 _PROPOSERS: Final[dict[SpeculativeAlgorithm, Callable[[SpeculationOptions], Proposer]]] = {
     SpeculativeAlgorithm.NGRAM: Ngram,
 }
-
-Report = list[tuple[str, str, str, str]]
 
 log = get_logger("engine")
 
@@ -106,13 +101,29 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     transfers = transfers_for(config, runner.cache, checkpoint.config.vocab_size, ops.name, regions)
     scheduler = Scheduler(limits, proposer, role_of(limits.disaggregation, transfers), grammars)
     occupation = Occupation(regions, runner, weights, trim=trim)
-    core = _core(config, scheduler, runner, checkpoint.config, clock, transfers=transfers, memory=occupation)
+    own: dict[str, Any] = {"transfers": transfers, "memory": occupation}
+    if loaded.model.adapters is not None:
+        own["adapters"] = ModelAdapters(loaded.model.adapters, checkpoint.config)
+    core = _core(config, scheduler, runner, checkpoint.config, clock, **own)
+    _load_adapters(config, core)
     load_seconds = time.monotonic() - begin
-    report = _report(config, budget, loaded.model, runner, ops, (load_seconds, cache))
+    report = start_report(config, budget, loaded.model, runner, ops, (load_seconds, cache))
     port = transfers.port if transfers else 0
     ready = _ready(limits, budget, checkpoint, report, load_seconds, port, loaded.model.weight_bytes)
+    if core.adapters is not None:
+        ready = msgspec.structs.replace(ready, adapters=core.adapters.report)
     log.info(event("ready", pid=ready.pid, load_s=load_seconds, max_total_tokens=ready.max_total_tokens))
     return core, ready
+
+
+def _load_adapters(config: EngineConfig, core: EngineCore) -> None:
+    """Load those that the configuration names. Raises ModelError with the name."""
+    for name, path in config.adapters.lora_modules:
+        assert core.adapters is not None, "adapters without slots"
+        try:
+            core.adapters.load_now(name, path)
+        except ModelError as error:
+            raise ModelError(f"--lora-modules {name}: {error.message}") from error
 
 
 def _divided(config: EngineConfig, needs: Needs, model: ModelConfig) -> tuple[EngineConfig, MemoryBudget]:
@@ -308,79 +319,3 @@ def _progress_log(name: str = "loading") -> Callable[[int, int], None]:
             next_share += PROGRESS_STEP
 
     return progress
-
-
-def _report(
-    config: EngineConfig,
-    budget: MemoryBudget,
-    model: Model,
-    runner: ModelRunner,
-    ops: Ops,
-    load: tuple[float, PackedCache],
-) -> Report:
-    """Rows (section, item, value, reason) for the start-up table and /server_info: planned against actual."""
-    (load_seconds, cache), allocated = load, runner.cache.num_bytes
-    return [
-        ("model", "weights", human_bytes(model.weight_bytes), f"{_forms(model)} on {config.device}"),
-        *_of_draft_model(config, runner),
-        ("model", "kernels", ops.name, _why_kernels(config, ops)),
-        ("model", "decode graphs", runner.decode.backend.name, _sizes_of_graphs(runner)),
-        ("model", "load time", human_seconds(load_seconds), "until the first step could run"),
-        ("model", "weights cache", *cache.outcome),
-        *(("memory", line.item, line.value, line.reason) for line in budget.lines),
-        *(
-            ("memory", f"{kind} cache allocated", human_bytes(allocated[kind]), f"{human_bytes(planned)} planned")
-            for kind, planned in budget.num_bytes.items()
-            if planned
-        ),
-        _of_memory_saver(config),
-        _of_process(),
-    ]
-
-
-def _why_kernels(config: EngineConfig, ops: Ops) -> str:
-    cpu = this_cpu()
-    missing = cpu.lacks if config.device == "cpu" else ""
-    simulated = f"{CPU_VARIABLE}={cpu.simulated} simulates this CPU" if cpu.simulated else ""
-    nodes = len(this_topology().nodes)
-    where = f" on {nodes} nodes" if nodes > 1 and config.device == "cpu" else ""
-    asked = f"{config.kernels} asked, {config.num_threads} threads{where}"
-    rounding = f"inputs of codes rounded to {ops.activation_bits} bits" if ops.activation_bits else ""
-    return "; ".join(filter(None, (asked, rounding, simulated, missing)))
-
-
-def _of_draft_model(config: EngineConfig, runner: ModelRunner) -> Report:
-    if not isinstance(runner.proposer, DraftModel):
-        return []
-    model = runner.proposer.beside.model
-    per_token = human_bytes(cache_sizes(model.cache_specs(), config.types).kv_bytes_per_token)
-    return [("model", "draft model", human_bytes(model.weight_bytes), f"{_forms(model)}; {per_token} of KV per token")]
-
-
-def _of_memory_saver(config: EngineConfig) -> tuple[str, str, str, str]:
-    if config.device == "cpu":
-        return "memory", "memory saver", "on", "always on a CPU; weights are read again, so that nothing is kept twice"
-    backup = (
-        "weights in host memory meanwhile" if config.weights_cpu_backup else "weights stay: no --weights-cpu-backup"
-    )
-    saver = ("on", backup) if config.enable_memory_saver else ("off", "without --enable-memory-saver")
-    return "memory", "memory saver", *saver
-
-
-def _forms(model: Model) -> str:
-    """`61.7 MiB in 4 bits, 24.9 MiB in 8 bits, 0.1 MiB in bfloat16`."""
-    return ", ".join(f"{human_bytes(size)} in {form}" for form, size in model.held_bytes.items())
-
-
-def _sizes_of_graphs(runner: ModelRunner) -> str:
-    sizes = runner.decode.sizes
-    return f"{len(sizes)} batch sizes up to {sizes[-1]}, captured when needed or idle"
-
-
-def _of_process(proc: Path = PROC) -> tuple[str, str, str, str]:
-    try:
-        pages = int((proc / "self" / "statm").read_text().split()[1])
-    except OSError:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        return "memory", "process", human_bytes(peak), f"the most resident so far: {proc} is not mounted"
-    return "memory", "process", human_bytes(pages * os.sysconf("SC_PAGE_SIZE")), "resident after warm-up"

@@ -15,6 +15,7 @@ from forebay.base.errors import EngineError, ForebayError
 from forebay.base.heap import Reserve, is_out_of_memory
 from forebay.base.log import event, get_logger
 from forebay.engine.frames import AddRequest
+from forebay.engine.lifecycle.adapters import AdapterLoader, AdapterMemory
 from forebay.engine.lifecycle.sleep import Memory, NoMemory, Sleeper
 from forebay.engine.loop.exchange import Connected, Exchange
 from forebay.engine.loop.mixed import MixedChunks
@@ -80,8 +81,8 @@ class EngineCore:
     """A scheduler and a runner, turned by `step`. Owned by one thread. `in_idle_time` does a little that can wait, and
     says whether there is more. `widths` says how many tokens decodes compute, and learns what came of it; None where
     nothing is guessed. `mixed` limits the prompts of steps in which others decode, and learns what those took; None for
-    no limit by time. `transfers` carry out what a scheduler with a role orders, `memory` is what can be released;
-    None where there is none.
+    no limit by time. `adapters` are the slots of what is added to the weights, `transfers` carry out what a scheduler
+    with a role orders, `memory` is what can be released; None where there is none.
 
     A failing step, and whatever else goes wrong between frames and updates, costs at most the request that is to blame,
     which ends with a typed error; the others are run again without it and get the same tokens.
@@ -100,6 +101,7 @@ class EngineCore:
         mixed: MixedChunks | None = None,
         transfers: Connected | None = None,
         memory: Memory | None = None,
+        adapters: AdapterMemory | None = None,
         wake_on_request: bool = False,
         keep_prefix_cache: bool = False,
     ) -> None:
@@ -112,6 +114,7 @@ class EngineCore:
             keep_prefix_cache=keep_prefix_cache,
         )
         self.in_idle_time = in_idle_time
+        self.adapters = self._loader(adapters, clock)
         self.exchange = Exchange(scheduler, transfers) if transfers else None
         if self.exchange:
             self.sleeper.on_update = self.exchange.weights_changed
@@ -130,6 +133,14 @@ class EngineCore:
         self._pace = Pace(scheduler.config.stall_timeout_s)
         self.step_limit_s = self._pace.limit_s(0)  # of what is done now
         self._progressed = True
+
+    def _loader(self, memory: AdapterMemory | None, clock: Callable[[], float]) -> AdapterLoader | None:
+        """Make what loads adapters, also again when the memory of the weights is new."""
+        if memory is None:
+            return None
+        loader = AdapterLoader(self.scheduler, memory, clock)
+        self.sleeper.on_weights = loader.read_again
+        return loader
 
     @property
     def idle(self) -> bool:
@@ -172,6 +183,7 @@ class EngineCore:
                 eos_token_ids=self._eos_token_ids,
                 resume_points=wanted.resume_points,
                 rendezvous=self.exchange.with_nonce(wanted.rendezvous) if self.exchange else wanted.rendezvous,
+                adapter=self.scheduler.held.adapters.named(wanted.adapter) if wanted.adapter else None,
             )
             self.scheduler.add(request, now)
         except Exception as error:

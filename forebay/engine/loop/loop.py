@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from forebay.base import fault
 from forebay.base.clock import TICK_S, RunClock
@@ -22,10 +22,12 @@ from forebay.engine.frames import (
     FlushCache,
     GetState,
     GetTree,
+    LoadAdapter,
     Release,
     Resume,
     Shutdown,
     ToEngine,
+    UnloadAdapter,
     Updates,
     UpdateWeights,
 )
@@ -39,6 +41,7 @@ LOG_INTERVAL_S: Final = 10.0  # of work
 AUDIT_INTERVAL_S: Final = 10.0  # between two looks for leaked pages, which take an idle engine
 IDLE_WORK_AFTER_S: Final = 0.3  # without anything to do: what comes next is then not held up by what could wait
 RESTING_WAIT_S: Final = 0.25  # how soon to look again for requests that have waited too long while it is asleep
+LOADING_WAIT_S: Final = 0.005  # the same, for the files of an adapter
 COMPILE_WAIT_S: Final = 0.001  # the same, for a grammar that is being compiled: most take no longer
 STUCK_WAIT_S: Final = 0.02  # how soon to look again when those who wait cannot be served yet
 
@@ -107,6 +110,10 @@ class EngineLoop:
                 self._send_state(serial)
         for serial, failure in self._core.sleeper.take_answers():
             self._send_state(serial, failure)
+        if self._core.adapters:
+            self._core.adapters.go_on()
+            for serial, failure in self._core.adapters.take_answers():
+                self._send_state(serial, failure)
         for serial, found in self._core.exchange.checks.take_answers() if self._core.exchange else ():
             refused, checked = (found, None) if isinstance(found, Failure) else (None, found)
             self._send_state(serial, refused, checked)
@@ -141,6 +148,8 @@ class EngineLoop:
         )
 
     def _patience_s(self) -> float | None:
+        if self._core.idle and self._core.adapters and self._core.adapters.busy:
+            return LOADING_WAIT_S
         if self._core.idle:
             if self._idle_work or self._core.exchange:
                 return IDLE_WORK_AFTER_S
@@ -178,6 +187,8 @@ class EngineLoop:
                 self._channel.send(self._surveys.part(frame, self._clock()))
             case Release() | Resume() | UpdateWeights():
                 self._core.sleeper.handle(frame)
+            case LoadAdapter() | UnloadAdapter() if self._core.adapters:
+                self._core.adapters.handle(frame)
             case CheckTransfers() if self._core.exchange:
                 self._core.exchange.checks.begin(frame, self._clock())
             case Shutdown():
@@ -209,7 +220,9 @@ class EngineLoop:
         self._surveys.note(now)
         memory = core.sleeper.state
         self._phase = memory.phase
-        what = {"refused": refused, "checked": checked, "memory": memory}
+        what: dict[str, Any] = {"refused": refused, "checked": checked, "memory": memory}
+        if core.adapters:
+            what["adapters"] = core.adapters.report
         self._channel.send(core.stats.frame(core.scheduler, now, answers=serial, **what))
 
     def _report(self) -> None:

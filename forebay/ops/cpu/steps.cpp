@@ -21,6 +21,14 @@ void fb_scatter(Pool* pool, int64_t* table, const int32_t* rows, const int64_t* 
     });
 }
 
+// See `StepOps.of_tokens`.
+void fb_of_tokens(Pool* pool, const int32_t* table, const int32_t* rows, const int32_t* q_start, int32_t* out,
+                  long num_seqs) {
+    pool->op([=](Pool&) {
+        for (long i = 0; i < num_seqs; ++i) std::fill(out + q_start[i], out + q_start[i + 1], table[rows[i]]);
+    });
+}
+
 // See `StepOps.place_tokens`.
 void fb_place_tokens(Pool* pool, const int32_t* rows, const int32_t* q_start, const int64_t* kv_lens,
                      const int32_t* page_table, long pages_per_row, long page_size, int64_t* positions,

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,12 +16,12 @@ from forebay.base.log import event, get_logger
 from forebay.base.package import __version__
 from forebay.base.sampling import OF_MODELS
 from forebay.config.engine_config import DisaggregationMode
-from forebay.engine.frames import Ready, State
+from forebay.engine.frames import LoadedAdapter, Ready, State
 from forebay.scheduler.state import PoolState
 from forebay.server.admin.occupation import Occupied
 from forebay.server.api.rendezvous import check_named
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.protocol.requests import CheckTransfersRequest
+from forebay.server.protocol.administration import CheckTransfersRequest
 from forebay.server.served_model import LIMITS
 
 
@@ -32,10 +33,12 @@ class ModelCard(msgspec.Struct, kw_only=True):
     created: int
     owned_by: str
     max_model_len: int | None
+    root: str | UnsetType = UNSET  # of an adapter: its folder
+    parent: str | UnsetType = UNSET  # the model that it is added to
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """The answer of /v1/models: the one model that is served."""
+    """The answer of /v1/models: the one model that is served, and its adapters."""
 
     object: Literal["list"]
     data: list[ModelCard]
@@ -162,14 +165,17 @@ def _unfit(status: str, reason: str, message: str) -> Response:
     return _json({"status": status, "reason": reason, "message": message}, 503)
 
 
-def _card(server: ServerContext) -> ModelCard:
+def _card(server: ServerContext, adapter: LoadedAdapter | None = None) -> ModelCard:
+    """Return the card of an adapter, without one that of the model."""
     info = _info(server)
     return ModelCard(
-        id=server.model.name,
+        id=server.model.name if adapter is None else adapter.name,
         object="model",
         created=server.model.created,
         owned_by="forebay",
         max_model_len=info.context_length if info is not None else None,
+        root=UNSET if adapter is None else adapter.path,
+        parent=UNSET if adapter is None else server.model.name,
     )
 
 
@@ -181,14 +187,16 @@ def _info(server: ServerContext) -> Ready | None:
 
 
 async def models(request: Request, server: ServerContext) -> Response:
-    """List the models: there is one."""
-    return _json(ModelList(object="list", data=[_card(server)]))
+    """List the model and its adapters."""
+    found = server.engine.adapters.values() if _info(server) is not None else ()
+    return _json(ModelList(object="list", data=[_card(server), *(_card(server, adapter) for adapter in found)]))
 
 
 async def model(request: Request, server: ServerContext) -> Response:
     """Describe the model of this name; another name is answered with 404."""
-    server.check_model(request.path_params["model_id"])
-    return _json(_card(server))
+    context = RequestContext.of(request.scope)
+    server.check_model(context, request.path_params["model_id"])
+    return _json(_card(server, server.engine.adapters[context.adapter] if context.adapter else None))
 
 
 def _sickness(server: ServerContext) -> tuple[str, str] | None:

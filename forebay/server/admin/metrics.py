@@ -153,6 +153,11 @@ class _EngineCollector(Collector):
             yield _gauge("spec_accept_length", "Tokens of a request by recent decode step", recent.accepted_per_step)
             yield _gauge("spec_net_speedup", "Recent tokens per second by those without guesses", recent.net_speedup)
         yield from _memory(state.memory)
+        if state.adapters:
+            users = GaugeMetricFamily("forebay:lora_requests", "Requests that use an adapter", labels=["adapter"])
+            for adapter in state.adapters:
+                users.add_metric([adapter.name], adapter.num_users)
+            yield users
         if state.transfers is not None:
             for name, text in _TRANSFERS.items():
                 yield _gauge(f"transfers_{name}", text, getattr(state.transfers, name))

@@ -15,7 +15,7 @@ from forebay.engine.frames import TAGS, WEIGHTS, State
 from forebay.formats.gguf_parts import part_paths
 from forebay.formats.hub_names import BLOBS, REVISIONS
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.protocol.requests import PauseRequest, ReleaseRequest, ResumeRequest, UpdateWeightsRequest
+from forebay.server.protocol.administration import PauseRequest, ReleaseRequest, ResumeRequest, UpdateWeightsRequest
 
 
 class Sleeping(msgspec.Struct, kw_only=True):

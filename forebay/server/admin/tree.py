@@ -64,7 +64,7 @@ class TreeRows(TypedDict):
 async def debug_tree(request: Request, server: ServerContext) -> Response:
     """The branches of the prefix cache, or those of one of its nodes."""
     body = await read_body(request, server, TreeRequest)
-    server.check_model(body.model)
+    server.check_model(RequestContext.of(request.scope), body.model)
     tenant = RequestContext.of(request.scope).tenant
     namespace = server.isolation.namespace(tenant, body.session)
     author = server.isolation.author(tenant, body.session)
@@ -89,7 +89,7 @@ async def debug_tree(request: Request, server: ServerContext) -> Response:
 
 
 def _is_of(root: Node, namespace: str) -> bool:
-    """Weights of each version have a cache of their own: `<version>/<namespace>`."""
+    """Weights of each version, and each load of an adapter, have a cache of their own: see `Request.compute_with`."""
     return root.branch.namespace.partition("/")[2] == namespace
 
 

@@ -220,11 +220,11 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
     """Answer a chat, whole or as a stream of chunks."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, ChatRequest)
-    server.check_model(body.model)
+    server.check_model(context, body.model)
     check_counts(server, body.choices, 1)
     options, now = body.stream_options or NO_OPTIONS, int(time.time())
     dialect = ChatDialect(
-        fields=Fields(id=f"chatcmpl-{context.request_id}", object="", created=now, model=server.model.name),
+        fields=Fields(id=f"chatcmpl-{context.request_id}", object="", created=now, model=context.model),
         table=server.tokenizer.table,
         logprobs=bool(body.logprobs),
         text_tools=body.text_tools if body.tools else frozenset(),

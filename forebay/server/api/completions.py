@@ -129,11 +129,11 @@ async def completions(request: Request, server: ServerContext) -> Response:
     """Continue one or several prompts, whole or as a stream of chunks."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, CompletionRequest)
-    server.check_model(body.model)
+    server.check_model(context, body.model)
     check_counts(server, body.choices, len(body.prompts))
     options, now = body.stream_options or NO_OPTIONS, int(time.time())
     dialect = CompletionDialect(
-        fields=Fields(id=f"cmpl-{context.request_id}", object="", created=now, model=server.model.name),
+        fields=Fields(id=f"cmpl-{context.request_id}", object="", created=now, model=context.model),
         table=server.table(body),
         num_top=body.logprobs,
         echo=bool(body.echo),

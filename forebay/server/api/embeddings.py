@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -150,7 +150,8 @@ async def embeddings(request: Request, server: ServerContext) -> Response:
             for vector in made
         ]
         data = [EmbeddingData(object="embedding", index=i, embedding=each) for i, each in enumerate(written)]
-        return msgspec.json.encode(Embeddings(object="list", data=data, model=server.model.name, usage=usage))
+        name = RequestContext.of(request.scope).model
+        return msgspec.json.encode(Embeddings(object="list", data=data, model=name, usage=usage))
 
     large = sum(map(len, made)) > INLINE_NUMBERS
     return _json(await server.json_workers.run(answer) if large else answer())
@@ -159,7 +160,7 @@ async def embeddings(request: Request, server: ServerContext) -> Response:
 async def ollama_embed(request: Request, server: ServerContext) -> Response:
     """Answer with embeddings in Ollama's form."""
     body = await read_body(request, server, OllamaEmbedRequest)
-    server.check_model(body.model_name)
+    server.check_model(RequestContext.of(request.scope), body.model_name)
     made, usage = await _embedded(request, server, body.embedding)
     taken_s = time.monotonic() - RequestContext.of(request.scope).arrived_at
 
@@ -200,7 +201,7 @@ async def score(request: Request, server: ServerContext) -> Response:
     scores, usage = await _scores(request, server, body, pairs, body.instruction, "text_2")
     data = [ScoreData(index=i, object="score", score=value) for i, value in enumerate(scores)]
     context, created = RequestContext.of(request.scope), int(time.time())
-    answer_id, name = f"score-{context.request_id}", server.model.name
+    answer_id, name = f"score-{context.request_id}", context.model
     answer = Scores(id=answer_id, object="list", created=created, model=name, data=data, usage=usage)
     return _json(msgspec.json.encode(answer))
 
@@ -223,8 +224,9 @@ async def rerank(request: Request, server: ServerContext) -> Response:
         )
         for i in best
     ]
-    answer_id = f"rerank-{RequestContext.of(request.scope).request_id}"
-    answer = Reranked(id=answer_id, model=server.model.name, results=results, usage=usage)
+    context = RequestContext.of(request.scope)
+    answer_id, name = f"rerank-{context.request_id}", context.model
+    answer = Reranked(id=answer_id, model=name, results=results, usage=usage)
     return _json(msgspec.json.encode(answer))
 
 
@@ -300,7 +302,8 @@ async def _pooled(
     source: str,
 ) -> tuple[list[Vector], PooledUsage]:
     """Return the result of each of `count` prompts, and the usage. `source` is the field that they come from."""
-    server.check_model(body.model)
+    info, context = server.engine.info, RequestContext.of(request.scope)
+    server.check_model(context, body.model)
     if server.model.mode is DisaggregationMode.DECODE:
         raise InvalidRequest(
             "this server decodes what others have read: send what is to be embedded or scored to a prefill server",
@@ -308,11 +311,11 @@ async def _pooled(
         )
     if count > MAX_INPUTS:
         raise InvalidRequest(f"{source} has {count} entries; at most {MAX_INPUTS} are taken at a time", param=source)
-    info, context = server.engine.info, RequestContext.of(request.scope)
     most = min(count, info.max_running_requests)
     namespace = server.isolation.namespace(context.tenant, body.session)
     author, tenant = server.isolation.author(context.tenant, body.session), context.tenant.name
-    submit = partial(server.engine.submit, params=params, namespace=namespace, author=author, tenant=tenant)
+    own: dict[str, Any] = {"namespace": namespace, "author": author, "tenant": tenant, "adapter": context.adapter}
+    submit = partial(server.engine.submit, params=params, **own)
 
     with server.lifecycle.admit(context.tenant.name, most), Watch(context.receive) as watch:
         with naming(source):

@@ -177,7 +177,7 @@ class NativeSampling(Sampler):
 
 
 class NativeRequest(Bootstrap):
-    """Either `text` or `input_ids`, one or several."""
+    """Either `text` or `input_ids`, one or several; `lora_path` is the name of a loaded adapter."""
 
     ignored: ClassVar[dict[str, Harmless]] = {"logprob_start_len": one_of(None, -1)}
     text: Prompts | None = None
@@ -188,6 +188,7 @@ class NativeRequest(Bootstrap):
     return_text_in_logprobs: bool = False
     stream: bool = False
     rid: Label | None = None
+    lora_path: Label | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=I32)] = 0
     _completion: CompletionRequest = PrivateAttr()
 
@@ -237,6 +238,7 @@ async def native(request: Request, server: ServerContext) -> Response:
     """Answer SGLang's /generate, whole or as a stream."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, NativeRequest)
+    server.check_model(context, body.lora_path, field="lora_path")
     completion, num_top = body.completion, body.top_logprobs_num if body.return_logprob else None
     with renamed(body.renamings):
         check_counts(server, completion.choices, len(completion.prompts))

@@ -56,6 +56,7 @@ class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens_details: CachedDetails
     completion_tokens_details: ReasoningDetails | UnsetType = UNSET
     weight_version: int
+    adapter: str | UnsetType = UNSET  # that computed it beside the model
     cache: CacheUsage
 
 
@@ -76,7 +77,7 @@ class Sink(Protocol):
 class Generation:
     """All choices of one HTTP request; prompts x `order.params.n` of them, in this order."""
 
-    def __init__(self, choices: list[Choice], num_prompt_tokens: int, table: TokenBytes) -> None:
+    def __init__(self, choices: list[Choice], num_prompt_tokens: int, table: TokenBytes, *, adapter: str = "") -> None:
         self.choices = choices
         self.streams: list[Stream] = []  # of each
         self.num_prompt_tokens = num_prompt_tokens
@@ -86,7 +87,7 @@ class Generation:
         self.disconnected = False
         self.error: Exception | None = None
         self.over = False  # all choices have finished, or one has failed
-        self._table = table
+        self._table, self._adapter = table, adapter
         self._has_pieces = False
         self._begun = asyncio.Event()
         self._ended = asyncio.Event()
@@ -96,7 +97,7 @@ class Generation:
         """All or nothing: what was submitted is aborted if a later one is refused. Raises what the engine raises."""
         choices: list[Choice] = []
         peers = iter(order.peers or repeat(None))
-        generation = cls(choices, sum(len(prompt.token_ids) for prompt in prompts), table)
+        generation = cls(choices, sum(len(prompt.token_ids) for prompt in prompts), table, adapter=order.adapter)
         try:
             for prompt in prompts:
                 for number in range(order.params.n):
@@ -109,6 +110,7 @@ class Generation:
                         tenant=order.tenant,
                         resume_points=prompt.resume_points,
                         rendezvous=next(peers),
+                        adapter=order.adapter,
                     )
                     generation.streams.append(stream)
                     kept = {"discard": order.discard_output, "keep_token_ids": order.keep_token_ids}
@@ -188,6 +190,7 @@ class Generation:
             prompt_tokens_details=CachedDetails(cached_tokens=cache.cached_tokens),
             completion_tokens_details=reasoning if is_read else UNSET,
             weight_version=max(choice.weight_version for choice in self.choices),
+            adapter=self._adapter or UNSET,
             cache=cache,
         )
 
@@ -242,6 +245,7 @@ class Order:
     author: str  # whose prompts the answer may tell of
     tenant: str = ""  # whose share of the engine it uses
     priority: int = 0
+    adapter: str = ""  # that computes it beside the model
     peers: Sequence[Rendezvous | None] = ()  # in a role: where the other half of each prompt's choices is
     seed: int = RANDOM_SEED
     keep_token_ids: bool = False  # the answer has those of its output

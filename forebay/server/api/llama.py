@@ -231,7 +231,7 @@ async def llama_completion(request: Request, server: ServerContext) -> Response:
     """Answer llama-server's /completion, whole or as a stream."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, LlamaCompletionRequest)
-    server.check_model(body.model)
+    server.check_model(context, body.model)
     completion = body.completion
     params = params_of(server, completion, num_top=-1)
     own = {"n_predict": body.n_predict, "n_probs": body.n_probs, "stream": body.stream}
@@ -240,7 +240,7 @@ async def llama_completion(request: Request, server: ServerContext) -> Response:
         check_counts(server, completion.choices, len(completion.prompts))
         dialect = LlamaDialect(
             server.table(completion),
-            model=server.model.name,
+            model=context.model,
             settings={**settings_of(params), "seed": seed, **own},
             num_top=body.num_top,
             with_tokens=body.return_tokens,
@@ -253,7 +253,7 @@ async def llama_completion(request: Request, server: ServerContext) -> Response:
 async def apply_template(request: Request, server: ServerContext) -> Response:
     """`{"messages", "tools", ...}` of a chat -> `{"prompt"}`: the text that the chat template makes of it."""
     body = await read_body(request, server, ChatRequest)
-    server.check_model(body.model)
+    server.check_model(RequestContext.of(request.scope), body.model)
     check_answerable(body, server.model.answers)
     with naming("messages"):
         text = await render(server, server.tokenizer.chat_text, body.messages, body)

@@ -249,11 +249,11 @@ async def messages(request: Request, server: ServerContext) -> Response:
     """Answer a chat in Anthropic's format, whole or as a stream of events."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, MessagesRequest)
-    server.check_model(body.model)
+    server.check_model(context, body.model)
     chat, moved = _settled(server, body)
     dialect = MessagesDialect(
         answer_id=f"msg_{context.request_id}",
-        model=server.model.name,
+        model=context.model,
         max_tokens=body.max_tokens,
         page_size=server.engine.info.page_size,
         marked=body.marked,
@@ -267,7 +267,7 @@ async def messages(request: Request, server: ServerContext) -> Response:
 async def count_tokens(request: Request, server: ServerContext) -> Response:
     """Return how many tokens the messages have after the chat template. Nothing is generated."""
     body = await read_body(request, server, CountTokensRequest)
-    server.check_model(body.model)
+    server.check_model(RequestContext.of(request.scope), body.model)
     with renamed(body.renamings):
         chat, _ = _settled(server, body)
         check_answerable(chat, server.model.answers)

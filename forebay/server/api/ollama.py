@@ -257,7 +257,7 @@ async def ollama_chat(request: Request, server: ServerContext) -> Response:
     """Answer Ollama's /api/chat. A request without messages loads the model, which is loaded already."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, OllamaChatRequest)
-    server.check_model(body.model_name)
+    server.check_model(context, body.model_name)
     dialect = OllamaChatDialect(server.tokenizer.table, model=body.model, logprobs=bool(body.logprobs))
     if body.chat is None:
         return Response(dialect.loaded(), media_type="application/json")
@@ -270,7 +270,7 @@ async def ollama_generate(request: Request, server: ServerContext) -> Response:
     model."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, OllamaGenerateRequest)
-    server.check_model(body.model_name)
+    server.check_model(context, body.model_name)
     dialect = OllamaGenerateDialect(server.tokenizer.table, model=body.model, logprobs=bool(body.logprobs))
     if body.asked is None:
         return Response(dialect.loaded(), media_type="application/json")
@@ -290,7 +290,7 @@ async def ollama_tags(request: Request, server: ServerContext) -> Response:
 async def ollama_show(request: Request, server: ServerContext) -> Response:
     """Describe the model: template, sampling values and capabilities."""
     body = await read_body(request, server, OllamaShowRequest)
-    server.check_model(body.model_name)
+    server.check_model(RequestContext.of(request.scope), body.model_name)
     info, template, found = server.engine.info, server.tokenizer.chat_template, server.model.answers.formats
     values = settings_of(server.sampling)
     capabilities = {

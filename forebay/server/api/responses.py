@@ -323,7 +323,7 @@ async def responses(request: Request, server: ServerContext) -> Response:
     stores this one unless `store` is false."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, ResponsesRequest)
-    server.check_model(body.model)
+    server.check_model(context, body.model)
     if body.store:
         server.responses.check_is_on("store")
     stores = server.responses.is_on and body.store is not False
@@ -331,7 +331,7 @@ async def responses(request: Request, server: ServerContext) -> Response:
     keep = None
     if stores:
         keep = partial(_keep, server, context, [*earlier, *body.items])
-    own = {"object": "response", "created_at": int(time.time()), "model": server.model.name}
+    own = {"object": "response", "created_at": int(time.time()), "model": context.model}
     dialect = ResponsesDialect(
         fields={"id": f"resp_{context.request_id}", **own, **body.echo(stored=stores)},
         seals=body.wants_sealed,
@@ -362,7 +362,7 @@ async def input_tokens(request: Request, server: ServerContext) -> Response:
     """Return how many tokens the prompt of a response would have."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, InputTokensRequest)
-    server.check_model(body.model)
+    server.check_model(context, body.model)
     chat, _ = _resumed(server, context, body)
     with renamed(body.renamings):
         check_answerable(chat, server.model.answers)

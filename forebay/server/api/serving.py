@@ -135,6 +135,7 @@ def _order(
         author=server.isolation.author(context.tenant, session),
         tenant=context.tenant.name,
         peers=peers,
+        adapter=context.adapter,
         keep_token_ids=body.return_token_ids,
         seed=server.sampling.seed if body.seed is None else body.seed,
     )
@@ -218,6 +219,7 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
             tok_s=rate,
             finish="disconnect" if generation.disconnected else reasons,
             miss=usage.cache.miss_reason,
+            **({"adapter": context.adapter} if context.adapter else {}),
             **(_gained(reports) if reports else {}),
             **({"differs_at": differs["position"]} if differs is not None else {}),
             **({"error": generation.error.code} if isinstance(generation.error, ForebayError) else {}),

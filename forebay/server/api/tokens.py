@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from forebay.requests.sampling_params import check_token_ids
 from forebay.server.api.prompts import encode, render
-from forebay.server.context import ServerContext, read_body
+from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import DetokenizeRequest, TokenizeRequest
 
 SPECIAL: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -54,7 +54,7 @@ class Detokenized(msgspec.Struct, kw_only=True):
 async def tokenize(request: Request, server: ServerContext) -> Response:
     """`{"prompt"}`, `{"content"}` or `{"messages"}` -> `{"tokens", "count", "max_model_len"}`."""
     body = await read_body(request, server, TokenizeRequest)
-    server.check_model(body.model)
+    server.check_model(RequestContext.of(request.scope), body.model)
     if body.text is not None:
         ids = await encode(server, body.text, body.plain)
     else:
@@ -89,7 +89,7 @@ async def tokenizer_info(request: Request, server: ServerContext) -> Response:
 async def detokenize(request: Request, server: ServerContext) -> Response:
     """`{"tokens"}` -> the text as `prompt`, and as `content` for llama-server's clients."""
     body = await read_body(request, server, DetokenizeRequest)
-    server.check_model(body.model)
+    server.check_model(RequestContext.of(request.scope), body.model)
     info = server.engine.info
     check_token_ids("tokens", body.tokens, info.vocab_size)
     skip, size = body.skip_special_tokens, len(body.tokens)

@@ -29,8 +29,12 @@ from forebay.memory.radix_node import OPERATOR
 from forebay.server.http.errors import HttpError
 
 PUBLIC: Final = frozenset({("GET", "/health")})
+ADAPTER_PATHS: Final = frozenset(
+    f"{prefix}/{what}_lora_adapter" for prefix in ("", "/v1") for what in ("load", "unload")
+)
 ADMIN_PATHS: Final = frozenset(
     {
+        *ADAPTER_PATHS,
         *("/flush_cache", "/release_memory_occupation", "/resume_memory_occupation", "/sleep", "/wake_up"),
         *("/pause_generation", "/continue_generation", "/update_weights_from_disk", "/check_transfers"),
     }

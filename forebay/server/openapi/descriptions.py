@@ -44,6 +44,10 @@ ROUTES: Final[Mapping[str, str]] = {
     "/wake_up": "Take it again, as vLLM's clients say it.",
     "/is_sleeping": "Whether memory is given back.",
     "/check_transfers": "Ask a decode server to fetch a test from a prefill server, and say how fast that was.",
+    "/load_lora_adapter": "Load an adapter (LoRA) from a folder.",
+    "/unload_lora_adapter": "Unload an adapter (LoRA).",
+    "/v1/load_lora_adapter": "Load an adapter (LoRA) from a folder.",
+    "/v1/unload_lora_adapter": "Unload an adapter (LoRA).",
     "/update_weights_from_disk": "Take the weights of another checkpoint of the same model.",
     **neighbours.ROUTES,
 }
@@ -349,6 +353,27 @@ OF: Final[Mapping[str, Mapping[str, str]]] = {
     "Tokens": {"tokens": "The token ids."},
     "BranchRow": {"text": "That of its first tokens; null where they are another's."},
     "UpdateWeightsRequest": {"model_path": "The checkpoint's folder or file, below `--weights-root`."},
+    "LoadAdapterRequest": {
+        "lora_name": "The name that requests give as their model.",
+        "lora_path": "The adapter's folder, below `--lora-root`.",
+        "load_inplace": "Whether it takes the place of an adapter of that name.",
+    },
+    "UnloadAdapterRequest": {"lora_name": "The name of a loaded adapter."},
+    "AdaptersChanged": {
+        "success": "Always true.",
+        "loaded_adapters": "The folder of each adapter, by name.",
+        "adapters": "The adapters that requests may name.",
+    },
+    "AdapterCard": {
+        "name": "The name that requests give as their model.",
+        "path": "The adapter's folder.",
+        "rank": "The largest rank of its layers.",
+        "num_bytes": "Bytes of its tensors in the file.",
+        "num_users": "Requests that compute with it.",
+    },
+    "ModelCard": {"root": "Of an adapter: its folder.", "parent": "Of an adapter: the model that it is added to."},
+    "NativeRequest": {"lora_path": "The name of a loaded adapter."},
+    "Usage": {"adapter": "The adapter that computed it beside the model."},
     **neighbours.OF,
 }  # fmt: skip
 

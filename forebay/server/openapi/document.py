@@ -9,13 +9,13 @@ import msgspec
 from pydantic.json_schema import models_json_schema
 
 from forebay.base.package import __version__
-from forebay.server.admin import information, occupation, slots
+from forebay.server.admin import adapters, information, occupation, slots
 from forebay.server.admin.aborting import Aborted
 from forebay.server.admin.tree import TreeRows
 from forebay.server.api import chat, completions, embeddings, generate, llama, messages, ollama, responses, tokens
 from forebay.server.http import errors
 from forebay.server.http.errors import LLAMA_SERVER, MESSAGES, OLLAMA, RESPONSES, speaks_anthropic
-from forebay.server.http.security import ADMIN_PATHS
+from forebay.server.http.security import ADAPTER_PATHS, ADMIN_PATHS
 from forebay.server.openapi.descriptions import ROUTES, describe
 from forebay.server.protocol.strict import Strict
 
@@ -67,7 +67,11 @@ _ANSWERS: Final[dict[str, dict[str, Any]]] = {
     "/debug/tree": {JSON: TreeRows},
     "/flush_cache": {JSON: information.Flushed},
     "/check_transfers": {JSON: information.Checked},
-    **{path: {JSON: occupation.Done} for path in sorted(ADMIN_PATHS - {"/flush_cache", "/check_transfers"})},
+    **{path: {JSON: adapters.AdaptersChanged} for path in sorted(ADAPTER_PATHS)},
+    **{
+        path: {JSON: occupation.Done}
+        for path in sorted(ADMIN_PATHS - {"/flush_cache", "/check_transfers"} - ADAPTER_PATHS)
+    },
     "/is_sleeping": {JSON: occupation.Sleeping},
 }
 

@@ -53,7 +53,6 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS, fail
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_BYTES)]
 Bias = Annotated[float, Field(ge=LOGIT_BIAS[0], le=LOGIT_BIAS[1])]
 DecimalId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
-Tags = Annotated[list[Label], Field(min_length=1, max_length=16, fail_fast=True)]
 
 
 def _prompt_shape(value: Any) -> str | None:
@@ -363,33 +362,3 @@ class DetokenizeRequest(Strict):
     model: Annotated[str, StringConstraints(max_length=512)] | None = None
     tokens: Annotated[list[TokenId], Field(max_length=MAX_IDS, fail_fast=True)]
     skip_special_tokens: bool = False
-
-
-class ResumeRequest(Strict):
-    """The body of a request to take memory again; without tags, all that was released."""
-
-    tags: Tags | None = None
-
-
-class PauseRequest(Strict):
-    """The body of a request to pause: what happens to requests that run, and for how many seconds they may take."""
-
-    mode: Literal["wait", "retract", "abort"] = "wait"
-    timeout: Annotated[float, Field(ge=0, le=86400)] = 300.0
-
-
-class ReleaseRequest(ResumeRequest, PauseRequest):
-    """The body of a request to give memory back."""
-
-
-class UpdateWeightsRequest(PauseRequest):
-    """The body of a request to load other weights."""
-
-    model_path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-
-
-class CheckTransfersRequest(Strict):
-    """The body of /check_transfers: the address of the prefill server."""
-
-    bootstrap_host: Host
-    bootstrap_port: Port

@@ -1,0 +1,104 @@
+"""Settings of adapters (LoRA): flags, their values, and what cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from forebay.base.errors import ConfigError
+from forebay.config.engine_config import NO_ADAPTERS, AdapterOptions, DisaggregationMode
+from forebay.config.flag import BOOL, COUNT, PAIRS, Flag, Settled, in_group
+
+GROUP: Final = "adapters (LoRA)"
+MOST_SLOTS: Final = 256
+MOST_RANK: Final = 512
+MAX_NAME: Final = 128  # characters
+
+FLAGS: Final = in_group(
+    GROUP,
+    Flag(
+        "enable_lora",
+        BOOL,
+        "serve adapters beside the model: a request names one by `model`; those without one compute as before",
+        default=False,
+    ),
+    Flag(
+        "lora_modules",
+        PAIRS,
+        "adapters to load at the start, one or several; a path is a folder of PEFT's",
+        aliases=("--lora-paths",),
+    ),
+    Flag(
+        "max_loras",
+        COUNT,
+        "adapters that are loaded at once; each has a slot of --max-lora-rank in memory",
+        default=4,
+        low=1,
+        high=MOST_SLOTS,
+        aliases=("--max-loras-per-batch",),
+    ),
+    Flag("max_lora_rank", COUNT, "largest rank of an adapter's layers", default=16, low=1, high=MOST_RANK),
+)
+OPTIONAL: Final = {
+    "lora_modules": "none: adapters are loaded over HTTP",
+    "lora_root": "none: adapters are loaded from no file over HTTP",
+}
+
+
+def problems(settled: Settled, asked: Callable[[str], str], chosen: Callable[[str], bool]) -> Iterator[str]:
+    """Yield one line for each setting that cannot work. `chosen` says of a setting whether somebody wrote it."""
+    if not settled["enable_lora"]:
+        for name in ("lora_modules", "max_loras", "max_lora_rank", "lora_root"):
+            if chosen(name):
+                yield f"{asked(name)}: without --enable-lora it has no effect: give that, too"
+        return
+    if settled["disaggregation_mode"] != DisaggregationMode.NULL:
+        yield f"{asked('enable_lora')}: prefill and decode servers do not compare their adapters yet: leave one out"
+    try:
+        modules = modules_of(settled)
+    except ConfigError as error:
+        yield f"{asked('lora_modules')}: {error.message}"
+        return
+    if len(modules) > settled.number("max_loras"):
+        yield (
+            f"{asked('lora_modules')}: {len(modules)} adapters, and {settled['max_loras']} slots: give --max-loras "
+            f"{len(modules)}"
+        )
+
+
+def modules_of(settled: Settled) -> tuple[tuple[str, str], ...]:
+    """Return the names and paths of the adapters to load. Raises ConfigError for what is no such pair."""
+    written = settled.get("lora_modules")
+    found: dict[str, str] = {}
+    for text in written if isinstance(written, tuple) else ():
+        name, separator, path = str(text).partition("=")
+        if not separator or not path.strip():
+            raise ConfigError(f"{text[:200]!a} is not NAME=PATH")
+        if why := wrong_name(name.strip()):
+            raise ConfigError(f"{name.strip()[:200]!a}: {why}")
+        if name.strip() in found:
+            raise ConfigError(f"{name.strip()!a} is there twice: give each adapter a name of its own")
+        found[name.strip()] = path.strip()
+    return tuple(found.items())
+
+
+def wrong_name(name: str) -> str:
+    """Return what is wrong with an adapter's name, "" for nothing."""
+    if not name:
+        return "a name is missing"
+    if len(name) > MAX_NAME:
+        return f"a name of {len(name)} characters: at most {MAX_NAME}"
+    if not name.isprintable():
+        return "a name has printable characters alone"
+    return ""
+
+
+def field_values(settled: Settled) -> dict[str, Any]:
+    """Return the values of the configuration's fields about adapters."""
+    if not settled["enable_lora"]:
+        return {"adapters": NO_ADAPTERS, "max_loras": 0}
+    slots = settled.number("max_loras")
+    options = AdapterOptions(
+        max_loras=slots, max_lora_rank=settled.number("max_lora_rank"), lora_modules=modules_of(settled)
+    )
+    return {"adapters": options, "max_loras": slots}

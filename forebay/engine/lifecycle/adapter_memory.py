@@ -1,0 +1,35 @@
+"""The slots of adapters in the weights of a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from forebay.engine.lifecycle.adapters import AdapterMemory
+from forebay.families.model_config import ModelConfig
+from forebay.formats.adapters import Adapter
+from forebay.layers.adapters import Adapters
+from forebay.models import adapter_of
+
+_DONE: Final = object()
+
+
+class ModelAdapters(AdapterMemory):
+    """An `AdapterMemory` over the tables of a model of this configuration."""
+
+    def __init__(self, adapters: Adapters, config: ModelConfig) -> None:
+        self._adapters, self._config, self._layers = adapters, config, dict(adapters.layers)
+
+    def read(self, path: str) -> Adapter:
+        return adapter_of(Path(path), self._config, layers=self._layers, max_rank=self._adapters.slots.max_rank)
+
+    def write(self, slot: int, files: Adapter) -> Iterator[None]:
+        copies = self._adapters.write(slot, files)
+        while True:
+            with torch.inference_mode():  # not beyond the yield
+                if next(copies, _DONE) is _DONE:
+                    return
+            yield

@@ -1,0 +1,245 @@
+"""Adapters that come and go while an engine serves. No torch in here.
+
+A thread reads and checks an adapter's files. Between steps, the loop then copies them into a slot that no step
+references, a few tensors at a time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final, Protocol
+
+from forebay.base import fault
+from forebay.base.errors import Conflict, EngineError, ForebayError, InvalidRequest, ModelError
+from forebay.base.log import event, get_logger
+from forebay.engine.frames import LoadAdapter, LoadedAdapter, UnloadAdapter
+from forebay.formats.adapters import Adapter
+from forebay.memory.adapters import AdapterLoad
+from forebay.requests.updates import Failure, FinishReason
+from forebay.scheduler.scheduler import Scheduler
+
+COPY_S: Final = 0.001  # between two steps
+
+log = get_logger("engine")
+
+Answer = tuple[int, Failure | None]
+
+
+class AdapterMemory(Protocol):
+    """The slots of the weights."""
+
+    def read(self, path: str) -> Adapter:
+        """Read and check the files at `path`, from any thread. Raises ModelError."""
+        ...
+
+    def write(self, slot: int, files: Adapter) -> Iterator[None]:
+        """Write the files into a slot, a pair of tensors between two yields."""
+        ...
+
+
+@dataclass(slots=True)
+class _Load:
+    """A load under way: `found` is what the thread has read, `copying` what is left to copy."""
+
+    adapter: AdapterLoad
+    serial: int
+    found: SimpleQueue[Adapter | BaseException]
+    began: float
+    files: Adapter | None = None
+    copying: Iterator[None] | None = None
+
+
+@dataclass(slots=True)
+class _Unload:
+    """Somebody waits until the slot of an adapter is free."""
+
+    adapter: AdapterLoad
+    serial: int
+    deadline: float
+
+
+class AdapterLoader:
+    """Loads and unloads the adapters of a scheduler: `handle` begins, `go_on` between two steps does the rest,
+    `take_answers` says what came of it. Nothing that goes wrong here costs a request, but those of an adapter that is
+    lost."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        memory: AdapterMemory,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        beside: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        self._scheduler, self._memory, self._clock = scheduler, memory, clock
+        self.beside = beside or in_a_thread
+        self._adapters = scheduler.held.adapters
+        self._loads: list[_Load] = []
+        self._unloads: list[_Unload] = []
+        self._answers: list[Answer] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being loaded or waits for requests to end."""
+        return bool(self._loads or self._unloads)
+
+    @property
+    def report(self) -> list[LoadedAdapter]:
+        """Return the adapters that requests may name."""
+        return [
+            LoadedAdapter(
+                name=adapter.name,
+                path=adapter.path,
+                rank=adapter.rank,
+                num_bytes=adapter.num_bytes,
+                num_users=adapter.num_users,
+                digest=adapter.digest,
+            )
+            for adapter in self._adapters
+        ]
+
+    def take_answers(self) -> list[Answer]:
+        """Return the serials of what was asked for and is done, or why it is not."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def handle(self, frame: LoadAdapter | UnloadAdapter) -> None:
+        """Begin what is asked for."""
+        try:
+            if isinstance(frame, LoadAdapter):
+                self._begin(frame)
+            else:
+                adapter = self._adapters.unload(frame.name)
+                log.info(event("adapter_unloading", name=adapter.name, number=adapter.number, users=adapter.num_users))
+                self._unloads.append(_Unload(adapter, frame.serial, self._clock() + frame.timeout_s))
+        except ForebayError as error:
+            self._answer(frame.serial, error)
+        self.go_on()
+
+    def load_now(self, name: str, path: str) -> None:
+        """Load an adapter at once, where nothing runs. Raises ModelError and Conflict."""
+        adapter = self._adapters.begin(name, path)
+        try:
+            files = self._memory.read(path)
+            for _ in self._memory.write(adapter.slot, files):
+                pass
+        except BaseException:
+            self._adapters.failed(adapter)
+            raise
+        self._loaded(adapter, files, 0.0)
+
+    def read_again(self) -> None:
+        """Write all adapters again, as the memory of the weights is new. One whose files are gone, or hold something
+        else, is dropped, and its requests end with `adapter_lost`."""
+        for adapter in self._adapters.in_slots():
+            try:
+                files = self._memory.read(adapter.path)
+                if files.digest != adapter.digest:
+                    raise ModelError(f"{adapter.path}: its tensors are others than those that were loaded")
+                for _ in self._memory.write(adapter.slot, files):
+                    pass
+            except (ForebayError, OSError, MemoryError) as error:
+                self._drop(adapter, error)
+
+    def _drop(self, adapter: AdapterLoad, error: Exception) -> None:
+        log.error(event("adapter_lost", name=adapter.name, users=adapter.num_users, reason=str(error)))
+        if not adapter.retired:
+            self._adapters.unload(adapter.name)
+        lost = Failure.of(
+            Conflict(f"the adapter {adapter.name!a} could not be read again: {error}", code="adapter_lost")
+        )
+        for req in list(self._scheduler.requests.values()):
+            if req.adapter is adapter:
+                self._scheduler.finish(req, FinishReason.ERROR, lost)
+
+    # -- between steps ------------------------------------------------------------------------------------------------
+
+    def go_on(self) -> None:
+        """Do a little of what is under way."""
+        for load in list(self._loads):
+            try:
+                if self._go_on(load):
+                    self._loads.remove(load)
+            except Exception as error:
+                self._loads.remove(load)
+                self._adapters.failed(load.adapter)
+                self._answer(load.serial, error)
+        now = self._clock()
+        for unload in list(self._unloads):
+            late = now >= unload.deadline
+            if late or unload.adapter not in self._adapters.draining:
+                self._unloads.remove(unload)
+                self._answer(unload.serial, _draining(unload.adapter) if late else None)
+
+    def _begin(self, frame: LoadAdapter) -> None:
+        adapter = self._adapters.begin(frame.name, frame.path, replace=frame.replace)
+        found: SimpleQueue[Adapter | BaseException] = SimpleQueue()
+
+        def read() -> None:
+            try:
+                found.put(self._memory.read(frame.path))
+            except BaseException as error:  # whatever it is, the loop says so
+                found.put(error)
+
+        self._loads.append(_Load(adapter, frame.serial, found, self._clock()))
+        self.beside(read)
+
+    def _go_on(self, load: _Load) -> bool:
+        """Return whether the load is complete. Raises what is wrong with it."""
+        if load.copying is None:
+            try:
+                found = load.found.get_nowait()
+            except Empty:
+                return False
+            if isinstance(found, BaseException):
+                raise found
+            load.files, load.copying = found, self._memory.write(load.adapter.slot, found)
+        until = self._clock() + COPY_S
+        for _ in load.copying:
+            fault.point("engine.copy_adapter")
+            if self._clock() >= until:
+                return False
+        assert load.files is not None
+        self._loaded(load.adapter, load.files, self._clock() - load.began)
+        self._answer(load.serial, None)
+        return True
+
+    def _loaded(self, adapter: AdapterLoad, files: Adapter, seconds: float) -> None:
+        adapter.rank, adapter.num_bytes, adapter.digest = files.rank, files.num_bytes, files.digest
+        self._adapters.loaded(adapter)
+        log.info(
+            event(
+                "adapter_loaded",
+                name=adapter.name,
+                number=adapter.number,
+                slot=adapter.slot,
+                rank=adapter.rank,
+                seconds=seconds,
+            )
+        )
+
+    def _answer(self, serial: int, error: BaseException | None) -> None:
+        failure = None
+        if error is not None:
+            typed = error if isinstance(error, ForebayError) else EngineError(f"{type(error).__name__}: {error}")
+            if isinstance(typed, ModelError):  # the fault is in what was named
+                typed = InvalidRequest(typed.message, code="invalid_adapter", param="lora_path")
+            log.info(event("adapter_refused", reason=typed.message))
+            failure = Failure.of(typed)
+        self._answers.append((serial, failure))
+
+
+def in_a_thread(work: Callable[[], None]) -> None:
+    """Run work beside the loop."""
+    threading.Thread(target=work, name="adapter", daemon=True).start()
+
+
+def _draining(adapter: AdapterLoad) -> Conflict:
+    return Conflict(
+        f"the adapter {adapter.name!a} takes no more requests, and {adapter.num_users} still use its slot: it is free "
+        "when they end",
+        code="adapter_draining",
+    )

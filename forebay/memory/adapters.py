@@ -1,0 +1,165 @@
+"""Slots of adapters (LoRA): which an engine has, in which slots of the weights, and who uses them.
+
+A slot is written while no step can reference it, and freed when nobody uses its adapter and no step in flight can
+reference it any more (C8). Slot 0 is the padding: requests without an adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.base.errors import Conflict, NotFound
+from forebay.config.engine_config import Ledger
+from forebay.memory.holding import Holding
+from forebay.memory.slots import PAD, Holder, Slots, as_ids
+
+ADAPTER: Final = "adapter"
+_SHOWN: Final = 20  # names in an error
+
+
+@dataclass(slots=True, eq=False)
+class AdapterLoad:
+    """One load of an adapter. Its `number` is never given again, so that nothing computed with another load is taken
+    for this one's.
+
+    `num_users` are the requests that compute with it, from their arrival to their end. One that is `retired` takes no
+    more."""
+
+    name: str
+    path: str
+    number: int
+    slot: int
+    rank: int = 0
+    num_bytes: int = 0
+    digest: str = ""
+    num_users: int = 0
+    retired: bool = False
+
+
+class Adapters:
+    """The adapters of one engine by name, each in a slot of its own. `let_go` releases a slot, through `return_slots`,
+    when no step in flight can reference it."""
+
+    def __init__(
+        self, num_slots: int, let_go: Callable[[int, Holding], None], *, ledger: Ledger = Ledger.RAISE
+    ) -> None:
+        self.slots = Slots(ADAPTER, num_slots, ledger=ledger)
+        self._let_go = let_go
+        self._by_name: dict[str, AdapterLoad] = {}
+        self._loading: dict[str, AdapterLoad] = {}
+        self._retired: list[AdapterLoad] = []  # that have their slot still
+        self._last_number = 0
+
+    def __iter__(self) -> Iterator[AdapterLoad]:
+        """Yield the adapters that requests may name, by name."""
+        return iter(sorted(self._by_name.values(), key=lambda adapter: adapter.name))
+
+    def in_slots(self) -> list[AdapterLoad]:
+        """Return the adapters whose slots hold something that requests read: those that are loaded, and retired ones
+        with users."""
+        return [*self, *(adapter for adapter in self._retired if adapter.num_users)]
+
+    @property
+    def draining(self) -> list[AdapterLoad]:
+        """Return the adapters that were unloaded or replaced, and have their slot still."""
+        return list(self._retired)
+
+    def named(self, name: str) -> AdapterLoad:
+        """Return the adapter of a name. Raises NotFound, with the names that there are."""
+        if (adapter := self._by_name.get(name)) is None:
+            names = ", ".join(sorted(self._by_name)[:_SHOWN]) or "none"
+            raise NotFound(
+                f"the adapter {name[:200]!a} is not loaded; loaded are: {names}", code="model_not_found", param="model"
+            )
+        return adapter
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    def begin(self, name: str, path: str, *, replace: bool = False) -> AdapterLoad:
+        """Take a slot for an adapter that is about to be loaded. Raises Conflict if the name is taken, unless it is to
+        be replaced, or if there is no free slot."""
+        if name in self._loading:
+            raise Conflict(f"the adapter {name!a} is being loaded: wait for its answer", code="adapter_loading")
+        if name in self._by_name and not replace:
+            raise Conflict(
+                f"the adapter {name!a} is loaded already: unload it first, or send load_inplace: true",
+                code="adapter_loaded",
+            )
+        if not self.slots.num_free:
+            held = ", ".join(f"{adapter.name} ({adapter.num_users} requests)" for adapter in (*self, *self._retired))
+            raise Conflict(
+                f"all {self.slots.capacity} slots for adapters are taken, by {held}: unload one, or restart with "
+                "a larger --max-loras",
+                code="adapter_slots_taken",
+            )
+        self._last_number += 1
+        slot = self.slots.take_one(self._last_number)
+        adapter = self._loading[name] = AdapterLoad(name, path, self._last_number, slot)
+        return adapter
+
+    def loaded(self, adapter: AdapterLoad) -> None:
+        """Let requests name the adapter, whose slot has been written. One that it replaces serves the requests that it
+        has."""
+        del self._loading[adapter.name]
+        replaced = self._by_name.get(adapter.name)
+        self._by_name[adapter.name] = adapter
+        if replaced is not None:
+            self._retire(replaced)
+
+    def failed(self, adapter: AdapterLoad) -> None:
+        """Free the slot of an adapter that could not be loaded: no request has named it."""
+        del self._loading[adapter.name]
+        self.slots.return_ids(as_ids([adapter.slot]), adapter.number)
+
+    def unload(self, name: str) -> AdapterLoad:
+        """Take no more requests for the adapter, which serves those that it has. Raises NotFound."""
+        adapter = self.named(name)
+        del self._by_name[name]
+        self._retire(adapter)
+        return adapter
+
+    def _retire(self, adapter: AdapterLoad) -> None:
+        adapter.retired = True
+        self._retired.append(adapter)
+        self._release(adapter)
+
+    # -- using --------------------------------------------------------------------------------------------------------
+
+    def enter(self, adapter: AdapterLoad | None) -> None:
+        """Count a request that has arrived."""
+        if adapter is not None:
+            adapter.num_users += 1
+
+    def leave(self, adapter: AdapterLoad | None) -> None:
+        """Count a request that has ended."""
+        if adapter is not None:
+            adapter.num_users -= 1
+            self._release(adapter)
+
+    def _release(self, adapter: AdapterLoad) -> None:
+        """Let its slot go, if it is retired and nobody uses it."""
+        if adapter.retired and not adapter.num_users:
+            self._let_go(adapter.number, Holding(self, as_ids([adapter.slot])))
+
+    def return_slots(self, holding: Holding, owner: int) -> None:
+        """Free the slot of the retired adapter of the number `owner`, which no step references any more."""
+        self._retired = [adapter for adapter in self._retired if adapter.number != owner]
+        self.slots.return_ids(holding.ids, owner)
+
+    def clear(self) -> None:
+        """Free the slots of retired adapters without users: nothing is in flight, and what was deferred is
+        forgotten."""
+        for adapter in [adapter for adapter in self._retired if not adapter.num_users]:
+            self.return_slots(Holding(self, as_ids([adapter.slot])), adapter.number)
+
+    # -- checking -----------------------------------------------------------------------------------------------------
+
+    def audit(self, users: Mapping[int, int]) -> None:
+        """Raise LedgerError, or fail an assertion, unless each slot has one holder and `users` by number are those that
+        are counted."""
+        known = [*self._by_name.values(), *self._loading.values(), *self._retired]
+        self.slots.audit(iter([Holder(adapter.number, as_ids([adapter.slot])) for adapter in known]))
+        counted = {adapter.number: adapter.num_users for adapter in known if adapter.num_users}
+        assert counted == users, f"adapters count the users {counted}; there are {users}"
+        assert all(adapter.slot != PAD for adapter in known), "slot 0 is the padding"

@@ -1,0 +1,191 @@
+"""Adapters of one engine: tokens are those of merged weights, whatever else is in the batch, and slots come and go."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forebay.base.errors import Conflict, ModelError, NotFound
+from forebay.engine.client.llm import LLM
+from forebay.engine.frames import AddRequest, LoadAdapter, UnloadAdapter
+from forebay.engine.loop.core import EngineCore
+from forebay.requests.sampling_params import SamplingParams
+from tests.deadlines import wait_until
+from tests.engine.adapters import make_adapter, merged
+from tests.kernels import NATIVE
+from tests.models.tiny import Tiny
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+PROMPTS = [[5, 9, 13, 17, 21, 25, 29], [3, 4], [90, 80, 70, 60, 50, 40, 30, 20, 10, 11, 12, 13, 14, 15, 16, 17]]
+FLAGS = {
+    "dtype": "float32",
+    "chunked_prefill_size": 5,
+    "page_size": 4,
+    "context_length": 64,
+    "kv_cache_bytes": "4MiB",
+    "max_running_requests": 8,
+    "kernels": NATIVE,
+}
+
+
+@pytest.fixture(scope="module")
+def adapters(checkpoint: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("adapters")
+    ranks = {"one": 4, "two": 7}
+    return {
+        name: make_adapter(checkpoint.path, root / name, seed=seed, rank=rank)
+        for seed, (name, rank) in enumerate(ranks.items())
+    }
+
+
+@pytest.fixture(scope="module")
+def right(checkpoint: Tiny, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
+    """The tokens of the base ("") and of checkpoints with an adapter merged into them, of engines without adapters."""
+    root, found = tmp_path_factory.mktemp("merged"), {}
+    for name, path in {"": None, **adapters}.items():
+        model = checkpoint.path if path is None else merged(checkpoint.path, path, root / name)
+        with LLM(str(model), **FLAGS) as llm:
+            found[name] = tokens_of(llm)
+    assert len({str(tokens) for tokens in found.values()}) == 3, "an adapter that changes nothing shows nothing"
+    return found
+
+
+@pytest.fixture
+def llm(checkpoint: Tiny, adapters: dict[str, Path]) -> Iterator[LLM]:
+    modules = [f"{name}={path}" for name, path in adapters.items()]
+    with LLM(str(checkpoint.path), **FLAGS, enable_lora=True, lora_modules=modules, max_loras=2) as made:
+        yield made
+
+
+def tokens_of(llm: LLM, lora: str = "") -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY, lora=lora)]
+
+
+def test_each_adapter_gives_the_tokens_of_its_merged_checkpoint_and_the_base_its_own(llm, right):
+    for _ in range(2):  # the second time prompts come from the prefix cache, each from its own
+        for name in ("one", "", "two"):
+            assert tokens_of(llm, name) == right[name], name or "base"
+
+
+def test_requests_of_all_adapters_in_one_batch_have_the_tokens_that_each_has_alone(llm, right):
+    core, wanted = llm._core, [(name, prompt) for prompt in PROMPTS for name in ("two", "", "one")]
+    assert run(core, wanted) == [right[name][PROMPTS.index(prompt)] for name, prompt in wanted]
+
+
+def run(core: EngineCore, wanted: list[tuple[str, list[int]]]) -> list[list[int]]:
+    found: dict[int, list[int]] = {}
+    for number, (name, prompt) in enumerate(wanted, start=1000):
+        found[number] = []
+        frame = AddRequest(request_id=number, prompt_token_ids=prompt, params=GREEDY.with_seed(), adapter=name)
+        assert core.add(frame) == []
+    while not core.idle:
+        for update in core.step():
+            assert update.failure is None
+            found[update.request_id] += update.token_ids
+    return list(found.values())
+
+
+def test_a_request_for_a_name_that_is_not_loaded_is_refused_with_those_that_are(llm):
+    (refused,) = llm._core.add(AddRequest(request_id=1, prompt_token_ids=[1], params=GREEDY, adapter="three"))
+    assert (refused.failure.kind, refused.failure.code) == ("NotFound", "model_not_found")
+    assert "one, two" in refused.failure.message
+
+
+def test_a_slot_is_used_again_and_nothing_of_the_adapter_before_is_left(llm, right, adapters, checkpoint):
+    assert tokens_of(llm, "one") == right["one"]
+    with pytest.raises(Conflict, match="all 2 slots"):
+        llm.load_adapter("three", str(adapters["two"]))
+    llm.unload_adapter("one")
+    with pytest.raises(NotFound, match="loaded are: two"):
+        llm.generate([[1, 2]], GREEDY, lora="one")
+    llm.load_adapter("one", str(adapters["two"]))  # another under the same name
+    assert tokens_of(llm, "one") == right["two"]
+    assert tokens_of(llm) == right[""]
+
+
+def test_a_load_that_fails_keeps_no_slot(llm, adapters, tmp_path):
+    llm.unload_adapter("two")
+    with pytest.raises(ModelError):
+        llm.load_adapter("bad", str(tmp_path / "nothing"))
+    llm.load_adapter("two", str(adapters["two"]))
+
+
+def test_loads_and_unloads_go_on_between_the_steps_of_others(llm, right, adapters):
+    core = llm._core
+    loader, answers = core.adapters, {}
+    assert (
+        core.add(AddRequest(request_id=1, prompt_token_ids=PROMPTS[0], params=GREEDY.with_seed(), adapter="one")) == []
+    )
+    loader.handle(UnloadAdapter(serial=1, name="one"))
+    loader.handle(LoadAdapter(serial=2, name="two", path=str(adapters["one"]), replace=False))
+    tokens: list[int] = []
+
+    def turn() -> bool:
+        for update in core.step():
+            assert update.failure is None
+            tokens.extend(update.token_ids)
+        loader.go_on()
+        answers.update(loader.take_answers())
+        return core.idle and len(answers) == 2
+
+    wait_until(turn)
+    assert tokens == right["one"][0], "its adapter was there until its end"
+    assert answers[1] is None
+    assert answers[2].code == "adapter_loaded"
+    loader.handle(LoadAdapter(serial=3, name="two", path=str(adapters["one"]), replace=True))
+    wait_until(lambda: loader.go_on() or not loader.busy)
+    assert loader.take_answers() == [(3, None)]
+    assert tokens_of(llm, "two") == right["one"]
+
+
+def test_an_unload_answers_late_where_requests_go_on(llm):
+    core = llm._core
+    core.add(AddRequest(request_id=1, prompt_token_ids=PROMPTS[0], params=GREEDY.with_seed(), adapter="one"))
+    core.adapters.handle(UnloadAdapter(serial=1, name="one", timeout_s=0.0))
+    core.adapters.go_on()
+    ((serial, failure),) = core.adapters.take_answers()
+    assert (serial, failure.code) == (1, "adapter_draining")
+    core.abort(1)
+    assert core.scheduler.held.adapters.slots.num_free == 1
+
+
+def test_adapters_are_there_after_a_sleep_and_after_an_update_of_the_weights(llm, right, checkpoint):
+    llm.sleep()
+    llm.wake_up()
+    assert tokens_of(llm, "one") == right["one"]
+    llm.update_weights_from_disk(str(checkpoint.path))
+    assert tokens_of(llm, "two") == right["two"]
+    assert tokens_of(llm) == right[""]
+
+
+def test_an_adapter_whose_files_are_gone_is_dropped_when_the_engine_wakes(checkpoint, adapters, right, tmp_path):
+    path = shutil.copytree(adapters["one"], tmp_path / "gone")
+    modules = [f"gone={path}", f"two={adapters['two']}"]
+    with LLM(str(checkpoint.path), **FLAGS, enable_lora=True, lora_modules=modules) as llm:
+        core = llm._core
+        core.add(AddRequest(request_id=1, prompt_token_ids=[1, 2], params=GREEDY.with_seed(), adapter="gone"))
+        llm.sleep()
+        shutil.rmtree(path)
+        llm.wake_up()
+        (lost,) = [update for update in core._take_updates() if update.request_id == 1]
+        assert (lost.failure.kind, lost.failure.code) == ("Conflict", "adapter_lost")
+        with pytest.raises(NotFound):
+            core.scheduler.held.adapters.named("gone")
+        assert tokens_of(llm, "two") == right["two"]
+
+
+def test_an_engine_without_slots_says_so(checkpoint):
+    with LLM(str(checkpoint.path), **FLAGS) as llm:
+        assert llm._core.adapters is None
+        with pytest.raises(Conflict, match="enable_lora=True"):
+            llm.load_adapter("one", "/")
+        (refused,) = llm._core.add(AddRequest(request_id=1, prompt_token_ids=[1], params=GREEDY, adapter="one"))
+        assert refused.failure.code == "model_not_found"
+
+
+def test_an_adapter_that_a_start_cannot_load_ends_the_start(checkpoint, tmp_path):
+    with pytest.raises(ModelError, match="--lora-modules bad"):
+        LLM(str(checkpoint.path), **FLAGS, enable_lora=True, lora_modules=f"bad={tmp_path / 'nothing'}")

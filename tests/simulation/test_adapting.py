@@ -1,0 +1,64 @@
+"""Adapters under random traffic, faults and sleep, and whether mistakes would be found there (C8, C19)."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.engine.lifecycle.adapters import AdapterLoader
+from forebay.memory.adapters import AdapterLoad, Adapters
+from forebay.memory.holding import Holding
+from forebay.requests.request import Request
+from forebay.scheduler.releases import Releases
+from tests.simulation.adapting import run_seeds
+
+
+@pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 800), marks=pytest.mark.slow)])
+def test_adapters_random_traffic_each_request_computes_with_the_adapter_that_it_named(seeds: range) -> None:
+    outcome = run_seeds(seeds)
+    assert min(outcome.loads, outcome.refused, outcome.unloads, outcome.lost, outcome.adapted) > 0
+
+
+def share_all(req: Request, weight_version: int) -> None:
+    req.weight_version, req.cache_namespace = weight_version, f"{weight_version}/{req.namespace}"
+
+
+def free_at_once(held: Releases, number: int, holding: Holding) -> None:
+    holding.kind.return_slots(holding, number)
+
+
+def count_nobody(adapters: Adapters, adapter: AdapterLoad | None) -> None: ...
+
+
+def keep_the_slot(adapters: Adapters, adapter: AdapterLoad) -> None:
+    del adapters._loading[adapter.name]
+
+
+def read_nothing(loader: AdapterLoader) -> None: ...
+
+
+def begin_with_one_number(adapters: Adapters, name: str, path: str, *, replace: bool = False) -> AdapterLoad:
+    adapters._last_number = 0
+    return BEGIN(adapters, name, path, replace=replace)
+
+
+BEGIN = Adapters.begin
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "mistake"),
+    [
+        (Request, "compute_with", share_all),
+        (Releases, "_let_adapter_go", free_at_once),
+        (Adapters, "enter", count_nobody),
+        (Adapters, "failed", keep_the_slot),
+        (AdapterLoader, "read_again", read_nothing),
+        (Adapters, "begin", begin_with_one_number),
+    ],
+    ids=["one namespace", "no fence", "users not counted", "failed load", "empty after a sleep", "numbers again"],
+)
+def test_a_mistake_about_adapters_is_found(
+    owner: type[object], name: str, mistake: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, mistake)
+    with pytest.raises(Exception):  # noqa: B017
+        run_seeds(range(120))
