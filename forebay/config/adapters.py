@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from forebay.base.errors import ConfigError
+from forebay.base.errors import ConfigError, InvalidRequest
 from forebay.config.engine_config import NO_ADAPTERS, AdapterOptions, DisaggregationMode
 from forebay.config.flag import BOOL, COUNT, PAIRS, Flag, Settled, in_group
 
@@ -56,6 +56,9 @@ def problems(settled: Settled, asked: Callable[[str], str], chosen: Callable[[st
         yield f"{asked('enable_lora')}: prefill and decode servers do not compare their adapters yet: leave one out"
     try:
         modules = modules_of(settled)
+        for name, _ in modules:
+            if why := wrong_name(name, str(settled["served_model_name"])):
+                raise ConfigError(f"{name[:200]!a}: {why}")
     except ConfigError as error:
         yield f"{asked('lora_modules')}: {error.message}"
         return
@@ -74,16 +77,22 @@ def modules_of(settled: Settled) -> tuple[tuple[str, str], ...]:
         name, separator, path = str(text).partition("=")
         if not separator or not path.strip():
             raise ConfigError(f"{text[:200]!a} is not NAME=PATH")
-        if why := wrong_name(name.strip()):
-            raise ConfigError(f"{name.strip()[:200]!a}: {why}")
         if name.strip() in found:
             raise ConfigError(f"{name.strip()!a} is there twice: give each adapter a name of its own")
         found[name.strip()] = path.strip()
     return tuple(found.items())
 
 
-def wrong_name(name: str) -> str:
-    """Return what is wrong with an adapter's name, "" for nothing."""
+def check_name(name: str, model: str) -> None:
+    """Raise InvalidRequest for what cannot be the name of an adapter of this model."""
+    if why := wrong_name(name, model):
+        raise InvalidRequest(f"{name[:200]!a}: {why}: choose another", param="lora_name")
+
+
+def wrong_name(name: str, model: str) -> str:
+    """Return what is wrong with an adapter's name beside the model's name, "" for nothing."""
+    if name == model or name.startswith(f"{model}:"):
+        return f"requests name the model, {model!a}, and its adapters so"
     if not name:
         return "a name is missing"
     if len(name) > MAX_NAME:

@@ -178,7 +178,9 @@ def _by_fraction(facts: Facts, settled: Settled) -> Room:
     """SGLang's meaning of --mem-fraction-static: weights and caches together take this share."""
     fraction = settled.share("mem_fraction_static") if "mem_fraction_static" in settled else GPU_FRACTION
     memory, weights = facts.memory.value, weight_bytes(facts, settled)
+    weights += disaggregation.num_engines(settled) * _adapter_bytes(facts, settled)
     share = f"{fraction:.0%} of {human_bytes(memory)} {facts.memory.why}, less {human_bytes(weights)} weights"
+    share += " and adapters" if settled.get("enable_lora") else ""
     return _at_least(Room(int(memory * fraction) - weights, share))
 
 

@@ -36,7 +36,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defa
     of other cached prompts is told of this author's alone, or of all to the operator (""). `tenant`, a name in the
     scheduler's `tenants` or "", says whose share of the engine it uses. `resume_points` are lengths
     of the prompt from which others are likely to go on. `rendezvous`, in a role, is where the other half of the request
-    is. `adapter` names what is added to the weights for it, "" for nothing."""
+    is. `adapter` names what is added to the weights for it, "" for nothing; with an `adapter_number` it must be that
+    load."""
 
     request_id: int
     prompt_token_ids: list[int]
@@ -48,6 +49,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defa
     resume_points: list[int] = []
     rendezvous: Rendezvous | None = None
     adapter: str = ""
+    adapter_number: int = 0
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
@@ -121,10 +123,11 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter", kw_only=T
 
 
 class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter that requests may name. `digest` is of its tensors; `num_users` are the requests that compute with
-    it."""
+    """An adapter that requests may name. `number` is of this load alone, `digest` of its tensors; `num_users` are the
+    requests that compute with it."""
 
     name: str
+    number: int
     path: str
     rank: int
     num_bytes: int

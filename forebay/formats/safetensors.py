@@ -132,8 +132,8 @@ def why_no_weights(names: Iterable[str]) -> str:
     names = sorted(names)
     if ADAPTER_NAME in names:
         return (
-            "it is a LoRA adapter, which changes another model, and adapters are not in this version: merge it into "
-            "its base (peft: merge_and_unload, then save_pretrained) and serve that folder"
+            "it is a LoRA adapter, which changes another model: serve that one with --enable-lora and --lora-modules "
+            "NAME=PATH of this folder"
         )
     pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
     gguf = [name for name in names if name.endswith(".gguf")]

@@ -127,6 +127,10 @@ class Adapters:
             progress(done, adapter.num_bytes)
             yield
 
+    def holds(self, slot: int) -> bool:
+        """Return whether any layer has an adapter in the slot."""
+        return any(bool(place.table.ranks[slot].any()) for place in self._places.values())
+
     def clear(self, slot: int) -> None:
         """Make a slot one without an adapter."""
         for place in self._places.values():

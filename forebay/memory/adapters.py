@@ -60,18 +60,25 @@ class Adapters:
         with users."""
         return [*self, *(adapter for adapter in self._retired if adapter.num_users)]
 
+    def _all(self) -> list[AdapterLoad]:
+        return [*self, *self._loading.values(), *self._retired]
+
     @property
     def draining(self) -> list[AdapterLoad]:
         """Return the adapters that were unloaded or replaced, and have their slot still."""
         return list(self._retired)
 
-    def named(self, name: str) -> AdapterLoad:
-        """Return the adapter of a name. Raises NotFound, with the names that there are."""
+    def named(self, name: str, number: int = 0) -> AdapterLoad:
+        """Return the adapter of a name, and with a `number` of that load. Raises NotFound, with the names that there
+        are, and Conflict for another load."""
         if (adapter := self._by_name.get(name)) is None:
             names = ", ".join(sorted(self._by_name)[:_SHOWN]) or "none"
             raise NotFound(
                 f"the adapter {name[:200]!a} is not loaded; loaded are: {names}", code="model_not_found", param="model"
             )
+        if number and adapter.number != number:
+            why = f"the adapter {name!a} was loaded anew meanwhile: send the request again"
+            raise Conflict(why, code="adapter_lost")
         return adapter
 
     # -- loading ------------------------------------------------------------------------------------------------------
@@ -87,7 +94,7 @@ class Adapters:
                 code="adapter_loaded",
             )
         if not self.slots.num_free:
-            held = ", ".join(f"{adapter.name} ({adapter.num_users} requests)" for adapter in (*self, *self._retired))
+            held = ", ".join(f"{adapter.name} ({adapter.num_users} requests)" for adapter in self._all())
             raise Conflict(
                 f"all {self.slots.capacity} slots for adapters are taken, by {held}: unload one, or restart with "
                 "a larger --max-loras",
@@ -158,7 +165,7 @@ class Adapters:
     def audit(self, users: Mapping[int, int]) -> None:
         """Raise LedgerError, or fail an assertion, unless each slot has one holder and `users` by number are those that
         are counted."""
-        known = [*self._by_name.values(), *self._loading.values(), *self._retired]
+        known = self._all()
         self.slots.audit(iter([Holder(adapter.number, as_ids([adapter.slot])) for adapter in known]))
         counted = {adapter.number: adapter.num_users for adapter in known if adapter.num_users}
         assert counted == users, f"adapters count the users {counted}; there are {users}"

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from forebay.base.errors import NotFound
+from forebay.base.errors import InvalidRequest, NotFound
 from forebay.config.engine_config import ServerConfig
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.requests.sampling_params import SamplingParams
@@ -24,6 +24,7 @@ from forebay.server.http.security import Cluster, Isolation, Security, Sender, T
 from forebay.server.http.workers import TextWorkers, Workers
 from forebay.server.protocol.requests import Sampling
 from forebay.server.protocol.strict import Strict
+from forebay.server.protocol.validation import INVALID_COMBINATION
 from forebay.server.served_model import ServedModel
 from forebay.text.token_bytes import TokenBytes
 from forebay.text.tokenizer import Tokenizer
@@ -78,7 +79,11 @@ class ServerContext:
                 code="model_not_found",
                 param=field,
             )
+        if context.adapter not in ("", adapter):
+            what = f"two adapters are named, {context.adapter!a} and {adapter!a}: name one"
+            raise InvalidRequest(what, code=INVALID_COMBINATION, param=field)
         context.model = context.adapter = adapter
+        context.adapter_number = adapters[adapter].number
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,7 +100,8 @@ class RequestContext:
     arrived_at: float
     headers: list[tuple[bytes, bytes]]  # of the answer, beside those that its route gives it
     model: str = ""  # what computes it, as answers name it; see `ServerContext.check_model`
-    adapter: str = ""  # that computes it beside the model
+    adapter: str = ""  # that computes it beside the model, and the number of its load
+    adapter_number: int = 0
 
     def note_ignored(self, names: Sequence[str]) -> None:
         """Name fields without effect in a header of the answer, once for all of them."""

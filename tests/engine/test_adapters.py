@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.base.errors import Conflict, ModelError, NotFound
+from forebay.base import fault
+from forebay.base.errors import Conflict, InvalidRequest, ModelError, NotFound
 from forebay.engine.client.llm import LLM
 from forebay.engine.frames import AddRequest, LoadAdapter, UnloadAdapter
 from forebay.engine.loop.core import EngineCore
@@ -159,6 +160,103 @@ def test_adapters_are_there_after_a_sleep_and_after_an_update_of_the_weights(llm
     llm.update_weights_from_disk(str(checkpoint.path))
     assert tokens_of(llm, "two") == right["two"]
     assert tokens_of(llm) == right[""]
+
+
+def test_adapters_are_there_after_an_update_that_failed(llm, right, checkpoint, tmp_path):
+    other = merged(checkpoint.path, make_adapter(checkpoint.path, tmp_path / "more", seed=7), tmp_path / "other")
+    fault.arm("engine.load_again", at=9)
+    try:
+        with pytest.raises(RuntimeError, match="injected"):
+            llm.update_weights_from_disk(str(other))
+    finally:
+        fault.disarm()
+    for name in ("one", ""):
+        assert tokens_of(llm, name) == right[name], name or "base"
+
+
+def begin_load(llm, path, *, until) -> None:
+    """Begin to load an adapter of the name `late`, and go on until something is true of the loader."""
+    loader = llm._core.adapters
+    loader.handle(LoadAdapter(serial=1, name="late", path=str(path)))
+    wait_until(lambda: until(loader) or loader.go_on())
+
+
+def end_load(llm) -> None:
+    loader = llm._core.adapters
+    wait_until(lambda: not loader.busy or loader.go_on())
+    assert loader.take_answers() == [(1, None)]
+
+
+def test_a_load_that_is_half_copied_when_the_engine_sleeps_is_whole_when_it_is_there(llm, right, adapters, monkeypatch):
+    llm.unload_adapter("two")
+    monkeypatch.setattr("forebay.engine.lifecycle.adapters.COPY_S", -1.0)  # a pair at a time
+    begin_load(llm, adapters["two"], until=lambda loader: loader._loads[0].copying is not None)
+    llm.sleep()
+    llm.wake_up()
+    end_load(llm)
+    assert tokens_of(llm, "late") == right["two"]
+
+
+def test_a_load_waits_while_the_weights_are_released(llm, right, adapters):
+    llm.unload_adapter("two")
+    llm.sleep()
+    with pytest.raises(Conflict, match="wake the engine"):
+        llm.load_adapter("now", str(adapters["two"]))
+    begin_load(llm, adapters["two"], until=lambda loader: not loader._loads[0].found.empty())
+    llm._core.adapters.go_on()
+    assert llm._core.adapters.busy
+    llm.wake_up()
+    end_load(llm)
+    assert tokens_of(llm, "late") == right["two"]
+
+
+def test_an_unload_gives_up_a_load_of_its_name(llm, adapters):
+    loader = llm._core.adapters
+    llm.unload_adapter("two")
+    loader.beside = lambda work: None  # files that are never read
+    loader.handle(LoadAdapter(serial=1, name="late", path=str(adapters["two"])))
+    loader.handle(UnloadAdapter(serial=2, name="late"))
+    answers = dict(loader.take_answers())
+    assert (answers[1].code, answers[2]) == ("adapter_unloaded", None)
+    assert not loader.busy
+    assert llm._core.scheduler.held.adapters.slots.num_free == 1
+
+
+def test_an_unload_of_an_adapter_without_requests_is_done_at_once(llm):
+    llm._core.adapters.handle(UnloadAdapter(serial=1, name="one", timeout_s=0.0))
+    assert llm._core.adapters.take_answers() == [(1, None)]
+
+
+def test_no_thread_for_a_load_is_an_error_of_that_load(llm, adapters):
+    def refuse(work):
+        raise RuntimeError("can't start new thread")
+
+    loader = llm._core.adapters
+    llm.unload_adapter("two")
+    loader.beside = refuse
+    loader.handle(LoadAdapter(serial=1, name="late", path=str(adapters["two"])))
+    ((serial, failure),) = loader.take_answers()
+    assert (serial, failure.kind) == (1, "EngineError")
+    assert llm._core.scheduler.held.adapters.slots.num_free == 1
+
+
+def test_a_request_for_another_load_of_a_name_is_refused(llm):
+    number = llm._core.adapters.report[0].number
+    wanted = AddRequest(request_id=1, prompt_token_ids=[1], params=GREEDY, adapter="one", adapter_number=number + 9)
+    (refused,) = llm._core.add(wanted)
+    assert refused.failure.code == "adapter_lost"
+
+
+@pytest.mark.parametrize("name", ["", "a\n", "n" * 129])
+def test_a_name_that_cannot_be_one_is_refused(llm, adapters, name):
+    with pytest.raises(InvalidRequest):
+        llm.load_adapter(name, str(adapters["two"]))
+
+
+def test_a_name_that_means_the_model_is_refused(llm, adapters):
+    for name in (llm.model, f"{llm.model}:one"):
+        with pytest.raises(InvalidRequest, match="requests name the model"):
+            llm.load_adapter(name, str(adapters["two"]))
 
 
 def test_an_adapter_whose_files_are_gone_is_dropped_when_the_engine_wakes(checkpoint, adapters, right, tmp_path):

@@ -289,7 +289,7 @@ SIMULATED = (
     Mutant(
         "C25 an update forgets what was kept",
         "engine/lifecycle/sleep.py",
-        "        self._kept_tokens = self._kept_bytes = 0\n        self.on_weights()\n        weights_changed",
+        "        self._kept_tokens = self._kept_bytes = 0\n        weights_changed",
         "        weights_changed",
         "engine/test_sleeper.py::test_sleeper_release_of_caches_keeps_them_or_forgets_them",
     ),

@@ -48,6 +48,7 @@ class CachingEngine:
         resume_points: Sequence[int] = (),
         rendezvous: Rendezvous | None = None,
         adapter: str = "",
+        adapter_number: int = 0,
     ) -> Stream:
         wanted = AddRequest(
             request_id=next(self._ids),

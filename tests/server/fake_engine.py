@@ -198,6 +198,7 @@ class FakeEngine:
         resume_points: Sequence[int] = (),
         rendezvous: Rendezvous | None = None,
         adapter: str = "",
+        adapter_number: int = 0,
     ) -> FakeStream:
         if self.dead is not None:
             raise Unavailable("the engine is not running any more", code="engine_dead")

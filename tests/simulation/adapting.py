@@ -65,22 +65,34 @@ class Files:
 
 
 class FakeMemory(AdapterMemory):
-    """The slots of a device: `content` is the digest of what each holds, "" where that is nothing whole."""
+    """The slots of a device: `content` is the digest of what each holds, "" where that is nothing whole, of which there
+    are so many `parts`."""
 
     def __init__(self, num_slots: int) -> None:
         self.content = [""] * (num_slots + 1)
+        self.parts = [0] * (num_slots + 1)
         self.edits = dict.fromkeys(PATHS, 0)
+
+    def forget(self) -> None:
+        """Nothing is left in any slot."""
+        self.content = [""] * len(self.content)
+        self.parts = [0] * len(self.parts)
 
     def read(self, path: str) -> Any:
         if path == BROKEN:
             raise ModelError(f"{path}: there is nothing")
         return Files(f"{path} {self.edits[path]}")
 
+    def holds(self, slot: int) -> bool:
+        return self.parts[slot] > 0
+
     def write(self, slot: int, files: Any) -> Iterator[None]:
+        self.content[slot], self.parts[slot] = "", 0
         for _ in range(COPIES):
-            self.content[slot] = ""
+            self.parts[slot] += 1
+            if self.parts[slot] == COPIES:
+                self.content[slot] = files.digest
             yield
-        self.content[slot] = files.digest
 
 
 class AdapterRunner(HashRunner):
@@ -158,7 +170,7 @@ class Adapting:
         self.loader.go_on()
         self._hear_answers()
         for slot in (self.registry.slots.owner <= FREE).nonzero()[0].tolist():
-            self.adapter_memory.content[slot] = ""
+            self.adapter_memory.content[slot], self.adapter_memory.parts[slot] = "", 0
         return moved
 
     def _heard(self, updates: list[Any]) -> None:
@@ -181,6 +193,7 @@ class Adapting:
         for serial, failure in self.loader.take_answers():
             frame = self.waits_for.pop(serial)
             known = {"adapter_loaded", "adapter_loading", "adapter_slots_taken", "invalid_adapter", "model_not_found"}
+            known |= {"adapter_unloaded"}
             require(failure is None or failure.code in {*known, "adapter_draining"}, f"{frame} ended with {failure}")
             if failure is None and isinstance(frame, LoadAdapter):
                 require(frame.path != BROKEN, f"{frame} ended well")
@@ -228,8 +241,7 @@ class AdaptingSleeping(Adapting, SleepingSimulation):
 
     def _forget(self) -> None:
         """Nothing is left in the slots; who has an adapter of edited files may lose it."""
-        memory = self.adapter_memory
-        memory.content = [""] * len(memory.content)
+        self.adapter_memory.forget()
         for req in self.scheduler.requests.values():
             if req.adapter and req.adapter.digest:
                 self.oracles.live[req.id].may_lose_adapter = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from forebay.engine.lifecycle.adapters import AdapterLoader
@@ -33,7 +35,7 @@ def keep_the_slot(adapters: Adapters, adapter: AdapterLoad) -> None:
     del adapters._loading[adapter.name]
 
 
-def read_nothing(loader: AdapterLoader) -> None: ...
+def read_nothing(loader: AdapterLoader, progress: Callable[[], None]) -> None: ...
 
 
 def begin_with_one_number(adapters: Adapters, name: str, path: str, *, replace: bool = False) -> AdapterLoad:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from forebay.base.errors import Conflict, Overloaded, PayloadTooLarge, Unavailable, from_code
+from forebay.config.adapters import check_name
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.channel import MAX_FRAME_BYTES, FrameTooLarge
 from forebay.engine.client.link import EXIT_GRACE_S, EngineLink, Question
@@ -69,12 +70,11 @@ class AsyncEngine(EngineLink, TextEngine):
         resume_points: Sequence[int] = (),
         rendezvous: Rendezvous | None = None,
         adapter: str = "",
+        adapter_number: int = 0,
     ) -> Stream:
         """Send a request, with the fields of `AddRequest`; never waits. What the scheduler refuses comes as the
-        stream's one update.
-
-        Raises Unavailable (`starting`, `draining`, `engine_dead`), Overloaded when as many requests as it can run and
-        queue are in the engine, PayloadTooLarge when the prompt does not fit in a frame.
+        stream's one update. Raises Unavailable (`starting`, `draining`, `engine_dead`), Overloaded when as many
+        requests as it can run and queue are in the engine, PayloadTooLarge when the prompt does not fit in a frame.
         """
         if not self.is_ready:
             raise self._unavailable()
@@ -95,6 +95,7 @@ class AsyncEngine(EngineLink, TextEngine):
             resume_points=list(resume_points),
             rendezvous=rendezvous,
             adapter=adapter,
+            adapter_number=adapter_number,
         )
         try:
             self._send(frame)
@@ -146,6 +147,7 @@ class AsyncEngine(EngineLink, TextEngine):
     async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> State:
         """Load the adapter at `path`, on the engine's machine. Raises what is wrong."""
         self._check_adapters()
+        check_name(name, self._process.config.served_model_name)
         return await self._ask(LoadAdapter, name=name, path=path, replace=replace)
 
     async def unload_adapter(self, name: str, *, timeout_s: float = 300.0) -> State:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from forebay.base.errors import Conflict, InvalidRequest
 from forebay.base.log import event, get_logger
+from forebay.config.adapters import check_name
 from forebay.config.disaggregation import refuse_without_server
 from forebay.config.resolve import resolve
 from forebay.config.sources import refuse_server_settings
@@ -195,7 +196,9 @@ class LLM(InProcess):
     def load_adapter(self, name: str, path: str) -> None:
         """Load the adapter (LoRA) in the folder `path`, for calls that name it. Raises what is wrong with it, and
         Conflict for a name that is taken or no free slot (`max_loras`)."""
-        self._adapters.load_now(name, path)
+        adapters = self._adapters
+        check_name(name, self.model)
+        adapters.load_now(name, path)
 
     def unload_adapter(self, name: str) -> None:
         """Free the slot of an adapter. Raises NotFound for a name that is not loaded."""

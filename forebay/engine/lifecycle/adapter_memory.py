@@ -26,6 +26,9 @@ class ModelAdapters(AdapterMemory):
     def read(self, path: str) -> Adapter:
         return adapter_of(Path(path), self._config, layers=self._layers, max_rank=self._adapters.slots.max_rank)
 
+    def holds(self, slot: int) -> bool:
+        return self._adapters.holds(slot)
+
     def write(self, slot: int, files: Adapter) -> Iterator[None]:
         copies = self._adapters.write(slot, files)
         while True:

@@ -39,6 +39,11 @@ class AdapterMemory(Protocol):
         """Write the files into a slot, a pair of tensors between two yields."""
         ...
 
+    def holds(self, slot: int) -> bool:
+        """Return whether there is anything in the slot: not after the memory of the weights was taken or written
+        again."""
+        ...
+
 
 @dataclass(slots=True)
 class _Load:
@@ -64,7 +69,7 @@ class _Unload:
 class AdapterLoader:
     """Loads and unloads the adapters of a scheduler: `handle` begins, `go_on` between two steps does the rest,
     `take_answers` says what came of it. Nothing that goes wrong here costs a request, but those of an adapter that is
-    lost."""
+    lost. Slots are written while `is_there` says that their memory is."""
 
     def __init__(
         self,
@@ -72,10 +77,11 @@ class AdapterLoader:
         memory: AdapterMemory,
         clock: Callable[[], float] = time.monotonic,
         *,
+        is_there: Callable[[], bool] = lambda: True,
         beside: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self._scheduler, self._memory, self._clock = scheduler, memory, clock
-        self.beside = beside or in_a_thread
+        self._is_there, self.beside = is_there, beside or in_a_thread
         self._adapters = scheduler.held.adapters
         self._loads: list[_Load] = []
         self._unloads: list[_Unload] = []
@@ -92,6 +98,7 @@ class AdapterLoader:
         return [
             LoadedAdapter(
                 name=adapter.name,
+                number=adapter.number,
                 path=adapter.path,
                 rank=adapter.rank,
                 num_bytes=adapter.num_bytes,
@@ -112,15 +119,30 @@ class AdapterLoader:
             if isinstance(frame, LoadAdapter):
                 self._begin(frame)
             else:
-                adapter = self._adapters.unload(frame.name)
-                log.info(event("adapter_unloading", name=adapter.name, number=adapter.number, users=adapter.num_users))
-                self._unloads.append(_Unload(adapter, frame.serial, self._clock() + frame.timeout_s))
+                self._unload(frame)
         except ForebayError as error:
             self._answer(frame.serial, error)
         self.go_on()
 
+    def _unload(self, frame: UnloadAdapter) -> None:
+        """Unload an adapter, and give up a load of that name, whose thread never touches the slot."""
+        given_up = [load for load in self._loads if load.adapter.name == frame.name]
+        for load in given_up:
+            self._loads.remove(load)
+            self._adapters.failed(load.adapter)
+            why = f"the adapter {frame.name!a} was unloaded while it was being loaded"
+            self._answer(load.serial, Conflict(why, code="adapter_unloaded"))
+        if given_up and frame.name not in {adapter.name for adapter in self._adapters}:
+            self._answer(frame.serial, None)
+            return
+        adapter = self._adapters.unload(frame.name)
+        log.info(event("adapter_unloading", name=adapter.name, number=adapter.number, users=adapter.num_users))
+        self._unloads.append(_Unload(adapter, frame.serial, self._clock() + frame.timeout_s))
+
     def load_now(self, name: str, path: str) -> None:
         """Load an adapter at once, where nothing runs. Raises ModelError and Conflict."""
+        if not self._is_there():
+            raise Conflict("the weights are released: wake the engine first", code="asleep")
         adapter = self._adapters.begin(name, path)
         try:
             files = self._memory.read(path)
@@ -131,17 +153,24 @@ class AdapterLoader:
             raise
         self._loaded(adapter, files, 0.0)
 
-    def read_again(self) -> None:
-        """Write all adapters again, as the memory of the weights is new. One whose files are gone, or hold something
-        else, is dropped, and its requests end with `adapter_lost`."""
+    def read_again(self, progress: Callable[[], None]) -> None:
+        """Write adapters whose slots hold nothing, as the memory of the weights is new; loads under way begin again.
+        An adapter whose files are gone, or hold something else, is dropped, and its requests end with `adapter_lost`.
+        `progress` is called with each file and each pair of tensors."""
+        for load in self._loads:
+            if load.files is not None and not self._memory.holds(load.adapter.slot):
+                load.copying = self._memory.write(load.adapter.slot, load.files)
         for adapter in self._adapters.in_slots():
+            if self._memory.holds(adapter.slot):
+                continue
             try:
                 files = self._memory.read(adapter.path)
                 if files.digest != adapter.digest:
                     raise ModelError(f"{adapter.path}: its tensors are others than those that were loaded")
+                progress()
                 for _ in self._memory.write(adapter.slot, files):
-                    pass
-            except (ForebayError, OSError, MemoryError) as error:
+                    progress()
+            except Exception as error:
                 self._drop(adapter, error)
 
     def _drop(self, adapter: AdapterLoad, error: Exception) -> None:
@@ -158,21 +187,25 @@ class AdapterLoader:
     # -- between steps ------------------------------------------------------------------------------------------------
 
     def go_on(self) -> None:
-        """Do a little of what is under way."""
-        for load in list(self._loads):
+        """Do a little of what is under way: one load after the other."""
+        until = self._clock() + COPY_S
+        for load in list(self._loads) if self._is_there() else ():
             try:
-                if self._go_on(load):
-                    self._loads.remove(load)
+                if not self._go_on(load, until):
+                    continue
+                self._loads.remove(load)
             except Exception as error:
                 self._loads.remove(load)
                 self._adapters.failed(load.adapter)
                 self._answer(load.serial, error)
+            if self._clock() >= until:
+                break
         now = self._clock()
         for unload in list(self._unloads):
-            late = now >= unload.deadline
-            if late or unload.adapter not in self._adapters.draining:
+            is_free = unload.adapter not in self._adapters.draining
+            if is_free or now >= unload.deadline:
                 self._unloads.remove(unload)
-                self._answer(unload.serial, _draining(unload.adapter) if late else None)
+                self._answer(unload.serial, None if is_free else _draining(unload.adapter))
 
     def _begin(self, frame: LoadAdapter) -> None:
         adapter = self._adapters.begin(frame.name, frame.path, replace=frame.replace)
@@ -185,9 +218,12 @@ class AdapterLoader:
                 found.put(error)
 
         self._loads.append(_Load(adapter, frame.serial, found, self._clock()))
-        self.beside(read)
+        try:
+            self.beside(read)
+        except Exception as error:  # no thread could be started
+            found.put(error)
 
-    def _go_on(self, load: _Load) -> bool:
+    def _go_on(self, load: _Load, until: float) -> bool:
         """Return whether the load is complete. Raises what is wrong with it."""
         if load.copying is None:
             try:
@@ -195,9 +231,8 @@ class AdapterLoader:
             except Empty:
                 return False
             if isinstance(found, BaseException):
-                raise found
+                raise found if isinstance(found, Exception) else EngineError(f"{type(found).__name__}: {found}")
             load.files, load.copying = found, self._memory.write(load.adapter.slot, found)
-        until = self._clock() + COPY_S
         for _ in load.copying:
             fault.point("engine.copy_adapter")
             if self._clock() >= until:

@@ -172,12 +172,18 @@ class Sleeper(Transitions):
         self._kept_tokens = self._kept_bytes = 0  # of the prefix cache
         # Of a checkpoint, or of tensors from memory, and the version that it now is.
         self.on_update: Callable[[str | None, int], None] = lambda path, version: None
-        self.on_weights: Callable[[], None] = lambda: None  # the memory of the weights has been taken again
+        # The memory of the weights has been taken or written again; calls what it is given with each tensor.
+        self.on_weights: Callable[[Callable[[], None]], None] = lambda progress: None
 
     @property
     def resting(self) -> bool:
         """Nothing is planned until something is resumed."""
         return bool(self._released) or self._paused
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the memory of the weights is there."""
+        return WEIGHTS not in self._released
 
     @property
     def phase(self) -> Phase:
@@ -313,7 +319,7 @@ class Sleeper(Transitions):
         try:
             self._memory.resume(tags, self._loaded)
             if WEIGHTS in tags:
-                self.on_weights()
+                self.on_weights(self._loaded)
         finally:
             self._waking = False
         self._released = [tag for tag in self._released if tag not in tags]
@@ -331,17 +337,19 @@ class Sleeper(Transitions):
     def _update(self, path: str | None, given: Mapping[str, Any]) -> None:
         try:
             self._memory.update(path, given, self._loaded)
-        except Conflict as lost:
-            if lost.code == "weights_lost":  # neither the old nor the new ones are there
+        except Exception as error:
+            if isinstance(error, Conflict) and error.code == "weights_lost":  # the old as well as the new ones
                 self._released += [WEIGHTS] if WEIGHTS not in self._released else []
                 self._memory.release([WEIGHTS])
+            elif WEIGHTS not in self._released:  # the old ones serve on, and may have been read again
+                self.on_weights(self._loaded)
+            if isinstance(error, ModelError):  # the fault is in what was named
+                raise InvalidRequest(error.message, code=error.code, param="model_path") from error
             raise
-        except ModelError as error:  # the old weights serve on: the fault is in what was named
-            raise InvalidRequest(error.message, code=error.code, param="model_path") from error
         self._released = [tag for tag in self._released if tag != WEIGHTS]
         self._kept_tokens = self._kept_bytes = 0
-        self.on_weights()
         weights_changed(self._scheduler, self._scheduler.weight_version + 1)
+        self.on_weights(self._loaded)
         self.on_update(path, self._scheduler.weight_version)
         log.info(event("weights_updated", version=self._scheduler.weight_version, path=path or "memory"))
 

@@ -21,6 +21,7 @@ from forebay.engine.loop.exchange import Connected, Exchange
 from forebay.engine.loop.mixed import MixedChunks
 from forebay.engine.loop.stats import Stats
 from forebay.engine.stream import failed
+from forebay.memory.adapters import AdapterLoad
 from forebay.requests.request import Request, RequestFault
 from forebay.requests.sampling_params import check_token_ids
 from forebay.requests.step_plan import Launched, Runner, StepPlan
@@ -138,7 +139,7 @@ class EngineCore:
         """Make what loads adapters, also again when the memory of the weights is new."""
         if memory is None:
             return None
-        loader = AdapterLoader(self.scheduler, memory, clock)
+        loader = AdapterLoader(self.scheduler, memory, clock, is_there=lambda: self.sleeper.has_weights)
         self.sleeper.on_weights = loader.read_again
         return loader
 
@@ -183,7 +184,7 @@ class EngineCore:
                 eos_token_ids=self._eos_token_ids,
                 resume_points=wanted.resume_points,
                 rendezvous=self.exchange.with_nonce(wanted.rendezvous) if self.exchange else wanted.rendezvous,
-                adapter=self.scheduler.held.adapters.named(wanted.adapter) if wanted.adapter else None,
+                adapter=self._adapter(wanted),
             )
             self.scheduler.add(request, now)
         except Exception as error:
@@ -193,6 +194,10 @@ class EngineCore:
                 log.error(event("add_failed", at=where), exc_info=error)
             return [failed(wanted.request_id, _as_typed(error, where))]
         return []
+
+    def _adapter(self, wanted: AddRequest) -> AdapterLoad | None:
+        adapters = self.scheduler.held.adapters
+        return adapters.named(wanted.adapter, wanted.adapter_number) if wanted.adapter else None
 
     def abort(self, request_id: int) -> list[Update]:
         """End a request by exact id, at any point; nothing if it has ended or never was."""

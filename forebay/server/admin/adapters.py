@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from forebay.base.errors import InvalidRequest
 from forebay.base.log import event, get_logger
-from forebay.config.adapters import wrong_name
+from forebay.config.adapters import check_name
 from forebay.engine.frames import State
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.administration import LoadAdapterRequest, UnloadAdapterRequest
@@ -39,10 +39,7 @@ class AdaptersChanged(msgspec.Struct, kw_only=True):
 async def load_adapter(request: Request, server: ServerContext) -> Response:
     """Load the adapter of a folder below --lora-root, under a name that requests then give as their model."""
     body = await read_body(request, server, LoadAdapterRequest)
-    if why := wrong_name(body.lora_name):
-        raise InvalidRequest(f"{why}: choose another", param="lora_name")
-    if body.lora_name == server.model.name:
-        raise InvalidRequest(f"{body.lora_name!a} is the model's name: choose another", param="lora_name")
+    check_name(body.lora_name, server.model.name)
     path = _below(server.config.lora_root, body.lora_path)
     state = await server.engine.load_adapter(body.lora_name, path, replace=body.load_inplace)
     return _answer(request, "load_adapter", body.lora_name, state)

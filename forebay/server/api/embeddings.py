@@ -51,6 +51,7 @@ class PooledUsage(msgspec.Struct, kw_only=True):
     total_tokens: int
     prompt_tokens_details: CachedDetails
     weight_version: int
+    adapter: str | UnsetType = UNSET  # that computed it beside the model
     cache: CacheUsage
 
 
@@ -314,7 +315,8 @@ async def _pooled(
     most = min(count, info.max_running_requests)
     namespace = server.isolation.namespace(context.tenant, body.session)
     author, tenant = server.isolation.author(context.tenant, body.session), context.tenant.name
-    own: dict[str, Any] = {"namespace": namespace, "author": author, "tenant": tenant, "adapter": context.adapter}
+    own: dict[str, Any] = {"namespace": namespace, "author": author, "tenant": tenant}
+    own |= {"adapter": context.adapter, "adapter_number": context.adapter_number}
     submit = partial(server.engine.submit, params=params, **own)
 
     with server.lifecycle.admit(context.tenant.name, most), Watch(context.receive) as watch:
@@ -335,10 +337,10 @@ async def _pooled(
         finally:
             batch.abort()
             _count(server, context, batch)
-    return vectors, _usage(server, batch)
+    return vectors, _usage(server, context, batch)
 
 
-def _usage(server: ServerContext, batch: Batch) -> PooledUsage:
+def _usage(server: ServerContext, context: RequestContext, batch: Batch) -> PooledUsage:
     """OpenAI's usage, with what the prefix cache did."""
     num_tokens = sum(map(len, batch.prompts))
     cache = cache_usage([batch.vectors[place].cache for place in sorted(batch.vectors)], server.tokenizer.table)
@@ -347,6 +349,7 @@ def _usage(server: ServerContext, batch: Batch) -> PooledUsage:
         total_tokens=num_tokens,
         prompt_tokens_details=CachedDetails(cached_tokens=cache.cached_tokens),
         weight_version=max(vector.weight_version for vector in batch.vectors.values()),
+        adapter=context.adapter or UNSET,
         cache=cache,
     )
 
@@ -364,6 +367,7 @@ def _count(server: ServerContext, context: RequestContext, batch: Batch) -> None
             prompt_tokens=sum(map(len, batch.prompts)),
             cached_tokens=sum(vector.cache.cached_tokens for vector in batch.vectors.values()),
             seconds=now - batch.started_at,
+            **({"adapter": context.adapter} if context.adapter else {}),
             **({"finish": "disconnect"} if batch.aborted else {}),
             **({"error": batch.error.code} if isinstance(batch.error, ForebayError) else {}),
         )

@@ -111,6 +111,7 @@ class Generation:
                         resume_points=prompt.resume_points,
                         rendezvous=next(peers),
                         adapter=order.adapter,
+                        adapter_number=order.adapter_number,
                     )
                     generation.streams.append(stream)
                     kept = {"discard": order.discard_output, "keep_token_ids": order.keep_token_ids}
@@ -245,7 +246,8 @@ class Order:
     author: str  # whose prompts the answer may tell of
     tenant: str = ""  # whose share of the engine it uses
     priority: int = 0
-    adapter: str = ""  # that computes it beside the model
+    adapter: str = ""  # that computes it beside the model, and the number of its load
+    adapter_number: int = 0
     peers: Sequence[Rendezvous | None] = ()  # in a role: where the other half of each prompt's choices is
     seed: int = RANDOM_SEED
     keep_token_ids: bool = False  # the answer has those of its output

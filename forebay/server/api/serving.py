@@ -136,6 +136,7 @@ def _order(
         tenant=context.tenant.name,
         peers=peers,
         adapter=context.adapter,
+        adapter_number=context.adapter_number,
         keep_token_ids=body.return_token_ids,
         seed=server.sampling.seed if body.seed is None else body.seed,
     )
