@@ -42,6 +42,7 @@ class NoModel:
     """A model that computes nothing, over a vocabulary so small that sampling from it is nothing too."""
 
     weight_bytes = 0
+    adapters = None
 
     def __init__(self, hybrid: bool) -> None:
         self._hybrid = hybrid

@@ -104,7 +104,6 @@ def test_flat_files_of_qwen_vl_give_the_same_logits(name, made, load, tmp_path):
 def test_parts_that_are_not_served_are_logged_once(made, tmp_path, caplog, monkeypatch):
     oracle, _, _ = made("mistral3")
     folder = save_as_published(oracle, OUTERS["mistral3"], tmp_path)
-    monkeypatch.setattr(logging.getLogger("forebay"), "propagate", True)
     with caplog.at_level(logging.INFO):
         checkpoint = open_checkpoint(folder)
         open_checkpoint(folder)

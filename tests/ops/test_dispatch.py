@@ -87,7 +87,6 @@ def test_without_a_compiler_torch_is_used_with_one_warning(
 ) -> None:
     monkeypatch.setattr(compiler, "find_compiler", lambda machine: None)
     monkeypatch.setattr(compiler, "CACHE", tmp_path)
-    monkeypatch.setattr(logging.getLogger("forebay"), "propagate", True)
     ops = make_ops("native", 1)
     assert ops.name == "torch"
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]

@@ -28,6 +28,7 @@ class FakeModel:
     """
 
     weight_bytes = 0
+    adapters = None
 
     def __init__(self, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)

@@ -101,7 +101,7 @@ def test_c30_kv_of_a_draft_model_that_is_not_finite_is_zeroed(planner, value):
     plans, known = planner(path, path), {1: random_ids(9, seed=1)}
     plans.begin(1, known[1])
     model = plans.runner.proposer.beside.model
-    weights = model._blocks[0]._sublayers[0].before
+    weights = model._blocks[0]._sublayers[0].before.of.keywords["weight"]
     right = weights.clone()
     weights.fill_(value)
     step(plans, known, [(1, 9)], [])
