@@ -204,7 +204,7 @@ def test_a_load_waits_while_the_weights_are_released(llm, right, adapters):
         llm.load_adapter("now", str(adapters["two"]))
     begin_load(llm, adapters["two"], until=lambda loader: not loader._loads[0].found.empty())
     llm._core.adapters.go_on()
-    assert llm._core.adapters.busy
+    assert llm._core.adapters._loads[0].copying is None
     llm.wake_up()
     end_load(llm)
     assert tokens_of(llm, "late") == right["two"]
