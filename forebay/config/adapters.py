@@ -40,8 +40,8 @@ FLAGS: Final = in_group(
     Flag("max_lora_rank", COUNT, "largest rank of an adapter's layers", default=16, low=1, high=MOST_RANK),
 )
 OPTIONAL: Final = {
-    "lora_modules": "none: adapters are loaded over HTTP",
-    "lora_root": "none: adapters are loaded from no file over HTTP",
+    "lora_modules": "none is loaded at the start",
+    "lora_root": "none: no adapter can be loaded over HTTP",
 }
 
 
@@ -50,7 +50,7 @@ def problems(settled: Settled, asked: Callable[[str], str], chosen: Callable[[st
     if not settled["enable_lora"]:
         for name in ("lora_modules", "max_loras", "max_lora_rank", "lora_root"):
             if chosen(name):
-                yield f"{asked(name)}: without --enable-lora it has no effect: give that, too"
+                yield f"{asked(name)}: it has no effect without --enable-lora: add that flag"
         return
     if settled["disaggregation_mode"] != DisaggregationMode.NULL:
         yield f"{asked('enable_lora')}: prefill and decode servers do not compare their adapters yet: leave one out"
@@ -92,7 +92,7 @@ def check_name(name: str, model: str) -> None:
 def wrong_name(name: str, model: str) -> str:
     """Return what is wrong with an adapter's name beside the model's name, "" for nothing."""
     if name == model or name.startswith(f"{model}:"):
-        return f"requests name the model, {model!a}, and its adapters so"
+        return f"{model!a} and names that begin with '{model}:' are reserved for the model"
     if not name:
         return "a name is missing"
     if len(name) > MAX_NAME:

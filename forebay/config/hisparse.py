@@ -58,7 +58,7 @@ def problems(settled: Settled, asked: Callable[[str], str], model: ModelConfig) 
     if settled["device"] != "cpu":
         yield f"{asked('enable_hisparse')}: on a {settled['device']} device its kernels are missing: use --device cpu"
     if "hisparse_host_path" in settled and settled["disaggregation_mode"] != DisaggregationMode.NULL:
-        why = "with prefill and decode apart, peers map KV as shared memory, and a file is none"
+        why = "with prefill and decode apart, peers map KV as shared memory, which a file is not"
         yield f"{asked('hisparse_host_path')}: {why}: leave it out"
     if settled.number("speculative_num_draft_tokens") > settled.number("page_size"):
         yield (

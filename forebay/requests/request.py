@@ -59,7 +59,7 @@ class Request:
     eos_token_ids: InitVar[Sequence[int]] = ()
     resume_points: Sequence[int] = ()  # lengths of the prompt from which others are likely to go on
     rendezvous: Rendezvous | None = None  # with its other half, where prompts are computed by other engines
-    adapter: AdapterLoad | None = None  # that computes it, beside the weights
+    adapter: AdapterLoad | None = None  # the LoRA adapter to apply
 
     tokens: array[int] = field(init=False)  # int32
     account: Account = field(init=False)  # of its tenant, once a scheduler has it

@@ -100,7 +100,7 @@ class RequestContext:
     arrived_at: float
     headers: list[tuple[bytes, bytes]]  # of the answer, beside those that its route gives it
     model: str = ""  # what computes it, as answers name it; see `ServerContext.check_model`
-    adapter: str = ""  # that computes it beside the model, and the number of its load
+    adapter: str = ""  # the LoRA adapter to apply, and the number of its load
     adapter_number: int = 0
 
     def note_ignored(self, names: Sequence[str]) -> None:

@@ -42,8 +42,8 @@ def test_a_command_line_may_have_pairs_in_a_row(option):
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        ({"lora_modules": "a=/x"}, "without --enable-lora it has no effect"),
-        ({"max_loras": 8}, "without --enable-lora it has no effect"),
+        ({"lora_modules": "a=/x"}, "it has no effect without --enable-lora"),
+        ({"max_loras": 8}, "it has no effect without --enable-lora"),
         ({"enable_lora": True, "lora_modules": "a"}, "is not NAME=PATH"),
         ({"enable_lora": True, "lora_modules": "{"}, "is not NAME=PATH"),
         ({"enable_lora": True, "lora_modules": "=/x"}, "a name is missing"),

@@ -75,7 +75,7 @@ def test_hisparse_config_that_cannot_work_is_refused_with_one_line(sparse: Path,
         ({"page_size": 1}, "the newest tokens have a page in a hot buffer, and a step verifies 8"),
         (
             {"hisparse_host_path": "/tmp", "disaggregation_mode": "decode", "insecure_no_cluster_key": True},
-            "peers map KV as shared memory, and a file is none",
+            "peers map KV as shared memory, which a file is not",
         ),
     ],
 )

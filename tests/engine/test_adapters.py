@@ -255,7 +255,7 @@ def test_a_name_that_cannot_be_one_is_refused(llm, adapters, name):
 
 def test_a_name_that_means_the_model_is_refused(llm, adapters):
     for name in (llm.model, f"{llm.model}:one"):
-        with pytest.raises(InvalidRequest, match="requests name the model"):
+        with pytest.raises(InvalidRequest, match="reserved for the model"):
             llm.load_adapter(name, str(adapters["two"]))
 
 

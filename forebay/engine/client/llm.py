@@ -113,7 +113,7 @@ class LLM(InProcess):
 
         `sampling_params` is for all prompts or one for each; without it, the model's own (`default_sampling_params`).
         `use_tqdm` (the field's name for it) shows on standard error how many are done, and tokens per second. `lora`
-        names the loaded adapter that computes all of them, "" for the model alone.
+        names the loaded adapter to apply to all of them, "" for the model alone.
 
         Raises GenerationError when all have ended and some of them failed: by themselves, the outputs of the others
         are in the error. With `raise_on_error=False` whoever failed has its `error`, and nothing is raised.

@@ -96,7 +96,7 @@ class TextEngine(ABC):
             async for delta in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
                 print(delta.text, end="", flush=True)
 
-        `lora` names the loaded adapter that computes it, "" for the model alone.
+        `lora` names the loaded adapter to apply, "" for the model alone.
 
         Leaving the iteration or cancelling it ends the request. Raises InvalidRequest for invalid arguments, and the
         typed error of a request that fails. Raises Unavailable (code `weights_changed`) if an update of the weights

@@ -68,8 +68,8 @@ class _Unload:
 
 class AdapterLoader:
     """Loads and unloads the adapters of a scheduler: `handle` begins, `go_on` between two steps does the rest,
-    `take_answers` says what came of it. Nothing that goes wrong here costs a request, but those of an adapter that is
-    lost. Slots are written while `is_there` says that their memory is."""
+    `take_answers` says what came of it. An error here ends no request, except those of an adapter
+    that is lost. Slots are written only while `is_there` says that their memory is there."""
 
     def __init__(
         self,

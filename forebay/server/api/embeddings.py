@@ -51,7 +51,7 @@ class PooledUsage(msgspec.Struct, kw_only=True):
     total_tokens: int
     prompt_tokens_details: CachedDetails
     weight_version: int
-    adapter: str | UnsetType = UNSET  # that computed it beside the model
+    adapter: str | UnsetType = UNSET  # the LoRA adapter that was applied
     cache: CacheUsage
 
 

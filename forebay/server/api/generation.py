@@ -56,7 +56,7 @@ class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens_details: CachedDetails
     completion_tokens_details: ReasoningDetails | UnsetType = UNSET
     weight_version: int
-    adapter: str | UnsetType = UNSET  # that computed it beside the model
+    adapter: str | UnsetType = UNSET  # the LoRA adapter that was applied
     cache: CacheUsage
 
 
@@ -246,7 +246,7 @@ class Order:
     author: str  # whose prompts the answer may tell of
     tenant: str = ""  # whose share of the engine it uses
     priority: int = 0
-    adapter: str = ""  # that computes it beside the model, and the number of its load
+    adapter: str = ""  # the LoRA adapter to apply, and the number of its load
     adapter_number: int = 0
     peers: Sequence[Rendezvous | None] = ()  # in a role: where the other half of each prompt's choices is
     seed: int = RANDOM_SEED

@@ -373,8 +373,8 @@ OF: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "ModelCard": {"root": "Of an adapter: its folder.", "parent": "Of an adapter: the model that it is added to."},
     "NativeRequest": {"lora_path": "The name of a loaded adapter."},
-    "Usage": {"adapter": "The adapter that computed it beside the model."},
-    "PooledUsage": {"adapter": "The adapter that computed it beside the model."},
+    "Usage": {"adapter": "The LoRA adapter that was applied; absent without one."},
+    "PooledUsage": {"adapter": "The LoRA adapter that was applied; absent without one."},
     **neighbours.OF,
 }  # fmt: skip
 

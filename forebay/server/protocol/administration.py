@@ -39,7 +39,7 @@ class UpdateWeightsRequest(PauseRequest):
 class LoadAdapterRequest(Strict):
     """The body of a request to load an adapter. With `load_inplace` it takes the place of one of that name."""
 
-    lora_name: FilePath
+    lora_name: Label
     lora_path: FilePath
     load_inplace: bool = False
 
@@ -47,7 +47,7 @@ class LoadAdapterRequest(Strict):
 class UnloadAdapterRequest(Strict):
     """The body of a request to unload an adapter: for how many seconds requests may go on to use it."""
 
-    lora_name: FilePath
+    lora_name: Label
     timeout: Annotated[float, Field(ge=0, le=86400)] = 300.0
 
 
