@@ -13,3 +13,9 @@ GIVEN: Final[dict[str, Any]] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+
+HOSTILE: Final = (
+    *(None, True, -1, 0, 3, 2**70, 1.5, float("nan"), float("inf"), 1e300),
+    *("x", [], [[]], {}, {"a": 1}, [None] * 8),
+)
+"""Values that a field may not expect."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from operator import attrgetter
-from typing import Any
 
 import pytest
 from transformers import AutoConfig
 
 from forebay import models
 from forebay.base.errors import ModelError
-from forebay.families.model_config import ModelConfig, config_from_folder
 from tests.families.given import GIVEN
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -85,15 +82,6 @@ NAMES: dict[str, dict[str, str]] = {
 }
 TYPES = tuple(NAMES)
 FEW_EXPERTS = {"num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
-
-
-@pytest.fixture
-def read(tmp_path):
-    def from_fields(model_type: str, **fields: Any) -> ModelConfig:
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **GIVEN, **fields}))
-        return config_from_folder(tmp_path)
-
-    return from_fields
 
 
 @pytest.mark.parametrize("model_type", TYPES)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from operator import attrgetter
-from typing import Any
 
 import pytest
 from transformers import AutoConfig
@@ -12,8 +10,7 @@ from transformers import AutoConfig
 from forebay import models
 from forebay.base.errors import ModelError
 from forebay.families.exaone_moe.config import FAMILY as EXAONE_MOE
-from forebay.families.model_config import ModelConfig, config_from_folder
-from tests.families.given import GIVEN
+from tests.families.given import GIVEN, HOSTILE
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -52,15 +49,6 @@ NAMES: dict[str, dict[str, str]] = {
     "arcee": {"mlp_bias": "mlp_bias"},
 }
 TYPES = tuple(NAMES)
-
-
-@pytest.fixture
-def read(tmp_path):
-    def from_fields(model_type: str, **fields: Any) -> ModelConfig:
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **GIVEN, **fields}))
-        return config_from_folder(tmp_path)
-
-    return from_fields
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -210,7 +198,6 @@ def test_what_is_not_honoured_is_refused(model_type, fields, message, read):
         read(model_type, **fields)
 
 
-HOSTILE = [None, True, -1, 0, 3, 2**70, 1.5, float("nan"), float("inf"), 1e300, "x", [], [[]], {}, {"a": 1}, [None] * 8]
 OTHER_NAMES = (
     *("rope_theta", "rope_scaling", "is_moe_layer", "num_local_experts", "num_experts_per_tok", "bias", "qkv_bias"),
     *("moe_intermediate_size", "num_shared_expert"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from operator import attrgetter
 from typing import Any
 
@@ -11,7 +10,6 @@ from transformers import AutoConfig
 
 from forebay import models
 from forebay.base.errors import ModelError
-from forebay.families.model_config import ModelConfig, config_from_folder
 from tests.families.given import GIVEN
 
 FULL, SLIDING, DENSE, SPARSE = "full_attention", "sliding_attention", "dense", "sparse"
@@ -79,16 +77,6 @@ FEW_EXPERTS = {
     "num_experts": 4, "n_routed_experts": 4, "num_local_experts": 4, "moe_num_experts": 4,
     "num_experts_per_tok": 2, "moe_k": 2, "n_group": 2, "topk_group": 1, "n_shared_experts": 1,
 }  # fmt: skip
-
-
-@pytest.fixture
-def read(tmp_path):
-    def from_fields(model_type: str, **fields: Any) -> ModelConfig:
-        given = {**GIVEN, **NEEDED.get(model_type, {}), **fields}
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **given}))
-        return config_from_folder(tmp_path)
-
-    return from_fields
 
 
 def theirs_of(model_type: str, **fields: Any) -> Any:

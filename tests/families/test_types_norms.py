@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoConfig
 
 from forebay.base.errors import ModelError
-from forebay.families.model_config import ModelConfig, config_from_folder, config_of
+from forebay.families.model_config import ModelConfig, config_of
 from tests.cli.public_norms import MIMO_V2_FLASH, PUBLISHED
-from tests.families.given import GIVEN
+from tests.families.given import GIVEN, HOSTILE
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -60,16 +58,6 @@ EPS = {"cohere": "layer_norm_eps", "cohere2": "layer_norm_eps", "starcoder2": "n
 NEEDED: dict[str, dict[str, Any]] = {name: {} for name in TYPES} | {"deepseek_v2": {"num_experts_per_tok": 6}}
 
 Read = Callable[..., ModelConfig]
-
-
-@pytest.fixture
-def read(tmp_path: Path) -> Read:
-    def from_fields(model_type: str, **fields: Any) -> ModelConfig:
-        raw = {"model_type": model_type, **GIVEN, **NEEDED[model_type], **fields}
-        (tmp_path / "config.json").write_text(json.dumps(raw))
-        return config_from_folder(tmp_path)
-
-    return from_fields
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -185,7 +173,6 @@ def test_what_is_not_honoured_is_refused(model_type: str, fields: dict[str, Any]
         read(model_type, **fields)
 
 
-HOSTILE = [None, True, -1, 0, 3, 2**70, 1.5, float("nan"), float("inf"), 1e300, "x", [], [[]], {}, {"a": 1}, [None] * 8]
 OLD = {"rope_theta", "rope_scaling", "sliding_window_pattern", "model_max_length", "hybrid_layer_pattern"}
 OLD |= {"moe_layer_freq", "sliding_window_size", "swa_rope_theta", "partial_rotary_factor", "swa_num_key_value_heads"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from operator import attrgetter
 from typing import Any
 
@@ -10,8 +9,7 @@ import pytest
 from transformers import AutoConfig
 
 from forebay.base.errors import ModelError
-from forebay.families.model_config import ModelConfig, config_from_folder
-from tests.families.given import GIVEN
+from tests.families.given import GIVEN, HOSTILE
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -28,16 +26,6 @@ NEEDED: dict[str, dict[str, Any]] = {
     "mellum": {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 48},
 }
 YARN = {"rope_type": "yarn", "rope_theta": 5e3, "factor": 4.0, "original_max_position_embeddings": 16}
-
-
-@pytest.fixture
-def read(tmp_path):
-    def from_fields(model_type: str, **fields: Any) -> ModelConfig:
-        raw = {"model_type": model_type, **GIVEN, **NEEDED[model_type], **fields}
-        (tmp_path / "config.json").write_text(json.dumps(raw))
-        return config_from_folder(tmp_path)
-
-    return from_fields
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -110,9 +98,6 @@ def test_mellum_has_a_rope_for_each_kind_of_attention(read):
 def test_what_is_not_honoured_is_refused(model_type, fields, message, read):
     with pytest.raises(ModelError, match=message):
         read(model_type, **fields)
-
-
-HOSTILE = [None, True, -1, 0, 3, 2**70, 1.5, float("nan"), float("inf"), 1e300, "x", [], [[]], {}, {"a": 1}, [None] * 8]
 
 
 @pytest.mark.parametrize("model_type", TYPES)

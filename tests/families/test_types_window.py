@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoConfig
 
 from forebay.base.errors import ModelError
-from forebay.families.model_config import ModelConfig, config_from_folder
-from tests.families.given import GIVEN
+from forebay.families.model_config import config_from_folder
+from tests.families.given import GIVEN, HOSTILE
 
 CONV, FULL, SLIDING = "conv", "full_attention", "sliding_attention"
 
@@ -57,16 +57,6 @@ TYPES = tuple(NAMES)
 NEEDED: dict[str, dict[str, Any]] = {name: {} for name in TYPES} | {
     "lfm2_moe": {"layer_types": [CONV, FULL] * 4},
 }
-
-
-@pytest.fixture
-def read(tmp_path):
-    def from_fields(model_type: str, **fields: Any) -> ModelConfig:
-        raw = {"model_type": model_type, **GIVEN, **NEEDED[model_type], **fields}
-        (tmp_path / "config.json").write_text(json.dumps(raw))
-        return config_from_folder(tmp_path)
-
-    return from_fields
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -211,9 +201,6 @@ def test_lfm2_adjusts_its_intermediate_size(fields, expected, read):
 def test_what_is_not_honoured_is_refused(model_type, fields, message, read):
     with pytest.raises(ModelError, match=message):
         read(model_type, **fields)
-
-
-HOSTILE = [None, True, -1, 0, 3, 2**70, 1.5, float("nan"), float("inf"), 1e300, "x", [], [[]], {}, {"a": 1}, [None] * 8]
 
 
 @pytest.mark.parametrize("model_type", TYPES)
