@@ -255,7 +255,7 @@ def test_of_a_cached_model_what_is_missing_is_named(hub: hub_server.Hub) -> None
 
 
 def test_a_folder_says_what_it_is_instead_of_a_model() -> None:
-    assert "merge_and_unload" in why_no_weights(["adapter_config.json", "adapter_model.safetensors"])
+    assert "--lora-modules NAME=PATH" in why_no_weights(["adapter_config.json", "adapter_model.safetensors"])
     assert "neither model.safetensors nor" in why_no_weights(["config.json", "weights.safetensors"])
 
 
