@@ -99,6 +99,9 @@ from tests.kinds_of import kind_config
 from tests.scheduler.test_recovery import failing
 import numpy as np
 
+for _ in range(2):  # the first recovery loads what Python keeps: source lines of tracebacks, modules, arenas
+    rig, plan = failing(1 << 20, kind_config(), 1)
+    rig.scheduler.fail(plan, EngineError("the step failed"))
 rig, plan = failing(1 << 20, kind_config(), 1)
 reserve = Reserve(2 << 20)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
