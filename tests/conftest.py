@@ -25,6 +25,7 @@ from forebay.base.errors import ModelError
 from forebay.config.gpu import gpu_memory
 from forebay.formats.store import find_model
 from tests.deadlines import HANGS_S
+from tests.tiers import mark_long_cases
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -80,8 +81,10 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` takes the slow ones away
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`pytest -m gpu` is all there is to run on a machine with a GPU; elsewhere those tests are skipped."""
+    mark_long_cases(items)
     for item in items:
         if not HAS_GPU and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))

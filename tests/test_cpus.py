@@ -23,7 +23,8 @@ SELECTION = (
     "tests/engine/test_draft_models.py",
     "tests/cli/test_plan.py",
 )
-CPUS = [name for name in ("avx2", "avx512vnni") if name in {variant.name for variant in this_cpu().variants}]
+# Of the best variant that this machine runs, the suite itself tells.
+CPUS = [name for name in ("avx2", "avx512vnni") if name in {variant.name for variant in this_cpu().variants[1:]}]
 
 
 @pytest.mark.skipif(bool(this_cpu().simulated), reason="the whole suite runs on a simulated CPU")

@@ -90,6 +90,7 @@ def expected(model: Tiny) -> list[list[int]]:
     return found
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", VARIED)
 def test_tokens_are_the_same_in_all_circumstances(name: str, model: Tiny, expected: list[list[int]]) -> None:
     found, counters = run(model, VARIED[name])

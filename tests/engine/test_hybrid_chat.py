@@ -44,6 +44,7 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("strategy", "overlap_depth"),
     [
@@ -70,6 +71,7 @@ def test_another_conversation_goes_on_behind_the_system_prompt(model: Path, stra
     assert ask(cold, user("And roses? " * 12)).token_ids == second.token_ids
 
 
+@pytest.mark.quick(1)
 def test_the_next_turn_goes_on_behind_the_last_prompt(model: Path) -> None:
     """C18, C19."""
     engine = llm(model)

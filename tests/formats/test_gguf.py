@@ -235,6 +235,7 @@ def test_randomly_damaged_files_are_refused_or_read_but_never_crash(seed, sound,
         _open_and_read(path)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("value", [0, 1 << 20, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
 def test_extreme_numbers_anywhere_in_the_header_allocate_nothing_large(value, sound, tmp_path):

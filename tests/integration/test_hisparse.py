@@ -35,12 +35,14 @@ def tiered(known: Known, **options: Any) -> Engine:
     return known.rig.engine(**{**HOT, **options})
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("chunk", [7, 512])
 def test_hisparse_equals_off_by_page_and_chunk(known: Known, page_size: int, chunk: int) -> None:
     known.check(tiered(known, page_size=page_size, chunked_prefill_size=chunk), apart=1)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("hot_columns", [TOP_K, TOP_K + 1, 64])
 @pytest.mark.parametrize("num_resident", [1, 100])
 def test_hisparse_equals_off_by_size(known: Known, hot_columns: int, num_resident: int) -> None:
@@ -50,6 +52,7 @@ def test_hisparse_equals_off_by_size(known: Known, hot_columns: int, num_residen
     assert 0 < loaded < read, "hot buffers held everything, or nothing"
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("overlap_depth", [0, 2])
 @pytest.mark.parametrize("num_resident", [3, 40])
 def test_hisparse_prefix_hits_equal_off(known: Known, overlap_depth: int, num_resident: int) -> None:
@@ -61,6 +64,7 @@ def test_hisparse_prefix_hits_equal_off(known: Known, overlap_depth: int, num_re
     assert engine.count("cached_tokens") > 0
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("host_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("radix_cache", [False, True])
 def test_hisparse_retraction_equals_off(known: Known, radix_cache: bool, host_bytes: int) -> None:
@@ -70,6 +74,7 @@ def test_hisparse_retraction_equals_off(known: Known, radix_cache: bool, host_by
     assert engine.count("retractions") > 0
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("hot_columns", [TOP_K, 2 * TOP_K])
 def test_hisparse_verified_drafts_equal_off(known: Known, hot_columns: int, on_host: bool) -> None:
@@ -82,6 +87,7 @@ def test_hisparse_verified_drafts_equal_off(known: Known, hot_columns: int, on_h
     assert engine.count("accepted_tokens") > 0
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("roles", ["decode", "prefill", "both"])
 @pytest.mark.parametrize("page_size", [4, 16])
 def test_c21_hisparse_on_one_or_both_of_two_engines_equals_off(known: Known, roles: str, page_size: int) -> None:

@@ -69,6 +69,7 @@ def logits_of(model: Model, slot: int | None, ids: list[int] = IDS) -> Tensor:
     return run(model, None if slot is None else {1: slot}, [(1, ids)], model.dtype)[0]
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize(("checkpoint", "case"), LOGITS)
 def test_adapters_on_all_layers_give_the_logits_of_peft_and_of_merged_weights(checkpoint, case, ops):
     made = adapted(checkpoint, case)

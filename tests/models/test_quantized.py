@@ -125,6 +125,7 @@ def test_every_architecture_keeps_the_values_of_its_file(case, converted):
         np.testing.assert_array_equal(read(tensor.codes), read_tensor(tensor), err_msg=name)
 
 
+@pytest.mark.quick(30)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", ARCHITECTURES)
 def test_weights_in_codes_give_the_logits_of_the_same_weights_in_the_dtype(case, dtype, converted):
@@ -270,6 +271,7 @@ def test_logits_stay_near_those_of_float32(quantization, llama, ops):
         assert relative_error(logits, expected) < (0.03 if dtype == torch.float32 else 0.06)
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("case", ARCHITECTURES)
 def test_chunks_do_not_change_a_bit_of_any_architecture(case, converted, native):
     """C28, with weights in codes."""

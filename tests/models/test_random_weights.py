@@ -41,6 +41,7 @@ def make(
     return folder
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("model_type", by_tier(TYPES))
 def test_transformers_gives_the_same_logits_for_the_same_folder(model_type, load, tmp_path):
     path, ids = make(tmp_path, model_type), random_ids(40, seed=1)

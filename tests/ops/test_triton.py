@@ -156,6 +156,7 @@ ATTENTION = {
 }
 
 
+@pytest.mark.quick(24)
 @pytest.mark.parametrize("case", ATTENTION)
 def test_attention_equals_the_reference(ops: Ops, reference: Ops, dtype: torch.dtype, case: str) -> None:
     paged = PagedCase(**{"page_size": 4, "head_dim": 32, **ATTENTION[case]}, dtype=dtype, seed=len(case))
@@ -265,6 +266,7 @@ SNAPSHOTS = [[(10**6, 0), (2, 9), (3, 0)], [], [], [(1, 10), (5, 11), (4, 0), (7
 DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16)]
 
 
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("dtypes", DTYPES, ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", [name for name in CASES if "wide" not in name])
 def test_recurrences_equal_the_reference(
@@ -285,6 +287,7 @@ def test_recurrences_equal_the_reference(
     assert ours[0].isnan().all()
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow) if "-" in name else name for name in CASES if "wide" not in name],

@@ -47,6 +47,7 @@ def test_token_pages_equal_the_reference(ops: Ops, reference: Ops) -> None:
         assert_same_bits(getattr(ours, name).cpu(), getattr(theirs, name))
 
 
+@pytest.mark.quick(1)
 def test_selections_of_many_tokens_are_attended_to_some_at_a_time(
     ops: Ops, reference: Ops, monkeypatch: pytest.MonkeyPatch
 ) -> None:

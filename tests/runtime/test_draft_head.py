@@ -49,6 +49,7 @@ def expected_state(oracle: Headed, known: list[int]) -> torch.Tensor:
     return hidden[-1]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("case", ["deepseek_v3", "deepseek_v32", "qwen3_next", "nemotron_h"])
 def test_chunks_and_decodes_in_any_company_leave_the_heads_state(case, planner, headed):
     plans, oracle = planner(case), headed(case)

@@ -90,6 +90,7 @@ def drafts(drafting: Drafting, batch: list[int], count: int = MOST) -> Tensor:
     return drafted
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("captured", [False, True])
 @torch.inference_mode()
 def test_a_step_drafts_for_each_row_what_it_would_alone(captured, path, ops):

@@ -48,6 +48,7 @@ def paths() -> Callable[[str], Path]:
     return lambda case: shared_tiny(case).path
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES)
 def test_c16_drafts_change_no_bit_of_what_a_model_says_and_keeps(case, dtype, native_ops, paths):
@@ -68,6 +69,7 @@ def test_c16_drafts_change_no_bit_of_what_a_model_says_and_keeps(case, dtype, na
         assert_same(plans, said, plain, PROMPTS)
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("wish", WISHES)
 @pytest.mark.parametrize("draft", DRAFTERS)
 def test_c16_every_wish_is_granted_as_without_drafts(wish, draft):

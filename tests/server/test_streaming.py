@@ -61,6 +61,7 @@ def read_stream(lines: list[str]) -> tuple[dict[int, str], dict[int, str], dict[
     return texts, ends, usage, tokens
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("block", range(10))
 def test_stream_equals_whole(server: Running, block: int) -> None:
     with server.client() as http:

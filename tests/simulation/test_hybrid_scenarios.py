@@ -60,6 +60,7 @@ def evicted(sim: Simulation) -> None:
     cached.evict(cached.num_cached // 2)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("kind", ["extra_buffer", "no_buffer"])
 def test_a3_a_slot_is_as_good_as_new_whatever_became_of_its_last_tenant(kind, depth):
@@ -76,6 +77,7 @@ def test_a3_a_slot_is_as_good_as_new_whatever_became_of_its_last_tenant(kind, de
     assert handed_out.min() > 100, "a slot was used by few"
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_a3_c18_what_is_in_the_cache_was_written_by_steps_that_have_completed(kind, depth):
@@ -97,6 +99,7 @@ def test_a3_c18_what_is_in_the_cache_was_written_by_steps_that_have_completed(ki
 # -- B-5 --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("kind", HYBRIDS)
@@ -125,6 +128,7 @@ def test_b5_with_no_slot_or_window_to_spare_whatever_fits_the_pool_finishes(kind
 # -- C-1 --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("every", [0, 3, 10])
 @pytest.mark.parametrize("chunk", [1, pytest.param(7, marks=pytest.mark.slow), 4, 16, 2048])
 @pytest.mark.parametrize("kind", HYBRIDS)
@@ -177,6 +181,7 @@ def resumable(sim: Simulation, prompt: list[int]) -> int:
     return best
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("page_size", [1, 4, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_c3_c18_c19_hits_of_every_length_end_at_the_last_place_that_can_be_resumed(kind, page_size):
@@ -240,6 +245,7 @@ def test_c3_a_conversation_hits_all_of_its_earlier_turns(kind):
 # -- C-9 --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_c9_flush_with_steps_in_flight_changes_no_token_and_leaves_no_stale_hit(kind, depth):
