@@ -62,8 +62,8 @@ class Parsed:
         return written_values(self.flags, dict(os.environ), self.config_file)
 
     def resolve(self, survey: Survey | None = None, /, **implied: object) -> Config:
-        """The configuration, fetching the model first where it is not here, but for a `survey` of one's own. `implied`
-        is what the subcommand itself decides where nobody else did."""
+        """The configuration, fetching model and adapters first if they are not here, but for a `survey` of one's own.
+        `implied` is what the subcommand itself decides where nobody else did."""
         from forebay.config.resolve import HERE, resolve
 
         setup_logging("info", process="config")  # until the level that was asked for is known
@@ -72,6 +72,10 @@ class Parsed:
         chosen = self.values
         flags = {**self.flags, **{name: value for name, value in implied.items() if name not in chosen}}
         decide = partial(resolve, flags, dict(os.environ), self.config_file)
+
+        def in_silence(survey: Survey) -> Config:
+            return decide(warn=lambda text: None, survey=survey)
+
         if "model_path" not in chosen:
             from forebay.cli.progress import pull_default_model
 
@@ -79,7 +83,12 @@ class Parsed:
         elif survey is None and (model := self.absent_model()):
             from forebay.engine.lifecycle.bring import bring
 
-            bring(model, lambda survey: decide(warn=lambda text: None, survey=survey), note)
+            bring(model, in_silence, note)
+        if survey is None and (modules := chosen.get("lora_modules")):
+            from forebay.engine.lifecycle.bring import bring_adapters
+
+            assert isinstance(modules, tuple), modules
+            bring_adapters(modules, in_silence, note)
         return decide(warn=note, survey=survey or HERE)
 
     def absent_model(self) -> HubModel | None:

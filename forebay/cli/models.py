@@ -8,7 +8,7 @@ import math
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,14 +26,24 @@ from forebay.cli.progress import pull_default_model
 from forebay.config.engine_config import CacheTypes
 from forebay.config.machine import available_memory
 from forebay.config.rules import ITEM_BYTES, value_bytes
-from forebay.engine.lifecycle.bring import bring
+from forebay.engine.lifecycle.bring import pull
 from forebay.engine.lifecycle.model_shape import read_shape
 from forebay.families import TYPES
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import config_of, family_title
 from forebay.families.small import small_config
+from forebay.formats.adapters import AdapterFiles, open_adapter
 from forebay.formats.gguf_parts import first_parts, model_file, part_paths
-from forebay.formats.hub_names import HubModel, find_in_cache, hub_folder, hub_model, repository_of, revisions
+from forebay.formats.hub_names import (
+    HubModel,
+    find_adapter,
+    find_in_cache,
+    hub_folder,
+    hub_model,
+    is_adapter,
+    repository_of,
+    revisions,
+)
 from forebay.formats.quantization import Quantization
 from forebay.formats.store import cached, find_model, find_named, models_folder, short_name, users_of
 from forebay.memory.kinds.build import describe_request
@@ -77,16 +87,19 @@ def _list(words: Sequence[str]) -> None:
         print(f"no models in {models_folder()} and {hub_folder()}: `forebay models pull` fetches the default one")
         return
     table = Table(box=None)
-    for column in ("name", "size", "revision", "used by", "path"):
+    for column in ("name", "kind", "size", "revision", "used by", "path"):
         table.add_column(column, overflow="fold")
     for model in found:
         pids = ", ".join(map(str, model["used_by"]))
-        table.add_row(model["name"], human_bytes(model["num_bytes"]), model["revision"], pids, model["path"])
+        table.add_row(
+            model["name"], model["kind"], human_bytes(model["num_bytes"]), model["revision"], pids, model["path"]
+        )
     _print(table)
 
 
 def _here() -> Iterator[tuple[str, str, Path]]:
-    """Return the models that can be served, by the name that `serve` takes; of the hub's models with the revision."""
+    """Return the models and adapters that can be served, by the name that `serve` takes; of the hub's with the
+    revision."""
     for path in cached():
         yield short_name(path), "", path
     for repo, revision, folder in revisions():
@@ -95,13 +108,26 @@ def _here() -> Iterator[tuple[str, str, Path]]:
         for file in files:
             yield str(HubModel(repo, file=file.relative_to(folder).as_posix())), revision, file
         with contextlib.suppress(ModelError):
-            if not files and find_in_cache(model) == folder:
+            if not files and (is_adapter(_names(folder)) or find_in_cache(model) == folder):
                 yield repo, revision, folder
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the names of the files in a folder; links may lead nowhere."""
+    return [entry.name for entry in folder.iterdir() if entry.exists()] if folder.is_dir() else []
 
 
 def _listed(name: str, revision: str, path: Path) -> dict[str, Any]:
     size = sum(file.stat().st_size for file in _files(path))
-    return {"name": name, "num_bytes": size, "revision": revision, "used_by": _users(path), "path": str(path)}
+    kind = "adapter" if is_adapter(_names(path)) else "model"
+    return {
+        "name": name,
+        "kind": kind,
+        "num_bytes": size,
+        "revision": revision,
+        "used_by": _users(path),
+        "path": str(path),
+    }
 
 
 def _users(path: Path) -> list[int]:
@@ -116,7 +142,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _pull(words: Sequence[str]) -> None:
-    parser = _parser("pull", "[MODEL] [--revision NAME] [options as for serve, to see that it fits]")
+    parser = _parser("pull", "[MODEL|ADAPTER] [--revision NAME] [options as for serve, to see that it fits]")
     parser.engine_flags(server=False, model_is_positional=True)
     parsed = parser.parse(words)
     if "model_path" not in parsed.values:
@@ -126,7 +152,7 @@ def _pull(words: Sequence[str]) -> None:
     model = hub_model(str(name), revision)
     if find_named(name) is not None or model is None:
         raise ConfigError(f"{name} is no model of the hub: those are called org/name, or org/name:Q4_K_M")
-    print(bring(model, parsed.resolve, note))
+    print(pull(model, parsed.resolve, note))
 
 
 def _remove(words: Sequence[str]) -> None:
@@ -183,14 +209,33 @@ def _quantize(words: Sequence[str]) -> None:
 
 
 def inspect(name: str | None) -> None:
-    """Print a checkpoint's shape, quantisation and memory needs. Reads headers only."""
+    """Print a checkpoint's shape, quantisation and memory needs, or what an adapter is. Reads headers only."""
+    if (folder := _adapter(name)) is not None:
+        _print_items(str(folder), _adapter_items(open_adapter(folder)))
+        return
     checkpoint = open_checkpoint(find_model(name))
-    table = Table(title=str(checkpoint.path), title_justify="left", box=None, show_header=False)
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    for item, value in [*_shape(checkpoint), *_memory(checkpoint)]:
-        table.add_row(item, value)
-    _print(table)
+    _print_items(str(checkpoint.path), [*_shape(checkpoint), *_memory(checkpoint)])
+
+
+def _adapter(name: str | None) -> Path | None:
+    """Return the folder of the adapter of this name; None for what is none."""
+    with contextlib.suppress(ModelError):
+        folder = None if name is None else find_adapter(name)
+        return folder if folder is not None and is_adapter(_names(folder)) else None
+    return None
+
+
+def _adapter_items(files: AdapterFiles) -> list[tuple[str, str]]:
+    ranks, modules = files.ranks, Counter(layer.rpartition(".")[2] for layer in files.ranks)
+    most = max(ranks.values())
+    return [
+        ("kind", "an adapter (LoRA), for the model that it was trained on"),
+        ("trained on", files.config.base or "not recorded"),
+        ("rank", str(most) if min(ranks.values()) == most else f"{min(ranks.values())} to {most}"),
+        ("layers", ", ".join(f"{count} x {module}" for module, count in sorted(modules.items()))),
+        ("tensor data", human_bytes(files.num_bytes)),
+        ("to serve it", f"forebay serve MODEL --enable-lora --max-lora-rank {most} --lora-modules NAME={files.folder}"),
+    ]
 
 
 def show(name: str | None) -> None:
@@ -252,6 +297,15 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     return [*rows, ("this machine", f"{human_bytes(memory.value)} {memory.why}")]
 
 
+def _print_items(title: str, items: Iterable[tuple[str, str]]) -> None:
+    table = Table(title=title, title_justify="left", box=None, show_header=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for item, value in items:
+        table.add_row(item, value)
+    _print(table)
+
+
 def _print(table: Table) -> None:
     """Paths are not broken, and lines not padded, where nobody looks at a screen: a script reads them."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
@@ -261,10 +315,10 @@ def _print(table: Table) -> None:
 
 
 ACTIONS: Final[dict[str, tuple[str, Callable[[Sequence[str]], None]]]] = {
-    "list": ("the models that are here, with their sizes and who uses them", _list),
-    "pull": ("fetch a model of the hub, or the default one", _pull),
+    "list": ("the models and adapters that are here, with their sizes and who uses them", _list),
+    "pull": ("fetch a model or an adapter of the hub, or the default model", _pull),
     "rm": ("remove a model that is listed", _remove),
-    "inspect": ("what a model is and needs", _inspect),
+    "inspect": ("what a model or an adapter is and needs", _inspect),
     "show": ("a model, or a small one of a type, as equations", _show),
     "quantize": ("write a model with its matrices in 4 or 8 bits", _quantize),
     "make": ("write a small random model with the default model's tokenizer", _make),

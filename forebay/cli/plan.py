@@ -169,7 +169,7 @@ def _memory(text: str | None) -> Amount:
 def make_plan(parsed: Parsed, memory: Amount, *, path: Path | None, read: Callable[..., Shape]) -> Plan:
     """Plan the memory of the model at `path`, or of the named model, as `read_shape` reads it. Raises NotEnoughMemory
     where the weights or not a single request would fit, as serving would."""
-    found: dict[str, Any] = {} if path is None else {"find": lambda *named: path}
+    found: dict[str, Any] = {"adapter": Path} | ({} if path is None else {"find": lambda *named: path})
     config = parsed.resolve(Survey(model=lambda *which: read(*which)[::2], memory=lambda: memory, **found))
     model, needs, weights = read(Path(config.engine.model_path), config.engine.speculation.by_own_head)
     kernels = kernels_on(this_cpu(), config.engine.kernels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from forebay.base.errors import ConfigError, InvalidRequest
@@ -25,7 +26,8 @@ FLAGS: Final = in_group(
     Flag(
         "lora_modules",
         PAIRS,
-        "adapters to load at the start, one or several; a path is a folder of PEFT's",
+        "adapters to load at the start, one or several; a path is a folder of PEFT's, or org/name or "
+        "org/name@revision of the Hugging Face hub",
         aliases=("--lora-paths",),
     ),
     Flag(
@@ -102,12 +104,12 @@ def wrong_name(name: str, model: str) -> str:
     return ""
 
 
-def field_values(settled: Settled) -> dict[str, Any]:
-    """Return the values of the configuration's fields about adapters."""
+def field_values(settled: Settled, find: Callable[[str], Path]) -> dict[str, Any]:
+    """Return the values of the configuration's fields about adapters. `find` returns the folder of an adapter by its
+    path or its name on the hub."""
     if not settled["enable_lora"]:
         return {"adapters": NO_ADAPTERS, "max_loras": 0}
     slots = settled.number("max_loras")
-    options = AdapterOptions(
-        max_loras=slots, max_lora_rank=settled.number("max_lora_rank"), lora_modules=modules_of(settled)
-    )
+    modules = tuple((name, str(find(path))) for name, path in modules_of(settled))
+    options = AdapterOptions(max_loras=slots, max_lora_rank=settled.number("max_lora_rank"), lora_modules=modules)
     return {"adapters": options, "max_loras": slots}

@@ -42,6 +42,7 @@ from forebay.config.sources import Given, from_environment, from_file, from_flag
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.formats.gguf_parts import model_file
+from forebay.formats.hub_names import find_adapter
 from forebay.formats.quantization import Quantization
 from forebay.formats.store import find_model, model_title
 from forebay.formats.weight_shapes import WeightShapes
@@ -67,11 +68,13 @@ def _read_shape(path: Path, draft_head: bool) -> tuple[ModelConfig, WeightShapes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """How `resolve` learns the facts it decides by: where the model of a name and a revision is; its shape and that of
-    its weights, a draft head's among them where that is to guess; the CPU and memory of the machine and, where that
-    is asked for, of its GPU. `forebay plan` asks about models without their weights, and about other machines."""
+    """How `resolve` learns the facts it decides by: where the model of a name and a revision is, and the adapter of a
+    name; the shape of the model and that of its weights, a draft head's among them where that is to guess; the CPU and
+    memory of the machine and, where that is asked for, of its GPU. `forebay plan` asks about models without their
+    weights, and about other machines."""
 
     find: Callable[[str | None, str | None], Path] = lambda name, revision: find_model(name, revision=revision)
+    adapter: Callable[[str], Path] = find_adapter
     model: Callable[[Path, bool], tuple[ModelConfig, WeightShapes]] = _read_shape
     memory: Callable[[], machine.Amount] = machine.available_memory
     gpu: Callable[[], GpuMemory | None] = gpu_memory
@@ -118,7 +121,7 @@ def resolve(
     check_fit(facts, settled, given)
     _cut_to_model(given, facts, settled, reasons)
     values = _field_values(settled) | {"spare_cache": facts.gpu is not None or _is_cache_sized(given)}
-    values |= hisparse.field_values(settled, facts.model) | adapters.field_values(settled)
+    values |= hisparse.field_values(settled, facts.model) | adapters.field_values(settled, survey.adapter)
     values |= speculation.field_values(settled, auto=given["speculative_algorithm"].value is AUTO)
     values |= disaggregation.field_values(settled, cluster_key(settled)) | key_fields(keys)
     return Config(

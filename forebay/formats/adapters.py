@@ -21,11 +21,15 @@ from forebay.base.errors import ModelError, brief
 from forebay.formats.file_array import Array
 from forebay.formats.files import is_there, read_json
 from forebay.formats.quantized import F32
-from forebay.formats.safetensors import ADAPTER_NAME, SafetensorsFile
+from forebay.formats.safetensors import ADAPTER_NAME, ADAPTER_WEIGHTS_NAME, SafetensorsFile
 from forebay.formats.stored_tensor import as_float32
 
-WEIGHTS_NAME: Final = "adapter_model.safetensors"
-_PICKLED_NAME: Final = "adapter_model.bin"
+WEIGHTS_NAME: Final = ADAPTER_WEIGHTS_NAME
+PICKLED_NAME: Final = "adapter_model.bin"
+WHY_NOT_PICKLED: Final = (
+    f"the adapter is pickled ({PICKLED_NAME}), which can run code and is never opened: save it again with "
+    "safe_serialization=True"
+)
 _PREFIX: Final = "base_model.model."
 _PARTS: Final = (".lora_A.weight", ".lora_B.weight")
 
@@ -133,6 +137,53 @@ class _Config:
         return (self.alpha if alpha is None else alpha) / (math.sqrt(rank) if self.rslora else rank)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AdapterFiles:
+    """The opened files of an adapter, whose configuration and header are checked. No entry of a tensor is read.
+    `stored` are the names of A and B in the file, by layer of the model that was trained."""
+
+    folder: Path
+    config: _Config
+    file: SafetensorsFile
+    stored: Mapping[str, Mapping[str, str]]
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Return the rank of each layer."""
+        return {layer: self.config.rank_of(layer) for layer in self.stored}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.num_bytes for tensor in self.file.tensors.values())
+
+    def layers_of(self, layers: Mapping[str, Shape], rename: Callable[[str], str], max_rank: int) -> dict[str, str]:
+        """Return the layer of the model that was trained by our name, for a model with these adaptable `layers`; see
+        `read_adapter`. Raises ModelError."""
+        names: dict[str, str] = {}
+        for layer, parts in self.stored.items():
+            name = rename(layer)
+            if name not in layers:
+                raise ModelError(f"{self.file.path}: {brief(layer)} is no layer of this model that can have an adapter")
+            if name in names:
+                raise ModelError(
+                    f"{self.file.path}: {brief(names[name])} and {brief(layer)} are the same layer of this model"
+                )
+            names[name] = layer
+            _check_shapes(self.file, parts, layers[name], self.config.rank_of(layer), max_rank)
+        return names
+
+
+def open_adapter(folder: Path) -> AdapterFiles:
+    """Open the adapter in `folder` and check what does not depend on its model. ModelError names the file and the field
+    or tensor that cannot be served."""
+    config = _read_config(folder / ADAPTER_NAME)
+    weights = folder / WEIGHTS_NAME
+    if not is_there(weights) and is_there(folder / PICKLED_NAME):
+        raise ModelError(f"{folder}: {WHY_NOT_PICKLED}")
+    file = SafetensorsFile(weights)
+    return AdapterFiles(folder=folder, config=config, file=file, stored=_by_layer(file))
+
+
 def read_adapter(folder: Path, *, layers: Mapping[str, Shape], rename: Callable[[str], str], max_rank: int) -> Adapter:
     """Read and check the adapter in `folder`, for a model with these adaptable `layers`, by our names. `rename` returns
     our name of a layer of the model that was trained, "" for a layer that has no use here.
@@ -140,25 +191,11 @@ def read_adapter(folder: Path, *, layers: Mapping[str, Shape], rename: Callable[
     Everything but the tensors' entries is checked before one is read. ModelError names the file and the field, tensor
     or layer that cannot be served.
     """
-    config = _read_config(folder / ADAPTER_NAME)
-    weights = folder / WEIGHTS_NAME
-    if not is_there(weights) and is_there(folder / _PICKLED_NAME):
-        raise ModelError(
-            f"{folder}: the adapter is pickled ({_PICKLED_NAME}), which can run code and is never opened: save it "
-            "again with safe_serialization=True"
-        )
-    file = SafetensorsFile(weights)
-    stored = _by_layer(file)
-    names: dict[str, str] = {}
-    for layer in stored:
-        name = rename(layer)
-        if name not in layers:
-            raise ModelError(f"{weights}: {brief(layer)} is no layer of this model that can have an adapter")
-        if name in names:
-            raise ModelError(f"{weights}: {brief(names[name])} and {brief(layer)} are the same layer of this model")
-        names[name] = layer
-        _check_shapes(file, stored[layer], layers[name], config.rank_of(layer), max_rank)
-    pairs = {name: _read_pair(file, stored[names[name]], config.scale_of(names[name])) for name in sorted(names)}
+    files = open_adapter(folder)
+    names, config = files.layers_of(layers, rename, max_rank), files.config
+    pairs = {
+        name: _read_pair(files.file, files.stored[names[name]], config.scale_of(names[name])) for name in sorted(names)
+    }
     return Adapter(path=folder, base=config.base, pairs=pairs, digest=_digest(pairs))
 
 

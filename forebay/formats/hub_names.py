@@ -16,7 +16,13 @@ from typing import Final
 
 from forebay.base.errors import ModelError
 from forebay.formats.gguf_parts import first_name, is_model, part_names
-from forebay.formats.safetensors import INDEX_NAME, SINGLE_NAME, weight_files
+from forebay.formats.safetensors import (
+    ADAPTER_NAME,
+    ADAPTER_WEIGHTS_NAME,
+    INDEX_NAME,
+    SINGLE_NAME,
+    weight_files,
+)
 
 MAIN: Final = "main"
 REVISIONS: Final = "snapshots"
@@ -122,6 +128,39 @@ def find_in_cache(model: HubModel, cache: Path | None = None) -> Path:
     if missing:
         raise ModelError(f"{folder}: {len(missing)} files of {model} are missing ({missing[0]}): {pull} fetches them")
     return folder
+
+
+def find_adapter(name: str) -> Path:
+    """Return the folder of the adapter that a user calls `name`: a path, or `org/name` or `org/name@revision` of the
+    hub's cache. ModelError where the hub's is not here; a path is returned also where nothing is."""
+    path, model = Path(name).expanduser(), hub_model(name)
+    if path.exists() or model is None:
+        return path
+    if model.file or model.codes:
+        raise ModelError(f"{name}: adapters in GGUF files are not read: name a repository with {ADAPTER_NAME}")
+    folder = revision_folder(model)
+    if folder is None or not is_adapter(entry.name for entry in folder.iterdir() if entry.exists()):
+        at = "" if model.revision == MAIN else f" --revision {model.revision}"
+        raise ModelError(
+            f"the adapter {name} is not on this machine: `forebay models pull {model}{at}` fetches it (no folder is "
+            "called so here)"
+        )
+    return folder
+
+
+def absent_adapter(name: str) -> HubModel | None:
+    """Return the hub's adapter of this name, where it is not here, or not all of it."""
+    try:
+        find_adapter(name)
+    except ModelError:
+        model = hub_model(name)
+        return None if model is None or model.file or model.codes else model
+    return None
+
+
+def is_adapter(names: Iterable[str]) -> bool:
+    """Return whether files of these names are an adapter (LoRA)."""
+    return {ADAPTER_NAME, ADAPTER_WEIGHTS_NAME} <= set(names)
 
 
 def chosen_gguf(names: Iterable[str], model: HubModel) -> str | None:

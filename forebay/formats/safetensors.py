@@ -20,6 +20,7 @@ from forebay.formats.files import MAX_JSON_BYTES, is_there, parse_json, read_lar
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
 ADAPTER_NAME: Final = "adapter_config.json"
+ADAPTER_WEIGHTS_NAME: Final = "adapter_model.safetensors"
 # Of one file and of a whole checkpoint. Published ones have up to 12,000 and 140,000.
 MAX_TENSORS: Final = 1 << 16
 MAX_CHECKPOINT_TENSORS: Final = 1 << 18
@@ -133,7 +134,7 @@ def why_no_weights(names: Iterable[str]) -> str:
     if ADAPTER_NAME in names:
         return (
             "it is a LoRA adapter, which changes another model: serve that one with --enable-lora and --lora-modules "
-            "NAME=PATH of this folder"
+            "NAME=PATH of this folder, or NAME=org/name of this repository"
         )
     pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
     gguf = [name for name in names if name.endswith(".gguf")]

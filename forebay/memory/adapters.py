@@ -18,7 +18,7 @@ ADAPTER: Final = "adapter"
 _SHOWN: Final = 20  # names in an error
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class AdapterLoad:
     """One load of an adapter. Its `number` is never given again, so that nothing computed with another load is taken
     for this one's.

@@ -9,7 +9,7 @@ logits = model.logits(hidden[last])          # [N, H] -> [N, V] float32
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from forebay.base.errors import ModelError
 from forebay.families import ASSISTANTS, HEADS
 from forebay.families.checkpoint import Checkpoint
 from forebay.families.model_config import ModelConfig, family
-from forebay.formats.adapters import Adapter, Shape, read_adapter
+from forebay.formats.adapters import Adapter, AdapterFiles, Shape, read_adapter
 from forebay.formats.quantization import Quantization
 from forebay.layers.adapters import AdapterSlots
 from forebay.models.decoder import DecoderSpec, Model, decoder_spec
@@ -27,7 +27,7 @@ from forebay.models.dry_build import Needs, dry_build
 from forebay.models.loader import Loader, Progress, check_names
 from forebay.ops import Ops
 
-__all__ = ["AdapterSlots", "Model", "Needs", "adapter_of", "describe", "load", "needs_of"]
+__all__ = ["AdapterSlots", "Model", "Needs", "adapter_of", "check_adapter", "describe", "load", "needs_of"]
 
 
 _NO_HEAD = "take another --speculative-algorithm than NEXTN"
@@ -66,6 +66,17 @@ def needs_of(config: ModelConfig, *, draft_head: bool = False, adapters: Adapter
 def adapter_of(folder: Path, config: ModelConfig, *, layers: Mapping[str, Shape], max_rank: int) -> Adapter:
     """Read and check the adapter in `folder` for a model of this configuration and these adaptable `layers`; see
     `read_adapter`."""
+    return read_adapter(folder, layers=layers, rename=_renamed(config, layers), max_rank=max_rank)
+
+
+def check_adapter(files: AdapterFiles, config: ModelConfig, *, max_rank: int) -> None:
+    """Check that the adapter is one of a model of this configuration, by names, shapes and ranks. Raises ModelError."""
+    layers = needs_of(config, adapters=AdapterSlots(max_loras=1, max_rank=max_rank)).adaptable
+    files.layers_of(layers, _renamed(config, layers), max_rank)
+
+
+def _renamed(config: ModelConfig, layers: Mapping[str, Shape]) -> Callable[[str], str]:
+    """Return what maps the name of a trained layer to ours, of a model with these adaptable `layers`."""
     names = family(config.model_type).names
 
     def rename(layer: str) -> str:
@@ -73,7 +84,7 @@ def adapter_of(folder: Path, config: ModelConfig, *, layers: Mapping[str, Shape]
         ours = names.layer(layer, config.num_layers)
         return ours if ours in layers else names.layer(f"model.{layer}", config.num_layers)
 
-    return read_adapter(folder, layers=layers, rename=rename, max_rank=max_rank)
+    return rename
 
 
 def load(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +12,13 @@ import pytest
 
 from forebay.base import fault
 from forebay.base.errors import Conflict, InvalidRequest, ModelError, NotFound
+from forebay.engine.channel import Channel
 from forebay.engine.client.llm import LLM
-from forebay.engine.frames import AddRequest, LoadAdapter, UnloadAdapter
+from forebay.engine.frames import AddRequest, LoadAdapter, ToEngine, UnloadAdapter
 from forebay.engine.loop.core import EngineCore
+from forebay.engine.loop.loop import EngineLoop
 from forebay.requests.sampling_params import SamplingParams
-from tests.deadlines import wait_until
+from tests.deadlines import NEVER_S, wait_until
 from tests.engine.adapters import make_adapter, merged
 from tests.kernels import NATIVE
 from tests.models.tiny import Tiny
@@ -210,6 +214,31 @@ def test_a_load_waits_while_the_weights_are_released(llm, right, adapters):
     assert tokens_of(llm, "late") == right["two"]
 
 
+def test_loop_waits_for_a_load_by_its_signal_and_not_by_the_clock(llm, right, adapters):
+    llm.unload_adapter("two")
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours, ToEngine)
+    loop, loader, reads = EngineLoop(llm._core, channel), llm._core.adapters, []
+    loader.beside = reads.append
+    loop._idle_work = False
+    llm.sleep()
+    with theirs:
+        loader.handle(LoadAdapter(serial=1, name="late", path=str(adapters["two"])))
+        assert loop._patience_s() is None, "nothing is read yet"
+        threading.Thread(target=reads.pop()).start()
+        loop.turn()  # would never end without the signal
+        assert loop._patience_s() is None, "there are no weights to write to"
+        llm.wake_up()
+        assert loop._patience_s() == 0.0
+        while loader.busy:
+            loop.turn()
+        assert tokens_of(llm, "late") == right["two"]
+        llm._core.add(AddRequest(request_id=1, prompt_token_ids=[1], params=GREEDY.with_seed(), adapter="late"))
+        loader.handle(UnloadAdapter(serial=2, name="late", timeout_s=NEVER_S))
+        assert 0.0 < loader.patience_s() <= NEVER_S
+    channel.close()
+
+
 def test_an_unload_gives_up_a_load_of_its_name(llm, adapters):
     loader = llm._core.adapters
     llm.unload_adapter("two")
@@ -278,8 +307,9 @@ def test_an_adapter_whose_files_are_gone_is_dropped_when_the_engine_wakes(checkp
 def test_an_engine_without_slots_says_so(checkpoint):
     with LLM(str(checkpoint.path), **FLAGS) as llm:
         assert llm._core.adapters is None
-        with pytest.raises(Conflict, match="enable_lora=True"):
-            llm.load_adapter("one", "/")
+        for call in (lambda: llm.load_adapter("one", "/"), lambda: llm.unload_adapter("one")):
+            with pytest.raises(Conflict, match="enable_lora=True"):
+                call()
         (refused,) = llm._core.add(AddRequest(request_id=1, prompt_token_ids=[1], params=GREEDY, adapter="one"))
         assert refused.failure.code == "model_not_found"
 

@@ -81,9 +81,9 @@ ADAPTERS: Final = (
     Mutant(
         "C33 every shape is checked before an entry is read",
         "formats/adapters.py",
-        "        _check_shapes(file, stored[layer], layers[name], config.rank_of(layer), max_rank)\n",
-        "        _read_pair(file, stored[layer], 1.0)\n"
-        "        _check_shapes(file, stored[layer], layers[name], config.rank_of(layer), max_rank)\n",
+        "            _check_shapes(self.file, parts, layers[name], self.config.rank_of(layer), max_rank)\n",
+        "            _read_pair(self.file, parts, 1.0)\n"
+        "            _check_shapes(self.file, parts, layers[name], self.config.rank_of(layer), max_rank)\n",
         f"{_FILES}::test_no_tensor_is_read_before_all_are_checked",
     ),
     Mutant(

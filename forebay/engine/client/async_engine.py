@@ -33,6 +33,7 @@ from forebay.engine.frames import (
     UpdateWeights,
 )
 from forebay.engine.stream import Mailbox, Stream
+from forebay.formats.hub_names import find_adapter
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
@@ -145,10 +146,11 @@ class AsyncEngine(EngineLink, TextEngine):
         return {adapter.name: adapter for adapter in told}
 
     async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> State:
-        """Load the adapter at `path`, on the engine's machine. Raises what is wrong."""
+        """Load the adapter at `path`, on the engine's machine, or of that name in the hub's cache there. Raises what is
+        wrong."""
         self._check_adapters()
         check_name(name, self._process.config.served_model_name)
-        return await self._ask(LoadAdapter, name=name, path=path, replace=replace)
+        return await self._ask(LoadAdapter, name=name, path=str(find_adapter(path)), replace=replace)
 
     async def unload_adapter(self, name: str, *, timeout_s: float = 300.0) -> State:
         """Unload an adapter; returns when its slot is free. Raises what is wrong, and Conflict if requests have it

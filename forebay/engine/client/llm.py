@@ -22,7 +22,7 @@ from forebay.base.errors import Conflict, InvalidRequest
 from forebay.base.log import event, get_logger
 from forebay.config.adapters import check_name
 from forebay.config.disaggregation import refuse_without_server
-from forebay.config.resolve import resolve
+from forebay.config.resolve import resolve, written_values
 from forebay.config.sources import refuse_server_settings
 from forebay.engine.client.embedding import (
     INSTRUCTION,
@@ -38,9 +38,10 @@ from forebay.engine.client.in_process import InProcess
 from forebay.engine.client.writing import Prompt, RequestOutput, chat_prompt, output_of
 from forebay.engine.frames import TAGS, WEIGHTS
 from forebay.engine.lifecycle.adapters import AdapterLoader
-from forebay.engine.lifecycle.bring import bring
+from forebay.engine.lifecycle.bring import bring, bring_adapter, bring_adapters
 from forebay.engine.lifecycle.weights import GivenTensor
 from forebay.engine.loop.build import build_engine
+from forebay.formats.hub_names import absent_adapter, find_adapter
 from forebay.formats.store import absent_model
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import CacheReport
@@ -73,9 +74,10 @@ class LLM(InProcess):
         asked = {"model": model, **flags}
         named = model or flags.get("model_path")
         if named is not None and (of_hub := absent_model(str(named), flags.get("revision"))) is not None:
-            bring(
-                of_hub, lambda survey: resolve(asked, survey=survey), lambda text: log.info(event("model", what=text))
-            )
+            bring(of_hub, lambda survey: resolve(asked, survey=survey), _note)
+        if modules := written_values(asked, {}).get("lora_modules"):
+            assert isinstance(modules, tuple), modules
+            bring_adapters(modules, lambda survey: resolve(asked, survey=survey), _note)
         config = resolve(asked)
         refuse_without_server("LLM", config)
         scheduling = replace(
@@ -194,15 +196,17 @@ class LLM(InProcess):
         return [verdict(update.vector) for update in self._pool(outputs, params, use_tqdm)]
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Load the adapter (LoRA) in the folder `path`, for calls that name it. Raises what is wrong with it, and
-        Conflict for a name that is taken or no free slot (`max_loras`)."""
+        """Load the adapter (LoRA) in the folder `path`, or of that name on the hub, for calls that name it. Raises what
+        is wrong with it, and Conflict for a name that is taken or no free slot (`max_loras`)."""
         adapters = self._adapters
         check_name(name, self.model)
-        adapters.load_now(name, path)
+        if (of_hub := absent_adapter(path)) is not None:
+            bring_adapter(of_hub, lambda files: None, _note)
+        adapters.load_now(name, str(find_adapter(path)))
 
     def unload_adapter(self, name: str) -> None:
         """Free the slot of an adapter. Raises NotFound for a name that is not loaded."""
-        self._core.scheduler.held.adapters.unload(name)
+        self._adapters.unload_now(name)
 
     @property
     def _adapters(self) -> AdapterLoader:
@@ -247,6 +251,10 @@ class LLM(InProcess):
             there = f"there are {len(prompts)}" if isinstance(prompts, Sequence) else "nobody knows how many there are"
             raise InvalidRequest(f"{there} prompts and {len(given)} sampling_params: give one, or one for each")
         return iter(given)
+
+
+def _note(text: str) -> None:
+    log.info(event("model", what=text))
 
 
 def _as_prompts(prompts: Prompt | Iterable[Prompt]) -> Iterable[Prompt]:

@@ -5,10 +5,14 @@ references, a few tensors at a time."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol
 
@@ -17,6 +21,7 @@ from forebay.base.errors import Conflict, EngineError, ForebayError, InvalidRequ
 from forebay.base.log import event, get_logger
 from forebay.engine.frames import LoadAdapter, LoadedAdapter, UnloadAdapter
 from forebay.formats.adapters import Adapter
+from forebay.formats.store import hold
 from forebay.memory.adapters import AdapterLoad
 from forebay.requests.updates import Failure, FinishReason
 from forebay.scheduler.scheduler import Scheduler
@@ -82,6 +87,7 @@ class AdapterLoader:
     ) -> None:
         self._scheduler, self._memory, self._clock = scheduler, memory, clock
         self._is_there, self.beside = is_there, beside or in_a_thread
+        self.on_read: Callable[[], None] = lambda: None  # a thread has read something: `go_on` can go on
         self._adapters = scheduler.held.adapters
         self._loads: list[_Load] = []
         self._unloads: list[_Unload] = []
@@ -91,6 +97,13 @@ class AdapterLoader:
     def busy(self) -> bool:
         """Whether something is being loaded or waits for requests to end."""
         return bool(self._loads or self._unloads)
+
+    def patience_s(self) -> float | None:
+        """Return how long `go_on` can wait where no step runs and `on_read` is not called; None for any time."""
+        if self._is_there() and any(load.copying is not None or not load.found.empty() for load in self._loads):
+            return 0.0
+        now = self._clock()
+        return min((max(0.0, unload.deadline - now) for unload in self._unloads), default=None)
 
     @property
     def report(self) -> list[LoadedAdapter]:
@@ -152,6 +165,10 @@ class AdapterLoader:
             self._adapters.failed(adapter)
             raise
         self._loaded(adapter, files, 0.0)
+
+    def unload_now(self, name: str) -> None:
+        """Unload an adapter; its slot is free when its last request has ended. Raises NotFound."""
+        self._adapters.unload(name)
 
     def read_again(self, progress: Callable[[], None]) -> None:
         """Write adapters whose slots hold nothing, as the memory of the weights is new; loads under way begin again.
@@ -216,6 +233,7 @@ class AdapterLoader:
                 found.put(self._memory.read(frame.path))
             except BaseException as error:  # whatever it is, the loop says so
                 found.put(error)
+            self.on_read()
 
         self._loads.append(_Load(adapter, frame.serial, found, self._clock()))
         try:
@@ -244,6 +262,8 @@ class AdapterLoader:
 
     def _loaded(self, adapter: AdapterLoad, files: Adapter, seconds: float) -> None:
         adapter.rank, adapter.num_bytes, adapter.digest = files.rank, files.num_bytes, files.digest
+        with suppress(OSError):  # it was read, and is gone already
+            weakref.finalize(adapter, os.close, hold(Path(adapter.path)))
         self._adapters.loaded(adapter)
         log.info(
             event(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from forebay.base import fault
 from forebay.base.clock import TICK_S, RunClock
 from forebay.base.errors import EngineError
 from forebay.base.log import event, get_logger
+from forebay.base.wake import Wake
 from forebay.engine.channel import Channel, ChannelClosed, FrameTooLarge
 from forebay.engine.frames import (
     TAGS,
@@ -41,7 +43,6 @@ LOG_INTERVAL_S: Final = 10.0  # of work
 AUDIT_INTERVAL_S: Final = 10.0  # between two looks for leaked pages, which take an idle engine
 IDLE_WORK_AFTER_S: Final = 0.3  # without anything to do: what comes next is then not held up by what could wait
 RESTING_WAIT_S: Final = 0.25  # how soon to look again for requests that have waited too long while it is asleep
-LOADING_WAIT_S: Final = 0.005  # the same, for the files of an adapter
 COMPILE_WAIT_S: Final = 0.001  # the same, for a grammar that is being compiled: most take no longer
 STUCK_WAIT_S: Final = 0.02  # how soon to look again when those who wait cannot be served yet
 
@@ -66,6 +67,11 @@ class EngineLoop:
         self._surveys = Surveys(core.scheduler.held.cache)
         if core.exchange:
             channel.also_wake_for(core.exchange.transfers.fileno())
+        self._files_read = Wake() if core.adapters else None
+        if core.adapters and self._files_read:
+            core.adapters.on_read = self._files_read.set
+            channel.also_wake_for(self._files_read.fileno())
+            weakref.finalize(self, self._files_read.close)
         self._clock = clock
         self._state_at = clock() + STATE_INTERVAL_S
         self._audit_at = clock() + AUDIT_INTERVAL_S
@@ -110,7 +116,8 @@ class EngineLoop:
                 self._send_state(serial)
         for serial, failure in self._core.sleeper.take_answers():
             self._send_state(serial, failure)
-        if self._core.adapters:
+        if self._core.adapters and self._files_read:
+            self._files_read.clear()
             self._core.adapters.go_on()
             for serial, failure in self._core.adapters.take_answers():
                 self._send_state(serial, failure)
@@ -148,17 +155,21 @@ class EngineLoop:
         )
 
     def _patience_s(self) -> float | None:
-        if self._core.idle and self._core.adapters and self._core.adapters.busy:
-            return LOADING_WAIT_S
         if self._core.idle:
-            if self._idle_work or self._core.exchange:
-                return IDLE_WORK_AFTER_S
-            return None if self._sleep_at is None else max(0.0, self._sleep_at - self._clock())
+            return self._idle_patience_s()
         if self._core.sleeper.resting:
             return RESTING_WAIT_S
         if self._core.scheduler.constraints.unready and self._core.stuck:
             return COMPILE_WAIT_S
         return STUCK_WAIT_S if self._core.stuck else 0.0
+
+    def _idle_patience_s(self) -> float | None:
+        waits = [self._core.adapters.patience_s()] if self._core.adapters else []
+        if self._idle_work or self._core.exchange:
+            waits.append(IDLE_WORK_AFTER_S)
+        elif self._sleep_at is not None:
+            waits.append(max(0.0, self._sleep_at - self._clock()))
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def _nods_off(self, disturbed: bool) -> bool:
         """Return whether nothing came for as long as it takes to sleep."""

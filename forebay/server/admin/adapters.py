@@ -12,6 +12,7 @@ from forebay.base.errors import InvalidRequest
 from forebay.base.log import event, get_logger
 from forebay.config.adapters import check_name
 from forebay.engine.frames import State
+from forebay.formats.hub_names import hub_model
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.administration import LoadAdapterRequest, UnloadAdapterRequest
 
@@ -75,4 +76,10 @@ def _below(root: str | None, lora_path: str) -> str:
         raise InvalidRequest(f"lora_path {lora_path[:200]!a} cannot be read: {error}", param="lora_path") from None
     if outside:
         raise InvalidRequest(f"lora_path {lora_path[:200]!a} is not below --lora-root", param="lora_path")
+    if hub_model(lora_path) is not None and not path.exists():
+        raise InvalidRequest(
+            f"there is no folder {lora_path[:200]!a} below --lora-root, and nothing is downloaded over HTTP: name an "
+            "adapter of the hub in --lora-modules, or put its folder there",
+            param="lora_path",
+        )
     return str(path)
