@@ -13,6 +13,7 @@ from typing import Final
 
 from forebay.base.errors import ConfigError, ForebayError, Unavailable
 from forebay.base.http_client import Origin, get_json
+from forebay.cli.adapter import add_lora, with_adapter
 from forebay.cli.arguments import Parsed, Parser, note
 from forebay.cli.generate import add_sampling
 from forebay.cli.local import Took, local_model
@@ -37,10 +38,16 @@ def run(words: Sequence[str]) -> int:
         f"Talk to the server at --url ({DEFAULT_URL} if one answers there), else to an engine that is "
         "started for it. A MODEL always starts an engine.",
         "[MODEL] [options]",
-        examples=("", "Qwen/Qwen3-0.6B --temperature 0.7", "--url https://models.example.org"),
+        examples=(
+            "",
+            "Qwen/Qwen3-0.6B --temperature 0.7",
+            "Qwen/Qwen3-0.6B --lora ./adapters/support",
+            "--url https://models.example.org",
+        ),
     )
     parser.option("--url", metavar="URL", help="a running server")
     parser.option("--system", metavar="TEXT", help="the system message")
+    add_lora(parser)
     add_sampling(parser, max_tokens=None)
     parser.engine_flags(server=False, model_is_positional=True)
     parser.option("--api-key", metavar="KEY", dest="key", help="for the server; better in FOREBAY_API_KEY")
@@ -52,21 +59,23 @@ def run(words: Sequence[str]) -> int:
 async def _chat(parsed: Parsed) -> None:
     own = parsed.own
     origin = Origin(own.url or DEFAULT_URL, own.key or os.environ.get("FOREBAY_API_KEY", ""))
-    if own.url or (not parsed.flags and await _answers(origin)):
+    if own.url or (not parsed.flags and await _answers(origin, own.lora)):
         await Conversation(await Remote.find(origin, own), own.system).hold()
         return
+    parsed, adapter = with_adapter(parsed)
     config = parsed.resolve(max_running_requests=1, log_level="warning")
     note("loading the model")
-    async with local_model(config) as model:
+    async with local_model(config, adapter) as model:
         await Conversation(Local(config.engine.served_model_name, model, own), own.system).hold()
 
 
-async def _answers(origin: Origin) -> bool:
+async def _answers(origin: Origin, adapter: str | None) -> bool:
+    """Return whether a server is there, which has that adapter."""
     try:
-        await get_json(origin, "/v1/models")
+        models = (await get_json(origin, "/v1/models"))["data"]
     except ForebayError:
         return False
-    return True
+    return adapter is None or adapter in {model["id"] for model in models}
 
 
 class Conversation:

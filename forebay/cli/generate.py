@@ -13,6 +13,7 @@ import msgspec
 
 from forebay.base.errors import ConfigError
 from forebay.base.sampling import NUMBERS
+from forebay.cli.adapter import add_lora, with_adapter
 from forebay.cli.arguments import Parser, number, whole
 from forebay.cli.local import LocalModel, local_model
 from forebay.requests.sampling_params import RANDOM_SEED, SamplingParams
@@ -28,14 +29,16 @@ def run(words: Sequence[str]) -> int:
     parser.option("--prompt", "-p", metavar="TEXT", dest="prompt_text", help="the same, as an option")
     parser.option("--file", metavar="FILE", help="read the prompt from a file instead")
     parser.option("--chat", action="store_true", help="take it as a user's message and apply the chat template")
+    add_lora(parser)
     add_sampling(parser, max_tokens=128)
     parser.engine_flags(server=False, model_is_positional=False)
     parsed = parser.parse(words)
     prompt = _prompt(parsed.own)
+    parsed, adapter = with_adapter(parsed)
     config = parsed.resolve(max_running_requests=1, log_level="warning")
 
     async def complete() -> None:
-        async with local_model(config) as model:
+        async with local_model(config, adapter) as model:
             await _complete(model, prompt, parsed.own)
 
     asyncio.run(complete())

@@ -46,19 +46,22 @@ class Took:
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """An engine in this process group, with its tokenizer."""
+    """An engine in this process group, with its tokenizer. `adapter` names the adapter that answers, "" for the model
+    alone."""
 
     engine: AsyncEngine
     tokenizer: Tokenizer
     context_length: int
     sampling: SamplingParams  # where nobody says otherwise
+    adapter: str = ""
 
     async def stream(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, took: Took | None = None
     ) -> AsyncIterator[str]:
         """The continuation, piece by piece; `took` counts it. Raises the request's typed error if it fails."""
         text = Detokenizer(self.tokenizer.table)
-        async with self.engine.submit(prompt_token_ids=list(prompt_token_ids), params=params) as updates:
+        stream = self.engine.submit(prompt_token_ids=list(prompt_token_ids), params=params, adapter=self.adapter)
+        async with stream as updates:
             async for update in updates:
                 if update.finish is FinishReason.ERROR and update.failure is not None:
                     raise from_code(update.failure.kind, update.failure.message, update.failure.code)
@@ -80,8 +83,9 @@ class LocalModel:
 
 
 @contextlib.asynccontextmanager
-async def local_model(config: Config) -> AsyncIterator[LocalModel]:
-    """A loaded engine and its tokenizer; the tokenizer is read while the engine loads."""
+async def local_model(config: Config, adapter: str = "") -> AsyncIterator[LocalModel]:
+    """A loaded engine and its tokenizer; the tokenizer is read while the engine loads. `adapter` is the one that
+    answers."""
     refuse_without_server("this command", config)
     setup_logging(config.engine.log_level, process="client")
     engine = await AsyncEngine.connect(launch(config.engine))
@@ -89,8 +93,7 @@ async def local_model(config: Config) -> AsyncIterator[LocalModel]:
         tokenizer = Tokenizer.from_path(config.engine.model_path, config.server.chat_template)
         ready = await engine.ready()
         sampling = config.server.sampling
-        yield LocalModel(
-            engine, tokenizer, ready.context_length, SamplingParams.defaults(sampling.values, sampling.source)
-        )
+        defaults = SamplingParams.defaults(sampling.values, sampling.source)
+        yield LocalModel(engine, tokenizer, ready.context_length, defaults, adapter)
     finally:
         await engine.close(drain_s=0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from forebay.base.errors import ConfigError
@@ -18,7 +19,8 @@ Message = dict[str, Any]
 class Talker(Protocol):
     """Model that answers a chat; `name` is shown in the prompt."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def reply(self, messages: list[Message], took: Took) -> AsyncIterator[str]:
         """The answer, piece by piece; `took` is filled meanwhile. Raises what went wrong."""
@@ -40,8 +42,11 @@ class Remote:
 
     @classmethod
     async def find(cls, origin: Origin, own: argparse.Namespace) -> Remote:
-        """Connect to the server and choose its first model."""
-        return cls(origin, (await get_json(origin, "/v1/models"))["data"][0]["id"], own)
+        """Connect to the server and choose the adapter of `--lora`, else its first model."""
+        talker = cls(origin, (await get_json(origin, "/v1/models"))["data"][0]["id"], own)
+        if own.lora:
+            await talker.choose(own.lora)
+        return talker
 
     async def reply(self, messages: list[Message], took: Took) -> AsyncIterator[str]:
         """Stream the answer from /v1/chat/completions; token counts come from its usage."""
@@ -65,10 +70,16 @@ class Remote:
 
 
 class Local:
-    """Chat with an engine that this command has started."""
+    """Chat with an engine that this command has started. `name` is that of its model."""
 
     def __init__(self, name: str, model: LocalModel, own: argparse.Namespace) -> None:
-        self.name, self._model, self._own = name, model, own
+        self._base, self._model, self._own = name, model, own
+
+    @property
+    def name(self) -> str:
+        """Return the name of the model, and of the adapter that answers."""
+        adapter = self._model.adapter
+        return f"{self._base} with {adapter}" if adapter else self._base
 
     async def reply(self, messages: list[Message], took: Took) -> AsyncIterator[str]:
         """Stream the answer from the engine."""
@@ -79,6 +90,9 @@ class Local:
             yield piece
 
     async def choose(self, name: str) -> None:
-        """Raise ConfigError unless `name` is the engine's only model."""
-        if name != self.name:
-            raise ConfigError(f"this engine has {self.name} alone: start another, `forebay chat {name}`")
+        """Select the engine's model, or an adapter that it has loaded. Raises ConfigError for another name."""
+        adapters = self._model.engine.adapters
+        if name not in (self._base, *adapters):
+            there = ", ".join([self._base, *adapters])
+            raise ConfigError(f"this engine has {there} alone: start another, `forebay chat {name}`")
+        self._model = replace(self._model, adapter=name if name in adapters else "")

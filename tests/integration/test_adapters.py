@@ -1,9 +1,8 @@
-"""Adapters over HTTP: named by requests in every dialect, loaded and unloaded while others stream."""
+"""Adapters over HTTP: named by requests in every dialect, loaded, replaced and unloaded."""
 
 from __future__ import annotations
 
-import asyncio
-import random
+import io
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from forebay.cli.main import main
 from tests.engine.adapters import make_adapter
-from tests.integration.streams import ask, asyncly
+from tests.integration.streams import ask
 from tests.integration.test_processes import PATIENT, model
 from tests.integration.tree import Tree, serving
 
@@ -73,14 +73,34 @@ def test_every_dialect_takes_an_adapter_as_its_model_and_names_it_in_its_answer(
             answers = [client.post(path, json={**body, "model": name}).json() for name in ("one", base)]
             assert [answer["model"] for answer in answers] == ["one", base], path
             assert client.post(path, json={**body, "model": "unknown"}).status_code == 404, path
+            named = [answer["usage"].get("adapter") for answer in answers]
+            assert named == ["one", None], path
         native = {"text": "hello", "sampling_params": {"temperature": 0.0, "max_new_tokens": 8}}
-        texts = [
-            client.post("/generate", json={**native, **more}).json()["text"] for more in ({"lora_path": "one"}, {})
-        ]
-        assert texts[0] != texts[1]
+        answers = [client.post("/generate", json={**native, **more}).json() for more in ({"lora_path": "one"}, {})]
+        assert answers[0]["text"] != answers[1]["text"]
+        assert [answer["meta_info"].get("adapter") for answer in answers] == ["one", None]
         refused = client.post("/generate", json={**native, "lora_path": "unknown"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (404, "lora_path")
         assert "one" in refused.json()["error"]["message"]
+
+
+def test_ollama_s_clients_see_adapters_as_models(tree: Tree) -> None:
+    with tree.client() as client:
+        base, one = client.get("/api/tags").json()["models"]
+        assert (one["name"], one["details"]["parent_model"]) == ("one", base["name"])
+        assert 0 < one["size"] < base["size"]
+        assert "parent_model" not in base["details"]
+        for name in ("one", "one:latest"):
+            assert client.post("/api/show", json={"model": name}).json()["details"]["parent_model"] == base["name"]
+        for path, body in (("/api/chat", {"messages": CHAT}), ("/api/generate", {"prompt": "hello"})):
+            options = {"temperature": 0, "num_predict": 8}
+            bodies = [{**body, "model": each["name"], "stream": False, "options": options} for each in (one, base)]
+            adapted, plain = (client.post(path, json=each).json() for each in bodies)
+            assert (adapted["model"], adapted["adapter"], plain["model"]) == ("one", "one", base["name"])
+            assert "adapter" not in plain
+            key = "message" if path == "/api/chat" else "response"
+            assert adapted[key] != plain[key]
+        assert client.post("/api/show", json={"model": "unknown"}).status_code == 404
 
 
 def test_models_list_adapters_with_their_folder_and_their_model(tree: Tree, root: Path) -> None:
@@ -120,6 +140,7 @@ def test_an_adapter_is_loaded_replaced_and_unloaded(tree: Tree) -> None:
         ("new", "../adapters", 400, "invalid_value"),
         ("new", "/etc", 400, "invalid_value"),
         ("new", "nothing", 400, "invalid_adapter"),
+        ("new", "org/name", 400, "invalid_value"),
         ("new", "broken", 400, "invalid_adapter"),
         ("n" * 129, "two", 400, "invalid_value"),
         ("a\u0007", "two", 400, "invalid_value"),
@@ -146,36 +167,16 @@ def test_a_full_server_names_who_holds_its_slots(tree: Tree) -> None:
             assert unload(client, name).status_code == 200
 
 
-async def test_clients_of_all_adapters_get_their_own_answers_while_adapters_come_and_go(tree: Tree) -> None:
-    """Each answer is that of its adapter, or 404 while that is not loaded."""
-    rng, right = random.Random(1), dict[str, str]()
-    with tree.client() as client:
-        for name in ("two", "three"):
-            load(client, name)
-        right = {name: tokens(client, name) for name in ("one", "two", "three")}
-        base = client.get("/v1/models").json()["data"][0]["id"]
-        right[base] = tokens(client)
-        for name in ("two", "three"):
-            unload(client, name)
-    found: dict[int, int] = {200: 0, 404: 0}
-
-    async def ask_often(client: httpx.AsyncClient) -> None:
-        for _ in range(6):
-            name = rng.choice(list(right))
-            answer = await client.post("/v1/completions", json={**ask([5, 6, 7], LENGTH, stream=False), "model": name})
-            found[answer.status_code] += 1
-            if answer.status_code == 200:
-                assert answer.json()["choices"][0]["text"] == right[name], name
-
-    async def change(client: httpx.AsyncClient) -> None:
-        for _ in range(5):
-            for name in ("two", "three"):
-                body = {"lora_name": name, "lora_path": name}
-                assert (await client.post("/load_lora_adapter", json=body)).status_code == 200
-                await asyncio.sleep(0)
-                assert (await client.post("/v1/unload_lora_adapter", json={"lora_name": name})).status_code == 200
-
-    async with asyncly(tree) as client:
-        await asyncio.gather(change(client), *(ask_often(client) for _ in range(16)))
-    assert found[200] > 0
-    assert sum(found.values()) == 96
+def test_chat_of_the_command_line_is_answered_by_a_server_s_adapter(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = []
+    for words in (["--lora", "one"], []):
+        monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+        assert main(["chat", "--url", tree.url, *words, "--temperature=0", "--max-tokens=8"]) == 0
+        title, _, answer = capsys.readouterr().out.partition("\n")
+        assert title.startswith("one at http") == bool(words)
+        answers.append(answer)
+    assert answers[0] != answers[1]
+    assert main(["chat", "--url", tree.url, "--lora", "unknown"]) == 2
+    assert "does not serve unknown; it serves" in capsys.readouterr().err

@@ -51,6 +51,7 @@ class GeneratedMeta(msgspec.Struct, kw_only=True):
     completion_tokens: int
     cached_tokens: int
     weight_version: int
+    adapter: str | UnsetType = UNSET  # the LoRA adapter that was applied
     e2e_latency: float
     output_token_logprobs: list[tuple[float, int, str | None]] | UnsetType = UNSET
     output_top_logprobs: list[list[tuple[float, int, str | None]]] | UnsetType = UNSET
@@ -67,10 +68,13 @@ class Generated(msgspec.Struct, kw_only=True):
 
 class NativeDialect(Dialect):
     """`num_top` is None where no log-probabilities are wanted; `names` puts the tokens' texts into them. `many`: the
-    answer is a list."""
+    answer is a list. `adapter` is the one that is applied, "" without one."""
 
-    def __init__(self, answer_id: str, table: TokenBytes, *, num_top: int | None, names: bool, many: bool) -> None:
+    def __init__(
+        self, answer_id: str, table: TokenBytes, *, num_top: int | None, names: bool, many: bool, adapter: str
+    ) -> None:
         self._id = answer_id
+        self._adapter = adapter
         self._table = table
         self._num_top = num_top
         self._names = names
@@ -116,6 +120,7 @@ class NativeDialect(Dialect):
             completion_tokens=choice.num_tokens,
             cached_tokens=choice.cache.cached_tokens,
             weight_version=choice.weight_version,
+            adapter=self._adapter or UNSET,
             e2e_latency=time.monotonic() - self._started,
         )
         if self._num_top is None:
@@ -248,5 +253,6 @@ async def native(request: Request, server: ServerContext) -> Response:
             num_top=num_top,
             names=body.return_text_in_logprobs,
             many=body.has_many,
+            adapter=context.adapter,
         )
         return await serve_completion(server, context, completion, dialect, known_as=body.rid)

@@ -87,7 +87,8 @@ class Generation:
         self.disconnected = False
         self.error: Exception | None = None
         self.over = False  # all choices have finished, or one has failed
-        self._table, self._adapter = table, adapter
+        self.adapter = adapter  # the LoRA adapter that is applied
+        self._table = table
         self._has_pieces = False
         self._begun = asyncio.Event()
         self._ended = asyncio.Event()
@@ -191,7 +192,7 @@ class Generation:
             prompt_tokens_details=CachedDetails(cached_tokens=cache.cached_tokens),
             completion_tokens_details=reasoning if is_read else UNSET,
             weight_version=max(choice.weight_version for choice in self.choices),
-            adapter=self._adapter or UNSET,
+            adapter=self.adapter or UNSET,
             cache=cache,
         )
 

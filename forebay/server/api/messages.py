@@ -52,6 +52,7 @@ class AnthropicUsage(msgspec.Struct, kw_only=True):
     output_tokens: int
     output_tokens_details: ThinkingDetails
     weight_version: int
+    adapter: str | UnsetType = UNSET  # the LoRA adapter that was applied
     cache: CacheUsage
     moved: list[str] | UnsetType = UNSET
 
@@ -217,6 +218,7 @@ class MessagesDialect(ItemsDialect):
             output_tokens=num_tokens,
             output_tokens_details=ThinkingDetails(thinking_tokens=thinking),
             weight_version=usage.weight_version,
+            adapter=usage.adapter,
             cache=usage.cache,
             moved=self.moved,
         )

@@ -72,6 +72,7 @@ class OllamaAnswer(TypedDict):
     prompt_eval_duration: NotRequired[int]
     eval_count: NotRequired[int]
     eval_duration: NotRequired[int]
+    adapter: NotRequired[str]  # the LoRA adapter that was applied
     logprobs: NotRequired[list[dict[str, Any]]]
 
 
@@ -89,15 +90,16 @@ class OllamaGenerated(OllamaAnswer):
 
 
 class OllamaDetails(TypedDict):
-    """The format and the family of a model."""
+    """The format and the family of a model; of an adapter, the model that it is added to."""
 
+    parent_model: NotRequired[str]
     format: Literal["gguf", "safetensors"]
     family: str
     families: list[str]
 
 
 class OllamaModel(TypedDict):
-    """A model in the list of /api/tags; `size` is the bytes of its weights in memory."""
+    """A model or an adapter in the list of /api/tags; `size` is the bytes of its weights, of a model in memory."""
 
     name: str
     model: str
@@ -107,7 +109,7 @@ class OllamaModel(TypedDict):
 
 
 class OllamaTags(TypedDict):
-    """The answer of /api/tags: the one model that is served."""
+    """The answer of /api/tags: the one model that is served, and its adapters."""
 
     models: list[OllamaModel]
 
@@ -246,6 +248,7 @@ def _ending(generation: Generation, choice: Choice) -> dict[str, Any]:
         "prompt_eval_duration": round(timings.prompt_s * _NS),
         "eval_count": choice.num_tokens,
         "eval_duration": round(timings.decode_s * _NS),
+        **({"adapter": generation.adapter} if generation.adapter else {}),
     }
 
 
@@ -281,16 +284,22 @@ async def ollama_generate(request: Request, server: ServerContext) -> Response:
 
 
 async def ollama_tags(request: Request, server: ServerContext) -> Response:
-    """List the model that is served."""
-    name, size = server.model.name, server.engine.info.weight_bytes
-    card = OllamaModel(name=name, model=name, modified_at=_started(server), size=size, details=_details(server))
-    return _json(OllamaTags(models=[card]))
+    """List the model that is served, and its adapters."""
+    adapters = server.engine.adapters.values()
+    sizes = {server.model.name: server.engine.info.weight_bytes, **{each.name: each.num_bytes for each in adapters}}
+    started = _started(server)
+    cards = [
+        OllamaModel(name=name, model=name, modified_at=started, size=size, details=_details(server, name))
+        for name, size in sizes.items()
+    ]
+    return _json(OllamaTags(models=cards))
 
 
 async def ollama_show(request: Request, server: ServerContext) -> Response:
-    """Describe the model: template, sampling values and capabilities."""
+    """Describe the model, or an adapter of it: template, sampling values and capabilities."""
     body = await read_body(request, server, OllamaShowRequest)
-    server.check_model(RequestContext.of(request.scope), body.model_name)
+    context = RequestContext.of(request.scope)
+    server.check_model(context, body.model_name)
     info, template, found = server.engine.info, server.tokenizer.chat_template, server.model.answers.formats
     values = settings_of(server.sampling)
     capabilities = {
@@ -304,7 +313,7 @@ async def ollama_show(request: Request, server: ServerContext) -> Response:
             "modified_at": _started(server),
             "template": "" if template is None else template.source,
             "parameters": "\n".join(f"{name} {values[name]}" for name in _PARAMETERS),
-            "details": _details(server),
+            "details": _details(server, context.model),
             "model_info": {
                 "general.architecture": info.model_type,
                 f"{info.model_type}.context_length": info.context_length,
@@ -321,10 +330,18 @@ async def ollama_version(request: Request, server: ServerContext) -> Response:
     return _json(OllamaVersion(version=__version__))
 
 
-def _details(server: ServerContext) -> OllamaDetails:
+def _details(server: ServerContext, name: str) -> OllamaDetails:
+    """Return the details of the model or adapter of that name."""
     family = server.engine.info.model_type
     is_gguf = server.model.path.endswith(".gguf")
-    return {"format": "gguf" if is_gguf else "safetensors", "family": family, "families": [family]}
+    details: OllamaDetails = {
+        "format": "gguf" if is_gguf else "safetensors",
+        "family": family,
+        "families": [family],
+    }
+    if name != server.model.name:
+        details |= {"parent_model": server.model.name, "format": "safetensors"}
+    return details
 
 
 def _started(server: ServerContext) -> str:

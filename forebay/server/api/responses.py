@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -43,6 +44,7 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
     output_tokens_details: ReasoningDetails
     total_tokens: int
     weight_version: int
+    adapter: str | UnsetType = UNSET  # the LoRA adapter that was applied
     cache: CacheUsage
 
 
@@ -314,6 +316,7 @@ def _usage(generation: Generation) -> ResponseUsage:
         output_tokens_details=usage.completion_tokens_details or ReasoningDetails(reasoning_tokens=0),
         total_tokens=usage.total_tokens,
         weight_version=usage.weight_version,
+        adapter=usage.adapter,
         cache=usage.cache,
     )
 

@@ -78,6 +78,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "aborted": "How many requests were ended.",
     "continuous_usage_stats": "Whether every event has the usage so far.",
     "min_new_tokens": "The fewest tokens of the answer: no end before them.",
+    "adapter": "The LoRA adapter that was applied; absent without one.",
     "add_generation_prompt": "Whether the template opens the model's answer behind the messages.",
     "add_special_tokens": "Whether the tokenizer's own tokens (such as a beginning of text) are put around the text.",
     "allowed_token_ids": "Only these tokens may come.",
@@ -373,8 +374,6 @@ OF: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "ModelCard": {"root": "Of an adapter: its folder.", "parent": "Of an adapter: the model that it is added to."},
     "NativeRequest": {"lora_path": "The name of a loaded adapter."},
-    "Usage": {"adapter": "The LoRA adapter that was applied; absent without one."},
-    "PooledUsage": {"adapter": "The LoRA adapter that was applied; absent without one."},
     **neighbours.OF,
 }  # fmt: skip
 

@@ -13,8 +13,8 @@ ROUTES: Final[Mapping[str, str]] = {
     "/api/chat": "Answer a conversation, in Ollama's form; streams unless told not to.",
     "/api/generate": "Answer a prompt, in Ollama's form; streams unless told not to.",
     "/api/embed": "The vectors of texts, in Ollama's form.",
-    "/api/show": "The model's template, limits and abilities, as Ollama's clients ask for them.",
-    "/api/tags": "The one model that is served, as Ollama's clients ask for it.",
+    "/api/show": "Template, limits and abilities of the model or an adapter, as Ollama's clients ask for them.",
+    "/api/tags": "The one model that is served and its adapters, as Ollama's clients ask for them.",
     "/api/version": "Forebay's version, as Ollama's clients ask for it.",
 }
 
@@ -91,6 +91,9 @@ OF: Final[Mapping[str, Mapping[str, str]]] = {
     "OllamaShown": {"parameters": "The default sampling values, a line each."},
     "OllamaChat": {"created_at": "When the request came."},
     "OllamaGenerated": {"created_at": "When the request came."},
-    "OllamaDetails": {"format": "The kind of the model's files."},
+    "OllamaDetails": {
+        "format": "The kind of the model's files.",
+        "parent_model": "Of an adapter: the model that it is added to.",
+    },
     "LlamaCompletion": {"stop": "Whether this is the end of the answer.", "tokens": "Token ids, if asked for."},
 }
