@@ -40,6 +40,7 @@ ALLOWED = {
     ("engine/test_channel.py", "resource.getrusage"),  # memory
     ("soak/soak.py", "time.monotonic"),  # how long it goes on
     ("integration/test_pd_soak.py", "time.monotonic"),
+    ("integration/adapter_soak.py", "time.monotonic"),
     ("soak/test_soak.py", "time.monotonic"),
 }
 
