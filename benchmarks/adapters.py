@@ -2,30 +2,39 @@
 
     python -m benchmarks.adapters                   # the default model, rank 16 on seven projections of each layer
     python -m benchmarks.adapters --streams 1 16 --rounds 5
+    python -m benchmarks.adapters --loads 20        # what loads cost a stream beside them
 
 One engine at a time runs each workload; rounds alternate between them, and a figure is the median of its ratios to the
 engine without adapters in the same round.
+
+With `--loads` one stream decodes in an engine process while an adapter is loaded and unloaded again and again. The gaps
+between its tokens are in medians of those without a load; rounds without a load say what the machine does by itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from forebay import LLM, SamplingParams
+from forebay import LLM, AsyncEngine, SamplingParams
 from forebay.engine.frames import AddRequest
+from forebay.families.checkpoint import open_checkpoint
 from forebay.formats.safetensors_writer import Entry, write_safetensors
+from forebay.models import AdapterSlots, needs_of
 
 PROMPT_TOKENS: Final = 32
 NUM_ADAPTERS: Final = 8
+FIRST_GAPS: Final = 8  # tokens before a load begins
+UNLOADED_GAPS: Final = 120
 
 
 def main() -> None:
@@ -35,9 +44,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="that each stream generates")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--loads", type=int, default=0, help="measure so many loads instead")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        measure(arguments, Path(folder))
+        if arguments.loads:
+            asyncio.run(measure_loads(arguments, Path(folder)))
+        else:
+            measure(arguments, Path(folder))
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> None:
@@ -89,6 +102,60 @@ def tokens_per_second(llm: LLM, adapters: Sequence[str], streams: int, count: in
     while not core.idle:
         made += sum(len(update.token_ids) for update in core.step())
     return made / (time.perf_counter() - start)
+
+
+async def measure_loads(arguments: argparse.Namespace, folder: Path) -> None:
+    slots = {"enable_lora": True, "max_loras": 1, "max_lora_rank": arguments.rank}
+    flags: dict[str, Any] = {"context_length": 512, "max_running_requests": 1, "speculative_algorithm": "off"}
+    async with AsyncEngine.start(arguments.model, **flags, **slots) as engine:
+        layers = needs_of(open_checkpoint(Path(engine._process.config.model_path)).config, adapters=AdapterSlots())
+        path = make(folder / "adapter", dict(layers.adaptable), arguments.rank, seed=0)
+        size = (path / "adapter_model.safetensors").stat().st_size
+        gaps: dict[bool, list[list[float]]] = {False: [], True: []}
+        usable: list[float] = []
+
+        async def load() -> None:
+            start = time.perf_counter()
+            await engine.load_adapter("loaded", str(path))
+            usable.append(time.perf_counter() - start)
+
+        for number in range(2 * arguments.loads + 2):
+            loads = number % 2 == 1
+            found = await gaps_beside(engine, load if loads else None)
+            if loads:
+                await engine.unload_adapter("loaded")
+            if number > 1:  # the first two warm up
+                gaps[loads].append(found)
+    step = statistics.median(gap for found in gaps[False] for gap in found)
+    print(
+        f"{size / 1e6:.1f} MB, usable after {statistics.median(usable):.3f} s (median), {max(usable):.3f} s (longest)"
+    )
+    for loads, name in ((False, "no load"), (True, "loading")):
+        largest = sorted(max(found) / step for found in gaps[loads])
+        share = sum(gap > 2 * step for found in gaps[loads] for gap in found) / sum(map(len, gaps[loads]))
+        print(
+            f"{name:8} median gap {1e3 * statistics.median(gap for found in gaps[loads] for gap in found):.2f} ms, "
+            f"largest gap in medians: {statistics.median(largest):.2f} (median), {largest[-1]:.2f} (largest), "
+            f"above two: {share:.2%}"
+        )
+
+
+async def gaps_beside(engine: AsyncEngine, load: Callable[[], Awaitable[None]] | None) -> list[float]:
+    """Return the gaps between tokens of a stream, from the eighth on, where the load begins, until that is complete;
+    without one as many as a load of half a second would take."""
+    params = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
+    times: list[float] = []
+    async with engine.submit(prompt_token_ids=list(range(100, 100 + PROMPT_TOKENS)), params=params) as stream:
+        task: asyncio.Future[None] | None = None
+        async for update in stream:
+            times += [time.perf_counter()] * bool(update.token_ids)
+            if len(times) == FIRST_GAPS and load is not None:
+                task = asyncio.ensure_future(load())
+            if task.done() if task is not None else len(times) == FIRST_GAPS + UNLOADED_GAPS:
+                break
+        if task is not None:
+            await task
+    return np.diff(times[FIRST_GAPS - 1 :]).tolist()
 
 
 def make(folder: Path, layers: dict[str, tuple[int, int]], rank: int, *, seed: int) -> Path:

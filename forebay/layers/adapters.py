@@ -6,7 +6,7 @@ Shape letters: N and K a linear layer's outputs and inputs, J layers that a weig
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,34 +50,63 @@ class _Place:
     def shape(self) -> Shape:
         return self.param.sizes[self.layer], self.param.inner[0]
 
-    def write(self, slot: int, pair: AdapterPair) -> None:
-        """Copy A and B into a slot; rows of B are reordered and scaled as those of the weight are."""
+    def pack(self, pair: AdapterPair) -> _Packed:
+        """Bring A and B into the form of the table; rows of B are reordered and scaled as those of the weight are."""
         layers, rows = _outputs(self.param)
-        own, table, rank = layers == self.layer, self.table, pair.rank
+        own, dtype = layers == self.layer, self.table.a.dtype
         outer = pair.outputs()[rows[own] - sum(self.param.sizes[: self.layer])]
         if self.param.scales:
             factors = [np.full(size, factor, np.float32) for size, factor in self.param.scales]
             outer *= np.concatenate(factors)[own, None]
-        _copy(table.a[slot, self.layer, :rank], pair.inputs())
         panels = np.array(panels_of(layers))
         numbers = np.flatnonzero(panels[:, 2] == self.layer)
-        padded = np.zeros((len(numbers), rank, PANEL), np.float32)
+        padded = np.zeros((len(numbers), pair.rank, PANEL), np.float32)
         padded.swapaxes(1, 2)[np.arange(PANEL) < panels[numbers, 1, None]] = outer
-        for run in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(numbers) != 1) + 1):
-            first, count = numbers[run[0]], len(run)
-            _copy(table.b[slot, first : first + count, :rank], padded[run])
-        table.ranks[slot, self.layer] = rank
+        runs = np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(numbers) != 1) + 1)
+        b = tuple((int(numbers[run[0]]), _converted(padded[run], dtype)) for run in runs)
+        return _Packed(self, pair.rank, _converted(pair.inputs(), dtype), b)
 
 
-def _copy(target: Tensor, values: F32) -> None:
-    """Convert values into `target` in this thread."""
-    step = max(1, _COPY_ELEMENTS // values[0].size)
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """The adapter of one layer in the form of its table: A [r, K], and B in runs of panels [.., r, PANEL], each with
+    the number of its first panel in the table."""
+
+    place: _Place
+    rank: int
+    a: Tensor
+    b: tuple[tuple[int, Tensor], ...]
+
+    def write(self, slot: int) -> None:
+        """Copy it into a slot."""
+        table, layer = self.place.table, self.place.layer
+        _copy(table.a[slot, layer, : self.rank], self.a)
+        for first, panels in self.b:
+            _copy(table.b[slot, first : first + len(panels), : self.rank], panels)
+        table.ranks[slot, layer] = self.rank
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAdapter:
+    """An adapter in the form in which tables of a model hold it. `digest` and `num_bytes` are those of its files."""
+
+    rank: int
+    num_bytes: int
+    digest: str
+    layers: tuple[_Packed, ...]
+
+
+def _converted(values: F32, dtype: torch.dtype) -> Tensor:
+    converted = torch.empty(values.shape, dtype=dtype)
+    _copy(converted, torch.from_numpy(values))
+    return converted
+
+
+def _copy(target: Tensor, values: Tensor) -> None:
+    """Copy values into `target` in this thread."""
+    step = max(1, _COPY_ELEMENTS // values[0].numel())
     for first in range(0, len(values), step):
-        target[first : first + step].copy_(torch.from_numpy(values[first : first + step]))
-
-
-def _no_progress(done: int, total: int) -> None:
-    return
+        target[first : first + step].copy_(values[first : first + step])
 
 
 class Adapters:
@@ -115,16 +144,18 @@ class Adapters:
         self.num_bytes += table.num_bytes
         return table
 
-    def write(self, slot: int, adapter: Adapter, progress: Callable[[int, int], None] = _no_progress) -> Iterator[None]:
-        """Copy an adapter of these layers into a slot, where it takes the place of what is there: one layer for each
-        item of the iterator. `progress` is called with the bytes of the adapter that are done and in total."""
+    def pack(self, adapter: Adapter) -> PackedAdapter:
+        """Bring an adapter of these layers into the form of the tables, in any thread."""
+        layers = tuple(self._places[name].pack(pair) for name, pair in adapter.pairs.items())
+        return PackedAdapter(adapter.rank, adapter.num_bytes, adapter.digest, layers)
+
+    def write(self, slot: int, packed: PackedAdapter) -> Iterator[None]:
+        """Copy an adapter into a slot, where it takes the place of what is there: one layer for each item of the
+        iterator."""
         assert 1 <= slot <= self.slots.max_loras, slot
         self.clear(slot)
-        done = 0
-        for name, pair in adapter.pairs.items():
-            self._places[name].write(slot, pair)
-            done += pair.a.nbytes + pair.b.nbytes
-            progress(done, adapter.num_bytes)
+        for layer in packed.layers:
+            layer.write(slot)
             yield
 
     def holds(self, slot: int) -> bool:

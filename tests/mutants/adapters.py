@@ -25,8 +25,8 @@ ADAPTERS: Final = (
     Mutant(
         "C28 a slot that is written has nothing left of the adapter before",
         "layers/adapters.py",
-        "        self.clear(slot)\n        done = 0\n",
-        "        done = 0\n",
+        "        self.clear(slot)\n        for layer in packed.layers:\n",
+        "        for layer in packed.layers:\n",
         "models/test_adapters.py::test_slot_that_is_written_again_has_nothing_left_of_the_adapter_before",
     ),
     Mutant(

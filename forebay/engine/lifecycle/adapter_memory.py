@@ -8,10 +8,9 @@ from typing import Final
 
 import torch
 
-from forebay.engine.lifecycle.adapters import AdapterMemory
+from forebay.engine.lifecycle.adapters import AdapterMemory, ReadAdapter
 from forebay.families.model_config import ModelConfig
-from forebay.formats.adapters import Adapter
-from forebay.layers.adapters import Adapters
+from forebay.layers.adapters import Adapters, PackedAdapter
 from forebay.models import adapter_of
 
 _DONE: Final = object()
@@ -23,13 +22,16 @@ class ModelAdapters(AdapterMemory):
     def __init__(self, adapters: Adapters, config: ModelConfig) -> None:
         self._adapters, self._config, self._layers = adapters, config, dict(adapters.layers)
 
-    def read(self, path: str) -> Adapter:
-        return adapter_of(Path(path), self._config, layers=self._layers, max_rank=self._adapters.slots.max_rank)
+    def read(self, path: str) -> PackedAdapter:
+        files = adapter_of(Path(path), self._config, layers=self._layers, max_rank=self._adapters.slots.max_rank)
+        with torch.inference_mode():
+            return self._adapters.pack(files)
 
     def holds(self, slot: int) -> bool:
         return self._adapters.holds(slot)
 
-    def write(self, slot: int, files: Adapter) -> Iterator[None]:
+    def write(self, slot: int, files: ReadAdapter) -> Iterator[None]:
+        assert isinstance(files, PackedAdapter), files
         copies = self._adapters.write(slot, files)
         while True:
             with torch.inference_mode():  # not beyond the yield

@@ -1,7 +1,7 @@
 """Adapters that come and go while an engine serves. No torch in here.
 
-A thread reads and checks an adapter's files. Between steps, the loop then copies them into a slot that no step
-references, a few tensors at a time."""
+A thread reads and checks an adapter's files, and brings the tensors into the form that steps read. Between steps, the
+loop then copies them into a slot that no step references, a few at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from forebay.base import fault
 from forebay.base.errors import Conflict, EngineError, ForebayError, InvalidRequest, ModelError
 from forebay.base.log import event, get_logger
 from forebay.engine.frames import LoadAdapter, LoadedAdapter, UnloadAdapter
-from forebay.formats.adapters import Adapter
 from forebay.formats.store import hold
 from forebay.memory.adapters import AdapterLoad
 from forebay.requests.updates import Failure, FinishReason
@@ -33,15 +32,28 @@ log = get_logger("engine")
 Answer = tuple[int, Failure | None]
 
 
+class ReadAdapter(Protocol):
+    """An adapter that was read, in the form in which slots hold it."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
 class AdapterMemory(Protocol):
     """The slots of the weights."""
 
-    def read(self, path: str) -> Adapter:
-        """Read and check the files at `path`, from any thread. Raises ModelError."""
+    def read(self, path: str) -> ReadAdapter:
+        """Read, check and pack the files at `path`, in any thread. Raises ModelError."""
         ...
 
-    def write(self, slot: int, files: Adapter) -> Iterator[None]:
-        """Write the files into a slot, a pair of tensors between two yields."""
+    def write(self, slot: int, files: ReadAdapter) -> Iterator[None]:
+        """Write what `read` returned into a slot, a pair of tensors between two yields."""
         ...
 
     def holds(self, slot: int) -> bool:
@@ -56,9 +68,9 @@ class _Load:
 
     adapter: AdapterLoad
     serial: int
-    found: SimpleQueue[Adapter | BaseException]
+    found: SimpleQueue[ReadAdapter | BaseException]
     began: float
-    files: Adapter | None = None
+    files: ReadAdapter | None = None
     copying: Iterator[None] | None = None
 
 
@@ -226,7 +238,7 @@ class AdapterLoader:
 
     def _begin(self, frame: LoadAdapter) -> None:
         adapter = self._adapters.begin(frame.name, frame.path, replace=frame.replace)
-        found: SimpleQueue[Adapter | BaseException] = SimpleQueue()
+        found: SimpleQueue[ReadAdapter | BaseException] = SimpleQueue()
 
         def read() -> None:
             try:
@@ -260,7 +272,7 @@ class AdapterLoader:
         self._answer(load.serial, None)
         return True
 
-    def _loaded(self, adapter: AdapterLoad, files: Adapter, seconds: float) -> None:
+    def _loaded(self, adapter: AdapterLoad, files: ReadAdapter, seconds: float) -> None:
         adapter.rank, adapter.num_bytes, adapter.digest = files.rank, files.num_bytes, files.digest
         with suppress(OSError):  # it was read, and is gone already
             weakref.finalize(adapter, os.close, hold(Path(adapter.path)))
