@@ -11,6 +11,7 @@ import pytest
 
 from forebay.base.errors import ConfigError, ModelError
 from forebay.cli.main import main
+from forebay.cli.serve import make_parser
 from forebay.engine.client.llm import LLM
 from forebay.engine.lifecycle.bring import bring_adapter
 from forebay.formats.hub_names import absent_adapter, find_adapter, hub_folder
@@ -63,6 +64,17 @@ def test_llm_adapter_of_the_hub_is_fetched_once_and_served_from_the_cache(
     assert hub.asked == []
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"):
         llm.load_adapter("other", "org/other")
+
+
+def test_plan_asks_no_hub_for_an_adapter_and_what_serves_fetches_it(
+    hub: hub_server.Hub, adapter: Path, checkpoint: Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", str(checkpoint.path), "--enable-lora", "--lora-modules", "there=org/name"]
+    assert main(["plan", *words, "--kv-cache-bytes=4MiB", "--json"]) == 0
+    assert hub.asked == []
+    parsed = make_parser().parse([*words, "--dtype=float32", "--kv-cache-bytes=4MiB"])
+    assert parsed.resolve().engine.adapters.lora_modules == (("there", str(find_adapter("org/name"))),)
+    assert "fetching the adapter org/name" in capsys.readouterr().err
 
 
 def test_adapter_download_that_was_ended_goes_on_and_is_not_served_before(
