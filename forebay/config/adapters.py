@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.base.errors import ConfigError, InvalidRequest
-from forebay.config.engine_config import NO_ADAPTERS, AdapterOptions, DisaggregationMode
+from forebay.config.engine_config import NO_ADAPTERS, AdapterOptions
 from forebay.config.flag import BOOL, COUNT, PAIRS, Flag, Settled, in_group
 
 GROUP: Final = "adapters (LoRA)"
@@ -54,8 +54,6 @@ def problems(settled: Settled, asked: Callable[[str], str], chosen: Callable[[st
             if chosen(name):
                 yield f"{asked(name)}: it has no effect without --enable-lora: add that flag"
         return
-    if settled["disaggregation_mode"] != DisaggregationMode.NULL:
-        yield f"{asked('enable_lora')}: prefill and decode servers do not compare their adapters yet: leave one out"
     try:
         modules = modules_of(settled)
         for name, _ in modules:

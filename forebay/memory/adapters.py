@@ -23,6 +23,7 @@ class AdapterLoad:
     """One load of an adapter. Its `number` is never given again, so that nothing computed with another load is taken
     for this one's.
 
+    `digest` is equal where another engine of the same model adds the same numbers in slots of the same dtype.
     `num_users` are the requests that compute with it, from their arrival to their end. One that is `retired` takes no
     more."""
 
@@ -54,6 +55,10 @@ class Adapters:
     def __iter__(self) -> Iterator[AdapterLoad]:
         """Yield the adapters that requests may name, by name."""
         return iter(sorted(self._by_name.values(), key=lambda adapter: adapter.name))
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether requests may name this adapter, or soon may: it is loaded, or being loaded."""
+        return name in self._by_name or name in self._loading
 
     def in_slots(self) -> list[AdapterLoad]:
         """Return the adapters whose slots hold something that requests read: those that are loaded, and retired ones

@@ -13,16 +13,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
+from msgspec import Meta
 
 from forebay.base.parts import I64, Part
+from forebay.config.adapters import MAX_NAME
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, Failure
 
 DIGEST_BYTES: Final = 16
 NONCE_BYTES: Final = 16  # of a ticket
+SHOWN_DIGITS: Final = 16  # of an adapter's digest, in an error
 MAX_ROOM: Final = 2**63 - 1
 CHECK: Final = b"a check, no request"  # the digest of offers that want a pattern; no prompt's is so long
 
@@ -44,6 +47,20 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     peer: str
     room: int
     nonce: bytes
+
+
+class AdapterIdentity(msgspec.Struct, frozen=True, array_like=True):
+    """The adapter that a request applies, which two engines compare before one computes for the other: its name, and
+    the digest of what it adds (SHA-256 in hexadecimal digits, of the layers' names, factors, tensors and rounding)."""
+
+    name: Annotated[str, Meta(max_length=MAX_NAME)]
+    digest: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
+
+    def __str__(self) -> str:
+        return f"{self.name!a} (sha256 {self.digest[:SHOWN_DIGITS]})" if self.name else "no adapter"
+
+
+NO_ADAPTER: Final = AdapterIdentity("", "")
 
 
 def digest_of(tokens: array[int]) -> bytes:
@@ -81,7 +98,7 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
 class Offer(Part, frozen=True, kw_only=True):
     """Decode: fetch what layers keep of a prompt of `num_tokens` tokens whose ids have this `digest`, from token
     `start` on (a multiple of the page size: what is before it is cached here), into these places by kind of cache, as
-    weights of this version compute it."""
+    weights of this version compute it with this adapter."""
 
     ticket: Ticket
     host: str
@@ -91,6 +108,7 @@ class Offer(Part, frozen=True, kw_only=True):
     start: int
     spans: dict[str, Span]
     weight_version: int = 0
+    adapter: AdapterIdentity = NO_ADAPTER
 
 
 class Withdraw(msgspec.Struct, frozen=True):
@@ -134,13 +152,14 @@ Order = Offer | Decline | Withdraw | Send | Rest
 
 class Offered(msgspec.Struct, frozen=True):
     """Prefill: decode has places for a prompt of so many tokens with this digest, from token `start` on, and computes
-    with weights of this version; or why it never will have any."""
+    with weights of this version and this adapter; or why it never will have any."""
 
     ticket: Ticket
     num_tokens: int
     digest: bytes
     start: int
     weight_version: int = 0
+    adapter: AdapterIdentity = NO_ADAPTER
     declined: Failure | None = None
 
 

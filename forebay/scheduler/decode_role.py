@@ -34,6 +34,7 @@ from forebay.requests.transfers import (
     digest_of,
 )
 from forebay.requests.updates import Failure, FinishReason
+from forebay.scheduler.early_offers import adapter_of
 from forebay.scheduler.handoff import ABORTED, ASLEEP, LOST, OpenTicket, Role, Scheduling
 from forebay.scheduler.queues import Line
 
@@ -240,6 +241,7 @@ class DecodeRole(Role):
             start=start,
             spans=self.scheduler.held.places(allocation, start, start),
             weight_version=self.scheduler.weight_version,
+            adapter=adapter_of(req),
         )
         deadline = now + self._options.lease_s
         receiving = _Receiving(ticket, req, deadline=deadline, named=[offer.spans], whole=True)

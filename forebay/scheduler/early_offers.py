@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forebay.requests.request import Request
-from forebay.requests.transfers import Offered, Rendezvous, Ticket, digest_of
+from forebay.requests.transfers import NO_ADAPTER, AdapterIdentity, Offered, Rendezvous, Ticket, digest_of
 
 MatchKey = tuple[int, int, bytes]
 """Room number, prompt length and prompt digest: equal for a request and its offer."""
@@ -25,6 +25,11 @@ def room_of(req: Request) -> Rendezvous:
     """Return the rendezvous of a request; it must have one."""
     assert req.rendezvous is not None, f"{req} has no room"
     return req.rendezvous
+
+
+def adapter_of(req: Request) -> AdapterIdentity:
+    """Return the identity of a request's adapter; its offer has the same."""
+    return AdapterIdentity(req.adapter.name, req.adapter.digest) if req.adapter else NO_ADAPTER
 
 
 class EarlyOffers:

@@ -16,6 +16,7 @@ from forebay.base.errors import EngineError, ForebayError, InvalidRequest, Reque
 from forebay.config.engine_config import DisaggregationOptions
 from forebay.requests.request import Request, Status
 from forebay.requests.transfers import (
+    AdapterIdentity,
     Broken,
     Closed,
     Event,
@@ -27,7 +28,7 @@ from forebay.requests.transfers import (
     Tail,
 )
 from forebay.requests.updates import Failure, FinishReason, Update
-from forebay.scheduler.early_offers import EarlyOffers, MatchKey, key_of_offer, key_of_request, room_of
+from forebay.scheduler.early_offers import EarlyOffers, MatchKey, adapter_of, key_of_offer, key_of_request, room_of
 from forebay.scheduler.handoff import ABORTED, ASLEEP, LOST, OpenTicket, Role
 from forebay.scheduler.limits import most_requests
 
@@ -89,13 +90,17 @@ class PrefillRole(Role):
             self._match(offered, req)
 
     def _match(self, offered: Offered, req: Request) -> None:
-        """The request may run, unless decode's half has ended, or its tokens would be of other weights."""
+        """The request may run, unless decode's half has ended, or its tokens would be of other weights or of another
+        adapter."""
         self._unheard.discard(req)
         if offered.declined:
             self.scheduler.finish(req, FinishReason.ERROR, offered.declined)
             return
         if offered.weight_version != self.scheduler.weight_version:
             self._refuse(offered, req, _other_weights(self.scheduler.weight_version, offered.weight_version))
+            return
+        if offered.adapter != adapter_of(req):
+            self._refuse(offered, req, _other_adapter(str(adapter_of(req)), offered.adapter))
             return
         page_size = self.scheduler.config.page_size
         start = offered.start // page_size * page_size
@@ -194,6 +199,10 @@ class PrefillRole(Role):
         if self._rests:
             self._refuse(offered, req, ASLEEP)
             return
+        name = offered.adapter.name
+        if name and not (req or name in self.scheduler.held.adapters):  # no request can name it here
+            self._answer(offered, _other_adapter(f"none of the name {name!a}", offered.adapter))
+            return
         if req and (self.scheduler.admits or offered.declined):
             self._match(offered, req)
             return
@@ -272,6 +281,11 @@ class PrefillRole(Role):
 def _other_weights(ours: int, theirs: int) -> Failure:
     what = f"weight_version: prefill has {ours}, decode {theirs}"
     return Failure.of(Unavailable(f"prefill and decode do not fit together: {what}", code="layout_mismatch"))
+
+
+def _other_adapter(ours: str, theirs: AdapterIdentity) -> Failure:
+    what = f"adapter: prefill has {ours}, decode {theirs}: load the same files on both"
+    return Failure.of(Unavailable(f"prefill and decode do not fit together: {what}", code="adapter_mismatch"))
 
 
 def _is_of(offered: Offered, req: Request) -> bool:

@@ -16,6 +16,12 @@ def engine_of(**flags: object):
     return resolve({"model": str(shared_tiny("llama").path), **flags}).engine
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_an_engine_with_a_role_has_slots_too(role):
+    flags = {"disaggregation_mode": role, "insecure_no_cluster_key": True}
+    assert engine_of(enable_lora=True, lora_modules="a=/x", **flags).adapters.enabled
+
+
 def test_without_the_flag_there_are_no_slots():
     engine = engine_of()
     assert not engine.adapters.enabled

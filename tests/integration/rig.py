@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from forebay.config.engine_config import (
     StateStrategy,
 )
 from forebay.engine.frames import AddRequest
+from forebay.engine.lifecycle.adapter_memory import ModelAdapters
+from forebay.engine.lifecycle.adapters import AdapterMemory
 from forebay.engine.loop.core import EngineCore
 from forebay.engine.loop.exchange import Connected
 from forebay.families.checkpoint import open_checkpoint
@@ -84,18 +86,19 @@ class Engine:
         prompts: Sequence[list[int]],
         params: SamplingParams | Sequence[SamplingParams],
         *,
+        adapters: Sequence[str] = (),
         apart: int = 0,
         abort: Callable[[int, Result], bool] = lambda number, result: False,
     ) -> list[Result]:
-        """Each prompt's outcome. `apart` steps pass between two arrivals; `abort(number, result)` says after each step
-        whether a request is to be given up."""
+        """Each prompt's outcome, with its own of the `adapters`, if any. `apart` steps pass between two arrivals;
+        `abort(number, result)` says after each step whether a request is to be given up."""
         listed = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         results = {self._next_id + i: Result() for i in range(len(prompts))}
         first, self._next_id = self._next_id, self._next_id + len(prompts)
-        for request_id, prompt, wanted in zip(results, prompts, listed, strict=True):
-            self._take(
-                results, self.core.add(AddRequest(request_id=request_id, prompt_token_ids=prompt, params=wanted))
-            )
+        names = adapters or [""] * len(prompts)
+        for request_id, prompt, wanted, name in zip(results, prompts, listed, names, strict=True):
+            add = AddRequest(request_id=request_id, prompt_token_ids=prompt, params=wanted, adapter=name)
+            self._take(results, self.core.add(add))
             for _ in range(apart):
                 self._take(results, self.core.step())
         while not self.core.idle:
@@ -132,7 +135,8 @@ class Engine:
 
 class Rig:
     """A loaded model; `engine` makes an engine over it in milliseconds. `kv_dtype` None: KV is of `dtype`. With its
-    `draft_head` it drafts for itself, else what `draft` makes does, or the model at `draft_model`."""
+    `draft_head` it drafts for itself, else what `draft` makes does, or the model at `draft_model`. Each engine loads
+    the `adapters`, by name and in this order; they are in the model, which only one engine at a time may use then."""
 
     def __init__(
         self,
@@ -146,14 +150,22 @@ class Rig:
         draft_head: bool = False,
         draft: Callable[[Model, ModelConfig, Ops], Drafter] | None = None,
         draft_model: Path | None = None,
+        adapters: Mapping[str, Path] | None = None,
     ) -> None:
         checkpoint = open_checkpoint(str(path), draft_head=draft_head)
         self.ops = make_ops(kernels, num_threads)
         self._cache_types = cache_types(dtype, kv_dtype=kv_dtype)
         self._context_length = context_length
         self._vocab_size = checkpoint.config.vocab_size
+        self._adapters, self._config = adapters or {}, checkpoint.config
+        slots = models.AdapterSlots(max_loras=len(self._adapters), max_rank=16, dtype=torch.float32)
         self._model = models.load(
-            checkpoint, ops=self.ops, dtype=dtype, context_length=context_length, draft_head=draft_head
+            checkpoint,
+            ops=self.ops,
+            dtype=dtype,
+            context_length=context_length,
+            draft_head=draft_head,
+            adapters=slots if adapters else None,
         )
         self._drafter: Drafter | None = OwnHead(self._model, self.ops) if draft_head else None
         if draft is not None:
@@ -258,6 +270,7 @@ class Rig:
                 ledger=Ledger.RAISE,
                 kinds=state,
                 disaggregation=options,
+                max_loras=len(self._adapters),
             ),
             proposer,
             role,
@@ -265,4 +278,13 @@ class Rig:
         )
         beside = OverlappedRunner(runner) if overlap_depth else runner
         carried = transfers(runner.cache) if transfers else None
-        return Engine(EngineCore(scheduler, beside, vocab_size=self._vocab_size, transfers=carried))
+        core = EngineCore(
+            scheduler, beside, vocab_size=self._vocab_size, transfers=carried, adapters=self._adapter_memory()
+        )
+        for name, path in self._adapters.items():
+            assert core.adapters is not None
+            core.adapters.load_now(name, str(path))
+        return Engine(core)
+
+    def _adapter_memory(self) -> AdapterMemory | None:
+        return ModelAdapters(self._model.adapters, self._config) if self._model.adapters else None

@@ -95,7 +95,7 @@ class Carrier:
         match order:
             case Offer():
                 self.peer.offers[ticket] = order
-                given = order.num_tokens, order.digest, order.start, order.weight_version
+                given = order.num_tokens, order.digest, order.start, order.weight_version, order.adapter
                 self.peer.events.append(Offered(ticket, *given))
             case Send():
                 offer = self.offers[ticket]
@@ -133,14 +133,18 @@ def _by_token(tensor: torch.Tensor, page_size: int) -> torch.Tensor:
 
 
 class Two:
-    """A prefill and a decode engine over one model."""
+    """A prefill and a decode engine over one model, or of each of its own."""
 
-    def __init__(self, rig: Rig, prefill: dict[str, Any], decode: dict[str, Any]) -> None:
+    def __init__(
+        self, rig: Rig, prefill: dict[str, Any], decode: dict[str, Any], decodes_on: Rig | None = None
+    ) -> None:
         modes = {mode: DisaggregationOptions(mode=mode) for mode in DisaggregationMode}
         sends = modes[DisaggregationMode.PREFILL]
         takes = DisaggregationOptions(mode=DisaggregationMode.DECODE, **EXTRA)
         self.prefill = rig.engine(role=PrefillRole(sends), options=sends, transfers=Carrier, **prefill)
-        self.decode = rig.engine(role=DecodeRole(takes, "decode"), options=takes, transfers=Carrier, **decode)
+        self.decode = (decodes_on or rig).engine(
+            role=DecodeRole(takes, "decode"), options=takes, transfers=Carrier, **decode
+        )
         one, other = (engine.core.exchange.transfers for engine in (self.prefill, self.decode))
         one.peer, other.peer = other, one
         self.num_requests = 0
@@ -150,9 +154,10 @@ class Two:
         plan = self.decode.core.scheduler.plan
         self.decode.core.scheduler.plan = lambda now, *_: plan(now, width)
 
-    def run(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Result]:
+    def run(self, prompts: list[list[int]], params: list[SamplingParams], adapters: Sequence[str] = ()) -> list[Result]:
         halves: dict[Engine, dict[int, Result]] = {self.prefill: {}, self.decode: {}}
-        for prompt, wanted in zip(prompts, params, strict=True):
+        names = adapters or [""] * len(prompts)
+        for prompt, wanted, name in zip(prompts, params, names, strict=True):
             self.num_requests += 1
             for engine, results in halves.items():
                 results[self.num_requests] = Result()
@@ -161,6 +166,7 @@ class Two:
                     prompt_token_ids=prompt,
                     params=wanted,
                     rendezvous=Rendezvous("prefill", 1, self.num_requests),
+                    adapter=name,
                 )
                 engine._take(results, engine.core.add(add))
         while not all(engine.core.idle for engine in halves):

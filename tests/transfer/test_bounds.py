@@ -12,7 +12,7 @@ import pytest
 from forebay.base.errors import WireError
 from forebay.requests.pieces import KindShape
 from forebay.requests.step_plan import TokenLogprob
-from forebay.requests.transfers import Span, Tail
+from forebay.requests.transfers import AdapterIdentity, Span, Tail
 from forebay.requests.updates import CacheReport, Failure
 from forebay.transfer.wire import frames
 from forebay.transfer.wire.frames import PROTOCOL, Bounds, Layout
@@ -45,6 +45,8 @@ INTRODUCE = frames.Introduce(layout=LAYOUT, transports=["tcp"], machine="")
         *((OFFERING, {"num_tokens": count}) for count in (0, -1, 2**31, 2**63 - 1)),
         *((OFFERING, {"room": room}) for room in (-1, 2**63)),
         (OFFERING, {"start": -1}),
+        (OFFERING, {"adapter": AdapterIdentity("n" * 129, "")}),
+        *((OFFERING, {"adapter": AdapterIdentity("n", bad)}) for bad in ("a", "A" * 64, "a" * 65, "a" * 64 + "\n")),
         (OFFERING, {"places": {str(i): frames.Places(0, b"") for i in range(17)}}),
         (OFFERING, {"places": {"kv": frames.Places(2**31, b"")}}),
         (frames.Beat(), {"held": [b"n"]}),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from forebay.requests.transfers import AdapterIdentity, Offered
 from forebay.transfer.wire import memory
-from tests.transfer.pair import BACKENDS, EVERYTHING, pair, transfer
+from tests.transfer.ends import N
+from tests.transfer.pair import BACKENDS, EVERYTHING, offer, pair, spans_of, transfer
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -19,3 +22,12 @@ def test_what_arrives_is_what_was_sent(
     with pair(EVERYTHING, page_sizes=page_sizes, backend=backend) as (prefill, decode):
         transfer(prefill, decode, 45, in_pages=1)
         transfer(prefill, decode, 33, start=16, in_pages=0, seed=5)
+
+
+def test_offer_reaches_prefill_with_the_adapter_that_decode_applies() -> None:
+    """C34"""
+    adapter = AdapterIdentity("of a customer", "0123456789abcdef" * 4)
+    with pair() as (prefill, decode):
+        made = msgspec.structs.replace(offer(prefill, decode, spans_of(decode, N), N), adapter=adapter)
+        decode.transfers.submit(made)
+        assert prefill.wait(Offered, made.ticket) == Offered(made.ticket, N, made.digest, 0, adapter=adapter)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +25,10 @@ class ModelAdapters(AdapterMemory):
         self._adapters, self._config, self._layers = adapters, config, dict(adapters.layers)
 
     def read(self, path: str) -> PackedAdapter:
-        files = adapter_of(Path(path), self._config, layers=self._layers, max_rank=self._adapters.slots.max_rank)
+        slots = self._adapters.slots
+        files = adapter_of(Path(path), self._config, layers=self._layers, max_rank=slots.max_rank)
+        # Between a prefill and a decode server the digest stands for what is computed, so the rounding is part of it.
+        files = replace(files, digest=sha256(f"{files.digest} {slots.dtype}".encode()).hexdigest())
         with torch.inference_mode():
             return self._adapters.pack(files)
 

@@ -172,6 +172,7 @@ class Peer(DecodeSide):
                 start=offer.start,
                 places={kind: frames.Places.of(span) for kind, span in offer.spans.items()},
                 weight_version=offer.weight_version,
+                adapter=offer.adapter,
             )
         )
 

@@ -85,7 +85,7 @@ class Shipments:
             session.send(frames.Withdrawn(frame.nonce, Failure.of(error)))  # decode asks for the fence
             return
         self.open[frame.nonce] = Shipment(ticket, session, places, departing, self._loop.clock())
-        self._loop.emit(Offered(ticket, frame.num_tokens, frame.digest, frame.start, frame.weight_version))
+        self._loop.emit(frame.event(ticket))
 
     def decline(self, hello: frames.Hello, frame: frames.Declined) -> None:
         """Report that decode will not offer places for a prompt."""

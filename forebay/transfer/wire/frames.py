@@ -25,10 +25,10 @@ from forebay.base.package import __version__
 from forebay.config.engine_config import MAX_PAGE_SIZE
 from forebay.requests.pieces import MAX_POSITION, Chunk, Count, Kind, KindShape, Nonce, Position
 from forebay.requests.step_plan import TokenLogprob
-from forebay.requests.transfers import MAX_ROOM, Span, Tail
+from forebay.requests.transfers import MAX_ROOM, NO_ADAPTER, AdapterIdentity, Offered, Span, Tail, Ticket
 from forebay.requests.updates import CacheReport, Failure
 
-PROTOCOL: Final = 3  # of frames and chunks; another number is another language
+PROTOCOL: Final = 4  # of frames and chunks; another number is another language
 MAX_COLUMNS: Final = 1 << 16
 NONCE_BYTES: Final = 32  # of a session
 MAX_CODE_CHARS: Final = 64
@@ -180,7 +180,8 @@ class Places(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offering(msgspec.Struct, frozen=True, tag="offering", kw_only=True):
-    """Decode: prefill may write what layers keep of a prompt from position `start` on to these places."""
+    """Decode: prefill may write what layers keep of a prompt from position `start` on to these places, computed with
+    weights of this version and this adapter."""
 
     nonce: Nonce
     room: Room
@@ -189,6 +190,11 @@ class Offering(msgspec.Struct, frozen=True, tag="offering", kw_only=True):
     start: Position
     places: Annotated[dict[Kind, Places], Meta(max_length=MAX_KINDS)]
     weight_version: Version = 0
+    adapter: AdapterIdentity = NO_ADAPTER
+
+    def event(self, ticket: Ticket) -> Offered:
+        """Return the event of this offer for prefill's scheduler."""
+        return Offered(ticket, self.num_tokens, self.digest, self.start, self.weight_version, self.adapter)
 
 
 class Declined(msgspec.Struct, frozen=True, tag="declined"):
