@@ -304,6 +304,16 @@ def test_an_adapter_whose_files_are_gone_is_dropped_when_the_engine_wakes(checkp
         assert tokens_of(llm, "two") == right["two"]
 
 
+def test_the_digest_of_an_adapter_is_another_where_it_is_rounded(checkpoint, adapters):
+    """C31: a prefill and a decode server with slots of two dtypes would compute different bits."""
+    found = set()
+    for dtype in ("float32", "bfloat16"):
+        with LLM(str(checkpoint.path), **FLAGS, kv_cache_dtype=dtype, enable_lora=True) as llm:
+            llm.load_adapter("one", str(adapters["one"]))
+            found |= {adapter.digest for adapter in llm._core.adapters.report}
+    assert [len(digest) for digest in found] == [64, 64]
+
+
 def test_an_engine_without_slots_says_so(checkpoint):
     with LLM(str(checkpoint.path), **FLAGS) as llm:
         assert llm._core.adapters is None

@@ -9,6 +9,7 @@ from tests.mutants.mutant import Mutant
 _FILES: Final = "formats/test_adapters.py"
 _LOGITS: Final = "models/test_adapters.py::test_adapters_on_all_layers_give_the_logits_of_peft_and_of_merged_weights"
 _ENGINE: Final = "engine/test_adapters.py::"
+_ROLES: Final = "scheduler/test_adapter_roles.py::"
 _TRAFFIC: Final = (
     "simulation/test_adapting.py::"
     "test_adapters_random_traffic_each_request_computes_with_the_adapter_that_it_named[seeds0]"
@@ -135,6 +136,41 @@ ADAPTERS: Final = (
         "        self._last_number = 1\n",
         "memory/test_adapters.py::"
         "test_a_name_that_is_loaded_again_has_another_number_and_the_old_one_serves_its_requests",
+    ),
+    Mutant(
+        "C22 an offer names the adapter of its request",
+        "scheduler/decode_role.py",
+        "            adapter=adapter_of(req),\n",
+        "",
+        _ROLES + "test_decode_offer_has_the_name_and_the_digest_of_its_requests_adapter",
+    ),
+    Mutant(
+        "C22 prefill compares the digest of an adapter, and not its name alone",
+        "scheduler/prefill_role.py",
+        "        if offered.adapter != adapter_of(req):",
+        "        if offered.adapter.name != adapter_of(req).name:",
+        _ROLES + "test_prefill_offer_with_another_adapter_ends_both_halves",
+    ),
+    Mutant(
+        "C8 a request whose offer is refused uses its adapter no longer",
+        "scheduler/output_processor.py",
+        "        self.held.adapters.leave(req.adapter)\n",
+        "        if was is not Status.PENDING:\n            self.held.adapters.leave(req.adapter)\n",
+        _ROLES + "test_prefill_offer_with_another_adapter_ends_both_halves",
+    ),
+    Mutant(
+        "C22 an offer for an adapter that no request can name is refused at once",
+        "scheduler/prefill_role.py",
+        "        if name and not (req or name in self.scheduler.held.adapters):",
+        "        if name and not (req or name):",
+        _ROLES + "test_prefill_offer_with_an_adapter_that_nobody_can_name_is_refused_at_once",
+    ),
+    Mutant(
+        "C31 the rounding of an adapter is part of its digest",
+        "engine/lifecycle/adapter_memory.py",
+        'sha256(f"{found.digest} {slots.dtype}".encode())',
+        "sha256(found.digest.encode())",
+        _ENGINE + "test_the_digest_of_an_adapter_is_another_where_it_is_rounded",
     ),
     Mutant(
         "C14 a row has the adapter of its request, not of the one before",

@@ -186,7 +186,10 @@ class Adapting:
             frame: Any = LoadAdapter(serial=serial, name=name, path=path, replace=self.dice.random() < 0.4)
         else:
             frame = UnloadAdapter(serial=serial, name=name, timeout_s=self.dice.choice([0.0, 0.2, 1e9]))
-        self.waits_for[serial] = frame
+        self.ask_for(frame)
+
+    def ask_for(self, frame: LoadAdapter | UnloadAdapter) -> None:
+        self.waits_for[frame.serial] = frame
         self.loader.handle(frame)
 
     def _hear_answers(self) -> None:
@@ -201,11 +204,20 @@ class Adapting:
             self.counts[kind] += 1
 
     def drain(self) -> int:
+        self.ask_no_more()
+        steps: int = super().drain()  # type: ignore[misc]
+        self.check_empty()
+        return steps
+
+    def ask_no_more(self) -> None:
+        """From here on adapters neither come nor go; what was asked for is done."""
         self.asks = False
         for work in self.later:
             work()
         self.later.clear()
-        steps: int = super().drain()  # type: ignore[misc]
+
+    def check_empty(self) -> None:
+        """Nobody runs: every adapter can be unloaded, and every slot is free then."""
         for adapter in [*self.registry]:
             self.registry.unload(adapter.name)
         for _ in range(COPIES * len(self.adapter_memory.content) + 1):
@@ -218,33 +230,37 @@ class Adapting:
         require(slots.num_free == slots.capacity, f"{slots.capacity - slots.num_free} slots of adapters are lost")
         require(not self.waits_for, f"{self.waits_for} were never answered")
         self.registry.audit({})
-        return steps
 
 
 class AdaptingSimulation(Adapting, Simulation):
     pass
 
 
-class AdaptingSleeping(Adapting, SleepingSimulation):
-    """While weights are released the slots hold nothing. Files may be edited, and are then lost."""
+class Forgetting(Adapting):
+    """Mixed into what sleeps: while weights are released the slots hold nothing. Files may be edited, and are then
+    lost."""
 
     def release(self, tags: Collection[str]) -> None:
-        super().release(tags)
+        super().release(tags)  # type: ignore[misc]
         if WEIGHTS in tags:
             self._forget()
             if self.dice.random() < 0.3:
                 self.adapter_memory.edits[self.dice.choice(PATHS)] += 1
 
     def update(self, path: str | None, given: Mapping[str, Any], progress: Callable[[], None]) -> None:
-        super().update(path, given, progress)
+        super().update(path, given, progress)  # type: ignore[misc]
         self._forget()
 
     def _forget(self) -> None:
         """Nothing is left in the slots; who has an adapter of edited files may lose it."""
         self.adapter_memory.forget()
-        for req in self.scheduler.requests.values():
+        for req in self.scheduler.requests.values():  # type: ignore[attr-defined]
             if req.adapter and req.adapter.digest:
-                self.oracles.live[req.id].may_lose_adapter = True
+                self.oracles.live[req.id].may_lose_adapter = True  # type: ignore[attr-defined]
+
+
+class AdaptingSleeping(Forgetting, SleepingSimulation):
+    pass
 
 
 def run_seed(seed: int) -> AdaptingOutcome:

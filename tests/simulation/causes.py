@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from forebay.config.engine_config import SchedulerConfig
 from forebay.requests.request import Request
 from forebay.requests.transfers import (
+    NO_ADAPTER,
+    AdapterIdentity,
     Arrived,
     Broken,
     Closed,
@@ -43,6 +45,7 @@ class Part:
 
     request_id: int
     prompt: _Prompt
+    adapter: AdapterIdentity = NO_ADAPTER
     causes: list[Failure] = field(default_factory=list)
     offered: bool = False  # by decode
     settled: bool = False  # its transfer came to its end: what breaks later is of no interest
@@ -85,7 +88,8 @@ class Causes:
         if req.rendezvous is None:
             return
         prompt = (req.rendezvous.room, req.num_prompt, digest_of(req.tokens))
-        part = self._parts[req.id] = self._of_prompt[prompt] = Part(req.id, prompt)
+        adapter = AdapterIdentity(req.adapter.name, req.adapter.digest) if req.adapter else NO_ADAPTER
+        part = self._parts[req.id] = self._of_prompt[prompt] = Part(req.id, prompt, adapter)
         if self._decodes:
             self._of_nonce[req.rendezvous.nonce] = part
         for heard in self._offers.values():
@@ -158,6 +162,8 @@ class Causes:
             part.settled = True
         elif offered.weight_version != version:
             part.causes.append(_other_weights(version, offered.weight_version))
+        elif offered.adapter != part.adapter:
+            part.causes.append(_other_adapter(str(part.adapter), offered.adapter))
 
     def _of(self, ticket: Ticket) -> Part | None:
         if self._decodes:
@@ -170,7 +176,9 @@ class Causes:
     def ordered(self, order: Order) -> None:
         """What the engine tells its peer of a failure must be so."""
         if isinstance(order, Offer):
-            self._of_nonce[order.ticket.nonce].offered = True
+            part = self._of_nonce[order.ticket.nonce]
+            require(order.adapter == part.adapter, f"{part} is offered with {order.adapter}")
+            part.offered = True
         if not isinstance(order, Withdraw | Decline):
             return
         part, failure = self._of(order.ticket), order.failure
@@ -203,6 +211,9 @@ class Causes:
             return False
         if failure == _other_weights(version, heard.offered.weight_version):
             return heard.offered.weight_version != version
+        theirs = heard.offered.adapter
+        if failure == _other_adapter(f"none of the name {theirs.name!a}", theirs):
+            return theirs.name not in {adapter.name for adapter in self._scheduler.held.adapters}
         limits, config = self._config.disaggregation, self._config
         most = config.max_running_requests + config.max_queued_requests
         late = self._now() - heard.at > limits.bootstrap_timeout_s
@@ -217,3 +228,8 @@ def _prompt_of(offered: Offered) -> _Prompt:
 def _other_weights(ours: int, theirs: int) -> Failure:
     what = f"prefill and decode do not fit together: weight_version: prefill has {ours}, decode {theirs}"
     return Failure("Unavailable", "layout_mismatch", what)
+
+
+def _other_adapter(ours: str, theirs: AdapterIdentity) -> Failure:
+    what = f"adapter: prefill has {ours}, decode {theirs}: load the same files on both"
+    return Failure("Unavailable", "adapter_mismatch", f"prefill and decode do not fit together: {what}")

@@ -41,11 +41,11 @@ def namespace_of(req: Request) -> str:
 class Tracked:
     """A request, what its client has heard, and what it must hear."""
 
-    def __init__(self, req: Request, model: HashModel, config: SchedulerConfig, now: float) -> None:
+    def __init__(self, req: Request, model: HashModel, config: SchedulerConfig, now: float, salt: int) -> None:
         self.model, self.config = model, config
         self.id, self.params, self.namespace, self.tenant = req.id, req.params, req.namespace, req.tenant
         self.prompt = req.tokens.tolist()
-        self.salt = salt_of(namespace_of(req))
+        self.salt = salt
         self.finish: FinishReason | None = None
         self.may_abort = self.may_fail = self.may_stop = self.may_lose_adapter = False
         self.begin_again()
@@ -220,8 +220,13 @@ class Oracles:
         self.caches_are_there = True  # on the device
         self.num_damaged = 0  # times that the simulation damaged the ledgers on purpose
 
+    def salt(self, namespace: str) -> int:
+        """Return what the hash model makes of a namespace of `namespace_of`."""
+        return salt_of(namespace)
+
     def added(self, req: Request, now: float) -> Tracked:
-        tracked = self.live[req.id] = Tracked(req, self.runner.model, self.config, now)
+        salt = self.salt(namespace_of(req))
+        tracked = self.live[req.id] = Tracked(req, self.runner.model, self.config, now, salt)
         self.liveness.added(req, now)
         return tracked
 
@@ -281,7 +286,7 @@ class Oracles:
         """Every cached page, window and state holds what exactly the tokens that the tree says leave, in their
         namespace."""
         for namespace, root in self.scheduler.held.cache._roots.items():
-            salt = salt_of(namespace)
+            salt = self.salt(namespace)
             self._check_below(root, 0, salt, 0, salt)
 
     def _check_below(self, node: Node, start: int, chain: int, state: int, salt: int) -> None:

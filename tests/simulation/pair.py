@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from random import Random
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from forebay.config.engine_config import (
     SpeculativeAlgorithm,
     StateStrategy,
 )
+from forebay.memory.adapters import ADAPTER
 from forebay.memory.kinds.state.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.memory.slots import FREE, Slots
@@ -37,9 +38,8 @@ from forebay.scheduler.prefill_role import PrefillRole
 from tests.kinds_of import num_states, num_window_pages, resized, window_of
 from tests.simulation.causes import Causes
 from tests.simulation.command_line import command_line
-from tests.simulation.hashing import salt_of
 from tests.simulation.liveness import require
-from tests.simulation.oracles import Oracles, Tracked
+from tests.simulation.oracles import Oracles, Tracked, namespace_of
 from tests.simulation.pair_liveness import TICKS, TICKS_PER_TOKEN, PairLiveness, Rooms
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.simulator import Simulation, scaled_down
@@ -101,7 +101,7 @@ class HalfTracked(Tracked):
     def _may_end_with(self, failure: Failure | None) -> bool:
         if failure is None:
             return False
-        own = failure.kind == "NumericalError" or failure.code == "aborted" or failure.code == "step_failed"
+        own = failure.kind == "NumericalError" or failure.code in ("aborted", "step_failed", "adapter_lost")
         return (own and super()._may_end_with(failure)) or self.causes.explain(self.id, failure)
 
 
@@ -112,7 +112,7 @@ class HalfOracles(Oracles):
     strict = False
 
     def added(self, req: Request, now: float) -> Tracked:
-        tracked = HalfTracked(req, self.runner.model, self.config, now)
+        tracked = HalfTracked(req, self.runner.model, self.config, now, self.salt(namespace_of(req)))
         tracked.causes, tracked.on_decode = self.causes, self.config.disaggregation.is_decode
         tracked.room = req.rendezvous.room if req.rendezvous else 0
         self.live[req.id] = tracked
@@ -128,13 +128,15 @@ class HalfOracles(Oracles):
 class Half(Simulation):
     """One of the two engines. What it is told comes over `wire`."""
 
+    make_oracles: ClassVar[type[HalfOracles]] = HalfOracles
+
     def __init__(self, config: SchedulerConfig, traffic: Traffic, rng: Random, role: Handoff, **others: Any) -> None:
         make = partial(
             RetractingScheduler, handoff=role, every=others.pop("every", 0), skips=others.pop("skips", False)
         )
         super().__init__(config, traffic, rng, make_scheduler=lambda *args: make(*args), **others)
         self.page_size = config.page_size
-        self.oracles = HalfOracles(config, self.scheduler, self.runner)
+        self.oracles = self.make_oracles(config, self.scheduler, self.runner)
         self.oracles.causes = self.causes = Causes(config, self.scheduler, lambda: self.now)
         self.oracles.liveness = self.scheduler.liveness = PairLiveness(config, self.scheduler)
         self.wire: Wire | None = None
@@ -197,10 +199,11 @@ class Half(Simulation):
         """One half of a request arrives, or a whole one; None where it is refused."""
         self.num_added += 1
         number = self.num_added
-        self.salts[number] = salt = salt_of(f"{self.scheduler.weight_version}/{namespace}")
-        self.references.add(number, prompt, params, salt=salt)
         known = {"priority": priority, "namespace": namespace, "arrival": self.now, "rendezvous": where}
-        req = Request(number, prompt, params, **known)
+        req = Request(number, prompt, params, adapter=self._adapter(), **known)
+        req.compute_with(self.scheduler.weight_version)
+        self.salts[number] = salt = self.oracles.salt(namespace_of(req))
+        self.references.add(number, prompt, params, salt=salt)
         room = where.room if where else 0
         why = self._why_refused(req, room)
         refused = self._submit(req)
@@ -439,7 +442,8 @@ class Pair:
             half.oracles.check_drained()
             require(not half.scheduler.held.deferred, "something is deferred although every fence is open")
             for pool in half.scheduler.state(self.now).pools:
-                require(pool.quarantined == pool.running == 0, f"in quarantine: {pool}")
+                running = 0 if pool.name == ADAPTER else pool.running  # loaded adapters are among those that run
+                require(pool.quarantined == running == 0, f"in quarantine: {pool}")
             if half.proposer:
                 half.proposer.check_drained()
 

@@ -24,7 +24,7 @@ from tests.simulation.command_line import command_line
 from tests.simulation.device_memory import POISON
 from tests.simulation.event_log import Outcome
 from tests.simulation.hash_runner import NO_TOKEN
-from tests.simulation.hashing import U64, salt_of
+from tests.simulation.hashing import U64
 from tests.simulation.liveness import require
 from tests.simulation.oracles import namespace_of
 from tests.simulation.retracting import RetractingScheduler
@@ -209,7 +209,7 @@ class Sleeping:
     def _expect_other_tokens(self) -> None:
         for req in (*self.scheduler.waiting, *self.scheduler.pending):
             tracked = self.oracles.live[req.id]
-            self.salts[req.id] = tracked.salt = salt_of(namespace_of(req))
+            self.salts[req.id] = tracked.salt = self.oracles.salt(namespace_of(req))
             self.references.add(req.id, tracked.prompt, req.params, salt=tracked.salt)
             self.num_restarts += bool(tracked.received)
             self.runner.cached.pop(req.id, None)

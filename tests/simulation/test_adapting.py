@@ -10,7 +10,10 @@ from forebay.engine.lifecycle.adapters import AdapterLoader
 from forebay.memory.adapters import AdapterLoad, Adapters
 from forebay.memory.holding import Holding
 from forebay.requests.request import Request
+from forebay.requests.transfers import NO_ADAPTER, AdapterIdentity
+from forebay.scheduler import decode_role, prefill_role
 from forebay.scheduler.releases import Releases
+from tests.simulation import adapting_pair
 from tests.simulation.adapting import run_seeds
 
 
@@ -65,3 +68,54 @@ def test_a_mistake_about_adapters_is_found(
     monkeypatch.setattr(owner, name, mistake)
     with pytest.raises(Exception):  # noqa: B017
         run_seeds(range(120))
+
+
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 400), marks=pytest.mark.slow)])
+def test_c22_adapters_of_two_engines_both_halves_compute_with_one_or_end_typed(seeds: range) -> None:
+    outcome = adapting_pair.run_seeds(seeds)
+    assert min(outcome.moved, outcome.unknown, outcome.mismatched, outcome.loads, outcome.unloads) > 0
+
+
+def nothing(req: Request) -> object:
+    return NO_ADAPTER
+
+
+class Whatever:
+    """Equals every adapter."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def anything(req: Request) -> object:
+    return Whatever()
+
+
+class Named(Whatever):
+    """Equals every adapter of its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AdapterIdentity) and other.name == self.name
+
+
+def by_name(req: Request) -> object:
+    return Named(req.adapter.name if req.adapter else "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("owner", "mistake"),
+    [(decode_role, nothing), (prefill_role, anything), (prefill_role, by_name)],
+    ids=["missing from the offer", "not compared", "digests not compared"],
+)
+def test_a_mistake_about_adapters_of_two_engines_is_found(
+    owner: object, mistake: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "adapter_of", mistake)
+    with pytest.raises(Exception):  # noqa: B017
+        adapting_pair.run_seeds(range(60))

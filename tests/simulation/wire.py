@@ -151,7 +151,8 @@ class Wire:
             self.damage_all(link, "prefill is asleep")
             self._decline(offer, ASLEEP)
             return
-        offered = Offered(offer.ticket, offer.num_tokens, offer.digest, offer.start, offer.weight_version)
+        like = offer.weight_version, offer.adapter
+        offered = Offered(offer.ticket, offer.num_tokens, offer.digest, offer.start, *like)
         link.to_prefill.append(offered)
         if self._chance(self.faults.doubled):
             link.to_prefill.append(offered)
