@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
 
 from forebay.base.errors import from_code
 from forebay.config.engine_config import EngineConfig
@@ -19,6 +21,7 @@ from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import CacheReport, FinishReason, MemoryReport
 from forebay.verify.questions import Question
 
+NONE: Final[Mapping[str, Path]] = MappingProxyType({})
 WELL_UNDER_WAY: Final = 3  # tokens: whoever has so many decodes
 
 
@@ -89,8 +92,9 @@ def _difference(number: int, place: int, alone: Answer, found: Answer) -> Differ
 
 class Engines:
     """One engine, or a prefill and a decode engine, that are asked `questions`. With `alone`, the answers that each got
-    by itself, what they say is compared; `findings` has what was found, `answers` the last ones by question, `all` of
-    them with their question's number. `config` is that of the engine which decodes. Questions are asked in `order`."""
+    by itself, what they say is compared. `findings` has what was found, `answers` the last ones by question, `all` of
+    them with their question's number. `config` is that of the engine which decodes. Questions are asked in `order`.
+    `adapters` are the folders of those that questions name."""
 
     def __init__(
         self,
@@ -99,6 +103,7 @@ class Engines:
         prefill: AsyncEngine | None,
         questions: Sequence[Question],
         alone: Sequence[Answer],
+        adapters: Mapping[str, Path],
     ) -> None:
         self.config, self.engine, self.prefill, self.questions, self.alone = config, engine, prefill, questions, alone
         self.findings = Findings()
@@ -107,6 +112,8 @@ class Engines:
         self.most_at_once = 0
         self.half_decode = asyncio.Event()  # or the first has ended
         self.order = list(range(len(questions)))
+        self.num_loads = 0  # of adapters under names that had another
+        self._adapters = {name: (name, path) for name, path in adapters.items()}  # the name that each has now
         self._decoding: dict[int, Answer] = {}  # by the request's id
         self._rooms = 0
 
@@ -179,15 +186,26 @@ class Engines:
         if self.alone:
             self.findings.compare(number, self.alone[number], answer)
 
+    async def load_anew(self) -> None:
+        """Load each adapter under the name of the next one, in its place: questions name it so from then on."""
+        names = [name for name, _ in self._adapters.values()]
+        for number, (adapter, (_, path)) in enumerate([*self._adapters.items()]):
+            name = names[(number + 1) % len(names)]
+            for engine in (self.engine, self.prefill):
+                if engine is not None:
+                    await engine.load_adapter(name, str(path), replace=True)
+            self._adapters[adapter] = name, path
+            self.num_loads += 1
+
     async def _submit(self, question: Question, stack: AsyncExitStack) -> Stream:
+        name = self._adapters[question.adapter][0] if question.adapter else ""
+        wanted: dict[str, Any] = {"prompt_token_ids": question.prompt, "params": question.params, "adapter": name}
         where = None
         if self.prefill is not None:
             self._rooms += 1
             where = Rendezvous("127.0.0.1", self.prefill.info.bootstrap_port, self._rooms)
-            half = self.prefill.submit(prompt_token_ids=question.prompt, params=question.params, rendezvous=where)
-            await stack.enter_async_context(half)
-        whole = self.engine.submit(prompt_token_ids=question.prompt, params=question.params, rendezvous=where)
-        return await stack.enter_async_context(whole)
+            await stack.enter_async_context(self.prefill.submit(**wanted, rendezvous=where))
+        return await stack.enter_async_context(self.engine.submit(**wanted, rendezvous=where))
 
     async def ask_one_by_one(self, *, backwards: bool = False) -> None:
         """Run the questions in sequence, each after the previous answer."""
@@ -223,7 +241,10 @@ class Engines:
 
 @asynccontextmanager
 async def started(
-    configs: Sequence[EngineConfig], questions: Sequence[Question], alone: Sequence[Answer] = ()
+    configs: Sequence[EngineConfig],
+    questions: Sequence[Question],
+    alone: Sequence[Answer] = (),
+    adapters: Mapping[str, Path] = NONE,
 ) -> AsyncIterator[Engines]:
     """One engine process, or a decode engine and behind it a prefill engine, ready to be asked. Raises the typed error
     of one that cannot start."""
@@ -234,4 +255,4 @@ async def started(
             stack.push_async_callback(engine.close, drain_s=0.0)
             engines.append(engine)
             await engine.ready()
-        yield Engines(configs[0], engines[0], engines[1] if len(engines) > 1 else None, questions, alone)
+        yield Engines(configs[0], engines[0], engines[1] if len(engines) > 1 else None, questions, alone, adapters)

@@ -22,6 +22,9 @@ from forebay.verify.asking import Answer, Engines
 from forebay.verify.questions import Question
 
 Flags = Mapping[str, Value]
+Play = Callable[[Engines], Awaitable[None]]
+Shown = Callable[[Engines, Counter[str]], str]
+Touched = Callable[[Engines, Question, Answer], bool]
 
 # How the answers are made that all others are compared with: one request at a time, and nothing but the model.
 ALONE: Final[Flags] = {
@@ -33,6 +36,7 @@ ALONE: Final[Flags] = {
     "retraction_host_bytes": 0,
     "queue_timeout": 3600.0,
     "request_timeout": 3600.0,
+    "stall_timeout": 600.0,  # a retracted request waits long where memory is scarce and the machine busy
     "log_level": "error",
     "ledger": "raise",
 }
@@ -47,14 +51,15 @@ class Circumstance:
     """`flags` are those of the engine, or `prefill_flags` of a second one before it. `play` asks the questions. `shown`
     says from what the engines counted how far it came about, in words; "" where it did not. `touched` says whether it
     came about for one answer. Until that is so for each way of choosing tokens, the questions are asked again, in
-    another order."""
+    another order. With `adapted` each question is asked of an adapter, too."""
 
     name: str
     flags: Flags
-    play: Callable[[Engines], Awaitable[None]]
-    shown: Callable[[Engines, Counter[str]], str]
-    touched: Callable[[Engines, Question, Answer], bool]
+    play: Play
+    shown: Shown
+    touched: Touched
     prefill_flags: Flags = field(default_factory=dict)
+    adapted: bool = False
 
 
 class Room:
@@ -74,8 +79,11 @@ class Room:
         self.pressed = (max(whole) + _PRESSED_PAGES) * page_size
 
 
-def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags) -> list[Circumstance]:
-    """Return all circumstances. `speculative` and `tiers` are settings, the latter empty where HiSparse is refused."""
+def circumstances(
+    room: Room, adapted_room: Room, speculative: Flags, num_threads: int, tiers: Flags
+) -> list[Circumstance]:
+    """Return all circumstances. `adapted_room` is for the questions with adapters; `speculative` and `tiers` are
+    settings, the latter empty where HiSparse is refused."""
     cached: Flags = {"disable_radix_cache": False}
     replayed: Flags = {"disable_cuda_graph": False}
     small: Flags = {"max_total_tokens": room.tight}
@@ -115,6 +123,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
             _was_concurrent,
         ),
     ]
+    found += _with_adapters(adapted_room, speculative)
     found += _in_tiers(tiers, {**replayed, **cached}, {**tight, **chunks, **speculative}) if tiers else []
     if num_threads > 1:
         found.insert(2, Circumstance("one thread", {"num_threads": 1}, _at_once, _concurrency, _was_concurrent))
@@ -136,6 +145,46 @@ def _in_tiers(tiers: Flags, some: Flags, others: Flags) -> list[Circumstance]:
         Circumstance("KV in two tiers", {**some, **tiers}, _twice, _from_tiers, _was_concurrent),
         Circumstance("all of it, KV in two tiers", everything, _all, _from_tiers, _was_concurrent),
     ]
+
+
+def _with_adapters(room: Room, speculative: Flags) -> list[Circumstance]:
+    cached: Flags = {"disable_radix_cache": False}
+    replayed: Flags = {"disable_cuda_graph": False}
+    chunks: Flags = dict.fromkeys(("chunked_prefill_size", "mixed_chunk_size"), room.chunk)
+    tight: Flags = {"max_total_tokens": room.tight, "schedule_conservativeness": 0.0}
+    pressed: Flags = {**tight, "max_total_tokens": room.pressed}
+    apart = _apart(TransferBackend.SHM)
+    prefill = apart.prefill_flags
+
+    def adapted(name: str, flags: Flags, play: Play, shown: Shown, touched: Touched, **others: Flags) -> Circumstance:
+        return Circumstance(name, flags, play, _adapting(shown), _of_an_adapter(touched), adapted=True, **others)
+
+    everything: Flags = {**tight, **cached, **replayed, **chunks, **speculative}
+    return [
+        adapted(
+            "adapters beside the model", {**replayed, **chunks}, _twice, _cut_beside_others, _was_cut_beside_others
+        ),
+        adapted("adapters loaded anew", {**replayed, **cached}, _reloaded, _loads, _hit),
+        adapted("adapters, retracted", {**pressed, **replayed}, _pressed, _retracted, _computed_again),
+        adapted("adapters, prefill and decode", apart.flags, _coming, _transferred, _answered, prefill_flags=prefill),
+        adapted("all of it, adapters", everything, _all, _much, _was_concurrent),
+    ]
+
+
+def _adapting(shown: Shown) -> Shown:
+    """Only where adapters change answers."""
+
+    def both(engines: Engines, count: Counter[str]) -> str:
+        num, what = len(engines.questions) // 2, shown(engines, count)
+        pairs = zip(engines.alone[:num], engines.alone[num:], strict=True)
+        changed = sum(found.tokens != of_model.tokens for found, of_model in pairs)
+        return f"{what}; adapters change {changed} of {num} answers" if what and changed else ""
+
+    return both
+
+
+def _of_an_adapter(touched: Touched) -> Touched:
+    return lambda engines, question, answer: bool(question.adapter) and touched(engines, question, answer)
 
 
 async def _backwards(engines: Engines) -> None:
@@ -170,6 +219,17 @@ async def _all(engines: Engines) -> None:
     await engines.ask_all()
 
 
+async def _reloaded(engines: Engines) -> None:
+    """Each name gets another adapter, while requests of the one before go on, and its prompts are cached."""
+    await engines.ask_as_they_come()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(engines.ask_all())
+        await engines.half_decode.wait()
+        await engines.load_anew()
+    await engines.ask_as_they_come()
+    await engines.ask_all()
+
+
 async def _asleep(engines: Engines) -> None:
     """All memory is given back while requests decode; they go on when it is there again, and come once more later."""
     async with asyncio.TaskGroup() as group:
@@ -191,9 +251,19 @@ def _in_chunks(engines: Engines, count: Counter[str]) -> str:
     return f"prompts of up to {longest} tokens, {most} a step" if longest > most else ""
 
 
+def _cut_beside_others(engines: Engines, count: Counter[str]) -> str:
+    found = _concurrency(engines, count), _in_chunks(engines, count)
+    return ", ".join(found) if all(found) else ""
+
+
 def _from_cache(engines: Engines, count: Counter[str]) -> str:
     cached, prompts = count["cached_tokens"], count["prompt_tokens"]
     return f"{cached:,.0f} of {prompts:,.0f} prompt tokens were cached" if cached else ""
+
+
+def _loads(engines: Engines, count: Counter[str]) -> str:
+    found = _from_cache(engines, count)
+    return f"{_times(engines.num_loads)} loaded under another's name, {found}" if engines.num_loads and found else ""
 
 
 def _evicted(engines: Engines, count: Counter[str]) -> str:
@@ -260,6 +330,10 @@ def _was_concurrent(engines: Engines, question: Question, answer: Answer) -> boo
 
 def _cut(engines: Engines, question: Question, answer: Answer) -> bool:
     return len(question.prompt) > engines.config.scheduling.chunked_prefill_size
+
+
+def _was_cut_beside_others(engines: Engines, question: Question, answer: Answer) -> bool:
+    return _cut(engines, question, answer) and _was_concurrent(engines, question, answer)
 
 
 def _hit(engines: Engines, question: Question, answer: Answer) -> bool:

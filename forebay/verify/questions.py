@@ -43,11 +43,13 @@ _WAYS: Final[tuple[tuple[str, SamplingParams], ...]] = (
 
 
 class Question(NamedTuple):
-    """`way`: how its tokens are chosen, in words."""
+    """`way`: how its tokens are chosen, in words. `adapter` is the name of the adapter to apply, "" for the model
+    alone."""
 
     prompt: list[int]
     params: SamplingParams
     way: str
+    adapter: str = ""
 
 
 def make_questions(

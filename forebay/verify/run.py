@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 from forebay.base.errors import ConfigError, Conflict, ForebayError, ModelError
@@ -16,7 +18,8 @@ from forebay.config.flag import Value
 from forebay.config.resolve import resolve
 from forebay.config.speculation import PREFIX
 from forebay.text.tokenizer import Tokenizer
-from forebay.verify.asking import Answer, Engines, Findings, started
+from forebay.verify.adapters import SETTINGS, adapted, made_adapters, settings
+from forebay.verify.asking import NONE, Answer, Engines, Findings, started
 from forebay.verify.circumstances import ALONE, Circumstance, Flags, Room, circumstances
 from forebay.verify.questions import Question, make_questions
 
@@ -69,17 +72,25 @@ class Verification:
             context_length=memory.context_length,
             seed=seed,
         )
-        room = Room(self.questions, memory.page_size)
-        self._roomy: Flags = {"max_total_tokens": room.roomy, "max_running_requests": num}
+        self._seed, self._adapted = seed, adapted(self.questions)
+        rooms = room, beside = [Room(asked, memory.page_size) for asked in (self.questions, self._adapted)]
+        self._roomy: list[Flags] = [
+            {"max_total_tokens": one.roomy, "max_running_requests": num * factor}
+            for factor, one in enumerate(rooms, start=1)
+        ]
         guess, num_threads = {**BY_DEFAULT, **guess}, self.config.num_threads
-        self.circumstances = circumstances(room, guess, num_threads, self._in_tiers(tiers))
+        self.circumstances = circumstances(room, beside, guess, num_threads, self._in_tiers(tiers))
         self.alone: list[Answer] = []
+        self._adapted_alone: list[Answer] = []
 
     async def ask_alone(self) -> None:
         """Run each question alone and store the answers as the baseline."""
-        async with started([self._resolved(self._roomy)], self.questions) as engines:
+        self.alone = await self._ask_alone(self.questions, self._roomy[0], NONE)
+
+    async def _ask_alone(self, questions: Sequence[Question], flags: Flags, paths: Mapping[str, Path]) -> list[Answer]:
+        async with started([self._resolved(flags)], questions, adapters=paths) as engines:
             await engines.ask_one_by_one()
-            self.alone = [engines.answers[number] for number in range(len(self.questions))]
+            return [engines.answers[number] for number in range(len(questions))]
 
     async def outcome(self, circumstance: Circumstance) -> Outcome:
         """Run the questions under one circumstance; `seconds` of the result is wall time."""
@@ -91,9 +102,7 @@ class Verification:
     async def _outcome(self, circumstance: Circumstance) -> Outcome:
         name, findings = circumstance.name, Findings()
         try:
-            sides = [side for side in (circumstance.flags, circumstance.prefill_flags) if side]
-            configs = [self._resolved({**self._roomy, **side}) for side in sides or [{}]]
-            async with started(configs, self.questions, self.alone) as engines:
+            async with self._engines(circumstance) as engines:
                 findings = engines.findings
                 missing = await _play(circumstance, engines)
                 shown = circumstance.shown(engines, await engines.counters())
@@ -108,6 +117,25 @@ class Verification:
         if shown and missing:
             return Outcome(name, Verdict.NOT_SHOWN, f"{shown}; but not for: {', '.join(missing)}", findings)
         return Outcome(name, Verdict.SAME if shown else Verdict.NOT_SHOWN, shown, findings)
+
+    @asynccontextmanager
+    async def _engines(self, circumstance: Circumstance) -> AsyncIterator[Engines]:
+        """The engines of a circumstance, with adapters where it has some, whose answers alone are asked for once."""
+        sides = [side for side in (circumstance.flags, circumstance.prefill_flags) if side] or [{}]
+        if not circumstance.adapted:
+            configs = [self._resolved({**self._roomy[0], **side}) for side in sides]
+            async with started(configs, self.questions, self.alone) as engines:
+                yield engines
+            return
+        with made_adapters(self.config.model_path, self._seed) as paths:
+            common: Flags = {**self._roomy[1], **settings(paths)}
+            if not self._adapted_alone:
+                num = len(self.questions)
+                found = await self._ask_alone(self._adapted[:num], common, paths)
+                self._adapted_alone = [*found, *self.alone]
+            configs = [self._resolved({**common, **side}) for side in sides]
+            async with started(configs, self._adapted, self._adapted_alone, paths) as engines:
+                yield engines
 
     def _in_tiers(self, given: Flags) -> Flags:
         """Return the settings of KV in two tiers, with hot buffers as small as may be unless they are given; nothing
@@ -125,7 +153,7 @@ class Verification:
     def varied(self) -> set[str]:
         """The settings that circumstances decide, but for those that are anybody's own elsewhere, and the proposer."""
         sides = (side for one in self.circumstances for side in (one.flags, one.prefill_flags))
-        names = {*ALONE, *self._roomy}.union(*sides) - {"page_size", "num_threads"}
+        names = {*ALONE, *self._roomy[0], *SETTINGS}.union(*sides) - {"page_size", "num_threads"}
         return {name for name in names if not name.startswith((PREFIX, TIERS))}
 
     def _resolved(self, flags: Flags) -> EngineConfig:

@@ -42,6 +42,14 @@ def read_shape(path: Path, draft_head: bool) -> Shape:
     return Shape(config, needs, WeightShapes.of(_kinds(path, config, needs)))
 
 
+def adaptable_layers(path: Path) -> Mapping[str, tuple[int, int]]:
+    """Return the shapes (N, K) of the layers that can have adapters, by name, of the checkpoint at `path`. Raises
+    ModelError."""
+    from forebay.models import AdapterSlots, needs_of  # as above
+
+    return needs_of(_model_config(model_file(path)), adapters=AdapterSlots()).adaptable
+
+
 def _kinds(path: Path, config: ModelConfig, needs: Needs) -> Iterator[tuple[WeightKind, int]]:
     """The weights of a GGUF file may be in codes, of which its header says so; those of a folder, of which its
     configuration does. Whether
