@@ -79,11 +79,8 @@ class Room:
         self.pressed = (max(whole) + _PRESSED_PAGES) * page_size
 
 
-def circumstances(
-    room: Room, adapted_room: Room, speculative: Flags, num_threads: int, tiers: Flags
-) -> list[Circumstance]:
-    """Return all circumstances. `adapted_room` is for the questions with adapters; `speculative` and `tiers` are
-    settings, the latter empty where HiSparse is refused."""
+def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags) -> list[Circumstance]:
+    """Return those without adapters. `speculative` and `tiers` are settings; no `tiers` where HiSparse is refused."""
     cached: Flags = {"disable_radix_cache": False}
     replayed: Flags = {"disable_cuda_graph": False}
     small: Flags = {"max_total_tokens": room.tight}
@@ -123,7 +120,6 @@ def circumstances(
             _was_concurrent,
         ),
     ]
-    found += _with_adapters(adapted_room, speculative)
     found += _in_tiers(tiers, {**replayed, **cached}, {**tight, **chunks, **speculative}) if tiers else []
     if num_threads > 1:
         found.insert(2, Circumstance("one thread", {"num_threads": 1}, _at_once, _concurrency, _was_concurrent))
@@ -147,7 +143,8 @@ def _in_tiers(tiers: Flags, some: Flags, others: Flags) -> list[Circumstance]:
     ]
 
 
-def _with_adapters(room: Room, speculative: Flags) -> list[Circumstance]:
+def with_adapters(room: Room, speculative: Flags) -> list[Circumstance]:
+    """Return the circumstances with adapters, in `room` for each question with one and without."""
     cached: Flags = {"disable_radix_cache": False}
     replayed: Flags = {"disable_cuda_graph": False}
     chunks: Flags = dict.fromkeys(("chunked_prefill_size", "mixed_chunk_size"), room.chunk)

@@ -20,7 +20,7 @@ from forebay.config.speculation import PREFIX
 from forebay.text.tokenizer import Tokenizer
 from forebay.verify.adapters import SETTINGS, adapted, made_adapters, settings
 from forebay.verify.asking import NONE, Answer, Engines, Findings, started
-from forebay.verify.circumstances import ALONE, Circumstance, Flags, Room, circumstances
+from forebay.verify.circumstances import ALONE, Circumstance, Flags, Room, circumstances, with_adapters
 from forebay.verify.questions import Question, make_questions
 
 TIERS: Final = "hisparse_"  # settings of the host tier and of hot buffers, for the circumstances that have them
@@ -79,7 +79,8 @@ class Verification:
             for factor, one in enumerate(rooms, start=1)
         ]
         guess, num_threads = {**BY_DEFAULT, **guess}, self.config.num_threads
-        self.circumstances = circumstances(room, beside, guess, num_threads, self._in_tiers(tiers))
+        without = circumstances(room, guess, num_threads, self._in_tiers(tiers))
+        self.circumstances = [*without, *with_adapters(beside, guess)]
         self.alone: list[Answer] = []
         self._adapted_alone: list[Answer] = []
 
