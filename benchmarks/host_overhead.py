@@ -64,13 +64,9 @@ class NoModel:
 
 def runner(config: SchedulerConfig) -> ModelRunner:
     return build_runner(
-        NoModel(hybrid=config.kinds.num_slots > 0),
+        NoModel(hybrid=bool(config.kinds.num_slots)),
         sizes=PoolSizes(
-            num_slots={
-                "kv": config.num_pages,
-                "window": config.kinds.num_window_pages,
-                "state": config.kinds.num_slots,
-            },
+            num_slots={"kv": config.num_pages, **config.kinds.num_slots},
             page_size=config.page_size,
             max_running_requests=config.max_running_requests,
             context_length=config.context_length,
