@@ -316,7 +316,7 @@ async def _pooled(
     namespace = server.isolation.namespace(context.tenant, body.session)
     author, tenant = server.isolation.author(context.tenant, body.session), context.tenant.name
     own: dict[str, Any] = {"namespace": namespace, "author": author, "tenant": tenant}
-    own |= {"adapter": context.adapter, "adapter_number": context.adapter_number}
+    own |= {"adapter": context.adapter, "adapter_number": context.adapter_number if count > 1 else 0}
     submit = partial(server.engine.submit, params=params, **own)
 
     with server.lifecycle.admit(context.tenant.name, most), Watch(context.receive) as watch:

@@ -98,6 +98,7 @@ class Generation:
         """All or nothing: what was submitted is aborted if a later one is refused. Raises what the engine raises."""
         choices: list[Choice] = []
         peers = iter(order.peers or repeat(None))
+        together = len(prompts) * order.params.n > 1  # then one load of the adapter answers, alone the newest
         generation = cls(choices, sum(len(prompt.token_ids) for prompt in prompts), table, adapter=order.adapter)
         try:
             for prompt in prompts:
@@ -112,7 +113,7 @@ class Generation:
                         resume_points=prompt.resume_points,
                         rendezvous=next(peers),
                         adapter=order.adapter,
-                        adapter_number=order.adapter_number,
+                        adapter_number=order.adapter_number if together else 0,
                     )
                     generation.streams.append(stream)
                     kept = {"discard": order.discard_output, "keep_token_ids": order.keep_token_ids}
