@@ -168,8 +168,8 @@ ADAPTERS: Final = (
     Mutant(
         "C31 the rounding of an adapter is part of its digest",
         "engine/lifecycle/adapter_memory.py",
-        'sha256(f"{found.digest} {slots.dtype}".encode())',
-        "sha256(found.digest.encode())",
+        'sha256(f"{files.digest} {slots.dtype}".encode())',
+        "sha256(files.digest.encode())",
         _ENGINE + "test_the_digest_of_an_adapter_is_another_where_it_is_rounded",
     ),
     Mutant(
