@@ -1,0 +1,124 @@
+"""The announcements of a server to its routers."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import msgspec
+import pytest
+
+from forebay.route.announce import Announcer
+from forebay.route.announcement import Announcement, Role, State
+from forebay.server.http.security import PROOF, proof_of
+from tests.deadlines import HANGS_S, NEVER_S
+
+KEY = b"cluster-canary-0123456789"
+URL = "http://10.0.0.1:30001"
+
+
+class FakeRouter:
+    """Keeps all announcements, and answers each with `status`."""
+
+    def __init__(self) -> None:
+        self.heard: queue.Queue[Announcement] = queue.Queue()
+        self.proofs: set[str | None] = set()
+        self.status = 200
+        router = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                router.proofs.add(self.headers[PROOF])
+                self.send_response(router.status)
+                self.send_header("content-length", "0")
+                self.end_headers()
+                router.heard.put(msgspec.json.decode(body, type=Announcement))
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=lambda: self.server.serve_forever(0.01))
+        self.thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+    def next(self) -> Announcement:
+        return self.heard.get(timeout=HANGS_S)
+
+
+Make = Callable[..., Announcer]
+
+
+@pytest.fixture
+def router() -> Iterator[FakeRouter]:
+    made = FakeRouter()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def announcer(router: FakeRouter) -> Iterator[Make]:
+    """`announcer(*routers, interval_s=...)` announces to the fake router and the given ones."""
+    made: list[Announcer] = []
+
+    def make(*routers: str, interval_s: float = NEVER_S) -> Announcer:
+        made.append(Announcer([router.url, *routers], URL, Role.BOTH, KEY, interval_s=interval_s))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close(0.0)
+
+
+def test_announcer_changes_reach_the_router_at_once_in_order(announcer: Make, router: FakeRouter) -> None:
+    """The interval is longer than the test."""
+    one = announcer()
+    heard = [router.next()]
+    for state in (State.READY, State.DRAINING):
+        assert one.announce(state, weight_version="v2", wait_s=HANGS_S) == []
+        heard.append(router.next())
+    assert one.close(HANGS_S) == []
+    heard.append(router.next())
+    assert [each.state for each in heard] == ["starting", "ready", "draining", "gone"]
+    assert [each.weight_version for each in heard] == ["", "v2", "v2", "v2"]
+    assert {(each.url, each.role, each.instance) for each in heard} == {(URL, Role.BOTH, one.instance)}
+    assert sorted({each.sequence for each in heard}) == [each.sequence for each in heard]
+    assert router.proofs == {proof_of(KEY)}
+
+
+def test_announcer_repeats_itself_and_a_new_process_is_a_new_instance(announcer: Make, router: FakeRouter) -> None:
+    one = announcer(interval_s=0.01)
+    first = one.instance
+    assert {router.next().instance for _ in range(3)} == {first}
+    assert one.begin_instance("v3") == one.instance != first
+    one.announce(State.READY, wait_s=HANGS_S)
+    while (last := router.next()).state is not State.READY:
+        pass
+    assert (last.instance, last.weight_version) == (one.instance, "v3")
+
+
+def test_announcer_router_that_refuses_or_is_away_delays_no_other_and_is_tried_again(
+    announcer: Make, router: FakeRouter
+) -> None:
+    refusing = FakeRouter()
+    refusing.status = 409
+    try:
+        away = "http://127.0.0.1:9"
+        one = announcer(refusing.url, away, interval_s=0.02)
+        assert one.announce(State.READY) == [router.url, refusing.url, away]
+        assert one.announce(State.GONE, wait_s=0.05) == [refusing.url, away]
+        while router.next().state is not State.GONE:
+            pass
+        refusing.status = 200
+        while one._lines[1].num_confirmed < 2:
+            refusing.next()
+    finally:
+        refusing.close()
