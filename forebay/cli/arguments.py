@@ -140,7 +140,7 @@ class Parser:
     def server_flags(self) -> None:
         """Add those of HTTP alone, for a command that has no cache and reads no prompts."""
         names = {flag.name for flag in BY_NAME.values() if flag.group in SERVER_GROUPS}
-        names -= {"cache_isolation", "keep_volatile_headers", *(flag.name for flag in sampling.FLAGS)}
+        names -= {"keep_volatile_headers", *(flag.name for flag in sampling.FLAGS)}
         names |= {"log_level", "cluster_key_file"}
         self._add_flags(flag for flag in BY_NAME.values() if flag.name in names)
 

@@ -61,9 +61,7 @@ def serve_fleet(parsed: Parsed, config: Config) -> int:
 async def _serve(config: Config, fleet: Fleet, sock: socket.socket, started: float) -> None:
     server = fit_file_limit(replace(config.server, cluster_key=fleet.cluster_key))
     key = server.api_keys[0] if server.api_keys else ""
-    roles = (DisaggregationMode.PREFILL, DisaggregationMode.DECODE)
-    prefill, decode = (fleet.origins(role, key) for role in roles)
-    members = Members(prefill, decode, fleet.cluster_key)
+    members = Members(fleet.urls(), api_key=key, cluster_key=fleet.cluster_key)
     router = Router(server, members)
     router.spawn(members.watch())
 

@@ -1,47 +1,101 @@
-"""`forebay route`: one endpoint before prefill and decode servers that run already."""
+"""`forebay route`: one endpoint before servers that run already, of both roles or of one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from forebay.base.errors import ConfigError
-from forebay.base.http_client import Origin
 from forebay.base.log import setup_logging
-from forebay.cli.arguments import Parser
+from forebay.cli.arguments import Parsed, Parser, whole
 from forebay.config.engine_config import ServerConfig
+
+_ROLES: Final = {
+    "server": "a server of both roles, such as http://10.0.0.1:30000; may be given several times",
+    "prefill": "a prefill server; may be given several times",
+    "decode": "a decode server; may be given several times",
+}
 
 
 def run(words: Sequence[str]) -> int:
     """Run the router until a signal; return the exit code."""
-    summary = "Send each request's prompt to a prefill server and have a decode server answer it."
-    parser = Parser("route", summary, "--prefill URL... --decode URL... [options]")
-    for role in ("prefill", "decode"):
-        help = f"a {role} server, such as http://10.0.0.1:30000; may be given several times"
+    summary = (
+        "Send each request to a server that has the beginning of its prompt cached, or has least to do.\n"
+        "With --prefill and --decode, send its prompt to a prefill server and have a decode server answer it."
+    )
+    parser = Parser("route", summary, "[--server URL...] [--prefill URL... --decode URL...] [options]")
+    for role, help in _ROLES.items():
         parser.option(f"--{role}", action="append", metavar="URL", help=help)
+    _selection_options(parser)
     parser.server_flags()
     parsed = parser.parse(words)
-    if not (parsed.own.prefill and parsed.own.decode):
-        raise ConfigError("give at least one --prefill URL and one --decode URL (or forebay serve --pd local)")
     config = parsed.resolve_server()
+    _check_servers(parsed, config)
     setup_logging(config.log_level, process="router")
-    key = config.api_keys[0] if config.api_keys else ""
-    prefill, decode = ([Origin(url, key) for url in urls] for urls in (parsed.own.prefill, parsed.own.decode))
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_route(config, prefill, decode))
+        runner.run(_route(config, parsed))
     return 0
 
 
-async def _route(config: ServerConfig, prefill: list[Origin], decode: list[Origin]) -> None:
+def _selection_options(parser: Parser) -> None:
+    from forebay.route.selection import BALANCE_ABS_THRESHOLD, Policy
+
+    parser.option(
+        "--policy",
+        default=str(Policy.CACHE_AWARE),
+        choices=tuple(Policy),
+        metavar="NAME",
+        help=f"how the server that computes a prompt is selected: {', '.join(Policy)}",
+    )
+    parser.option(
+        "--balance-abs-threshold",
+        type=whole(1, 1 << 20),
+        default=BALANCE_ABS_THRESHOLD,
+        metavar="N",
+        help="a server with a cached prefix is not selected if it has N requests more than the least busy one",
+    )
+    parser.option("--standby", default="", metavar="URL", help="another router, which is sent the prefix table")
+
+
+def _check_servers(parsed: Parsed, config: ServerConfig) -> None:
+    own = parsed.own
+    if bool(own.prefill) != bool(own.decode):
+        raise ConfigError("give at least one --prefill URL and one --decode URL, or neither of them")
+    if not (own.server or own.prefill or config.cluster_key) and (config.api_keys or config.admin_api_keys):
+        raise ConfigError(
+            "the router has no servers: give --server URL, or --prefill URL and --decode URL; or give "
+            "--cluster-key-file FILE, with which servers announce themselves"
+        )
+
+
+async def _route(config: ServerConfig, parsed: Parsed) -> None:
+    from forebay.route.announcement import Role
     from forebay.route.app import create_app
     from forebay.route.members import Members
     from forebay.route.router import Router
+    from forebay.route.selection import Policy, Selection
+    from forebay.route.standby import Standby
     from forebay.server.http.listen import fit_file_limit, listen
 
+    own = parsed.own
     config = fit_file_limit(config)
-    router = Router(config, Members(prefill, decode, config.cluster_key))
-    router.spawn(router.members.watch())
+    urls: Mapping[Role, Sequence[str]] = {
+        Role.BOTH: own.server or (),
+        Role.PREFILL: own.prefill or (),
+        Role.DECODE: own.decode or (),
+    }
+    members = Members(
+        urls,
+        api_key=config.api_keys[0] if config.api_keys else "",
+        cluster_key=config.cluster_key,
+        selection=Selection(Policy(own.policy), own.balance_abs_threshold),
+    )
+    router = Router(config, members)
+    router.spawn(members.watch())
+    if own.standby:
+        router.spawn(Standby(own.standby, members.prefixes, config.cluster_key, router.metrics).run())
     app = create_app(router)
     await listen(config, app, router.lifecycle, router, on_ready=lambda url: print(f"routing at {url}", flush=True))

@@ -155,8 +155,10 @@ def resolve_server(
     check_exposure(str(written["host"]), keys[0])
     values = {BY_NAME[name].field: value for name, value in written.items()}
     values.pop("chat_template", None)
-    derived = {**key_fields(keys), "cluster_key": cluster_key(written)}
-    config: ServerConfig = _build(ServerConfig, values, cache_isolation=CacheIsolation.NONE, **derived)
+    several = len(keys[0]) + len(keys[1]) > 1  # the rule of servers
+    isolation = CacheIsolation(str(written.get("cache_isolation", "key" if several else "none")))
+    derived = {**key_fields(keys), "cluster_key": cluster_key(written), "cache_isolation": isolation}
+    config: ServerConfig = _build(ServerConfig, values, **derived)
     return config
 
 

@@ -24,6 +24,10 @@ class Role(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
 
+    @property
+    def noun(self) -> str:
+        return "server of both roles" if self is Role.BOTH else f"{self} server"
+
     @classmethod
     def of(cls, mode: object) -> Role | None:
         """Return the role of a server by the `disaggregation_mode` of its /server_info, None for an unknown one."""

@@ -16,10 +16,10 @@ from typing import Final, Self
 
 from forebay.base.child import environment
 from forebay.base.errors import ConfigError
-from forebay.base.http_client import Origin
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.requests.updates import Failure
+from forebay.route.announcement import Role
 from forebay.route.router import Router
 
 ENTRY: Final = ("-P", "-m", "forebay.cli.member")
@@ -84,9 +84,12 @@ class Fleet:
         for fd in (*self._lease, *self.files):
             os.close(fd)
 
-    def origins(self, role: DisaggregationMode, api_key: str) -> list[Origin]:
-        """Return the addresses of the servers with this role."""
-        return [Origin(server.origin, api_key) for server in self.servers if server.role is role]
+    def urls(self) -> dict[Role, list[str]]:
+        """Return the addresses of the servers by role."""
+        found: dict[Role, list[str]] = {}
+        for server in self.servers:
+            found.setdefault(Role(server.role), []).append(server.origin)
+        return found
 
     def _start(self, server: Server) -> None:
         listening, lease = server.sock.fileno(), self._lease[0]
@@ -120,7 +123,7 @@ class Fleet:
             code = await asyncio.to_thread(server.process.wait)
             if self._ending:
                 return
-            member = next(member for member in router.members.all if member.name == server.origin)
+            member = next(member for member in router.members.all if member.url == server.origin)
             router.members.lost(member, f"its process ended with code {code}")
             log.warning(event("server_ended", role=server.role, at=server.origin, code=code))
             if code == EXIT_REFUSED and not member.info:

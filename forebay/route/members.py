@@ -1,115 +1,153 @@
-"""The servers behind the router: who is up, how much each has to do, and who is to have the next request."""
+"""The servers behind the router with their connections, and the health checks of them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
-from forebay.base.errors import ForebayError, Unavailable
+from forebay.base.errors import ForebayError
 from forebay.base.http_client import Origin
-from forebay.base.log import event, get_logger
-from forebay.config.engine_config import DisaggregationMode
-from forebay.route.prefixes import Prefixes
+from forebay.route.announcement import Role
+from forebay.route.membership import MemberRecord, Membership
+from forebay.route.selection import Selected, Selection, is_ready, select_for_answer, select_for_prompt
 from forebay.route.upstream import Pool
 from forebay.server.http.security import BOOTSTRAP, PROOF, proof_of
 
 CHECK_INTERVAL_S: Final = 1.0
 CHECK_TIMEOUT_S: Final = 2.0
-GIVEN_UP_AFTER: Final = 3  # checks that find nobody at work: whoever waits for this server waits in vain
-# Reasons of /ready with which what is there comes to its end, if later.
+CHECKS_PER_INFO: Final = 5  # /server_info, whose weight version may change, is read with one check in so many
+GIVEN_UP_AFTER: Final = 3  # failed checks in a row, after which the requests at a server fail
+# Reasons of /ready with which requests that run come to their end, if later.
 _WELL_BUT_BUSY: Final = ("draining", "queue_full", "asleep", "waking")
-# A cached beginning is worth waiting for: so many requests more than the least busy server has.
-WORTH_WAITING: Final = 8
-
-log = get_logger("route")
 
 
-@dataclass(eq=False, slots=True)
-class Member:
-    """One server. `info` is what its /server_info said when it came up."""
+@dataclass(eq=False, slots=True, kw_only=True)
+class Member(MemberRecord):
+    """One server with the connections to it."""
 
-    role: DisaggregationMode
     pool: Pool
-    proof: Mapping[str, str]  # that we have the cluster key
-    up: bool = False
-    why: str = "not asked yet"  # where it is not up
-    info: dict[str, Any] = field(default_factory=dict)
-    in_flight: int = 0
-    num_requests: int = 0
-    num_failures: int = 0
-    num_stuck: int = 0  # checks in a row that found nobody at work
-
-    @property
-    def name(self) -> str:
-        return str(self.pool.origin)
+    proof: Mapping[str, str] = field(default_factory=dict)  # that the router has the cluster key
+    num_stuck: int = 0  # failed checks in a row
+    checks_to_info: int = 0
 
     @property
     def bootstrap_port(self) -> int:
         return int(self.info.get("disaggregation_bootstrap_port") or 0)
 
-    def failed(self, why: str) -> None:
-        """Mark the member as failed: it gets no request until a check succeeds."""
-        self.num_failures += 1
-        self.down(why)
-
-    def down(self, why: str) -> None:
-        """Mark the server as down until its next successful check."""
-        if self.up:
-            log.warning(event("member_down", role=self.role, at=self.name, why=why))
-        self.up, self.why = False, why
-
     def headers(self) -> dict[str, str]:
-        """Return the authorization header for requests to this server."""
+        """Return the authorization header for requests of the router itself."""
         key = self.pool.origin.api_key
         return {"authorization": f"Bearer {key}"} if key else {}
 
+
+class Members(Membership[Member]):
+    """All servers. Belongs to one event loop. `clock` is monotonic, in seconds."""
+
+    def __init__(
+        self,
+        urls: Mapping[Role, Sequence[str]],
+        *,
+        api_key: str = "",
+        cluster_key: bytes = b"",
+        selection: Selection | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(self._member)
+        self._api_key, self._clock = api_key, clock
+        self._proof = {PROOF: proof_of(cluster_key)} if cluster_key else {}
+        self._selection = selection or Selection()
+        for role, found in urls.items():
+            for url in found:
+                self.configure(url, role)
+
+    def _member(self, url: str, role: Role, is_configured: bool) -> Member:
+        pool = Pool(Origin(url, self._api_key))
+        return Member(url=url, role=role, is_configured=is_configured, pool=pool, proof=self._proof)
+
+    @property
+    def now(self) -> float:
+        return self._clock()
+
+    @property
+    def ready(self) -> bool:
+        return is_ready(self, self.now)
+
+    def select(self, blocks: Sequence[bytes], tried: Collection[Member] = ()) -> Selected[Member]:
+        """Return the members for a request whose prompt has these blocks. Raises Unavailable."""
+        return self._selection.select(self, blocks, self.now, tried)
+
+    def select_for_prompt(self, tried: Collection[Member] = ()) -> Selected[Member]:
+        """Return the member for a request that is a prompt alone. Raises Unavailable."""
+        return select_for_prompt(self, self.now, tried)
+
+    def select_for_answer(self) -> Member:
+        """Return a member for a question about the model. Raises Unavailable."""
+        return select_for_answer(self, self.now)
+
+    def retire(self, member: Member) -> None:
+        """Close the idle connections to a member that was dropped."""
+        member.pool.retire()
+
+    async def watch(self) -> None:
+        """Check all members, for ever."""
+        while True:
+            await self.check()
+            await asyncio.sleep(CHECK_INTERVAL_S)
+
     async def check(self) -> None:
-        """Find out whether it would take a request. Requests at one that does nothing for long are given up."""
+        """Check the health of all servers concurrently."""
+        self.expire(self.now)
+        await asyncio.gather(*map(self.check_member, self.all))
+
+    async def check_member(self, member: Member) -> None:
+        """Find out whether a server takes requests. If it has not done so for several checks, fail those at it."""
         try:
-            await asyncio.wait_for(self._check(), CHECK_TIMEOUT_S)
+            await asyncio.wait_for(self._check(member), CHECK_TIMEOUT_S)
         except TimeoutError:
-            self.down(f"no answer within {CHECK_TIMEOUT_S:g} s")
+            self.failed_check(member, f"no answer within {CHECK_TIMEOUT_S:g} s")
         except ForebayError as error:
-            self.down(error.message)
-        self.num_stuck = 0 if self.up or self.why in _WELL_BUT_BUSY else self.num_stuck + 1
-        if self.num_stuck == GIVEN_UP_AFTER:
-            self.pool.give_up()
+            self.failed_check(member, error.message)
+        member.num_stuck = 0 if member.up or member.why in _WELL_BUT_BUSY else member.num_stuck + 1
+        if member.num_stuck == GIVEN_UP_AFTER:
+            member.pool.give_up()
 
-    async def _check(self) -> None:
-        head, body = await self.pool.ask("GET", "/ready", self.headers())
+    async def check_now(self, member: Member) -> None:
+        """Check a server and read its /server_info, which the last request may have changed."""
+        member.checks_to_info = 0
+        await self.check_member(member)
+
+    async def _check(self, member: Member) -> None:
+        num_downs = member.num_downs
+        head, body = await member.pool.ask("GET", "/ready", member.headers())
+        member.checks_to_info -= 1
         if head.status != 200:
-            self.down(str(as_object(body).get("reason", f"HTTP {head.status}")))
-        elif not self.up:
-            probe = {**self.headers(), **self.proof, f"{BOOTSTRAP}room": "0"}  # refused where requests would be
-            head, body = await self.pool.ask("GET", "/server_info", probe)
-            if head.status == 403:
-                self.down("it refuses this router's headers: give both the same --cluster-key-file")
-            else:
-                self._came_up(as_object(body) if head.status == 200 else {})
+            self.failed_check(member, str(as_object(body).get("reason", f"HTTP {head.status}")))
+        elif not member.up or member.checks_to_info <= 0:
+            await self._read_info(member, num_downs)
 
-    def _came_up(self, info: dict[str, Any]) -> None:
-        role = info.get("disaggregation_mode")
-        if role != self.role:
-            self.down(f"it is no {self.role} server: its --disaggregation-mode is {role}")
-            return
-        self.info, self.up, self.why = info, True, ""
-        log.info(event("member_up", role=self.role, at=self.name, model=info.get("served_model_name")))
+    async def _read_info(self, member: Member, num_downs: int) -> None:
+        # A pair's headers are refused here if requests with them would be.
+        probe = {} if member.role is Role.BOTH else {**member.proof, f"{BOOTSTRAP}room": "0"}
+        head, body = await member.pool.ask("GET", "/server_info", {**member.headers(), **probe})
+        info = as_object(body) if head.status == 200 else {}
+        mode = info.get("disaggregation_mode")
+        if head.status == 403:
+            self.failed_check(member, "it refuses this router's headers: give both the same --cluster-key-file")
+        elif Role.of(mode) is not member.role:
+            self.failed_check(member, f"it is no {member.role.noun}: its --disaggregation-mode is {mode}")
+        else:
+            member.checks_to_info = CHECKS_PER_INFO
+            self.checked(member, info, num_downs)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the server's state for /state."""
-        return {
-            "url": self.name,
-            "role": self.role,
-            "up": self.up,
-            "why": self.why,
-            "in_flight": self.in_flight,
-            "requests": self.num_requests,
-            "failures": self.num_failures,
-        }
+    def close(self) -> None:
+        """Close all connections."""
+        for member in self.all:
+            member.pool.close()
 
 
 def as_object(body: bytes) -> dict[str, Any]:
@@ -119,69 +157,3 @@ def as_object(body: bytes) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-class Members:
-    """All of them. Belongs to one event loop."""
-
-    def __init__(self, prefill: Iterable[Origin], decode: Iterable[Origin], cluster_key: bytes = b"") -> None:
-        proof = {PROOF: proof_of(cluster_key)} if cluster_key else {}
-        self.prefill = [Member(DisaggregationMode.PREFILL, Pool(origin), proof) for origin in prefill]
-        self.decode = [Member(DisaggregationMode.DECODE, Pool(origin), proof) for origin in decode]
-        self.prefixes = Prefixes()
-
-    @property
-    def all(self) -> list[Member]:
-        return [*self.prefill, *self.decode]
-
-    @property
-    def ready(self) -> bool:
-        return any(member.up for member in self.prefill) and any(member.up for member in self.decode)
-
-    def choose_prefill(self, blocks: Sequence[bytes]) -> Member:
-        """Return the member with the longest cached prefix of the prompt, unless it is much busier than another. Raises
-        Unavailable if none is up."""
-        members = _up(self.prefill)
-        least = _least_busy(members)
-        known = self.prefixes.longest(blocks)
-        who = next((member for member in members if member.name == known), least)
-        if who.in_flight - least.in_flight >= WORTH_WAITING:
-            who = least
-        self.prefixes.learn(blocks, who.name)
-        return who
-
-    def choose_decode(self) -> Member:
-        """Return the least busy member. Raises Unavailable if none is up."""
-        return _least_busy(_up(self.decode))
-
-    def lost(self, member: Member, why: str) -> None:
-        """Mark a member whose process has ended or does not answer."""
-        member.failed(why)
-        self.prefixes.forget(member.name)
-
-    async def watch(self) -> None:
-        """Check on all of them, for ever."""
-        while True:
-            await self.check()
-            await asyncio.sleep(CHECK_INTERVAL_S)
-
-    async def check(self) -> None:
-        """Check the health of all servers concurrently."""
-        await asyncio.gather(*(member.check() for member in self.all))
-
-    def close(self) -> None:
-        """Close all idle connections."""
-        for member in self.all:
-            member.pool.close()
-
-
-def _up(members: Sequence[Member]) -> list[Member]:
-    found = [member for member in members if member.up]
-    if not found:
-        whys = "; ".join(f"{member.name}: {member.why}" for member in members)
-        raise Unavailable(f"no {members[0].role} server is up ({whys})", code=f"no_{members[0].role}_server")
-    return found
-
-
-def _least_busy(members: Sequence[Member]) -> Member:
-    return min(members, key=lambda member: (member.in_flight, member.num_requests))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from forebay.route.members import Member, Members
+from forebay.route.selection import Reason
 
 
 class RouteMetrics:
@@ -18,6 +19,12 @@ class RouteMetrics:
 
         text = "Requests answered with an error before their first token, by code"
         self._refused = Counter("forebay:requests_refused", text, ["code"], registry=self._registry)
+        text = "Requests sent to a server, or to a pair of them, by the reason for which it was selected"
+        self._selected = Counter("forebay:route_selections", text, ["reason"], registry=self._registry)
+        for reason in Reason:
+            self._selected.labels(reason)
+        text = "Changes of the prefix table that the standby router did not get in time; all of it is sent again"
+        self._not_sent = Counter("forebay:route_standby_dropped", text, registry=self._registry)
         self._up = gauge("server_up", "Whether a server takes requests")
         self._in_flight = gauge("server_requests", "Requests that a server has now")
         self._total = gauge("server_requests_total", "Requests that a server has had")
@@ -27,16 +34,26 @@ class RouteMetrics:
         """Count a request that was refused with this error code."""
         self._refused.labels(code).inc()
 
+    def count_selected(self, reason: Reason) -> None:
+        """Count an attempt to send a request."""
+        self._selected.labels(reason).inc()
+
+    def count_dropped(self, num: int) -> None:
+        """Count changes of the prefix table that were not sent to the standby router."""
+        self._not_sent.inc(num)
+
     def render(self, members: Members) -> bytes:
         """Return all metrics in the Prometheus text format."""
+        for gauge in (self._up, self._in_flight, self._total, self._failures):
+            gauge.clear()  # of members that were removed
         for member in members.all:
-            for gauge, value in self._of(member):
-                gauge.labels(member.role, member.name).set(value)
+            for gauge, value in self._of(member, members.now):
+                gauge.labels(member.role, member.url).set(value)
         return generate_latest(self._registry)
 
-    def _of(self, member: Member) -> tuple[tuple[Gauge, int], ...]:
+    def _of(self, member: Member, now: float) -> tuple[tuple[Gauge, int], ...]:
         return (
-            (self._up, int(member.up)),
+            (self._up, int(not member.obstacle(now))),
             (self._in_flight, member.in_flight),
             (self._total, member.num_requests),
             (self._failures, member.num_failures),

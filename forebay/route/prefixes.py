@@ -1,18 +1,20 @@
-"""Which prefill server has computed which beginning of a prompt, as far as we know."""
+"""The router's prefix table: which member has computed which beginning of a prompt, as far as the router knows."""
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from forebay.base.errors import InvalidRequest
+from forebay.config.engine_config import CacheIsolation
 from forebay.server.api.messages_request import BILLING_HEADER
 from forebay.server.http.bodies import parse_json_object
+from forebay.server.http.security import Isolation, Session, Tenant
 
 BLOCK_BYTES: Final = 256  # some 60 tokens: a shorter beginning in common saves less than a balanced load
 MOST_BLOCKS: Final = 512  # of one prompt; what is behind them has been cached with them or not at all
@@ -20,54 +22,105 @@ MOST_IDS: Final = 1 << 22  # token ids in a body: members have limits of their o
 MOST_KNOWN: Final = 1 << 16  # blocks of all prompts together, 10 MB
 _DIGEST_BYTES: Final = 16
 _PROMPT: Final = ("system", "instructions", "messages", "input", "prompt", "text", "input_ids")  # in their texts' order
+_ADAPTERS: Final = ("model", "lora_path")  # the fields that can name one
 _VOLATILE: Final = re.compile(BILLING_HEADER.encode() + rb'[^"\\]*')  # no two requests have the same
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def blocks_of_body(content: bytes) -> list[bytes]:
-    """Return `blocks_of` the body of a request; none of a body that a server will refuse."""
-    try:
-        return blocks_of(parse_json_object(content, MOST_IDS))
-    except (InvalidRequest, ValueError, OverflowError):  # a lone surrogate, a number of more than 64 bits
-        return []
+class PromptBlocks:
+    """Computes the keys of prompts in the prefix table. Prompts that share no cache at a server share no key: the
+    tenant and the salt are in it by the rules of `--cache-isolation` (decision 11), and so is the adapter.
+
+    Routers with one cluster key compute the same keys, so that a standby can use those of the active router.
+    """
+
+    def __init__(self, isolation: CacheIsolation, cluster_key: bytes) -> None:
+        self._isolation = Isolation(isolation, cluster_key)
+
+    def of_body(self, tenant: Tenant, content: bytes) -> list[bytes]:
+        """Return the keys for the body of a request; none for a body that a server will refuse."""
+        try:
+            data = parse_json_object(content, MOST_IDS)
+            return blocks_of(data, self._namespace(tenant, data))
+        except (InvalidRequest, ValueError, OverflowError):  # a lone surrogate, a number of more than 64 bits
+            return []
+
+    def _namespace(self, tenant: Tenant, data: dict[str, Any]) -> bytes:
+        session = Session(*(_text(data, name) for name in Session._fields))
+        return _encode([self._isolation.namespace(tenant, session), *(_text(data, name) for name in _ADAPTERS)])
 
 
-def blocks_of(data: dict[str, Any]) -> list[bytes]:
-    """Return hashes of a prompt's whole blocks, each over all that is before it too."""
+def _text(data: dict[str, Any], name: str) -> str:
+    value = data.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def blocks_of(data: dict[str, Any], namespace: bytes = b"") -> list[bytes]:
+    """Return hashes of a prompt's whole blocks, each over the namespace and all that is before it, too."""
     text = b"".join(_VOLATILE.sub(b"", _encode(data[name])) for name in _PROMPT if name in data)
     # The bracket at the end of a list stands where the next message, or id, of a longer one does.
-    found, before = [], b""
+    found, before = [], namespace
     for start in range(0, min(len(text) - BLOCK_BYTES, BLOCK_BYTES * MOST_BLOCKS), BLOCK_BYTES):
         before = blake2b(before + text[start : start + BLOCK_BYTES], digest_size=_DIGEST_BYTES).digest()
         found.append(before)
     return found
 
 
+class Observer(Protocol):
+    """The receiver of all changes to a table, in order."""
+
+    def learned(self, blocks: Sequence[bytes], url: str) -> None:
+        """Take note that a member has these blocks."""
+
+    def forgot(self, url: str) -> None:
+        """Take note that a member has none of the blocks that it had."""
+
+
 class Prefixes:
-    """A table of bounded size; what nobody has asked for longest goes first."""
+    """A table of bounded size, which evicts the blocks that no request has asked for longest."""
 
     def __init__(self, most: int = MOST_KNOWN) -> None:
         self._most = most
         self._known: OrderedDict[bytes, str] = OrderedDict()
+        self.observer: Observer | None = None
 
     def __len__(self) -> int:
         return len(self._known)
 
     def longest(self, blocks: Sequence[bytes]) -> str | None:
-        """Return the member that last had the longest known prefix of this prompt."""
+        """Return the URL of the member that last had the longest known prefix of this prompt."""
         return next((self._known[block] for block in reversed(blocks) if block in self._known), None)
 
-    def learn(self, blocks: Sequence[bytes], server: str) -> None:
-        """Record that `server` has computed these blocks (hashes of prompt beginnings, shortest first); evict old
-        ones."""
+    def learn(self, blocks: Sequence[bytes], url: str) -> None:
+        """Record that a member has computed these blocks (hashes of prompt beginnings, shortest first)."""
+        self.record(blocks, url)
+        if self.observer is not None and blocks:
+            self.observer.learned(blocks, url)
+
+    def forget(self, url: str) -> None:
+        """Forget a member, whose cache is gone."""
+        self.drop(url)
+        if self.observer is not None:
+            self.observer.forgot(url)
+
+    def record(self, blocks: Sequence[bytes], url: str) -> None:
+        """As `learn`, without the observer; evict old blocks."""
         for block in reversed(blocks):  # beginnings are asked for by more: they stay longer
-            self._known[block] = server
+            self._known[block] = url
             self._known.move_to_end(block)
         while len(self._known) > self._most:
             self._known.popitem(last=False)
 
-    def forget(self, server: str) -> None:
-        """Forget a server, whose cache is gone."""
-        for block in [block for block, known in self._known.items() if known == server]:
+    def drop(self, url: str) -> None:
+        """As `forget`, without the observer."""
+        for block in [block for block, known in self._known.items() if known == url]:
             del self._known[block]
+
+    def clear(self) -> None:
+        """Forget all members, without the observer."""
+        self._known.clear()
+
+    def entries(self) -> Iterator[tuple[bytes, str]]:
+        """Yield all blocks with their members, those that would be evicted first in front."""
+        yield from list(self._known.items())

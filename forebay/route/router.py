@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Final
 
 from forebay.config.engine_config import ServerConfig
 from forebay.requests.updates import Failure
+from forebay.route.exchange import Exchange
 from forebay.route.members import Members
 from forebay.route.metrics import RouteMetrics
-from forebay.route.prefixes import blocks_of_body
-from forebay.route.request_pair import RequestPair
+from forebay.route.prefixes import PromptBlocks
 from forebay.server.http.bodies import INLINE_BYTES, Bodies
 from forebay.server.http.lifecycle import Lifecycle
+from forebay.server.http.security import Tenant
 from forebay.server.http.workers import Workers
 
 MOST_REQUESTS: Final = 1 << 12  # at once; members refuse what they have no room for
@@ -25,20 +27,22 @@ class Router:
 
     def __init__(self, config: ServerConfig, members: Members) -> None:
         self.config, self.members = config, members
+        self.id = secrets.token_hex(16)  # of this start of the router
         self.metrics = RouteMetrics()
         self.lifecycle = Lifecycle(lambda: MOST_REQUESTS, config.tenants)
         self.dead: Failure | None = None
-        self.under_way: set[RequestPair] = set()
+        self.under_way: set[Exchange] = set()
         self._worker = Workers("JSON", 1)
+        self._prompts = PromptBlocks(config.cache_isolation, config.cluster_key)
         self.bodies = Bodies(config.max_body_bytes, self._worker)
         self._died = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def blocks(self, content: bytes) -> list[bytes]:
-        """Return the blocks of a body's prompt; a large body is read beside the event loop."""
+    async def blocks(self, tenant: Tenant, content: bytes) -> list[bytes]:
+        """Return the blocks of the prompt in a tenant's body; a large body is read beside the event loop."""
         if len(content) <= INLINE_BYTES:
-            return blocks_of_body(content)
-        return await self._worker.run(partial(blocks_of_body, content))
+            return self._prompts.of_body(tenant, content)
+        return await self._worker.run(partial(self._prompts.of_body, tenant, content))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run beside everything else, until `close`."""
@@ -59,8 +63,8 @@ class Router:
 
     async def close(self, drain_s: float) -> None:
         """End all requests and background tasks, and close the connections."""
-        for pair in list(self.under_way):
-            pair.end()
+        for exchange in list(self.under_way):
+            exchange.end()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -128,6 +128,7 @@ class Pool:
         self.origin = origin
         self._idle: deque[tuple[float, Upstream]] = deque()  # the last one has waited least
         self._taken: set[Upstream] = set()
+        self._retired = False
 
     async def take(self) -> Upstream:
         """Return a connection, which the caller gives back or closes. Raises Unavailable if no server listens."""
@@ -148,7 +149,7 @@ class Pool:
     def give_back(self, upstream: Upstream) -> None:
         """Close it unless it is at rest."""
         self._taken.discard(upstream)
-        if upstream.at_rest and len(self._idle) < MAX_IDLE:
+        if upstream.at_rest and len(self._idle) < MAX_IDLE and not self._retired:
             self._idle.append((asyncio.get_running_loop().time(), upstream))
         else:
             upstream.close()
@@ -158,11 +159,16 @@ class Pool:
         for upstream in list(self._taken):
             upstream.close()
 
+    def retire(self) -> None:
+        """Close all idle connections, and each of the others after its request."""
+        self._retired = True
+        while self._idle:
+            self._idle.pop()[1].close()
+
     def close(self) -> None:
         """Close all idle connections, and fail the requests that use the others."""
         self.give_up()
-        while self._idle:
-            self._idle.pop()[1].close()
+        self.retire()
 
     async def ask(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None

@@ -23,6 +23,7 @@ from tests.mutants.norms import NORMS
 from tests.mutants.outer import OUTER
 from tests.mutants.pooling import POOLING
 from tests.mutants.route import ROUTE
+from tests.mutants.routing import ROUTING
 from tests.mutants.runtime import RUNTIME
 from tests.mutants.scheduler import SCHEDULER
 from tests.mutants.server import SERVER
@@ -42,6 +43,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *TRANSFER,
     *SERVER,
     *ROUTE,
+    *ROUTING,
     *SPECULATION,
     *GRAMMAR,
     *POOLING,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,11 +10,12 @@ import httpx
 import pytest
 import uvloop
 
-from forebay.base.http_client import Origin
 from forebay.config.engine_config import DisaggregationMode
+from forebay.route.announcement import Role
 from forebay.route.app import create_app
 from forebay.route.members import Members
 from forebay.route.router import Router
+from forebay.route.selection import Selection
 from forebay.server.http.listen import bind, listen
 from forebay.server.http.security import PROOF, proof_of
 from forebay.text.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ class Routed:
     router: Router
     prefill: list[Running]
     decode: list[Running]
+    servers: list[Running]
     loop: asyncio.AbstractEventLoop
     stop: asyncio.Event
     thread: threading.Thread
@@ -62,11 +64,18 @@ class Routed:
         self.loop.call_soon_threadsafe(self.stop.set)
         self.thread.join(HANGS_S)
         assert not self.thread.is_alive()
-        for server in (*self.prefill, *self.decode):
+        for server in (*self.prefill, *self.decode, *self.servers):
             server.close()
 
 
-def start_router(prefill: list[Running], decode: list[Running], **changes: Any) -> Routed:
+def start_router(
+    prefill: list[Running],
+    decode: list[Running],
+    servers: Sequence[Running] = (),
+    *,
+    selection: Selection | None = None,
+    **changes: Any,
+) -> Routed:
     config = replace(CONFIG, **{"cluster_key": CLUSTER_KEY, **changes})
     sock = bind(config)
     started = threading.Event()
@@ -74,8 +83,9 @@ def start_router(prefill: list[Running], decode: list[Running], **changes: Any) 
     key = config.api_keys[0] if config.api_keys else ""
 
     async def main() -> None:
-        origins = ([Origin(server.url, key) for server in servers] for servers in (prefill, decode))
-        members = Members(*origins, cluster_key=config.cluster_key)
+        by_role = zip(Role, (servers, prefill, decode), strict=True)
+        urls = {role: [server.url for server in found] for role, found in by_role}
+        members = Members(urls, api_key=key, cluster_key=config.cluster_key, selection=selection)
         router = box["router"] = Router(config, members)
         box["loop"], box["stop"] = asyncio.get_running_loop(), asyncio.Event()
         await members.check()  # and not every second: the tests say when
@@ -94,7 +104,7 @@ def start_router(prefill: list[Running], decode: list[Running], **changes: Any) 
     thread = threading.Thread(target=run, name="router")
     thread.start()
     assert started.wait(HANGS_S)
-    return Routed(box["url"], box["router"], prefill, decode, box["loop"], box["stop"], thread)
+    return Routed(box["url"], box["router"], prefill, decode, [*servers], box["loop"], box["stop"], thread)
 
 
 @pytest.fixture(scope="session")
@@ -107,15 +117,26 @@ Route = Callable[..., Routed]
 
 @pytest.fixture
 def route(tokenizer: Tokenizer, patience: None) -> Iterator[Route]:
-    """`route(prefill=2, decode=1, **config)` -> a router before so many fakes, ended with the test."""
+    """`route(prefill=2, decode=1, **config)` -> a router before so many fakes, ended with the test. With `servers=2`
+    there are only so many of both roles."""
     routed: list[Routed] = []
 
-    def go(prefill: int = 1, decode: int = 1, make: Callable[[], FakeEngine] = FakeEngine, **changes: Any) -> Routed:
-        servers = [
+    def go(
+        prefill: int = 1,
+        decode: int = 1,
+        make: Callable[[], FakeEngine] = FakeEngine,
+        *,
+        servers: int = 0,
+        selection: Selection | None = None,
+        **changes: Any,
+    ) -> Routed:
+        if servers:
+            prefill = decode = 0
+        members = [
             [start(tokenizer, make, model=model, **{"cluster_key": CLUSTER_KEY, **changes}) for _ in range(count)]
-            for model, count in ((PREFILL, prefill), (DECODE, decode))
+            for model, count in ((PREFILL, prefill), (DECODE, decode), (MODEL, servers))
         ]
-        routed.append(start_router(*servers, **changes))
+        routed.append(start_router(*members, selection=selection, **changes))
         return routed[-1]
 
     yield go

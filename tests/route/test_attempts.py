@@ -9,33 +9,31 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import ForebayError, Unavailable
-from forebay.route import request_pair
-from forebay.route.app import _whole
-from forebay.route.request_pair import MOST_ATTEMPTS, RequestPair, first_answer
+from forebay.route import exchange
+from forebay.route.exchange import MOST_ATTEMPTS, Exchange, RoutedRequest, first_answer
+from forebay.route.generation import _whole
+from forebay.route.selection import Reason, Selected
 from forebay.route.upstream import MEMBER_LOST, Head
 from forebay.server.http.bodies import ClientGone
 
 
 class Member:
     def __init__(self) -> None:
-        self.num_checks = 0
-
-    async def check(self) -> None:
-        self.num_checks += 1
+        self.num_checks, self.up = 0, True
 
 
-class Attempt(RequestPair):
+class Attempt(Exchange):
     """Both requests under way, of which decode answers with `status`."""
 
     def __init__(self, status: int, members: list[Member]) -> None:
-        self.status, self.num_ends, self.gone = status, 0, False
-        self.prefill, self.decode = (SimpleNamespace(member=member, upstream=self) for member in members)
+        self.status, self.num_ends, self.gone, self.is_open = status, 0, False, True
+        self.sent = [SimpleNamespace(member=member, upstream=self) for member in members]  # type: ignore[misc]
 
     async def whole(self) -> bytes:
         return b'{"error": {"message": "why", "code": "its_code"}}'
 
     async def answer(self) -> Any:
-        return self.decode, Head(self.status, {})
+        return self.answering, Head(self.status, {})
 
     def end(self) -> None:
         self.num_ends += 1
@@ -47,19 +45,29 @@ class Attempts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *statuses: int | None, leaves: bool = False) -> None:
         self.statuses, self.made, self.leaves = list(statuses), [], leaves
         self.members = [Member(), Member()]
-        monkeypatch.setattr(request_pair, "begin", self.begin)
+        self.tried: list[set[Any]] = []
+        monkeypatch.setattr(exchange, "begin", self.begin)
 
     async def begin(self, *args: object) -> Attempt:
         status = self.statuses.pop(0)
         if status is None:
             self.made.append(None)
+            self.members[0].up = False
             raise Unavailable("nobody listens", code=MEMBER_LOST)
         self.made.append(Attempt(status, self.members))
         return self.made[-1]
 
-    def run(self) -> tuple[RequestPair, Head]:
-        watch = SimpleNamespace(on_gone=lambda abort: abort() if self.leaves else None)
-        return asyncio.run(first_answer(None, None, watch))  # type: ignore[arg-type]
+    def select(self, tried: Any) -> Selected[Any]:
+        self.tried.append({*tried})
+        return Selected(tuple(self.members), Reason.LOAD)
+
+    async def check_member(self, member: Member) -> None:
+        member.num_checks += 1
+
+    def run(self) -> tuple[Exchange, Head]:
+        watch: Any = SimpleNamespace(on_gone=lambda abort: abort() if self.leaves else None)
+        routed = RoutedRequest(path="/", headers={}, content=b"", select=self.select, on_selected=lambda _: None)
+        return asyncio.run(first_answer(self, routed, watch))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("status", [400, 429, 500, 502])
@@ -82,6 +90,7 @@ def test_first_answer_server_that_comes_or_goes_is_left_for_another(
     assert (found, head.status) == (attempts.made[1], 200)
     assert (attempts.made[0].num_ends, attempts.made[1].num_ends) == (1, 0)
     assert [member.num_checks for member in attempts.members] == [1, 1]
+    assert attempts.tried == [set(), {*attempts.members}]
 
 
 def test_first_answer_attempts_are_bounded_and_the_last_failure_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +113,7 @@ def test_first_answer_servers_that_are_gone_at_the_second_attempt_leave_the_firs
         except Unavailable as error:
             raise Unavailable(next(failures), code=error.code) from None
 
-    monkeypatch.setattr(request_pair, "begin", fails)
+    monkeypatch.setattr(exchange, "begin", fails)
     with pytest.raises(Unavailable, match="first"):
         attempts.run()
 
@@ -114,21 +123,25 @@ def test_answer_that_breaks_is_a_failure_unless_the_client_has_gone(gone: bool, 
     async def whole() -> bytes:
         raise Unavailable("the connection broke", code=MEMBER_LOST)
 
-    under_way = SimpleNamespace(gone=gone, decode=SimpleNamespace(upstream=SimpleNamespace(whole=whole)))
+    lost: list[Any] = []
+    sent: Any = SimpleNamespace(member="m", upstream=SimpleNamespace(whole=whole, is_open=False))
+    under_way = Exchange([sent])
+    under_way.gone = gone
+    router: Any = SimpleNamespace(members=SimpleNamespace(lost=lambda member, why: lost.append(member)))
     with pytest.raises(error):
-        asyncio.run(_whole(under_way))  # type: ignore[arg-type]
+        asyncio.run(_whole(router, under_way))
+    assert lost == ([] if gone else ["m"])
 
 
 def test_first_answer_without_any_server_that_is_up_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+    attempts, made = Attempts(monkeypatch), []
 
-    async def begin(*args: object) -> Attempt:
+    def select(tried: object) -> Any:
         made.append(1)
-        raise Unavailable("no decode server is up", code="no_decode_server")
+        raise Unavailable("no server takes the request", code="no_server")
 
-    attempts = Attempts(monkeypatch)
-    monkeypatch.setattr(request_pair, "begin", begin)
-    with pytest.raises(Unavailable, match="is up"):
+    monkeypatch.setattr(attempts, "select", select)
+    with pytest.raises(Unavailable, match="no server takes"):
         attempts.run()
     assert made == [1]
 
@@ -143,3 +156,4 @@ def test_first_answer_client_that_has_gone_gets_no_other_attempt(monkeypatch: py
 def test_first_answer_server_that_cannot_be_reached_is_left_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = Attempts(monkeypatch, None, 200)
     assert attempts.run()[1].status == 200
+    assert attempts.tried == [set(), {attempts.members[0]}]

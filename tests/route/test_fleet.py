@@ -25,7 +25,7 @@ class Ends:
         self.dead: list[object] = []
         self.server = Server(DisaggregationMode.DECODE, (), socket.create_server(("127.0.0.1", 0)))
         self.fleet = Fleet([self.server])
-        self.member = SimpleNamespace(name=self.server.origin, info={})
+        self.member = SimpleNamespace(url=self.server.origin, info={})
         monkeypatch.setattr(Fleet, "_start", lambda _, server: self.start(server))
         monkeypatch.setattr(fleet.asyncio, "sleep", self.sleep)
         monkeypatch.setattr(fleet, "time", SimpleNamespace(monotonic=lambda: 100.0))

@@ -1,4 +1,4 @@
-"""Which member has the next request, when it is down, and when those who wait for it are told (C27)."""
+"""When a member is down, and when the requests that wait for it fail (C27); what the router answers itself."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import pytest
 
 from forebay.base.errors import Unavailable
 from forebay.base.http_client import Origin
-from forebay.config.engine_config import DisaggregationMode
-from forebay.route import app, members
-from forebay.route.members import GIVEN_UP_AFTER, WORTH_WAITING, Member, Members
+from forebay.route import forwarding, information, members
+from forebay.route.administration import _at_all
+from forebay.route.announcement import Role
+from forebay.route.members import CHECKS_PER_INFO, GIVEN_UP_AFTER, Member, Members
 from forebay.route.upstream import MEMBER_LOST, Head
+
+URL = "http://one:1"
 
 
 class Pool:
@@ -22,6 +25,7 @@ class Pool:
     def __init__(self, name: str = "one") -> None:
         self.origin, self.num_given_up = Origin(f"http://{name}:1", ""), 0
         self.status, self.reason, self.error, self.waits = 200, "ok", None, False
+        self.version = "0"
 
     async def ask(self, method: str, path: str, *others: object) -> tuple[Head, bytes]:
         if self.waits:
@@ -29,123 +33,136 @@ class Pool:
         if self.error:
             raise self.error
         if path == "/server_info":
-            return Head(200, {}), b'{"disaggregation_mode": "decode"}'
+            return Head(200, {}), b'{"disaggregation_mode": "decode", "weight_version": "%s"}' % self.version.encode()
         return Head(self.status, {}), b'{"reason": "%s"}' % self.reason.encode()
 
     def give_up(self) -> None:
         self.num_given_up += 1
 
 
-def member(pool: Pool) -> Any:
-    return Member(DisaggregationMode.DECODE, pool, {})  # type: ignore[arg-type]
-
-
-def checked(one: Member, times: int = 1) -> Member:
+def checked(pool: Pool, times: int = 1, found: Members | None = None) -> tuple[Members, Member]:
+    """Members of which one has this pool, and that one, after so many checks."""
+    found = found or Members({Role.DECODE: [URL]})
+    [one] = found.all
+    one.pool = pool  # type: ignore[assignment]
     for _ in range(times):
-        asyncio.run(one.check())
-    return one
+        asyncio.run(found.check())
+    return found, one
 
 
 def test_member_that_answers_is_up_and_one_that_does_not_is_down(monkeypatch):
     monkeypatch.setattr(members, "CHECK_TIMEOUT_S", 0.0)
     pool = Pool()
-    one = checked(member(pool))
+    found, one = checked(pool)
     monkeypatch.undo()
-    assert checked(one).up
+    check = lambda: checked(pool, found=found)  # noqa: E731
+    check()
+    assert one.up
     pool.error = Unavailable("nobody listens", code=MEMBER_LOST)
-    assert (checked(one).up, one.why) == (False, "nobody listens")
+    check()
+    assert (one.up, one.why) == (False, "nobody listens")
     pool.error, pool.status, pool.reason = None, 503, "loading"
-    assert (checked(one).up, one.why) == (False, "loading")
+    check()
+    assert (one.up, one.why) == (False, "loading")
     pool.status = 200
-    assert checked(one).up
+    check()
+    assert one.up
     monkeypatch.setattr(members, "CHECK_TIMEOUT_S", 0.0)
     pool.waits = True
-    assert (checked(one).up, one.why) == (False, "no answer within 0 s")
+    check()
+    assert (one.up, one.why) == (False, "no answer within 0 s")
 
 
 @pytest.mark.parametrize(("reason", "num_given_up"), [("error", 1), ("queue_full", 0), ("asleep", 0)])
 def test_member_at_which_nobody_works_gives_up_its_requests(reason, num_given_up):
     pool = Pool()
-    one = checked(member(pool))
+    found, _ = checked(pool)
     pool.status, pool.reason = 503, reason
-    checked(one, GIVEN_UP_AFTER - 1)
+    checked(pool, GIVEN_UP_AFTER - 1, found)
     assert pool.num_given_up == 0
-    checked(one, 3)
+    checked(pool, 3, found)
     assert pool.num_given_up == num_given_up
 
 
-def all_up(num: int = 3) -> Members:
-    origins = [Origin(f"http://host:{port}", "") for port in range(1, num + 1)]
-    found = Members(origins, origins)
-    for one in found.all:
-        one.up = True
-    return found
+def test_member_check_reads_a_new_weight_version_now_and_then_or_at_once():
+    pool = Pool()
+    found, one = checked(pool)
+    pool.version = "1"
+    checked(pool, CHECKS_PER_INFO - 1, found)
+    assert one.version == ("", "0")
+    checked(pool, 1, found)
+    assert one.version == ("", "1")
+    pool.version = "2"
+    asyncio.run(found.check_now(one))
+    assert one.version == ("", "2")
 
 
-def test_members_decode_with_the_fewest_requests_under_way_is_chosen_and_of_these_the_one_that_had_fewest():
-    found = all_up()
-    for one, in_flight, total in zip(found.decode, (2, 1, 1), (0, 9, 5), strict=True):
-        one.in_flight, one.num_requests = in_flight, total
-    assert found.choose_decode() is found.decode[2]
-    found.decode[2].up = False
-    assert found.choose_decode() is found.decode[1]
+def test_member_lost_during_a_check_stays_down():
+    """The answer was written before the server went down."""
+    pool = Pool()
+    found, one = checked(pool, 0)
+    ask = pool.ask
 
+    async def lost(*words: object) -> tuple[Head, bytes]:
+        answer = await ask(*words)  # type: ignore[arg-type]
+        found.lost(one, "it ended")
+        return answer
 
-def test_members_cached_beginning_is_worth_a_wait_and_not_every_wait():
-    found = all_up(2)
-    first = found.choose_prefill([b"a"])
-    first.in_flight = WORTH_WAITING - 1
-    assert found.choose_prefill([b"a", b"b"]) is first
-    first.in_flight = WORTH_WAITING
-    assert found.choose_prefill([b"a", b"b"]) is not first
-
-
-def test_members_lost_one_is_counted_and_its_cache_is_forgotten():
-    found = all_up(2)
-    first = found.choose_prefill([b"a"])
-    found.lost(first, "it ended")
-    assert (first.num_failures, first.up, len(found.prefixes)) == (1, False, 0)
-
-
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_members_are_ready_with_both_roles(role):
-    found = all_up(1)
-    assert found.ready
-    getattr(found, role)[0].up = False
-    assert not found.ready
-    with pytest.raises(Unavailable) as none:
-        found.choose_prefill([]) if role == "prefill" else found.choose_decode()
-    assert none.value.code == f"no_{role}_server"
+    pool.ask = lost  # type: ignore[method-assign]
+    checked(pool, 1, found)
+    assert (one.up, one.why) == (False, "it ended")
+    pool.ask = ask  # type: ignore[method-assign]
+    checked(pool, 1, found)
+    assert one.up
 
 
 # -- what the router says itself -----------------------------------------------------------------------------------
 
 
+def pairs_up(num: int = 1) -> Members:
+    urls = [f"http://host:{port}" for port in range(1, num + 1)]
+    found = Members({Role.PREFILL: urls, Role.DECODE: [f"{url}0" for url in urls]})
+    for one in found.all:
+        one.up = True
+    return found
+
+
 def test_router_that_drains_is_not_ready():
-    router = SimpleNamespace(lifecycle=SimpleNamespace(draining=False), members=all_up(1))
-    assert asyncio.run(app.ready(None, router)).status_code == 200  # type: ignore[arg-type]
+    router: Any = SimpleNamespace(lifecycle=SimpleNamespace(draining=False), members=pairs_up())
+    request: Any = None
+    assert asyncio.run(information.ready(request, router)).status_code == 200
     router.lifecycle.draining = True
-    assert asyncio.run(app.ready(None, router)).status_code == 503  # type: ignore[arg-type]
+    assert asyncio.run(information.ready(request, router)).status_code == 503
+    router.lifecycle.draining, router.members.all[1].up = False, False
+    assert asyncio.run(information.ready(request, router)).status_code == 503
 
 
 def test_router_member_that_does_not_answer_in_time_is_told_of(monkeypatch):
-    monkeypatch.setattr(app, "ASK_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(app, "RequestContext", SimpleNamespace(of=lambda scope: SimpleNamespace(request_id="r")))
+    monkeypatch.setattr(forwarding, "ASK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(forwarding, "RequestContext", SimpleNamespace(of=lambda scope: SimpleNamespace(request_id="r")))
     pool = Pool()
     pool.waits = True
-    request = SimpleNamespace(method="GET", headers={}, scope={"raw_path": b"/v1/models"})
+    scope = {"raw_path": b"/v1/models", "query_string": b""}
+    request: Any = SimpleNamespace(method="GET", headers={}, scope=scope)
     with pytest.raises(Unavailable) as failed:
-        asyncio.run(app._ask(request, member(pool)))  # type: ignore[arg-type]
+        asyncio.run(forwarding.ask(request, checked(pool, 0)[1]))
     assert failed.value.code == MEMBER_LOST
 
 
-def test_router_flush_that_one_member_refuses_is_refused(monkeypatch):
-    statuses = iter([200, 409, 200])
+def test_router_administration_that_one_member_refuses_is_refused(monkeypatch):
+    statuses = iter([200, 409, 200, 200])
 
     async def ask(*args: object) -> tuple[Head, bytes]:
-        return Head(next(statuses), {}), b"{}"
+        return Head(status := next(statuses), {}), b'{"error": {"message": "why"}}' if status == 409 else b"{}"
 
-    monkeypatch.setattr(app, "_ask", ask)
-    router = SimpleNamespace(members=all_up(2))
-    router.members.prefill[0].up = False
-    assert asyncio.run(app.flush_cache(None, router)).status_code == 409  # type: ignore[arg-type]
+    async def check(member: Member) -> None: ...
+
+    monkeypatch.setattr("forebay.route.administration.ask", ask)
+    found = pairs_up(2)
+    monkeypatch.setattr(found, "check_now", check)
+    request: Any = SimpleNamespace(scope={"path": "/flush_cache"})
+    answer = asyncio.run(_at_all(request, SimpleNamespace(members=found), b""))  # type: ignore[arg-type]
+    said = members.as_object(bytes(answer.body))
+    assert (answer.status_code, said["success"]) == (409, False)
+    assert [each["status"] for each in said["members"]] == [200, 409, 200, 200]
+    assert said["error"]["message"] == "http://host:2: why"

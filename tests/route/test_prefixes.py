@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from forebay.route.prefixes import BLOCK_BYTES, MOST_BLOCKS, Prefixes, blocks_of
+import pytest
+
+from forebay.config.engine_config import CacheIsolation
+from forebay.route.prefixes import BLOCK_BYTES, MOST_BLOCKS, Prefixes, PromptBlocks, blocks_of
+from forebay.server.http.security import Tenant
 
 
 def chat(*texts: str) -> dict[str, Any]:
@@ -62,3 +67,33 @@ def test_the_table_keeps_the_beginnings_that_were_asked_for_last() -> None:
     assert known.longest(blocks[:1]) == "one"
     known.learn(blocks_of({"prompt": "b" * 2000}), "two")
     assert known.longest(blocks) is None
+
+
+SAME: dict[str, Any] = {"prompt": "a" * 600}
+ONE, OTHER = Tenant("one"), Tenant("other")
+
+
+@pytest.mark.parametrize(
+    ("isolation", "other", "shares"),
+    [
+        (CacheIsolation.KEY, (ONE, {}), True),
+        (CacheIsolation.KEY, (OTHER, {}), False),
+        (CacheIsolation.KEY, (ONE, {"user": "b"}), True),
+        (CacheIsolation.KEY, (ONE, {"cache_salt": "s"}), False),
+        (CacheIsolation.NONE, (OTHER, {}), True),
+        (CacheIsolation.NONE, (OTHER, {"cache_salt": "s"}), False),
+        (CacheIsolation.USER, (ONE, {"user": "b"}), False),
+        (CacheIsolation.NONE, (ONE, {"model": "an-adapter"}), False),
+        (CacheIsolation.NONE, (ONE, {"model": 5, "cache_salt": ["x"]}), True),
+    ],
+)
+def test_prompt_blocks_are_shared_exactly_where_a_server_shares_its_cache(
+    isolation: CacheIsolation, other: tuple[Tenant, dict[str, Any]], shares: bool
+) -> None:
+    """C29: another tenant's cache is of no use. Routers with one cluster key agree (`PromptBlocks` of a standby)."""
+    blocks = PromptBlocks(isolation, b"key").of_body(ONE, json.dumps(SAME).encode())
+    tenant, fields = other
+    others = PromptBlocks(isolation, b"key").of_body(tenant, json.dumps({**SAME, **fields}).encode())
+    assert len(blocks) == len(others) == 2
+    assert (blocks == others) is shares
+    assert PromptBlocks(isolation, b"another").of_body(ONE, json.dumps(SAME).encode()) != blocks

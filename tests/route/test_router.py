@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from forebay.base.errors import Unavailable
-from forebay.route.members import WORTH_WAITING
+from forebay.route.announcement import Role
+from forebay.route.selection import BALANCE_ABS_THRESHOLD
 from forebay.route.upstream import MEMBER_LOST, Upstream
 from tests.deadlines import HANGS_S
 from tests.route.conftest import PROVEN, Route, Routed, start_router
@@ -78,7 +79,7 @@ def test_c27_prefill_server_that_breaks_while_it_embeds_is_down(route: Route, mo
     with routed.client() as http:
         answer = http.post("/v1/embeddings", json={"input": ["a"]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, MEMBER_LOST)
-    prefill = routed.router.members.prefill[0]
+    prefill = routed.router.members.with_role(Role.PREFILL)[0]
     assert (prefill.up, prefill.in_flight) == (False, 0)
     at_rest(routed)
 
@@ -149,9 +150,9 @@ def test_prompts_go_where_their_beginning_is_known_and_others_where_least_is_don
     assert num_submitted(routed) == ([3, 0], [2, 1])
     assert ask(routed, "b" * 2000).is_success
     assert num_submitted(routed)[0] == [3, 1]
-    routed.router.members.prefill[0].in_flight += WORTH_WAITING
+    routed.router.members.with_role(Role.PREFILL)[0].in_flight += BALANCE_ABS_THRESHOLD
     assert ask(routed, LONG).is_success
-    routed.router.members.prefill[0].in_flight -= WORTH_WAITING
+    routed.router.members.with_role(Role.PREFILL)[0].in_flight -= BALANCE_ABS_THRESHOLD
     assert num_submitted(routed)[0] == [3, 2]
 
 
@@ -289,7 +290,7 @@ def test_a_connection_that_breaks_in_a_stream_is_told_in_it(route: Route) -> Non
         with http.stream("POST", "/v1/completions", json=body) as answer:
             events = (line[6:] for line in answer.iter_lines() if line)
             next(events)
-            routed.loop.call_soon_threadsafe(routed.router.members.decode[0].pool.give_up)
+            routed.loop.call_soon_threadsafe(routed.router.members.with_role(Role.DECODE)[0].pool.give_up)
             *_, error, done = events
     assert (json.loads(error)["error"]["code"], done) == ("member_lost", "[DONE]")
     at_rest(routed)
@@ -305,7 +306,7 @@ def test_what_breaks_is_told_as_the_dialect_tells_it(
     with routed.client() as http, http.stream("POST", path, json=longer) as answer:
         lines = (line for line in answer.iter_lines() if line)
         next(lines)
-        routed.loop.call_soon_threadsafe(routed.router.members.decode[0].pool.give_up)
+        routed.loop.call_soon_threadsafe(routed.router.members.with_role(Role.DECODE)[0].pool.give_up)
         *_more, name, data = lines
     assert (name, json.loads(data[6:])["type"]) == (f"event: {last}", "error")
     at_rest(routed)

@@ -12,7 +12,7 @@ import pytest
 from forebay.base.errors import Unavailable
 from forebay.base.http_client import Origin
 from forebay.route import upstream
-from forebay.route.app import _Relayed
+from forebay.route.generation import _Relayed
 from forebay.route.upstream import MEMBER_LOST, Pool, Upstream
 
 
@@ -71,8 +71,10 @@ def test_c27_upstream_server_that_closes_before_its_answer_is_whole_is_lost() ->
 def test_c27_client_that_reads_too_slowly_ends_both_halves() -> None:
     aborted: list[int] = []
     connection: Any = SimpleNamespace(write_chunk=lambda piece: piece == b"taken")
-    pair: Any = SimpleNamespace(abort=lambda: aborted.append(1))
-    relayed = _Relayed(connection, None, pair, {}, AsyncExitStack())  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(connection=connection, send=None)
+    exchange: Any = SimpleNamespace(abort=lambda: aborted.append(1))
+    router: Any = None
+    relayed = _Relayed(router, context, exchange, {}, AsyncExitStack())
     relayed._write(b"taken")
     assert aborted == []
     relayed._write(b"not taken")

@@ -206,9 +206,10 @@ class Isolation:
     """Names for namespaces and authors. All are keyed hashes of everything they stand for, so that nothing a client can
     write gives another's name, and none of them tells what it was made of."""
 
-    def __init__(self, wanted: CacheIsolation) -> None:
+    def __init__(self, wanted: CacheIsolation, secret: bytes | None = None) -> None:
+        """`secret` is for processes that must compute the same names; otherwise each has one of its own."""
         self._wanted = wanted
-        self._secret = secrets.token_bytes(32)
+        self._secret = secrets.token_bytes(32) if secret is None else secret
 
     def namespace(self, tenant: Tenant, session: Session) -> str:
         """The prefix cache that a request uses. A `cache_salt` always makes one of its own."""
@@ -268,6 +269,15 @@ class Cluster:
     def is_configured(self, host: str, port: int) -> bool:
         """Return whether the operator has named this prefill server."""
         return (host.lower(), port) in self._prefill_servers
+
+    def check_trusted(self, sender: Sender, *, is_open: bool) -> None:
+        """Raises HttpError 403 for a sender that is not trusted as a server of this cluster. A server without any key,
+        which is on loopback (`is_open`), trusts all that reach it."""
+        if not (sender.is_gateway or (is_open and not self._proof)):
+            raise refused(
+                f"this is for servers and routers with the cluster key: start them and this router with the same "
+                f"--cluster-key-file; they prove it in the header {PROOF}"
+            )
 
     def sender(self, headers: Headers) -> Sender:
         """Raises HttpError 403 for headers of gateways without the right proof, and 400 for one that comes twice."""

@@ -10,11 +10,12 @@ import pytest
 
 from forebay.base.errors import Unavailable
 from forebay.base.http_client import Origin
-from forebay.route.request_pair import RequestPair, RoutedRequest, SentRequest, _outcome, begin
+from forebay.route.exchange import Exchange, RoutedRequest, SentRequest, _outcome, begin
 from forebay.route.router import Router
+from forebay.route.selection import Reason, Selected
 from tests.server.conftest import CONFIG
 
-REQUEST = RoutedRequest(path="/v1/completions", headers={}, content=b"{}", blocks=[])
+REQUEST = RoutedRequest(path="/v1/completions", headers={}, content=b"{}", select=Any, on_selected=Any)
 
 
 class Upstream:
@@ -47,7 +48,7 @@ class Pool:
 
 
 def member(error: Unavailable | None = None) -> Any:
-    return SimpleNamespace(name="m", pool=Pool(error), proof={}, bootstrap_port=0, in_flight=0, num_requests=0)
+    return SimpleNamespace(url="http://m", pool=Pool(error), proof={}, bootstrap_port=0, in_flight=0, num_requests=0)
 
 
 def sent(of: Any) -> SentRequest:
@@ -65,20 +66,16 @@ def test_sent_request_ended_twice_returns_its_connection_once() -> None:
 
 def test_halves_first_ends_where_the_second_cannot_begin() -> None:
     prefill, decode, lost = member(), member(Unavailable("not reached")), []
-    members: Any = SimpleNamespace(
-        choose_prefill=lambda blocks: prefill,
-        choose_decode=lambda: decode,
-        lost=lambda server, why: lost.append(server),
-    )
+    members: Any = SimpleNamespace(lost=lambda server, why: lost.append(server))
     with pytest.raises(Unavailable, match="not reached"):
-        asyncio.run(begin(members, REQUEST))
+        asyncio.run(begin(members, Selected((prefill, decode), Reason.LOAD), REQUEST))
     assert lost == [decode]
     assert (prefill.in_flight, prefill.num_requests, len(prefill.pool.returned)) == (0, 1, 1)
 
 
 def test_halves_drained_prefill_ends_also_where_its_connection_breaks() -> None:
     prefill, decode = member(), member()
-    asyncio.run(RequestPair(sent(prefill), sent(decode)).drain())
+    asyncio.run(Exchange([sent(prefill), sent(decode)]).drain())
     assert (prefill.in_flight, decode.in_flight) == (0, 1)
 
 
@@ -86,7 +83,7 @@ def test_c27_halves_whose_answer_nobody_waits_for_any_more_end() -> None:
     prefill, decode = member(), member()
 
     async def cancelled() -> None:
-        waiting = asyncio.create_task(_outcome(RequestPair(sent(prefill), sent(decode))))
+        waiting = asyncio.create_task(_outcome(Exchange([sent(prefill), sent(decode)])))
         for _ in range(3):
             await asyncio.sleep(0)
         assert (prefill.in_flight, decode.in_flight) == (1, 1)
@@ -102,7 +99,7 @@ def test_c27_halves_under_way_end_with_the_router() -> None:
 
     async def close() -> None:
         router = Router(CONFIG, SimpleNamespace(close=lambda: None))  # type: ignore[arg-type]
-        router.under_way.add(RequestPair(sent(prefill), sent(decode)))
+        router.under_way.add(Exchange([sent(prefill), sent(decode)]))
         await router.close(0.0)
 
     asyncio.run(close())

@@ -1,0 +1,111 @@
+"""The routes that change members: announcements, and administration of all servers at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from forebay.base.errors import ForebayError, InvalidRequest
+from forebay.base.log import event, get_logger
+from forebay.route.announcement import LEASE_S, MEMBERS_PATH, Accepted, Announcement
+from forebay.route.forwarding import ask, json_response
+from forebay.route.members import Member, as_object
+from forebay.route.router import Router
+from forebay.route.standby import PREFIXES_PATH, Batch, Received
+from forebay.server.context import RequestContext
+from forebay.server.http.errors import error_json
+from forebay.server.http.security import ADMIN_PATHS
+
+WITHOUT_BODY: Final = frozenset({"/flush_cache", "/sleep", "/wake_up", "/continue_generation"})
+ADMIN_TIMEOUT_S: Final = 600.0  # an update of weights reads all of them; servers have limits of their own
+# The routes after which a server has nothing cached, or nothing of use.
+_EMPTY_CACHES: Final = frozenset({"/flush_cache", "/release_memory_occupation", "/sleep", "/update_weights_from_disk"})
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+log = get_logger("route")
+
+
+async def announce(request: Request, router: Router) -> Response:
+    """Take an announcement of a server. The gateway has checked that its sender has the cluster key."""
+    context = RequestContext.of(request.scope)
+    async with router.bodies.content(request.scope, context.receive) as content:
+        announcement = _decoded(content, Announcement)
+    router.members.announce(announcement, router.members.now)
+    return json_response(Accepted(lease_s=LEASE_S, members=len(router.members.all)))
+
+
+async def list_members(request: Request, router: Router) -> Response:
+    """List all members, with why each gets no requests, if so."""
+    now = router.members.now
+    return json_response({"members": [member.as_dict(now) for member in router.members.all]})
+
+
+async def learn(request: Request, router: Router) -> Response:
+    """Take changes of the active router's prefix table, for which this one is the standby."""
+    context = RequestContext.of(request.scope)
+    async with router.bodies.content(request.scope, context.receive) as content:
+        batch = _decoded(content, Batch)
+    batch.apply(router.members.prefixes)
+    return json_response(Received(router=router.id))
+
+
+def _decoded(content: bytes, kind: type[Body]) -> Body:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is no {kind.__name__}: {error}", code="invalid_json") from None
+
+
+async def administer(request: Request, router: Router) -> Response:
+    """Send a request to every member, and return what each answered. Its status is the highest of theirs."""
+    context = RequestContext.of(request.scope)
+    async with router.bodies.content(request.scope, context.receive) as content:
+        return await _at_all(request, router, content)
+
+
+async def administer_without_body(request: Request, router: Router) -> Response:
+    """Do the same for a route whose body no server reads."""
+    return await _at_all(request, router, b"")
+
+
+async def _at_all(request: Request, router: Router, content: bytes) -> Response:
+    members = router.members.all or [router.members.select_for_answer()]  # which raises
+    answers = await asyncio.gather(*(_outcome(request, member, content) for member in members))
+    if request.scope["path"] in _EMPTY_CACHES:
+        for member in members:
+            router.members.forget(member)
+    await asyncio.gather(*map(router.members.check_now, members))  # weight versions may have changed
+    status = max(answer["status"] for answer in answers)
+    log.info(event("administered", path=request.scope["path"], members=len(members), status=status))
+    body: dict[str, Any] = {"success": status < 400, "members": answers}
+    failed = next((answer for answer in answers if answer["status"] == status >= 400), None)
+    if failed is not None:
+        error = failed["answer"].get("error", {})
+        body["error"] = {**error, "message": f"{failed['url']}: {error.get('message', f'HTTP {status}')}"}
+    return json_response(body, status)
+
+
+async def _outcome(request: Request, member: Member, content: bytes) -> dict[str, Any]:
+    """Return the status and the answer of a member; of one that does not answer, the error."""
+    try:
+        head, body = await ask(request, member, content, ADMIN_TIMEOUT_S)
+        status, answer = head.status, as_object(body)
+    except ForebayError as error:
+        status, answer = error.status, as_object(error_json(error, request.scope["path"]))
+    return {"url": member.url, "role": member.role, "status": status, "answer": answer}
+
+
+MEMBER_ROUTES: Final = (
+    ("POST", MEMBERS_PATH, announce),
+    ("GET", MEMBERS_PATH, list_members),
+    ("POST", PREFIXES_PATH, learn),
+)
+ADMIN_ROUTES: Final = tuple(
+    ("POST", path, administer_without_body if path in WITHOUT_BODY else administer)
+    for path in sorted(ADMIN_PATHS - {"/check_transfers"})  # which is about two servers
+)

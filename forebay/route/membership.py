@@ -1,0 +1,231 @@
+"""The members of a router: what the command line, announcements and health checks say of each.
+
+No I/O and no clock: times are arguments, in seconds of one monotonic clock, so that a simulator runs this code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
+
+from forebay.base.errors import ConfigError, Conflict, InvalidRequest, Overloaded
+from forebay.base.http_client import Origin
+from forebay.base.log import event, get_logger
+from forebay.route.announcement import LEASE_S, Announcement, Role, State
+from forebay.route.prefixes import Prefixes
+
+FORGET_S: Final = 60.0  # for so long a member without a lease is still listed
+MOST_MEMBERS: Final = 1024
+MOST_ENDED: Final = 4096  # instances
+NOT_CHECKED: Final = "not checked yet"
+
+log = get_logger("route")
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class MemberRecord:
+    """One server, as the router knows it. `info` is its last /server_info."""
+
+    url: str
+    role: Role
+    is_configured: bool  # by its URL on the command line
+    announced: Announcement | None = None  # None: known from the command line alone
+    lease_ends: float = math.inf
+    up: bool = False  # by the last health check, and no connection has failed since
+    why: str = NOT_CHECKED  # if it is not up
+    num_downs: int = 0  # times that it was found to be down
+    info: dict[str, Any] = field(default_factory=dict)
+    in_flight: int = 0
+    num_requests: int = 0
+    num_failures: int = 0
+    last_selected: int = 0  # the number of the selection
+
+    @property
+    def version(self) -> tuple[str, str]:
+        """The weight version as announced, and the server's own count of updates. Prefill and decode must agree in
+        both."""
+        return self.announced.weight_version if self.announced else "", str(self.info.get("weight_version", ""))
+
+    def obstacle(self, now: float) -> str:
+        """Return why the member gets no new request, or ""."""
+        if self.announced is not None:
+            if self.announced.state is not State.READY:
+                return f"it is {self.announced.state}"
+            if now >= self.lease_ends:
+                return f"its lease of {LEASE_S:g} s has expired: no announcement came"
+        return "" if self.up else self.why or "it is down"
+
+    def down(self, why: str) -> None:
+        """Mark the server as down until its next successful check."""
+        if self.up:
+            log.warning(event("member_down", role=self.role, at=self.url, why=why))
+        self.up, self.why = False, why
+        self.num_downs += 1
+
+    def as_dict(self, now: float) -> dict[str, Any]:
+        """Return the member's state for /server_info and `GET /members`."""
+        announced = self.announced
+        obstacle = self.obstacle(now)
+        return {
+            "url": self.url,
+            "role": self.role,
+            "up": not obstacle,
+            "why": obstacle,
+            "in_flight": self.in_flight,
+            "requests": self.num_requests,
+            "failures": self.num_failures,
+            "instance": announced.instance if announced else None,
+            "state": announced.state if announced else None,
+            "weight_version": "/".join(filter(None, self.version)),
+            "lease_s": max(0.0, self.lease_ends - now) if announced else None,
+        }
+
+
+Record = TypeVar("Record", bound=MemberRecord)
+
+
+class Membership(Generic[Record]):
+    """All members, by URL, with the prefixes that each may have cached. `make` returns a new record."""
+
+    def __init__(self, make: Callable[[str, Role, bool], Record]) -> None:
+        self._make = make
+        self._by_url: dict[str, Record] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()  # instances that were replaced or are gone
+        self.prefixes = Prefixes()
+
+    @property
+    def all(self) -> list[Record]:
+        return list(self._by_url.values())
+
+    def with_role(self, *roles: Role) -> list[Record]:
+        """Return the members that have one of these roles, usable or not."""
+        return [member for member in self.all if member.role in roles]
+
+    def usable(self, roles: Iterable[Role], now: float) -> list[Record]:
+        """Return the members with one of these roles that may get a new request."""
+        return [member for member in self.with_role(*roles) if not member.obstacle(now)]
+
+    def configure(self, url: str, role: Role) -> None:
+        """Add a member of the command line, which stays one whatever is announced. Raises ConfigError."""
+        url = str(Origin(url))
+        if url in self._by_url:
+            raise ConfigError(f"{url} is given twice: give each server once, with its role")
+        self._by_url[url] = self._make(url, role, True)
+
+    def announce(self, announcement: Announcement, now: float) -> None:
+        """Apply an announcement; one that is not newer than the last of its instance changes nothing.
+
+        Raises Conflict for an instance that has ended or was replaced, and Overloaded if there are too many members.
+        """
+        url = _normalized(announcement.url)
+        member = self._by_url.get(url)
+        known = member.announced if member else None
+        if member is not None and member.is_configured and member.role is not announcement.role:
+            raise Conflict(
+                f"{url} announces the role {announcement.role}, and the command line has {member.role}: start the "
+                "router without this URL",
+                code="role_mismatch",
+            )
+        if announcement.instance in self._ended:
+            raise Conflict(f"the instance {announcement.instance} has ended or was replaced", code="instance_ended")
+        if member is not None and known is not None:
+            is_older = announcement.sequence <= known.sequence
+            if announcement.instance == known.instance:
+                if is_older:
+                    return
+            elif is_older and now < member.lease_ends:
+                raise Conflict(f"{url} has a newer instance, {known.instance}", code="instance_replaced")
+            elif not is_older:  # else its own next announcement replaces this one
+                self._end(known.instance)
+        if announcement.state is State.GONE:
+            self._end(announcement.instance)
+            if member is None or not member.is_configured:
+                self._drop(url, "it is gone")
+                return
+        self._apply(member or self._added(url, announcement.role), announcement, now)
+
+    def _apply(self, member: Record, announcement: Announcement, now: float) -> None:
+        known = member.announced
+        member.role = announcement.role
+        if known is None or known.instance != announcement.instance:
+            self.forget(member)
+            member.down("a new instance, not checked yet")
+            member.info = {}
+        elif known.weight_version != announcement.weight_version:
+            self.forget(member)
+        if known is None or known.state is not announcement.state:
+            log.info(event("member_announced", role=member.role, at=member.url, state=announcement.state))
+        member.announced, member.lease_ends = announcement, now + LEASE_S
+
+    def expire(self, now: float) -> None:
+        """Drop members whose lease expired a minute ago. One of the command line depends on health checks alone once
+        its lease expires, and must pass the next one."""
+        for member in self.all:
+            if member.announced is None or now < member.lease_ends:
+                continue
+            if member.is_configured and member.announced.state is not State.GONE:
+                member.announced, member.lease_ends = None, math.inf
+                member.down("its announcements have ended, and it was not checked since")
+            elif not member.is_configured and now >= member.lease_ends + FORGET_S:
+                self._drop(member.url, "its lease has expired")
+
+    def checked(self, member: Record, info: dict[str, Any], num_downs: int) -> None:
+        """Note a successful health check, with the server's /server_info. Other weights leave nothing cached.
+
+        `num_downs` is that of the member when the check began: its success says nothing of a server that has gone down
+        since.
+        """
+        if member.num_downs != num_downs:
+            return
+        before = member.version
+        if not member.up:
+            log.info(event("member_up", role=member.role, at=member.url, model=info.get("served_model_name")))
+        member.info, member.up, member.why = info, True, ""
+        if member.version != before:
+            self.forget(member)
+
+    def failed_check(self, member: Record, why: str) -> None:
+        """Note a failed health check. A server of the command line that was gone may come back from now on."""
+        member.down(why)
+        if member.is_configured and member.announced is not None and member.announced.state is State.GONE:
+            member.announced, member.lease_ends = None, math.inf
+
+    def lost(self, member: Record, why: str) -> None:
+        """Mark a member whose process has ended, or whose connection has failed: its cache is gone."""
+        member.num_failures += 1
+        member.down(why)
+        self.forget(member)
+
+    def forget(self, member: Record) -> None:
+        """Drop what the prefix table has of a member, whose cache is empty or of no use now."""
+        self.prefixes.forget(member.url)
+
+    def retire(self, member: Record) -> None:
+        """Release what belongs to a member that was dropped; requests at it go on."""
+
+    def _added(self, url: str, role: Role) -> Record:
+        if len(self._by_url) >= MOST_MEMBERS:
+            raise Overloaded(f"the router has {MOST_MEMBERS} members, its limit", code="too_many_members")
+        member = self._by_url[url] = self._make(url, role, False)
+        return member
+
+    def _drop(self, url: str, why: str) -> None:
+        if (member := self._by_url.pop(url, None)) is not None:
+            log.info(event("member_removed", role=member.role, at=url, why=why))
+            self.forget(member)
+            self.retire(member)
+
+    def _end(self, instance: str) -> None:
+        self._ended[instance] = None
+        while len(self._ended) > MOST_ENDED:
+            self._ended.popitem(last=False)
+
+
+def _normalized(url: str) -> str:
+    try:
+        return str(Origin(url))
+    except (ConfigError, ValueError) as error:  # a port that is no number
+        raise InvalidRequest(f"{url!r} is no URL of a server: {error}", param="url") from None

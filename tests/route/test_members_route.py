@@ -1,0 +1,193 @@
+"""The router before servers of both roles: announcements over HTTP, retries, administration, and a standby router."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from forebay.route.announce import Announcer
+from forebay.route.announcement import Role, State
+from forebay.route.standby import Standby
+from forebay.server.http.security import PROOF
+from tests.deadlines import HANGS_S
+from tests.route.conftest import CLUSTER_KEY, PROVEN, Route, Routed, start_router
+from tests.route.records import announcement
+from tests.server.conftest import start
+from tests.server.fake_engine import FakeEngine
+from tests.text.tiny_tokenizer import tiny_tokenizer
+
+LONG = "a" * 2000
+
+
+def ask(routed: Routed, prompt: Any = "a", key: str = "", **fields: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    with routed.client(headers=headers) as http:
+        return http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 3, **fields})
+
+
+def where(answer: httpx.Response) -> tuple[str, str]:
+    return answer.headers["x-forebay-server"], answer.headers["x-forebay-route"]
+
+
+def test_members_route_servers_of_both_roles_answer_and_are_named_with_the_reason(route: Route) -> None:
+    routed = route(servers=2)
+    first, second = (server.url for server in routed.servers)
+    assert where(ask(routed, LONG)) == (first, "load")
+    assert where(ask(routed, LONG, stream=True)) == (first, "prefix")
+    assert where(ask(routed, "b" * 2000)) == (second, "load")
+    refused = ask(routed, LONG, temperature="hot")
+    assert (refused.status_code, where(refused)) == (400, (first, "prefix"))
+    with routed.client() as http:
+        assert http.get("/v1/models").headers["x-forebay-server"] in (first, second)
+        assert http.post("/v1/embeddings", json={"input": "a"}).headers["x-forebay-route"] == "load"
+        state = http.get("/debug/state").json()
+        metrics = http.get("/metrics").text
+    assert [member["name"] for member in state["members"]] == ["server 1", "server 2"]
+    assert 'forebay:route_selections_total{reason="prefix"} 2.0' in metrics
+
+
+def test_members_route_server_that_dies_before_the_first_byte_is_replaced_by_another(route: Route) -> None:
+    routed = route(servers=2)
+    first, second = routed.servers
+    ask(routed, LONG)
+    first.call(first.engine.die)
+    assert where(answer := ask(routed, LONG)) == (second.url, "retry")
+    assert answer.is_success
+    second.close()
+    answer = ask(routed, LONG)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "service_unavailable_error")
+    with routed.client() as http:
+        said = http.post("/v1/messages", json={"model": "tiny", "messages": [{"role": "user", "content": "a"}]})
+    assert (said.status_code, said.json()["type"]) == (503, "error")
+
+
+def test_members_route_failure_after_the_first_byte_is_not_tried_again(route: Route) -> None:
+    routed = route(servers=2, make=lambda: FakeEngine(interval_s=0.01))
+    for server in routed.servers:
+        server.engine.script = lambda prompt, params: [100]
+    with routed.client() as http:
+        body = {"prompt": "a", "max_tokens": 4000, "stream": True}
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            events = (line[6:] for line in answer.iter_lines() if line)
+            next(events)
+            routed.servers[0].call(routed.servers[0].engine.die)
+            *_, error, done = events
+    assert (json.loads(error)["error"]["code"], done) == ("engine_dead", "[DONE]")
+    assert [len(server.engine.submitted) for server in routed.servers] == [1, 0]
+
+
+def test_members_route_announced_server_gets_requests_until_it_drains(route: Route) -> None:
+    routed = route(servers=1)
+    other = start(tiny_tokenizer(), FakeEngine, cluster_key=CLUSTER_KEY)
+    routed.servers.append(other)
+    announcer = Announcer([routed.url], other.url, Role.BOTH, CLUSTER_KEY, weight_version="v1")
+    announcer.start()
+    assert announcer.announce(State.READY, wait_s=HANGS_S) == []
+    routed.check()
+    assert {where(ask(routed, letter * 2000))[0] for letter in "abc"} == {server.url for server in routed.servers}
+    assert announcer.announce(State.DRAINING, wait_s=HANGS_S) == []
+    assert {where(ask(routed, letter * 2000))[0] for letter in "abc"} == {routed.servers[0].url}
+    with routed.client(headers=PROVEN) as http:
+        listed = {member["url"]: member for member in http.get("/members").json()["members"]}
+    told = listed[other.url]
+    assert (told["state"], told["why"], told["weight_version"]) == ("draining", "it is draining", "v1/0")
+    assert told["instance"] == announcer.instance
+    assert 0 < told["lease_s"] <= 10
+    assert listed[routed.servers[0].url]["state"] is None
+    assert announcer.close(HANGS_S) == []
+    assert [member.url for member in routed.router.members.all] == [routed.servers[0].url]
+
+
+def post(routed: Routed, headers: dict[str, str], said: Any = None) -> httpx.Response:
+    content = msgspec.json.encode(announcement(1) if said is None else said)
+    with routed.client(headers={"content-type": "application/json", **headers}) as http:
+        return http.post("/members", content=content)
+
+
+@pytest.mark.parametrize("headers", [{}, {PROOF: "0" * 64}, {"authorization": "Bearer sk-user-0123456789"}])
+def test_members_route_needs_the_cluster_key_and_no_api_key(route: Route, headers: dict[str, str]) -> None:
+    keys = {"api_keys": ("sk-user-0123456789",), "admin_api_keys": ("sk-admin-0123456789",)}
+    routed = route(servers=1, **keys)
+    assert post(routed, headers).json()["error"]["code"] == "cluster_key_required"
+    with routed.client(headers=headers) as http:
+        assert http.get("/members").status_code == 403
+        assert http.post("/members/prefixes", json={}).status_code == 403
+    assert len(routed.router.members.all) == 1
+    assert post(routed, PROVEN).json() == {"lease_s": 10.0, "members": 2}
+    assert ask(routed).status_code == 401
+    assert ask(routed, key="sk-user-0123456789").is_success
+
+
+def test_members_route_without_any_key_is_open_and_with_api_keys_alone_is_not() -> None:
+    for keys, status in (({}, 200), ({"api_keys": ("sk-user-0123456789",)}, 403)):
+        routed = start_router([], [], cluster_key=b"", **keys)
+        try:
+            assert post(routed, {}).status_code == status
+        finally:
+            routed.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"instance": "x"}, {"state": "well"}, {"role": "null"}, {"sequence": -1}, {"url": "http://b:port"}, {"x": 1}],
+)
+def test_members_route_malformed_announcement_is_a_400(route: Route, wrong: dict[str, Any]) -> None:
+    routed = route(servers=1)
+    said = {**msgspec.to_builtins(announcement(1)), **wrong}
+    assert post(routed, PROVEN, said).status_code == 400
+    assert len(routed.router.members.all) == 1
+    late = announcement(2, State.GONE), announcement(3)
+    assert [post(routed, PROVEN, each).status_code for each in late] == [200, 409]
+
+
+def test_members_route_administration_reaches_every_member(route: Route) -> None:
+    routed = route(servers=2)
+    first, second = routed.servers
+    ask(routed, LONG)
+    with routed.client() as http:
+        flushed = http.post("/flush_cache")
+        assert flushed.json()["success"]
+        assert len(routed.router.members.prefixes) == 0
+        slept = http.post("/sleep?level=1")
+        loaded = http.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": "x"})
+        unloaded = http.post("/unload_lora_adapter", json={"lora_name": "x"})
+    assert [(each["url"], each["status"]) for each in flushed.json()["members"]] == [
+        (first.url, 200),
+        (second.url, 200),
+    ]
+    assert [server.engine.flushed for server in routed.servers] == [1, 1]
+    assert slept.json()["success"], slept.text
+    for answer in (loaded, unloaded):
+        assert answer.status_code >= 400
+        assert [each["status"] for each in answer.json()["members"]] == [answer.status_code] * 2
+        assert answer.json()["error"]["message"].startswith(first.url)
+    second.close()
+    with routed.client() as http:
+        flushed = http.post("/flush_cache")
+    assert (flushed.status_code, flushed.json()["members"][1]["answer"]["error"]["code"]) == (503, "member_lost")
+
+
+def test_members_route_standby_learns_what_the_active_router_learns(route: Route) -> None:
+    active = route(servers=2)
+    standby = start_router([], [], active.servers)
+    try:
+        ask(active, LONG)  # before the standby is known: part of the table that is sent first
+        active.loop.call_soon_threadsafe(
+            lambda: active.router.spawn(
+                Standby(standby.url, active.router.members.prefixes, CLUSTER_KEY, active.router.metrics).run()
+            )
+        )
+        known, theirs = (each.router.members.prefixes for each in (active, standby))
+        standby.until(lambda: len(theirs) == len(known) > 0)
+        ask(active, "b" * 2000)
+        standby.until(lambda: [*theirs.entries()] == [*known.entries()])
+        assert where(ask(standby, "b" * 2000)) == (active.servers[1].url, "prefix")
+        active.loop.call_soon_threadsafe(known.forget, active.servers[1].url)
+        standby.until(lambda: {url for _, url in theirs.entries()} == {active.servers[0].url})
+    finally:
+        standby.servers = []
+        standby.close()

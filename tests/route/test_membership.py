@@ -1,0 +1,160 @@
+"""Which members there are, and which may get requests, by what the command line, announcements and checks say."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.base.errors import ConfigError, Conflict, InvalidRequest, Overloaded
+from forebay.route import membership as module
+from forebay.route.announcement import LEASE_S, Role, State
+from forebay.route.membership import FORGET_S, MemberRecord
+from tests.route.records import INSTANCES, URL, Records, announcement, membership, up
+
+_, FIRST, SECOND, THIRD, *_ = INSTANCES
+
+
+def announced(state: State = State.READY, at: float = 0.0) -> tuple[Records, MemberRecord]:
+    """A member that was announced and has passed a check, if it is ready, and has one block cached."""
+    found = membership()
+    found.announce(announcement(1, state), at)
+    [one] = up(found).all
+    found.prefixes.learn([b"block"], one.url)
+    return found, one
+
+
+def test_membership_lease_of_an_announced_member_ends_unless_it_is_renewed() -> None:
+    found, one = announced()
+    assert one.obstacle(LEASE_S - 0.1) == ""
+    found.announce(announcement(2), 5.0)
+    assert one.obstacle(LEASE_S + 4.9) == ""
+    assert "lease" in one.obstacle(LEASE_S + 5.0)
+    found.expire(LEASE_S + 5.0)
+    assert found.all == [one]
+    found.expire(LEASE_S + 5.0 + FORGET_S)
+    assert (found.all, len(found.prefixes)) == ([], 0)
+
+
+@pytest.mark.parametrize("state", [State.STARTING, State.DRAINING])
+def test_membership_member_gets_requests_in_the_state_ready_alone(state: State) -> None:
+    found, one = announced(state)
+    assert one.obstacle(0.0) == f"it is {state}"
+    found.announce(announcement(2), 1.0)
+    assert one.obstacle(1.0) == ""
+
+
+def test_membership_late_or_doubled_announcement_changes_nothing() -> None:
+    found, one = announced()
+    found.announce(announcement(5, State.DRAINING), 5.0)
+    for sequence in (4, 5):
+        found.announce(announcement(sequence), 9.0)
+    assert one.obstacle(9.0) == "it is draining"
+    assert one.lease_ends == 5.0 + LEASE_S
+
+
+def test_membership_new_instance_replaces_the_old_one_whose_cache_is_gone() -> None:
+    found, one = announced()
+    found.announce(announcement(3, instance=SECOND), 1.0)
+    assert one.obstacle(1.0) == "a new instance, not checked yet"
+    assert len(found.prefixes) == 0
+    up(found)
+    with pytest.raises(Conflict) as late:
+        found.announce(announcement(9), 2.0)
+    assert late.value.code == "instance_ended"
+    assert one.obstacle(2.0) == ""
+
+
+def test_membership_announcement_of_an_older_unknown_instance_replaces_none_with_a_lease() -> None:
+    """Its first announcement is the late one, so that its instance is no known one."""
+    found, one = announced()
+    with pytest.raises(Conflict) as late:
+        found.announce(announcement(0, instance=THIRD), 1.0)
+    assert late.value.code == "instance_replaced"
+    found.announce(announcement(0, instance=THIRD), LEASE_S)  # a machine that was started again has another clock
+    assert one.announced is not None
+    assert one.announced.instance == THIRD
+    found.announce(announcement(2), LEASE_S + 1.0)  # and the replaced one is not refused if it lives
+    assert one.announced.instance == FIRST
+
+
+def test_membership_gone_removes_a_member_at_once_and_its_instance_never_returns() -> None:
+    found, _ = announced()
+    found.announce(announcement(2, State.GONE), 1.0)
+    assert (found.all, len(found.prefixes)) == ([], 0)
+    with pytest.raises(Conflict):
+        found.announce(announcement(3), 2.0)
+    found.announce(announcement(0, State.GONE, url="http://b:1", instance=SECOND), 2.0)  # never heard of before
+    assert found.all == []
+
+
+def test_membership_url_of_the_command_line_stays_a_member_without_announcements() -> None:
+    found = up(membership(both=URL))
+    [one] = found.all
+    found.announce(announcement(1), 0.0)
+    up(found)
+    found.expire(LEASE_S)
+    assert one.obstacle(LEASE_S).startswith("its announcements have ended")
+    found.expire(LEASE_S + FORGET_S)
+    assert found.all == [one]
+    up(found)
+    assert one.obstacle(LEASE_S + FORGET_S) == ""
+
+
+def test_membership_gone_server_of_the_command_line_may_come_back_after_a_failed_check() -> None:
+    """Until its port is closed the old process may still answer."""
+    found = up(membership(both=URL))
+    [one] = found.all
+    found.announce(announcement(1, State.GONE), 0.0)
+    up(found)
+    found.expire(LEASE_S)
+    assert one.obstacle(LEASE_S) == "it is gone"
+    found.failed_check(one, "nobody listens")
+    assert one.obstacle(LEASE_S) == "nobody listens"
+    up(found)
+    assert one.obstacle(LEASE_S) == ""
+
+
+def test_membership_other_weights_by_announcement_or_check_drop_the_cached_prefixes() -> None:
+    found, one = announced()
+    found.announce(announcement(2, weight_version="v2"), 0.0)
+    assert len(found.prefixes) == 0
+    found.prefixes.learn([b"block"], one.url)
+    up(found)
+    found.announce(announcement(3, weight_version="v2"), 0.0)
+    assert len(found.prefixes) == 1
+    up(found, versions={URL: "1"})
+    assert len(found.prefixes) == 0
+    assert one.version == ("v2", "1")
+
+
+def test_membership_lost_member_is_counted_and_its_cache_is_forgotten() -> None:
+    found, one = announced()
+    num_downs = one.num_downs
+    found.lost(one, "it ended")
+    assert (one.num_failures, one.up, len(found.prefixes)) == (1, False, 0)
+    found.checked(one, {}, num_downs)
+    assert not one.up  # that check began before
+    found.checked(one, {}, one.num_downs)
+    assert one.up
+
+
+def test_membership_announcements_are_bounded_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = announced()
+    monkeypatch.setattr(module, "MOST_MEMBERS", 1)
+    with pytest.raises(Overloaded):
+        found.announce(announcement(1, url="http://b:1", instance=SECOND), 0.0)
+    for url in ("ftp://b", "http://b:port", "http://"):
+        with pytest.raises(InvalidRequest):
+            found.announce(announcement(1, url=url, instance=SECOND), 0.0)
+    monkeypatch.setattr(module, "MOST_ENDED", 2)
+    for number, instance in enumerate(INSTANCES):
+        found.announce(announcement(10 + number, State.GONE, url="http://b:1", instance=instance), 0.0)
+    assert list(found._ended) == INSTANCES[-2:]
+
+
+def test_membership_role_of_the_command_line_is_not_announced_away() -> None:
+    found = membership(prefill=URL)
+    with pytest.raises(Conflict) as refused:
+        found.announce(announcement(1), 0.0)
+    assert refused.value.code == "role_mismatch"
+    with pytest.raises(ConfigError):
+        found.configure(f"{URL}/", Role.BOTH)
