@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.base.errors import ForebayError
+from forebay.base.errors import ForebayError, Unavailable
 from forebay.base.log import event, get_logger
 from forebay.route.members import Member, Members, as_object
 from forebay.route.selection import Selected
@@ -66,12 +66,16 @@ class SentRequest:
     async def begin(
         cls, members: Members, member: Member, path: str, headers: Mapping[str, str], content: bytes
     ) -> SentRequest:
-        """Send a request to a member. If it cannot be reached, mark it as lost and raise Unavailable."""
+        """Send a request to a member. If it cannot be reached, mark it as lost and raise Unavailable, as for one that
+        was announced to be draining while the router connected."""
         try:
             upstream = await member.pool.take()
         except ForebayError as error:
             members.lost(member, error.message)
             raise
+        if obstacle := member.obstacle(members.now):
+            member.pool.give_back(upstream)
+            raise Unavailable(f"{member.url}: {obstacle}", code=MEMBER_LOST)
         upstream.send("POST", path, headers, content)
         return cls(member, upstream)
 

@@ -19,7 +19,7 @@ from forebay.route.prefixes import Prefixes
 
 FORGET_S: Final = 60.0  # for so long a member without a lease is still listed
 MOST_MEMBERS: Final = 1024
-MOST_ENDED: Final = 4096  # instances
+MOST_INSTANCES: Final = 4096  # that are remembered
 NOT_CHECKED: Final = "not checked yet"
 
 log = get_logger("route")
@@ -93,7 +93,8 @@ class Membership(Generic[Record]):
     def __init__(self, make: Callable[[str, Role, bool], Record]) -> None:
         self._make = make
         self._by_url: dict[str, Record] = {}
-        self._ended: OrderedDict[str, None] = OrderedDict()  # instances that were replaced or are gone
+        self._sequences: OrderedDict[str, int] = OrderedDict()  # the last one of each instance
+        self._gone: OrderedDict[str, int] = OrderedDict()  # instances
         self.prefixes = Prefixes()
 
     @property
@@ -116,32 +117,35 @@ class Membership(Generic[Record]):
         self._by_url[url] = self._make(url, role, True)
 
     def announce(self, announcement: Announcement, now: float) -> None:
-        """Apply an announcement; one that is not newer than the last of its instance changes nothing.
+        """Apply an announcement. One that is not newer than the last of its instance changes nothing.
 
-        Raises Conflict for an instance that has ended or was replaced, and Overloaded if there are too many members.
+        Raises Conflict for an instance that has ended, or that is older than one with a lease; and Overloaded if there
+        are too many members.
         """
         url = _normalized(announcement.url)
         member = self._by_url.get(url)
-        known = member.announced if member else None
         if member is not None and member.is_configured and member.role is not announcement.role:
             raise Conflict(
                 f"{url} announces the role {announcement.role}, and the command line has {member.role}: start the "
                 "router without this URL",
                 code="role_mismatch",
             )
-        if announcement.instance in self._ended:
-            raise Conflict(f"the instance {announcement.instance} has ended or was replaced", code="instance_ended")
-        if member is not None and known is not None:
-            is_older = announcement.sequence <= known.sequence
-            if announcement.instance == known.instance:
-                if is_older:
-                    return
-            elif is_older and now < member.lease_ends:
-                raise Conflict(f"{url} has a newer instance, {known.instance}", code="instance_replaced")
-            elif not is_older:  # else its own next announcement replaces this one
-                self._end(known.instance)
+        known = member.announced if member else None
+        is_known = known is not None and known.instance == announcement.instance
+        if announcement.instance in self._gone:
+            raise Conflict(f"the instance {announcement.instance} is gone", code="instance_gone")
+        if announcement.sequence <= self._sequences.get(announcement.instance, -1):
+            if is_known:
+                return
+            raise Conflict(f"{url} has another instance by now", code="instance_replaced")
+        is_older = known is not None and not is_known and announcement.sequence <= known.sequence
+        if member is not None and is_older and now < member.lease_ends:  # a machine's clock may begin anew
+            raise Conflict(f"{url} has a newer instance", code="instance_replaced")
+        _remember(self._sequences, announcement.instance, announcement.sequence)
         if announcement.state is State.GONE:
-            self._end(announcement.instance)
+            _remember(self._gone, announcement.instance, announcement.sequence)
+            if known is not None and not is_known:
+                return
             if member is None or not member.is_configured:
                 self._drop(url, "it is gone")
                 return
@@ -215,13 +219,16 @@ class Membership(Generic[Record]):
     def _drop(self, url: str, why: str) -> None:
         if (member := self._by_url.pop(url, None)) is not None:
             log.info(event("member_removed", role=member.role, at=url, why=why))
+            member.down(why)  # for a request that has selected it and still connects
             self.forget(member)
             self.retire(member)
 
-    def _end(self, instance: str) -> None:
-        self._ended[instance] = None
-        while len(self._ended) > MOST_ENDED:
-            self._ended.popitem(last=False)
+
+def _remember(numbers: OrderedDict[str, int], instance: str, number: int) -> None:
+    numbers[instance] = number
+    numbers.move_to_end(instance)
+    while len(numbers) > MOST_INSTANCES:
+        numbers.popitem(last=False)
 
 
 def _normalized(url: str) -> str:

@@ -127,7 +127,7 @@ class Pool:
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
         self._idle: deque[tuple[float, Upstream]] = deque()  # the last one has waited least
-        self._taken: set[Upstream] = set()
+        self._taken: dict[Upstream, None] = {}
         self._retired = False
 
     async def take(self) -> Upstream:
@@ -136,19 +136,19 @@ class Pool:
         while self._idle:
             since, upstream = self._idle.pop()
             if upstream.is_open and now - since < IDLE_S:
-                self._taken.add(upstream)
+                self._taken[upstream] = None
                 return upstream
             upstream.close()
         try:
             upstream = await asyncio.wait_for(Upstream.connect(self.origin), CONNECT_TIMEOUT_S)
-            self._taken.add(upstream)
+            self._taken[upstream] = None
             return upstream
         except (Unavailable, TimeoutError):
             raise Unavailable(f"nobody listens at {self.origin}", code=MEMBER_LOST) from None
 
     def give_back(self, upstream: Upstream) -> None:
         """Close it unless it is at rest."""
-        self._taken.discard(upstream)
+        self._taken.pop(upstream, None)
         if upstream.at_rest and len(self._idle) < MAX_IDLE and not self._retired:
             self._idle.append((asyncio.get_running_loop().time(), upstream))
         else:

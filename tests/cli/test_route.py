@@ -11,7 +11,7 @@ from tests.deadlines import HANGS_S, wait_until
 
 
 def test_route_without_a_terminal_prints_the_address_at_once(tmp_path: Path) -> None:
-    words = ["route", "--port", "0", "--prefill", "http://127.0.0.1:9", "--decode", "http://127.0.0.1:9"]
+    words = ["route", "--port", "0", "--prefill", "http://127.0.0.1:9", "--decode", "http://127.0.0.1:10"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with (tmp_path / "output").open("wb") as output:
         router = subprocess.Popen([sys.executable, "-m", "forebay", *words], stdout=output, env=environment)

@@ -41,22 +41,22 @@ ROUTING = (
     Mutant(
         "C27 an instance that has ended does not return",
         "route/membership.py",
-        "        if announcement.instance in self._ended:\n",
+        "        if announcement.instance in self._gone:\n",
         "        if False:\n",
         "route/test_membership.py::test_membership_gone_removes_a_member_at_once_and_its_instance_never_returns",
     ),
     Mutant(
         "C27 a late announcement changes nothing",
         "route/membership.py",
-        "                if is_older:\n                    return\n",
-        "                pass\n",
+        "        if announcement.sequence <= self._sequences.get(announcement.instance, -1):\n",
+        "        if False:\n",
         "route/test_membership.py::test_membership_late_or_doubled_announcement_changes_nothing",
     ),
     Mutant(
         "C27 an older instance does not replace a newer one",
         "route/membership.py",
-        "            elif is_older and now < member.lease_ends:\n",
-        "            elif False:\n",
+        "        if member is not None and is_older and now < member.lease_ends:",
+        "        if False:",
         "route/test_membership.py::test_membership_announcement_of_an_older_unknown_instance_replaces_none_with_a_lease",
     ),
     Mutant(
@@ -65,6 +65,20 @@ ROUTING = (
         "        if member.num_downs != num_downs:\n            return\n",
         "",
         "route/test_members.py::test_member_lost_during_a_check_stays_down",
+    ),
+    Mutant(
+        "C27 a server that drains gets no request that was connecting",
+        "route/exchange.py",
+        "        if obstacle := member.obstacle(members.now):\n",
+        '        if obstacle := "":\n',
+        "route/test_exchange.py::test_sent_request_to_a_server_that_drains_since_it_was_selected_is_not_sent",
+    ),
+    Mutant(
+        "C27 a server whose connection breaks gets no new requests",
+        "route/exchange.py",
+        "                if not sent.upstream.is_open:\n",
+        "                if False:\n",
+        "route/test_attempts.py::test_answer_that_breaks_is_a_failure_unless_the_client_has_gone",
     ),
     Mutant(
         "C33 members are bounded",

@@ -47,8 +47,9 @@ class Pool:
         self.returned.append(upstream)
 
 
-def member(error: Unavailable | None = None) -> Any:
-    return SimpleNamespace(url="http://m", pool=Pool(error), proof={}, bootstrap_port=0, in_flight=0, num_requests=0)
+def member(error: Unavailable | None = None, obstacle: str = "") -> Any:
+    facts = {"proof": {}, "bootstrap_port": 0, "in_flight": 0, "num_requests": 0, "obstacle": lambda now: obstacle}
+    return SimpleNamespace(url="http://m", pool=Pool(error), **facts)
 
 
 def sent(of: Any) -> SentRequest:
@@ -66,11 +67,20 @@ def test_sent_request_ended_twice_returns_its_connection_once() -> None:
 
 def test_halves_first_ends_where_the_second_cannot_begin() -> None:
     prefill, decode, lost = member(), member(Unavailable("not reached")), []
-    members: Any = SimpleNamespace(lost=lambda server, why: lost.append(server))
+    members: Any = SimpleNamespace(lost=lambda server, why: lost.append(server), now=0.0)
     with pytest.raises(Unavailable, match="not reached"):
         asyncio.run(begin(members, Selected((prefill, decode), Reason.LOAD), REQUEST))
     assert lost == [decode]
     assert (prefill.in_flight, prefill.num_requests, len(prefill.pool.returned)) == (0, 1, 1)
+
+
+def test_sent_request_to_a_server_that_drains_since_it_was_selected_is_not_sent() -> None:
+    """The announcement came while the router connected; its answer promises that no request follows."""
+    server, lost = member(obstacle="it is draining"), list[Any]()
+    members: Any = SimpleNamespace(lost=lambda server, why: lost.append(server), now=0.0)
+    with pytest.raises(Unavailable, match="draining"):
+        asyncio.run(begin(members, Selected((server,), Reason.LOAD), REQUEST))
+    assert (lost, server.num_requests, len(server.pool.returned)) == ([], 0, 1)
 
 
 def test_halves_drained_prefill_ends_also_where_its_connection_breaks() -> None:

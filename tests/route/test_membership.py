@@ -57,9 +57,11 @@ def test_membership_new_instance_replaces_the_old_one_whose_cache_is_gone() -> N
     assert one.obstacle(1.0) == "a new instance, not checked yet"
     assert len(found.prefixes) == 0
     up(found)
-    with pytest.raises(Conflict) as late:
-        found.announce(announcement(9), 2.0)
-    assert late.value.code == "instance_ended"
+    for sequence in (1, 2):
+        with pytest.raises(Conflict) as late:
+            found.announce(announcement(sequence, State.DRAINING), 2.0)
+        assert late.value.code == "instance_replaced"
+    found.announce(announcement(4, State.GONE), 2.0)  # the old one's end is not the new one's
     assert one.obstacle(2.0) == ""
 
 
@@ -72,7 +74,16 @@ def test_membership_announcement_of_an_older_unknown_instance_replaces_none_with
     found.announce(announcement(0, instance=THIRD), LEASE_S)  # a machine that was started again has another clock
     assert one.announced is not None
     assert one.announced.instance == THIRD
-    found.announce(announcement(2), LEASE_S + 1.0)  # and the replaced one is not refused if it lives
+
+
+def test_membership_living_instance_that_a_late_announcement_replaced_returns_after_a_lease() -> None:
+    """The late one was sent before the machine was started again."""
+    found, one = announced()
+    found.announce(announcement(9, instance=SECOND), 1.0)
+    with pytest.raises(Conflict):
+        found.announce(announcement(2), 4.0)
+    found.announce(announcement(3), LEASE_S + 1.0)
+    assert one.announced is not None
     assert one.announced.instance == FIRST
 
 
@@ -145,10 +156,10 @@ def test_membership_announcements_are_bounded_and_named(monkeypatch: pytest.Monk
     for url in ("ftp://b", "http://b:port", "http://"):
         with pytest.raises(InvalidRequest):
             found.announce(announcement(1, url=url, instance=SECOND), 0.0)
-    monkeypatch.setattr(module, "MOST_ENDED", 2)
+    monkeypatch.setattr(module, "MOST_INSTANCES", 2)
     for number, instance in enumerate(INSTANCES):
         found.announce(announcement(10 + number, State.GONE, url="http://b:1", instance=instance), 0.0)
-    assert list(found._ended) == INSTANCES[-2:]
+    assert list(found._gone) == list(found._sequences) == INSTANCES[-2:]
 
 
 def test_membership_role_of_the_command_line_is_not_announced_away() -> None:
