@@ -143,4 +143,25 @@ ROUTING = (
         "    if False:\n",
         "route/test_members_route.py::test_members_route_administration_reaches_every_member",
     ),
+    Mutant(
+        "C27 a standby that was started again gets the whole table",
+        "route/standby.py",
+        "        if (await self._post(batch)).router != self._receiver:\n",
+        "        if (await self._post(batch)).router == '':\n",
+        "route/test_standby.py::test_standby_that_was_away_gets_the_whole_table_in_its_order",
+    ),
+    Mutant(
+        "C33 what waits for a standby is bounded",
+        "route/standby.py",
+        "        elif len(self._waiting) >= MOST_WAITING:\n",
+        "        elif False:\n",
+        "route/test_standby.py::test_standby_that_is_too_slow_costs_a_bounded_queue",
+    ),
+    Mutant(
+        "C33 what a standby learns it sends to no router",
+        "route/standby.py",
+        "                prefixes.record([bytes.fromhex(block) for block in change.blocks], change.url)\n",
+        "                prefixes.learn([bytes.fromhex(block) for block in change.blocks], change.url)\n",
+        "route/test_standby.py::test_standby_of_each_other_send_nothing_back",
+    ),
 )
