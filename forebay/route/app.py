@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from forebay.base.errors import ForebayError
 from forebay.route.administration import ADMIN_ROUTES, MEMBER_ROUTES
 from forebay.route.generation import abort_request, generate, pooled
-from forebay.route.information import debug_state, forward, health, metrics, models, ready, server_info
+from forebay.route.information import debug_state, forward, health, metrics, model, models, ready, server_info, stored
 from forebay.route.router import Router
 from forebay.server.assets import file_endpoint, pass_on, with_cors
 from forebay.server.console import load_assets
@@ -41,13 +41,13 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("POST", f"{MESSAGES}/count_tokens", forward),
     ("POST", RESPONSES, generate),
     ("POST", f"{RESPONSES}/input_tokens", forward),
-    ("GET", f"{RESPONSES}/{{response_id}}", forward),  # a server of one role says that it stores none
-    ("DELETE", f"{RESPONSES}/{{response_id}}", forward),
+    ("GET", f"{RESPONSES}/{{response_id}}", stored),  # a server of one role says that it stores none
+    ("DELETE", f"{RESPONSES}/{{response_id}}", stored),
     ("POST", "/v1/embeddings", pooled),
     ("POST", "/v1/score", pooled),
     ("POST", "/v1/rerank", pooled),
     ("GET", "/v1/models", models),
-    ("GET", "/v1/models/{model_id:path}", forward),
+    ("GET", "/v1/models/{model_id:path}", model),
     ("POST", "/tokenize", forward),
     ("GET", "/tokenizer_info", forward),
     ("POST", "/detokenize", forward),

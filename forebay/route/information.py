@@ -16,6 +16,7 @@ from forebay.route.forwarding import ASK_TIMEOUT_S, answered, ask, json_response
 from forebay.route.members import Member, as_object
 from forebay.route.router import Router
 from forebay.route.selection import Reason, Selected
+from forebay.route.upstream import Head
 from forebay.server.context import RequestContext
 from forebay.server.served_model import LIMITS
 
@@ -77,18 +78,37 @@ async def server_info(request: Request, router: Router) -> Response:
 
 
 async def models(request: Request, router: Router) -> Response:
-    """List the models, and the adapters that all usable members have."""
+    """List the models, and the adapters that all members have that answer."""
+    answers = await _answers(request, router)
+    failed = next((answer for answer in answers if answer[0].status != 200), None)
+    if failed is not None:
+        return answered(failed)
+    first, *others = (as_object(body) for _, body in answers)
+    ids = [{card["id"] for card in other["data"]} for other in others]
+    first["data"] = [card for card in first["data"] if all(card["id"] in known for known in ids)]
+    return json_response(first)
+
+
+async def model(request: Request, router: Router) -> Response:
+    """Describe a model; an adapter that a member lacks is not found."""
+    return answered(max(await _answers(request, router), key=lambda answer: answer[0].status))
+
+
+async def stored(request: Request, router: Router) -> Response:
+    """The answer of the server that stored a response: no other one knows it."""
+    return answered(min(await _answers(request, router), key=lambda answer: answer[0].status))
+
+
+async def _answers(request: Request, router: Router) -> list[tuple[Head, bytes]]:
+    """Return the answers of all usable members that answer. Raises Unavailable if there are none."""
     members = router.members
     first = members.select_for_answer()
     name_servers(RequestContext.of(request.scope), Selected((first,), Reason.LOAD))
     others = [member for member in members.usable(Role, members.now) if member is not first]
-    answer, *found = await asyncio.gather(*(ask(request, member) for member in (first, *others)))
-    if answer[0].status != 200:
-        return answered(answer)
-    listed = [{card["id"] for card in as_object(body)["data"]} for head, body in found if head.status == 200]
-    told = as_object(answer[1])
-    told["data"] = [card for card in told["data"] if all(card["id"] in ids for ids in listed)]
-    return json_response(told)
+    found = await asyncio.gather(*(ask(request, member) for member in (first, *others)), return_exceptions=True)
+    if answers := [answer for answer in found if not isinstance(answer, BaseException)]:
+        return answers
+    raise next(error for error in found if isinstance(error, BaseException))
 
 
 async def debug_state(request: Request, router: Router) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from forebay.server.http.security import BOOTSTRAP, PROOF, proof_of
 
 CHECK_INTERVAL_S: Final = 1.0
 CHECK_TIMEOUT_S: Final = 2.0
+INFO_TIMEOUT_S: Final = 1.0  # of a server that is up: the other checks wait for it
 CHECKS_PER_INFO: Final = 5  # /server_info, whose weight version may change, is read with one check in so many
 GIVEN_UP_AFTER: Final = 3  # failed checks in a row, after which the requests at a server fail
 # Reasons of /ready with which requests that run come to their end, if later.
@@ -112,6 +114,9 @@ class Members(Membership[Member]):
             self.failed_check(member, f"no answer within {CHECK_TIMEOUT_S:g} s")
         except ForebayError as error:
             self.failed_check(member, error.message)
+        if member.up and member.checks_to_info <= 0:
+            with contextlib.suppress(ForebayError, TimeoutError):  # a long step delays it: the next check tries again
+                await asyncio.wait_for(self._read_info(member, member.num_downs), INFO_TIMEOUT_S)
         member.num_stuck = 0 if member.up or member.why in _WELL_BUT_BUSY else member.num_stuck + 1
         if member.num_stuck == GIVEN_UP_AFTER:
             member.pool.give_up()
@@ -127,7 +132,7 @@ class Members(Membership[Member]):
         member.checks_to_info -= 1
         if head.status != 200:
             self.failed_check(member, str(as_object(body).get("reason", f"HTTP {head.status}")))
-        elif not member.up or member.checks_to_info <= 0:
+        elif not member.up:
             await self._read_info(member, num_downs)
 
     async def _read_info(self, member: Member, num_downs: int) -> None:

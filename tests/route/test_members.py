@@ -97,6 +97,25 @@ def test_member_check_reads_a_new_weight_version_now_and_then_or_at_once():
     assert one.version == ("", "2")
 
 
+def test_member_that_is_busy_for_long_stays_up_without_its_information(monkeypatch):
+    """A server reads its engine's state for /server_info, which may wait for a step."""
+    pool = Pool()
+    found, one = checked(pool)
+    ask = pool.ask
+
+    async def slow(method: str, path: str, *others: object) -> tuple[Head, bytes]:
+        return await (asyncio.Event().wait() if path == "/server_info" else ask(method, path, *others))  # type: ignore[return-value]
+
+    pool.ask = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(members, "INFO_TIMEOUT_S", 0.01)
+    checked(pool, CHECKS_PER_INFO + 1, found)
+    assert one.up
+    pool.ask, pool.version = ask, "1"  # type: ignore[method-assign]
+    monkeypatch.undo()
+    checked(pool, 1, found)
+    assert one.version == ("", "1")
+
+
 def test_member_lost_during_a_check_stays_down():
     """The answer was written before the server went down."""
     pool = Pool()

@@ -9,6 +9,7 @@ import httpx
 import msgspec
 import pytest
 
+from forebay.engine.frames import LoadedAdapter
 from forebay.route.announce import Announcer
 from forebay.route.announcement import Role, State
 from forebay.route.standby import Standby
@@ -191,3 +192,38 @@ def test_members_route_standby_learns_what_the_active_router_learns(route: Route
     finally:
         standby.servers = []
         standby.close()
+
+
+class Adapted(FakeEngine):
+    """Has the adapters that it was told to load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    @property
+    def adapters(self) -> dict[str, LoadedAdapter]:
+        facts = {"number": 1, "path": "/a", "rank": 1, "num_bytes": 1, "num_users": 0, "digest": ""}
+        return {name: LoadedAdapter(name=name, **facts) for name in self.names}
+
+
+def test_members_route_models_are_those_that_all_members_have(route: Route) -> None:
+    routed = route(servers=2, make=Adapted)
+    first, second = routed.servers
+    first.engine.names, second.engine.names = ["one", "two"], ["two", "three"]
+    with routed.client() as http:
+        assert [card["id"] for card in http.get("/v1/models").json()["data"]] == ["tiny", "two"]
+        found = {name: http.get(f"/v1/models/{name}").status_code for name in ("tiny", "one", "two", "three", "none")}
+        assert found == {"tiny": 200, "one": 404, "two": 200, "three": 404, "none": 404}
+        second.close()
+        assert [card["id"] for card in http.get("/v1/models").json()["data"]] == ["tiny", "one", "two"]
+
+
+def test_members_route_stored_response_is_found_wherever_it_is(route: Route) -> None:
+    routed = route(servers=2, responses_store_bytes=1 << 20)
+    with routed.client() as http:
+        made = [http.post("/v1/responses", json={"input": "a", "max_output_tokens": 2}).json()["id"] for _ in range(4)]
+        assert [http.get(f"/v1/responses/{each}").status_code for each in made] == [200] * 4
+        assert http.delete(f"/v1/responses/{made[0]}").status_code == 200
+        assert http.get(f"/v1/responses/{made[0]}").status_code == 404
+    assert all(server.engine.submitted for server in routed.servers)
