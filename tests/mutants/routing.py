@@ -7,7 +7,9 @@ ROUTING = (
         "C27 a request is not sent again after its first byte",
         "route/generation.py",
         "                self._exchange.note_lost(self._router.members, error)\n",
-        "                return await (await generate(Request(scope, receive), self._router))(scope, receive, send)\n",
+        "                again, kind = self._exchange.answering, {'content-type': 'application/json'}\n"
+        "                words = self._router.members, again.member, scope['path'], kind, b'{\"prompt\": [1]}'\n"
+        "                await (await type(again).begin(*words)).upstream.head()\n",
         "route/test_members_route.py::test_members_route_failure_after_the_first_byte_is_not_tried_again",
     ),
     Mutant(

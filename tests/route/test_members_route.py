@@ -75,9 +75,9 @@ def test_members_route_failure_after_the_first_byte_is_not_tried_again(route: Ro
         with http.stream("POST", "/v1/completions", json=body) as answer:
             events = (line[6:] for line in answer.iter_lines() if line)
             next(events)
-            routed.servers[0].call(routed.servers[0].engine.die)
+            routed.loop.call_soon_threadsafe(routed.router.members.all[0].pool.give_up)
             *_, error, done = events
-    assert (json.loads(error)["error"]["code"], done) == ("engine_dead", "[DONE]")
+    assert (json.loads(error)["error"]["code"], done) == ("member_lost", "[DONE]")
     assert [len(server.engine.submitted) for server in routed.servers] == [1, 0]
 
 

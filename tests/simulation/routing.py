@@ -24,7 +24,7 @@ from typing import Any, Final
 from forebay.base.errors import ForebayError
 from forebay.config.engine_config import DisaggregationMode
 from forebay.route.announcement import ANNOUNCE_INTERVAL_S, LEASE_S, Announcement, Role, State
-from forebay.route.exchange import RoutedRequest, first_answer
+from forebay.route.exchange import MOST_ATTEMPTS, RoutedRequest, first_answer
 from forebay.route.members import Member, Members
 from forebay.route.selection import Policy, Reason, Selected, Selection
 from forebay.server.http.lifecycle import Watch
@@ -33,7 +33,7 @@ from tests.simulation.violation import Violation, require
 from tests.simulation.virtual_time import VirtualLoop
 
 CHAOS_S: Final = 40.0
-CALM_S: Final = 30.0  # a lease, a late announcement that is refused for as long, and checks
+CALM_S: Final = 45.0  # the latest announcement, a lease that it begins, and checks
 NUM_REQUESTS: Final = 60
 MOST_S: Final = 60.0  # of a request: three attempts at servers that fall silent
 NUM_CHATS: Final = 8
@@ -255,7 +255,7 @@ class World:
         self.checks_failed: dict[str, float] = {}  # by URL: when, if the last check did
         self.reported: dict[str, tuple[int, float]] = {}  # weight versions, and when
         self.first_bytes: dict[str, str] = {}
-        self._urls: dict[str, list[str]] = {}  # that each request was sent to
+        self._instances: dict[str, list[str]] = {}  # that each request was sent to
         loop.connect = self._connect
         self.places = self._places()
         configured = [place for place in self.places if not place.is_announced or self.rng.random() < 0.3]
@@ -335,8 +335,9 @@ class World:
         require(failed_at == self.now, f"{name} was sent to {url}, whose check failed at {failed_at:.3f}")
         if process.place.role is Role.BOTH:
             require(name not in self.first_bytes, f"{name} was sent again after its first byte")
-            require(url not in self._urls[name], f"{name} was sent to {url} twice")
-        self._urls[name].append(url)
+            require(process.instance not in self._instances[name], f"{name} was sent to {url} twice")
+        self._instances[name].append(process.instance)
+        require(len(self._instances[name]) <= 2 * MOST_ATTEMPTS, f"{name} was sent too often")
 
     def _selected(self, name: str, selected: Selected[Member]) -> None:
         self.outcome.retries += selected.reason is Reason.RETRY
@@ -347,7 +348,7 @@ class World:
 
     async def _client(self, number: int, *, must_answer: bool = False) -> None:
         name, rng = f"r{number}", self.rng
-        self._urls[name] = []
+        self._instances[name] = []
         chat = rng.randrange(NUM_CHATS)
         blocks = [f"{chat} {i}".encode() for i in range(rng.randrange(4))]
         leaves_s = rng.uniform(0.0, 3.0) if rng.random() < 0.1 and not must_answer else MOST_S
