@@ -225,7 +225,13 @@ async def trace(memory_mib: int) -> None:
     played = make_trace(8, 10, False, 0)
 
     def served(mib: int) -> Any:
-        words = ("--port=0", "--num-threads=1", "--log-level=error", f"--kv-cache-bytes={mib << 20}")
+        words = (
+            "--port=0",
+            "--num-threads=1",
+            "--log-level=error",
+            "--queue-timeout=600",
+            f"--kv-cache-bytes={mib << 20}",
+        )
         return running("forebay", "serve", *words)
 
     print(f"two servers with {memory_mib} MiB of KV cache each")
@@ -325,7 +331,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--memory-mib", type=int, default=64)
+    parser.add_argument("--memory-mib", type=int, default=256)
     args = parser.parse_args()
     match args.what:
         case "reuse":

@@ -154,11 +154,11 @@ class Membership(Generic[Record]):
     def _apply(self, member: Record, announcement: Announcement, now: float) -> None:
         known = member.announced
         member.role = announcement.role
-        if known is None or known.instance != announcement.instance:
+        if known is not None and known.instance != announcement.instance:
             self.forget(member)
             member.down("a new instance, not checked yet")
             member.info = {}
-        elif known.weight_version != announcement.weight_version:
+        elif known is not None and known.weight_version != announcement.weight_version:
             self.forget(member)
         if known is None or known.state is not announcement.state:
             log.info(event("member_announced", role=member.role, at=member.url, state=announcement.state))
@@ -173,6 +173,7 @@ class Membership(Generic[Record]):
             if member.is_configured and member.announced.state is not State.GONE:
                 member.announced, member.lease_ends = None, math.inf
                 member.down("its announcements have ended, and it was not checked since")
+                self.forget(member)
             elif not member.is_configured and now >= member.lease_ends + FORGET_S:
                 self._drop(member.url, "its lease has expired")
 

@@ -36,8 +36,8 @@ ROUTING = (
     Mutant(
         "C27 a new instance has nothing cached and must pass a check",
         "route/membership.py",
-        "        if known is None or known.instance != announcement.instance:\n",
-        "        if known is None:\n",
+        "        if known is not None and known.instance != announcement.instance:\n",
+        "        if False:\n",
         "route/test_membership.py::test_membership_new_instance_replaces_the_old_one_whose_cache_is_gone",
     ),
     Mutant(

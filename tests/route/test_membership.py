@@ -101,8 +101,10 @@ def test_membership_url_of_the_command_line_stays_a_member_without_announcements
     found = up(membership(both=URL))
     [one] = found.all
     found.announce(announcement(1), 0.0)
-    up(found)
+    assert one.obstacle(0.0) == ""  # by its last check
+    found.prefixes.learn([b"block"], one.url)
     found.expire(LEASE_S)
+    assert len(found.prefixes) == 0
     assert one.obstacle(LEASE_S).startswith("its announcements have ended")
     found.expire(LEASE_S + FORGET_S)
     assert found.all == [one]
