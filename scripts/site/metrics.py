@@ -1,4 +1,4 @@
-"""Every series of /metrics: what a server says of an engine that has all there is to tell."""
+"""Every series of /metrics: of a server whose engine has all there is to tell, and of the router."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from forebay.engine.frames import Occupied, Ready, Speculating, State, Transferring
 from forebay.requests.updates import SpeculationReport
+from forebay.route.announcement import Role
+from forebay.route.members import Members
+from forebay.route.metrics import RouteMetrics
 from forebay.scheduler.counters import COUNTERS, zeros
 from forebay.scheduler.state import PoolState
 from forebay.server.admin.metrics import Metrics
@@ -42,10 +45,24 @@ _INFO = Ready(
 
 
 def page() -> str:
-    metrics = Metrics("model")
+    """Return the series of a server, and then those of the router."""
+    server, router = Metrics("model"), RouteMetrics()
+    members = Members({Role.BOTH: ["http://server"]})
+    return "\n\n".join(
+        (
+            _table(server.render(_STATE, _INFO), server),
+            "## The router",
+            "The `/metrics` of `forebay route` has these. Its servers have their own.",
+            _table(router.render(members), router),
+        )
+    )
+
+
+def _table(rendered: bytes, metrics: object) -> str:
+    """Counters that nothing has counted are not rendered with their labels: `metrics` has them as attributes."""
     labels = {f"{kept._name}_total": set(kept._labelnames) for kept in vars(metrics).values() if _counts(kept)}
     labels = defaultdict(set, labels)
-    told, rows = metrics.render(_STATE, _INFO).decode(), []
+    told, rows = rendered.decode(), []
     for name, labelled in re.findall(r"^(forebay:\w+)\{(.*?)\} ", told, re.MULTILINE):
         labels[re.sub("_(bucket|count|sum)$", "", name)] |= set(re.findall(r'(\w+)="', labelled)) - {"le"}
     for name, about, kind in re.findall(r"^# HELP (\S+) (.*)\n# TYPE \S+ (\w+)$", told, re.MULTILINE):
