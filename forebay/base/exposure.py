@@ -20,6 +20,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_unspecified(host: str) -> bool:
+    """Return whether the host stands for all addresses of its machine."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 def check_exposure(host: str, api_keys: Sequence[object]) -> None:
     """Raises ConfigError where anybody on the network could use the server, or reach one with armed fault points."""
     if is_loopback(host):

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -129,9 +129,10 @@ class Parser:
         if len(names) > 1:
             self._aliases[f"{names[0]}{value}"] = f" (also {', '.join(names[1:])})"
 
-    def engine_flags(self, *, server: bool, model_is_positional: bool) -> None:
-        """Add the declared flags: all with `server`, otherwise without those of HTTP."""
-        self._add_flags(flag for flag in BY_NAME.values() if server or flag.group not in SERVER_GROUPS)
+    def engine_flags(self, *, server: bool, model_is_positional: bool, without: Collection[str] = ()) -> None:
+        """Add the declared flags: all with `server`, otherwise without those of HTTP. A command may leave out some."""
+        flags = (flag for flag in BY_NAME.values() if server or flag.group not in SERVER_GROUPS)
+        self._add_flags(flag for flag in flags if flag.name not in without)
         if not server:  # a command that is about something else
             self._folded = lambda flag: flag.group != MODEL
         if model_is_positional:
@@ -139,10 +140,7 @@ class Parser:
 
     def server_flags(self) -> None:
         """Add those of HTTP alone, for a command that has no cache and reads no prompts."""
-        names = {flag.name for flag in BY_NAME.values() if flag.group in SERVER_GROUPS}
-        names -= {"keep_volatile_headers", *(flag.name for flag in sampling.FLAGS)}
-        names |= {"log_level", "cluster_key_file"}
-        self._add_flags(flag for flag in BY_NAME.values() if flag.name in names)
+        self._add_flags(flag for flag in BY_NAME.values() if flag.name in names_without_engine())
 
     def accept_foreign(self) -> None:
         """Accept options of other engines that change nothing here, each with a note."""
@@ -218,6 +216,13 @@ class Parser:
     def _described(self) -> list[tuple[str, Sequence[str], str]]:
         own = [(left.split()[0], (), about) for _, left, about in self._lines if left.startswith("-")]
         return own + [(flag.option, flag.choices, flag.help) for flag in self._flags]
+
+
+def names_without_engine() -> set[str]:
+    """Return the names of the settings of a server without a model: the router's."""
+    names = {flag.name for flag in BY_NAME.values() if flag.group in SERVER_GROUPS}
+    names -= {"keep_volatile_headers", *(flag.name for flag in sampling.FLAGS)}
+    return names | {"log_level", "cluster_key_file"}
 
 
 class _Quiet(argparse.ArgumentParser):

@@ -8,7 +8,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -119,25 +119,30 @@ def _shares(config: Config, num: int) -> list[str]:
 
 
 def _words(role: DisaggregationMode, written: Mapping[str, Value], config: Config) -> list[str]:
-    chaos = config.engine.disaggregation.chaos
-    words = [f"--model-path={config.engine.model_path}", f"--disaggregation-mode={role}"]
+    words = [f"--model-path={config.engine.model_path}"]
     if role is DisaggregationMode.PREFILL:
         words.append("--disaggregation-bootstrap-port=0")
-    if faults := faults_of_messages(chaos):
+    if faults := faults_of_messages(config.engine.disaggregation.chaos):
         words.append(f"--chaos={faults}")
+    return [*words, *words_of_role(role, written, _OURS)]
+
+
+def words_of_role(role: DisaggregationMode, written: Mapping[str, Value], without: Collection[str]) -> Iterator[str]:
+    """Yield the words of `forebay serve` for a prefill or decode server: its role and the settings that it may have,
+    but for those in `without`."""
+    yield f"--disaggregation-mode={role}"
     guessing = loads_drafter({"disaggregation_mode": role, **written})
     for name, value in written.items():
         others = name in _OF_DECODE if role is DisaggregationMode.PREFILL else name == "disable_radix_cache"
         guesses = name.startswith("speculative_") and not guessing
-        if name not in _OURS and not others and not guesses:
-            words.append(f"{BY_NAME[name].option}={_text(value)}")
-    return words
+        if name not in without and not others and not guesses:
+            yield word(name, value)
 
 
-def _text(value: Value) -> str:
-    if isinstance(value, tuple):
-        return ",".join(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def word(name: str, value: Value) -> str:
+    """Return a setting as one word of a command line."""
+    text = ",".join(value) if isinstance(value, tuple) else str(value)
+    return f"{BY_NAME[name].option}={text.lower() if isinstance(value, bool) else text}"
 
 
 def _file(text: str) -> int:

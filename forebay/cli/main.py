@@ -18,6 +18,7 @@ from forebay.base.streams import give_up_stdout, open_standard_streams
 COMMANDS: Final = {
     "serve": ("forebay.cli.serve", "serve a model over HTTP (OpenAI's API, and a page at /)"),
     "route": ("forebay.cli.route", "one endpoint before several servers"),
+    "cluster": ("forebay.cluster.commands", "servers on a Ray cluster: up, status, scale, update, logs, down"),
     "pd": ("forebay.cli.pd", "check that a prefill and a decode server fit, and how fast caches go"),
     "chat": ("forebay.cli.chat", "talk to a model in the terminal"),
     "generate": ("forebay.cli.generate", "complete one prompt to standard output"),

@@ -14,7 +14,9 @@ from forebay.cli.serve import parse
 from forebay.engine.lifecycle.spawn import spawn
 
 
-def _end_with(lease: int) -> None:
+def end_with(lease: int) -> None:
+    """End this process when the pipe with this descriptor closes, whose other end the parent has."""
+
     def watch() -> None:
         os.read(lease, 1)  # nothing is ever written
         os._exit(1)
@@ -25,7 +27,7 @@ def _end_with(lease: int) -> None:
 def main() -> NoReturn:
     """Serve on the inherited listening socket until the lease (a pipe of the parent) closes."""
     listening, lease, *words = sys.argv[1:]
-    _end_with(int(lease))
+    end_with(int(lease))
     spawned = spawn()
 
     def serve() -> int:

@@ -20,6 +20,7 @@ from forebay.cli.arguments import Parsed, Parser, whole
 from forebay.cli.changes import Changes, find_changes
 from forebay.cli.startup_table import capacity_text, is_enough
 from forebay.config.engine_config import Config
+from forebay.config.estimates import process_bytes
 from forebay.config.machine import Amount, available_memory
 from forebay.config.resolve import Survey
 from forebay.config.rules import value_bytes
@@ -110,6 +111,8 @@ class Plan:
     sizes: CacheSizes
     settings: tuple[SettingRow, ...]
     memory: tuple[BudgetLine, ...]
+    kv_cache_bytes: int
+    needed_bytes: int  # of the host's memory, for the processes of one engine and all that they hold
     capacity: tuple[Capacity, ...]
     fits: bool  # with a context that is worth serving
     capacity_words: str
@@ -190,6 +193,8 @@ def make_plan(parsed: Parsed, memory: Amount, *, path: Path | None, read: Callab
         sizes=sizes,
         settings=tuple(_settings(config, parsed.written, budget)),
         memory=budget.lines,
+        kv_cache_bytes=budget.demand.kv_cache_bytes,
+        needed_bytes=_needed_bytes(config, model, sum(row.num_bytes for row in held), budget.demand.kv_cache_bytes),
         capacity=tuple(capacity(budget, context) for context in contexts),
         fits=is_enough(budget.context_length, config.engine.memory.context_length),
         capacity_words=capacity_text(
@@ -197,6 +202,12 @@ def make_plan(parsed: Parsed, memory: Amount, *, path: Path | None, read: Callab
         ),
         lowered=budget.context_length < config.engine.memory.context_length,
     )
+
+
+def _needed_bytes(config: Config, model: ModelConfig, weight_bytes: int, kv_cache_bytes: int) -> int:
+    """Weights and caches are in the memory of a GPU, if that computes."""
+    on_host = process_bytes(model) + config.engine.kinds.retraction_host_bytes
+    return on_host if config.engine.device == "cuda" else on_host + weight_bytes + kv_cache_bytes
 
 
 def _draft_cache_specs(config: Config, model: ModelConfig) -> tuple[CacheSpec, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -18,8 +19,9 @@ _ROLES: Final = {
 }
 
 
-def run(words: Sequence[str]) -> int:
-    """Run the router until a signal; return the exit code."""
+def run(words: Sequence[str], sock: socket.socket | None = None) -> int:
+    """Run the router until a signal; return the exit code. `sock` listens already, in the place of --host and
+    --port."""
     summary = (
         "Send each request to a server that has the beginning of its prompt cached, or has least to do.\n"
         "With --prefill and --decode, send its prompt to a prefill server and have a decode server answer it."
@@ -27,7 +29,8 @@ def run(words: Sequence[str]) -> int:
     parser = Parser("route", summary, "[--server URL...] [--prefill URL... --decode URL...] [options]")
     for role, help in _ROLES.items():
         parser.option(f"--{role}", action="append", metavar="URL", help=help)
-    _selection_options(parser)
+    selection_options(parser)
+    parser.option("--standby", default="", metavar="URL", help="another router, which is sent the prefix table")
     parser.server_flags()
     parsed = parser.parse(words)
     config = parsed.resolve_server()
@@ -36,11 +39,12 @@ def run(words: Sequence[str]) -> int:
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_route(config, parsed))
+        runner.run(_route(config, parsed, sock))
     return 0
 
 
-def _selection_options(parser: Parser) -> None:
+def selection_options(parser: Parser) -> None:
+    """Add the options of how servers are selected."""
     from forebay.route.selection import BALANCE_ABS_THRESHOLD, Policy
 
     parser.option(
@@ -57,7 +61,6 @@ def _selection_options(parser: Parser) -> None:
         metavar="N",
         help="a server with a cached prefix is not selected if it has N requests more than the least busy one",
     )
-    parser.option("--standby", default="", metavar="URL", help="another router, which is sent the prefix table")
 
 
 def _check_servers(parsed: Parsed, config: ServerConfig) -> None:
@@ -71,7 +74,7 @@ def _check_servers(parsed: Parsed, config: ServerConfig) -> None:
         )
 
 
-async def _route(config: ServerConfig, parsed: Parsed) -> None:
+async def _route(config: ServerConfig, parsed: Parsed, sock: socket.socket | None) -> None:
     from forebay.route.announcement import Role
     from forebay.route.app import create_app
     from forebay.route.members import Members
@@ -98,4 +101,5 @@ async def _route(config: ServerConfig, parsed: Parsed) -> None:
     if own.standby:
         router.spawn(Standby(own.standby, members.prefixes, config.cluster_key, router.metrics).run())
     app = create_app(router)
-    await listen(config, app, router.lifecycle, router, on_ready=lambda url: print(f"routing at {url}", flush=True))
+    on_ready = lambda url: print(f"routing at {url}", flush=True)  # noqa: E731
+    await listen(config, app, router.lifecycle, router, sock=sock, inherited=sock is not None, on_ready=on_ready)

@@ -62,17 +62,9 @@ async def _serve(config: Config, process: EngineProcess, started: float, sock: s
     """Bind before the engine is waited for: a port that is taken is told at once."""
     from forebay.server.http.listen import bind
     from forebay.server.serve import serve
-    from forebay.text.tokenizer import Tokenizer
 
     inherited, sock = sock is not None, sock or bind(config.server)
-    engine = await AsyncEngine.connect(process)
-    try:
-        tokenizer = Tokenizer.from_path(config.engine.model_path, config.server.chat_template)
-        await asyncio.to_thread(tokenizer.check_chat_template)
-        model = await asyncio.to_thread(_served, config, tokenizer)
-    except ForebayError:
-        await engine.close(drain_s=0.0)
-        raise
+    engine, tokenizer, model = await connect(config, process)
     startup_tasks: list[asyncio.Task[None]] = []
 
     def on_ready(url: str) -> None:
@@ -89,6 +81,21 @@ async def _serve(config: Config, process: EngineProcess, started: float, sock: s
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, ForebayError):
                 await task
+
+
+async def connect(config: Config, process: EngineProcess) -> tuple[AsyncEngine, Tokenizer, ServedModel]:
+    """Connect to the engine, which may still load, and read the checkpoint's files for the server. Raises ModelError,
+    with the engine ended."""
+    from forebay.text.tokenizer import Tokenizer
+
+    engine = await AsyncEngine.connect(process)
+    try:
+        tokenizer = Tokenizer.from_path(config.engine.model_path, config.server.chat_template)
+        await asyncio.to_thread(tokenizer.check_chat_template)
+        return engine, tokenizer, await asyncio.to_thread(_served, config, tokenizer)
+    except ForebayError:
+        await engine.close(drain_s=0.0)
+        raise
 
 
 def _served(config: Config, tokenizer: Tokenizer) -> ServedModel:

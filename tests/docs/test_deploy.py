@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from forebay.cli.arguments import Parser
+from forebay.cluster.local import SETTINGS as RAY_SETTINGS
 from forebay.config.server_args import BY_NAME
 from forebay.config.sources import from_file
 from forebay.server.app import ROUTES
@@ -128,6 +129,42 @@ def test_every_query_is_one_and_asks_for_series_that_there_are(query: str) -> No
     asked = set(re.findall(r"forebay:\w+", query))
     page = metrics.page()
     assert {name for name in asked if f"`{re.sub('_bucket$', '', name)}`" not in page} == set()
+
+
+def test_kuberay_manifest_names_what_it_has_and_sets_what_the_guide_says() -> None:
+    """Its structure, by the API of `ray.io/v1`: an operator of KubeRay is no part of the suite."""
+    cluster, service = documents("kuberay.yaml")
+    assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    assert {*cluster["spec"]} == {"rayVersion", "gcsFaultToleranceOptions", "headGroupSpec", "workerGroupSpecs"}
+    pinned = re.search(r"^ray==(.*)$", (ROOT / "requirements-dev.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert cluster["spec"]["rayVersion"] == pinned[1]
+    [workers] = cluster["spec"]["workerGroupSpecs"]
+    assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
+    for group in (cluster["spec"]["headGroupSpec"], workers):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        pod = group["template"]["spec"]
+        [container] = pod["containers"]
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+        settings = {variable["name"]: variable["value"] for variable in container["env"]}
+        token = settings.pop("RAY_AUTH_TOKEN_PATH")
+        assert token.startswith(tuple(mount["mountPath"] for mount in container["volumeMounts"]))
+        assert settings.items() <= RAY_SETTINGS.items()
+    drain = BY_NAME["drain_timeout"].default
+    assert isinstance(drain, float)
+    assert workers["template"]["spec"]["terminationGracePeriodSeconds"] > drain
+    [port] = service["spec"]["ports"]
+    head = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    assert port["port"] in {found["containerPort"] for found in head["ports"] if found["name"] == port["targetPort"]}
+    assert service["spec"]["selector"]["ray.io/cluster"] == cluster["metadata"]["name"]
+
+
+def test_settings_of_ray_in_the_guide_are_those_that_forebay_sets() -> None:
+    page = (ROOT / "docs" / "guide" / "cluster.md").read_text()
+    told = dict(re.findall(r"(RAY_(?:worker|gcs|health)\w+)=(\d+)", page))
+    assert told.items() <= RAY_SETTINGS.items()
+    assert len(told) == 5
 
 
 def test_the_dockerfile_has_no_fault_that_hadolint_knows() -> None:

@@ -9,6 +9,7 @@ them too.
 """
 
 from tests.mutants.adapters import ADAPTERS
+from tests.mutants.cluster import CLUSTER
 from tests.mutants.compressed import COMPRESSED
 from tests.mutants.core import CORE
 from tests.mutants.dense import DENSE
@@ -44,6 +45,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SERVER,
     *ROUTE,
     *ROUTING,
+    *CLUSTER,
     *SPECULATION,
     *GRAMMAR,
     *POOLING,
