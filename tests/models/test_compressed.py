@@ -16,6 +16,7 @@ LONG = (127, 128, 129, 255, 256, 257)
 EVERY = pytest.param(1, marks=pytest.mark.slow)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", CASES)
 def test_every_cut_of_short_prompts_gives_the_logits_of_transformers(case, tiny, load):
     oracle, ids = tiny(case), random_ids(SHORT[-1], seed=3)
@@ -27,6 +28,7 @@ def test_every_cut_of_short_prompts_gives_the_logits_of_transformers(case, tiny,
             oracle.assert_agrees(torch.cat(parts), ids, f"length {length}, cut at {cut}")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("step", [83, EVERY])
 @pytest.mark.parametrize("case", CASES)
 def test_cuts_of_long_prompts_give_the_logits_of_transformers(case, step, tiny, load):

@@ -175,12 +175,14 @@ def who_waits_with_an_open_ticket_waits_for_ever(patch: Patch) -> None:
     patch.setattr(Role, "rest", lambda self: None)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_simulator_of_sleeps_finds(name: str) -> None:
     seed = MUTATIONS.found_after(name, range(PER_MUTATION))
     assert seed is not None, f"no seed below {PER_MUTATION} fails although {name.replace('_', ' ')}"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", OF_PAIRS)
 def test_the_simulator_of_a_pairs_sleeps_finds(name: str) -> None:
     seed = OF_PAIRS.found_after(name, [FOUND_AT.get(name, 0), *range(PER_MUTATION)])

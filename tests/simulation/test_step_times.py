@@ -75,6 +75,7 @@ def run_timed(seed: int, max_step_s: float | None) -> tuple[Outcome, TimedSimula
         raise
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_b1_b3_c28_steps_cut_by_their_time_end_every_request_with_the_references_tokens(
     chunk: int, monkeypatch: pytest.MonkeyPatch

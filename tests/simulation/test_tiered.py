@@ -45,6 +45,7 @@ def never_reset(coordinator: HisparseCoordinator, columns: Mapping[str, Tensor])
 ADMIT, CHANGE = Residents.admit, HisparseCoordinator.change
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("owner", "name", "mistake"),
     [

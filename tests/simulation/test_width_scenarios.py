@@ -111,6 +111,7 @@ def test_c16_c18_a_state_is_tracked_at_its_length_wherever_that_is_among_the_acc
 # -- with widths in flight --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("num_right", [0, W])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @of_all_kinds

@@ -74,6 +74,7 @@ class Simulation:
         self._plain_s += noise * self._cost(num_running) * tokens / num_running
 
 
+@pytest.mark.quick(16)
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("num_running", [1, 4, 16, 64])
 @pytest.mark.parametrize(("right", "guessing"), [(0.0, 1.0), (0.1, 1.0), (0.3, 0.3)])
