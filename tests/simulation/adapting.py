@@ -260,7 +260,11 @@ class Forgetting(Adapting):
 
 
 class AdaptingSleeping(Forgetting, SleepingSimulation):
-    pass
+    def check_empty(self) -> None:
+        """Loads wait while the engine sleeps, and without requests nothing has woken it."""
+        while self.core.sleeper.away:
+            self.tick()
+        super().check_empty()
 
 
 def run_seed(seed: int) -> AdaptingOutcome:
