@@ -262,14 +262,16 @@ class Fleet:
             return server
 
 
-def client(server: Server, load: Load, seed: int) -> dict[str, Any]:
-    """What `forebay bench serve` saw. LoadFailed where a request failed: figures over the others would flatter."""
+def client(server: Server, load: Load, seed: int, *, model: str | None = None) -> dict[str, Any]:
+    """What `forebay bench serve` saw, asking for `model` or for what the server names first. LoadFailed where a
+    request failed: figures over the others would flatter."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "result.json"
         command = [
             *(Path(sys.executable).parent / "forebay", "bench", "serve", "--base-url", server.url),
             *("--ignore-eos", "--disable-tqdm", "--seed", seed, "--save-result", "--result-filename", file),
             *([] if server.kind.tells_vocabulary else ["--vocab-size", VOCAB_SIZE]),
+            *(["--model", model] if model else []),
             *load.flags(),
         ]
         done = subprocess.run([str(word) for word in command], check=False, capture_output=True, text=True)
