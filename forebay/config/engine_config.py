@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from forebay.config.pictures import PictureConfig
 from forebay.families.sampling import NEUTRAL, SamplingDefaults
 from forebay.formats.quantization import Quantization
 
@@ -287,6 +288,7 @@ class SchedulerConfig(SchedulingOptions):
     kinds: KindConfig = KindConfig()
     speculation: SpeculationOptions = SpeculationOptions()
     disaggregation: DisaggregationOptions = DisaggregationOptions()  # with as many extra slots as memory has room for
+    pictures: PictureConfig | None = None  # None: the model has no encoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,7 @@ import msgspec
 
 from forebay.config.engine_config import EngineConfig
 from forebay.memory.radix_node import OPERATOR, Branch
+from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import Failure, SpeculationReport, Update
@@ -37,7 +38,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defa
     scheduler's `tenants` or "", says whose share of the engine it uses. `resume_points` are lengths
     of the prompt from which others are likely to go on. `rendezvous`, in a role, is where the other half of the request
     is. `adapter` names what is added to the weights for it, "" for nothing; with an `adapter_number` it must be that
-    load."""
+    load. `pictures` are those of the prompt, in its order."""
 
     request_id: int
     prompt_token_ids: list[int]
@@ -50,6 +51,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defa
     rendezvous: Rendezvous | None = None
     adapter: str = ""
     adapter_number: int = 0
+    pictures: tuple[Picture, ...] = ()
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):

@@ -17,6 +17,7 @@ from forebay.families.outer import OTHER_NAMES, OUTERS, Outer, text_config
 from forebay.families.sampling import NEUTRAL, SamplingDefaults, of_generation_config, of_gguf
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import AS_STORED, TensorNames
+from forebay.families.vision import VisionConfig
 from forebay.formats.block_layers import block_packing
 from forebay.formats.files import is_there, read_json
 from forebay.formats.gguf import GgufFile
@@ -47,7 +48,7 @@ class ModelConfig:
     which most published models without one are. Pages must hold a multiple of `page_multiple` tokens. `unknown_options`
     are names of fields that the file has and nobody here knows: they may change what the model computes elsewhere.
     `packing` says how safetensors have the layers in codes, if they do. `outer`: where their files have the language
-    model of a larger one, None for a model of its own."""
+    model of a larger one, None for a model of its own. `vision`: the encoder of pictures, None where none is served."""
 
     model_type: str
     vocab_size: int
@@ -75,6 +76,7 @@ class ModelConfig:
     in_bfloat16: bool = False
     page_multiple: int = 1
     outer: Outer | None = None
+    vision: VisionConfig | None = None
 
     @property
     def num_experts(self) -> int:

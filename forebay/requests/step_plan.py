@@ -95,12 +95,39 @@ class HostWork(Part, frozen=True, kw_only=True):
     loads: tuple[HostCopy, ...] = ()
 
 
+class Encode(Part, frozen=True, kw_only=True):
+    """Slice of an encoder's work: layers `first_layer` up to, not including, `last_layer` of tile `tile` of the
+    picture with that number, which no other picture of this engine has. Slices of a tile come in order. The first one
+    has the tile's `pixels`, uint8 [height, width, 3]; the last one says to which `rows` of the encodings the result
+    goes, one for each token."""
+
+    picture: int
+    tile: int
+    first_layer: int
+    last_layer: int
+    height: int
+    width: int
+    pixels: bytes = b""
+    rows: Annotated[I64, Column("R", "encodings", least=1)] = NO_IDS
+
+
+class PictureWork(Part, frozen=True, kw_only=True):
+    """Pictures in a step, empty where the model has no encoder. Of the step's E prompt tokens, number
+    `picture_tokens[i]` takes row `picture_rows[i]` of the encodings instead of its id's embedding. `encodes` come
+    before the model runs; before them, unfinished work on the pictures `drops` is forgotten."""
+
+    picture_tokens: Annotated[I64, Column("P")] = NO_IDS
+    picture_rows: Annotated[I64, Column("P", "encodings", least=1)] = NO_IDS
+    encodes: tuple[Encode, ...] = ()
+    drops: tuple[int, ...] = ()
+
+
 class StepPlan(Part, frozen=True, kw_only=True):
     """A step: ids and lengths only, so that whoever carries it out needs nothing else. Its own columns are the step's
     sequences; its parts say what happens besides, and those of what the model does not have are empty.
 
-    It is carried out in this order: saves, drops, row writes, the changes of other kinds of cache, loads, and then the
-    model.
+    It is carried out in this order: saves, drops, row writes, the changes of other kinds of cache, loads, the encoding
+    of pictures, and then the model.
 
     Sequences stand extends first, then decodes. Sequence i computes `q_lens[i]` tokens. An extend's are in `input_ids`,
     and follow the `starts[i]` tokens that the row has KV of. A decode computes the row's last sampled token, which the
@@ -123,6 +150,7 @@ class StepPlan(Part, frozen=True, kw_only=True):
     writes: RowWrites = RowWrites()
     kinds: KindWork = KindWork()
     host: HostWork = HostWork()
+    pictures: PictureWork = PictureWork()
     admissions: tuple[Admission, ...] = ()
     prompt_logprobs: tuple[int, ...] = ()  # extends (by index) whose every position wants log-probabilities
     pooled: tuple[int, ...] = ()  # extends (by index) that become a vector when their prompt ends

@@ -30,7 +30,7 @@ _arrays_of: Final = attrgetter(*_COLUMNS)
 @dataclass(frozen=True, kw_only=True)
 class PoolBounds:
     """Sizes of the pools that a plan indexes, padding included; `num_slots` are those of the kinds of cache. A decode
-    computes `width` tokens at most. Adapters have slots 1..`num_adapters`."""
+    computes `width` tokens at most. Adapters have slots 1..`num_adapters`, encodings rows 1..`num_encodings`."""
 
     num_rows: int
     pages_per_row: int
@@ -39,6 +39,7 @@ class PoolBounds:
     num_slots: Mapping[str, int]
     width: int = 1
     num_adapters: int = 0
+    num_encodings: int = 0
 
     def check(self, plan: StepPlan) -> None:
         """Raise IndexOutOfPool for the first column that is too long, too short or has a number outside its pool."""
@@ -58,6 +59,10 @@ class PoolBounds:
             if admission.prebuilt:  # what is known of it came from another engine
                 _inside("token_ids", admission.token_ids[-1:].astype(np.int64), self.vocab_size)
                 _inside("kv_len", np.array([admission.kv_len]), self.pages_per_row * self.page_size)
+        for encode in plan.pictures.encodes:
+            _inside("rows of an encoding", encode.rows, self._sizes["encodings"], least=1)
+        if len(plan.pictures.picture_tokens):
+            _inside("picture_tokens", plan.pictures.picture_tokens, len(plan.input_ids))
         for copy in (*plan.host.saves, *plan.host.loads):
             for kind, slots in copy.slots.items():
                 _inside(f"{kind} slots of a copy", slots, self._sizes.get(kind, 0), least=1)
@@ -84,6 +89,7 @@ class PoolBounds:
             "columns": self.pages_per_row,
             "lengths": self.pages_per_row * self.page_size + 1,
             "tokens": self.vocab_size,
+            "encodings": self.num_encodings + 1 if self.num_encodings else 0,
             **num_slots,
             **{f"{kind} locations": num * self.page_size for kind, num in num_slots.items()},
         }
