@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureConfig:
-    """Sizes and costs of pictures, for the scheduler: the encoder has `num_layers`, and a layer's work on a tile costs as much as
-    `layer_tokens` tokens of a prompt. Encodings have rows 1..`num_rows` of `row_bytes`, in blocks of `tokens_per_tile`;
-    they and the pixels together take `cache_bytes`. Tiles have `tile_bytes` of pixels. Ids from `vocab_size` on stand
-    for tokens of pictures, of which the model is given the `placeholder`."""
+    """Sizes and costs of pictures, for the scheduler: the encoder has `num_layers`, and a layer's work on a tile costs
+    as much as `layer_tokens` tokens of a prompt. Encodings have rows 1..`num_rows` of `row_bytes`, in blocks of
+    `tokens_per_tile`; they and the pixels together take `cache_bytes`. Tiles have `tile_bytes` of pixels. Ids from
+    `vocab_size` on stand for tokens of pictures, of which the model is given the `placeholder`."""
 
     num_layers: int
     layer_tokens: float
