@@ -21,7 +21,7 @@ from forebay.config.server_args import BY_NAME, LIMITS, LOGGING, MODEL, SERVER_G
 from forebay.config.sources import Once, add_accepted, add_flags, refuse_unknown
 
 if TYPE_CHECKING:  # words are read at once, and what they come to is another matter
-    from forebay.config.engine_config import Config, ServerConfig
+    from forebay.config.config import Config, ServerConfig
     from forebay.config.resolve import Survey
     from forebay.formats.hub_names import HubModel
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from forebay.base.errors import from_code
 from forebay.base.log import setup_logging
+from forebay.config.config import Config
 from forebay.config.disaggregation import refuse_without_server
-from forebay.config.engine_config import Config
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.engine.lifecycle.launch import launch
 from forebay.requests.sampling_params import SamplingParams

@@ -18,8 +18,9 @@ from forebay.base.log import setup_logging
 from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parsed
 from forebay.cli.startup_table import print_ready, tenants_section
+from forebay.config.config import Config
 from forebay.config.disaggregation import faults_of_messages, loads_drafter, num_servers
-from forebay.config.engine_config import Config, DisaggregationMode
+from forebay.config.engine_config import DisaggregationMode
 from forebay.config.flag import Value
 from forebay.config.keys import ApiKey
 from forebay.config.server_args import BY_NAME

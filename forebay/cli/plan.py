@@ -19,7 +19,7 @@ from forebay.base.units import ceil_div, human_bytes, parse_bytes
 from forebay.cli.arguments import Parsed, Parser, whole
 from forebay.cli.changes import Changes, find_changes
 from forebay.cli.startup_table import capacity_text, is_enough
-from forebay.config.engine_config import Config
+from forebay.config.config import Config
 from forebay.config.estimates import process_bytes
 from forebay.config.machine import Amount, available_memory
 from forebay.config.resolve import Survey

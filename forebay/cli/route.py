@@ -10,7 +10,7 @@ from typing import Final
 from forebay.base.errors import ConfigError
 from forebay.base.log import setup_logging
 from forebay.cli.arguments import Parsed, Parser, whole
-from forebay.config.engine_config import ServerConfig
+from forebay.config.config import ServerConfig
 
 _ROLES: Final = {
     "server": "a server of both roles, such as http://10.0.0.1:30000; may be given several times",

@@ -16,7 +16,8 @@ from forebay.base.errors import ForebayError
 from forebay.base.heap import give_back_freed_memory
 from forebay.base.log import setup_logging
 from forebay.cli.arguments import Parsed
-from forebay.config.engine_config import Config, EngineConfig, EvictionPolicy, SchedulePolicy
+from forebay.config.config import Config
+from forebay.config.engine_config import EngineConfig, EvictionPolicy, SchedulePolicy
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.engine.lifecycle.launch import EngineProcess, configure
 from forebay.engine.lifecycle.spawn import Spawned, spawn

@@ -12,7 +12,7 @@ from typing import Final
 
 from forebay.base.log import event, get_logger
 from forebay.base.streams import give_up_stdout
-from forebay.config.engine_config import Config, ServerConfig
+from forebay.config.config import Config, ServerConfig
 from forebay.config.keys import share_lines
 from forebay.engine.frames import Ready
 from forebay.memory.holding import num_at_once

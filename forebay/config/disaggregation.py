@@ -9,9 +9,9 @@ from typing import Any, Final, cast
 from forebay.base.errors import ConfigError
 from forebay.base.exposure import is_loopback
 from forebay.config import kinds
+from forebay.config.config import Config
 from forebay.config.engine_config import (
     Chaos,
-    Config,
     DisaggregationMode,
     DisaggregationOptions,
     SpeculativeAlgorithm,

@@ -16,10 +16,10 @@ from forebay.base.paths import cache_folder
 from forebay.base.units import ceil_div, human_bytes
 from forebay.base.variants import PREBUILT
 from forebay.config import adapters, disaggregation, hisparse, kinds, machine, sampling, speculation
+from forebay.config.config import Config, ServerConfig, Setting
 from forebay.config.engine_config import (
     CacheIsolation,
     CacheTypes,
-    Config,
     DisaggregationMode,
     DisaggregationOptions,
     EngineConfig,
@@ -27,8 +27,6 @@ from forebay.config.engine_config import (
     MemoryOptions,
     SchedulePolicy,
     SchedulingOptions,
-    ServerConfig,
-    Setting,
     SpeculationOptions,
     SpeculativeAlgorithm,
 )

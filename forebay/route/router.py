@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Final
 
-from forebay.config.engine_config import ServerConfig
+from forebay.config.config import ServerConfig
 from forebay.requests.updates import Failure
 from forebay.route.exchange import Exchange
 from forebay.route.members import Members

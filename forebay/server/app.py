@@ -16,7 +16,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from forebay.base.errors import ForebayError
-from forebay.config.engine_config import DisaggregationMode, ServerConfig
+from forebay.config.config import ServerConfig
+from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import SamplingParams

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from forebay.config.engine_config import ServerConfig
+from forebay.config.config import ServerConfig
 from forebay.server.console import HEADERS, Asset
 
 

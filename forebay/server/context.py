@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from forebay.base.errors import InvalidRequest, NotFound
-from forebay.config.engine_config import ServerConfig
+from forebay.config.config import ServerConfig
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.admin.metrics import Metrics

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from forebay.config.engine_config import ServerConfig
+from forebay.config.config import ServerConfig
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.server.app import create_app, create_context
 from forebay.server.http.listen import fit_file_limit, listen

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from forebay.config.engine_config import DisaggregationMode, Setting
+from forebay.config.config import Setting
+from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.client.embedding import Texts
 from forebay.families.embedding import Embedding
 from forebay.requests.sampling_params import PoolingKind

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from forebay.config.engine_config import Setting
+from forebay.config.config import Setting
 from forebay.config.flag import AUTO, BYTES, SECONDS, Flag
 from forebay.config.machine import Amount
 from forebay.config.resolve import Survey, resolve

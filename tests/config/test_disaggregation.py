@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import ConfigError
+from forebay.config.config import Config
 from forebay.config.disaggregation import chaos_of, faults_of_messages, num_servers, peer_address
-from forebay.config.engine_config import Chaos, Config, StateStrategy
+from forebay.config.engine_config import Chaos, StateStrategy
 from forebay.config.resolve import resolve, resolve_server
 from forebay.engine.client.llm import LLM
 from forebay.engine.lifecycle.sizing import memory_demand, scheduler_config

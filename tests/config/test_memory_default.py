@@ -10,7 +10,7 @@ import pytest
 from forebay.base.errors import ConfigError, NotEnoughMemory
 from forebay.base.units import human_bytes
 from forebay.config import estimates
-from forebay.config.engine_config import Config
+from forebay.config.config import Config
 from forebay.config.machine import Amount
 from forebay.config.resolve import Survey, resolve
 from forebay.families.model_config import ModelConfig, config_from_folder

@@ -12,7 +12,8 @@ from forebay.base.cpu import BFLOAT16_FLAGS, Cpu
 from forebay.base.errors import ConfigError, ModelError
 from forebay.base.variants import VARIANTS, X86_VARIANTS, Variant
 from forebay.config import disaggregation
-from forebay.config.engine_config import Chaos, Config, StateStrategy
+from forebay.config.config import Config
+from forebay.config.engine_config import Chaos, StateStrategy
 from forebay.config.flag import AUTO, SECRET, Auto
 from forebay.config.machine import Amount
 from forebay.config.resolve import HERE, Survey, resolve, written_values

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import uvloop
 
-from forebay.config.engine_config import ServerConfig, Setting
+from forebay.config.config import ServerConfig, Setting
 from forebay.server.http.listen import bind
 from forebay.server.serve import serve
 from forebay.server.served_model import ServedModel

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.base.errors import ModelError
 from forebay.base.progress import byte_progress
 from forebay.base.units import human_bytes
-from forebay.config.engine_config import Config
+from forebay.config.config import Config
 from forebay.config.resolve import Survey
 from forebay.engine.lifecycle.model_shape import Shape, read_shape
 from forebay.engine.lifecycle.sizing import memory_demand

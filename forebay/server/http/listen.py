@@ -21,7 +21,7 @@ from forebay.base.exposure import check_exposure
 from forebay.base.log import event, get_logger
 from forebay.base.loop_clock import LoopClock
 from forebay.base.signals import AT_ONCE, ENDING
-from forebay.config.engine_config import ServerConfig
+from forebay.config.config import ServerConfig
 from forebay.requests.updates import Failure
 from forebay.server.http.door import close_the_door
 from forebay.server.http.lifecycle import Lifecycle

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from forebay.base.errors import ForebayError, Overloaded
 from forebay.base.log import event, get_logger
 from forebay.base.loop_clock import LoopClock, Timer
-from forebay.config.engine_config import ServerConfig
+from forebay.config.config import ServerConfig
 from forebay.server.http.errors import HttpError, error_headers, error_json
 from forebay.server.http.security import PUBLIC
 

@@ -23,8 +23,9 @@ import msgspec
 
 from forebay.base.errors import ConfigError, NotFound, Unauthorized
 from forebay.base.exposure import check_exposure
+from forebay.config.config import ServerConfig
 from forebay.config.disaggregation import peer_address
-from forebay.config.engine_config import CacheIsolation, ServerConfig
+from forebay.config.engine_config import CacheIsolation
 from forebay.memory.radix_node import OPERATOR
 from forebay.server.http.errors import HttpError
 
