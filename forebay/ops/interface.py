@@ -14,6 +14,7 @@ from forebay.ops.attention import AttentionOps
 from forebay.ops.compression import CompressionOps
 from forebay.ops.drafting import DraftingOps
 from forebay.ops.experts import ExpertOps
+from forebay.ops.pictures import PictureOps
 from forebay.ops.recurrence import RecurrenceOps
 from forebay.ops.sampling import Draws, sample_rows
 from forebay.ops.selection import SelectionOps
@@ -34,6 +35,7 @@ class Ops(
     RecurrenceOps,
     StepOps,
     DraftingOps,
+    PictureOps,
 ):
     """The kernels of one backend: nothing in it changes once made. Not safe to call from two threads at once, nor in a
     child that was forked (its worker threads stay behind): make one per process. By itself it is the torch backend.

@@ -43,6 +43,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_accept": [_P, _P, _P, _P, _P, _P, _P, _L, _P, _P, _P, _L],
     "fb_gather_rows": [_P, _P, _P, _P, _L, _L],
     "fb_scatter_rows": [_P, _P, _P, _P, _L, _L],
+    "fb_replace_rows": [_P, _P, _P, _P, _L, _L],
     "fb_clear_rows": [_P, _P, _P, _P, _L, _L],
     "fb_follow": [_P, _P, _P, _P, _P, _P, _P, _L, _P, _P, _L, _L],
     "fb_keep_drafts": [_P, _P, _P, _P, _L, _P, _L, _P, _L],

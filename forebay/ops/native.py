@@ -20,6 +20,7 @@ from forebay.ops.native_compression import NativeCompression
 from forebay.ops.native_drafting import NativeDrafting
 from forebay.ops.native_elementwise import NativeElementwise
 from forebay.ops.native_experts import NativeExpertOps
+from forebay.ops.native_pictures import NativePictures
 from forebay.ops.native_recurrence import NativeRecurrence
 from forebay.ops.native_selection import NativeSelection
 from forebay.ops.native_steps import NativeSteps
@@ -41,6 +42,7 @@ class NativeOps(
     NativeRecurrence,
     NativeSteps,
     NativeDrafting,
+    NativePictures,
     Ops,
 ):
     """Has a twin of every op. The kernels for AMX open quantized weights: they round no inputs, whatever
@@ -69,6 +71,7 @@ class NativeOps(
         NativeRecurrence.__init__(self, kernels)
         NativeSteps.__init__(self, kernels)
         NativeDrafting.__init__(self, kernels)
+        NativePictures.__init__(self, kernels)
         self._rms_norm = kernels.by_dtype("fb_rms_norm_{}")
         self._layer_norm = kernels.by_dtype("fb_layer_norm_{}")
         self._add_rms_norm = kernels.by_dtype("fb_add_rms_norm_{}")

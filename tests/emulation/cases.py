@@ -38,7 +38,7 @@ Call = Callable[[Ops, torch.dtype], Iterator[Tensor]]
 UNTOUCHED: Final = frozenset(
     {"accept", "accepted_stops", "advance", "clear_rows", "decode_ids", "due", "follow", "gather", "gather_rows"}
     | {"keep_drafts", "map_locations", "mask_logits", "place_tokens", "scatter", "scatter_rows", "token_pages"}
-    | {"plan_blocks", "entry_pages", "selected_lens", "of_tokens"}
+    | {"plan_blocks", "entry_pages", "selected_lens", "of_tokens", "replace_rows"}
     | {"copy_rows", "fill", "cpu_init", "attention_plan_destroy"}
     | {"pool_destroy", "pool_barriers", "pool_shares", "touch"}
     | {f"recording_{call}" for call in ("create", "destroy", "length", "record", "replay")}

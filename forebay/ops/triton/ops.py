@@ -9,6 +9,7 @@ from forebay.ops.triton.adapters import TritonAdapters
 from forebay.ops.triton.attention import TritonAttention
 from forebay.ops.triton.experts import TritonExpertOps
 from forebay.ops.triton.linear import TritonLinear
+from forebay.ops.triton.pictures import TritonPictures
 from forebay.ops.triton.recurrence import TritonRecurrence
 from forebay.ops.triton.rowwise import TritonRowwise
 from forebay.ops.triton.sampling import TritonSampling
@@ -26,6 +27,7 @@ class TritonOps(
     TritonRecurrence,
     TritonSampling,
     TritonSteps,
+    TritonPictures,
     Ops,
 ):
     """For tensors on `device`. What no class before `Ops` has is the reference's own torch, which waits for the
