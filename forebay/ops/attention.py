@@ -6,7 +6,7 @@ queries and keys, Dv of values, L token locations.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ class PagedKv:
     out_cache_loc: Tensor  # [T] int64, the locations of the step's own tokens
     page_map: Tensor | None = None  # [pages + 1] int32
     one_each: bool = False  # each sequence has one query, over the tokens selected for it: pages of one token
+    causal: bool = True  # else each query sees all of its sequence, whose tokens are the step's: see `segments`
     plans: dict[Hashable, object] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What a backend has worked out once, for the layers to come."""
 
@@ -107,7 +108,8 @@ class AttentionOps:
         sinks: Tensor | None = None,
         softcap: float = 0.0,
     ) -> Tensor:
-        """Causal attention of ragged queries q [T, Hq, D] over paged KV -> [T, Hq, Dv].
+        """Causal attention of ragged queries q [T, Hq, D] over paged KV -> [T, Hq, Dv]. If `paged` is not causal, a
+        query sees its whole sequence, and there is no window.
 
         Query head h reads KV head h // (Hq / Hk). With a sliding window w > 0 a query sees itself and the w - 1
         positions before it; a query of a sequence without tokens gives NaN. A location that no query sees, be it
@@ -126,6 +128,8 @@ class AttentionOps:
                 out[first:end] = torch.nan
                 continue
             query_positions = torch.arange(length - (end - first), length)
+            if not paged.causal:
+                query_positions.fill_(length - 1)
             k, v = (
                 keys_of(cache.k, cache.k_scale, paged, row, length),
                 keys_of(cache.v, cache.v_scale, paged, row, length),
@@ -160,6 +164,26 @@ class AttentionOps:
             scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, len(q), 1)], dim=-1)
         weights = scores.softmax(dim=-1)[..., : len(k)]
         return torch.einsum("hnl,lhd->nhd", weights, v32).to(q.dtype)
+
+
+def segments(lens: Sequence[int], device: torch.device | str) -> PagedKv:
+    """Return the tokens of a step without a cache, in segments of `lens`, in which they attend to each other both ways:
+    the caches are the step's own k and v [T, Hk, D], whose rows may be views into wider ones.
+
+    A page is a token. Row t of the page table has tokens t, t + 1 and so on: a segment's is that of its first token.
+    """
+    sizes, longest = torch.tensor([0, *lens], dtype=torch.int32), max(lens, default=1)
+    starts = sizes.cumsum(0).int()
+    tokens = torch.arange(sum(lens) + longest, dtype=torch.int32, device=device)
+    return PagedKv(
+        page_table=tokens.unfold(0, longest, 1),  # rows are one entry apart, and overlap
+        rows=starts[:-1].to(device),
+        q_start=starts.to(device),
+        seq_lens=sizes[1:].to(device),
+        page_size=1,
+        out_cache_loc=torch.empty(0, dtype=torch.int64, device=device),
+        causal=False,
+    )
 
 
 def visible_keys(positions: Tensor, num_keys: int, sliding_window: int) -> Tensor:

@@ -113,7 +113,9 @@ class NativeAttention(AttentionOps):
         plan = paged.plans[heads] = _Plan(self._kernels)
         pages = (*view(paged.page_table), address(paged.page_map))
         seqs = paged.rows.data_ptr(), paged.q_start.data_ptr(), paged.seq_lens.data_ptr(), paged.rows.shape[0]
-        self._make_plan(self._pool, plan.address, *pages, *seqs, paged.page_size, *heads, not paged.one_each)
+        self._make_plan(
+            self._pool, plan.address, *pages, *seqs, paged.page_size, *heads, not paged.one_each, paged.causal
+        )
         return plan
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from forebay.ops.kernels import Kernels
-from forebay.ops.pictures import PictureOps
+from forebay.ops.pictures import PictureOps, PixelScale
 
 
 class NativePictures(PictureOps):
@@ -13,7 +14,15 @@ class NativePictures(PictureOps):
 
     def __init__(self, kernels: Kernels) -> None:
         self._pool = kernels.pool
+        self._patch_rows = kernels.by_dtype("fb_patch_rows_{}")
         self._replace_rows = kernels.bind("fb_replace_rows")
+
+    def patch_rows(self, pixels: Tensor, size: int, scale: PixelScale, dtype: torch.dtype) -> Tensor:
+        height, width, channels = shape = pixels.shape
+        out = torch.empty((height // size) * (width // size), channels * size * size, dtype=dtype)
+        numbers = scale.factor.data_ptr(), scale.shift.data_ptr(), out.data_ptr()
+        self._patch_rows[dtype](self._pool, pixels.data_ptr(), *numbers, *shape, size)
+        return out
 
     def replace_rows_(self, x: Tensor, table: Tensor, rows: Tensor) -> Tensor:
         row_bytes = x.shape[1] * x.itemsize

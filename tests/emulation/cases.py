@@ -17,9 +17,10 @@ from torch import Tensor
 from forebay.formats.held_format import QUANTIZED_FORMATS
 from forebay.formats.quantize import unwritten
 from forebay.ops.adapters import PANEL, AdapterTable, panels_of
-from forebay.ops.attention import KvCache
+from forebay.ops.attention import KvCache, segments
 from forebay.ops.experts import ExpertActivation, Gating, Scoring
 from forebay.ops.interface import Ops
+from forebay.ops.pictures import PixelScale
 from forebay.ops.recurrence import DeltaGates, GatedNorm
 from forebay.ops.sampling import Draws
 from tests.formats.coded import FORMATS, random_codes, stored
@@ -131,6 +132,8 @@ def _attention(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     ]
     for more in kinds:
         yield PagedCase(seq_lens=[70, 3], query_lens=[6, 1], dtype=dtype, **more).run(ops)
+    q, k, v = normal((9, 12, 20), dtype, seed=1).split(4, dim=1)
+    yield ops.paged_attention(q, KvCache(k, v), segments([6, 3], "cpu"), scale=0.3)
 
 
 def _kv(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -226,6 +229,8 @@ def _elementwise(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     yield from (ops.mul(up, gate), ops.mul_silu(up, gate), ops.mul_sigmoid(up, gate))
     yield from (ops.add_(up.clone(), gate), ops.scale_(x.clone(), 0.37), ops.softcap_(x.float(), 3.0))
     yield ops.scale_rows_(x.clone()[:, 1:], torch.linspace(0.1, 3.0, 9), torch.arange(ROWS) % 9)
+    scale = PixelScale(torch.linspace(0.01, 0.02, 3), torch.linspace(-1.0, -0.5, 3))
+    yield ops.patch_rows((torch.arange(20 * 37 * 3) % 256).byte().view(20, 37, 3), 17, scale, dtype)
     yield ops.scale_(torch.tensor([[1e-39, -1e-39, 3e38, 1.00390625, 1.01171875] * 3]).to(dtype), 1.5)
 
 

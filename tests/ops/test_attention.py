@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 
+from forebay.ops.attention import KvCache, segments
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
-from tests.ops.helpers import PagedCase, assert_close, assert_same_bits, no_sequences
+from tests.ops.helpers import PagedCase, assert_close, assert_same_bits, no_sequences, normal
 
 RAGGED = {"seq_lens": [1, 70, 33, 200, 64, 129], "query_lens": [1, 70, 5, 1, 1, 65]}
 KINDS = {
@@ -312,3 +313,42 @@ def test_caches_of_smaller_entries_equal_the_reference_in_any_batch(
 def test_8_bit_caches_lose_less_than_a_hundredth(native: NativeOps) -> None:
     exact, rounded = (PagedCase(**RAGGED, int8=int8).run(native) for int8 in (False, True))
     assert (rounded - exact).norm() < 0.01 * exact.norm()
+
+
+# -- within segments --------------------------------------------------------------------------------------------------
+
+
+def heads_of(tokens: int, dtype: torch.dtype, head_dim: int = 72) -> list[torch.Tensor]:
+    """q, k and v of three heads, as views into one row of each token."""
+    joined = normal((tokens, 9 * head_dim), dtype, seed=1)
+    return [joined[:, i * 3 * head_dim :][:, : 3 * head_dim].view(tokens, 3, head_dim) for i in range(3)]
+
+
+@pytest.mark.parametrize("lens", [(), (1,), (0, 5), (200, 3, 64, 0, 65)], ids=str)
+def test_attention_within_segments_equals_that_of_each_alone(
+    each_ops: Ops, dtype: torch.dtype, lens: tuple[int, ...]
+) -> None:
+    q, k, v = heads_of(sum(lens), dtype)
+    out = each_ops.paged_attention(q, KvCache(k, v), segments(lens, "cpu"), scale=0.3)
+    assert out.shape == q.shape
+    first = 0
+    for length in lens:
+        part = slice(first, first + length)
+        one = [x[part].float().transpose(0, 1) for x in (q, k, v)]
+        expected = torch.nn.functional.scaled_dot_product_attention(*one, scale=0.3).transpose(0, 1)
+        assert_close(out[part], expected.to(dtype))
+        alone = each_ops.paged_attention(q[part], KvCache(k[part], v[part]), segments([length], "cpu"), scale=0.3)
+        assert_same_bits(out[part], alone)
+        first += length
+
+
+def test_attention_within_segments_does_not_depend_on_threads_nor_on_earlier_calls(
+    native: NativeOps, single_threaded: NativeOps, dtype: torch.dtype
+) -> None:
+    """One of more than 512 keys is read in several parts, where there are few others."""
+    q, k, v = heads_of(600, dtype, head_dim=16)
+    one = segments([600], "cpu")
+    once = native.paged_attention(q, KvCache(k, v), one, scale=0.3)
+    assert_same_bits(single_threaded.paged_attention(q, KvCache(k, v), segments([600], "cpu"), scale=0.3), once)
+    native.paged_attention(k, KvCache(v, q), one, scale=0.3)
+    assert_same_bits(native.paged_attention(q, KvCache(k, v), one, scale=0.3), once)

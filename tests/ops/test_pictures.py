@@ -1,4 +1,4 @@
-"""The ops of pictures: rows of encodings instead of embeddings."""
+"""The ops of pictures: patches as rows of numbers, and rows of encodings instead of embeddings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,32 @@ import pytest
 import torch
 
 from forebay.ops.interface import Ops
-from tests.ops.helpers import assert_same_bits, normal
+from forebay.ops.native import NativeOps
+from forebay.ops.pictures import PixelScale
+from tests.ops.helpers import assert_close, assert_same_bits, normal
+
+SCALE = PixelScale(torch.tensor([0.01, 0.02, 0.03]), torch.tensor([-0.5, -0.6, -0.7]))
+
+
+def pixels(height: int, width: int) -> torch.Tensor:
+    return torch.randint(0, 256, (height, width, 3), generator=torch.Generator().manual_seed(1)).byte()
+
+
+@pytest.mark.parametrize(("height", "width", "size"), [(32, 48, 16), (7, 9, 3), (5, 4, 1), (20, 41, 20), (3, 3, 4)])
+def test_patch_rows_equals_the_reference(
+    native: NativeOps, reference: Ops, dtype: torch.dtype, height: int, width: int, size: int
+) -> None:
+    """Some with pixels that fill no patch, some with no patch at all."""
+    tile = pixels(height, width)
+    assert_same_bits(native.patch_rows(tile, size, SCALE, dtype), reference.patch_rows(tile, size, SCALE, dtype))
+
+
+@pytest.mark.parametrize(("height", "width", "size"), [(32, 48, 16), (29, 30, 14)])
+def test_linear_layer_over_patch_rows_equals_a_convolution(each_ops: Ops, height: int, width: int, size: int) -> None:
+    tile, kernel = pixels(height, width), normal((5, 3, size, size), torch.float32, seed=1, scale=0.1)
+    numbers = (tile.float() * SCALE.factor + SCALE.shift).permute(2, 0, 1).unsqueeze(0)
+    expected = torch.nn.functional.conv2d(numbers, kernel, stride=size)[0].flatten(1).T
+    assert_close(each_ops.patch_rows(tile, size, SCALE, torch.float32) @ kernel.flatten(1).T, expected)
 
 
 @pytest.mark.parametrize(("rows", "width"), [([], 16), ([0], 1), ([3], 7), ([0, 4, 2, 0, 4, 0], 97)])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from forebay.ops.accept import Known
-from forebay.ops.attention import KvCache
+from forebay.ops.attention import KvCache, segments
 from forebay.ops.interface import Ops
 from forebay.ops.recurrence import GatedNorm
 from forebay.ops.sampling import Draws
@@ -165,6 +165,16 @@ def test_attention_equals_the_reference(ops: Ops, reference: Ops, dtype: torch.d
         assert ops.paged_attention(q, paged.cache, no_sequences(), scale=1.0).shape == (0, 4, 32)
         return
     assert_close(paged.run(ops), paged.run(reference))
+
+
+@pytest.mark.parametrize("lens", [(70, 3, 0, 33), (1, 1)])
+def test_attention_within_segments_equals_the_reference(
+    ops: Ops, reference: Ops, dtype: torch.dtype, lens: tuple[int, ...]
+) -> None:
+    q, k, v = normal((sum(lens), 3 * 2 * 24), dtype, seed=1).view(-1, 6, 24).split(2, dim=1)
+    within = segments(lens, "cpu")
+    expected = reference.paged_attention(q, KvCache(k, v), within, scale=0.3)
+    assert_close(ops.paged_attention(q, KvCache(k, v), within, scale=0.3), expected)
 
 
 def test_a_decoding_sequence_does_not_depend_on_the_others(ops: Ops, dtype: torch.dtype) -> None:

@@ -20,8 +20,13 @@ struct Decoding {
 
 class Planner {
   public:
-    Planner(const AttentionShape& shape, int num_threads, bool may_share)
-        : shape_(shape), num_threads_(num_threads), may_share_(may_share), plan_{shape, {}, {}, {}, PartialPlaces(shape)} {}
+    // `causal`: a query sees the keys up to its own; else all of its sequence's.
+    Planner(const AttentionShape& shape, int num_threads, bool may_share, bool causal)
+        : shape_(shape),
+          num_threads_(num_threads),
+          may_share_(may_share),
+          causal_(causal),
+          plan_{shape, {}, {}, {}, PartialPlaces(shape)} {}
 
     Plan make() {
         find_queries();
@@ -36,7 +41,9 @@ class Planner {
         plan_.queries.reserve(tokens);
         for (long s = 0; s < shape_.num_seqs; ++s) {
             const long begin = shape_.q_start[s], end = shape_.q_start[s + 1];
-            for (long t = begin; t < end; ++t) plan_.queries.push_back({t, shape_.seq_lens[s] - (end - t)});
+            for (long t = begin; t < end; ++t) {
+                plan_.queries.push_back({t, shape_.seq_lens[s] - (causal_ ? end - t : 1)});
+            }
         }
     }
 
@@ -207,6 +214,7 @@ class Planner {
     const AttentionShape& shape_;
     const long num_threads_;
     const bool may_share_;
+    const bool causal_;
     Plan plan_;
     std::vector<Decoding> sequences_;
     std::vector<long> decoding_;  // by sequence: which of sequences_, or -1
@@ -233,15 +241,16 @@ SharedPlan* fb_attention_plan_create() { return new SharedPlan(new Plan); }
 void fb_attention_plan_destroy(SharedPlan* plan) { delete plan; }
 
 // Every seq_lens[i] is at least its number of queries, or 0, and the pages of the positions that a query sees are the
-// caches'. Without `may_share` no pages are looked at for what sequences have in common.
+// caches'. Without `may_share` no pages are looked at for what sequences have in common. If not `causal`, queries see all
+// keys of their sequences.
 void fb_attention_plan_make(Pool* pool, const SharedPlan* shared, const int32_t* page_table, long pages_per_row,
                             const int32_t* page_map, const int32_t* rows, const int32_t* q_start,
                             const int32_t* seq_lens, long num_seqs, long page_size, long q_heads, long kv_heads,
-                            long head_dim, long v_dim, long window, long may_share) {
+                            long head_dim, long v_dim, long window, long may_share, long causal) {
     const AttentionShape shape{page_table, pages_per_row, page_map, rows,     q_start, seq_lens, num_seqs,
                                page_size,  q_heads,       kv_heads, head_dim, v_dim,   window};
-    pool->op([shape, may_share, plan = *shared](Pool& p) {
-        *plan = Planner(shape, p.num_threads(), may_share != 0).make();
+    pool->op([shape, may_share, causal, plan = *shared](Pool& p) {
+        *plan = Planner(shape, p.num_threads(), may_share != 0, causal != 0).make();
     });
 }
 }

@@ -1,10 +1,52 @@
-// Pictures in a step: rows of encodings instead of embeddings.
+// Pictures: patches as rows of numbers, and rows of encodings instead of embeddings.
 #include <cstdint>
 #include <cstring>
 
-#include "pool.h"
+#include "rows.h"
+
+namespace {
+
+// A patch's row of pixels, channels side by side, becomes a row of `size` numbers for each channel.
+template <class T>
+void patch_line(const uint8_t* pixels, const float* factor, const float* shift, T* out, long channels, long size) {
+    for (long c = 0; c < channels; ++c) {
+        const Vec by = set1(factor[c]), from = set1(shift[c]);
+        T* to = out + c * size * size;
+        for_each_vector(size, [&](long i, long part) {
+            float values[W] = {};
+            for (long j = 0; j < part; ++j) values[j] = static_cast<float>(pixels[(i + j) * channels + c]);
+            store_part(to + i, load(values) * by + from, part);
+        });
+    }
+}
+
+template <class T>
+void patch_rows(Pool& pool, const uint8_t* pixels, const float* factor, const float* shift, T* out, long height,
+                long width, long channels, long size) {
+    const long columns = width / size, patch = channels * size * size;
+    pool.run(height / size * columns, grain_for(patch), [=](long begin, long end) {
+        for (long p = begin; p < end; ++p) {
+            const uint8_t* corner = pixels + (p / columns * size * width + p % columns * size) * channels;
+            for (long y = 0; y < size; ++y) {
+                patch_line(corner + y * width * channels, factor, shift, out + p * patch + y * size, channels, size);
+            }
+        }
+    });
+}
+
+}  // namespace
+
+// pixels [height, width, channels] -> out [patches, channels * size * size].
+#define FOREBAY_PICTURES(T, suffix)                                                                               \
+    void fb_patch_rows_##suffix(Pool* pool, const uint8_t* pixels, const float* factor, const float* shift, T* out, \
+                                long height, long width, long channels, long size) {                              \
+        pool->op([=](Pool& p) { patch_rows(p, pixels, factor, shift, out, height, width, channels, size); });     \
+    }
 
 extern "C" {
+
+FOREBAY_PICTURES(float, f32)
+FOREBAY_PICTURES(bf16, bf16)
 
 // x[i] = table[rows[i]] where rows[i] is not 0, rows of row_bytes.
 void fb_replace_rows(Pool* pool, char* x, const char* table, const int32_t* rows, long row_bytes, long count) {

@@ -217,6 +217,7 @@ def _attend(
     DV: tl.constexpr,
     DV_BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
+    CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_MAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -254,7 +255,7 @@ def _attend(
     before = tl.load(seq_lens + seq) - count
     position = before + query
 
-    stop = before + tl.minimum(begin + QUERIES, count)
+    stop = before + (tl.minimum(begin + QUERIES, count) if CAUSAL else count)
     oldest = 0
     if WINDOW > 0:
         oldest = tl.maximum(before + begin - WINDOW + 1, 0)
@@ -305,7 +306,7 @@ def _attend(
         if IN_CODES:
             scale_at = slot * num_kv_heads + kv_head
             scores *= tl.load(k_scale + scale_at, mask=seen, other=0.0)[None, :]
-        visible = seen[None, :] & (key[None, :] <= position[:, None])
+        visible = seen[None, :] & (key[None, :] <= (position[:, None] if CAUSAL else stop))
         if WINDOW > 0:
             visible = visible & (key[None, :] > position[:, None] - WINDOW)
         scores *= scale
@@ -512,6 +513,7 @@ class TritonAttention(AttentionOps):
             DV=dv,
             DV_BLOCK=max(16, triton.next_power_of_2(dv)),
             PAGE=paged.page_size,
+            CAUSAL=paged.causal,
             WINDOW=sliding_window,
             HAS_MAP=page_map is not None,
             HAS_SINKS=sinks is not None,
