@@ -207,6 +207,8 @@ def make_plan(parsed: Parsed, memory: Amount, *, path: Path | None, read: Callab
 def _needed_bytes(config: Config, model: ModelConfig, weight_bytes: int, kv_cache_bytes: int) -> int:
     """Weights and caches are in the memory of a GPU, if that computes."""
     on_host = process_bytes(model) + config.engine.kinds.retraction_host_bytes
+    if model.vision is not None:
+        on_host += config.engine.pictures.mm_cache_bytes
     return on_host if config.engine.device == "cuda" else on_host + weight_bytes + kv_cache_bytes
 
 

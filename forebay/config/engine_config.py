@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from forebay.config.pictures import PictureConfig
+from forebay.config.pictures import DEFAULT_PICTURES, PictureConfig, PictureOptions
 from forebay.formats.quantization import Quantization
 
 MAX_PAGE_SIZE: Final = 1024  # tokens
@@ -325,6 +325,7 @@ class EngineConfig:
     kinds: KindOptions
     hisparse: HisparseOptions = NO_HISPARSE
     adapters: AdapterOptions = NO_ADAPTERS
+    pictures: PictureOptions = DEFAULT_PICTURES
     speculation: SpeculationOptions = SpeculationOptions()
     disaggregation: DisaggregationOptions = DisaggregationOptions()
     enable_memory_saver: bool = False  # of a GPU's memory; a CPU's can always be released

@@ -1,8 +1,34 @@
-"""Sizes that scheduling pictures needs."""
+"""Settings and sizes of pictures in the engine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+from forebay.config.flag import BYTES, Flag
+
+DEFAULT_CACHE_BYTES: Final = 512 << 20
+
+FLAGS: Final = (
+    Flag(
+        "mm_cache_bytes",
+        BYTES,
+        "memory for the pixels and the encodings of images, of models that accept images",
+        default=DEFAULT_CACHE_BYTES,
+        low=1 << 20,
+        high=1 << 40,
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureOptions:
+    """Pictures in the engine: their pixels and encodings together take `mm_cache_bytes`."""
+
+    mm_cache_bytes: int = DEFAULT_CACHE_BYTES
+
+
+DEFAULT_PICTURES: Final = PictureOptions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

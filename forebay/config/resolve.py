@@ -34,6 +34,7 @@ from forebay.config.fit import check_fit
 from forebay.config.flag import AUTO, BYTES, SECRET, Auto, Decision, Settled, Value
 from forebay.config.gpu import GpuMemory, gpu_memory
 from forebay.config.keys import Keys, all_keys, cluster_key, key_fields, read_text
+from forebay.config.pictures import PictureOptions
 from forebay.config.rules import OPTIONAL, RULES, Facts, why_not_rounded
 from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
@@ -51,6 +52,7 @@ _GROUPS: Final = {
     "memory": MemoryOptions,
     "scheduling": SchedulingOptions,
     "kinds": KindOptions,
+    "pictures": PictureOptions,
     "speculation": SpeculationOptions,
     "disaggregation": DisaggregationOptions,
 }

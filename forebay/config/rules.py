@@ -159,6 +159,7 @@ def room_for_caches(facts: Facts, settled: Settled) -> Room:
         "packed head": engines * estimates.tied_head_bytes(facts.model, facts.weights, *_form(facts, settled)),
         "processes": engines * estimates.process_bytes(facts.model),
         "adapters": engines * _adapter_bytes(facts, settled),
+        "pictures": engines * _picture_bytes(facts, settled),
         "activations": engines * estimates.activation_bytes(facts.model, facts.weights, step),
     }
     less = ", ".join(f"{human_bytes(size)} {name}" for name, size in parts.items() if size)
@@ -172,6 +173,10 @@ def _adapter_bytes(facts: Facts, settled: Settled) -> int:
     itemsize = 4 if settled.get("kv_cache_dtype") == "float32" else 2
     slots, rank = settled.number("max_loras"), settled.number("max_lora_rank")
     return estimates.adapter_bytes(facts.model, num_slots=slots, rank=rank, itemsize=itemsize)
+
+
+def _picture_bytes(facts: Facts, settled: Settled) -> int:
+    return 0 if facts.model.vision is None else settled.number("mm_cache_bytes")
 
 
 def _by_fraction(facts: Facts, settled: Settled) -> Room:

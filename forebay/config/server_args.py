@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.backends import BACKENDS, kernels_by_description
-from forebay.config import adapters, disaggregation, hisparse, kinds, sampling, speculation
+from forebay.config import adapters, disaggregation, hisparse, kinds, pictures, sampling, speculation
 from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUANTIZATIONS, KV_DTYPE_SYNONYMS
 from forebay.config.engine_config import MAX_PAGE_SIZE, CacheIsolation, EvictionPolicy, Ledger, SchedulePolicy
 from forebay.config.flag import BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag, in_group
@@ -126,6 +126,7 @@ _MEMORY: Final = in_group(
         high=16,
     ),
     Flag("weights_cache_bytes", BYTES, "most bytes of all files of packed weights, which starts map; 0: none", low=0),
+    *pictures.FLAGS,
     Flag("verify_weights_cache", BOOL, "check all bytes of such a file before a start maps it", default=False),
     Flag(
         "kv_cache_dtype",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -25,6 +25,14 @@ class Carried:
     blocks: dict[Compression, Blocks] = field(default_factory=dict)
 
 
+class PictureRows(NamedTuple):
+    """Encodings of pictures, `table` [R, H] with a padding row 0, and which of them each token takes instead of its
+    id's embedding, `rows` [T] int32, 0 for none."""
+
+    table: Tensor
+    rows: Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
     """The tokens of all sequences, one sequence after the other.
@@ -34,7 +42,7 @@ class ForwardContext:
     them), else what the kind's own folder declares. `per_layer` is what each of L layers is given of each token beside
     the residual stream, side by side, in models that have such inputs. `input_ids` are there in the model's own layers:
     those that choose experts by them look there. `adapters` is the slot of each token's adapter, 0 for none; None where
-    no token has one.
+    no token has one. `pictures` is None where no token is of a picture.
     """
 
     positions: Tensor  # [T] int64
@@ -43,6 +51,7 @@ class ForwardContext:
     per_layer: Tensor | None = None  # [T, L * P]
     input_ids: Tensor | None = None  # [T] int64
     adapters: Tensor | None = None  # [T] int32
+    pictures: PictureRows | None = None
     carried: Carried = field(default_factory=Carried)
 
     @property

@@ -235,6 +235,8 @@ class Model:
         """As `forward`, and besides what the layers `taps` are given, the residual stream [T, H] in front of each, side
         by side in the order of the layers; the hidden states once more where nobody asks for any."""
         x = self.embed(input_ids)
+        if ctx.pictures is not None:
+            self._ops.replace_rows_(x, *ctx.pictures)
         per_layer = None if self._per_layer is None else self._per_layer(ctx, input_ids, x)
         ctx = replace(ctx, per_layer=per_layer, input_ids=input_ids)
         if self._streams is not None:

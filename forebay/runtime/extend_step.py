@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from forebay.memory.slots import PAD
 from forebay.pools.table import Column, Table
 from forebay.runtime.forward import Batch, Forward, HiddenStates, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
@@ -30,6 +31,12 @@ _FINE_UP_TO: Final = 256
 
 class Tokens(Table):
     input_ids = Column(torch.int64, pad=0)
+
+
+class PictureTokens(Tokens):
+    """Tokens of a model with an encoder, some of which take rows of encodings."""
+
+    encoded_rows = Column(torch.int32, pad=PAD)
 
 
 class Sequences(Table):
@@ -53,7 +60,7 @@ class KindTokens(Table):
 
 
 class ExtendInputs(RaggedInputs):
-    columns = (*Tokens.declared, *Sequences.declared, *KindTokens.declared)
+    columns = (*PictureTokens.declared, *Sequences.declared, *KindTokens.declared)
 
     def __init__(self, tokens: Tokens, sequences: Sequences, kinds: KindTokens) -> None:
         super().__init__(tokens, sequences, kinds)
@@ -74,10 +81,14 @@ class ExtendStep:
 
 
 def tokens_of(forward: Forward, batch: Batch, columns: Columns, input_ids: Tensor) -> StepTokens:
-    """Return the tokens of a step of any shape, with the inputs of the kinds of cache from `columns`."""
+    """Return the tokens of a step of any shape, with the inputs of the kinds of cache and of pictures from
+    `columns`."""
     placed = forward.place(batch, len(input_ids))
     kinds = forward.kind_inputs(Shape.TOKENS, columns, batch, placed)
-    return StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds)
+    encoded = columns["encoded_rows"] if forward.encodings is not None else None
+    if encoded is not None and not len(encoded):
+        encoded = None
+    return StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds, encoded_rows=encoded)
 
 
 def extend_runner(
@@ -87,8 +98,9 @@ def extend_runner(
     # A padded sequence must not be longer than a row of the page table.
     most = min(max_num_tokens, rows.req_to_token.shape[1] * cache.page_size)
     device = rows.last_tokens.device
+    tokens = Tokens if forward.encodings is None else PictureTokens
     inputs = ExtendInputs(
-        Tokens(most, device=device), Sequences(rows.num_rows, device=device), KindTokens(most, device=device)
+        tokens(most, device=device), Sequences(rows.num_rows, device=device), KindTokens(most, device=device)
     )
     step, sizes = ExtendStep(forward), token_counts(most)
     return GraphRunner(step, inputs, writes=[(rows, "kv_lens")], sizes=sizes, backend=backend, patience=_PATIENCE)

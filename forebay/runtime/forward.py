@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from forebay.layers.context import ForwardContext
+from forebay.layers.context import ForwardContext, PictureRows
 from forebay.memory.kv_allocator import KV
 from forebay.models.decoder import Model
 from forebay.ops import Ops
@@ -23,6 +23,7 @@ from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
 from forebay.runtime.kinds.build import make_device_kinds
 from forebay.runtime.kinds.kind import Columns
+from forebay.runtime.pictures import Encodings
 from forebay.runtime.shape import Shape
 
 FAILED: Final = -1  # instead of a token id, where the logits were not finite
@@ -39,12 +40,14 @@ class Batch(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTokens:
     """The tokens of all sequences, one sequence after the other, on the device. `kinds` are the inputs of the kinds of
-    cache, by name; empty in steps of draft models and heads."""
+    cache, by name; empty in steps of draft models and heads. `encoded_rows` as of `PictureRows`; None in steps without
+    pictures."""
 
     input_ids: Tensor  # [T] int64
     batch: Batch
     placed: Placement
     kinds: Mapping[str, Any] = field(default_factory=dict)
+    encoded_rows: Tensor | None = None  # [T] int32
 
 
 class HiddenStates(NamedTuple):
@@ -83,10 +86,20 @@ class Decoded(NamedTuple):
 
 
 class Forward:
-    """`taps`: what of the model a proposer is fed with, see `Model.tapped`."""
+    """`taps`: what of the model a proposer is fed with, see `Model.tapped`. `encodings`: of pictures, None for a model
+    without an encoder."""
 
-    def __init__(self, model: Model, ops: Ops, rows: RequestRows, cache: CachePool, taps: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        model: Model,
+        ops: Ops,
+        rows: RequestRows,
+        cache: CachePool,
+        taps: tuple[int, ...] = (),
+        encodings: Encodings | None = None,
+    ) -> None:
         self.model, self.ops, self.rows, self.cache, self._taps = model, ops, rows, cache, taps
+        self.encodings = encodings
         self.kinds = make_device_kinds(cache, ops, rows)
         self.pages = Pages(rows.req_to_token, cache.page_size)
         self.known = Known(rows.kv_lens, rows.last_tokens, rows.draft_tokens)
@@ -113,8 +126,15 @@ class Forward:
         placed, adapters = tokens.placed, None
         if self.rows.adapter is not None and self.model.adapters is not None:
             adapters = self.ops.of_tokens(self.rows.adapter, *tokens.batch, len(placed.positions))
+        pictures = None
+        if self.encodings is not None and tokens.encoded_rows is not None:
+            pictures = PictureRows(self.encodings.rows, tokens.encoded_rows)
         return ForwardContext(
-            positions=placed.positions, kinds={KV: full, **others}, cache=self.cache, adapters=adapters
+            positions=placed.positions,
+            kinds={KV: full, **others},
+            cache=self.cache,
+            adapters=adapters,
+            pictures=pictures,
         )
 
     def hidden(self, tokens: StepTokens) -> HiddenStates:

@@ -33,6 +33,7 @@ from forebay.runtime.launched import LaunchedStep, PromptChunk
 from forebay.runtime.logprobs import block_size, token_logprobs
 from forebay.runtime.packing import Sections
 from forebay.runtime.penalties import Penalties, spans_of
+from forebay.runtime.pictures import Encodings
 from forebay.runtime.pooling import Pooler
 from forebay.runtime.row_options import RowOptions, Sampling
 from forebay.runtime.shape import Shape
@@ -81,6 +82,7 @@ class ModelRunner:
         proposer: Callable[[Forward], DeviceProposer] | None = None,
         taps: tuple[int, ...] = (),
         take_masks: Callable[[int], I32] = no_masks,
+        encodings: Encodings | None = None,
     ) -> None:
         self.cache, self.rows, width = cache, rows, 1 + rows.draft_tokens.shape[1]
         self._model, self._ops = model, ops
@@ -93,8 +95,10 @@ class ModelRunner:
             num_slots=cache.num_ids,
             width=width,
             num_adapters=0 if model.adapters is None else model.adapters.slots.max_loras,
+            num_encodings=0 if encodings is None else encodings.num_rows,
         )
-        self._forward = Forward(model, ops, rows, cache, taps)
+        self.encodings = encodings
+        self._forward = Forward(model, ops, rows, cache, taps, encodings)
         self.proposer = None if proposer is None else proposer(self._forward)
         self.inputs = StepInputs(self._forward, max_num_tokens=max_num_tokens, proposer=self.proposer)
         self.decode = decode_runner(self._forward, sizes=graph_sizes, backend=graphs)
@@ -266,10 +270,12 @@ class ModelRunner:
         )
 
     def _stage(self, plan: StepPlan, shape: Shape, sampling: Sampling, targets: Ids = NO_IDS) -> Sections:
-        """Send the step's inputs, with the drafts that it verifies if they are made on the device."""
+        """Send the step's inputs, with the drafts that it verifies if they are made on the device, and encode."""
         inputs = self.inputs.stage(plan, shape, sampling, targets)
         if self.proposer is not None:
             self.proposer.before(plan, inputs)
+        if self.encodings is not None:
+            self.encodings.encode(plan.pictures)
         return inputs
 
     def _hidden(self, plan: StepPlan, inputs: Sections, input_ids: Tensor) -> HiddenStates:

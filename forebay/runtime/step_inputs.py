@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forebay.memory.slots import NO_IDS, Ids, inside
+from forebay.memory.slots import NO_IDS, PAD, Ids, inside
 from forebay.pools.request_rows import SamplingRows
 from forebay.requests.step_plan import Admission, HostCopy, StepPlan
 from forebay.runtime.device_proposer import DRAFTING, DeviceProposer
@@ -32,6 +32,7 @@ from forebay.runtime.verify_step import VerifyInputs
 _DERIVED: Final = {
     "q_start": torch.int32,  # [S + 1], but of a step of decodes of one token
     "sample_tokens": torch.int64,  # [N], which of the T; of a step of any shape
+    "encoded_rows": torch.int32,  # [T]; of a step with pictures
     "sample_rows": torch.int32,  # [N]
     "sample_seqs": torch.int64,  # [N], which of the S; of a step of any shape
     "drawing": torch.int64,  # [D], which of the N
@@ -125,6 +126,9 @@ class StepInputs:
         if shape is Shape.TOKENS:
             arrays["sample_tokens"] = arrays["q_start"][1:][plan.sample_mask] - 1
             arrays["sample_seqs"] = np.flatnonzero(plan.sample_mask)
+        if len(plan.pictures.picture_tokens):
+            arrays["encoded_rows"] = np.full(plan.num_tokens, PAD)
+            arrays["encoded_rows"][plan.pictures.picture_tokens] = plan.pictures.picture_rows
         for kind in self._kinds:
             arrays |= kind.arrays(plan, shape, arrays.get("q_start", NO_IDS))
         return arrays

@@ -18,6 +18,7 @@ from forebay.config.engine_config import (
     SchedulerConfig,
     StateStrategy,
 )
+from forebay.config.pictures import PictureConfig
 from forebay.engine.frames import AddRequest
 from forebay.engine.lifecycle.adapter_memory import ModelAdapters
 from forebay.engine.lifecycle.adapters import AdapterMemory
@@ -33,9 +34,11 @@ from forebay.memory.kinds.state.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter, OwnHead
+from forebay.models.encoder import load_encoder
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import cache_sizes
+from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import FinishReason, MissReason, Update
@@ -87,17 +90,20 @@ class Engine:
         params: SamplingParams | Sequence[SamplingParams],
         *,
         adapters: Sequence[str] = (),
+        pictures: Sequence[Sequence[Picture]] = (),
         apart: int = 0,
         abort: Callable[[int, Result], bool] = lambda number, result: False,
     ) -> list[Result]:
-        """Each prompt's outcome, with its own of the `adapters`, if any. `apart` steps pass between two arrivals;
-        `abort(number, result)` says after each step whether a request is to be given up."""
+        """Each prompt's outcome, with its own of the `adapters` and `pictures`, if any. `apart` steps pass between two
+        arrivals; `abort(number, result)` says after each step whether a request is to be given up."""
         listed = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         results = {self._next_id + i: Result() for i in range(len(prompts))}
         first, self._next_id = self._next_id, self._next_id + len(prompts)
         names = adapters or [""] * len(prompts)
-        for request_id, prompt, wanted, name in zip(results, prompts, listed, names, strict=True):
-            add = AddRequest(request_id=request_id, prompt_token_ids=prompt, params=wanted, adapter=name)
+        shown = pictures or [()] * len(prompts)
+        for request_id, prompt, wanted, name, seen in zip(results, prompts, listed, names, shown, strict=True):
+            own = {"adapter": name, "pictures": tuple(seen)}
+            add = AddRequest(request_id=request_id, prompt_token_ids=prompt, params=wanted, **own)
             self._take(results, self.core.add(add))
             for _ in range(apart):
                 self._take(results, self.core.step())
@@ -167,6 +173,12 @@ class Rig:
             draft_head=draft_head,
             adapters=slots if adapters else None,
         )
+        self.encoder = None
+        if checkpoint.config.vision is not None:
+            device = "cpu"
+            self.encoder = load_encoder(
+                checkpoint, ops=self.ops, dtype=dtype, device=device, progress=lambda done, total: None
+            )
         self._drafter: Drafter | None = OwnHead(self._model, self.ops) if draft_head else None
         if draft is not None:
             self._drafter = draft(self._model, checkpoint.config, self.ops)
@@ -198,12 +210,15 @@ class Rig:
         hot_columns: int = 0,
         num_resident: int = 8,
         host_path: str = "",
+        num_tiles: int = 64,
+        layer_tokens: float = 2.0,
     ) -> Engine:
         """`num_tokens` is the size of the KV cache. Where layers keep states there are `cached_states` slots besides
         those that running requests need, where they have windows as few pages as can do. Decodes compute `width` tokens
         at most; `proposer` guesses on the host. With a `role` it computes a half, and `transfers` moves the other;
         `grammars` are there for who asks for one. With `hot_columns` HiSparse is on, with `num_resident` pages and the
-        host tier perhaps in a file."""
+        host tier perhaps in a file. The encodings and pixels
+        of `num_tiles` tiles of pictures have room, and a layer's work on one costs as much as `layer_tokens` tokens."""
         page_size = of_whole_entries(page_size, self._model)
         num_rows = max_running_requests + options.decode_extra_slots
         num_pages = num_tokens // page_size
@@ -237,6 +252,7 @@ class Rig:
                 num_slots={**state.num_slots, RING: num_rows},
                 slot_bytes={**state.slot_bytes, RING: num_bytes},
             )
+        pictures = self._pictures(num_tiles, layer_tokens)
         runner = build_runner(
             self._model,
             sizes=PoolSizes(
@@ -256,6 +272,8 @@ class Rig:
             hisparse=HisparseOptions(device_buffer_size=hot_columns, host_path=host_path),
             device="cpu",
             take_masks=grammars.take if grammars else no_masks,
+            encoder=self.encoder,
+            num_encodings=pictures.num_rows if pictures else 0,
         )
         scheduler = Scheduler(
             SchedulerConfig(
@@ -271,6 +289,7 @@ class Rig:
                 kinds=state,
                 disaggregation=options,
                 max_loras=len(self._adapters),
+                pictures=pictures,
             ),
             proposer,
             role,
@@ -285,6 +304,23 @@ class Rig:
             assert core.adapters is not None
             core.adapters.load_now(name, str(path))
         return Engine(core)
+
+    def _pictures(self, num_tiles: int, layer_tokens: float) -> PictureConfig | None:
+        vision = self._config.vision
+        if self.encoder is None or vision is None:
+            return None
+        row_bytes, tile_bytes = self.encoder.hidden_size * self.encoder.dtype.itemsize, 3 * vision.image_size**2
+        return PictureConfig(
+            num_layers=self.encoder.num_layers,
+            layer_tokens=layer_tokens,
+            tokens_per_tile=self.encoder.tokens_per_tile,
+            tile_bytes=tile_bytes,
+            num_rows=num_tiles * self.encoder.tokens_per_tile,
+            row_bytes=row_bytes,
+            cache_bytes=num_tiles * (tile_bytes + self.encoder.tokens_per_tile * row_bytes),
+            vocab_size=self._vocab_size,
+            placeholder=vision.placeholder,
+        )
 
     def _adapter_memory(self) -> AdapterMemory | None:
         return ModelAdapters(self._model.adapters, self._config) if self._model.adapters else None

@@ -68,6 +68,8 @@ class Occupation(Memory):
             if Tag.KV_CACHE in tags:
                 self._runner.rows.reset()
                 self._runner.cache.reset()
+                if self._runner.encodings is not None:
+                    self._runner.encodings.reset()
                 if self._kept:
                     load_cpu_copy(self._runner.cache, self._kept[1], self._kept[0])
             if self._loads(tags):

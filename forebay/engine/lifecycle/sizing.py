@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from forebay.config.engine_config import EngineConfig, KindConfig, SchedulerConfig, SpeculationOptions
+from forebay.config.pictures import PictureConfig
 from forebay.config.rules import ITEM_BYTES
 from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import MemoryBudget, MemoryDemand
@@ -55,9 +56,11 @@ def within_memory(options: SpeculationOptions, budget: MemoryBudget) -> Speculat
     return replace(options, num_draft_tokens=budget.demand.width)
 
 
-def scheduler_config(config: EngineConfig, budget: MemoryBudget, weight_bytes: int) -> SchedulerConfig:
+def scheduler_config(
+    config: EngineConfig, budget: MemoryBudget, weight_bytes: int, pictures: PictureConfig | None = None
+) -> SchedulerConfig:
     """Return the scheduler's configuration, with the sizes and limits that the memory budget has settled.
-    `weight_bytes` estimates what recomputing a token costs."""
+    `weight_bytes` estimates what recomputing a token costs. `pictures` None: no encoder."""
     kinds = budget.demand.kinds
     return SchedulerConfig(
         **asdict(config.scheduling),
@@ -66,6 +69,7 @@ def scheduler_config(config: EngineConfig, budget: MemoryBudget, weight_bytes: i
         max_running_requests=budget.max_running_requests,
         context_length=budget.context_length,
         speculation=config.speculation,
+        pictures=pictures,
         disaggregation=replace(config.disaggregation, decode_extra_slots=budget.pre_alloc_size),
         kinds=KindConfig(
             **asdict(config.kinds),

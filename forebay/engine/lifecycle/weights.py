@@ -35,6 +35,7 @@ from forebay.models import AdapterSlots, describe, load
 from forebay.models.assistant import Assistant
 from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter
+from forebay.models.encoder import Encoder, load_encoder
 from forebay.ops import Ops
 from forebay.ops.weight_memory import OtherPieces
 
@@ -55,6 +56,7 @@ class Loaded(NamedTuple):
     draft_model: Model | None
     assistant: Assistant | None
     drafter: Drafter | None
+    encoder: Encoder | None
 
 
 class Seen(NamedTuple):
@@ -115,7 +117,8 @@ class EngineWeights:
             key = self._cache.key([seen.modified_ns for seen in self._files])
             loaded = self._from_cache(key, checkpoint, progress()) or self._in_turn(key, checkpoint, progress, writing)
         self._numbers = loaded.model.numbers
-        self.num_bytes = sum(model.weight_bytes for model in (loaded.model, loaded.draft_model) if model)
+        held = (loaded.model, loaded.draft_model, loaded.encoder)
+        self.num_bytes = sum(model.weight_bytes for model in held if model)
         return loaded
 
     def _in_turn(
@@ -173,7 +176,14 @@ class EngineWeights:
             draft_model_of(config, model, ops, **own),
             assistant_of(config, checkpoint.config, ops, dtype=model.dtype, **own),
             drafter_of(config, checkpoint.config, model, ops, **own),
+            self._encoder(checkpoint, progress),
         )
+
+    def _encoder(self, checkpoint: Checkpoint, progress: Callable[[], Progress]) -> Encoder | None:
+        if checkpoint.config.vision is None:
+            return None
+        dtype, device = DTYPES[self._config.types.dtype], self._config.device
+        return load_encoder(checkpoint, ops=self._ops, dtype=dtype, device=device, progress=progress())
 
     def check_there(self) -> None:
         """Raise Conflict where they could not be loaded again: the files must be those that were loaded."""

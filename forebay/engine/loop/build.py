@@ -26,11 +26,13 @@ from forebay.base.parts import I32
 from forebay.base.units import human_bytes
 from forebay.config.engine_config import EngineConfig, SchedulerConfig, SpeculationOptions, SpeculativeAlgorithm
 from forebay.config.machine import available_memory
+from forebay.config.pictures import PictureConfig
 from forebay.engine.frames import Ready
 from forebay.engine.lifecycle.adapter_memory import ModelAdapters
 from forebay.engine.lifecycle.drafting import by_draft_model, draft_cache_specs
 from forebay.engine.lifecycle.occupation import Occupation
 from forebay.engine.lifecycle.packed_cache import PackedCache
+from forebay.engine.lifecycle.pictures import picture_config
 from forebay.engine.lifecycle.sizing import memory_demand, scheduler_config, within_memory
 from forebay.engine.lifecycle.weights import DTYPES, EngineWeights, Loaded
 from forebay.engine.loop.core import EngineCore
@@ -94,10 +96,11 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         with regions.inside(Tag.WEIGHTS):
             loaded = weights.load(checkpoint, _progress_log, partial(_progress_log, "writing_weights_cache"))
         grammars = _grammars(config, checkpoint.config)
-        runner = _runner(config, budget, checkpoint, loaded, ops, regions, grammars.take)
+        pictures = picture_config(config, checkpoint.config, loaded.encoder)
+        runner = _runner(config, budget, checkpoint, loaded, ops, regions, grammars.take, pictures)
         _keep_freed_memory()
         runner.warm_up()
-    limits = scheduler_config(config, budget, loaded.model.weight_bytes)
+    limits = scheduler_config(config, budget, loaded.model.weight_bytes, pictures)
     transfers = transfers_for(config, runner.cache, checkpoint.config.vocab_size, ops.name, regions)
     scheduler = Scheduler(limits, proposer, role_of(limits.disaggregation, transfers), grammars)
     occupation = Occupation(regions, runner, weights, trim=trim)
@@ -248,6 +251,7 @@ def _runner(
     ops: Ops,
     regions: Regions,
     take_masks: Callable[[int], I32],
+    pictures: PictureConfig | None,
 ) -> ModelRunner:
     graphs = Eager() if config.disable_cuda_graph else graphs_for(ops, config.device, regions)
     most, width = min(config.cuda_graph_max_bs, budget.max_running_requests), config.speculation.num_draft_tokens
@@ -270,6 +274,8 @@ def _runner(
         assistant=loaded.assistant,
         drafter=loaded.drafter,
         take_masks=take_masks,
+        encoder=loaded.encoder,
+        num_encodings=pictures.num_rows if pictures else 0,
     )
 
 

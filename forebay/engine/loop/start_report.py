@@ -36,6 +36,7 @@ def start_report(
         ("model", "weights", human_bytes(model.weight_bytes), f"{_forms(model)} on {config.device}"),
         *_of_draft_model(config, runner),
         *_of_adapters(config, model),
+        *_of_encoder(runner),
         ("model", "kernels", ops.name, _why_kernels(config, ops)),
         ("model", "decode graphs", runner.decode.backend.name, _sizes_of_graphs(runner)),
         ("model", "load time", human_seconds(load_seconds), "until the first step could run"),
@@ -46,6 +47,7 @@ def start_report(
             for kind, planned in budget.num_bytes.items()
             if planned
         ),
+        *_of_pictures(config, runner),
         _of_memory_saver(config),
         of_process(),
     ]
@@ -76,6 +78,21 @@ def _of_adapters(config: EngineConfig, model: Model) -> Report:
     options = config.adapters
     why = f"{options.max_loras} slots of rank {options.max_lora_rank}, {len(options.lora_modules)} loaded at the start"
     return [("model", "adapters", human_bytes(model.adapters.num_bytes), why)]
+
+
+def _of_encoder(runner: ModelRunner) -> Report:
+    if runner.encodings is None:
+        return []
+    encoder = runner.encodings.encoder
+    why = f"{encoder.num_layers} layers; {encoder.tokens_per_tile} tokens for a tile of an image"
+    return [("model", "encoder", human_bytes(encoder.weight_bytes), why)]
+
+
+def _of_pictures(config: EngineConfig, runner: ModelRunner) -> Report:
+    if runner.encodings is None:
+        return []
+    why = "--mm-cache-bytes: pixels and encodings, which take memory as they come"
+    return [("memory", "images", human_bytes(config.pictures.mm_cache_bytes), why)]
 
 
 def _of_memory_saver(config: EngineConfig) -> tuple[str, str, str, str]:

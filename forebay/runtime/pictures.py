@@ -1,0 +1,70 @@
+"""Encodings of pictures on the device, and the encoder's work on them.
+
+Shape letters: R rows of encodings, padding included; H hidden size of the language model.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forebay.models.encoder import Encoder
+from forebay.pools.regions import Take
+from forebay.pools.table import Column, Table
+from forebay.requests.step_plan import Encode, PictureWork
+
+
+class UnfinishedTile(Exception):
+    """A slice does not follow the slices that were done of its tile: a bug of ours."""
+
+
+class Encodings:
+    """Rows 1..`num_rows` of encodings, row 0 is padding; and what the encoder has done of tiles that are not finished.
+
+    The table lies in what `take` gives. Rows are written by the last slice of a tile, whole; nobody reads them before.
+    """
+
+    def __init__(
+        self, encoder: Encoder, num_rows: int, *, device: torch.device | str = "cpu", take: Take | None = None
+    ) -> None:
+        self.num_rows, self.encoder, self._device = num_rows, encoder, device
+        columns = {"rows": Column(encoder.dtype, (encoder.hidden_size,), pad=0.0)}
+        self._table = Table(1 + num_rows, columns=columns, device=device, take=take)
+        self._unfinished: dict[tuple[int, int], tuple[int, Tensor]] = {}  # by picture and tile: layers done, state
+
+    @property
+    def rows(self) -> Tensor:
+        """[R, H] in the encoder's type."""
+        return self._table["rows"]
+
+    def encode(self, work: PictureWork) -> None:
+        """Forget unfinished work on dropped pictures, then do the slices in their order."""
+        if work.drops:
+            self._unfinished = {key: done for key, done in self._unfinished.items() if key[0] not in work.drops}
+        for encode in work.encodes:
+            self._slice(encode)
+
+    def _slice(self, encode: Encode) -> None:
+        key = encode.picture, encode.tile
+        if encode.first_layer == 0:
+            state = self.encoder.begin(self._pixels(encode))
+        else:
+            done, state = self._unfinished.pop(key, (0, self.rows))
+            if done != encode.first_layer:
+                raise UnfinishedTile(f"tile {key} has {done} layers done, and its next slice is {encode.first_layer}")
+        state = self.encoder.layers(state, encode.first_layer, encode.last_layer)
+        if encode.last_layer < self.encoder.num_layers:
+            self._unfinished[key] = encode.last_layer, state
+            return
+        at = torch.from_numpy(encode.rows.copy()).to(self._device)
+        self.rows.index_copy_(0, at, self.encoder.finish(state))
+
+    def _pixels(self, encode: Encode) -> Tensor:
+        pixels = np.frombuffer(encode.pixels, np.uint8).reshape(encode.height, encode.width, 3)
+        return torch.from_numpy(pixels.copy()).to(self._device)
+
+    def reset(self) -> None:
+        """Forget everything: the memory is new."""
+        self._unfinished.clear()
+        self._table.reset_padding()

@@ -1,0 +1,201 @@
+"""Pictures in prompts: tokens are those of transformers, and equal to the bit whatever is around a request (C10, C18,
+C19, C28)."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from forebay.requests.pictures import Picture
+from forebay.requests.sampling_params import SamplingParams
+from tests.integration.rig import Engine, Result, Rig
+from tests.integration.test_hybrid_tokens import scores
+from tests.kernels import NATIVE
+from tests.models.visual import PLACEHOLDER, TEXT_TOKENS, VisualModel, shared_visual
+
+MARK = 5  # what stands between the tiles of a picture
+TIGHT = {"num_tokens": 320, "schedule_conservativeness": 0.0}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids with a placeholder at each token of a picture, and the pictures."""
+
+    ids: list[int]
+    pictures: tuple[Picture, ...]
+
+
+class Album:
+    """Makes prompts of a model. A picture has the pixels of its number, and as many tiles as it is asked for."""
+
+    def __init__(self, model: VisualModel) -> None:
+        self.side, self.per_tile = model.image_size, model.tokens_per_tile
+
+    def pixels(self, number: int, tiles: int) -> np.ndarray[Any, Any]:
+        rng = np.random.default_rng(number)
+        return rng.integers(0, 256, (tiles, self.side, self.side, 3), dtype=np.uint8)
+
+    def prompt(self, *parts: list[int] | tuple[int, int]) -> Prompt:
+        """Of lists of token ids, and of pictures, each a number and its tiles."""
+        ids: list[int] = []
+        pictures = []
+        for part in parts:
+            if isinstance(part, list):
+                ids += part
+                continue
+            number, tiles = part
+            pixels, runs = self.pixels(number, tiles).tobytes(), []
+            for _ in range(tiles):
+                runs.append((len(ids) + 1, self.per_tile))
+                ids += [MARK, *[PLACEHOLDER] * self.per_tile]
+            digest = hashlib.sha256(pixels + f"{1, tiles}".encode()).digest()
+            shape = {"num_tiles": tiles, "height": self.side, "width": self.side}
+            pictures.append(Picture(digest=digest, grid=(1, tiles), pixels=pixels, runs=tuple(runs), **shape))
+        return Prompt(ids, tuple(pictures))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A rig, prompts with pictures, and what each of them gives alone in an engine of its own."""
+
+    rig: Rig
+    prompts: list[Prompt]
+    params: list[SamplingParams]
+    alone: list[Any]
+
+    @classmethod
+    def of(cls, rig: Rig, prompts: list[Prompt], params: list[SamplingParams]) -> Shown:
+        alone = [scores(run(rig.engine(), [prompt], [own]))[0] for prompt, own in zip(prompts, params, strict=True)]
+        return cls(rig, prompts, params, alone)
+
+    def check(self, engine: Engine, **options: Any) -> list[Result]:
+        results = run(engine, self.prompts, self.params, **options)
+        assert scores(results) == self.alone
+        return results
+
+
+def run(engine: Engine, prompts: list[Prompt], params: list[SamplingParams], **options: Any) -> list[Result]:
+    pictures = [prompt.pictures for prompt in prompts]
+    return engine.run([prompt.ids for prompt in prompts], params, pictures=pictures, **options)
+
+
+def greedy(count: int) -> SamplingParams:
+    return SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True, logprobs=2)
+
+
+@pytest.fixture(scope="module", params=["smolvlm", "idefics3"])
+def model(request: pytest.FixtureRequest) -> VisualModel:
+    return shared_visual(request.param)
+
+
+@pytest.fixture(scope="module")
+def rig(model: VisualModel) -> Rig:
+    made = Rig(model.path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=256)
+    if not made.ops.name.startswith("native"):
+        pytest.skip("only the native kernels compute a row alike in every batch")
+    return made
+
+
+@pytest.fixture(scope="module")
+def shown(model: VisualModel, rig: Rig) -> Shown:
+    """Prompts with the same text and different pictures, with shared beginnings, and text alone."""
+    album, rng = Album(model), random.Random(0)
+    trunk = [rng.randrange(6, TEXT_TOKENS) for _ in range(20)]
+
+    def own() -> list[int]:
+        return [rng.randrange(6, TEXT_TOKENS) for _ in range(rng.randrange(1, 20))]
+
+    same = own()
+    prompts = [
+        album.prompt(trunk, (1, 1), same),
+        album.prompt(trunk, (2, 1), same),
+        album.prompt(trunk, (1, 1), own()),
+        album.prompt(own()),
+        album.prompt((3, 2), own(), (1, 1), own()),
+        album.prompt((3, 2), own(), (2, 1), own()),
+        album.prompt(trunk, own()),
+        album.prompt(trunk, (4, 5), own()),
+    ]
+    return Shown.of(rig, prompts, [greedy(10 + i) for i in range(len(prompts))])
+
+
+def test_tokens_and_log_probabilities_equal_those_of_transformers(model: VisualModel, shown: Shown) -> None:
+    for prompt, (tokens, logprobs) in zip(shown.prompts, shown.alone, strict=True):
+        pixels = np.concatenate([_pixels(picture) for picture in prompt.pictures]) if prompt.pictures else None
+        wanted = model.logits([*prompt.ids, *tokens], pixels).log_softmax(-1)
+        for place, (token, found) in enumerate(zip(tokens, logprobs, strict=True), len(prompt.ids) - 1):
+            assert found.logprob == pytest.approx(float(wanted[place, token]), abs=1e-4)
+            assert found.rank == 1
+
+
+def _pixels(picture: Picture) -> np.ndarray[Any, Any]:
+    return np.frombuffer(picture.pixels, np.uint8).reshape(picture.num_tiles, picture.height, picture.width, 3)
+
+
+def test_same_text_with_another_picture_gives_other_log_probabilities(shown: Shown) -> None:
+    first, second = shown.prompts[:2]
+    assert first.ids == second.ids
+    assert shown.alone[0][1][0] != shown.alone[1][1][0]
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("chunk", [1, 3, 7, 512])
+def test_tokens_do_not_depend_on_pages_and_chunks(shown: Shown, page_size: int, chunk: int) -> None:
+    shown.check(shown.rig.engine(page_size=page_size, chunked_prefill_size=chunk), apart=1)
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("overlap_depth", [0, 1, 2])
+@pytest.mark.parametrize("layer_tokens", [0.1, 3.0, 1000.0])
+def test_tokens_do_not_depend_on_slices(shown: Shown, overlap_depth: int, layer_tokens: float) -> None:
+    options = {"overlap_depth": overlap_depth, "layer_tokens": layer_tokens, "chunked_prefill_size": 16}
+    shown.check(shown.rig.engine(**options))
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("apart", [0, 3, 40])
+def test_prefix_hits_before_inside_and_behind_pictures(shown: Shown, page_size: int, apart: int) -> None:
+    engine = shown.rig.engine(radix_cache=True, page_size=page_size, chunked_prefill_size=16, overlap_depth=1)
+    for _ in range(2):
+        results = shown.check(engine, apart=apart)
+    cached = [result.cached_tokens for result in results]
+    assert all(num >= len(prompt.ids) - 2 * page_size for num, prompt in zip(cached, shown.prompts, strict=True))
+
+
+def test_picture_whose_tokens_are_cached_is_not_encoded_again(shown: Shown) -> None:
+    engine = shown.rig.engine(radix_cache=True, page_size=1)
+    shown.check(engine, apart=40)
+    before = engine.count("encoded_tiles")
+    shown.check(engine, apart=40)
+    assert before > 0
+    assert engine.count("encoded_tiles") == before
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("num_tiles", [5, 6, 9])
+def test_evicted_encodings_are_computed_again(shown: Shown, num_tiles: int) -> None:
+    engine = shown.rig.engine(num_tiles=num_tiles)
+    for prompt, params, alone in zip(shown.prompts, shown.params, shown.alone, strict=True):
+        assert scores(run(engine, [prompt], [params])) == [alone]
+    before = engine.count("encoded_tiles")
+    assert scores(run(engine, shown.prompts[:1], shown.params[:1])) == shown.alone[:1]
+    assert engine.count("encoded_tiles") > before
+    assert engine.count("evicted_encodings") > 0
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("radix_cache", [False, True])
+@pytest.mark.parametrize("host_bytes", [0, 1 << 20])
+def test_retracted_requests_keep_their_tokens(shown: Shown, radix_cache: bool, host_bytes: int) -> None:
+    options = {"radix_cache": radix_cache, "retraction_host_bytes": host_bytes, "chunked_prefill_size": 16}
+    engine = shown.rig.engine(**options, **TIGHT)
+    shown.check(engine)
+    assert engine.count("retractions") > 0
