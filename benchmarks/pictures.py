@@ -30,9 +30,12 @@ from forebay.base.cpu import this_cpu
 from forebay.engine.frames import AddRequest
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig, config_from_folder
+from forebay.formats.gguf import GgufFile
+from forebay.formats.store import find_model
 from forebay.models.encoder import Encoder, layer_tokens, vision_config
 from forebay.models.random_weights import write_random_weights
 from forebay.requests.pictures import Picture
+from forebay.text.tokenizer_saving import save_tokenizer
 
 TEXT: Final = {
     "model_type": "llama",
@@ -78,6 +81,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / "config.json").write_text(json.dumps(CONFIG))
+        save_tokenizer(GgufFile(find_model(None)).metadata, folder)
         config = config_from_folder(folder)
         path = folder / "model.safetensors"
         write_random_weights(config, path, dtype="bfloat16", seed=0, progress=lambda done, total: None)
@@ -150,7 +154,7 @@ def encoding(bench: Bench, rounds: int) -> None:
         with torch.inference_mode():
             encoder.finish(encoder.layers(encoder.begin(pixels), 0, encoder.num_layers))
         times += [time.perf_counter() - start] * (number > 0)
-    peaks = measure_peaks(this_cpu().variant, READ_BYTES)
+    peaks = measure_peaks(this_cpu().variants[0], READ_BYTES)
     floor, taken = products / peaks.products, statistics.median(times)
     print(
         f"one tile: {2e-9 * products:.0f} GFLOP, {taken:.3f} s; at {2e-9 * peaks.products:.0f} GFLOP/s "
