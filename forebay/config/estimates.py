@@ -61,11 +61,13 @@ def process_bytes(model: ModelConfig) -> int:
 
 
 def activation_bytes(model: ModelConfig, weights: WeightShapes, step: StepShape) -> int:
-    """Return the bytes that steps compute in, with the tables of rotary embeddings."""
+    """Return the bytes that steps compute in, with the tables of rotary embeddings. A tile of a picture is encoded
+    before the step's tokens, and has as many rows as patches."""
     widest = max((kind.in_features for kind in weights.counts), default=model.hidden_size)
     if model.experts is not None:
         widest = max(widest, model.experts.per_token * model.experts.intermediate_size)
-    activations = step.num_tokens * widest * ACTIVATION_WIDTHS
+    tile = 0 if model.vision is None else model.vision.num_patches * model.vision.intermediate_size
+    activations = max(step.num_tokens * widest, tile) * ACTIVATION_WIDTHS
     logits = step.num_rows * model.vocab_size * LOGITS_COPIES
     rope = step.context_length * model.head_dim * ROPE_TABLES
     return (activations + logits + rope) * FLOAT32_BYTES

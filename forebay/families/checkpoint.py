@@ -6,7 +6,7 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +41,24 @@ _BARE = "embed_tokens.weight"  # where what is saved is the layers alone, as emb
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
     """`gguf_metadata` is empty for safetensors; of a GGUF file it has the tokenizer and the chat template too.
-    `num_draft_heads` are in the files; tensors of the first are here if they were asked for, those of others never."""
+    `num_draft_heads` are in the files; tensors of the first are here if they were asked for, those of others never.
+    `encoder` has the tensors of the encoder of pictures, by the names of the files."""
 
     path: Path
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]
     gguf_metadata: Mapping[str, Any]
     num_draft_heads: int = 0
+    encoder: Mapping[str, StoredTensor] = field(default_factory=dict)
+
+    @property
+    def every_tensor(self) -> list[StoredTensor]:
+        """Return the tensors of the language model, and of the encoder."""
+        return [*self.tensors.values(), *self.encoder.values()]
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.num_bytes for tensor in self.tensors.values())
+        return sum(tensor.num_bytes for tensor in self.every_tensor)
 
     def weight_shapes(self) -> WeightShapes:
         """Without knowing what a model does with its weights: all matrices count as such, and those with a row for each
@@ -120,7 +127,27 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
     if num_unused:
         _log_unused(path, num_unused)
     config = _tied(config, has_head=_HEAD in tensors, bare=bare)
-    return Checkpoint(path=path, config=config, tensors=tensors, gguf_metadata={}, num_draft_heads=num_draft_heads)
+    encoder = _encoder_tensors(files, config, path)
+    parts: dict[str, Any] = {"gguf_metadata": {}, "num_draft_heads": num_draft_heads, "encoder": encoder}
+    return Checkpoint(path=path, config=config, tensors=tensors, **parts)
+
+
+def _encoder_tensors(files: Sequence[SafetensorsFile], config: ModelConfig, path: Path) -> Mapping[str, StoredTensor]:
+    """Return the tensors of the encoder, by their names in the files; none where it is not served."""
+    if config.vision is None or config.outer is None:
+        return {}
+    tensors: dict[str, StoredTensor] = {}
+    layers: defaultdict[str, dict[str, FileArray]] = defaultdict(dict)
+    for file in files:
+        for stored in filter(config.outer.is_beside, file.tensors):
+            layer, _, part = stored.rpartition(".")
+            if config.packing is not None and config.packing.has(part, file.tensors[stored].dtype):
+                layers[layer][part] = file.packed(stored)
+                continue
+            if stored in tensors:
+                raise ModelError(f"{file.path}: tensor {stored!r} is in another file of the checkpoint as well")
+            tensors[stored] = _PlainTensor(file, stored, whole=False)
+    return {**tensors, **dict(_packed_layers(layers, config, path))}
 
 
 def _tied(config: ModelConfig, *, has_head: bool, bare: bool) -> ModelConfig:
@@ -135,7 +162,7 @@ def _inner_names(files: Sequence[SafetensorsFile], config: ModelConfig, path: Pa
     if config.outer is None:
         return {name: f"model.{name}" if bare else name for name in stored}
     names, parts = config.outer.inner_names(stored, str(path))
-    if parts:
+    if parts and config.vision is None:
         _log_not_served(path, ",".join(parts))
     return names
 

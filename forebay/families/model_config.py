@@ -17,7 +17,7 @@ from forebay.families.outer import OTHER_NAMES, OUTERS, Outer, text_config
 from forebay.families.sampling import NEUTRAL, SamplingDefaults, of_generation_config, of_gguf
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import AS_STORED, TensorNames
-from forebay.families.vision import VisionConfig
+from forebay.families.vision import VisionConfig, vision_of
 from forebay.formats.block_layers import block_packing
 from forebay.formats.files import is_there, read_json
 from forebay.formats.gguf import GgufFile
@@ -139,12 +139,27 @@ def config_from_folder(folder: Path) -> ModelConfig:
     raw = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     more = Fields.of_file(read_json(generation), str(generation)) if is_there(generation) else None
-    return config_of(raw, str(folder / "config.json"), generation=more)
+    return config_of(raw, str(folder / "config.json"), generation=more, processor=_image_processor(folder))
 
 
-def config_of(raw: Mapping[str, Any], where: str = "config.json", *, generation: Fields | None = None) -> ModelConfig:
-    """Read a config.json's fields; `where` is what errors call it."""
-    outer = OUTERS.get(str(raw.get("model_type")))
+def _image_processor(folder: Path) -> Mapping[str, Any]:
+    """The fields of the image processor, nothing without one. As in transformers, those in processor_config.json count
+    first."""
+    files = [folder / name for name in ("processor_config.json", "preprocessor_config.json")]
+    of_all, own = (read_json(path) if is_there(path) else {} for path in files)
+    inner = of_all.get("image_processor", own)
+    return inner if isinstance(inner, dict) else own
+
+
+def config_of(
+    raw: Mapping[str, Any],
+    where: str = "config.json",
+    *,
+    generation: Fields | None = None,
+    processor: Mapping[str, Any] | None = None,
+) -> ModelConfig:
+    """Read a config.json's fields, and those of its image `processor`; `where` is what errors call it."""
+    outer, whole = OUTERS.get(str(raw.get("model_type"))), raw
     raw = _as_head(_of_assistant(raw, where) if outer is None else text_config(raw, outer, where))
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in (*TYPES, *ASSISTANTS, *HEADS):
@@ -164,15 +179,17 @@ def config_of(raw: Mapping[str, Any], where: str = "config.json", *, generation:
     aliases = () if outer is None else outer.aliases
     packing = packing_of(fields.get("quantization_config"), where, aliases) if packed else in_blocks or config.packing
     unknown = unknown_options(fields, own.harmless)
+    vision, not_known = vision_of(whole, where, processor or {}, config.vocab_size) or (None, ())
     sampling = of_generation_config(generation)
     return replace(
         config,
         eos_token_ids=tuple(dict.fromkeys(ends)),
-        unknown_options=unknown,
+        unknown_options=(*unknown, *not_known),
         packing=packing,
         sampling=sampling,
         in_bfloat16=(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16") == "bfloat16",
         outer=outer,
+        vision=vision,
     )
 
 

@@ -1,4 +1,4 @@
-"""Models with a language model inside: of what they are around it, images above all, no part is served.
+"""Models with a language model inside. Of what is around it some encoders of pictures are served (`vision.py`).
 
 The table says for each such type where its configuration and its files have the language model.
 """
@@ -45,8 +45,8 @@ class Outer:
 
     `types` are the names of the language model's type in `text_config`, and ours; none where it may be any type that is
     served. `text_type` is that name where the file is silent. `body`: how the names of its tensors begin instead of
-    `model.`, in published files and in those that transformers 5 writes. `parts`: how those begin of parts that are not
-    served. `tied`: whether the embedding is the head where the file is silent, None where the family says. `defaults`
+    `model.`, in published files and in those that transformers 5 writes. `parts`: how those begin of the other
+    parts. `tied`: whether the embedding is the head where the file is silent, None where the family says. `defaults`
     and `fixed` are fields of `text_config` that count where it is silent, and in any case; `unused` change nothing.
     `flat`: a file without `text_config` has its fields beside the others. `mrope`: the rope's positions are
     three, which are equal for text. `turned_stacks`: published files have all experts of a layer in one tensor with
@@ -69,6 +69,10 @@ class Outer:
         """How our names of modules begin, each with how files may have it."""
         return (*(("model.", begin) for begin in self.body), ("lm_head", _HEAD))
 
+    def is_beside(self, name: str) -> bool:
+        """Return whether a tensor of this name in the files is of a part beside the language model."""
+        return name.startswith(self.parts)
+
     def inner_names(self, stored: Iterable[str], where: str) -> tuple[dict[str, str], list[str]]:
         """Return the language model's tensors, with the names that they would have in files of that alone, and the
         parts that others are of. ModelError for names of two kinds."""
@@ -76,7 +80,7 @@ class Outer:
         parts: set[str] = set()
         begins: set[str] = set()
         for name in stored:
-            if name.startswith(self.parts):
+            if self.is_beside(name):
                 parts.add(name.removeprefix("model.").partition(".")[0])
                 continue
             begin = next((begin for begin in self.body if name.startswith(begin)), None)

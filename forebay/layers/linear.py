@@ -13,7 +13,7 @@ from forebay.ops.adapters import AdapterTable
 
 
 class Linear:
-    """The only call of `Ops.linear`, and of what adapters add to it. `adapters` None: the layer can have none."""
+    """The only calls of `Ops.linear`, and of what adapters add to it. `adapters` None: the layer can have none."""
 
     __slots__ = ("_adapters", "_ops", "weight")
 
@@ -28,3 +28,7 @@ class Linear:
         if self._adapters is not None and ctx.adapters is not None:
             self._ops.add_adapters(out, x, ctx.adapters, self._adapters)
         return out
+
+    def of(self, x: Tensor) -> Tensor:
+        """x [T, K] -> [T, N], outside of a decoder's step, where nothing has adapters."""
+        return self._ops.linear(x, self.weight)

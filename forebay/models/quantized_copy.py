@@ -44,7 +44,8 @@ class _Written(NamedTuple):
 def write_quantized(
     checkpoint: Checkpoint, folder: Path, quantization: Quantization, round_into: Round, progress: Progress
 ) -> int:
-    """Write the checkpoint to the empty `folder`; return the bytes of its weights. Draft heads are not copied.
+    """Write the checkpoint to the empty `folder`; return the bytes of its weights. An encoder of pictures stays as it
+    is; draft heads are not copied.
 
     Raises ModelError for weights that are in codes already which `quantization` keeps, OSError if the disk is full.
     """
@@ -52,6 +53,7 @@ def write_quantized(
     check_names(checkpoint, params)
     codes = _codes(checkpoint, params, quantization, round_into)
     tensors = [_written(name, checkpoint.tensors[name], held) for name, held in codes.items()]
+    tensors += [_written(name, tensor, None) for name, tensor in checkpoint.encoder.items()]
     total, done = sum(tensor.entry.num_bytes for tensor in tensors), 0
 
     def counted(tensors: Sequence[_Written]) -> Iterator[memoryview]:
@@ -67,6 +69,7 @@ def write_quantized(
 
     _write_files(folder, tensors, counted)
     matrices = {name: held for name, held in codes.items() if len(checkpoint.tensors[name].shape) == 2}
+    matrices |= dict.fromkeys(name for name, tensor in checkpoint.encoder.items() if len(tensor.shape) == 2)
     _write_config(checkpoint.path, folder, _packing(matrices, quantization))
     for path in checkpoint.path.iterdir():
         if path.suffix in _COPIED and path.name not in ("config.json", INDEX_NAME) and path.is_file():

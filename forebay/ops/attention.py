@@ -174,14 +174,14 @@ def segments(lens: Sequence[int], device: torch.device | str) -> PagedKv:
     """
     sizes, longest = torch.tensor([0, *lens], dtype=torch.int32), max(lens, default=1)
     starts = sizes.cumsum(0).int()
-    tokens = torch.arange(sum(lens) + longest, dtype=torch.int32, device=device)
+    tokens = torch.arange(sum(lens) + longest, dtype=torch.int32).to(device)
     return PagedKv(
         page_table=tokens.unfold(0, longest, 1),  # rows are one entry apart, and overlap
         rows=starts[:-1].to(device),
         q_start=starts.to(device),
         seq_lens=sizes[1:].to(device),
         page_size=1,
-        out_cache_loc=torch.empty(0, dtype=torch.int64, device=device),
+        out_cache_loc=torch.empty(0, dtype=torch.int64).to(device),
         causal=False,
     )
 

@@ -13,6 +13,8 @@ from forebay.families.outer import OTHER_NAMES, OUTERS
 from forebay.families.small import small_config
 from forebay.formats.layer_packing import IgnoredModules
 
+VISION = {"hidden_size": 32, "image_size": 64}
+
 
 def inner(model_type: str) -> dict[str, Any]:
     fields = small_config(model_type, hidden_size=64, num_layers=4, vocab_size=64)
@@ -27,7 +29,7 @@ def type_inside(outer: str) -> str:
 
 def fields_of(outer: str, **more: Any) -> dict[str, Any]:
     text = {**inner(type_inside(outer)), "model_type": OUTERS[outer].text_type}
-    return {"model_type": outer, "vision_config": {"hidden_size": 8}, "image_token_id": 3, "text_config": text, **more}
+    return {"model_type": outer, "vision_config": VISION, "image_token_id": 3, "text_config": text, **more}
 
 
 def with_text(outer: str, **changes: Any) -> ModelConfig:

@@ -17,6 +17,7 @@ from tests.models.tiny import BASE, CASES
 
 _VISION: Final = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 _IMAGE: Final = {"image_size": 28, "patch_size": 14}
+_SIGLIP: Final = _VISION | {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
 _QWEN_VISION: Final = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48}
 _SECTIONS: Final = {"rope_type": "default", "rope_theta": 5_000.0, "mrope_section": [1, 3, 2]}
 _LLAVA: Final = {
@@ -59,8 +60,24 @@ _QWEN3_VL: Final = _QWEN_VISION | {"deepstack_visual_indexes": [0], "num_positio
 _QWEN3_TEXT: Final = {"head_dim": 12, "rope_parameters": _SECTIONS | {"mrope_interleaved": True}}
 _MOE: Final = {**CASES["qwen3_moe"][1], "moe_intermediate_size": 20}
 OUTERS: Final[dict[str, Case]] = {
-    "smolvlm": _case("smolvlm", "llama", _VISION | _IMAGE, _SAME, {}),
-    "idefics3": _case("idefics3", "llama", _VISION | _IMAGE, _SAME, {"attention_bias": True}, tie_word_embeddings=True),
+    "smolvlm": _case(
+        "smolvlm",
+        "llama",
+        _SIGLIP | {"image_size": 48, "patch_size": 8},
+        _SAME,
+        {},
+        scale_factor=3,
+        image_token_id=5,
+    ),
+    "idefics3": _case(
+        "idefics3",
+        "llama",
+        _SIGLIP | {"image_size": 30, "patch_size": 7, "num_attention_heads": 3},  # two pixels fill no patch
+        _SAME,
+        {"attention_bias": True},
+        tie_word_embeddings=True,
+        image_token_id=7,
+    ),
     "mistral3": _case(
         "mistral3",
         "mistral",

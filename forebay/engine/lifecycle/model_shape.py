@@ -33,7 +33,8 @@ class Shape(NamedTuple):
 
 
 def read_shape(path: Path, draft_head: bool) -> Shape:
-    """Read the shape of the checkpoint at `path`, with its draft head if `draft_head`. Raises ModelError."""
+    """Read the shape of the checkpoint at `path`, with its draft head if `draft_head`. The weights are those of its
+    encoder of pictures, too. Raises ModelError."""
     from forebay.models import needs_of  # brings torch, which nothing but this needs here
 
     path = model_file(path)
@@ -54,26 +55,33 @@ def _kinds(path: Path, config: ModelConfig, needs: Needs) -> Iterator[tuple[Weig
     """The weights of a GGUF file may be in codes, of which its header says so; those of a folder, of which its
     configuration does. Whether
     others are in bfloat16 is in the headers, if the weights are there; else the configuration decides."""
-    from forebay.models.weight_codes import codes_of, is_plain_matrix, stays_bfloat16  # as above
+    from forebay.models.encoder import encoder_params  # as above
+    from forebay.models.weight_codes import codes_of, is_plain_matrix, stays_bfloat16
 
     is_gguf = path.suffix == ".gguf"
     tensors = open_checkpoint(path).tensors if is_gguf else _tensors_of_folder(path)
-    for param in needs.params:
+
+    def is_bfloat16(param: TensorParam) -> bool:
         has_header = tensors.keys() >= set(param.names)
-        if is_gguf and has_header:
-            codes, bfloat16 = codes_of(param, tensors, Quantization.FILE), stays_bfloat16(param, tensors)
-            yield from kinds_of(codes, param.shape, param.min_bits, bfloat16=bfloat16)
+        return stays_bfloat16(param, tensors) if has_header else config.in_bfloat16 and is_plain_matrix(param)
+
+    for param in needs.params:
+        if is_gguf and tensors.keys() >= set(param.names):
+            codes = codes_of(param, tensors, Quantization.FILE)
+            yield from kinds_of(codes, param.shape, param.min_bits, bfloat16=is_bfloat16(param))
         else:
             own = _stored_format(param, config)
-            bfloat16 = stays_bfloat16(param, tensors) if has_header else config.in_bfloat16 and is_plain_matrix(param)
-            yield WeightKind(own, param.shape[-1], param.min_bits, bfloat16), param.num_elements
+            yield WeightKind(own, param.shape[-1], param.min_bits, is_bfloat16(param)), param.num_elements
+    for param in encoder_params(config):  # never in codes, and rows as long as these are none of a step's tokens
+        yield WeightKind(None, 0, 16, is_bfloat16(param)), param.num_elements
 
 
 def _tensors_of_folder(path: Path) -> Mapping[str, StoredTensor]:
     """The tensors of a folder; none if its weights are missing or damaged, which loading them reports."""
     with contextlib.suppress(ModelError):
         if has_weights(path):
-            return open_checkpoint(path).tensors
+            checkpoint = open_checkpoint(path)
+            return {**checkpoint.tensors, **checkpoint.encoder}
     return {}
 
 

@@ -1,0 +1,145 @@
+"""Parts of an encoder of pictures: patches, blocks that attend both ways, and the connector to a language model.
+
+Shape letters: P patches of a tile, h the encoder's hidden size, H the language model's, s patches to an edge of what
+becomes one token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forebay.layers.build import Parts
+from forebay.layers.norms import build_norm, layer_norm_spec
+from forebay.ops.attention import KvCache, PagedKv
+from forebay.ops.pictures import PixelScale
+
+CHANNELS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PatchesSpec:
+    """`side` x `side` patches of `size` pixels, each through a linear layer, with a learned position. A channel's value
+    is multiplied by `rescale`, and then has `mean` and the deviation `std`."""
+
+    name: str
+    hidden_size: int
+    size: int
+    side: int
+    rescale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def build(self, parts: Parts) -> Patches:
+        """Return the part with its weights."""
+        return Patches(self, parts.within(self.name))
+
+
+class Patches:
+    """A tile's pixels to patches. The convolution of the checkpoint is a linear layer: its stride is its size."""
+
+    def __init__(self, spec: PatchesSpec, parts: Parts) -> None:
+        self._ops, self._size, self._dtype = parts.ops, spec.size, parts.weights.dtype
+        self._device, width = parts.weights.device, spec.hidden_size
+        kernel = parts.values("patch_embedding.weight", width, CHANNELS, spec.size, spec.size)
+        self._weight = parts.ops.pack_linear(kernel.view(width, -1), parts.values("patch_embedding.bias", width))
+        ids = position_ids(spec.side)
+        self._positions = parts.tensor("position_embedding.weight", len(ids), width, change=lambda table: table[ids])
+        factors = [spec.rescale / std for std in spec.std]
+        shifts = [-mean / std for mean, std in zip(spec.mean, spec.std, strict=True)]
+        self._scale = PixelScale(*(torch.tensor(numbers, device=self._device) for numbers in (factors, shifts)))
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """pixels uint8 [height, width, 3] -> [P, h]."""
+        rows = self._ops.patch_rows(pixels.to(self._device), self._size, self._scale, self._dtype)
+        return self._ops.add_(self._ops.linear(rows, self._weight), self._positions)
+
+
+def position_ids(side: int) -> Tensor:
+    """Return which row of the table of positions each patch of a whole tile takes, [side * side] int64.
+
+    A patch's place is a fraction of the tile, in float32, and takes the row of the interval in which it falls: not its
+    own where the fraction was rounded down (transformers' `Idefics3VisionEmbeddings`, and Patch n' Pack, arXiv
+    2307.06304, section 3).
+    """
+    boundaries = torch.arange(1 / side, 1.0, 1 / side)
+    fractions = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(max=1.0 - 1e-6)
+    places = torch.bucketize(fractions, boundaries, right=True)
+    return (places.unsqueeze(1) * side + places).flatten()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderBlockSpec:
+    """Attention and a feed-forward layer, each behind a LayerNorm; all layers have biases."""
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    norm_eps: float
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    def build(self, parts: Parts) -> EncoderBlock:
+        """Return the block with its weights."""
+        return EncoderBlock(self, parts)
+
+
+class EncoderBlock:
+    """A layer: x + attention(norm(x)), then x + mlp(norm(x)). Vision Transformer, arXiv 2010.11929, section 3.1."""
+
+    def __init__(self, spec: EncoderBlockSpec, parts: Parts) -> None:
+        self._ops, self._heads, self._scale = parts.ops, spec.num_heads, spec.head_dim**-0.5
+        width, inner = spec.hidden_size, spec.intermediate_size
+        self._norms = [
+            build_norm(layer_norm_spec(f"{spec.name}.layer_norm{i}", width, bias=True), parts, spec.norm_eps).of
+            for i in (1, 2)
+        ]
+        attention, mlp = parts.within(f"{spec.name}.self_attn"), parts.within(f"{spec.name}.mlp")
+        self._qkv = attention.linear(dict.fromkeys(("q_proj", "k_proj", "v_proj"), width), width, bias=True)
+        self._out = attention.linear({"out_proj": width}, width, bias=True)
+        self._up = mlp.linear({"fc1": inner}, width, bias=True)
+        self._down = mlp.linear({"fc2": width}, inner, bias=True)
+
+    def __call__(self, x: Tensor, tile: PagedKv) -> Tensor:
+        """x [P, h], which stays as it is -> [P, h]. `tile` says which patches attend to each other."""
+        ops, (norm_attention, norm_mlp) = self._ops, self._norms
+        q, k, v = self._qkv.of(norm_attention(x)).view(len(x), 3, self._heads, -1).unbind(1)
+        attended = ops.paged_attention(q, KvCache(k, v), tile, scale=self._scale)
+        x = ops.add_(self._out.of(attended.flatten(1)), x)
+        return ops.add_(self._down.of(ops.gelu(self._up.of(norm_mlp(x)))), x)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConnectorSpec:
+    """Squares of `factor` x `factor` patches of a tile with `side` in a row, each through one linear layer without a
+    bias."""
+
+    name: str
+    side: int
+    factor: int
+    hidden_size: int
+    output_size: int
+
+    def build(self, parts: Parts) -> Connector:
+        """Return the part with its weights."""
+        return Connector(self, parts)
+
+
+class Connector:
+    """Pixel shuffle and projection: a token is a square of patches, row by row (arXiv 2408.12637, section 3.1)."""
+
+    def __init__(self, spec: ConnectorSpec, parts: Parts) -> None:
+        self._ops, factor = parts.ops, spec.factor
+        self._width = factor**2 * spec.hidden_size
+        self._projection = parts.linear({spec.name: spec.output_size}, self._width)
+        squares = torch.arange(spec.side**2).view(spec.side // factor, factor, -1, factor)
+        self._order = squares.transpose(1, 2).flatten().int().to(parts.weights.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [P, h] -> [P / s^2, H]."""
+        return self._projection.of(self._ops.gather_rows(x, self._order).view(-1, self._width))
