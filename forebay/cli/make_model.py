@@ -15,9 +15,9 @@ from forebay.base.errors import ConfigError
 from forebay.base.progress import byte_progress
 from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parser, whole
-from forebay.families import TYPES
 from forebay.families.model_config import config_from_folder, config_from_gguf
-from forebay.families.small import DEFAULT_HIDDEN_SIZE, DEFAULT_NUM_LAYERS, small_config
+from forebay.families.small import DEFAULT_HIDDEN_SIZE, DEFAULT_NUM_LAYERS, LIKES, small_config
+from forebay.families.small_pictures import PICTURE_TOKENS, TEMPLATE, WITH_PICTURES, processor_files
 from forebay.formats.gguf import GgufFile
 from forebay.formats.safetensors import SINGLE_NAME
 from forebay.formats.store import find_model, models_folder
@@ -28,7 +28,7 @@ DTYPES: Final = ("bfloat16", "float16", "float32")
 
 def add_options(parser: Parser) -> None:
     """Declare the options of `models make`."""
-    parser.option("--like", metavar="TYPE", help=f"make: the kind of model: {', '.join(TYPES)}")
+    parser.option("--like", metavar="TYPE", help=f"make: the kind of model: {', '.join(LIKES)}")
     parser.option("--out", metavar="FOLDER", help="make: where to", default_text="NAME in the cache")
     parser.option("--hidden-size", type=whole(1, 1 << 16), default=DEFAULT_HIDDEN_SIZE, metavar="N", help="make: width")
     parser.option("--num-layers", type=whole(1, 1024), default=DEFAULT_NUM_LAYERS, metavar="N", help="make: depth")
@@ -50,7 +50,7 @@ def make(name: str | None, own: argparse.Namespace) -> Path:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".make-") as scratch:
             made = Path(scratch) / target.name
             made.mkdir()
-            save_tokenizer(donor.metadata, made)
+            _write_texts(made, donor, own.like)
             _write_model(made, fields, own)
             os.rename(made, target)  # in one step: a folder is there whole, or not at all
     except OSError as error:
@@ -93,6 +93,16 @@ def _given(assignments: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             given[field] = value
     return given
+
+
+def _write_texts(folder: Path, donor: GgufFile, like: str) -> None:
+    """The tokenizer, and of a model that reads pictures the files of its processors."""
+    if like not in WITH_PICTURES:
+        save_tokenizer(donor.metadata, folder)
+        return
+    save_tokenizer(donor.metadata, folder, more=PICTURE_TOKENS, template=TEMPLATE)
+    for name, fields in processor_files(like).items():
+        (folder / name).write_text(json.dumps(fields, indent=2), "utf-8")
 
 
 def _write_model(folder: Path, fields: dict[str, Any], own: argparse.Namespace) -> None:

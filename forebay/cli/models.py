@@ -28,10 +28,9 @@ from forebay.config.machine import available_memory
 from forebay.config.rules import ITEM_BYTES, value_bytes
 from forebay.engine.lifecycle.bring import pull
 from forebay.engine.lifecycle.model_shape import read_shape
-from forebay.families import TYPES
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import config_of, family_title
-from forebay.families.small import small_config
+from forebay.families.small import LIKES, small_config
 from forebay.formats.adapters import AdapterFiles, open_adapter
 from forebay.formats.gguf_parts import first_parts, model_file, part_paths
 from forebay.formats.hub_names import (
@@ -241,27 +240,31 @@ def _adapter_items(files: AdapterFiles) -> list[tuple[str, str]]:
 def show(name: str | None) -> None:
     """Print a model's description as equations: a checkpoint's, or that of a small one of a type."""
     from forebay.models import describe, needs_of  # bring torch, which nothing but this needs here
-    from forebay.models.equations import equations
+    from forebay.models.encoder import encoder_spec
+    from forebay.models.equations import encoder_equations, equations
 
-    if name in TYPES:
+    if name in LIKES:
         config = config_of(small_config(name, hidden_size=_SHOWN_SIZE, num_layers=_SHOWN_LAYERS, vocab_size=1 << 15))
-        print(f"{family_title(name)}\nA small {name} may be:\n")
+        print(f"{family_title(config.model_type)}\nA small {name} may be:\n")
     else:
         checkpoint = open_checkpoint(find_model(name))
         config = checkpoint.config
         print(f"{family_title(config.model_type)}\n{checkpoint.path}:\n")
     print("\n".join(equations(describe(config), needs_of(config).kept_by_block)))
+    if config.vision is not None:
+        print("\nimages:\n" + "\n".join(encoder_equations(encoder_spec(config))))
 
 
 def _shape(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     model = checkpoint.config
-    parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.every_tensor)
     heads = f"{model.num_heads} query heads, {model.num_kv_heads} KV heads of {model.head_dim}"
     return [
         ("architecture", model.model_type),
-        ("parameters", f"{parameters / 1e6:,.1f} M in {len(checkpoint.tensors)} tensors"),
+        ("parameters", f"{parameters / 1e6:,.1f} M in {len(checkpoint.every_tensor)} tensors"),
         ("layers", f"{model.num_layers} of width {model.hidden_size}, inner {model.intermediate_size}"),
         ("attention", heads),
+        *_encoder(checkpoint),
         ("vocabulary", f"{model.vocab_size:,} tokens"),
         ("context", f"{model.max_position_embeddings:,} tokens"),
         ("stored as", _quantisation(checkpoint)),
@@ -269,9 +272,19 @@ def _shape(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     ]
 
 
+def _encoder(checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    vision = checkpoint.config.vision
+    if vision is None:
+        return []
+    parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.encoder.values())
+    tiles = f"tiles of {vision.image_size} x {vision.image_size} pixels, {vision.tokens_per_tile} tokens each"
+    layers = f"{vision.num_layers} layers of width {vision.hidden_size}"
+    return [("images", f"{tiles}; an encoder of {layers}, {parameters / 1e6:,.1f} M parameters")]
+
+
 def _quantisation(checkpoint: Checkpoint) -> str:
     """`210 x Q4_1, 61 x F32`, from the headers."""
-    kinds = Counter(tensor.storage for tensor in checkpoint.tensors.values())
+    kinds = Counter(tensor.storage for tensor in checkpoint.every_tensor)
     return ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common())
 
 
@@ -279,7 +292,7 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     from forebay.models import needs_of  # brings torch, which nothing but this needs here
 
     model, specs = checkpoint.config, needs_of(checkpoint.config).cache_specs
-    parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.every_tensor)
     contexts = sorted({c for c in CONTEXTS if c < model.max_position_embeddings} | {model.max_position_embeddings})
     rows = []
     shapes, kernels = read_shape(checkpoint.path, False).weights, kernels_on(this_cpu(), "native")

@@ -69,6 +69,11 @@ class Outer:
         """How our names of modules begin, each with how files may have it."""
         return (*(("model.", begin) for begin in self.body), ("lm_head", _HEAD))
 
+    def stored(self, name: str) -> str:
+        """Return what published files call a tensor of the language model, by its name in files of that alone."""
+        begin = "model."
+        return f"{self.body[0]}{name.removeprefix(begin)}" if name.startswith(begin) else name
+
     def is_beside(self, name: str) -> bool:
         """Return whether a tensor of this name in the files is of a part beside the language model."""
         return name.startswith(self.parts)

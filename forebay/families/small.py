@@ -10,26 +10,39 @@ from typing import Any, Final
 from forebay.base.errors import ConfigError
 from forebay.families import TYPES
 from forebay.families.model_config import family
+from forebay.families.outer import OUTERS
 from forebay.families.shape import Shape
+from forebay.families.small_pictures import WITH_PICTURES, picture_fields
 
 DEFAULT_HIDDEN_SIZE: Final = 128
 DEFAULT_NUM_LAYERS: Final = 4
 _MAX_POSITIONS: Final = 32_768
 
 
+LIKES: Final = (*TYPES, *WITH_PICTURES)
+"""The types of which there is a small model."""
+
+
 def small_config(model_type: str, *, hidden_size: int, num_layers: int, vocab_size: int) -> dict[str, Any]:
-    """ConfigError for a type that there is none of, and a hidden size that does not divide into heads."""
-    if model_type not in TYPES:
-        raise ConfigError(f"there is no small model like {model_type!r}; there are {', '.join(TYPES)}")
+    """ConfigError for a type that there is none of, and a hidden size that does not divide into heads. `vocab_size` is
+    that of text."""
+    if model_type not in LIKES:
+        raise ConfigError(f"there is no small model like {model_type!r}; there are {', '.join(LIKES)}")
     shape = Shape(hidden_size, num_layers, vocab_size)
     if hidden_size % shape.head_dim or hidden_size <= 0:
         raise ConfigError(f"a hidden size of {hidden_size} does not divide into heads of {shape.head_dim}")
+    if model_type in WITH_PICTURES:
+        return picture_fields(model_type, _fields(OUTERS[model_type].text_type, shape), shape)
+    return _fields(model_type, shape)
+
+
+def _fields(model_type: str, shape: Shape) -> dict[str, Any]:
     return {
         "model_type": model_type,
-        "vocab_size": vocab_size,
-        "hidden_size": hidden_size,
-        "intermediate_size": 3 * hidden_size,
-        "num_hidden_layers": num_layers,
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": 3 * shape.hidden_size,
+        "num_hidden_layers": shape.num_layers,
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,

@@ -15,6 +15,7 @@ from forebay.families.model_config import ModelConfig, family
 from forebay.formats.safetensors_writer import Entry, write_safetensors
 from forebay.formats.turned_experts import BIAS, DOWN, GATE_UP
 from forebay.models import needs_of
+from forebay.models.encoder import encoder_params
 from forebay.models.loader import Progress
 
 _DTYPES: Final = {
@@ -65,12 +66,15 @@ def write_random_weights(
 
 def _stored(config: ModelConfig, draft_head: bool) -> dict[str, tuple[tuple[int, ...], float]]:
     """Each tensor's shape and the offset of its values, by the names under which other engines read them, too."""
-    names = family(config.model_type).names
+    names, outer = family(config.model_type).names, config.outer
     params = {
         names.stored_in_draft_head(name, config.num_layers): (shape, param.offset)
         for param in needs_of(config, draft_head=draft_head).params
         for name, shape in param.parts()
     }
+    if outer is not None:
+        params = {outer.stored(name): kind for name, kind in params.items()}
+    params |= {name: (shape, 0.0) for param in encoder_params(config) for name, shape in param.parts()}
     if names.stacks is None and not names.turned_experts:
         return params
     gate_up, down = names.stacks or (f"experts.{GATE_UP}", f"experts.{DOWN}")
@@ -99,7 +103,8 @@ def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator,
     values = torch.randn(shape, generator=generator)
     if kind == "D" or kind.endswith(("scalar", "scale")) or ("norm" in kind and len(shape) == 1):
         return 1.0 - offset + _NORM_SPREAD * values
-    return values * (_BIAS_SPREAD if len(shape) == 1 else shape[-1] ** -0.5)
+    inputs = math.prod(shape[1:]) if len(shape) == 4 else shape[-1]  # of a convolution over pixels
+    return values * (_BIAS_SPREAD if len(shape) == 1 else inputs**-0.5)
 
 
 def _uniform(shape: tuple[int, ...], generator: torch.Generator, low: float, high: float) -> Tensor:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import jinja2
 import pytest
 
 from forebay.cli.main import main
 from forebay.families.checkpoint import open_checkpoint
+from forebay.families.small_pictures import PICTURE_TOKENS, TEMPLATE, WITH_PICTURES
 from forebay.text.tokenizer import Tokenizer
+from forebay.text.tokenizer_files import from_path
 
 SMALL = ["--hidden-size", "32", "--num-layers", "3"]
 
@@ -55,3 +59,45 @@ def test_what_cannot_be_made_is_said_and_leaves_nothing(
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [taken]
     assert list(taken.iterdir()) == []
+
+
+@pytest.mark.parametrize("model_type", WITH_PICTURES)
+def test_model_that_reads_images_comes_with_its_encoder_tokens_and_processors(
+    model_type: str, tmp_path: Path, embedded_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "tiny"
+    assert main(["models", "make", "--like", model_type, "--out", str(target), *SMALL]) == 0
+    checkpoint, tokenizer = open_checkpoint(target), from_path(target)
+    text_tokens = open_checkpoint(embedded_model).config.vocab_size
+    vision = checkpoint.config.vision
+    assert vision is not None
+    assert (vision.kind, vision.num_layers, vision.tokens_per_tile) == (model_type, 3, 16)
+    assert vision.placeholder == text_tokens
+    assert len(checkpoint.config.eos_token_ids) > 0
+    ids = [tokenizer.added[token] for token in PICTURE_TOKENS]
+    assert ids == list(range(text_tokens, text_tokens + len(PICTURE_TOKENS)))
+    assert tokenizer.control >= set(ids)
+    assert checkpoint.config.vocab_size == text_tokens + len(PICTURE_TOKENS)
+    assert json.loads((target / "processor_config.json").read_text())["image_seq_len"] == vision.tokens_per_tile
+    capsys.readouterr()
+    assert main(["models", "inspect", str(target)]) == 0
+    assert "tiles of 64 x 64 pixels, 16 tokens each; an encoder of 3 layers of width 32" in capsys.readouterr().out
+
+
+def test_template_of_a_model_that_reads_images_writes_a_placeholder_for_each() -> None:
+    parts = [{"type": "image"}, {"type": "text", "text": "a"}, {"type": "image"}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "b\n"}]
+    text = jinja2.Template(TEMPLATE).render(messages=messages, add_generation_prompt=True)
+    assert text == (
+        "<|im_start|>user\n<image>a<image><|im_end|>\n<|im_start|>assistant\nb\n<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_show_ends_with_the_equations_of_the_encoder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "show", "smolvlm"]) == 0
+    text, _, encoder = capsys.readouterr().out.partition("\nimages:\n")
+    assert "logits = head(norm(x))" in text
+    assert "x = W patch + b + position[patch]  (a tile has 64 patches of 8 x 8 pixels)" in encoder
+    assert "layers 0-7:" in encoder
+    assert "8 heads of 64" in encoder
+    assert encoder.rstrip().endswith("embedding[image] = W layernorm(x) of 2 x 2 patches  (16 tokens a tile)")

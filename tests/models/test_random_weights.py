@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from forebay import models
 from forebay.backends import make_ops
@@ -16,6 +16,8 @@ from forebay.families import TYPES
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import config_from_folder
 from forebay.families.small import small_config
+from forebay.families.small_pictures import WITH_PICTURES
+from forebay.models.encoder import load_encoder
 from forebay.models.random_weights import random_tensor, write_random_weights
 from tests.models.drive import Driver
 from tests.models.tiny import VOCAB, by_tier, random_ids
@@ -51,6 +53,24 @@ def test_transformers_gives_the_same_logits_for_the_same_folder(model_type, load
     (logits,) = Driver(load(path)).step([(1, ids)])
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
     assert 0.05 < logits.std() < 20
+
+
+@pytest.mark.parametrize("model_type", WITH_PICTURES)
+def test_transformers_gives_the_same_logits_and_encodings_for_the_same_folder(model_type, ops, load, tmp_path):
+    path, ids = make(tmp_path, model_type), random_ids(40, seed=1)
+    oracle = AutoModelForImageTextToText.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+    tile = torch.randint(0, 256, (64, 64, 3), generator=torch.Generator().manual_seed(1)).byte()
+    with torch.no_grad():
+        expected = oracle(torch.tensor([ids]), use_cache=False).logits[0]
+        numbers = (tile.permute(2, 0, 1).float() / 255 - 0.5) / 0.5
+        (features,) = oracle.model.get_image_features(numbers[None, None]).pooler_output
+    (logits,) = Driver(load(path)).step([(1, ids)])
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+    checkpoint = open_checkpoint(path)
+    encoder = load_encoder(checkpoint, ops=ops, dtype=torch.float32, progress=lambda *_: None)
+    encoding = encoder.finish(encoder.layers(encoder.begin(tile), 0, encoder.num_layers))
+    torch.testing.assert_close(encoding, features, rtol=0, atol=1e-4)
+    assert 0.05 < encoding.std() < 20
 
 
 @pytest.mark.parametrize(
