@@ -1,0 +1,297 @@
+"""Pictures: exact ids for their tokens, and the memory of their pixels and encodings (C8, C34)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from forebay.base.errors import Overloaded, RequestTooLarge
+from forebay.memory import pictures as memory
+from forebay.memory.holding import Steps
+from forebay.memory.pictures import NO_ID, Encoding, OutOfIds, Pictures
+from forebay.memory.slots import NO_IDS
+from tests.pictures import TOKENS, VOCAB, picture, picture_config
+
+LAYERS = picture_config().num_layers
+
+
+def pool(num_blocks: int = 8, num_pixels: int = 8, num_tokens: int = 100) -> Pictures:
+    return Pictures(picture_config(num_blocks, num_pixels), num_tokens, Steps())
+
+
+def encode(pictures: Pictures, encoding: Encoding, tile: int = 0) -> None:
+    """Plan the tile in a step, and commit that."""
+    encoding.tiles[tile].planned = LAYERS
+    pictures._steps.launched += 1
+    pictures.committed(pictures._steps.launched, encoding.number, tile, LAYERS)
+    pictures._steps.committed += 1
+
+
+def seen(pictures: Pictures, seed: int, *, num_tiles: int = 1) -> Encoding:
+    """The encoding of a picture that somebody has used, and nobody uses."""
+    (encoding,) = pictures.enter("", [picture(seed, num_tiles=num_tiles)])
+    for tile in range(num_tiles):
+        encode(pictures, encoding, tile)
+    pictures.leave([encoding])
+    return encoding
+
+
+def test_c34_pictures_have_runs_of_ids_behind_the_vocabulary() -> None:
+    pictures = pool()
+    first, second = pictures.enter("", [picture(1, num_tiles=2), picture(2)])
+    assert first.ids == range(VOCAB, VOCAB + 2 * TOKENS)
+    assert second.ids == range(VOCAB + 2 * TOKENS, VOCAB + 3 * TOKENS)
+
+
+def test_c34_equal_pictures_have_one_run_and_others_by_digest_grid_or_namespace_their_own() -> None:
+    pictures = pool()
+    its = picture(1)
+    same = [*pictures.enter("a", [its, its]), *pictures.enter("a", [its])]
+    assert len({encoding.first_id for encoding in same}) == 1
+    other_grid = picture(1, grid=(2, 3), digest=its.digest)
+    others = [*pictures.enter("b", [its]), *pictures.enter("a", [other_grid]), *pictures.enter("a", [picture(2)])]
+    assert len({encoding.first_id for encoding in (same[0], *others)}) == 4
+    assert len({encoding.number for encoding in (same[0], *others)}) == 4
+
+
+def test_rows_lie_in_blocks_and_never_in_row_0() -> None:
+    pictures = pool(num_blocks=3)
+    (encoding,) = pictures.enter("", [picture(1, num_tiles=3)])
+    assert sorted(encoding.rows.tolist()) == list(range(1, 3 * TOKENS + 1))
+    assert encoding.rows[:TOKENS].tolist() == list(range(encoding.rows[0], encoding.rows[0] + TOKENS))
+
+
+def test_picture_without_users_loses_its_pixels_and_keeps_its_ids_and_rows() -> None:
+    pictures = pool()
+    encoding = seen(pictures, 1)
+    assert not encoding.pixels
+    assert pictures.num_bytes == 0
+    rows = encoding.rows.tolist()
+    (again,) = pictures.enter("", [picture(1)])
+    assert again is encoding
+    assert again.rows.tolist() == rows
+    assert again.pixels
+    assert pictures.counters["picture_hits"] == 1
+
+
+def test_encoding_that_was_used_longest_ago_is_evicted_and_keeps_its_ids() -> None:
+    pictures = pool(num_blocks=2)
+    first, second = seen(pictures, 1), seen(pictures, 2)
+    pictures.leave(pictures.enter("", [picture(1)]))
+    ids = second.ids
+    pictures.enter("", [picture(3)])
+    assert (len(first.blocks), len(second.blocks)) == (1, 0)
+    assert pictures.counters["evicted_encodings"] == 1
+    assert not pictures.is_planned(second, 0)
+    pictures.leave(pictures.enter("", [picture(2)]))
+    assert second.ids == ids
+
+
+def test_c8_encoding_with_users_is_not_evicted_for_others() -> None:
+    pictures = pool(num_blocks=2)
+    used = pictures.enter("", [picture(1)])
+    seen(pictures, 2)
+    with pytest.raises(Overloaded, match="2 tiles; of the room for 2"):
+        pictures.enter("", [picture(3, num_tiles=2)])
+    pictures.enter("", [picture(4)])
+    assert len(used[0].blocks) == 1
+
+
+def test_pictures_that_can_never_fit_are_refused_with_the_numbers() -> None:
+    pictures = pool(num_blocks=2)
+    with pytest.raises(RequestTooLarge, match=r"3 tiles, of 36 B; there is room for 2 encodings of tiles and 96 B"):
+        pictures.enter("", [picture(1, num_tiles=3)])
+    with pytest.raises(RequestTooLarge, match="room for 8 encodings of tiles and 12 B"):
+        pool(num_pixels=1).enter("", [picture(1), picture(2)])
+    assert pictures.enter("", [picture(1)] * 3), "one picture thrice takes memory once"
+
+
+def test_pixels_of_pictures_in_use_are_bounded_apart_from_encodings() -> None:
+    pictures = pool(num_blocks=8, num_pixels=2)
+    pictures.enter("", [picture(1)])
+    with pytest.raises(Overloaded):
+        pictures.enter("", [picture(2, num_tiles=2)])
+    assert pictures.enter("", [picture(1), picture(2)])
+    pictures.audit({1: 2, 2: 1})
+
+
+def test_request_that_does_not_fit_changes_nothing() -> None:
+    pictures = pool(num_blocks=2)
+    encoding = seen(pictures, 1)
+    pictures.enter("", [picture(2)])
+    with pytest.raises(Overloaded):
+        pictures.enter("", [picture(1), picture(3)])
+    assert len(encoding.blocks) == 1
+    pictures.audit({2: 1})
+
+
+def test_forgotten_pictures_are_bounded_by_the_tokens_of_the_prefix_cache() -> None:
+    pictures = pool(num_blocks=1, num_tokens=2 * TOKENS)
+    ids = [seen(pictures, seed).ids for seed in range(4)]
+    (known,) = pictures.enter("", [picture(2)])
+    assert known.ids == ids[2]
+    pictures.leave([known])
+    (forgotten,) = pictures.enter("", [picture(0)])
+    assert forgotten.ids.start > ids[3].start
+
+
+def test_unfinished_work_of_a_picture_without_users_is_dropped_and_begins_again() -> None:
+    pictures = pool()
+    (encoding,) = pictures.enter("", [picture(1, num_tiles=2)])
+    encode(pictures, encoding, 0)
+    encoding.tiles[1].planned = 2
+    pictures._steps.launched += 1
+    pictures.leave([encoding])
+    assert pictures.drops == {encoding.number}
+    assert [tile.planned for tile in encoding.tiles] == [LAYERS, 0]
+    pictures.committed(pictures._steps.launched, encoding.number, 1, 2)
+    assert encoding.tiles[1].committed == 0, "a slice that was dropped counts"
+
+
+def test_tile_that_a_step_in_flight_finishes_is_kept_without_users() -> None:
+    pictures = pool()
+    (encoding,) = pictures.enter("", [picture(1)])
+    encoding.tiles[0].planned = LAYERS
+    pictures._steps.launched += 1
+    pictures.leave([encoding])
+    pictures.committed(1, encoding.number, 0, LAYERS)
+    pictures.enter("", [picture(1)])
+    assert pictures.counters["picture_hits"] == 1
+    assert not pictures.drops
+
+
+def test_failed_step_sets_unfinished_tiles_back_to_their_pixels() -> None:
+    pictures = pool()
+    (encoding,) = pictures.enter("", [picture(1, num_tiles=3)])
+    encode(pictures, encoding, 0)
+    encoding.tiles[1].planned, encoding.tiles[1].committed, encoding.tiles[1].charged = LAYERS, 2, LAYERS
+    pictures.start_over([77])
+    assert [tile.planned for tile in encoding.tiles] == [LAYERS, 0, 0]
+    assert pictures.drops == {77, encoding.number}
+    assert encoding.tiles[1].charged == LAYERS, "a tenant is charged twice for one tile"
+
+
+def test_c30_forgotten_encoding_is_encoded_again() -> None:
+    pictures = pool()
+    encoding = seen(pictures, 1)
+    pictures.forget([encoding])
+    assert not pictures.is_planned(encoding, 0)
+    assert not pictures.drops
+
+
+def test_c25_clear_forgets_encodings_and_keeps_ids_and_users() -> None:
+    pictures = pool()
+    idle, (used,) = seen(pictures, 1), pictures.enter("", [picture(2)])
+    encode(pictures, used)
+    ids = idle.ids, used.ids
+    pictures.clear()
+    assert [pictures.is_planned(its, 0) for its in (idle, used)] == [False, False]
+    assert (len(idle.blocks), len(used.blocks)) == (0, 1)
+    assert (idle.ids, used.ids) == ids
+    pictures.audit({used.number: 1})
+
+
+def test_ids_restart_behind_the_vocabulary_and_skip_those_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "END_OF_IDS", VOCAB + 4 * TOKENS)
+    pictures = pool()
+    idle, (used,) = seen(pictures, 1), pictures.enter("", [picture(2)])
+    pictures.enter("", [picture(3), picture(4)])
+    with pytest.raises(OutOfIds):
+        pictures.enter("", [picture(5)])
+    pictures.restart_ids(np.array([5, *used.ids]))
+    assert idle.first_id == NO_ID
+    (first, second) = pictures.enter("", [picture(5), picture(6)])
+    assert (first.first_id, second.first_id) == (VOCAB, VOCAB + 2 * TOKENS)
+    assert used.ids == range(VOCAB + TOKENS, VOCAB + 2 * TOKENS)
+
+
+def test_ids_that_stand_for_pictures_are_shown_as_the_placeholder() -> None:
+    pictures = pool()
+    assert pictures.as_tokens(np.array([1, VOCAB - 1, VOCAB, 1 << 30])).tolist() == [1, VOCAB - 1, 9, 9]
+    assert pictures.as_tokens(NO_IDS).tolist() == []
+
+
+class PictureMachine(RuleBasedStateMachine):
+    """Requests come and go, tiles are encoded, steps fail; against a model that knows who uses what."""
+
+    @initialize(num_blocks=st.integers(1, 6), num_pixels=st.integers(1, 6), num_tokens=st.sampled_from([0, 9, 1000]))
+    def build(self, num_blocks: int, num_pixels: int, num_tokens: int) -> None:
+        self.pictures = pool(num_blocks, num_pixels, num_tokens)
+        self.requests: list[list[Encoding]] = []
+        self.ids: dict[tuple[str, bytes, tuple[int, int]], range] = {}
+        self.room = num_blocks, num_pixels
+
+    @rule(
+        seeds=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3)), min_size=1, max_size=3),
+        namespace=st.sampled_from(["", "a"]),
+    )
+    def enter(self, seeds: list[tuple[int, int]], namespace: str) -> None:
+        pictures = [picture(seed, num_tiles=count) for seed, count in seeds]
+        distinct = {(namespace, its.digest, its.grid): its.num_tiles for its in pictures}
+        in_use = {its.key: len(its.tiles) for req in self.requests for its in req}
+        total, together = sum(distinct.values()), sum((in_use | distinct).values())
+        expected = RequestTooLarge if total > min(self.room) else Overloaded if together > min(self.room) else None
+        if expected:
+            with pytest.raises(expected):
+                self.pictures.enter(namespace, pictures)
+            return
+        encodings = self.pictures.enter(namespace, pictures)
+        assert [its.key for its in encodings] == [(namespace, its.digest, its.grid) for its in pictures]
+        self.requests.append(encodings)
+
+    @precondition(lambda self: self.requests)
+    @rule(which=st.integers(0, 20))
+    def leave(self, which: int) -> None:
+        self.pictures.leave(self.requests.pop(which % len(self.requests)))
+
+    @precondition(lambda self: self.requests)
+    @rule(which=st.integers(0, 20), tile=st.integers(0, 2), layers=st.integers(1, LAYERS), commits=st.booleans())
+    def encode(self, which: int, tile: int, layers: int, commits: bool) -> None:
+        encoding = self.requests[which % len(self.requests)][0]
+        tile %= len(encoding.tiles)
+        encoding.tiles[tile].planned = max(layers, encoding.tiles[tile].planned)
+        self.pictures._steps.launched += 1
+        if commits:
+            self.pictures.committed(self.pictures._steps.launched, encoding.number, tile, encoding.tiles[tile].planned)
+
+    @rule()
+    def fail(self) -> None:
+        self.pictures.start_over([])
+        assert all(
+            tile.planned in (0, LAYERS) and tile.committed == tile.planned
+            for encoding in self.pictures._known.values()
+            for tile in encoding.tiles
+        )
+
+    @rule()
+    def clear(self) -> None:
+        self.pictures.clear()
+
+    @precondition(lambda self: self.requests)
+    @rule()
+    def restart_ids(self) -> None:
+        in_use = [np.array(its.ids) for req in self.requests for its in req]
+        self.pictures.restart_ids(np.concatenate(in_use))
+        self.ids.clear()
+
+    @invariant()
+    def everything_has_one_holder(self) -> None:
+        if not hasattr(self, "pictures"):
+            return
+        self.pictures.audit(Counter(its.number for req in self.requests for its in req))
+        for key, encoding in self.pictures._known.items():
+            if encoding.num_users:
+                assert len(encoding.pixels) == 12 * len(encoding.tiles)
+                assert self.ids.setdefault(key, encoding.ids) == encoding.ids, "a picture in use has other ids"
+            else:
+                self.ids.pop(key, None)
+                assert all(tile.planned in (0, LAYERS) for tile in encoding.tiles)
+
+
+TestPictures = PictureMachine.TestCase
+TestPictures.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
