@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import msgspec
+import numpy as np
+
+from forebay.memory.pictures import Encoding, Pictures
+from forebay.memory.slots import Ids
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,3 +33,62 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_tokens(self) -> int:
         return sum(length for _, length in self.runs)
+
+
+class Awaited(NamedTuple):
+    """A tile of a prompt's picture, and the positions of its tokens, which ascend."""
+
+    encoding: Encoding
+    tile: int
+    positions: Ids
+
+
+class PromptPictures:
+    """The pictures of a prompt that an engine knows, and where their tokens stand. A token at a picture's place takes a
+    row of its encoding; the tile of that row must be encoded before, or in the same step.
+
+    Shape letters: P tokens of pictures, in the order of the prompt.
+    """
+
+    def __init__(self, encodings: Sequence[Encoding], runs: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """`runs` are those of each picture."""
+        self.encodings = encodings
+        places = [np.concatenate([np.arange(at, at + count) for at, count in of]) for of in runs]
+        positions = np.concatenate(places)
+        order = np.argsort(positions)
+        counts = [len(of) for of in places]
+        self.positions: Ids = positions[order]  # [P]
+        self._of: Ids = np.repeat(np.arange(len(places)), counts)[order]  # [P], which picture
+        self._inside: Ids = np.concatenate([np.arange(count) for count in counts])[order]  # [P], which of its tokens
+        tiles = (
+            Awaited(encoding, tile, own)
+            for encoding, of in zip(encodings, places, strict=True)
+            for tile, own in enumerate(np.split(of, len(encoding.tiles)))
+        )
+        self._tiles = sorted(tiles, key=lambda its: int(its.positions[0]))
+
+    def write_ids(self, tokens: array[int]) -> None:
+        """Write the pictures' ids where the prompt has placeholders."""
+        firsts = np.array([encoding.first_id for encoding in self.encodings])
+        np.frombuffer(tokens, dtype=np.int32)[self.positions] = firsts[self._of] + self._inside
+
+    def awaited(self, start: int, pictures: Pictures) -> tuple[int, Encoding, int] | None:
+        """Return the first position from `start` on whose tile is not planned to its end, and that tile; or None."""
+        found: tuple[int, Encoding, int] | None = None
+        for encoding, tile, positions in self._tiles:
+            if found and positions[0] >= found[0]:
+                break
+            if positions[-1] >= start and not pictures.is_planned(encoding, tile):
+                at = int(positions[np.searchsorted(positions, start)])
+                found = (at, encoding, tile) if found is None or at < found[0] else found
+        return found
+
+    def rows(self, start: int, stop: int) -> tuple[Ids, Ids]:
+        """Return which tokens of a chunk [start, stop) take rows of encodings, counted from its first, and which rows
+        they take."""
+        first, last = np.searchsorted(self.positions, (start, stop))
+        rows = np.empty(last - first, dtype=np.int64)
+        of, inside = self._of[first:last], self._inside[first:last]
+        for number in np.unique(of).tolist():
+            rows[of == number] = self.encodings[number].rows[inside[of == number]]
+        return self.positions[first:last] - start, rows

@@ -12,6 +12,7 @@ from forebay.memory.adapters import AdapterLoad
 from forebay.memory.holding import Allocation
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.account import Account
+from forebay.requests.pictures import PromptPictures
 from forebay.requests.sampling_params import PoolingKind, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Rendezvous
@@ -60,6 +61,7 @@ class Request:
     resume_points: Sequence[int] = ()  # lengths of the prompt from which others are likely to go on
     rendezvous: Rendezvous | None = None  # with its other half, where prompts are computed by other engines
     adapter: AdapterLoad | None = None  # the LoRA adapter to apply
+    pictures: PromptPictures | None = None  # given by the scheduler, whose engine knows them
 
     tokens: array[int] = field(init=False)  # int32
     account: Account = field(init=False)  # of its tenant, once a scheduler has it

@@ -22,6 +22,7 @@ from forebay.requests.account import Account
 from forebay.requests.request import Request, RequestFault
 from forebay.requests.schedule_batch import Chunk
 from forebay.requests.updates import CacheReport
+from forebay.scheduler.encoding import plan_slices
 from forebay.scheduler.queues import Blocked, Queues
 
 _FIRST_RATIO: Final = 0.7
@@ -110,6 +111,8 @@ class AdmissionPass:
             tokens = (np.clip(queues.running.tokens_left, 0, _MAX_EXPECTED_TOKENS) * ratio).astype(np.int64)
             self._promised += int((-(-tokens // page_size)).sum())
         self._num_startable: int | None = None  # rows, once the group is open
+        self._left = 0  # prompt tokens of this step
+        self._encoded: Request | None = None  # that waits for a picture, and for nothing else
 
     def run(self, left: int) -> list[Admitted]:
         """Draft chunks, and admit some of those that wait, while prompt tokens (`left` of this step), rows and pages
@@ -120,10 +123,11 @@ class AdmissionPass:
         only so often: then it is tried first, and if it does not fit everybody waits for it.
         """
         held, admitted, num_left_over = self._held, list[Admitted](), 0
+        self._left = left
         accounts = dict.fromkeys([*(req.account for req in self._queues.extending), *self._queues.waiting.of])
         with ExitStack() as group:
             turns = {account: self._line(account, group) for account in accounts}
-            while turns and left > 0:
+            while turns and self._left > 0:
                 account = min(turns, key=_service)
                 req = next(turns[account], None)
                 if req is None:
@@ -133,8 +137,10 @@ class AdmissionPass:
                 try:
                     if starts and (report := self._try(req)) is None:
                         continue
+                    if not starts and req.pictures is not None:
+                        self._encode(req, req.allocation.kv_len)
                     cost = SCORED_COST if req.wants_prompt_logprobs else 1  # of a token
-                    chunk = held.extend(req, max(1, left // cost), starts=starts)
+                    chunk = held.extend(req, max(1, self._left // cost), starts=starts)
                 except Exception as error:
                     raise RequestFault(req) from error
                 num_new = min(chunk.stop, req.num_prompt) - max(chunk.start, req.num_charged)
@@ -142,11 +148,11 @@ class AdmissionPass:
                     account.computed_tokens += num_new
                     account.service += num_new / account.weight
                 req.num_charged = max(req.num_charged, chunk.stop)
-                left -= (chunk.stop - chunk.start) * cost
+                self._left -= (chunk.stop - chunk.start) * cost
                 if report:
                     admitted.append(Admitted(chunk, report))
                     num_left_over += req.allocation.extend_target - chunk.stop
-                self._starts = self._starts and left > num_left_over
+                self._starts = self._starts and self._left > num_left_over
         return admitted
 
     def _line(self, account: Account, group: ExitStack) -> Iterator[Request]:
@@ -187,7 +193,8 @@ class AdmissionPass:
             return None
         report = self._admit(req, match)
         if report is None:
-            self._does_not_fit(req, lacks_row=held.scarce is not None)
+            if req is not self._encoded:
+                self._does_not_fit(req, lacks_row=held.scarce is not None)
             return None
         self._num_startable -= 1
         if req.account is self._queues.way_for:
@@ -212,13 +219,16 @@ class AdmissionPass:
     def _report(self, req: Request, match: Match) -> CacheReport:
         held = self._held
         differs_at, there = held.cache.differs(req.key(len(req.tokens)), req.cache_namespace, req.author)
+        here = req.tokens[differs_at] if differs_at >= 0 else -1
+        if held.pictures is not None:
+            here, there = held.pictures.as_tokens(np.array([here, there])).tolist()
         return CacheReport(
             cached_tokens=(held.offloaded.num_bytes and held.offloaded.num_tokens(req.id)) or match.num_tokens,
             miss_reason=match.reason,
             kv_tokens=match.kv_tokens,
             resumable=dict(match.resumable or held.nothing_resumable),
             differs_at=differs_at,
-            token_here=req.tokens[differs_at] if differs_at >= 0 else -1,
+            token_here=here,
             token_there=there,
         )
 
@@ -244,7 +254,8 @@ class AdmissionPass:
         return False
 
     def _admit(self, req: Request, match: Match) -> CacheReport | None:
-        """Admit the request if there is room; what of it was cached, or None for no room."""
+        """Admit the request if there is room, and if its next token is no picture's that is not encoded yet; what of it
+        was cached, or None."""
         held = self._held
         match, pin = held.pin(req, match)
         page_size = self._config.page_size
@@ -257,12 +268,26 @@ class AdmissionPass:
         ):
             held.unpin(pin, match)
             return None
+        if req.pictures is not None and not self._encode(req, match.num_tokens):
+            self._encoded = req
+            held.unpin(pin, match)
+            return None
         report = self._report(req, match)  # of the tree as it was matched: admitting may evict
         held.admit(req, match, pin, need, self._branches(req, match) if held.at_ends else ())
         self._promised += more
         self._alone = False
         self._leaders.append(req)
         return report
+
+    def _encode(self, req: Request, start: int) -> bool:
+        """Draft slices of the pictures that the request's tokens from `start` on wait for; whether the first of these
+        tokens need not wait."""
+        assert self._held.pictures is not None, f"{req} has pictures in an engine without"
+        assert req.pictures is not None
+        cost = SCORED_COST if req.wants_prompt_logprobs else 1
+        self._left -= plan_slices(self._held, req, start, self._left, cost)
+        awaited = req.pictures.awaited(start, self._held.pictures)
+        return awaited is None or awaited[0] > start
 
     def _branches(self, req: Request, match: Match) -> list[int]:
         """Where a cached prompt, or one that waits, parts from this one beyond what it goes on from."""

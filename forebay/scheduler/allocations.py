@@ -173,11 +173,14 @@ class Allocations(Releases):
                 kind.trim(self.table, rows)
 
     def extend(self, req: Request, most: int, *, starts: bool) -> Chunk:
-        """Draft the request's next chunk, of at most `most` tokens, and return it. An empty chunk is drafted only if
-        the request starts with it."""
+        """Draft the request's next chunk, of at most `most` tokens, and return it. It ends in front of a picture's
+        token that has yet to be encoded. An empty chunk is drafted only if the request starts with it."""
         held = req.allocation
         start = held.kv_len
         stop = min(held.extend_target, start + most)
+        if self.pictures is not None and req.pictures is not None:
+            awaited = req.pictures.awaited(start, self.pictures)
+            stop = stop if awaited is None else min(stop, awaited[0])
         for kind in self.kinds:
             stop = kind.limit(held, stop)
         chunk = Chunk(req, start, stop)
@@ -245,7 +248,7 @@ class Allocations(Releases):
             kind.decode(self.table, decodes, self.steps.committed, draft)
         plan = draft.freeze(decodes, admitted, self.kinds)
         self.steps.launched = draft.step
-        self.draft = StepDraft(draft.step + 1, self.rows)
+        self.draft = StepDraft(draft.step + 1, self.rows, pictures=self.pictures)
         for holding in draft.reads:
             self._let_holding_go(holding, NO_OWNER)
         return plan

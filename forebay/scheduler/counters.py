@@ -12,6 +12,7 @@ from typing import Final
 from forebay.base.counters import Counter
 from forebay.memory.kinds.build import COUNTERS as OF_KINDS
 from forebay.memory.miss_reason import MissReason
+from forebay.memory.pictures import COUNTERS as OF_PICTURES
 from forebay.requests.updates import FinishReason
 
 OF_SCHEDULER: Final = (
@@ -48,7 +49,7 @@ OF_ENGINE: Final = (
     Counter("engine.busy_seconds", "Seconds spent in steps, the model's part included"),
 )
 
-COUNTERS: Final = (*OF_SCHEDULER, *OF_KINDS, *OF_POOLS, *OF_ENGINE)
+COUNTERS: Final = (*OF_SCHEDULER, *OF_KINDS, *OF_PICTURES, *OF_POOLS, *OF_ENGINE)
 
 
 def zeros(counters: tuple[Counter, ...]) -> dict[str, float]:

@@ -72,6 +72,8 @@ class OutputProcessor(Queues):
             update.cache, update.weight_version = req.cache_report, req.weight_version
             if req.params.prompt_logprobs >= 0:
                 update.prompt_logprobs = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
+                if req.pictures is not None:
+                    self.held.hide_pictures(req, update.prompt_logprobs)
         self.updates.append(update)
         try:
             req.tokens.fromlist(tokens)  # all or none
@@ -109,6 +111,8 @@ class OutputProcessor(Queues):
         del self.requests[req.id]
         self.room.leave(req.tenant)
         self.held.adapters.leave(req.adapter)
+        if req.pictures is not None:
+            self.held.leave_pictures(req)
         self.counters[f"finished.{reason}"] += 1
         if self.proposer:
             self.proposer.ended(req)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
+from forebay.memory.pictures import Pictures
 from forebay.memory.slots import Ids, as_ids
 from forebay.requests.request import Request, RequestFault
 from forebay.scheduler.grammars import Constraints
@@ -26,8 +29,18 @@ class Proposer(Protocol):
         ...
 
 
+def _first_picture(pictures: Pictures, proposed: Sequence[int]) -> int | None:
+    """Return the place of the first token of a picture: what stood behind it before is no guess."""
+    places = np.flatnonzero(pictures.stand_for(np.array(proposed)))
+    return int(places[0]) if len(places) else None
+
+
 def draft_tokens(
-    proposer: Proposer | None, reqs: Sequence[Request], most: Ids, constraints: Constraints
+    proposer: Proposer | None,
+    reqs: Sequence[Request],
+    most: Ids,
+    constraints: Constraints,
+    pictures: Pictures | None = None,
 ) -> tuple[Ids, list[int]]:
     """How many draft tokens each request gets, at most `most` of it, and the tokens, where they are guessed here; where
     they are not, each gets as many as it may, but none under a grammar: what may follow a guess is asked here."""
@@ -38,7 +51,10 @@ def draft_tokens(
     for req, count in zip(reqs, most.tolist(), strict=True):
         if count > 0 and proposer:
             try:  # what `blamed_on` does, without its 1 us
-                proposed = constraints.allowed_drafts(req, proposer.propose(req, count), count)
+                proposed = proposer.propose(req, count)
+                if pictures is not None and len(proposed):
+                    proposed = proposed[: _first_picture(pictures, proposed)]
+                proposed = constraints.allowed_drafts(req, proposed, count)
             except Exception as error:
                 raise RequestFault(req) from error
             tokens += proposed

@@ -60,11 +60,22 @@ class Line:
 
 
 class Flight(NamedTuple):
-    """A launched step: whose results are awaited, in the plan's order. `chunks` are those of its first requests."""
+    """A launched step: whose results are awaited, in the plan's order. `chunks` are those of its first requests. For
+    those of `encoded_for` it encodes pictures, and each has got past that when so many of its tokens have KV."""
 
     plan: StepPlan
     reqs: list[Request]
     chunks: Sequence[Chunk] = ()
+    encoded_for: Mapping[Request, int] = {}
+
+    @property
+    def suspected(self) -> list[tuple[Request, int]]:
+        """Return the requests that the step is for, each with the KV length at which it has got past the step."""
+        lengths = {chunk.req: chunk.stop for chunk in self.chunks}
+        lengths |= {req: len(req.tokens) for req in self.reqs[len(self.chunks) :]}
+        for req, length in self.encoded_for.items():
+            lengths[req] = max(length, lengths.get(req, 0))
+        return [*lengths.items()]
 
 
 class Blocked(NamedTuple):

@@ -13,11 +13,14 @@ from forebay.memory.holding import Allocation, DeferredFree, Holding, RowTable, 
 from forebay.memory.kinds.build import make_kinds, make_rows
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.miss_reason import MissReason
+from forebay.memory.pictures import COUNTERS as OF_PICTURES
+from forebay.memory.pictures import Pictures
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import Adoption, Pin
 from forebay.memory.slots import NO_IDS, NO_OWNER, NO_SLOT, Ids, Slots, as_ids
 from forebay.requests.request import Request
-from forebay.requests.step_plan import StepPlan
+from forebay.requests.step_plan import StepPlan, TokenLogprob
+from forebay.scheduler.counters import zeros
 from forebay.scheduler.offload import Offloaded
 from forebay.scheduler.step_draft import StepDraft
 
@@ -58,7 +61,11 @@ class Releases:
         self.table = RowTable(self.rows.slots.num_rows, config.page_size)
         self.steps = Steps()
         self.deferred: list[DeferredFree] = []  # what has been let go of and is not released yet
-        self.draft = StepDraft(1, self.rows)  # of the step that will be launched next
+        self.pictures: Pictures | None = None  # without an encoder
+        if config.pictures is not None:
+            num_tokens = config.num_pages * config.page_size
+            self.pictures = Pictures(config.pictures, num_tokens, self.steps, ledger=config.ledger)
+        self.draft = StepDraft(1, self.rows, pictures=self.pictures)  # of the step that will be launched next
         self.adapters = Adapters(config.max_loras, self._let_adapter_go, ledger=config.ledger)
         self._reuse = config.radix_cache
 
@@ -81,6 +88,25 @@ class Releases:
     def deferred_pages(self) -> int:
         """Pages that will be available when the steps in flight have committed; nobody counts on other engines."""
         return sum(freed.num_pages for freed in self.deferred if freed.ticket is None)
+
+    # -- pictures -------------------------------------------------------------------------------------------------
+
+    def leave_pictures(self, req: Request) -> None:
+        """The request uses its pictures no longer."""
+        if self.pictures is not None and req.pictures is not None:
+            self.pictures.leave(req.pictures.encodings)
+
+    def forget_pictures(self, reqs: Iterable[Request]) -> None:
+        """Something was not finite for these requests: their pictures are encoded again."""
+        for req in reqs:
+            if self.pictures is not None and req.pictures is not None:
+                self.pictures.forget(req.pictures.encodings)
+
+    def hide_pictures(self, req: Request, entries: list[TokenLogprob | None]) -> None:
+        """Tell no log-probability of a picture's tokens, of those of the request's prompt."""
+        if self.pictures is not None:
+            for at in np.flatnonzero(self.pictures.stand_for(np.array(req.tokens[: len(entries)]))).tolist():
+                entries[at] = None
 
     # -- going out ------------------------------------------------------------------------------------------------
 
@@ -188,6 +214,9 @@ class Releases:
             counts = np.array(num_new[-len(decodes) :] if num_new else [1] * len(decodes), dtype=np.int64)
             self.table.settle(decodes, plan.q_lens[num:] - 1, counts)
         self.steps.committed = plan.step
+        if self.pictures is not None:
+            for encode in plan.pictures.encodes:
+                self.pictures.committed(plan.step, encode.picture, encode.tile, encode.last_layer)
         if self.deferred:
             self.take_back_what_is_free()
 
@@ -230,7 +259,9 @@ class Releases:
     def _draft_anew(self, void: Sequence[StepPlan], committed: int) -> None:
         """Discard the changes of the steps of `void`, and of what was decided since."""
         drops = self.offloaded.start_over([*(plan.host for plan in void), self.draft], committed)
-        self.draft = StepDraft(self.steps.launched + 1, self.rows, drops)
+        if self.pictures is not None:
+            self.pictures.start_over(number for plan in void for number in plan.pictures.drops)
+        self.draft = StepDraft(self.steps.launched + 1, self.rows, drops, pictures=self.pictures)
 
     def clear(
         self, void: Sequence[StepPlan], left: Left | None = None, *, committed: int = -1, released: bool = False
@@ -243,6 +274,8 @@ class Releases:
         self.deferred.clear()
         self.steps.committed = self.steps.launched
         self.adapters.clear()
+        if self.pictures is not None:
+            self.pictures.clear()
         self.cache.clear(released=released)
         self.kv.clear()
         self.rows.clear()
@@ -260,6 +293,8 @@ class Releases:
             gone = self.cache.evict(1 if self.at_ends else max(1, excess // page_bytes), MissReason.RELEASED)
             assert gone, f"{self.cache.num_pages} cached pages are pinned by nobody"
         self.start_over([], [], [])
+        if self.pictures is not None:
+            self.pictures.clear()
         self.table.clear()
         nodes = [*self.cache.nodes()]
         return {self.kv.name: self.cache.holder().ids, **{kind.name: kind.cached(nodes).ids for kind in self.kinds}}
@@ -318,7 +353,7 @@ class Releases:
         }
         for kind in self.kinds:
             counted |= kind.counters
-        return counted
+        return counted | (zeros(OF_PICTURES) if self.pictures is None else self.pictures.counters)
 
 
 def _present(holdings: Iterable[Holding | None]) -> list[Holding]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from typing import Final
 
@@ -16,12 +17,14 @@ import numpy as np
 from forebay.base.errors import ForebayError, InvalidRequest, NumericalError
 from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
 from forebay.memory.slots import Ids
+from forebay.requests.pictures import Picture
 from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.requests.updates import Failure, FinishReason
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
 from forebay.scheduler.audit import audit
 from forebay.scheduler.displacing import PATIENCE, Places
+from forebay.scheduler.encoding import take_in
 from forebay.scheduler.grammars import Grammars
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.limits import check_fits, check_room, nothing_may_follow, overdue
@@ -29,7 +32,7 @@ from forebay.scheduler.output_processor import OutputProcessor, Sampled, by_requ
 from forebay.scheduler.proposer import Proposer, draft_tokens
 from forebay.scheduler.queues import Blocked, Flight
 from forebay.scheduler.recovery import quarantine_leaks, set_back_unsuspected, start_over, stuck_requests
-from forebay.scheduler.state import SchedulerState, page_map, pool_states, tenant_states
+from forebay.scheduler.state import SchedulerState
 
 NO_LIMIT: Final = 1 << 30  # tokens of prompts in a step
 
@@ -52,35 +55,36 @@ class Scheduler(OutputProcessor):
 
     # -- coming and going -----------------------------------------------------------------------------------------
 
-    def add(self, req: Request, now: float) -> None:
+    def add(self, req: Request, now: float, pictures: Sequence[Picture] = ()) -> None:
         """Queue a request, or raise InvalidRequest, RequestTooLarge or Overloaded with the numbers and keep nothing."""
         if req.id in self.requests:
             raise InvalidRequest(f"request id {req.id} is in use")
         self.handoff.admit(req)
         check_fits(req, self.config, self.held.usable_pages)
         self._check_room(req)
-        if req.params.grammar:
-            self.constraints.begin(req)
-        self._num_submitted += 1
-        priority = -req.priority if self.config.schedule_policy is SchedulePolicy.PRIORITY else 0
-        req.rank = (priority, self._num_submitted)
-        req.account = self.accounts[req.tenant]
-        req.arrival = req.last_progress = now
-        req.compute_with(self.weight_version)
-        self.counters["requests"] += 1
-        self.counters["prompt_tokens"] += req.num_prompt
-        self.requests[req.id] = req
-        self.room.enter(req.tenant)
-        self.held.adapters.enter(req.adapter)
-        try:
-            self.handoff.enqueue(req, now)
-        except Exception:
-            del self.requests[req.id]
-            self.room.leave(req.tenant)
-            self.held.adapters.leave(req.adapter)
+        with ExitStack() as undo:
+            if pictures:
+                take_in(self, req, pictures)
+                undo.callback(self.held.leave_pictures, req)
             if req.params.grammar:
-                self.constraints.ended(req)
-            raise
+                self.constraints.begin(req)
+                undo.callback(self.constraints.ended, req)
+            self._num_submitted += 1
+            priority = -req.priority if self.config.schedule_policy is SchedulePolicy.PRIORITY else 0
+            req.rank = (priority, self._num_submitted)
+            req.account = self.accounts[req.tenant]
+            req.arrival = req.last_progress = now
+            req.compute_with(self.weight_version)
+            self.counters["requests"] += 1
+            self.counters["prompt_tokens"] += req.num_prompt
+            self.requests[req.id] = req
+            undo.callback(self.requests.pop, req.id)
+            self.room.enter(req.tenant)
+            undo.callback(self.room.leave, req.tenant)
+            self.held.adapters.enter(req.adapter)
+            undo.callback(self.held.adapters.leave, req.adapter)
+            self.handoff.enqueue(req, now)
+            undo.pop_all()
 
     def _check_room(self, req: Request) -> None:
         if req.tenant not in self.accounts:
@@ -130,7 +134,7 @@ class Scheduler(OutputProcessor):
         decoding, rows = self.running.reqs, self.running.req_pool_indices_cpu
         if active is not None:
             decoding, rows = [decoding[i] for i in active.tolist()], rows[active]
-        if not chunks and not decoding:
+        if not (chunks or decoding or self.held.draft.encodes):
             for req, why in stuck_requests(self) if may_admit else ():
                 self.finish(req, FinishReason.ERROR, Failure.of(why))
             return None
@@ -138,8 +142,9 @@ class Scheduler(OutputProcessor):
             self._propose(decoding, rows, width)
         if self.constraints.living:
             self.held.draft.masked = self.constraints.fill(self.held.draft, decoding)
+        encoded_for = self.held.draft.encoded_for
         plan = self.held.launch(rows, started)
-        self.flights.append(Flight(plan, [*(chunk.req for chunk in chunks), *decoding], chunks))
+        self.flights.append(Flight(plan, [*(chunk.req for chunk in chunks), *decoding], chunks, encoded_for))
         if chunks:
             self.launch_extends(chunks)
         return plan
@@ -189,7 +194,7 @@ class Scheduler(OutputProcessor):
         """Find draft tokens for these requests, which the step decodes: no more than each may still come to."""
         table = self.held.table
         most = self.handoff.most_drafts(reqs, np.minimum(table.max_kv_len[rows] - table.kv_bound[rows], width - 1))
-        counts, tokens = draft_tokens(self.proposer, reqs, most, self.constraints)
+        counts, tokens = draft_tokens(self.proposer, reqs, most, self.constraints, self.held.pictures)
         if counts.any():
             self.counters["draft_tokens"] += self.held.add_drafts(rows, counts, tokens)
 
@@ -252,6 +257,8 @@ class Scheduler(OutputProcessor):
         if failed:
             self._end_failed(failed, sampled, now)
         self.held.committed(plan, [chunk.stop for chunk in flight.chunks], result.num_new)
+        for req in flight.encoded_for:
+            req.last_progress = now
         self._commit_chunks(flight, result, now)
         if self.finishing:
             self._release_finished(flight, failed)
@@ -276,15 +283,13 @@ class Scheduler(OutputProcessor):
         flight = self.flights[0]
         assert flight.plan is plan, f"step {plan.step} failed before step {flight.plan.step} landed"
         self.counters["failed_steps"] += 1
-        decoding = flight.reqs[plan.num_extends :]
-        lengths = [*(chunk.stop for chunk in flight.chunks), *(len(req.tokens) for req in decoding)]
-        suspected = list(zip(flight.reqs, lengths, strict=True))
+        suspected = flight.suspected
         start_over(self)
-        suspected = [(req, length) for req, length in suspected if req.status is not Status.FINISHED]
-        if len(flight.reqs) > 1:
-            self.suspects.add_group(suspected)
+        living = [(req, length) for req, length in suspected if req.status is not Status.FINISHED]
+        if len(suspected) > 1:
+            self.suspects.add_group(living)
             return
-        for req, _ in suspected:
+        for req, _ in living:
             self.finish(req, FinishReason.ERROR, Failure.of(error))
 
     def recover(self, error: ForebayError, culprit: Request | None) -> bool:
@@ -331,6 +336,7 @@ class Scheduler(OutputProcessor):
     def _end_failed(self, failed: list[Request], sampled: list[Sampled], now: float) -> None:
         """End these requests, for which something was not finite: with the tokens chosen before, if one of them is
         their last, as without draft tokens. As if aborted with the step in flight, so that nothing of it is kept."""
+        self.held.forget_pictures(failed)
         before = [(req, own[:-1], logs) for req, own, logs in sampled if len(own) > 1 and req in failed]
         self._take_tokens(before, now)
         for req in failed:
@@ -362,7 +368,11 @@ class Scheduler(OutputProcessor):
         """Raise unless everything has exactly one holder (C8). Costs O(pool): for tests and idle moments."""
         arriving = [req for req in self.transferring if req.held]
         audit(self.held, [*self.running.reqs, *self.extending, *self.finishing, *arriving])
-        self.held.adapters.audit(Counter(req.adapter.number for req in self.requests.values() if req.adapter))
+        reqs = self.requests.values()
+        self.held.adapters.audit(Counter(req.adapter.number for req in reqs if req.adapter))
+        if self.held.pictures is not None:
+            seen = (req.pictures.encodings for req in reqs if req.pictures is not None)
+            self.held.pictures.audit(Counter(its.number for its in chain.from_iterable(seen)))
 
     def reclaim_leaks(self) -> int:
         """When idle: quarantine pages that no living request holds, so that a leak is counted and never reused."""
@@ -371,24 +381,7 @@ class Scheduler(OutputProcessor):
 
     def state(self, now: float) -> SchedulerState:
         """Return a snapshot of queues, pools, counters and tenants, for metrics and /state."""
-        arrivals = [req.arrival for req in (*self.pending, *self.waiting)]
-        return SchedulerState(
-            step=self.held.steps.launched,
-            num_running=self.num_running,
-            num_waiting=len(self.waiting),
-            num_pending=len(self.pending),
-            num_transferring=len(self.transferring),
-            num_waiting_tokens=self.num_waiting_tokens,
-            oldest_wait_s=now - min(arrivals) if arrivals else 0.0,
-            pools=pool_states(self.held),
-            counters={**self.counters, **self.held.counters},
-            map=page_map(self.held.kv),
-            tenants=tenant_states(
-                self.accounts.values(), [*self.running.reqs, *self.extending], self.waiting, self.pending
-            )
-            if self.config.tenants
-            else [],
-        )
+        return SchedulerState.of(self, now)
 
 
 def _not_finite(req: Request) -> NumericalError:

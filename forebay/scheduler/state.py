@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from forebay.memory.slots import CACHE, FREE, QUARANTINE, Slots
 from forebay.requests.account import Account
 from forebay.requests.request import Request
-from forebay.scheduler.queues import Line
+from forebay.scheduler.queues import Line, Queues
 from forebay.scheduler.releases import Releases
 
 
@@ -57,6 +58,28 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
     map: list[int] = []
     tenants: list[TenantState] = []  # where any are configured
 
+    @classmethod
+    def of(cls, queues: Queues, now: float) -> Self:
+        """Return a snapshot of a scheduler."""
+        arrivals = [req.arrival for req in (*queues.pending, *queues.waiting)]
+        return cls(
+            step=queues.held.steps.launched,
+            num_running=queues.num_running,
+            num_waiting=len(queues.waiting),
+            num_pending=len(queues.pending),
+            num_transferring=len(queues.transferring),
+            num_waiting_tokens=queues.num_waiting_tokens,
+            oldest_wait_s=now - min(arrivals) if arrivals else 0.0,
+            pools=pool_states(queues.held),
+            counters={**queues.counters, **queues.held.counters},
+            map=page_map(queues.held.kv),
+            tenants=tenant_states(
+                queues.accounts.values(), [*queues.running.reqs, *queues.extending], queues.waiting, queues.pending
+            )
+            if queues.config.tenants
+            else [],
+        )
+
 
 def pool_state(slots: Slots, cached: int = 0, unfenced: int = 0) -> PoolState:
     """`unfenced` slots of requests that have ended may still be touched by another engine."""
@@ -72,9 +95,13 @@ def pool_state(slots: Slots, cached: int = 0, unfenced: int = 0) -> PoolState:
 
 
 def pool_states(held: Releases) -> list[PoolState]:
-    """Return the state of each pool; of the slots of adapters only where there are any."""
+    """Return the state of each pool; of adapters and of pictures only where there are any."""
     found = [pool_state(slots, cached, held.num_unfenced(slots)) for slots, cached in held.pools]
-    return [*found, pool_state(held.adapters.slots)] if held.adapters.slots.capacity else found
+    if held.adapters.slots.capacity:
+        found.append(pool_state(held.adapters.slots))
+    if held.pictures is not None:
+        found.append(pool_state(held.pictures.slots, held.pictures.num_cached))
+    return found
 
 
 def page_map(slots: Slots, cells: int = 256) -> list[int]:

@@ -10,10 +10,20 @@ import numpy as np
 
 from forebay.memory.draft import Draft
 from forebay.memory.kinds.kind import Kind
+from forebay.memory.pictures import Pictures
 from forebay.memory.slots import NO_IDS, PAD, Ids
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk
-from forebay.requests.step_plan import Admission, HostCopy, HostWork, RowWrites, StepPlan, kind_work
+from forebay.requests.step_plan import (
+    Admission,
+    Encode,
+    HostCopy,
+    HostWork,
+    PictureWork,
+    RowWrites,
+    StepPlan,
+    kind_work,
+)
 
 
 @dataclass(eq=False)
@@ -27,6 +37,9 @@ class StepDraft(Draft):
     prebuilt: list[Request] = field(default_factory=list, init=False)  # run from here on; other engines computed them
     draft_tokens: list[int] = field(default_factory=list, init=False)  # of host proposers, in the order of the decodes
     masked: Ids = field(default_factory=lambda: NO_IDS, init=False)  # sequences under a grammar
+    pictures: Pictures | None = None
+    encodes: list[Encode] = field(default_factory=list, init=False)
+    encoded_for: dict[Request, int] = field(default_factory=dict, init=False)  # as of a flight
 
     def forget_row(self, row: int) -> None:
         super().forget_row(row)
@@ -47,6 +60,8 @@ class StepDraft(Draft):
             work["writes"] = RowWrites(write_rows=write_rows, write_columns=columns, write_pages=pages)
         if self.saves or self.loads or self.drops:
             work["host"] = HostWork(saves=tuple(self.saves), drops=tuple(self.drops), loads=tuple(self.loads))
+        if (pictures := self.pictures) is not None:
+            work["pictures"] = self._picture_work(pictures)
         return StepPlan(
             step=self.step,
             num_extends=len(self.chunks),
@@ -55,13 +70,14 @@ class StepDraft(Draft):
                     row=req.allocation.row,
                     request_id=req.id,
                     params=req.params,
-                    token_ids=np.array(req.tokens, dtype=np.int32),
+                    token_ids=tokens if pictures is None else pictures.as_tokens(tokens),
                     num_prompt=req.num_prompt,
                     stop_ids=tuple(req.stop_ids) if req.num_output < req.params.min_tokens else (),
                     prebuilt=i >= len(admitted),
                     adapter=req.adapter.slot if req.adapter else PAD,
                 )
                 for i, req in enumerate((*admitted, *self.prebuilt))
+                for tokens in (np.array(req.tokens, dtype=np.int32),)
             ),
             masked=self.masked,
             prompt_logprobs=tuple(i for i, chunk in enumerate(self.chunks) if chunk.req.wants_prompt_logprobs),
@@ -86,6 +102,8 @@ class StepDraft(Draft):
             q_lens = np.concatenate([stops - starts, q_lens])
             input_ids = np.concatenate(tokens, dtype=np.int64)
             sample_mask = np.concatenate([stops == targets, sample_mask])
+        if self.pictures is not None:
+            input_ids = self.pictures.as_tokens(input_ids)
         return {
             "rows": rows,
             "q_lens": q_lens,
@@ -94,3 +112,20 @@ class StepDraft(Draft):
             "drafts": np.array(self.draft_tokens, dtype=np.int64) if self.draft_tokens else NO_IDS,
             "sample_mask": sample_mask,
         }
+
+    def _picture_work(self, pictures: Pictures) -> PictureWork:
+        """The rows of encodings that the chunks take, and the slices; of what is to be forgotten this step is told."""
+        tokens, rows, first = [NO_IDS], [NO_IDS], 0
+        for req, start, stop in self.chunks:
+            if req.pictures is not None:
+                of_chunk, taken = req.pictures.rows(start, stop)
+                tokens.append(first + of_chunk)
+                rows.append(taken)
+            first += stop - start
+        drops, pictures.drops = tuple(sorted(pictures.drops)), set()
+        return PictureWork(
+            picture_tokens=np.concatenate(tokens),
+            picture_rows=np.concatenate(rows),
+            encodes=tuple(self.encodes),
+            drops=drops,
+        )

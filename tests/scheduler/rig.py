@@ -49,13 +49,13 @@ class Rig:
         self.reqs: dict[int, Request] = {}
         self._sample = sample or (lambda row: 1000)
 
-    def add(self, prompt, max_new: int = 4, **kw) -> Request:
+    def add(self, prompt, max_new: int = 4, pictures=(), **kw) -> Request:
         """Submit a request of `prompt` tokens (a list, or how many of a prompt of its own)."""
         id = len(self.reqs) + 1
         tokens = prompt if isinstance(prompt, list) else [id * 100 + i for i in range(prompt)]
         params = kw.pop("params", None) or SamplingParams(max_tokens=max_new, stop_token_ids=(7,))
         req = Request(id, tokens, params, **kw)
-        self.scheduler.add(req, self.now)
+        self.scheduler.add(req, self.now, pictures)
         self.reqs[id] = req
         return req
 

@@ -106,8 +106,10 @@ rig, plan = failing(1 << 20, kind_config(), 1)
 reserve = Reserve(2 << 20)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used, used))
+full = []
 try:
-    np.ones(1 << 20)
+    while True:  # what the collector has freed of the first schedulers is filled as well
+        full.append(np.ones(1 << 20))
 except MemoryError:
     print("short")
 for _ in range(3):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -11,6 +11,7 @@ import numpy as np
 from forebay.base.errors import ForebayError
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.slots import Ids
+from forebay.requests.pictures import Picture
 from forebay.requests.request import Request
 from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.scheduler.admission import MAX_RETRACTIONS
@@ -69,8 +70,8 @@ class RetractingScheduler(Scheduler):
 
     # -- what it is called for ----------------------------------------------------------------------------------------
 
-    def add(self, req: Request, now: float) -> None:
-        super().add(req, now)
+    def add(self, req: Request, now: float, pictures: Sequence[Picture] = ()) -> None:
+        super().add(req, now, pictures)
         self.added = req
 
     def abort(self, request_id: int) -> None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import ceil
 from traceback import clear_frames
 from typing import Final, NamedTuple
 
@@ -14,11 +15,13 @@ from forebay.base import fault
 from forebay.base.errors import EngineError, ForebayError
 from forebay.base.heap import Reserve, is_out_of_memory
 from forebay.base.log import event, get_logger
+from forebay.config.pictures import PictureConfig
 from forebay.engine.frames import AddRequest
 from forebay.engine.lifecycle.adapters import AdapterLoader, AdapterMemory
 from forebay.engine.lifecycle.sleep import Memory, NoMemory, Sleeper
 from forebay.engine.loop.exchange import Connected, Exchange
 from forebay.engine.loop.mixed import MixedChunks
+from forebay.engine.loop.pictures import check_pictures
 from forebay.engine.loop.stats import Stats
 from forebay.engine.stream import failed
 from forebay.memory.adapters import AdapterLoad
@@ -170,6 +173,8 @@ class EngineCore:
             fault.point("engine.add")
             wanted.params.check(self._vocab_size)  # every id that will index something, whoever sent it
             check_token_ids("prompt", wanted.prompt_token_ids, self._vocab_size)
+            if wanted.pictures:
+                check_pictures(wanted.pictures, wanted.prompt_token_ids, self.scheduler.config)
             now = self._clock()
             if self._without_requests:
                 self.stats.last_step_at = now  # the time without work is no delay
@@ -186,7 +191,7 @@ class EngineCore:
                 rendezvous=self.exchange.with_nonce(wanted.rendezvous) if self.exchange else wanted.rendezvous,
                 adapter=self._adapter(wanted),
             )
-            self.scheduler.add(request, now)
+            self.scheduler.add(request, now, wanted.pictures)
         except Exception as error:
             self.stats.counters["engine.refused"] += 1
             where = f"request {wanted.request_id}"
@@ -259,7 +264,9 @@ class EngineCore:
         plan = (self.sleeper if self.sleeper.away else self.scheduler).plan(now, width, self._mixed_limit())
         self.stats.counters["engine.host_seconds"] += self._clock() - now
         ahead = [plan, *(step.plan for step in self._in_flight)]
-        self.step_limit_s = self._pace.limit_s(max(step.num_tokens if step else 0 for step in ahead))
+        self.step_limit_s = self._pace.limit_s(
+            max(work_of(step, self.scheduler.config.pictures) if step else 0 for step in ahead)
+        )
         if plan is not None:
             if not (self._in_flight or self._progressed):
                 self.stats.last_step_at = now  # the time in which nothing could be done is no step's
@@ -298,8 +305,10 @@ class EngineCore:
         self.scheduler.commit(plan, result, now)
         self._failures_in_a_row = 0
         seconds = now - self.stats.last_step_at
-        self._pace.ended(plan.num_tokens, seconds)
-        self._measured(plan, width, len(result.token_ids), seconds)
+        work = work_of(plan, self.scheduler.config.pictures)
+        if work:
+            self._pace.ended(work, seconds)
+        self._measured(plan, width, work, len(result.token_ids), seconds)
         self.stats.counters["engine.steps"] += 1
         self.stats.last_step_at = now
         self.stats.counters["engine.host_seconds"] += self._clock() - now
@@ -314,17 +323,18 @@ class EngineCore:
         context = max((req.allocation.kv_bound for req in scheduler.extending), default=0)
         return self._mixed.limit(len(scheduler.running.reqs), num_requests, context)
 
-    def _measured(self, plan: StepPlan, width: int, num_tokens: int, seconds: float) -> None:
-        """A step has taken `seconds` and brought `num_tokens`."""
-        if self._widths and plan.num_extends:
+    def _measured(self, plan: StepPlan, width: int, work: int, num_tokens: int, seconds: float) -> None:
+        """A step has taken `seconds` for the `work` of so many tokens, and brought `num_tokens`."""
+        with_prompts = bool(plan.num_extends or plan.pictures.encodes)
+        if self._widths and with_prompts:
             self._widths.mixed_ended()
         elif self._widths and plan.num_seqs:
             self._widths.ended(plan.num_seqs, width, num_tokens, seconds)
         if self._mixed is None or not plan.num_decodes:
             return
-        if plan.num_extends:
-            num_prompt = int(plan.q_lens[: plan.num_extends].sum())
-            self._mixed.mixed(plan.num_decodes, num_prompt, int(plan.starts.max()), seconds)
+        if with_prompts:
+            num_prompt = work - plan.num_decodes
+            self._mixed.mixed(plan.num_decodes, num_prompt, int(plan.starts.max(initial=0)), seconds)
         else:
             self._mixed.decoded(plan.num_decodes, seconds)
 
@@ -368,6 +378,14 @@ class EngineCore:
             raise EngineBroken(
                 f"{self._failures_in_a_row} steps in a row failed, the last with {type(error).__name__}: {error}"
             ) from error
+
+
+def work_of(plan: StepPlan, pictures: PictureConfig | None) -> int:
+    """Return the work of a step in tokens: its own, and what the slices of pictures cost."""
+    if pictures is None or not plan.pictures.encodes:
+        return plan.num_tokens
+    num_layers = sum(encode.last_layer - encode.first_layer for encode in plan.pictures.encodes)
+    return plan.num_tokens + ceil(num_layers * pictures.layer_tokens)
 
 
 def _as_typed(error: Exception, where: str) -> ForebayError:

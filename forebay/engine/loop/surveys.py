@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
+import numpy as np
+
 from forebay.engine.frames import GetTree, TreePart
+from forebay.memory.pictures import Pictures
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import Branch
 from forebay.memory.radix_survey import survey
@@ -24,8 +27,8 @@ class Surveys:
     """One survey at a time. `note` is called about every second of work and when it ends: the cache itself has no time,
     so that this is how exactly it is known when something was used."""
 
-    def __init__(self, cache: RadixCache) -> None:
-        self._cache = cache
+    def __init__(self, cache: RadixCache, pictures: Pictures | None = None) -> None:
+        self._cache, self._pictures = cache, pictures
         self._secret = secrets.token_bytes(32)
         self._survey: Iterator[Branch | None] = _NOTHING
         self._num_left = 0  # parts
@@ -52,9 +55,16 @@ class Surveys:
         is_whole = len(passed) < NODES_PER_PART
         if is_whole or not self._num_left:
             self._survey = _NOTHING
-        branches = [branch for branch in passed if branch]
+        branches = [self._as_tokens(branch) for branch in passed if branch]
         kinds = [kind.name for kind in self._cache.kinds]
         return TreePart(wanted.serial, branches, kinds, more=self._survey is not _NOTHING, is_cut=not is_whole)
+
+    def _as_tokens(self, branch: Branch) -> Branch:
+        """Return the branch with the model's placeholder for each of a picture's tokens."""
+        if self._pictures is None:
+            return branch
+        tokens = self._pictures.as_tokens(np.frombuffer(branch.tokens, dtype=np.int32))
+        return branch._replace(tokens=tokens.tobytes())
 
     def _idle_s(self, used: int) -> float:
         """Return how long ago a use was, at least; 0 for one since the last note."""

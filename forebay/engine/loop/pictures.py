@@ -1,0 +1,73 @@
+"""The check of a request's pictures, whoever sent them (C33)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from forebay.base.errors import InvalidRequest
+from forebay.config.engine_config import DisaggregationMode, SchedulerConfig
+from forebay.config.pictures import PictureConfig
+from forebay.memory.slots import Ids
+from forebay.requests.pictures import Picture
+
+DIGEST_BYTES: Final = 32  # of SHA-256
+
+
+def check_pictures(pictures: Sequence[Picture], prompt: Sequence[int], config: SchedulerConfig) -> None:
+    """Raise InvalidRequest, with the numbers, unless the pictures are as the model takes them, and stand where the
+    prompt has its placeholder."""
+    its = config.pictures
+    if its is None:
+        raise _wrong("this model takes no pictures: leave them out")
+    if config.disaggregation.mode is not DisaggregationMode.NULL:
+        raise _wrong("pictures are not served by an engine in a role: leave them out, or use an engine without a role")
+    for number, picture in enumerate(pictures):
+        _check_shape(number, picture, its)
+        _check_runs(number, picture, np.array(prompt, dtype=np.int64), its)
+    runs = sorted(run for picture in pictures for run in picture.runs)
+    for (start, length), (following, _) in pairwise(runs):
+        if start + length > following:
+            raise _wrong(f"two runs of pictures have the prompt's token {following}: each may be in one")
+
+
+def _check_shape(number: int, picture: Picture, its: PictureConfig) -> None:
+    if picture.height < 1 or picture.height != picture.width or picture.height * picture.width * 3 != its.tile_bytes:
+        raise _wrong(
+            f"tiles of picture {number} are {picture.height} x {picture.width} pixels; the model takes squares of "
+            f"{its.tile_bytes} bytes"
+        )
+    if picture.num_tiles < 1 or len(picture.pixels) != picture.num_tiles * its.tile_bytes:
+        raise _wrong(
+            f"picture {number} has {picture.num_tiles} tiles and {len(picture.pixels)} bytes of pixels; a tile has "
+            f"{its.tile_bytes}"
+        )
+    if len(picture.digest) != DIGEST_BYTES:
+        raise _wrong(f"the digest of picture {number} has {len(picture.digest)} bytes, not {DIGEST_BYTES}")
+
+
+def _check_runs(number: int, picture: Picture, prompt: Ids, its: PictureConfig) -> None:
+    for start, length in picture.runs:
+        if start < 0 or length < 1 or start + length > len(prompt):
+            raise _wrong(
+                f"picture {number} has a run of {length} tokens from {start} on; the prompt has {len(prompt)} tokens"
+            )
+        if (prompt[start : start + length] != its.placeholder).any():
+            raise _wrong(
+                f"the prompt has other tokens than the placeholder {its.placeholder} among the {length} from {start} "
+                f"on, which are picture {number}'s"
+            )
+    if any(start + length > following for (start, length), (following, _) in pairwise(picture.runs)):
+        raise _wrong(f"runs of picture {number} are not in the order of the prompt")
+    if picture.num_tokens != picture.num_tiles * its.tokens_per_tile:
+        raise _wrong(
+            f"picture {number} has {picture.num_tokens} tokens and {picture.num_tiles} tiles, which have "
+            f"{its.tokens_per_tile} tokens each"
+        )
+
+
+def _wrong(what: str) -> InvalidRequest:
+    return InvalidRequest(what, code="invalid_picture", param="pictures")

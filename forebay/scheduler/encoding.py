@@ -1,0 +1,95 @@
+"""Pictures of requests: what comes with a request, and the slices of an encoder's work that a step does for prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+
+from forebay.memory.pictures import Encoding, OutOfIds, Pictures
+from forebay.memory.slots import NO_IDS
+from forebay.requests.pictures import Picture, PromptPictures
+from forebay.requests.request import Request
+from forebay.requests.step_plan import Encode
+from forebay.scheduler.allocations import Allocations
+from forebay.scheduler.queues import Queues
+
+
+def plan_slices(held: Allocations, req: Request, start: int, left: int, cost: int) -> int:
+    """Draft slices of the tiles that the request's tokens from `start` on wait for, and return their cost in tokens.
+
+    The step has `left` prompt tokens for both: a token of the prompt costs `cost`. If any are left where the prompt
+    waits, at least one layer is computed.
+    """
+    assert held.pictures is not None, f"{req} has pictures in an engine without"
+    assert req.pictures is not None, f"{req} has no pictures"
+    spent = 0
+    while awaited := req.pictures.awaited(start, held.pictures):
+        at, encoding, tile = awaited
+        budget = left - spent - (at - start) * cost
+        if budget <= 0:
+            break
+        spent += _plan_slice(held, req, encoding, tile, budget)
+        held.draft.encoded_for.setdefault(req, at + 1)
+        if not held.pictures.is_planned(encoding, tile):
+            break
+    return spent
+
+
+def _plan_slice(held: Allocations, req: Request, encoding: Encoding, tile: int, budget: int) -> int:
+    """Draft the next layers of a tile, as many as the budget has room for, and charge the tenant for those that it has
+    not been charged for (C32)."""
+    assert held.pictures is not None
+    config, its = held.pictures.config, encoding.tiles[tile]
+    first = its.planned
+    last = min(config.num_layers, first + max(1, int(budget / config.layer_tokens)))
+    its.planned = last
+    held.draft.encodes.append(_slice(held.pictures, encoding, tile, first, last))
+    num_new = last - max(first, its.charged)
+    if num_new > 0:
+        req.account.service += num_new * config.layer_tokens / req.account.weight
+        its.charged = last
+    return ceil((last - first) * config.layer_tokens)
+
+
+def _slice(pictures: Pictures, encoding: Encoding, tile: int, first: int, last: int) -> Encode:
+    config = pictures.config
+    pixels, rows = b"", NO_IDS
+    if not first:
+        pixels = encoding.pixels[tile * config.tile_bytes : (tile + 1) * config.tile_bytes]
+    if last == config.num_layers:
+        rows = encoding.rows[tile * config.tokens_per_tile : (tile + 1) * config.tokens_per_tile].copy()
+    return Encode(
+        picture=encoding.number,
+        tile=tile,
+        first_layer=first,
+        last_layer=last,
+        height=encoding.height,
+        width=encoding.width,
+        pixels=pixels,
+        rows=rows,
+    )
+
+
+def take_in(queues: Queues, req: Request, pictures: Sequence[Picture]) -> None:
+    """Make the request a user of its pictures, and write their ids into its tokens. Raises RequestTooLarge and
+    Overloaded."""
+    known = queues.held.pictures
+    assert known is not None, f"{req} has pictures in an engine without"
+    try:
+        encodings = known.enter(req.namespace, pictures)
+    except OutOfIds:
+        _restart_ids(queues, known)
+        encodings = known.enter(req.namespace, pictures)
+    req.pictures = PromptPictures(encodings, [its.runs for its in pictures])
+    req.pictures.write_ids(req.tokens)
+
+
+def _restart_ids(queues: Queues, pictures: Pictures) -> None:
+    """Drop the prefix cache and number pictures anew: what is pinned there keeps its ids, and who may yet add to it."""
+    cache = queues.held.cache
+    cache.flush()
+    in_use = [np.frombuffer(req.tokens, dtype=np.int32) for req in (*queues.requests.values(), *queues.finishing)]
+    in_use += [np.frombuffer(node.key, dtype=np.int32) for node in cache.nodes()]
+    pictures.restart_ids(np.concatenate([NO_IDS, *in_use]))

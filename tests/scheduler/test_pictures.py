@@ -1,0 +1,332 @@
+"""Pictures in prompts: a prompt's chunks end in front of tiles that are not encoded, and encoding shares its budget."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import forebay
+from forebay.base.errors import EngineError, Overloaded
+from forebay.config.engine_config import SpeculationOptions, SpeculativeAlgorithm
+from forebay.memory import pictures as memory
+from forebay.requests.pictures import Picture
+from forebay.requests.request import Request
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import StepPlan, TokenLogprob
+from forebay.requests.updates import FinishReason
+from forebay.speculation.ngram import Ngram
+from tests.pictures import PLACEHOLDER, TOKENS, VOCAB, picture, picture_config, with_placeholders
+from tests.scheduler.rig import Rig
+
+LAYERS = 4
+TEXT = list(range(100, 120))
+ERROR = EngineError("the step failed")
+
+
+def rig(num_blocks: int = 8, layer_tokens: float = 2.0, num_pixels: int = 8, **changes) -> Rig:
+    """A layer costs 2 tokens: a tile 8."""
+    return Rig(pictures=picture_config(num_blocks, num_pixels, layer_tokens=layer_tokens), **changes)
+
+
+def add(engine: Rig, *pictures: Picture, text: list[int] = TEXT, **kw) -> Request:
+    return engine.add(with_placeholders(text, pictures), pictures=pictures, **kw)
+
+
+def slices(plan: StepPlan | None) -> list[tuple[int, int, int]]:
+    assert plan is not None
+    return [(its.tile, its.first_layer, its.last_layer) for its in plan.pictures.encodes]
+
+
+def spans(plan: StepPlan) -> list[tuple[int, int]]:
+    return list(zip(plan.starts.tolist(), plan.ends.tolist(), strict=True))
+
+
+def test_prompt_with_room_for_all_is_encoded_and_computed_in_one_step() -> None:
+    engine = rig()
+    req = add(engine, picture(1, 5))
+    plan = engine.step()
+    assert slices(plan) == [(0, 0, LAYERS)]
+    assert spans(plan) == [(0, 20)]
+    assert plan.pictures.encodes[0].pixels == picture(1).pixels
+    assert plan.pictures.encodes[0].rows.tolist() == [1, 2, 3]
+    assert plan.pictures.picture_tokens.tolist() == [5, 6, 7]
+    assert plan.pictures.picture_rows.tolist() == [1, 2, 3]
+    engine.run()
+    assert engine.finish_of(req) is FinishReason.LENGTH
+
+
+def test_plans_have_the_placeholder_and_requests_the_exact_ids() -> None:
+    engine = rig()
+    req = add(engine, picture(1, 5))
+    plan = engine.step()
+    assert req.tokens[5:8].tolist() == [VOCAB, VOCAB + 1, VOCAB + 2]
+    assert plan.input_ids.tolist() == [*TEXT[:5], *[PLACEHOLDER] * TOKENS, *TEXT[8:]]
+    assert plan.admissions[0].token_ids.tolist() == plan.input_ids.tolist()
+
+
+def test_text_before_a_picture_is_computed_while_it_is_encoded() -> None:
+    engine = rig(chunked_prefill_size=8)
+    add(engine, picture(1, 5))
+    steps = [engine.step() for _ in range(4)]
+    assert [spans(plan) for plan in steps] == [[(0, 5)], [(5, 7)], [(7, 15)], [(15, 20)]]
+    assert [slices(plan) for plan in steps] == [[(0, 0, 1)], [(0, 1, 4)], [], []]
+
+
+def test_prompt_that_begins_with_a_picture_starts_when_it_is_encoded() -> None:
+    engine = rig(chunked_prefill_size=4)
+    req = add(engine, picture(1, 0))
+    first, second = engine.step(), engine.step()
+    assert (first.num_seqs, slices(first)) == (0, [(0, 0, 2)])
+    assert (spans(second), slices(second)) == ([(0, 1)], [(0, 2, 4)])
+    engine.run()
+    assert engine.finish_of(req) is FinishReason.LENGTH
+
+
+def test_slice_has_at_least_a_layer_where_a_layer_costs_more_than_a_chunk() -> None:
+    engine = rig(layer_tokens=50.0, chunked_prefill_size=4)
+    add(engine, picture(1, 0))
+    assert [slices(engine.step()) for _ in range(4)] == [[(0, at, at + 1)] for at in range(4)]
+
+
+def test_slices_share_the_budget_of_prompts_beside_decodes() -> None:
+    engine = rig(chunked_prefill_size=64, mixed_chunk_size=4)
+    decoding = engine.add(4, max_new=20)
+    engine.step()
+    add(engine, picture(1, 0))
+    assert [slices(engine.step()) for _ in range(2)] == [[(0, 0, 2)], [(0, 2, 4)]]
+    assert len(engine.tokens_of(decoding)) == 3
+
+
+def test_tiles_are_encoded_one_after_the_other() -> None:
+    engine = rig(chunked_prefill_size=16)
+    add(engine, picture(1, 2, 8, num_tiles=2))
+    steps = [engine.step() for _ in range(2)]
+    assert [slices(plan) for plan in steps] == [[(0, 0, 4)], [(1, 0, 4)]]
+    assert [spans(plan) for plan in steps] == [[(0, 8)], [(8, 16)]]
+
+
+def test_equal_pictures_of_two_requests_are_encoded_once() -> None:
+    engine = rig(chunked_prefill_size=4, radix_cache=False)
+    reqs = [add(engine, picture(1, 0)), add(engine, picture(1, 3))]
+    engine.run()
+    assert sum(len(slices(plan)) for plan in engine.plans) == 2
+    assert [engine.finish_of(req) for req in reqs] == [FinishReason.LENGTH] * 2
+
+
+def test_prefix_hit_skips_the_tiles_in_it() -> None:
+    engine = rig()
+    add(engine, picture(1, 5))
+    engine.run()
+    engine.scheduler.held.pictures.clear()
+    req = add(engine, picture(1, 5))
+    engine.run()
+    assert req.cache_report.cached_tokens == 16
+    assert sum(len(slices(plan)) for plan in engine.plans) == 1
+
+
+def test_c34_placeholders_of_another_picture_are_no_hit() -> None:
+    engine = rig()
+    add(engine, picture(1, 5))
+    engine.run()
+    other = add(engine, picture(2, 5))
+    engine.run()
+    assert other.cache_report.cached_tokens == 4
+    report = other.cache_report
+    assert (report.differs_at, report.token_here, report.token_there) == (5, PLACEHOLDER, PLACEHOLDER)
+
+
+def test_abort_of_a_picture_half_encoded_drops_the_work_once() -> None:
+    engine = rig(chunked_prefill_size=4, depth=1, overlap_depth=1)
+    req = add(engine, picture(1, 0))
+    engine.launch()
+    engine.abort(req.id)
+    other = engine.add(4)
+    plan = engine.launch()
+    assert plan.pictures.drops == (1,)
+    engine.run()
+    assert engine.finish_of(other) is FinishReason.LENGTH
+    assert all(not plan.pictures.drops for plan in engine.plans[2:])
+
+
+def test_failed_encoding_of_one_request_ends_it_alone() -> None:
+    engine = rig(chunked_prefill_size=4)
+    req = add(engine, picture(1, 0))
+    engine.launch()
+    (update,) = engine.fail(ERROR)
+    assert (update.request_id, update.finish) == (req.id, FinishReason.ERROR)
+    engine.scheduler.audit()
+
+
+def test_failed_step_that_encodes_for_a_waiting_request_puts_that_on_trial_too() -> None:
+    engine = rig(chunked_prefill_size=4)
+    decoding = engine.add(4, max_new=8)
+    engine.step()
+    waits = add(engine, picture(1, 0))
+    engine.launch()
+    assert engine.fail(ERROR) == []
+    assert {req for group in engine.scheduler.suspects.groups for req in group} == {decoding, waits}
+    engine.run()
+    assert [engine.finish_of(req) for req in (decoding, waits)] == [FinishReason.LENGTH] * 2
+
+
+def test_steps_behind_a_failed_one_begin_the_tile_again_from_its_pixels() -> None:
+    engine = rig(chunked_prefill_size=4, depth=1, overlap_depth=1)
+    add(engine, picture(1, 5))
+    other = engine.add(3, max_new=8)
+    for _ in range(2):
+        engine.step()
+    engine.launch()
+    engine.fail(ERROR)
+    engine.flights.clear()
+    assert engine.scheduler.held.pictures.drops == {1}
+    engine.run()
+    again = [plan for plan in engine.plans if (0, 0) in [its[:2] for its in slices(plan)]]
+    assert len(again) == 2
+    assert again[1].pictures.drops == (1,) or any(plan.pictures.drops for plan in engine.plans)
+    assert engine.finish_of(other) is FinishReason.LENGTH
+
+
+def test_retracted_request_keeps_its_encoding() -> None:
+    engine = rig(num_blocks=1, radix_cache=False)
+    req = add(engine, picture(1, 5), max_new=12)
+    engine.step()
+    engine.scheduler.retract(req)
+    with pytest.raises(Overloaded):
+        add(engine, picture(2, 5))
+    engine.run()
+    assert sum(len(slices(plan)) for plan in engine.plans) == 1
+    assert len(engine.tokens_of(req)) == 12
+
+
+def test_c30_request_whose_numbers_are_not_finite_leaves_no_encoding_behind() -> None:
+    engine = rig()
+    add(engine, picture(1, 5))
+    engine.launch()
+    engine.commit(failed=(0,))
+    add(engine, picture(1, 5))
+    assert slices(engine.step()) == [(0, 0, LAYERS)]
+
+
+def test_tenant_is_charged_for_the_layers_that_are_computed_for_it() -> None:
+    engine = rig(tenants={"a": 1, "b": 1})
+    alone, both = add(engine, picture(1, 5), tenant="a"), engine.add(TEXT, tenant="b")
+    engine.step()
+    assert alone.account.service - both.account.service == LAYERS * 2.0
+
+
+def test_refused_request_leaves_its_pictures() -> None:
+    engine = rig(num_blocks=1)
+    engine.scheduler.handoff.enqueue = _refuse
+    with pytest.raises(EngineError):
+        add(engine, picture(1, 5))
+    del engine.scheduler.handoff.enqueue
+    assert engine.scheduler.idle
+    engine.scheduler.audit()
+    add(engine, picture(2, 5))
+    engine.run()
+
+
+def _refuse(req: Request, now: float) -> None:
+    raise ERROR
+
+
+def test_drafts_end_in_front_of_a_picture() -> None:
+    options = SpeculationOptions(algorithm=SpeculativeAlgorithm.NGRAM, num_draft_tokens=4)
+    engine = rig(sample=lambda row: 101, speculation=options, proposer=Ngram(options), width=4)
+    text = [101, 101, 101, 102, *TEXT[:8], 101, 101, 101]
+    add(engine, picture(1, 3), text=text, max_new=8)
+    engine.run()
+    drafts = [token for plan in engine.plans for token in plan.drafts.tolist()]
+    assert drafts
+    assert max(drafts) < VOCAB
+
+
+def test_prompt_logprobs_of_pictures_are_not_told() -> None:
+    engine = rig()
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    req = add(engine, picture(1, 5), text=TEXT[:10], params=params)
+    plan = engine.launch()
+    assert plan.prompt_logprobs == (0,)
+    entries = [TokenLogprob(at + 1, -1.0, 1) for at in range(9)]
+    (update,) = engine.commit(prompt_logprobs={0: [*entries, None]})
+    told = [entry and entry.token_id for entry in update.prompt_logprobs]
+    assert told == [None, 1, 2, 3, 4, None, None, None, 8, 9]
+    assert engine.finish_of(req) is FinishReason.LENGTH
+
+
+def test_c25_sleep_and_weights_encode_pictures_again() -> None:
+    engine = rig()
+    add(engine, picture(1, 5))
+    engine.run()
+    for forget in (engine.scheduler.held.keep_cached, lambda: engine.scheduler.held.clear([])):
+        forget()
+        engine.scheduler.held.cache.flush()
+        add(engine, picture(1, 5))
+        assert slices(engine.step()) == [(0, 0, LAYERS)]
+        engine.run()
+
+
+def test_c34_numbering_that_ends_drops_the_prefix_cache_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "END_OF_IDS", VOCAB + 3 * TOKENS)
+    engine = rig()
+    living = add(engine, picture(1, 5), max_new=30)
+    for seed in (2, 3):
+        add(engine, picture(seed, 5))
+    for _ in range(8):
+        engine.step()
+    assert engine.scheduler.held.cache.num_pages > 4
+    other = add(engine, picture(4, 5))
+    assert other.tokens[5] == VOCAB + TOKENS, "the ids of a picture in use are given again"
+    assert living.tokens[5] == VOCAB
+    assert other.tokens[:20] != living.tokens[:20]
+    engine.run()
+    assert other.cache_report.cached_tokens == 4, "a pinned prefix with other ids is a hit"
+    engine.scheduler.audit()
+
+
+def test_tokens_of_interleaved_pictures_take_the_rows_of_their_own() -> None:
+    engine = rig()
+    one = picture(1, num_tiles=1, runs=((2, 1), (6, 2)))
+    two = picture(2, num_tiles=1, runs=((3, 2), (8, 1)))
+    req = add(engine, one, two)
+    plan = engine.step()
+    assert plan.pictures.picture_tokens.tolist() == [2, 3, 4, 6, 7, 8]
+    rows = [its.rows.tolist() for its in req.pictures.encodings]
+    assert plan.pictures.picture_rows.tolist() == [
+        rows[0][0], rows[1][0], rows[1][1], rows[0][1], rows[0][2], rows[1][2]
+    ]  # fmt: skip
+    assert req.tokens[2:9].tolist() == [VOCAB, VOCAB + 3, VOCAB + 4, TEXT[5], VOCAB + 1, VOCAB + 2, VOCAB + 5]
+    engine.run()
+
+
+def test_rows_of_chunks_that_cut_a_picture_are_counted_from_the_step_s_first_token() -> None:
+    engine = rig(chunked_prefill_size=6, layer_tokens=0.1)
+    req = add(engine, picture(1, 4), text=TEXT[:9])
+    plans = [engine.step() for _ in range(2)]
+    rows = req.pictures.encodings[0].rows
+    assert [plan.pictures.picture_tokens.tolist() for plan in plans] == [[4], [0, 1]]
+    assert np.concatenate([plan.pictures.picture_rows for plan in plans]).tolist() == rows.tolist()
+
+
+def test_ids_of_pictures_are_told_from_tokens_by_one_predicate() -> None:
+    """Whoever takes ids of a request for tokens asks `Pictures.stand_for`: a new place belongs here."""
+    package = Path(forebay.__file__).parent
+    found = Counter(
+        (node.func.attr, str(path.relative_to(package)))
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if node.func.attr in ("stand_for", "as_tokens")
+    )
+    assert found == {
+        ("stand_for", "memory/pictures.py"): 2,  # `as_tokens`, and ids that are in use when the numbering restarts
+        ("stand_for", "scheduler/proposer.py"): 1,  # drafts
+        ("stand_for", "scheduler/releases.py"): 1,  # log-probabilities of prompts
+        ("as_tokens", "scheduler/step_draft.py"): 2,  # what the model is given, and what penalties count
+        ("as_tokens", "scheduler/admission.py"): 1,  # reports of the cache
+        ("as_tokens", "engine/loop/surveys.py"): 1,  # texts of the cache's tree
+    }
