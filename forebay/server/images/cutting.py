@@ -1,0 +1,163 @@
+"""Images to tiles of pixels, with Pillow: decoded, turned upright, made RGB, resized and split.
+
+The steps, filters and roundings are those of transformers' `image_processing_pil_smolvlm` and
+`image_processing_pil_idefics3`, which are the same. Pixels are not rescaled: the encoder does that.
+"""
+
+from __future__ import annotations
+
+import math
+from io import BytesIO
+from typing import Final, NamedTuple
+
+from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError, WebPImagePlugin
+from PIL.ExifTags import Base
+from PIL.Image import Resampling, Transpose
+
+from forebay.server.images.headers import webp_size
+from forebay.server.images.sources import Unreadable
+from forebay.server.images.tiling import MAX_EDGE, Tiling
+
+MAX_PIXELS: Final = 64_000_000
+BAND_PIXELS: Final = (
+    1 << 22
+)  # that are converted at once: an image of the most pixels is in memory twice, not five times
+
+_PLUGINS: Final = (PngImagePlugin, JpegImagePlugin, WebPImagePlugin, GifImagePlugin)  # importing them registers them
+_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
+_UPRIGHT: Final = {
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
+_WHITE: Final = (255, 255, 255, 255)
+
+Image.MAX_IMAGE_PIXELS = None  # `_check_size` has the limit
+
+
+class Tiles(NamedTuple):
+    """Tiles of one size, row by row; behind those of a grid, all of the image as one. An image that is one tile has no
+    grid: (0, 0). `pixels` are uint8 [num_tiles, height, width, 3]."""
+
+    grid: tuple[int, int]
+    num_tiles: int
+    height: int
+    width: int
+    pixels: bytes
+
+
+def tiles_of(content: bytes, tiling: Tiling, *, splits: bool) -> Tiles:
+    """Decode and cut an image file. Raises Unreadable, and MemoryError."""
+    try:
+        image = _decoded(content)
+    except (Unreadable, MemoryError):
+        raise
+    except Exception as error:  # what Pillow's plugins raise about wrong files is of many types
+        raise Unreadable(
+            f"cannot be decoded ({type(error).__name__}: {str(error)[:120]}): send a whole file"
+        ) from error
+    return cut(image, tiling, splits=splits)
+
+
+def _decoded(content: bytes) -> Image.Image:
+    """The first frame of a file, upright and RGB."""
+    if (size := webp_size(content)) is not None:
+        _check_size(size)  # Pillow makes room for all pixels before it says how many there are
+    try:
+        image = Image.open(BytesIO(content), formats=_FORMATS)
+    except UnidentifiedImageError:
+        raise Unreadable("is no PNG, JPEG, WebP or GIF file, or its header is broken: send one of these") from None
+    _check_size(image.size)
+    if image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False):
+        raise Unreadable(f"has {getattr(image, 'n_frames', 2)} frames: only one is supported, send a still image")
+    image.load()
+    turn = _UPRIGHT.get(_orientation(image))
+    upright = _rgb(image)
+    del image  # its memory
+    return upright if turn is None else upright.transpose(turn)
+
+
+def _check_size(size: tuple[int, int]) -> None:
+    width, height = size
+    if width * height > MAX_PIXELS:
+        raise Unreadable(
+            f"has {width} x {height} = {width * height} pixels; at most {MAX_PIXELS} are decoded: send a smaller one"
+        )
+
+
+def _orientation(image: Image.Image) -> int:
+    """Upright for metadata that cannot be read."""
+    try:
+        return int(image.getexif().get(Base.Orientation, 1))
+    except Exception:
+        return 1
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Every mode as RGB, what is transparent on white."""
+    has_alpha = "A" in image.getbands() or image.info.get("transparency") is not None
+    if image.mode == "RGB" and not has_alpha:
+        return image
+    made = Image.new("RGB", image.size)
+    rows = max(1, BAND_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(image.height, top + rows)))
+        made.paste(_opaque(band) if has_alpha else band.convert("RGB"), (0, top))
+    return made
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, _WHITE), image).convert("RGB")
+
+
+def cut(image: Image.Image, tiling: Tiling, *, splits: bool) -> Tiles:
+    """Resize an RGB image, and split it if it `splits`."""
+    filter_, edge = Resampling(tiling.resample), tiling.tile_size
+    image = image.resize(tiling.size or fitted(image.size, tiling.longest_edge), filter_)
+    if not splits:
+        return Tiles((0, 0), 1, edge, edge, image.resize((edge, edge), filter_).tobytes())
+    image = image.resize(in_tiles(image.size, edge), filter_)
+    cols, rows = image.width // edge, image.height // edge
+    if rows == cols == 1:
+        return Tiles((0, 0), 1, edge, edge, image.tobytes())
+    corners = ((col * edge, row * edge) for row in range(rows) for col in range(cols))
+    tiles = [image.crop((left, top, left + edge, top + edge)).tobytes() for left, top in corners]
+    tiles.append(image.resize((edge, edge), filter_).tobytes())
+    return Tiles((rows, cols), len(tiles), edge, edge, b"".join(tiles))
+
+
+def fitted(size: tuple[int, int], longest: int) -> tuple[int, int]:
+    """Return the width and height with a longest edge of so many pixels, the other even, and both at most
+    `MAX_EDGE`."""
+    width, height = size
+    ratio = width / height
+    if width >= height:
+        width, height = longest, int(longest / ratio)
+        height += height % 2
+    else:
+        width, height = int(longest * ratio), longest
+        width += width % 2
+    width, height = max(width, 1), max(height, 1)
+    ratio = width / height
+    if width >= height and width > MAX_EDGE:
+        width, height = MAX_EDGE, int(MAX_EDGE / ratio)
+    elif height > width and height > MAX_EDGE:
+        width, height = int(MAX_EDGE * ratio), MAX_EDGE
+    return max(width, 1), max(height, 1)
+
+
+def in_tiles(size: tuple[int, int], edge: int) -> tuple[int, int]:
+    """Return the width and height as multiples of a tile's edge: the longer one rounded up, the other of the same
+    ratio rounded up."""
+    width, height = size
+    ratio = width / height
+    if width >= height:
+        width = math.ceil(width / edge) * edge
+        return width, math.ceil(int(width / ratio) / edge) * edge
+    height = math.ceil(height / edge) * edge
+    return math.ceil(int(height * ratio) / edge) * edge, height

@@ -1,0 +1,189 @@
+"""Images from other hosts, for clients that are not trusted: only from hosts that the operator names, at public
+addresses, within a few seconds, and from the very address that was named."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import SplitResult, urlsplit
+
+import httptools
+
+from forebay.server.images.sources import MAX_SHOWN, Unreadable, check_bytes
+
+TIMEOUT_S: Final = 5.0  # of resolving, connecting and reading together
+MAX_URL: Final = 8192  # characters
+_PORTS: Final = {"http": 80, "https": 443}
+_BLOCK_BYTES: Final = 1 << 16
+_HEAD_BYTES: Final = 1 << 16  # of an answer
+_NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+def is_public(address: str) -> bool:
+    """Return whether an address is one of the internet, and has none inside that is not."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        inside = found.ipv4_mapped or found.sixtofour or (found.teredo and found.teredo[1])
+        if found in _NAT64:
+            inside = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+        if inside:
+            return is_public(str(inside))
+    return found.is_global and not found.is_multicast and not found.is_reserved
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """Return the addresses of a host, in the system's order. Raises OSError where there are none."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+class Fetcher:
+    """Fetches from `domains`: names of hosts, with another port than the scheme's own as HOST:PORT."""
+
+    def __init__(
+        self,
+        domains: Sequence[str],
+        max_bytes: int,
+        *,
+        resolve: Resolve = resolve,
+        is_allowed: Callable[[str], bool] = is_public,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """`is_allowed` is asked about every address of a host."""
+        self._domains = frozenset(domain.lower().rstrip(".") for domain in domains)
+        self._max_bytes = max_bytes
+        self._resolve, self._is_allowed, self._timeout_s = resolve, is_allowed, timeout_s
+
+    async def fetch(self, url: str, on_bytes: Callable[[int], None] = lambda count: None) -> bytes:
+        """Return what is at `url`. `on_bytes` hears of bytes as they come, and may raise. Raises Unreadable."""
+        place = self._place(url)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._fetch(place, on_bytes)
+        except TimeoutError:
+            raise Unreadable(
+                f"did not arrive from {place.host} within {self._timeout_s:g} s: send it as data"
+            ) from None
+        except (OSError, httptools.HttpParserError) as error:
+            raise Unreadable(
+                f"cannot be fetched from {place.host} ({str(error)[:80]}): send it as a data URL"
+            ) from error
+
+    def _place(self, url: str) -> _Place:
+        if len(url) > MAX_URL:
+            raise Unreadable(f"has a URL of {len(url)} characters; at most {MAX_URL} are read")
+        try:
+            parts = urlsplit(url)
+            port, host = parts.port, (parts.hostname or "").rstrip(".")
+        except ValueError as error:
+            raise Unreadable(f"has a URL that is none ({error}): {url[:MAX_SHOWN]!a}") from error
+        if parts.scheme not in _PORTS or not host or parts.username is not None or not url.isascii():
+            raise Unreadable(f"is named by {url[:MAX_SHOWN]!a}: only data:, http: and https: URLs are read")
+        named = host if port in (None, _PORTS[parts.scheme]) else f"{host}:{port}"
+        if named not in self._domains:
+            raise Unreadable(
+                f"is at {named[:MAX_SHOWN]!a}, which this server does not fetch from (--allowed-media-domains): "
+                "send it as a data URL"
+            )
+        if any(ord(char) <= ord(" ") for char in url):
+            raise Unreadable("has a URL with a space in it: write %20")
+        return _Place(host, port or _PORTS[parts.scheme], parts.scheme == "https", named, _target(parts))
+
+    async def _fetch(self, place: _Place, on_bytes: Callable[[int], None]) -> bytes:
+        addresses = await self._resolve(place.host, place.port)
+        private = [address for address in addresses if not self._is_allowed(address)]
+        if private or not addresses:
+            where = "an address that is not public" if private else "no address"
+            raise Unreadable(f"is at {place.host}, which has {where}: send it as a data URL")
+        tls: dict[str, Any] = {"ssl": ssl.create_default_context(), "server_hostname": place.host} if place.tls else {}
+        # To the address that was looked at: a second look-up could have another answer.
+        reader, writer = await asyncio.open_connection(addresses[0], place.port, **tls)
+        try:
+            writer.write(place.request)
+            return await self._answer(reader, place, on_bytes)
+        finally:
+            writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader, place: _Place, on_bytes: Callable[[int], None]) -> bytes:
+        answer = _Answer(self._max_bytes)
+        parser = httptools.HttpResponseParser(answer)
+        received = 0
+        while not answer.is_whole:
+            block = await reader.read(_BLOCK_BYTES)
+            received += len(block)
+            if not block:
+                break
+            on_bytes(len(block))
+            parser.feed_data(block)
+            answer.check(parser.get_status_code(), place.host)
+            check_bytes(received - _HEAD_BYTES, self._max_bytes)
+        if not answer.is_whole and (answer.has_length or not answer.has_head):
+            raise Unreadable(f"ended after {len(answer.content)} bytes at {place.host}: send it as a data URL")
+        return bytes(answer.content)
+
+
+class _Place(NamedTuple):
+    host: str
+    port: int
+    tls: bool
+    named: str  # the host, with a port where that is not the scheme's
+    target: str
+
+    @property
+    def request(self) -> bytes:
+        lines = (
+            f"GET {self.target} HTTP/1.1",
+            f"Host: {self.named}",
+            "User-Agent: forebay",
+            "Accept: image/*",
+            "Accept-Encoding: identity",
+            "Connection: close",
+        )
+        return "".join(f"{line}\r\n" for line in (*lines, "")).encode("ascii")
+
+
+def _target(parts: SplitResult) -> str:
+    return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+
+class _Answer:
+    """The callbacks of the parser."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.content = bytearray()
+        self.is_whole = self.has_head = self.has_length = False
+        self._max_bytes = max_bytes
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Note how the end of the content is known."""
+        self.has_length |= name.lower() in (b"content-length", b"transfer-encoding")
+        if name.lower() == b"content-length" and value.isdigit():
+            check_bytes(int(value[:20]), self._max_bytes)
+
+    def on_headers_complete(self) -> None:
+        """Note that the status is known."""
+        self.has_head = True
+
+    def on_body(self, body: bytes) -> None:
+        """Append a piece of the content."""
+        self.content += body
+        check_bytes(len(self.content), self._max_bytes)
+
+    def on_message_complete(self) -> None:
+        """Note the end."""
+        self.is_whole = True
+
+    def check(self, status: int, host: str) -> None:
+        """Raise Unreadable for an answer that is no content."""
+        if self.has_head and 300 <= status < 400:
+            raise Unreadable(
+                f"is answered by {host} with a redirect ({status}), which is not followed: name its target"
+            )
+        if self.has_head and status != 200:
+            raise Unreadable(f"is answered by {host} with status {status}: check the URL")
