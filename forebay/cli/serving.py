@@ -102,6 +102,7 @@ async def connect(config: Config, process: EngineProcess) -> tuple[AsyncEngine, 
 def _served(config: Config, tokenizer: Tokenizer) -> ServedModel:
     """Read the checkpoint's files for the server. Raises ModelError."""
     from forebay.engine.client.embedding import Texts
+    from forebay.server.images.tiling import tiling_at
     from forebay.server.served_model import ServedModel
     from forebay.text.answers.probes import find_formats
 
@@ -117,6 +118,7 @@ def _served(config: Config, tokenizer: Tokenizer) -> ServedModel:
         mode=config.engine.disaggregation.mode,
         answers=find_formats(tokenizer, calls=calls, thinking=thinking),
         texts=Texts.of(config.engine.model_path, config.server.pooling),
+        tiling=tiling_at(config.engine.model_path),
     )
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from forebay.config.engine_config import CacheIsolation, EngineConfig
+from forebay.config.media import MediaOptions
 from forebay.families.sampling import NEUTRAL, SamplingDefaults
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServerConfig:
+class ServerConfig(MediaOptions):
     """Settings of the server process. Sizes are in bytes, times in seconds."""
 
     host: str

@@ -98,7 +98,7 @@ ACCEPTED: Final = _by_option(
             "--enable-prefix-caching --cache-prompt --cache-reuse=* -cram=* --cache-ram=*"
         ),
         "only text is served": (
-            "--no-mmproj --no-mmproj-auto --no-mmproj-offload --mmproj-offload --limit-mm-per-prompt=* "
+            "--no-mmproj --no-mmproj-auto --no-mmproj-offload --mmproj-offload "
             "--mm-processor-kwargs=* --language-model-only"
         ),
         "the engine warms up before it is ready": "--warmup --skip-server-warmup",

@@ -227,9 +227,8 @@ class SpeculationOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chaos:
-    """Faults on purpose, between servers of this machine alone: the shares of messages and chunks that are lost, come
-    twice, come behind the next or with a bit that is another; how long each message is held up; and about how often a
-    server of a role is killed (0: never). Times are in seconds."""
+    """Faults on purpose, between servers of this machine alone: shares of messages and chunks that are lost, doubled,
+    reordered or altered, the delay of each message, and the mean time between kills of a role's servers (0: never)."""
 
     drop: float = 0.0
     double: float = 0.0

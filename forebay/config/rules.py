@@ -12,7 +12,7 @@ from forebay.backends.backend import Backend, Here
 from forebay.base.cpu import BFLOAT16_FLAGS, Cpu
 from forebay.base.units import human_bytes
 from forebay.base.variants import VARIANTS
-from forebay.config import adapters, disaggregation, estimates, hisparse, kinds, sampling, speculation
+from forebay.config import adapters, disaggregation, estimates, hisparse, kinds, media, sampling, speculation
 from forebay.config.engine_config import CacheIsolation
 from forebay.config.flag import Decision, Settled
 from forebay.config.gpu import GpuMemory, limits_for
@@ -309,6 +309,7 @@ RULES: Final[dict[str, Rule]] = {
     "max_queued_tokens": _max_queued_tokens,
     "cache_isolation": _cache_isolation,
     "weights_cache_bytes": _weights_cache_bytes,
+    "max_body_bytes": lambda facts, settled: media.max_body_bytes(facts.model.vision is not None),
 }
 
 # Settings that may stay unset: being absent is their meaning.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.backends import BACKENDS, kernels_by_description
-from forebay.config import adapters, disaggregation, hisparse, kinds, pictures, sampling, speculation
+from forebay.config import adapters, disaggregation, hisparse, kinds, media, pictures, sampling, speculation
 from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUANTIZATIONS, KV_DTYPE_SYNONYMS
 from forebay.config.engine_config import MAX_PAGE_SIZE, CacheIsolation, EvictionPolicy, Ledger, SchedulePolicy
 from forebay.config.flag import BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag, in_group
@@ -337,6 +337,7 @@ _SECURITY: Final = in_group(
         "same API key, or of those the same `user`",
         choices=tuple(CacheIsolation),
     ),
+    *media.SECURITY_FLAGS,
 )
 
 
@@ -351,7 +352,8 @@ def _count(name: str, default: int, help: str, high: int = MAX_COUNT) -> Flag:
 _LIMITS: Final = in_group(
     LIMITS,
     Flag("responses_store_bytes", BYTES, "stored responses of each API key; 0: store none", default=0, high=64 << 30),
-    Flag("max_body_bytes", BYTES, "largest body of a request", default=4 << 20, low=1024, high=64 << 20),
+    Flag("max_body_bytes", BYTES, "largest body of a request", low=1024, high=64 << 20),
+    *media.LIMIT_FLAGS,
     Flag("max_header_bytes", BYTES, "all headers of a request together", default=16 << 10, low=1024, high=1 << 20),
     _count("max_headers", 64, "most headers of a request"),
     _seconds("header_timeout", 10.0, "time for a request's headers to arrive"),

@@ -21,7 +21,7 @@ import msgspec
 from forebay.base.errors import EngineError
 from forebay.base.units import human_bytes
 
-MAX_FRAME_BYTES: Final = 64 << 20
+MAX_FRAME_BYTES: Final = 128 << 20  # eight images of SmolVLM, of 17 tiles each, have 107 MB
 MAX_UNSENT_BYTES: Final = 2 * MAX_FRAME_BYTES  # a peer that far behind is not reading any more
 RECEIVE_BYTES: Final = 256 << 10
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,6 +13,13 @@ import numpy as np
 
 from forebay.memory.pictures import Encoding, Pictures
 from forebay.memory.slots import Ids
+
+_GRID = struct.Struct("<II")
+
+
+def digest_of(pixels: bytes, grid: tuple[int, int]) -> bytes:
+    """Return the SHA-256 of a picture's pixels, behind which its grid stands."""
+    return hashlib.sha256(pixels + _GRID.pack(*grid)).digest()
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):

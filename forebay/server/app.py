@@ -47,6 +47,7 @@ from forebay.server.http.errors import MESSAGES, RESPONSES
 from forebay.server.http.lifecycle import Lifecycle
 from forebay.server.http.security import Cluster, Isolation, Security
 from forebay.server.http.workers import TextWorkers, Workers
+from forebay.server.images.reader import ImageReader
 from forebay.server.openapi.document import document
 from forebay.server.openapi.page import html
 from forebay.server.protocol.administration import (
@@ -142,7 +143,7 @@ def create_context(
 ) -> ServerContext:
     """Raises ConfigError for a server that anybody on the network could use, ModelError for impossible defaults."""
 
-    json_workers = Workers("JSON", 1)
+    json_workers, lenient = Workers("JSON", 1), config.unknown_fields == "warn"
     return ServerContext(
         config=config,
         model=model,
@@ -153,7 +154,7 @@ def create_context(
         isolation=Isolation(config.cache_isolation),
         lifecycle=Lifecycle(lambda: engine.info.max_requests, config.tenants),
         metrics=Metrics(model.name, config.metrics_compat),
-        bodies=Bodies(config.max_body_bytes, json_workers, lenient=config.unknown_fields == "warn"),
+        bodies=Bodies(config.max_body_bytes, json_workers, lenient=lenient, images=model.tiling is not None),
         json_workers=json_workers,
         workers=TextWorkers(),
         grammars=GrammarWorkers(
@@ -162,6 +163,7 @@ def create_context(
         responses=ResponseStore(config.responses_store_bytes if model.mode is DisaggregationMode.NULL else 0),
         sampling=SamplingParams.defaults(config.sampling.values, config.sampling.source),
         started_at=time.time(),
+        images=None if model.tiling is None else ImageReader(model.tiling, tokenizer, config, model.mode),
     )
 
 

@@ -22,6 +22,7 @@ from forebay.server.http.lifecycle import Lifecycle, UnderWay
 from forebay.server.http.protocol import Connection
 from forebay.server.http.security import Cluster, Isolation, Security, Sender, Tenant
 from forebay.server.http.workers import TextWorkers, Workers
+from forebay.server.images.reader import ImageReader
 from forebay.server.protocol.requests import Sampling
 from forebay.server.protocol.strict import Strict
 from forebay.server.protocol.validation import INVALID_COMBINATION
@@ -57,6 +58,7 @@ class ServerContext:
     sampling: SamplingParams  # of what requests do not say
     started_at: float
     responses: ResponseStore
+    images: ImageReader | None = None  # None: the model has no encoder
     under_way: UnderWay = field(default_factory=UnderWay)
     trees: Trees = field(default_factory=Trees)
 

@@ -36,3 +36,5 @@ async def serve(
         context.json_workers.close()
         context.workers.close()
         context.grammars.close()
+        if context.images is not None:
+            context.images.close()

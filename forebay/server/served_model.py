@@ -10,6 +10,7 @@ from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.client.embedding import Texts
 from forebay.families.embedding import Embedding
 from forebay.requests.sampling_params import PoolingKind
+from forebay.server.images.tiling import Tiling
 from forebay.text.answers.probes import Findings
 
 LIMITS: Final = ("max_running_requests", "max_total_tokens", "context_length")  # of the engine, null until it is up
@@ -20,7 +21,8 @@ class ServedModel:
     """`created` is in seconds since 1970. `settings` are the effective configuration, for /server_info. The
     engine is given up when a step takes `stall_timeout_s`. With `uses_priority` it looks at the priorities of requests,
     to admit or to evict. `mode`: which half of requests it computes. An engine that is asleep `wakes_on_request`, or
-    lets requests wait. `answers`: how the model spells calls and thinking; `texts`: how texts become vectors."""
+    lets requests wait. `answers`: how the model spells calls and thinking; `texts`: how texts become vectors.
+    `tiling`: how images become tiles, None where the model has no encoder."""
 
     name: str
     path: str
@@ -30,5 +32,6 @@ class ServedModel:
     uses_priority: bool = True
     mode: DisaggregationMode = DisaggregationMode.NULL
     wakes_on_request: bool = False
+    tiling: Tiling | None = None
     answers: Findings = field(default_factory=Findings)
     texts: Texts = field(default_factory=lambda: Texts(embedding=Embedding(), pooling=PoolingKind.LAST))

@@ -14,9 +14,13 @@ from forebay.base.errors import InvalidRequest
 
 MAX_LAST_MESSAGES: Final = 3  # ends of the last messages, from which a user who edits or tries again goes on
 MAX_BREAKPOINTS: Final = 4  # of one request, as Anthropic's API allows
+IMAGE_CHARS: Final = 1  # that an image counts among the characters of a message
 MAX_RENDERED_CHARS: Final = 4 << 20  # by all variations of one conversation together
 
+_ELSE: Final = "\U000ffffd"
+
 Message = dict[str, Any]
+Content = str | list[dict[str, str]]
 Render = Callable[[list[Message]], str]
 
 
@@ -56,10 +60,10 @@ def places(text: str, messages: Sequence[Message], breakpoints: Sequence[Breakpo
 def _variations(messages: Sequence[Message], breakpoints: Sequence[Breakpoint]) -> Iterator[list[Message]]:
     for message, num_chars in breakpoints[-MAX_BREAKPOINTS:]:
         content = messages[message]["content"] or ""
-        if num_chars >= len(content):
+        if num_chars >= num_chars_of(content):
             yield list(messages[: message + 1])
         else:
-            yield [*messages[:message], _otherwise(messages[message], content[:num_chars])]
+            yield [*messages[:message], _otherwise(messages[message], _beginning(content, num_chars))]
     first = next((i for i, message in enumerate(messages) if message.get("role") == "user"), None)
     if first is not None:
         yield [*messages[:first], _otherwise(messages[first], "")]
@@ -77,9 +81,30 @@ def _common_chars(text: str, other: str) -> int:
     return low
 
 
-def _otherwise(message: Message, beginning: str) -> Message:
+def num_chars_of(content: Content) -> int:
+    """Return the length of a message's content; an image in it has `IMAGE_CHARS`."""
+    if isinstance(content, str):
+        return len(content)
+    return sum(IMAGE_CHARS if part["type"] == "image" else len(part["text"]) for part in content)
+
+
+def _beginning(content: Content, num_chars: int) -> Content:
+    if isinstance(content, str):
+        return content[:num_chars]
+    parts: list[dict[str, str]] = []
+    for part in content:
+        if num_chars <= 0:
+            break
+        parts.append(part if part["type"] == "image" else {**part, "text": part["text"][:num_chars]})
+        num_chars -= num_chars_of([part])
+    return parts
+
+
+def _otherwise(message: Message, beginning: Content) -> Message:
     """Return the message with another continuation, which no text of people has."""
-    return {**message, "content": f"{beginning}\U000ffffd"}
+    if isinstance(beginning, str):
+        return {**message, "content": f"{beginning}{_ELSE}"}
+    return {**message, "content": [*beginning, {"type": "text", "text": _ELSE}]}
 
 
 def token_counts(ends: Sequence[int], positions: Sequence[int]) -> list[int]:

@@ -13,7 +13,7 @@ from forebay.text import tokenizer_files
 from forebay.text.backend import Backend
 from forebay.text.chat_template import ChatTemplate
 from forebay.text.detokenizer import decode
-from forebay.text.resumption import Breakpoint, ChatPrompt, Message, places, token_counts
+from forebay.text.resumption import IMAGE_CHARS, Breakpoint, ChatPrompt, Content, Message, places, token_counts
 from forebay.text.token_bytes import TokenBytes, byte_level
 from forebay.text.tokenizer_files import TokenizerParts
 
@@ -290,15 +290,17 @@ def _marked(value: Any, spellings: re.Pattern[str], mark: str) -> Any:
     return [_marked(inside, spellings, mark) for inside in value] if isinstance(value, list) else value
 
 
-def _with_marks(content: str, mark: str, num_chars: int) -> int:
+def _with_marks(content: Content, mark: str, num_chars: int) -> int:
     """Where in `content` so many characters that are no marks have passed."""
     at = 0
-    for part in content.split(mark):
-        if num_chars <= len(part):
-            return at + num_chars
-        num_chars -= len(part)
-        at += len(part) + len(mark)
-    return len(content)
+    for text in [content] if isinstance(content, str) else (part.get("text", "-" * IMAGE_CHARS) for part in content):
+        for i, part in enumerate(text.split(mark)):
+            at += len(mark) if i else 0
+            if num_chars <= len(part):
+                return at + num_chars
+            num_chars -= len(part)
+            at += len(part)
+    return at
 
 
 def _split(text: str, spellings: re.Pattern[str]) -> Iterable[tuple[str, bool]]:

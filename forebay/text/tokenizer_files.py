@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ _USER_DEFINED: Final = 4
 
 MAX_TOKENS: Final = 1 << 21
 """Ids of a tokenizer: eight times the largest vocabulary that is published."""
+_FRAMES_IMAGES: Final = re.compile(r"<(image|fake_token_around_image|global-img|row_\d+_col_\d+)>")
 _STRANGE: Final = "a \u0378"  # no character has this code
 _MAX_JSON_VALUES: Final = 3_000_000  # Gemma 3's tokenizer.json has 1.9 million, its merges being lists of two
 
@@ -196,7 +198,10 @@ def from_folder(folder: Path) -> TokenizerParts:
     template = _template(folder, config)
     layout = read_large_json(path, most_values=_MAX_JSON_VALUES)
     try:
-        # An added token that the template writes structures the conversation, whatever its `special` flag says.
+        # An added token that frames images, or that the template writes, structures the conversation, whatever its
+        # `special` flag says.
+        for added in layout.get("added_tokens", []):
+            added["special"] = added["special"] or _FRAMES_IMAGES.fullmatch(added["content"]) is not None
         hidden = frozenset(int(added["id"]) for added in layout.get("added_tokens", []) if added["special"])
         for added in layout.get("added_tokens", []):
             added["special"] = added["special"] or (template is not None and added["content"] in template)

@@ -14,6 +14,7 @@ from forebay.base.errors import Conflict, NotFound, Unavailable
 from forebay.engine.frames import Beat, Checked, LoadedAdapter, Ready, State, TreePart, Updates
 from forebay.engine.stream import Receiver
 from forebay.memory.radix_node import OPERATOR, Branch
+from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Rendezvous
@@ -154,6 +155,7 @@ class FakeEngine:
         self.authors: list[str] = []
         self.resume_points: list[list[int]] = []
         self.rendezvous: list[Rendezvous | None] = []
+        self.pictures: list[tuple[Picture, ...]] = []
         self.counters = {"steps_total": 1.0}
         self.hybrid_pools: list[PoolState] = []
         self.cache = CacheReport(1, MissReason.NOT_CACHED)  # of every prompt
@@ -199,6 +201,7 @@ class FakeEngine:
         rendezvous: Rendezvous | None = None,
         adapter: str = "",
         adapter_number: int = 0,
+        pictures: Sequence[Picture] = (),
     ) -> FakeStream:
         if self.dead is not None:
             raise Unavailable("the engine is not running any more", code="engine_dead")
@@ -211,6 +214,7 @@ class FakeEngine:
         self.authors.append(author)
         self.resume_points.append(list(resume_points))
         self.rendezvous.append(rendezvous)
+        self.pictures.append(tuple(pictures))
         self.peak = max(self.peak, len(self.running))
         if self._stepper is None and not self._manual:
             self._stepper = asyncio.get_running_loop().create_task(self._step_forever())

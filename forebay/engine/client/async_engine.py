@@ -35,6 +35,7 @@ from forebay.engine.frames import (
 from forebay.engine.stream import Mailbox, Stream
 from forebay.formats.hub_names import find_adapter
 from forebay.memory.radix_node import OPERATOR
+from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import Failure
@@ -72,18 +73,12 @@ class AsyncEngine(EngineLink, TextEngine):
         rendezvous: Rendezvous | None = None,
         adapter: str = "",
         adapter_number: int = 0,
+        pictures: Sequence[Picture] = (),
     ) -> Stream:
         """Send a request, with the fields of `AddRequest`; never waits. What the scheduler refuses comes as the
-        stream's one update. Raises Unavailable (`starting`, `draining`, `engine_dead`), Overloaded when as many
-        requests as it can run and queue are in the engine, PayloadTooLarge when the prompt does not fit in a frame.
-        """
-        if not self.is_ready:
-            raise self._unavailable()
-        if self._transport.get_write_buffer_size() > MAX_FRAME_BYTES:
-            raise Overloaded("the engine has yet to read the requests before this one: try again later")
-        if len(self._mailboxes) >= self.info.max_requests:
-            tenants = (mailbox.tenant for mailbox in self._mailboxes.values())
-            Room(self._process.config.scheduling.tenants, tenants).check(tenant, self.info.max_requests)
+        stream's one update. Raises Unavailable (`starting`, `draining`, `engine_dead`), Overloaded if the engine has as
+        many requests as it can run and queue, PayloadTooLarge if the prompt does not fit in a frame."""
+        self._check_room(tenant)
         request_id = next(self._ids)
         frame = AddRequest(
             request_id=request_id,
@@ -97,13 +92,25 @@ class AsyncEngine(EngineLink, TextEngine):
             rendezvous=rendezvous,
             adapter=adapter,
             adapter_number=adapter_number,
+            pictures=tuple(pictures),
         )
         try:
             self._send(frame)
         except FrameTooLarge as error:
-            raise PayloadTooLarge(f"the prompt has {len(prompt_token_ids)} tokens: {error.message}") from error
+            what = f"the prompt has {len(prompt_token_ids)} tokens and {len(pictures)} images"
+            raise PayloadTooLarge(f"{what}: {error.message}") from error
         mailbox = self._mailboxes[request_id] = Mailbox(request_id, tenant)
         return Stream(mailbox, self._abort)
+
+    def _check_room(self, tenant: str) -> None:
+        """Raise Unavailable or Overloaded if no request can be sent for this tenant."""
+        if not self.is_ready:
+            raise self._unavailable()
+        if self._transport.get_write_buffer_size() > MAX_FRAME_BYTES:
+            raise Overloaded("the engine has yet to read the requests before this one: try again later")
+        if len(self._mailboxes) >= self.info.max_requests:
+            tenants = (mailbox.tenant for mailbox in self._mailboxes.values())
+            Room(self._process.config.scheduling.tenants, tenants).check(tenant, self.info.max_requests)
 
     async def state(self) -> State:
         """The engine's state, answered between two steps. Raises Unavailable when it is starting or dead."""

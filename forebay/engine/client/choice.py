@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from forebay.base.errors import Unavailable
 from forebay.engine.client.scores import Scored, WaitingScores
+from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import Grammar, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, FinishReason, MemoryReport, SpeculationReport, Update
@@ -30,13 +31,16 @@ class Reading(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """`text` is None where the client sent ids. Others are likely to go on from the first `resume_points` tokens. The
-    answers are what `grammar` says, or what those to all prompts of the request must be."""
+    answers are what `grammar` says, or what those to all prompts of the request must be. Of the tokens,
+    `num_image_tokens` stand for images; `pictures` are these, until the engine has them."""
 
     token_ids: list[int]
     text: str | None = None
     resume_points: tuple[int, ...] = ()
     reading: Reading | None = None
     grammar: Grammar | None = None
+    pictures: tuple[Picture, ...] = ()
+    num_image_tokens: int = 0
 
 
 class Piece(NamedTuple):

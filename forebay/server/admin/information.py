@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import fields
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
 import msgspec
@@ -126,6 +127,7 @@ class ServerInfo(TypedDict):
     answers: AnswerFormats
     texts: Texts
     sampling: SamplingValues
+    accepts_images: bool
     settings: list[dict[str, Any]]
     engine: dict[str, Any] | None
     server: dict[str, Any]
@@ -301,7 +303,8 @@ async def server_info(request: Request, server: ServerContext) -> Response:
     config = server.config
     elsewhere = {"api_keys", "admin_api_keys", "key_names", "tenants", "sampling"}
     state = await _state_for(request, server)
-    limits = {name: getattr(config, name) for name in config.__slots__ if name not in elsewhere}
+    names = (field.name for field in fields(config))
+    limits = {name: getattr(config, name) for name in names if name not in elsewhere}
     return _json(
         {
             "served_model_name": server.model.name,
@@ -320,6 +323,7 @@ async def server_info(request: Request, server: ServerContext) -> Response:
                 **{number.name: getattr(server.sampling, number.name) for number in OF_MODELS},
             },
             "texts": server.model.texts.evidence,
+            "accepts_images": server.images is not None and not server.images.why_not,
             "settings": server.model.settings,
             "engine": None if info is None else {**msgspec.to_builtins(info), "report": _report(info)},
             "server": limits,

@@ -198,8 +198,8 @@ class NativeRequest(Bootstrap):
     _completion: CompletionRequest = PrivateAttr()
 
     @classmethod
-    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
-        body = super().parse(data, lenient=lenient)
+    def parse(cls, data: dict[str, Any], *, lenient: bool = False, images: bool = False) -> Self:
+        body = super().parse(data, lenient=lenient, images=images)
         with renamed(body.renamings):
             body._completion = CompletionRequest.parse(body._as_completion())
         return body

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, NamedTuple, Protocol
 
@@ -36,9 +36,10 @@ class CacheUsage(msgspec.Struct, kw_only=True):
 
 
 class CachedDetails(msgspec.Struct, kw_only=True):
-    """The prompt tokens whose KV was reused."""
+    """The prompt tokens whose KV was reused, and where there are images those that stand for them."""
 
     cached_tokens: int
+    image_tokens: int | UnsetType = UNSET
 
 
 class ReasoningDetails(msgspec.Struct, kw_only=True):
@@ -102,6 +103,7 @@ class Generation:
         generation = cls(choices, sum(len(prompt.token_ids) for prompt in prompts), table, adapter=order.adapter)
         try:
             for prompt in prompts:
+                pictures, prompt = prompt.pictures, replace(prompt, pictures=())  # choices outlive their need
                 for number in range(order.params.n):
                     stream = engine.submit(
                         prompt_token_ids=prompt.token_ids,
@@ -114,6 +116,7 @@ class Generation:
                         rendezvous=next(peers),
                         adapter=order.adapter,
                         adapter_number=order.adapter_number if together else 0,
+                        pictures=pictures,
                     )
                     generation.streams.append(stream)
                     kept = {"discard": order.discard_output, "keep_token_ids": order.keep_token_ids}
@@ -184,13 +187,14 @@ class Generation:
         completion = sum(choice.num_tokens for choice in self.choices)
         reports = {id(choice.prompt): choice.cache for choice in reversed(self.choices)}
         cache = cache_usage(list(reports.values())[::-1], self._table, [choice.memory for choice in self.choices])
+        num_images = sum({id(choice.prompt): choice.prompt.num_image_tokens for choice in self.choices}.values())
         is_read = any(choice.prompt.reading is not None for choice in self.choices)
         reasoning = ReasoningDetails(reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self.choices))
         return Usage(
             prompt_tokens=self.num_prompt_tokens,
             completion_tokens=completion,
             total_tokens=self.num_prompt_tokens + completion,
-            prompt_tokens_details=CachedDetails(cached_tokens=cache.cached_tokens),
+            prompt_tokens_details=CachedDetails(cached_tokens=cache.cached_tokens, image_tokens=num_images or UNSET),
             completion_tokens_details=reasoning if is_read else UNSET,
             weight_version=max(choice.weight_version for choice in self.choices),
             adapter=self.adapter or UNSET,

@@ -113,8 +113,8 @@ class LlamaCompletionRequest(LlamaSampling):
     _completion: CompletionRequest = PrivateAttr()
 
     @classmethod
-    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
-        body = super().parse(data, lenient=lenient)
+    def parse(cls, data: dict[str, Any], *, lenient: bool = False, images: bool = False) -> Self:
+        body = super().parse(data, lenient=lenient, images=images)
         with renamed(body.own_names):
             body._completion = CompletionRequest.parse(body._as_completion())
         return body

@@ -18,6 +18,7 @@ from forebay.engine.client.choice import Choice
 from forebay.engine.client.scores import Scored
 from forebay.memory.miss_reason import MissReason
 from forebay.server.api.generation import CacheUsage, Generation
+from forebay.server.api.images import chat_ids
 from forebay.server.api.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
 from forebay.server.api.messages_request import (
     BILLING_HEADER,
@@ -25,7 +26,7 @@ from forebay.server.api.messages_request import (
     MessagesRequest,
     behind_the_system_text,
 )
-from forebay.server.api.prompts import check_answerable, naming, render
+from forebay.server.api.prompts import check_answerable, naming
 from forebay.server.api.renaming import renamed
 from forebay.server.api.serving import serve_chat
 from forebay.server.context import RequestContext, ServerContext, read_body
@@ -269,12 +270,13 @@ async def messages(request: Request, server: ServerContext) -> Response:
 async def count_tokens(request: Request, server: ServerContext) -> Response:
     """Return how many tokens the messages have after the chat template. Nothing is generated."""
     body = await read_body(request, server, CountTokensRequest)
-    server.check_model(RequestContext.of(request.scope), body.model)
+    context = RequestContext.of(request.scope)
+    server.check_model(context, body.model)
     with renamed(body.renamings):
         chat, _ = _settled(server, body)
         check_answerable(chat, server.model.answers)
         with naming("messages"):
-            token_ids = await render(server, server.tokenizer.encode_chat, chat.messages, chat)
+            token_ids = await chat_ids(server, context, chat.messages, chat)
     return Response(msgspec.json.encode(TokenCount(input_tokens=len(token_ids))), media_type="application/json")
 
 

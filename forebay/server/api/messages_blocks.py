@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import groupby
 from typing import Annotated, Any, Final, Literal, Self
@@ -12,10 +12,12 @@ from pydantic import Field, StringConstraints, Tag, model_validator
 
 from forebay.server.api.renaming import by_type, only
 from forebay.server.protocol.ignored import one_of
+from forebay.server.protocol.images import Image, Source, SourceText
 from forebay.server.protocol.messages import (
     MAX_PARTS,
     CacheControl,
     TextPart,
+    text_or_image,
     text_or_list,
 )
 from forebay.server.protocol.strict import History, Label, Text
@@ -40,6 +42,58 @@ class TextBlock(TextPart):
 BlockText = Annotated[
     Annotated[Text, Tag(branch("text"))]
     | Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True), Tag(branch("list"))],
+    by_shape(text_or_list, "a string or a list of text blocks"),
+]
+
+
+class Base64Source(History):
+    """The data of an image."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: SourceText
+
+
+class UrlSource(History):
+    """Where an image is."""
+
+    type: Literal["url"]
+    url: SourceText
+
+
+class ImageBlock(Image):
+    """An image within a message, or within a tool's result."""
+
+    type: Literal["image"]
+    source: Annotated[
+        Annotated[Base64Source, Tag(branch("base64"))] | Annotated[UrlSource, Tag(branch("url"))],
+        by_type("base64", "url"),
+        only("base64", "url", served="sources base64 and url are served"),
+    ]
+    cache_control: CacheControl | None = None
+
+    def as_chat(self) -> dict[str, Any]:
+        """Return the image as a part of a chat's message; the block is then empty."""
+        source = self.source
+        if isinstance(source, Base64Source):
+            url = Source(f"data:{source.media_type};base64,{source.data.take()}")
+        else:
+            url = source.url
+        return {"type": "image_url", "image_url": {"url": url}, **_mark(self.cache_control)}
+
+
+ResultContent = Annotated[
+    Annotated[Text, Tag(branch("text"))]
+    | Annotated[
+        list[
+            Annotated[
+                Annotated[TextBlock, Tag(branch("text"))] | Annotated[ImageBlock, Tag(branch("image"))],
+                text_or_image("image", ImageBlock),
+            ]
+        ],
+        Field(max_length=MAX_PARTS, fail_fast=True),
+        Tag(branch("list")),
+    ],
     by_shape(text_or_list, "a string or a list of text blocks"),
 ]
 
@@ -73,13 +127,13 @@ class ToolResult(History):
     ignored = {"toolset_name": one_of(None)}
     type: Literal["tool_result"]
     tool_use_id: Label
-    content: BlockText | None = None
+    content: ResultContent | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
     def as_chat(self) -> dict[str, Any]:
         """Return the result as a message of role `tool`; an error is marked by a line of text before its content."""
-        content: Any = self.content or ""
+        content: Any = _parts(self.content) if isinstance(self.content, list) else self.content or ""
         if self.is_error:
             parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content
             content = [TextPart(type="text", text=_ERROR), *parts]
@@ -95,14 +149,15 @@ class ThinkingBlock(History):
 
 
 _BLOCKS: Final = ("text", "tool_use", "tool_result", "thinking")
-_ROLES: Final = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
+_ROLES: Final = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user", "image": "user"}
 Block = Annotated[
     Annotated[TextBlock, Tag(branch("text"))]
     | Annotated[ToolUse, Tag(branch("tool_use"))]
     | Annotated[ToolResult, Tag(branch("tool_result"))]
-    | Annotated[ThinkingBlock, Tag(branch("thinking"))],
-    by_type(*_BLOCKS),
-    only(*_BLOCKS, served="text, tool_use, tool_result and thinking blocks are served"),
+    | Annotated[ThinkingBlock, Tag(branch("thinking"))]
+    | Annotated[ImageBlock, Tag(branch("image"))],
+    by_type(*_BLOCKS, "image"),
+    only(*_BLOCKS, served="text, tool_use, tool_result and thinking blocks are served", image="image"),
 ]
 
 
@@ -131,11 +186,15 @@ class Turn(History):
         elif self.role == "assistant":
             yield _answer(self.content)
         else:
-            for kind, blocks in groupby(self.content, type):
-                if kind is ToolResult:
+            for is_result, blocks in groupby(self.content, lambda block: isinstance(block, ToolResult)):
+                if is_result:
                     yield from (block.as_chat() for block in blocks if isinstance(block, ToolResult))
                 else:
-                    yield {"role": self.role, "content": list(blocks)}
+                    yield {"role": self.role, "content": _parts(blocks)}
+
+
+def _parts(blocks: Iterable[Any]) -> list[Any]:
+    return [block.as_chat() if isinstance(block, ImageBlock) else block for block in blocks]
 
 
 def _answer(blocks: list[Any]) -> dict[str, Any]:

@@ -158,16 +158,16 @@ class CountTokensRequest(Strict):
     _chat: ChatRequest = PrivateAttr()
 
     @classmethod
-    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
+    def parse(cls, data: dict[str, Any], *, lenient: bool = False, images: bool = False) -> Self:
         if data.get("thread") is not None:
             raise InvalidRequest(
                 "thread is not supported: send the whole conversation in messages, without thread",
                 code="thread_unsupported_request",  # on which the client sends the request again without it
                 param="thread",
             )
-        body = super().parse(data, lenient=lenient)
+        body = super().parse(data, lenient=lenient, images=images)
         with renamed(_NAMES):
-            body._chat = ChatRequest.parse(body.as_chat())
+            body._chat = ChatRequest.parse(body.as_chat(), images=images)
         return body
 
     @property
@@ -270,7 +270,8 @@ def behind_the_system_text(chat: ChatRequest) -> ChatRequest:
     first = chat.messages[0]
     if first.role != "system" or not first.content:
         return chat
-    parts = [TextPart(type="text", text=first.content)] if isinstance(first.content, str) else list(first.content)
+    content = [TextPart(type="text", text=first.content)] if isinstance(first.content, str) else first.content
+    parts = [part for part in content if isinstance(part, TextPart)]  # a system text has no images
     if not parts[0].text.startswith(BILLING_HEADER):
         return chat
     line, _, rest = parts[0].text.partition("\n")

@@ -172,8 +172,8 @@ class OllamaChatRequest(Generating):
     _chat: ChatRequest | None = PrivateAttr(None)
 
     @classmethod
-    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
-        body = super().parse(data, lenient=lenient)
+    def parse(cls, data: dict[str, Any], *, lenient: bool = False, images: bool = False) -> Self:
+        body = super().parse(data, lenient=lenient, images=images)
         if body.messages:
             tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
             asked = {**body._of_chat(), "messages": _linked(body.messages), **({"tools": tools} if tools else {})}
@@ -201,8 +201,8 @@ class OllamaGenerateRequest(Generating):
     _asked: ChatRequest | CompletionRequest | None = PrivateAttr(None)
 
     @classmethod
-    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
-        body = super().parse(data, lenient=lenient)
+    def parse(cls, data: dict[str, Any], *, lenient: bool = False, images: bool = False) -> Self:
+        body = super().parse(data, lenient=lenient, images=images)
         if body.prompt:
             with renamed(body.own_names):
                 body._asked = body._as_completion() if body.raw else body._as_chat()

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from pydantic import BeforeValidator, Discriminator
+from pydantic import BeforeValidator, Discriminator, ValidationInfo
 
 from forebay.base.errors import RequestError
+from forebay.server.protocol.images import accepts_images
 from forebay.server.protocol.validation import UNSUPPORTED_FIELD, branch, by_shape, refusal
 
 
@@ -46,13 +47,15 @@ def by_type(*kinds: str, default: str = "") -> Discriminator:
     return by_shape(choose, f"an object whose type is one of {', '.join(kinds)}")
 
 
-def only(*kinds: str, served: str) -> BeforeValidator:
-    """Refuses other types by name, and says what is served."""
+def only(*kinds: str, served: str, image: str = "") -> BeforeValidator:
+    """Refuses other types by name, and says what is served. The type `image` is, where the model accepts images."""
 
-    def check(value: Any) -> Any:
+    def check(value: Any, info: ValidationInfo) -> Any:
         kind = _type_of(value, kinds[0])
-        if kind is not None and kind not in kinds:
-            raise refusal(UNSUPPORTED_FIELD, "type", f"type is {kind[:64]!a}: only {served}")
+        images = image != "" and accepts_images(info)
+        if kind is not None and kind not in kinds and not (images and kind == image):
+            more = f", and images ({image})" if images else ""
+            raise refusal(UNSUPPORTED_FIELD, "type", f"type is {kind[:64]!a}: only {served}{more}")
         return value
 
     return BeforeValidator(check)

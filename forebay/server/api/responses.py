@@ -19,9 +19,10 @@ from forebay.base.errors import ForebayError
 from forebay.engine.client.choice import Choice, Piece
 from forebay.engine.client.scores import Scored
 from forebay.server.api.generation import CachedDetails, CacheUsage, Generation, ReasoningDetails
+from forebay.server.api.images import chat_ids
 from forebay.server.api.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
 from forebay.server.api.logprobs import ScoredToken, text_logprobs
-from forebay.server.api.prompts import check_answerable, naming, render
+from forebay.server.api.prompts import check_answerable, naming
 from forebay.server.api.renaming import renamed
 from forebay.server.api.responses_items import Item as InputItem
 from forebay.server.api.responses_items import read, sealed, written
@@ -333,7 +334,7 @@ async def responses(request: Request, server: ServerContext) -> Response:
     chat, earlier = _resumed(server, context, body)
     keep = None
     if stores:
-        keep = partial(_keep, server, context, [*earlier, *body.items])
+        keep = partial(_keep, server, context, written([*earlier, *body.items]))  # as long as they have their images
     own = {"object": "response", "created_at": int(time.time()), "model": context.model}
     dialect = ResponsesDialect(
         fields={"id": f"resp_{context.request_id}", **own, **body.echo(stored=stores)},
@@ -346,8 +347,10 @@ async def responses(request: Request, server: ServerContext) -> Response:
         return await serve_chat(server, context, chat, dialect, num_top=body.num_top)
 
 
-def _keep(server: ServerContext, context: RequestContext, items: list[InputItem], response: dict[str, Any]) -> None:
-    server.responses.put(context.tenant, response, written(items))
+def _keep(
+    server: ServerContext, context: RequestContext, items: list[dict[str, Any]], response: dict[str, Any]
+) -> None:
+    server.responses.put(context.tenant, response, items)
 
 
 def _resumed(
@@ -370,7 +373,7 @@ async def input_tokens(request: Request, server: ServerContext) -> Response:
     with renamed(body.renamings):
         check_answerable(chat, server.model.answers)
         with naming("messages"):
-            token_ids = await render(server, server.tokenizer.encode_chat, chat.messages, chat)
+            token_ids = await chat_ids(server, context, chat.messages, chat)
     return _json(msgspec.json.encode(ResponseInputTokens(object="response.input_tokens", input_tokens=len(token_ids))))
 
 

@@ -11,10 +11,11 @@ from pydantic import Field, StringConstraints, Tag, model_validator
 
 from forebay.server.api.renaming import by_type, only
 from forebay.server.protocol.ignored import Harmless, one_of
+from forebay.server.protocol.images import Detail, Image, SourceText
 from forebay.server.protocol.messages import MAX_PARTS, text_or_list
 from forebay.server.protocol.strict import History, Label, Strict, Text
 from forebay.server.protocol.tools import CalledFunction
-from forebay.server.protocol.validation import INVALID_VALUE, branch, by_shape, refusal
+from forebay.server.protocol.validation import INVALID_COMBINATION, INVALID_VALUE, branch, by_shape, refusal
 
 SEALED: Final = "forebay:"  # begins what stands for thinking that a client hands back without looking at it
 _LABEL: Final = Harmless(lambda value: value is None or isinstance(value, str), {"type": ["string", "null"]})
@@ -45,11 +46,26 @@ class ThoughtText(History):
     text: Text
 
 
+class InputImage(Image):
+    """An image from the user's side."""
+
+    ignored = {"file_id": one_of(None)}
+    type: Literal["input_image"]
+    image_url: SourceText
+    detail: Detail | None = None
+
+    def as_chat(self) -> dict[str, Any]:
+        """Return the image as a part of a chat's message."""
+        return {"type": "image_url", "image_url": {"url": self.image_url, "detail": self.detail}}
+
+
 _TEXTS: Final = ("input_text", "output_text")
 Part = Annotated[
-    Annotated[InputText, Tag(branch("input_text"))] | Annotated[OutputText, Tag(branch("output_text"))],
-    by_type(*_TEXTS),
-    only(*_TEXTS, served="texts are served"),
+    Annotated[InputText, Tag(branch("input_text"))]
+    | Annotated[OutputText, Tag(branch("output_text"))]
+    | Annotated[InputImage, Tag(branch("input_image"))],
+    by_type(*_TEXTS, "input_image"),
+    only(*_TEXTS, served="texts are served", image="input_image"),
 ]
 _Texts = Annotated[
     Annotated[Text, Tag(branch("text"))]
@@ -62,6 +78,13 @@ def _joined(texts: str | list[Any]) -> str:
     return texts if isinstance(texts, str) else "".join(part.text for part in texts)
 
 
+def _content(parts: str | list[Any]) -> str | list[dict[str, Any]]:
+    """Texts as one, unless there are images between them."""
+    if isinstance(parts, str) or not any(isinstance(part, InputImage) for part in parts):
+        return _joined(parts)
+    return [part.as_chat() if isinstance(part, InputImage) else {"type": "text", "text": part.text} for part in parts]
+
+
 class MessageItem(History):
     """A message of the conversation."""
 
@@ -69,6 +92,14 @@ class MessageItem(History):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: _Texts
+
+    @model_validator(mode="after")
+    def _check_images(self) -> Self:
+        at = next((i for i, part in enumerate(self.content) if isinstance(part, InputImage)), None)
+        if at is not None and self.role != "user":
+            what = f"content.{at}.type is input_image, which is for messages of role user, and role is {self.role}"
+            raise refusal(INVALID_COMBINATION, f"content.{at}.type", what)
+        return self
 
 
 class FunctionCallItem(CalledFunction):
@@ -175,14 +206,14 @@ def _add(messages: list[dict[str, Any]], item: Any) -> None:
     last = messages[-1] if messages else {"role": ""}
     match item:
         case FunctionOutputItem():
-            messages.append({"role": "tool", "content": _joined(item.output), "tool_call_id": item.call_id})
+            messages.append({"role": "tool", "content": _content(item.output), "tool_call_id": item.call_id})
         case MessageItem(role="assistant"):
             _own(messages, "content", "tool_calls")["content"] = _joined(item.content)
         case MessageItem(role="system" | "developer") if len(messages) == 1 and last["role"] == "system":
             last["content"] += "\n\n" + _joined(item.content)
         case MessageItem():
             role = "system" if item.role == "developer" else item.role
-            messages.append({"role": role, "content": _joined(item.content)})
+            messages.append({"role": role, "content": _content(item.content)})
         case ReasoningItem():
             if item.text:
                 own = _own(messages, "content", "tool_calls")
@@ -215,4 +246,4 @@ def written(items: Sequence[Item]) -> list[dict[str, Any]]:
 
 def read(items: list[dict[str, Any]]) -> list[Item]:
     """The items that `written` has made, or an answer's output."""
-    return _Items.parse({"items": items}).items
+    return _Items.parse({"items": items}, images=True).items

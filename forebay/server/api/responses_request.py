@@ -75,8 +75,8 @@ class InputTokensRequest(Strict):
     _chat: ChatRequest = PrivateAttr()
 
     @classmethod
-    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
-        body = super().parse(data, lenient=lenient)
+    def parse(cls, data: dict[str, Any], *, lenient: bool = False, images: bool = False) -> Self:
+        body = super().parse(data, lenient=lenient, images=images)
         body._chat = body.chat_after(())
         return body
 
@@ -122,7 +122,7 @@ class InputTokensRequest(Strict):
     def chat_after(self, earlier: Sequence[Item]) -> ChatRequest:
         """The chat of `earlier` items and the input. Raises InvalidRequest that names this body's fields."""
         with renamed(self.renamings):
-            return ChatRequest.parse(self._as_chat(earlier))
+            return ChatRequest.parse(self._as_chat(earlier), images=True)  # those of the items were checked
 
     def _as_chat(self, earlier: Sequence[Item]) -> dict[str, Any]:
         choice = self.tool_choice

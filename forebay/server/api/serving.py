@@ -24,6 +24,7 @@ from forebay.scheduler.limits import check_context
 from forebay.server.api.dialect import Dialect, EventStream, EventWriter, collect
 from forebay.server.api.enforcing import enforced_grammar
 from forebay.server.api.generation import Generation, Order
+from forebay.server.api.images import images_of
 from forebay.server.api.prompts import check_answerable, naming, prompt_ids, reading_of, render
 from forebay.server.api.rendezvous import FIELDS, rendezvous_of
 from forebay.server.context import RequestContext, ServerContext
@@ -55,6 +56,10 @@ async def serve_chat(
         context.note_ignored(("verbosity",))
 
     async def prompts() -> list[Prompt]:
+        with images_of(server, context, body.messages) as images:
+            return [await images.put_into(await text_prompt())]
+
+    async def text_prompt() -> Prompt:
         if not server.engine.info.wants_resume_points:
             prompt = Prompt(token_ids=await render(server, server.tokenizer.encode_chat, body.messages, body))
         else:
@@ -69,7 +74,7 @@ async def serve_chat(
             raise InvalidRequest(what, code=INVALID_COMBINATION, param="skip_special_tokens")
         may_enforce = body.offered_tools or body.grammars or body.max_thinking_tokens is not None
         grammar = await enforced_grammar(server, body, prompt.token_ids) if may_enforce else None
-        return [replace(prompt, reading=reading, grammar=grammar)]
+        return replace(prompt, reading=reading, grammar=grammar)
 
     of_prompt = -1 if body.prompt_logprobs is None else body.prompt_logprobs
     params = params_of(server, body, num_top=num_top, prompt_logprobs=of_prompt)
@@ -155,7 +160,6 @@ async def _serve(
 ) -> Response:
     """Admit, tokenize, submit, and answer. Whatever is refused before the first token has its own status."""
     async with contextlib.AsyncExitStack() as undo:
-        info = server.engine.info
         source, num_prompts = ("prompt", len(body.prompts)) if isinstance(body, CompletionRequest) else ("messages", 1)
         undo.enter_context(server.lifecycle.admit(context.tenant.name, num_prompts * body.choices))
         order = _order(server, context, body, params, num_prompts)
@@ -170,9 +174,10 @@ async def _serve(
             with naming("bad_words"):
                 params = await with_words(server, params, body.bad_words)
         with naming(source):
-            params = with_room(params, made, body.wanted, info, cut=cut_to_room)
+            params = with_room(params, made, body.wanted, server.engine.info, cut=cut_to_room)
         order = replace(order, params=params, discard_output=body.wanted == 0)
         generation = Generation.submit(server.engine, server.table(body), made, order)
+        made.clear()  # the engine has their pictures
         generation.started_at = context.arrived_at
         undo.callback(_count, server, context, generation)
         undo.callback(generation.abort)

@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.requests.sampling_params import check_token_ids
-from forebay.server.api.prompts import encode, render
+from forebay.server.api.images import chat_ids
+from forebay.server.api.prompts import encode
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import DetokenizeRequest, TokenizeRequest
 
@@ -54,11 +55,12 @@ class Detokenized(msgspec.Struct, kw_only=True):
 async def tokenize(request: Request, server: ServerContext) -> Response:
     """`{"prompt"}`, `{"content"}` or `{"messages"}` -> `{"tokens", "count", "max_model_len"}`."""
     body = await read_body(request, server, TokenizeRequest)
-    server.check_model(RequestContext.of(request.scope), body.model)
+    context = RequestContext.of(request.scope)
+    server.check_model(context, body.model)
     if body.text is not None:
         ids = await encode(server, body.text, body.plain)
     else:
-        ids = await render(server, server.tokenizer.encode_chat, body.messages or [], body)
+        ids = await chat_ids(server, context, body.messages or [], body)
     tokens: Any = [_piece(server, token) for token in ids] if body.with_pieces else ids
     return _json(Tokens(tokens=tokens, count=len(ids), max_model_len=server.engine.info.context_length))
 

@@ -20,8 +20,9 @@ class Parsed(Protocol):
     """The type that a body is parsed as."""
 
     @classmethod
-    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
-        """`lenient`: fields that nobody here knows are passed over. Raises InvalidRequest that names the field."""
+    def parse(cls, data: dict[str, Any], *, lenient: bool = False, images: bool = False) -> Self:
+        """`lenient`: fields that nobody here knows are passed over; `images`: there may be some. Raises InvalidRequest
+        that names the field."""
         ...
 
 
@@ -39,9 +40,10 @@ class ClientGone(Exception):
 class Bodies:
     """Reads what clients send. Belongs to the event loop."""
 
-    def __init__(self, max_bytes: int, workers: Workers, *, lenient: bool = False) -> None:
-        """`max_bytes` is the limit of one body; two of them always have room. `lenient`: as for `Parsed`."""
-        self._lenient = lenient
+    def __init__(self, max_bytes: int, workers: Workers, *, lenient: bool = False, images: bool = False) -> None:
+        """`max_bytes` is the limit of one body; two of them always have room. `lenient` and `images`: as for
+        `Parsed`."""
+        self._lenient, self._images = lenient, images
         self._max_bytes = max_bytes
         self._room = max(ROOM_BYTES, 2 * max_bytes)
         self._held = 0
@@ -51,7 +53,7 @@ class Bodies:
         """The request's body as `kind`, which may hold `max_ids` token ids. Raises InvalidRequest and what `content`
         raises."""
         async with self.content(scope, receive) as content:
-            parse = partial(_parse, kind, content, max_ids, self._lenient)
+            parse = partial(_parse, kind, content, max_ids, self._lenient, self._images)
             return parse() if len(content) <= INLINE_BYTES else await self._workers.run(parse)
 
     @contextlib.asynccontextmanager
@@ -90,8 +92,8 @@ class Bodies:
             raise Overloaded(f"large bodies take {self._held} bytes; all may have {self._room}: try again later")
 
 
-def _parse(kind: type[Body], content: bytes, max_ids: int, lenient: bool) -> Body:
-    return kind.parse(parse_json_object(content, max_ids), lenient=lenient)
+def _parse(kind: type[Body], content: bytes, max_ids: int, lenient: bool, images: bool) -> Body:
+    return kind.parse(parse_json_object(content, max_ids), lenient=lenient, images=images)
 
 
 def _announced_bytes(scope: Scope) -> int:

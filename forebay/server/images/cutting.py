@@ -1,7 +1,7 @@
 """Images to tiles of pixels, with Pillow: decoded, turned upright, made RGB, resized and split.
 
-The steps, filters and roundings are those of transformers' `image_processing_pil_smolvlm` and
-`image_processing_pil_idefics3`, which are the same. Pixels are not rescaled: the encoder does that.
+The steps, filters and roundings are those of transformers' image processors of SmolVLM and Idefics3 with Pillow, which
+are the same. Pixels are not rescaled: the encoder does that.
 """
 
 from __future__ import annotations

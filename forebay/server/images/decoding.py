@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from forebay.base.confined import ConfinedProcess, Late, NoAnswer, Processes
 from forebay.base.errors import Overloaded
+from forebay.requests.pictures import digest_of
 from forebay.server.http.workers import Workers
 from forebay.server.images.frames import LIMITS, Decode, Decoded, Refused, decode_answer, encode
 from forebay.server.images.sources import Unreadable, data_of
@@ -17,6 +18,13 @@ MAX_WAIT_S: Final = 60.0  # by the clock, for what the processor may take `LIMIT
 _MODULE: Final = "forebay.server.images.worker"
 
 
+class CutImage(NamedTuple):
+    """Tiles of an image, and the digest of their pixels and grid."""
+
+    tiles: Decoded
+    digest: bytes
+
+
 class ImageDecoder:
     """Each thread has a process, which is ended where an image takes too much. Belongs to one event loop."""
 
@@ -25,12 +33,12 @@ class ImageDecoder:
         self._processes = Processes(partial(ConfinedProcess, _MODULE, LIMITS, "decoding images"))
         self._workers = Workers("image", NUM_THREADS)
 
-    async def decode(self, file: str | bytes, *, splits: bool) -> Decoded:
+    async def decode(self, file: str | bytes, *, splits: bool) -> CutImage:
         """Decode a file, or the one in a `data:` URL. Raises Unreadable, and Overloaded where that could not be found
         out."""
         return await self._workers.run(partial(self._decode, file, splits))
 
-    def _decode(self, file: str | bytes, splits: bool) -> Decoded:
+    def _decode(self, file: str | bytes, splits: bool) -> CutImage:
         content = data_of(file, self._max_bytes) if isinstance(file, str) else file
         question = encode(Decode(content, self._tiling, splits and self._tiling.splits))
         try:
@@ -42,7 +50,7 @@ class ImageDecoder:
             raise Unreadable(f"{error} while it was decoded: send a smaller one") from error
         if isinstance(answer, Refused):
             raise Unreadable(answer.why)
-        return answer
+        return CutImage(answer, digest_of(answer.pixels, answer.grid))
 
     def close(self) -> None:
         """End the threads once their current work is done."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from forebay.base.errors import ModelError, brief
+from forebay.families.model_config import config_from_folder
 from forebay.families.vision import VisionConfig
 from forebay.formats.files import is_there, read_json
 
@@ -31,6 +32,12 @@ class Tiling(msgspec.Struct, frozen=True, kw_only=True):
     size: tuple[int, int] | None = None
     resample: int = LANCZOS
     splits: bool = True
+
+
+def tiling_at(path: str) -> Tiling | None:
+    """Read the parameters of the checkpoint at `path`; None for one without an encoder. Raises ModelError."""
+    vision = config_from_folder(Path(path)).vision if Path(path).is_dir() else None
+    return None if vision is None else tiling_of(path, vision)
 
 
 def tiling_of(path: str, vision: VisionConfig) -> Tiling:

@@ -6,9 +6,10 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag, ValidationInfo, model_validator
 
 from forebay.server.protocol.ignored import MESSAGE_IGNORED
+from forebay.server.protocol.images import Image, ImageUrl, accepts_images
 from forebay.server.protocol.strict import History, Label, Passing, Strict, Text
 from forebay.server.protocol.tools import MAX_TOOLS, AnyCall
 from forebay.server.protocol.validation import (
@@ -21,13 +22,13 @@ from forebay.server.protocol.validation import (
     by_shape,
     refusal,
 )
-from forebay.text.resumption import MAX_BREAKPOINTS
+from forebay.text.resumption import IMAGE_CHARS, MAX_BREAKPOINTS
 
 MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 256
 
 
-_TEXT, _LIST = branch("text"), branch("list")
+_TEXT, _LIST, _IMAGE = branch("text"), branch("list"), branch("image")
 
 
 def text_or_list(value: Any) -> str | None:
@@ -44,24 +45,55 @@ class CacheControl(History):
 
 
 class TextPart(History):
-    """A text within a message's content. Other media are refused."""
+    """A text within a message's content. Other media than images are refused."""
 
     type: Literal["text"]
     text: Text
     cache_control: CacheControl | None = None
 
+    @property
+    def num_chars(self) -> int:
+        return len(self.text)
+
     @model_validator(mode="before")
     @classmethod
-    def _refuse_other_media(cls, data: Any) -> Any:
+    def _refuse_other_media(cls, data: Any, info: ValidationInfo) -> Any:
         kind = data.get("type") if isinstance(data, dict) else None
         if isinstance(kind, str) and kind != "text":
-            raise refusal(UNSUPPORTED_FIELD, "type", f"type is {kind[:64]!a}: only text parts are supported")
+            served = "text and image parts" if accepts_images(info) else "text parts"
+            raise refusal(UNSUPPORTED_FIELD, "type", f"type is {kind[:64]!a}: only {served} are supported")
         return data
 
 
+class ImagePart(Image):
+    """An image within a message's content."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+    cache_control: CacheControl | None = None
+
+    @property
+    def num_chars(self) -> int:
+        """Return the length that it has among texts."""
+        return IMAGE_CHARS
+
+
+def text_or_image(name: str, image: type[Image]) -> Discriminator:
+    """Tells the parts of a content apart: what does not say that its type is `name` is taken for a text."""
+
+    def choose(value: Any) -> str:
+        says = value.get("type") == name if isinstance(value, dict) else isinstance(value, image)
+        return _IMAGE if says else _TEXT
+
+    return Discriminator(choose)
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag(_TEXT)] | Annotated[ImagePart, Tag(_IMAGE)], text_or_image("image_url", ImagePart)
+]
 Content = Annotated[
     Annotated[Text, Tag(branch("text"))]
-    | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag(branch("list"))],
+    | Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag(branch("list"))],
     by_shape(text_or_list, "a string or a list of text parts"),
 ]
 
@@ -82,9 +114,16 @@ class ChatMessage(History):
     def breakpoints(self) -> list[int]:
         """Behind how many characters of the content the client set its marks."""
         parts = [] if isinstance(self.content, str) else self.content or []
-        ends = accumulate(len(part.text) for part in parts)
+        ends = list(accumulate(part.num_chars for part in parts))
         marks = [end for end, part in zip(ends, parts, strict=True) if part.cache_control is not None]
-        return [*marks, len(self.for_template()["content"] or "")] if self.cache_control is not None else marks
+        last = len(self.content or "") if not ends else ends[-1]
+        return [*marks, last] if self.cache_control is not None else marks
+
+    @property
+    def images(self) -> dict[int, ImagePart]:
+        """Return the images of the content, by their place in it."""
+        parts = self.content if isinstance(self.content, list) else []
+        return {place: part for place, part in enumerate(parts) if isinstance(part, ImagePart)}
 
     @model_validator(mode="after")
     def _check_role(self) -> Self:
@@ -97,13 +136,27 @@ class ChatMessage(History):
             raise refusal(MISSING_FIELD, "content", what)
         if self.role == "tool" and self.tool_call_id is None:
             raise refusal(MISSING_FIELD, "tool_call_id", "tool_call_id is missing: it says whose result this is")
+        if self.role not in ("user", "tool") and (images := self.images):
+            at = f"content.{min(images)}.type"
+            what = f"{at} is image_url, which is for messages of role user and tool, and role is {self.role}"
+            raise refusal(INVALID_COMBINATION, at, what)
         return self
+
+    def _for_template(self) -> str | list[dict[str, str]] | None:
+        """Texts are one, unless there are images between them."""
+        if not isinstance(self.content, list):
+            return self.content
+        if not self.images:
+            return "".join(part.text for part in self.content if isinstance(part, TextPart))
+        return [
+            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+            for part in self.content
+        ]
 
     def for_template(self) -> dict[str, Any]:
         """`content` is None in a message of calls alone. Templates know the thinking by one of two names, and those of
         the second refuse it in a message with both words and calls."""
-        parts = self.content if isinstance(self.content, list) else None
-        content = self.content if parts is None else "".join(part.text for part in parts)
+        content = self._for_template()
         content = "" if content is None and not self.tool_calls else content
         thought = self.reasoning_content
         thinking = None if content and self.tool_calls else thought

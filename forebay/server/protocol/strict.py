@@ -31,9 +31,10 @@ Label = Annotated[str, StringConstraints(max_length=MAX_LABEL)]
 
 @dataclass(slots=True)
 class Passing:
-    """The state of parsing one body."""
+    """The state of parsing one body, which may have `images` or not."""
 
     lenient: bool
+    images: bool = False
     over: dict[str, None] = field(default_factory=dict)
 
     def count(self, name: str, value: Any) -> None:
@@ -110,9 +111,10 @@ class Strict(BaseModel):
         return copied
 
     @classmethod
-    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
-        """`lenient`: fields that nobody here knows are passed over. Raises InvalidRequest that names the field."""
-        passing = Passing(lenient)
+    def parse(cls, data: dict[str, Any], *, lenient: bool = False, images: bool = False) -> Self:
+        """`lenient`: fields that nobody here knows are passed over; `images`: there may be some. Raises InvalidRequest
+        that names the field."""
+        passing = Passing(lenient, images)
         try:
             body = cls.model_validate(data, context=passing)
             body._passed_over = tuple(passing.over)

@@ -18,6 +18,9 @@ To call one, write its name and its arguments as JSON between these tags, and no
 </tool_call>"""
 
 
+_BEFORE, _AFTER = "<tool_response>\n", "\n</tool_response>"
+
+
 def tools_as_text(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
     """Return the conversation with calls and results as text, and a system message that describes `tools`."""
     written = [_result_in_text(calls_in_text(message)) for message in messages]
@@ -32,7 +35,11 @@ def tools_as_text(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) 
 def _result_in_text(message: Message) -> Message:
     if message["role"] != "tool":
         return message
-    return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    content = message["content"]
+    if isinstance(content, list):  # there are images in it
+        before, after = ({"type": "text", "text": text} for text in (_BEFORE, _AFTER))
+        return {"role": "user", "content": [before, *content, after]}
+    return {"role": "user", "content": f"{_BEFORE}{content}{_AFTER}"}
 
 
 def calls_in_text(message: Message) -> Message:

@@ -1,0 +1,104 @@
+"""The tokens that stand for an image in a prompt: placeholders, framed by what tells the model where each tile is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import groupby
+from typing import Final, NamedTuple
+
+from forebay.base.errors import InvalidRequest, ModelError
+from forebay.requests.pictures import Picture
+from forebay.server.images.decoding import CutImage
+from forebay.server.images.tiling import Tiling
+from forebay.text.tokenizer import Tokenizer
+
+AROUND: Final = "<fake_token_around_image>"
+WHOLE: Final = "<global-img>"
+MOST_GRIDS: Final = 128  # whose tokens are kept
+
+
+class Expanded(NamedTuple):
+    """A prompt with its images, and where the points are that it was to be resumed from."""
+
+    token_ids: list[int]
+    resume_points: tuple[int, ...]
+    pictures: tuple[Picture, ...]
+
+
+class Expansion:
+    """The tokens of images for one model, as transformers' processors of SmolVLM and Idefics3 write them."""
+
+    def __init__(self, tokenizer: Tokenizer, tiling: Tiling) -> None:
+        """Raises ModelError for a tokenizer that does not know the placeholder."""
+        self._tokenizer, self._tiling = tokenizer, tiling
+        self._image = tokenizer.decode([tiling.placeholder], skip_special_tokens=False)
+        self.of_grid = lru_cache(MOST_GRIDS)(self._of_grid)
+        if self.of_grid((0, 0)).count(tiling.placeholder) != tiling.tokens_per_tile:
+            raise ModelError(
+                f"the tokenizer does not read {self._image!a} as the placeholder of images, the token "
+                f"{tiling.placeholder}: take the one that the model was trained with"
+            )
+
+    def text_of(self, grid: tuple[int, int]) -> str:
+        """Return the text that stands for an image of so many rows and columns of tiles."""
+        rows, cols = grid
+        tile = self._image * self._tiling.tokens_per_tile
+        lines = (
+            "".join(f"{AROUND}<row_{row}_col_{col}>{tile}" for col in range(1, cols + 1)) + "\n"
+            for row in range(1, rows + 1)
+        )
+        split = "".join(lines) + "\n" if rows else ""
+        return f"{split}{AROUND}{WHOLE}{tile}{AROUND}"
+
+    def _of_grid(self, grid: tuple[int, int]) -> list[int]:
+        return self._tokenizer.encode(self.text_of(grid), add_special_tokens=False, parse_special=True)
+
+    def expand(self, token_ids: Sequence[int], resume_points: Sequence[int], images: Sequence[CutImage]) -> Expanded:
+        """Put each image's tokens where the chat template has written a placeholder. Raises InvalidRequest if it has
+        not written one for each image."""
+        places = [place for place, token in enumerate(token_ids) if token == self._tiling.placeholder]
+        if len(places) != len(images):
+            raise InvalidRequest(
+                f"the chat template wrote {len(places)} placeholders for {len(images)} images: it may not support them "
+                "where they are; send them in messages of role user, or set another one with --chat-template",
+                code="chat_template_error",
+                param="messages",
+            )
+        ids: list[int] = []
+        pictures = []
+        before = 0
+        for place, image in zip(places, images, strict=True):
+            ids += token_ids[before:place]
+            before = place + 1
+            own = self.of_grid(image.tiles.grid)
+            pictures.append(_picture(image, _runs(own, self._tiling.placeholder, len(ids))))
+            ids += own
+        ids += token_ids[before:]
+        added = [len(self.of_grid(image.tiles.grid)) - 1 for image in images]
+        shifted = (point + sum(n for at, n in zip(places, added, strict=True) if at < point) for point in resume_points)
+        return Expanded(ids, tuple(shifted), tuple(pictures))
+
+
+def _runs(token_ids: list[int], placeholder: int, start: int) -> tuple[tuple[int, int], ...]:
+    """The runs of placeholders, in a prompt in which the tokens begin at `start`."""
+    runs = []
+    for is_placeholder, run in groupby(token_ids, placeholder.__eq__):
+        length = len(list(run))
+        if is_placeholder:
+            runs.append((start, length))
+        start += length
+    return tuple(runs)
+
+
+def _picture(image: CutImage, runs: tuple[tuple[int, int], ...]) -> Picture:
+    tiles = image.tiles
+    return Picture(
+        digest=image.digest,
+        grid=tiles.grid,
+        num_tiles=tiles.num_tiles,
+        height=tiles.height,
+        width=tiles.width,
+        pixels=tiles.pixels,
+        runs=runs,
+    )

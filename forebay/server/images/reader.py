@@ -1,0 +1,138 @@
+"""Images of requests, from what a client sent to pictures in a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.base.errors import InvalidRequest, Overloaded
+from forebay.config.engine_config import DisaggregationMode
+from forebay.config.media import MediaOptions
+from forebay.server.images.decoding import CutImage, ImageDecoder
+from forebay.server.images.expansion import Expanded, Expansion
+from forebay.server.images.fetching import Fetcher
+from forebay.server.images.sources import Unreadable, is_data
+from forebay.server.images.tiling import Tiling
+from forebay.server.protocol.images import Source
+from forebay.server.protocol.validation import UNSUPPORTED_FIELD
+from forebay.text.tokenizer import Tokenizer
+
+ROOM_BYTES: Final = 512 << 20  # for the files and pixels of all images that have not reached the engine
+_NO_PILLOW: Final = "images are not decoded here: pip install 'forebay[vision]' on the server, and start it again"
+_DISAGGREGATED: Final = (
+    "images are not supported with prefill/decode disaggregation: ask a server that computes whole requests, or leave "
+    "them out"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """An image that a request asks about. `place` is the field that has it."""
+
+    source: Source
+    place: str
+    splits: bool
+
+
+class ImageReader:
+    """Reads the images of requests. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        tiling: Tiling,
+        tokenizer: Tokenizer,
+        options: MediaOptions,
+        mode: DisaggregationMode = DisaggregationMode.NULL,
+        *,
+        fetcher: Fetcher | None = None,
+    ) -> None:
+        """Raises ModelError for a tokenizer that is not the model's."""
+        self._max_images, self._max_bytes = options.limit_mm_per_prompt, options.max_image_bytes
+        self._expansion = Expansion(tokenizer, tiling)
+        self._decoder = ImageDecoder(tiling, options.max_image_bytes)
+        self._fetcher = fetcher or Fetcher(options.allowed_media_domains, options.max_image_bytes)
+        disaggregated, has_pillow = mode is not DisaggregationMode.NULL, importlib.util.find_spec("PIL") is not None
+        self.why_not = _DISAGGREGATED if disaggregated else "" if has_pillow else _NO_PILLOW  # why it reads none
+        self._held = 0
+
+    @contextlib.contextmanager
+    def admitted(self, asked: Sequence[Asked], *, disaggregated: bool) -> Iterator[AdmittedImages]:
+        """Inside, the images have room. `disaggregated`: their prompt is computed by one server and their answer by
+        another. Raises InvalidRequest for images that cannot be read, and Overloaded where others take the room."""
+        if why_not := self.why_not or (_DISAGGREGATED if disaggregated else ""):
+            raise InvalidRequest(why_not, code=UNSUPPORTED_FIELD, param=asked[0].place)
+        if len(asked) > self._max_images:
+            raise InvalidRequest(
+                f"the prompt has {len(asked)} images; at most {self._max_images} are taken (--limit-mm-per-prompt): "
+                "send fewer",
+                code="too_many_images",
+                param=asked[self._max_images].place,
+            )
+        images = AdmittedImages(self, asked)
+        try:
+            images.hold(sum(len(image.source.text) for image in asked))
+            yield images
+        finally:
+            self._held -= images.held
+
+    def close(self) -> None:
+        """End the threads once their current work is done."""
+        self._decoder.close()
+
+
+class AdmittedImages:
+    """Images of one prompt, which have room. Made by `ImageReader.admitted`."""
+
+    def __init__(self, reader: ImageReader, asked: Sequence[Asked]) -> None:
+        self._reader, self._asked = reader, asked
+        self.held = 0  # bytes
+
+    def hold(self, num_bytes: int) -> None:
+        """Take more room, until the images are in the engine. Raises Overloaded where there is none."""
+        reader = self._reader
+        if reader._held + num_bytes > ROOM_BYTES:
+            what = f"images of other requests take {reader._held} bytes; all may have {ROOM_BYTES}: try again later"
+            raise Overloaded(what)
+        reader._held += num_bytes
+        self.held += num_bytes
+
+    async def expanded(self, token_ids: Sequence[int], resume_points: Sequence[int]) -> Expanded:
+        """Read the images and put them into the prompt that has a placeholder for each. Raises InvalidRequest for what
+        is no image, and Overloaded."""
+        files = await self._files()
+        images = [await self._image(i, file) for i, file in enumerate(files)]
+        return self._reader._expansion.expand(token_ids, resume_points, images)
+
+    async def _files(self) -> list[str | bytes]:
+        """All that are elsewhere at once: each may take seconds."""
+        tasks = [asyncio.ensure_future(self._file(i)) for i in range(len(self._asked))]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _file(self, number: int) -> str | bytes:
+        url = self._asked[number].source.take()
+        if is_data(url):
+            return url
+        with self._naming(number):
+            return await self._reader._fetcher.fetch(url, self.hold)
+
+    async def _image(self, number: int, file: str | bytes) -> CutImage:
+        with self._naming(number):
+            image = await self._reader._decoder.decode(file, splits=self._asked[number].splits)
+        self.hold(len(image.tiles.pixels))
+        return image
+
+    @contextlib.contextmanager
+    def _naming(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except Unreadable as error:
+            which = f"image {number + 1} of {len(self._asked)}" if len(self._asked) > 1 else "the image"
+            raise InvalidRequest(f"{which} {error}", code="invalid_image", param=self._asked[number].place) from error
