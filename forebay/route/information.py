@@ -71,6 +71,7 @@ async def server_info(request: Request, router: Router) -> Response:
             "disaggregation_mode": DisaggregationMode.NULL,
             **limits,
             "version": __version__,
+            "accepts_images": bool(up) and all(info.get("accepts_images") for info in up),
             "engine": first.get("engine"),
             "members": [member.as_dict(members.now) for member in members.all],
         }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -154,6 +155,20 @@ def test_router_that_drains_is_not_ready():
     assert asyncio.run(information.ready(request, router)).status_code == 503
     router.lifecycle.draining, router.members.all[1].up = False, False
     assert asyncio.run(information.ready(request, router)).status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("accepted", "accepts"), [((), False), ((True, True), True), ((True, False), False), ((True, None), False)]
+)
+def test_server_info_of_router_accepts_images_if_all_members_do(
+    accepted: tuple[bool | None, ...], accepts: bool
+) -> None:
+    found = Members({Role.BOTH: [f"http://host:{port}" for port in range(1, 1 + len(accepted))]})
+    for member, each in zip(found.all, accepted, strict=True):
+        member.info = {"weight_version": "0"} if each is None else {"accepts_images": each}
+    request, router = cast(Any, None), cast(Any, SimpleNamespace(members=found))
+    answer = asyncio.run(information.server_info(request, router))
+    assert json.loads(bytes(answer.body))["accepts_images"] is accepts
 
 
 def test_router_member_that_does_not_answer_in_time_is_told_of(monkeypatch):

@@ -16,6 +16,10 @@ const narrow = matchMedia("(max-width: 60rem)");
 
 let model = "";
 
+const known = async () => {
+  if (!model) await showModel(); // whoever types at once may be quicker than the first poll
+};
+
 const refresh = (id) => id === chat.conversation?.id && chat.refresh();
 const say = (text) => ($("announcer").textContent = text);
 const toast = new Toast($("toast"), () => $(narrow.matches && isPanelOpen() ? "search" : "conversation").focus());
@@ -45,10 +49,7 @@ const chat = new Chat({
   scroller: $("conversation"),
   store,
   settings: options,
-  model: async () => {
-    if (!model) await showModel(); // whoever types at once may be quicker than the first poll
-    return model;
-  },
+  model: () => known().then(() => model),
   onBusy: showBusy,
   onFailed: ({ locked }) => {
     if (locked) return askForKey();
@@ -70,6 +71,7 @@ const composer = new Composer({
     chat.send(text, files);
   },
   say: (text) => toast.show(text),
+  known,
 });
 composer.takeDrops($("chat"));
 
@@ -155,7 +157,8 @@ async function showModel() {
     const context = data[0].max_model_len;
     $("model").textContent = model;
     $("model").title = context ? `context of ${whole(context)} tokens` : "";
-    const { sampling } = await getJson("server_info").catch(() => ({})); // a router has none
+    const { sampling, accepts_images: pictures } = await getJson("server_info").catch(() => ({})); // a router has no sampling
+    composer.takePictures(Boolean(pictures));
     options.showServer({ sampling, models: data.map(({ id }) => id) });
   } catch (error) {
     if (error.status === 401) askForKey();

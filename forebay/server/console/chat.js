@@ -153,13 +153,20 @@ export class Chat {
     await this.set({ head });
   }
 
-  async send(text, files = []) {
-    await this.post({ parent: this.conversation.head, role: "user", content: text, ...(files.length ? { files } : {}) });
+  // Of the files, those with a `url` are pictures.
+  async send(text, attached = []) {
+    const files = attached.filter(({ url }) => !url);
+    const pictures = attached.filter(({ url }) => url);
+    await this.ask(this.conversation.head, text, files, pictures);
+  }
+
+  async ask(parent, content, files = [], pictures = []) {
+    const beside = { ...(files.length ? { files } : {}), ...(pictures.length ? { pictures } : {}) };
+    await this.post({ parent, role: "user", content, ...beside });
   }
 
   async edit(message, text) {
-    const { parent, files } = message;
-    await this.post({ parent, role: "user", content: text, ...(files ? { files } : {}) });
+    await this.ask(message.parent, text, message.files, message.pictures);
   }
 
   // Opens the last message of the user's for editing.
@@ -316,7 +323,7 @@ function messagesOf(path, system) {
   const messages = system.trim() ? [{ role: "system", content: system.trim() }] : [];
   path.forEach((message, place) => {
     const { role, content, thought, calls, results } = message;
-    if (role === "user") messages.push({ role, content: withFiles(message) });
+    if (role === "user") messages.push({ role, content: contentOf(message) });
     else if (role === "tool")
       messages.push(...results.map((result) => ({ role, tool_call_id: result.id, content: result.content })));
     else if (path[place + 1]?.role === "tool") {
@@ -325,6 +332,14 @@ function messagesOf(path, system) {
     } else if (content) messages.push({ role, content });
   });
   return messages;
+}
+
+// Text, or where there are pictures that the browser has kept a list of parts.
+function contentOf(message) {
+  const text = withFiles(message);
+  const urls = (message.pictures ?? []).map(({ url }) => url).filter(Boolean);
+  if (!urls.length) return text;
+  return [...urls.map((url) => ({ type: "image_url", image_url: { url } })), ...(text ? [{ type: "text", text }] : [])];
 }
 
 export function withFiles({ content, files = [] }) {
@@ -338,7 +353,7 @@ function fenced({ name, text }) {
   return `${name}:\n${ticks}\n${text.replace(/\n$/, "")}\n${ticks}`;
 }
 
-function titleOf({ content, files }) {
-  const line = (content || files?.[0]?.name || "New chat").trim().split("\n", 1)[0];
+function titleOf({ content, files, pictures }) {
+  const line = (content || [...(files ?? []), ...(pictures ?? [])][0]?.name || "New chat").trim().split("\n", 1)[0];
   return line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH - 1).trimEnd()}…` : line;
 }

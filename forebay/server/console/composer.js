@@ -1,18 +1,22 @@
-// The box in which a message is written: text, files of text, and the message that waits for the answer to end.
+// The box in which a message is written: text, files of text, pictures, and the message that waits for the answer to end.
 
 import { iconButton } from "./controls.js";
 import { make } from "./nodes.js";
 import { fileLabel } from "./parts.js";
+import { isPicture, pictureOf, pictureView } from "./pictures.js";
 
 const DRAFT = "forebay.draft";
 const MAX_FILE = 1 << 20; // bytes
 const LONG_PASTE = 8000; // characters; more becomes a file
 
 export class Composer {
-  // `onSend(text, files)`; `say(text)` tells of a file that is none.
-  constructor({ form, box, files, waiting, picker, onSend, say }) {
-    Object.assign(this, { form, box, view: files, waiting, onSend, say });
+  // `onSend(text, files)`: a file has `text`, or is a picture with `url`. `say(text)` tells of a file that is neither.
+  // `known()` resolves once the model is known, of which `takePictures` says whether it takes any.
+  constructor({ form, box, files, waiting, picker, onSend, say, known }) {
+    Object.assign(this, { form, box, view: files, waiting, picker, onSend, say, known });
     this.files = [];
+    this.reading = Promise.resolve(); // of files, one after the other: a photo takes much memory
+    this.takesPictures = false;
     this.next = null; // what is sent when the answer has ended
     this.busy = false;
     form.addEventListener("submit", (event) => {
@@ -52,6 +56,13 @@ export class Composer {
     });
   }
 
+  takePictures(takes) {
+    this.takesPictures = takes;
+    const label = takes ? "Add pictures or files of text" : "Add files of text";
+    this.picker.setAttribute("aria-label", label);
+    this.picker.closest("label").title = label;
+  }
+
   fill(text) {
     this.box.value = text;
     this.typed();
@@ -67,19 +78,32 @@ export class Composer {
   }
 
   pasted(event) {
+    const { files, types } = event.clipboardData;
     const text = event.clipboardData.getData("text/plain");
-    if (event.clipboardData.files.length) this.add(event.clipboardData.files);
+    const isRich = text && types.includes("text/html"); // an office program adds a picture of its text
+    if (files.length && !isRich) this.add(files);
     else if (text.length > LONG_PASTE) this.show([...this.files, { name: "Pasted text", text }]);
     else return;
     event.preventDefault();
   }
 
-  async add(files) {
-    const read = await Promise.all([...files].map(textOf));
+  add(files) {
+    const all = [...files]; // the list itself is emptied
+    this.reading = this.reading.then(() => this.read(all));
+  }
+
+  async read(files) {
+    const read = [];
+    for (const file of files) read.push(await (isPicture(file) ? this.picture(file) : textOf(file)));
     const wrong = read.filter((each) => typeof each === "string");
     this.show([...this.files, ...read.filter((each) => typeof each !== "string")]);
     if (wrong.length) this.say(wrong.join(" "));
     this.box.focus();
+  }
+
+  async picture(file) {
+    await this.known();
+    return this.takesPictures ? pictureOf(file) : `${file.name} is left out: this model takes no pictures.`;
   }
 
   show(files) {
@@ -90,13 +114,14 @@ export class Composer {
           this.show(this.files.filter((each) => each !== file));
           this.box.focus();
         });
-        return make("li", "", make("span", "", fileLabel(file.name, file.text)), drop);
+        return make("li", "", file.url ? pictureView(file) : make("span", "", fileLabel(file.name, file.text)), drop);
       }),
     );
     this.typed();
   }
 
-  submit() {
+  async submit() {
+    await this.reading; // what was dropped goes with it
     const text = this.box.value.trim();
     const { files } = this;
     if (!text && !files.length) return;

@@ -2,10 +2,12 @@
 // same conversation never write over each other; who changes a conversation's record changes fields of it, in one
 // transaction. What the browser will not keep is held in memory, as long as the page is open.
 
+import { withoutUrl } from "./pictures.js";
+
 const NAME = "forebay";
 const VERSION = 1;
 const STORES = ["conversations", "messages"];
-const BATCH = 500; // messages looked at together in a search
+const BATCH = 100; // messages looked at together in a search, each of which may have pictures
 const UNDO_MS = 3600000; // what was deleted and not brought back is gone after that
 
 export class Store {
@@ -61,17 +63,17 @@ export class Store {
 
   // Puts messages and takes messages away, all or none.
   async write(messages, gone = []) {
-    await this.change(messages[0]?.conversation ?? gone[0]?.conversation, messages, gone, (tx) => {
-      for (const message of messages) tx.objectStore("messages").put(message);
+    await this.change(messages[0]?.conversation ?? gone[0]?.conversation, messages, gone, (tx, put) => {
+      for (const message of put) tx.objectStore("messages").put(message);
       for (const { id } of gone) tx.objectStore("messages").delete(id);
     });
   }
 
   // Puts those of a file's messages that are not there: what was said is never written over.
   async add(messages) {
-    await this.change(messages[0]?.conversation, messages, [], (tx) => {
+    await this.change(messages[0]?.conversation, messages, [], (tx, put) => {
       const store = tx.objectStore("messages");
-      for (const message of messages) {
+      for (const message of put) {
         const asked = store.getKey(message.id);
         asked.onsuccess = () => asked.result === undefined && store.put(message);
       }
@@ -106,22 +108,33 @@ export class Store {
     });
   }
 
+  // `work(transaction, messages)` does it. What cannot be kept is held; where pictures alone are too large, without these.
   async change(id, messages, gone, work, conversation = null) {
     for (const message of gone) this.held.messages.delete(message.id);
     await this.open();
     try {
       if (!this.db) throw new DOMException("", "NotAllowedError");
-      await committed(this.db, work);
+      await committed(this.db, (tx) => work(tx, messages));
       if (conversation) this.held.conversations.delete(conversation.id);
       for (const message of messages) this.held.messages.delete(message.id);
     } catch (error) {
       if (conversation) this.held.conversations.set(conversation.id, { ...conversation });
       for (const message of messages) this.held.messages.set(message.id, structuredClone(message));
-      if (error.name === "QuotaExceededError")
+      const isFull = error.name === "QuotaExceededError";
+      if (isFull && (await this.keepTexts(messages, work)))
+        this.onTrouble("The browser's storage is full: new pictures are gone when this page closes. Export or delete chats.");
+      else if (isFull)
         this.onTrouble("The browser's storage is full: what is new is not kept. Export or delete chats.");
       else if (this.db) this.onTrouble(`The browser does not keep this chat (${error.name}).`);
     }
     this.channel.postMessage(id);
+  }
+
+  // Returns whether the messages are kept without their pictures, of which there are some.
+  async keepTexts(messages, work) {
+    if (!messages.some(({ pictures }) => pictures)) return false;
+    const texts = messages.map(({ pictures, ...rest }) => ({ ...rest, ...(pictures ? { pictures: pictures.map(withoutUrl) } : {}) }));
+    return committed(this.db, (tx) => work(tx, texts)).then(() => true, () => false);
   }
 
   // Yields the ids of the conversations a message of which has `text` in it, each once.

@@ -2,6 +2,7 @@
 
 import { withFiles } from "./chat.js";
 import { sound } from "./options.js";
+import { soundPictures } from "./pictures.js";
 import { Tree } from "./tree.js";
 
 const FORMAT = "forebay.conversations";
@@ -18,8 +19,8 @@ export function toMarkdown({ title, head, options, messages }) {
   if (options?.system) parts.push(`> **System:** ${options.system.replaceAll("\n", "\n> ")}`);
   const tree = new Tree(messages);
   for (const message of tree.path(tree.tip(head))) {
-    const { role, content, calls = [], results = [] } = message;
-    if (role === "user") parts.push("## You", withFiles(message));
+    const { role, content, calls = [], results = [], pictures = [] } = message;
+    if (role === "user") parts.push("## You", ...pictures.map(({ name }) => `*Picture: ${name}*`), withFiles(message));
     else if (role === "assistant") parts.push("## Answer", content, ...calls.map((call) => fence(`${call.name}(${call.arguments})`)));
     else parts.push("## Results", ...results.map((result) => fence(result.content)));
   }
@@ -79,6 +80,7 @@ function messageOf(given, conversation) {
   if (!isWhole || !["user", "assistant", "tool"].includes(role) || (role === "tool" && !results)) return null;
   const kept = {
     files: records(given.files, ["name", "text"]),
+    pictures: soundPictures(given.pictures),
     calls: records(given.calls, ["id", "name", "arguments"]),
     results,
     thought: isText(given.thought) ? given.thought : undefined,

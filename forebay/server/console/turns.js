@@ -4,6 +4,7 @@ import { copyButton, iconButton } from "./controls.js";
 import { statsLine } from "./format.js";
 import { button, make } from "./nodes.js";
 import { Calls, Thinking, fileView } from "./parts.js";
+import { pictureView } from "./pictures.js";
 
 const SHARE = 3; // a draw that took a while is followed by so many times that while without one
 
@@ -60,10 +61,10 @@ export class PromptTurn extends Turn {
   }
 
   show() {
-    const { content, files = [] } = this.message;
+    const { content, files = [], pictures = [] } = this.message;
     const text = make("div", "", content);
     text.dir = "auto";
-    this.body.replaceChildren(...files.map(fileView), ...(content ? [text] : []));
+    this.body.replaceChildren(...pictures.map(pictureView), ...files.map(fileView), ...(content ? [text] : []));
     this.tools.hidden = false;
   }
 
