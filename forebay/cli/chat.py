@@ -9,13 +9,14 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from forebay.base.errors import ConfigError, ForebayError, Unavailable
 from forebay.base.http_client import Origin, get_json
 from forebay.cli.adapter import add_lora, with_adapter
 from forebay.cli.arguments import Parsed, Parser, note
 from forebay.cli.generate import add_sampling
+from forebay.cli.images import image_part
 from forebay.cli.local import Took, local_model
 from forebay.cli.talker import Local, Message, Remote, Talker
 from forebay.cli.terminal import Piped, Screen, Terminal
@@ -27,7 +28,8 @@ HELP: Final = """\
 /undo           take back the last question        /reset  start over
 /save FILE      write the conversation as JSON     /load FILE  go on with one
 /model [NAME]   who answers                        /stats  what the answers took
-/help           this                               /exit, Ctrl-D  end
+/image FILE     add an image to the next message   /help   this
+/exit, Ctrl-D   end
 Ctrl-C stops an answer; Alt-Enter begins a new line; what is pasted may have several."""
 
 
@@ -86,6 +88,7 @@ class Conversation:
         self._screen = screen or (Terminal() if sys.stdin.isatty() and sys.stdout.isatty() else Piped())
         self.messages: list[Message] = [{"role": "system", "content": system}] if system else []
         self._took: list[Took] = []
+        self._images: list[Message] = []  # parts of the next message
 
     async def hold(self) -> None:
         """Until the person ends it."""
@@ -101,13 +104,16 @@ class Conversation:
     async def _take(self, line: str) -> None:
         if not line.startswith("/"):
             if line.strip():
-                self.messages.append({"role": "user", "content": line})
+                content = [*self._images, {"type": "text", "text": line}] if self._images else line
+                self._images = []
+                self.messages.append({"role": "user", "content": content})
                 await self._answer()
             return
         word, _, rest = line.partition(" ")
         commands: dict[str, Callable[[str], Awaitable[None]]] = {
             "/system": self._system, "/retry": self._retry, "/undo": self._undo, "/reset": self._reset,
             "/save": self._save, "/load": self._load, "/stats": self._stats, "/model": self._model,
+            "/image": self._image,
         }  # fmt: skip
         if word in commands:
             await commands[word](rest.strip())
@@ -143,12 +149,12 @@ class Conversation:
             loop.remove_signal_handler(signal.SIGINT)
         return True
 
-    def _pop_question(self) -> str:
-        """And what came of it."""
+    def _pop_question(self) -> Any:
+        """And what came of it. A question with images is a list of parts."""
         while self.messages and self.messages[-1]["role"] != "system":
             last = self.messages.pop()
             if last["role"] == "user":
-                return str(last["content"])
+                return last["content"]
         raise ConfigError("there is no question yet")
 
     async def _system(self, text: str) -> None:
@@ -163,9 +169,10 @@ class Conversation:
         await self._answer()
 
     async def _undo(self, _: str) -> None:
-        self._screen.say(f"taken back: {self._pop_question()[:200]}")
+        self._screen.say(f"taken back: {_text(self._pop_question())[:200]}")
 
     async def _reset(self, _: str) -> None:
+        self._images = []
         self.messages = [message for message in self.messages if message["role"] == "system"]
         self._screen.say("a new conversation")
 
@@ -179,7 +186,7 @@ class Conversation:
     async def _load(self, name: str) -> None:
         try:
             messages = json.loads(read_bytes(Path(name).expanduser(), MAX_JSON_BYTES))["messages"]
-            loaded = [{"role": str(message["role"]), "content": str(message["content"])} for message in messages]
+            loaded = [{"role": str(message["role"]), "content": _content(message["content"])} for message in messages]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{name} is no conversation that /save wrote ({error!r})") from error
         self.messages = loaded
@@ -192,3 +199,17 @@ class Conversation:
         if name:
             await self._talker.choose(name)
         self._screen.say(self._talker.name)
+
+    async def _image(self, name: str) -> None:
+        if not self._talker.accepts_images:
+            raise ConfigError("images need a server: forebay serve MODEL, and then forebay chat without a model's name")
+        self._images.append(image_part(Path(name).expanduser()))
+        self._screen.say(f"{name} is sent with the next message, as image {len(self._images)}")
+
+
+def _content(given: Any) -> Any:
+    return given if isinstance(given, list) and all(isinstance(part, dict) for part in given) else str(given)
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "\n".join(str(part["text"]) for part in content if "text" in part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from forebay.base.errors import ConfigError
 from forebay.base.http_client import Origin, get_json, stream_json
@@ -22,6 +22,11 @@ class Talker(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def accepts_images(self) -> bool:
+        """Return whether messages may have images; the model may refuse them all the same."""
+        ...
+
     def reply(self, messages: list[Message], took: Took) -> AsyncIterator[str]:
         """The answer, piece by piece; `took` is filled meanwhile. Raises what went wrong."""
         ...
@@ -33,6 +38,8 @@ class Talker(Protocol):
 
 class Remote:
     """Chat over HTTP with a server of the OpenAI API."""
+
+    accepts_images: Final = True
 
     def __init__(self, origin: Origin, model: str, own: argparse.Namespace) -> None:
         self.name, self._origin, self._model = f"{model} at {origin}", origin, model
@@ -71,6 +78,8 @@ class Remote:
 
 class Local:
     """Chat with an engine that this command has started. `name` is that of its model."""
+
+    accepts_images: Final = False
 
     def __init__(self, name: str, model: LocalModel, own: argparse.Namespace) -> None:
         self._base, self._model, self._own = name, model, own

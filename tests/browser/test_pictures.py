@@ -221,11 +221,12 @@ const small = async (blob, type) => {
     [
         ('small(await made(3000, 1500, "image/png"), "image/png")', ["png", 2048, 1024, 2048, 1024, False]),
         ('small(await made(4100, 1, "image/webp"), "image/webp")', ["png", 2048, 1, 2048, 1, False]),
+        ('small(await made(30, 20, "image/webp"), "image/webp")', ["png", 30, 20, 30, 20, False]),
         ('small(await made(2100, 700, "image/jpeg"), "image/jpeg")', ["jpeg", 2048, 683, 2048, 683, False]),
         ('small(upright(await made(3000, 1500, "image/jpeg")), "image/jpeg")', ["jpeg", 1024, 2048, 1024, 2048, False]),
         ('small(await made(900, 700, "image/png", true), "image/png")', ["jpeg", 900, 700, 900, 700, True]),
     ],
-    ids=["large", "narrow", "jpeg", "upright", "noise"],
+    ids=["large", "narrow", "still", "jpeg", "upright", "noise"],
 )
 def test_large_picture_is_made_smaller_before_it_is_sent(modules: Page, script: str, made: list[Any]) -> None:
     assert modules.evaluate(f"async () => {{ {MADE} return {script}; }}") == made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -25,8 +26,8 @@ class Parrot:
 
     name = "parrot"
 
-    def __init__(self) -> None:
-        self.answers = 0
+    def __init__(self, accepts_images: bool = True) -> None:
+        self.answers, self.accepts_images = 0, accepts_images
 
     async def reply(self, messages: list[Message], took: Took) -> AsyncIterator[str]:
         self.answers += 1
@@ -39,7 +40,7 @@ class Parrot:
             await asyncio.Event().wait()
         took.came()
         took.prompt_tokens, took.cached_tokens, took.output_tokens = 5, 3, 2
-        yield question
+        yield question if isinstance(question, str) else str(len(question))
 
     async def choose(self, name: str) -> None:
         raise ConfigError(f"there is no {name}")
@@ -94,6 +95,50 @@ async def test_an_answer_says_what_it_took_and_a_conversation_is_kept_in_a_file(
     assert again == [*found, ("u", "b"), ("a", "1 b")]
     path.write_text("[]")
     assert await held(f"/load {path}", "/save /nowhere/x", "a") != ([], None)  # each is one line, and we go on
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"\x89PNG\r\n\x1a\nrest", "png"),
+        (b"\xff\xd8\xff\xe0", "jpeg"),
+        (b"RIFF1234WEBPVP8 ", "webp"),
+        (b"GIF89a", "gif"),
+        (b"RIFF1234WAVE", None),
+        (b"", None),
+    ],
+)
+async def test_image_command_adds_a_file_to_the_next_message(tmp_path: Path, content: bytes, kind: str | None) -> None:
+    path, talk = tmp_path / "a b", tmp_path / "talk.json"
+    path.write_bytes(content)
+    found, _ = await held(f"/image {path}", "what?", "/retry", f"/save {talk}")
+    text = {"type": "text", "text": "what?"}
+    if kind is None:
+        assert found == [("u", "what?"), ("a", "2 what?")]
+        return
+    url = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    assert found == [("u", [{"type": "image_url", "image_url": {"url": url}}, text]), ("a", "2 2")]
+    again, screen = await held(f"/load {talk}", "next", "/undo", "/undo")
+    assert again == []
+    assert screen.said[-2:] == ["taken back: next", "taken back: what?"]
+
+
+async def test_image_command_without_a_server_or_a_file_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+    for accepts, name, line in ((False, path, "images need a server"), (True, tmp_path / "none", "none")):
+        conversation = Conversation(Parrot(accepts), None, Script(f"/image {name}", "a"))
+        await conversation.hold()
+        assert [message["content"] for message in conversation.messages] == ["a", "1 a"]
+        assert line in capsys.readouterr().err
+
+
+async def test_image_command_before_a_reset_adds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+    assert (await held(f"/image {path}", "/reset", "a"))[0] == [("u", "a"), ("a", "1 a")]
 
 
 async def test_pasted_and_broken_lines_are_one_message_and_the_history_is_private(

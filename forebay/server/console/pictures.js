@@ -5,6 +5,7 @@ import { make } from "./nodes.js";
 const LONGEST_EDGE = 2048; // pixels
 const SMALL = 1 << 20; // bytes; up to so many a file is sent as it is, and a picture as PNG
 const QUALITY = 0.9; // of JPEG
+const STILL = /^image\/(?:png|jpeg)$/; // of others, which may be animated, the first frame is sent
 const TYPES = /^image\/(?:png|jpeg|webp|gif)$/;
 const HEAD = /^data:image\/(?:png|jpeg|webp|gif);base64,/;
 
@@ -19,7 +20,7 @@ export async function pictureOf(file) {
     bitmap = await createImageBitmap(file, { imageOrientation: "from-image" });
     const scale = Math.min(1, LONGEST_EDGE / Math.max(bitmap.width, bitmap.height));
     const [width, height] = [bitmap.width, bitmap.height].map((edge) => Math.max(1, Math.round(edge * scale)));
-    const sent = scale === 1 && file.size <= SMALL ? file : await drawn(bitmap, width, height, type);
+    const sent = scale === 1 && file.size <= SMALL && STILL.test(type) ? file : await drawn(bitmap, width, height, type);
     return { name, url: await dataUrl(sent), width, height };
   } catch {
     return `${name} cannot be read as a picture.`;
