@@ -63,6 +63,7 @@ class Encoder:
         self._blocks = [block.build(parts) for block in spec.blocks]
         self._norm = build_norm(spec.norm, parts, spec.norm_eps)
         self._connector = spec.connector.build(parts)
+        self.weight_bytes = sum(weights.held_bytes.values())
         assert not parts.kept, "an encoder keeps nothing"
         self._tile = segments([spec.num_patches], weights.device)
 

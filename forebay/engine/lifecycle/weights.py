@@ -118,7 +118,7 @@ class EngineWeights:
             loaded = self._from_cache(key, checkpoint, progress()) or self._in_turn(key, checkpoint, progress, writing)
         self._numbers = loaded.model.numbers
         held = (loaded.model, loaded.draft_model, loaded.encoder)
-        self.num_bytes = sum(model.weight_bytes for model in held if model)
+        self.num_bytes = sum(part.weight_bytes for part in held if part is not None)
         return loaded
 
     def _in_turn(
