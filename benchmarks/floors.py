@@ -37,6 +37,7 @@ INSTRUCTIONS = {
     "amx_bf16": "amx_bf16",
     "amx_int8": "amx_int8",
 }
+OF_BYTES = frozenset({"bytes", "vnni", "bytes512", "vnni512", "amx_int8"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +49,12 @@ class Peaks:
     products_by: str
 
 
-def measure_peaks(variant: Variant, num_bytes: int) -> Peaks:
-    """In a second or two. Reads `num_bytes` over and over: what fits in a cache is read from there, as weights are."""
-    names = [name for name, flag in INSTRUCTIONS.items() if flag in variant.needs]
+def measure_peaks(variant: Variant, num_bytes: int, *, of_bytes: bool = True) -> Peaks:
+    """In a second or two. Reads `num_bytes` over and over: what fits in a cache is read from there, as weights are.
+    Without `of_bytes` the products of floating-point numbers alone count."""
+    names = [
+        name for name, flag in INSTRUCTIONS.items() if flag in variant.needs and (of_bytes or name not in OF_BYTES)
+    ]
     command = [str(program()), str(len(os.sched_getaffinity(0))), str(num_bytes), *names]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     rates = dict(zip(lines[::2], map(float, lines[1::2]), strict=True))

@@ -154,7 +154,7 @@ def encoding(bench: Bench, rounds: int) -> None:
         with torch.inference_mode():
             encoder.finish(encoder.layers(encoder.begin(pixels), 0, encoder.num_layers))
         times += [time.perf_counter() - start] * (number > 0)
-    peaks = measure_peaks(this_cpu().variants[0], READ_BYTES)
+    peaks = measure_peaks(this_cpu().variants[0], READ_BYTES, of_bytes=False)
     floor, taken = products / peaks.products, statistics.median(times)
     print(
         f"one tile: {2e-9 * products:.0f} GFLOP, {taken:.3f} s; at {2e-9 * peaks.products:.0f} GFLOP/s "
