@@ -13,6 +13,7 @@ from tests.mutants.cluster import CLUSTER
 from tests.mutants.compressed import COMPRESSED
 from tests.mutants.core import CORE
 from tests.mutants.dense import DENSE
+from tests.mutants.encoders import ENCODERS
 from tests.mutants.engine import ENGINE
 from tests.mutants.experts import EXPERTS
 from tests.mutants.formats import FORMATS
@@ -59,4 +60,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *EXPERTS,
     *NORMS,
     *OUTER,
+    *ENCODERS,
 )
