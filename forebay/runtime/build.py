@@ -15,7 +15,6 @@ from forebay.memory.budget import PoolSizes
 from forebay.models.assistant import Assistant
 from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter
-from forebay.models.encoder import Encoder
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import CacheSpec
@@ -51,16 +50,15 @@ def build_runner(
     draft_model: Model | None = None,
     regions: Regions | None = None,
     take_masks: Callable[[int], I32] = no_masks,
-    encoder: Encoder | None = None,
-    num_encodings: int = 0,
+    encodings: Encodings | None = None,
 ) -> ModelRunner:
     """Allocate the pools that `memory.division` sized, for what the model's layers keep, and a runner over them.
 
     `graphs` None: what fits the ops and the device; `graph_sizes` () : the default batch sizes; `regions` None: some of
     its own. `max_num_tokens` is the most tokens of one step, `width` the most that a decode computes; the drafts among
-    them are the `drafter`'s, `assistant`'s or `draft_model`'s, else of the plans. An `encoder` has `num_encodings` rows
-    to write to. Sets torch's threads of the process:
-    one beside the native ops, whose own threads would otherwise compete with torch's for the cores.
+    them are the `drafter`'s, `assistant`'s or `draft_model`'s, else of the plans. Sets torch's
+    threads of the process: one beside the native ops, whose own threads would otherwise compete with torch's for the
+    cores.
     """
     torch.set_num_threads(ops.num_threads if ops.name == "torch" else 1)
     regions = regions or Regions(device)
@@ -80,9 +78,7 @@ def build_runner(
     own: dict[str, Any] = {"graphs": graphs, "graph_sizes": graph_sizes, **limits}
     own["taps"] = () if drafter is None else drafter.taps
     own["proposer"] = _proposer(drafter, assistant, draft_model, limits, sizes=graph_sizes, backend=graphs)
-    if encoder is not None:
-        own["encodings"] = Encodings(encoder, num_encodings, device=device, take=partial(regions.take, Tag.KV_CACHE))
-    return ModelRunner(model, ops, cache=cache, rows=rows, take_masks=take_masks, **own)
+    return ModelRunner(model, ops, cache=cache, rows=rows, take_masks=take_masks, encodings=encodings, **own)
 
 
 def _make_caches(

@@ -84,20 +84,10 @@ class ModelRunner:
         take_masks: Callable[[int], I32] = no_masks,
         encodings: Encodings | None = None,
     ) -> None:
-        self.cache, self.rows, width = cache, rows, 1 + rows.draft_tokens.shape[1]
+        self.cache, self.rows, self.encodings, width = cache, rows, encodings, 1 + rows.draft_tokens.shape[1]
         self._model, self._ops = model, ops
         self._vocab_size, self._max_num_tokens = vocab_size, max_num_tokens
-        self._bounds = PoolBounds(
-            num_rows=rows.num_rows,
-            pages_per_row=rows.req_to_token.shape[1],
-            page_size=cache.page_size,
-            vocab_size=vocab_size,
-            num_slots=cache.num_ids,
-            width=width,
-            num_adapters=0 if model.adapters is None else model.adapters.slots.max_loras,
-            num_encodings=0 if encodings is None else encodings.num_rows,
-        )
-        self.encodings = encodings
+        self._bounds = self._pool_bounds(width)
         self._forward = Forward(model, ops, rows, cache, taps, encodings)
         self.proposer = None if proposer is None else proposer(self._forward)
         self.inputs = StepInputs(self._forward, max_num_tokens=max_num_tokens, proposer=self.proposer)
@@ -116,6 +106,19 @@ class ModelRunner:
         self._pooler = Pooler(model.logits)
         counts = {kind.name: kind.counts for kind in self._forward.kinds}
         self._counted = {name: len(totals) for name, totals in counts.items() if totals is not None}
+
+    def _pool_bounds(self, width: int) -> PoolBounds:
+        adapters = self._model.adapters
+        return PoolBounds(
+            num_rows=self.rows.num_rows,
+            pages_per_row=self.rows.req_to_token.shape[1],
+            page_size=self.cache.page_size,
+            vocab_size=self._vocab_size,
+            num_slots=self.cache.num_ids,
+            width=width,
+            num_adapters=0 if adapters is None else adapters.slots.max_loras,
+            num_encodings=0 if self.encodings is None else self.encodings.num_rows,
+        )
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:

@@ -45,6 +45,7 @@ from forebay.requests.updates import FinishReason, MissReason, Update
 from forebay.runtime import build_runner
 from forebay.runtime.model_runner import no_masks
 from forebay.runtime.overlap import OverlappedRunner
+from forebay.runtime.pictures import Encodings
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.scheduler import Proposer, Scheduler
 from tests.kinds_of import kind_config
@@ -272,8 +273,7 @@ class Rig:
             hisparse=HisparseOptions(device_buffer_size=hot_columns, host_path=host_path),
             device="cpu",
             take_masks=grammars.take if grammars else no_masks,
-            encoder=self.encoder,
-            num_encodings=pictures.num_rows if pictures else 0,
+            encodings=Encodings(self.encoder, pictures.num_rows) if self.encoder and pictures else None,
         )
         scheduler = Scheduler(
             SchedulerConfig(

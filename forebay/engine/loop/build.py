@@ -37,7 +37,7 @@ from forebay.engine.lifecycle.sizing import memory_demand, scheduler_config, wit
 from forebay.engine.lifecycle.weights import DTYPES, EngineWeights, Loaded
 from forebay.engine.loop.core import EngineCore
 from forebay.engine.loop.mixed import MixedChunks
-from forebay.engine.loop.roles import role_of, shared_caches, transfers_for
+from forebay.engine.loop.roles import Listening, role_of, shared_caches, transfers_for
 from forebay.engine.loop.start_report import Report, start_report
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
@@ -46,6 +46,7 @@ from forebay.grammar.vocabulary import Vocabulary
 from forebay.memory.budget import MemoryBudget
 from forebay.memory.division import divide_memory
 from forebay.models import Needs, needs_of
+from forebay.models.encoder import Encoder
 from forebay.ops import Ops
 from forebay.ops.weight_memory import WeightMemory
 from forebay.pools.cache_spec import cache_sizes
@@ -54,6 +55,7 @@ from forebay.runtime import ModelRunner, build_runner
 from forebay.runtime.graph_backends import Eager, graphs_for
 from forebay.runtime.graph_runner import default_sizes
 from forebay.runtime.overlap import OverlappedRunner
+from forebay.runtime.pictures import Encodings
 from forebay.scheduler.limits import most_requests
 from forebay.scheduler.proposer import Proposer
 from forebay.scheduler.scheduler import Scheduler
@@ -111,8 +113,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     _load_adapters(config, core)
     load_seconds = time.monotonic() - begin
     report = start_report(config, budget, loaded.model, runner, ops, (load_seconds, cache))
-    port = transfers.port if transfers else 0
-    ready = _ready(limits, budget, checkpoint, report, load_seconds, port, loaded.model.weight_bytes)
+    ready = _ready(limits, budget, checkpoint, report, load_seconds, transfers, loaded.model.weight_bytes)
     if core.adapters is not None:
         ready = msgspec.structs.replace(ready, adapters=core.adapters.report)
     log.info(event("ready", pid=ready.pid, load_s=load_seconds, max_total_tokens=ready.max_total_tokens))
@@ -274,9 +275,14 @@ def _runner(
         assistant=loaded.assistant,
         drafter=loaded.drafter,
         take_masks=take_masks,
-        encoder=loaded.encoder,
-        num_encodings=pictures.num_rows if pictures else 0,
+        encodings=_encodings(loaded.encoder, pictures, regions),
     )
+
+
+def _encodings(encoder: Encoder | None, pictures: PictureConfig | None, regions: Regions) -> Encodings | None:
+    if encoder is None or pictures is None:
+        return None
+    return Encodings(encoder, pictures.num_rows, device=regions.device, take=partial(regions.take, Tag.KV_CACHE))
 
 
 def max_step_tokens(chunk_size: int, *, num_rows: int, width: int) -> int:
@@ -290,7 +296,7 @@ def _ready(
     checkpoint: Checkpoint,
     report: Report,
     load_seconds: float,
-    bootstrap_port: int,
+    transfers: Listening | None,
     weight_bytes: int,
 ) -> Ready:
     return Ready(
@@ -305,7 +311,7 @@ def _ready(
         report=report,
         pid=os.getpid(),
         wants_resume_points=bool(budget.demand.kinds),
-        bootstrap_port=bootstrap_port,
+        bootstrap_port=transfers.port if transfers else 0,
         hidden_size=checkpoint.config.hidden_size,
         slot_bytes=budget.slot_bytes,
         model_type=checkpoint.config.model_type,
