@@ -56,17 +56,15 @@ def build_runner(
 
     `graphs` None: what fits the ops and the device; `graph_sizes` () : the default batch sizes; `regions` None: some of
     its own. `max_num_tokens` is the most tokens of one step, `width` the most that a decode computes; the drafts among
-    them are the `drafter`'s, `assistant`'s or `draft_model`'s, else of the plans. Sets torch's
-    threads of the process: one beside the native ops, whose own threads would otherwise compete with torch's for the
-    cores.
+    them are the `drafter`'s, `assistant`'s or `draft_model`'s, else of the plans. Sets torch's threads of the process:
+    one beside the native ops, whose own threads would otherwise compete with torch's for the cores.
     """
     torch.set_num_threads(ops.num_threads if ops.name == "torch" else 1)
     regions = regions or Regions(device)
     cache = _make_caches((*model.cache_specs(), *_behind(drafter, draft_model)), sizes, types, hisparse, regions)
-    per_row = ceil_div(sizes.context_length, sizes.page_size)
     rows = RequestRows(
         sizes.num_rows,
-        per_row,
+        ceil_div(sizes.context_length, sizes.page_size),
         num_drafts=width - 1,
         adapters=model.adapters is not None,
         device=device,
@@ -75,10 +73,10 @@ def build_runner(
     graphs = graphs or graphs_for(ops, device, regions)
     graph_sizes = graph_sizes or default_sizes(sizes.max_running_requests, quickly=graphs.captures_quickly)
     limits: dict[str, Any] = {"vocab_size": vocab_size, "max_num_tokens": max_num_tokens}
-    own: dict[str, Any] = {"graphs": graphs, "graph_sizes": graph_sizes, **limits}
+    own: dict[str, Any] = {"graphs": graphs, "graph_sizes": graph_sizes, "encodings": encodings, **limits}
     own["taps"] = () if drafter is None else drafter.taps
     own["proposer"] = _proposer(drafter, assistant, draft_model, limits, sizes=graph_sizes, backend=graphs)
-    return ModelRunner(model, ops, cache=cache, rows=rows, take_masks=take_masks, encodings=encodings, **own)
+    return ModelRunner(model, ops, cache=cache, rows=rows, take_masks=take_masks, **own)
 
 
 def _make_caches(
