@@ -83,7 +83,10 @@ def test_messages_and_responses_answer_as_chats(chats: openai.OpenAI, messages: 
     source = {"type": "base64", "media_type": "image/png", "data": data}
     content: Any = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
     message = messages.messages.create(
-        model=MODEL, max_tokens=COUNT, temperature=0, messages=[{"role": "user", "content": content}]
+        model=MODEL,
+        max_tokens=COUNT,
+        messages=[{"role": "user", "content": content}],
+        extra_body={"temperature": 0},
     )
     parts: Any = [
         {"type": "input_image", "image_url": f"data:image/png;base64,{data}", "detail": "auto"},
