@@ -139,12 +139,12 @@ def config_from_folder(folder: Path) -> ModelConfig:
     raw = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     more = Fields.of_file(read_json(generation), str(generation)) if is_there(generation) else None
-    return config_of(raw, str(folder / "config.json"), generation=more, processor=_image_processor(folder))
+    return config_of(raw, str(folder / "config.json"), generation=more, processor=image_processor(folder))
 
 
-def _image_processor(folder: Path) -> Mapping[str, Any]:
-    """The fields of the image processor, nothing without one. As in transformers, those in processor_config.json count
-    first."""
+def image_processor(folder: Path) -> Mapping[str, Any]:
+    """Return the fields of the image processor, nothing without one. As in transformers, those in processor_config.json
+    count first. Raises ModelError."""
     files = [folder / name for name in ("processor_config.json", "preprocessor_config.json")]
     of_all, own = (read_json(path) if is_there(path) else {} for path in files)
     inner = of_all.get("image_processor", own)

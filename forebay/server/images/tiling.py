@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from forebay.base.errors import ModelError, brief
-from forebay.families.model_config import config_from_folder
+from forebay.families.model_config import config_from_folder, image_processor
 from forebay.families.vision import VisionConfig
 from forebay.formats.files import is_there, read_json
 
 MAX_EDGE: Final = 4096  # pixels that a resized image has at most on a side, as transformers has it
 LANCZOS: Final = 1  # Pillow's number
 MOST_FILTERS: Final = 6
-MEAN: Final = 0.5  # of the normalization, and its deviation: the encoder has them built in
 TILES_BY_DEFAULT: Final = 4  # on the longest edge
 
 
@@ -45,13 +45,12 @@ def tiling_of(path: str, vision: VisionConfig) -> Tiling:
     Raises ModelError for parameters that the encoder does not fit."""
     folder = Path(path)
     processor = _read(folder / "processor_config.json")
-    own = _read(folder / "preprocessor_config.json") or processor.get("image_processor") or {}
+    own = image_processor(folder)
     tile_size = _edge(own, "max_image_size", vision.image_size)
     if tile_size != vision.image_size:
         raise ModelError(f"{folder}: tiles have {tile_size} pixels, and the encoder takes {vision.image_size}")
     if (tokens := processor.get("image_seq_len", vision.tokens_per_tile)) != vision.tokens_per_tile:
         raise ModelError(f"{folder}: image_seq_len is {tokens}; the encoder makes {vision.tokens_per_tile} of a tile")
-    _check_normalization(own, folder)
     resample = own.get("resample", LANCZOS)
     if type(resample) is not int or not 0 <= resample < MOST_FILTERS:
         raise ModelError(f"{folder}: resample is {brief(resample)}, not one of Pillow's filters, 0 to 5")
@@ -72,7 +71,7 @@ def _read(path: Path) -> dict[str, Any]:
     return read_json(path) if is_there(path) else {}
 
 
-def _edge(own: dict[str, Any], name: str, default: int) -> int:
+def _edge(own: Mapping[str, Any], name: str, default: int) -> int:
     given = own.get(name) or {}
     edge = given.get("longest_edge", default) if isinstance(given, dict) else None
     if type(edge) is not int or edge < 1:
@@ -80,7 +79,7 @@ def _edge(own: dict[str, Any], name: str, default: int) -> int:
     return edge
 
 
-def _size(own: dict[str, Any], folder: Path) -> tuple[int, int] | None:
+def _size(own: Mapping[str, Any], folder: Path) -> tuple[int, int] | None:
     """The exact size, where there is one and no longest edge."""
     size = own.get("size") or {}
     if "longest_edge" in size or not {"width", "height"} <= size.keys():
@@ -89,10 +88,3 @@ def _size(own: dict[str, Any], folder: Path) -> tuple[int, int] | None:
     if not all(type(edge) is int and 0 < edge <= MAX_EDGE for edge in (width, height)):
         raise ModelError(f"{folder}: size is {brief(size)}; its edges must have 1 to {MAX_EDGE} pixels")
     return width, height
-
-
-def _check_normalization(own: dict[str, Any], folder: Path) -> None:
-    for name in ("image_mean", "image_std"):
-        given = own.get(name, [MEAN])
-        if any(value != MEAN for value in (given if isinstance(given, list) else [given])):
-            raise ModelError(f"{folder}: {name} is {brief(given)}; the encoder's is {MEAN} in each channel")
