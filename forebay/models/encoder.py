@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from forebay.base.errors import ModelError
 from forebay.families.checkpoint import Checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.families.vision import VisionConfig
@@ -144,6 +145,12 @@ def load_encoder(
     called with bytes of the result. ModelError, before anything is read, where a weight is missing, unused or of
     another shape than the configuration says."""
     params = encoder_params(checkpoint.config)
+    if not checkpoint.encoder:
+        count = sum(len(param.names) for param in params)
+        raise ModelError(
+            f"{checkpoint.path}: none of the {count} weights of the encoder that vision_config describes is in "
+            "the files: take the whole checkpoint, or remove vision_config from config.json to serve text alone"
+        )
     beside = replace(checkpoint, tensors=checkpoint.encoder)
     check_names(beside, params)
     weights = Loader(beside, params, ops=ops, dtype=dtype, device=device, progress=progress)

@@ -189,6 +189,22 @@ def test_wrong_weights_are_refused_before_they_are_read(
     load(open_checkpoint(folder), ops=native, dtype=torch.float32)
 
 
+def test_files_of_the_text_alone_are_refused_with_the_remedy(
+    made: Callable[[str], Made], native: Ops, tmp_path: Path
+) -> None:
+    def of_text(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if "text_model" not in name]:
+            del tensors[name]
+
+    folder = changed(made("idefics3")[1], tmp_path, of_text)
+    with pytest.raises(ModelError, match="none of the 38 weights of the encoder that vision_config describes is in"):
+        loaded(folder, native)
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, "vision_config": None}))
+    assert open_checkpoint(folder).config.vision is None
+    load(open_checkpoint(folder), ops=native, dtype=torch.float32)
+
+
 def test_infinite_weights_are_refused(made: Callable[[str], Made], native: Ops, tmp_path: Path) -> None:
     folder = changed(made("smolvlm")[1], tmp_path, lambda tensors: tensors[PATCHES].fill_(float("inf")))
     with pytest.raises(ModelError, match=f"{PATCHES}.*not finite"):
