@@ -14,7 +14,7 @@ from triton.runtime import driver
 
 from forebay.ops.accept import Known
 from forebay.ops.adapters import PANEL, AdapterTable, panels_of
-from forebay.ops.attention import KvCache, PagedKv
+from forebay.ops.attention import KvCache, PagedKv, segments
 from forebay.ops.recurrence import Convolution, GatedNorm, Scan
 from forebay.ops.sampling import Draws
 from forebay.ops.steps import Pages
@@ -102,6 +102,8 @@ def main(arch: int) -> None:
         attention(ops, tokens, (64, 8), 64, sliding_window=128, sinks=float32(64), page_map=int32(9))
         attention(ops, tokens, (16, 1), 576, 512)
     attention(ops, 9, (16, 4), 256)
+    heads = zeros(9, 12, 64)
+    ops.paged_attention(heads, KvCache(heads, heads.clone()), segments([9], "cpu"), scale=0.1)
     x, weight = zeros(3, 4096), zeros(4096)
     int8, scale = zeros(64, 8, 128, dtype=torch.int8), float32(64, 8)
     cache = KvCache(int8, int8.clone(), scale, scale)
