@@ -29,6 +29,7 @@ PACKAGE = Path(__file__).parent.parent.parent / "forebay"
 # A value off its default where the flag's kind does not say one.
 VALUES: dict[str, Any] = {
     "allowed_hosts": "forebay.test",
+    "allowed_media_domains": "images.test",
     "api_key": "sk-canary-0123456789",
     "activation_bits": 8,
     "admin_api_key": "sk-canary-0123456789",

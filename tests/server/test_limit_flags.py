@@ -49,6 +49,7 @@ def test_every_limit_is_tried_here() -> None:
     tried = (
         {name for name, *_ in ASKED} | set(TIMES) | {"max_connections", "max_stream_chunks", "responses_store_bytes"}
     )
+    tried |= {"max_image_bytes", "limit_mm_per_prompt"}  # in `tests/server/images`
     assert tried == {flag.name for flag in FLAGS if flag.group == LIMITS}
 
 

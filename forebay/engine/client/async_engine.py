@@ -78,10 +78,15 @@ class AsyncEngine(EngineLink, TextEngine):
         """Send a request, with the fields of `AddRequest`; never waits. What the scheduler refuses comes as the
         stream's one update. Raises Unavailable (`starting`, `draining`, `engine_dead`), Overloaded if the engine has as
         many requests as it can run and queue, PayloadTooLarge if the prompt does not fit in a frame."""
-        self._check_room(tenant)
-        request_id = next(self._ids)
+        if not self.is_ready:
+            raise self._unavailable()
+        if self._transport.get_write_buffer_size() > MAX_FRAME_BYTES:
+            raise Overloaded("the engine has yet to read the requests before this one: try again later")
+        if len(self._mailboxes) >= self.info.max_requests:
+            tenants = (mailbox.tenant for mailbox in self._mailboxes.values())
+            Room(self._process.config.scheduling.tenants, tenants).check(tenant, self.info.max_requests)
         frame = AddRequest(
-            request_id=request_id,
+            request_id=next(self._ids),
             prompt_token_ids=prompt_token_ids,
             params=params,
             priority=priority,
@@ -97,20 +102,9 @@ class AsyncEngine(EngineLink, TextEngine):
         try:
             self._send(frame)
         except FrameTooLarge as error:
-            what = f"the prompt has {len(prompt_token_ids)} tokens and {len(pictures)} images"
-            raise PayloadTooLarge(f"{what}: {error.message}") from error
-        mailbox = self._mailboxes[request_id] = Mailbox(request_id, tenant)
+            raise PayloadTooLarge(f"{len(prompt_token_ids)} tokens, {len(pictures)} images: {error.message}") from error
+        mailbox = self._mailboxes[frame.request_id] = Mailbox(frame.request_id, tenant)
         return Stream(mailbox, self._abort)
-
-    def _check_room(self, tenant: str) -> None:
-        """Raise Unavailable or Overloaded if no request can be sent for this tenant."""
-        if not self.is_ready:
-            raise self._unavailable()
-        if self._transport.get_write_buffer_size() > MAX_FRAME_BYTES:
-            raise Overloaded("the engine has yet to read the requests before this one: try again later")
-        if len(self._mailboxes) >= self.info.max_requests:
-            tenants = (mailbox.tenant for mailbox in self._mailboxes.values())
-            Room(self._process.config.scheduling.tenants, tenants).check(tenant, self.info.max_requests)
 
     async def state(self) -> State:
         """The engine's state, answered between two steps. Raises Unavailable when it is starting or dead."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from forebay.base.errors import Unavailable
@@ -14,31 +13,25 @@ from forebay.server.images.reader import AdmittedImages, Asked
 from forebay.server.protocol.messages import ChatMessage, Templated
 
 
-class ChatImages:
-    """The images of one chat; None of them where it has none. Made by `images_of`."""
-
-    def __init__(self, admitted: AdmittedImages | None = None) -> None:
-        self._admitted = admitted
-
-    async def put_into(self, prompt: Prompt) -> Prompt:
-        """Return the prompt with its images, each where the chat template has written a placeholder. Raises what
-        `AdmittedImages.expanded` raises."""
-        if self._admitted is None:
-            return prompt
-        found = await self._admitted.expanded(prompt.token_ids, prompt.resume_points)
-        return replace(
-            prompt,
-            token_ids=found.token_ids,
-            resume_points=found.resume_points,
-            pictures=found.pictures,
-            num_image_tokens=sum(picture.num_tokens for picture in found.pictures),
-        )
+async def with_images(
+    server: ServerContext,
+    context: RequestContext,
+    messages: Sequence[ChatMessage],
+    prompts: Callable[[], Awaitable[list[Prompt]]],
+) -> list[Prompt]:
+    """Return the prompts that the chat template has made of these messages, with the messages' images where it has
+    written a placeholder for each. Raises what `ImageReader.admitted` and `AdmittedImages.expanded` raise."""
+    asked = _asked(messages)
+    if not asked:
+        return await prompts()
+    if server.images is None:  # a body with images was refused
+        raise Unavailable("this server has nothing that reads images")
+    with server.images.admitted(asked, disaggregated=bool(context.sender.bootstrap)) as images:
+        return [await _expanded(images, prompt) for prompt in await prompts()]
 
 
-@contextlib.contextmanager
-def images_of(server: ServerContext, context: RequestContext, messages: Sequence[ChatMessage]) -> Iterator[ChatImages]:
-    """Inside, the images of these messages have room. Raises what `ImageReader.admitted` raises."""
-    asked = [
+def _asked(messages: Sequence[ChatMessage]) -> list[Asked]:
+    return [
         Asked(
             source=part.image_url.url,
             place=f"messages.{number}.content.{place}",
@@ -47,19 +40,26 @@ def images_of(server: ServerContext, context: RequestContext, messages: Sequence
         for number, message in enumerate(messages)
         for place, part in message.images.items()
     ]
-    if not asked:
-        yield ChatImages()
-        return
-    if server.images is None:  # bodies with images are refused
-        raise Unavailable("this server has nothing that reads images")
-    with server.images.admitted(asked, disaggregated=bool(context.sender.bootstrap)) as admitted:
-        yield ChatImages(admitted)
+
+
+async def _expanded(images: AdmittedImages, prompt: Prompt) -> Prompt:
+    found = await images.expanded(prompt.token_ids, prompt.resume_points)
+    return replace(
+        prompt,
+        token_ids=found.token_ids,
+        resume_points=found.resume_points,
+        pictures=found.pictures,
+        num_image_tokens=sum(picture.num_tokens for picture in found.pictures),
+    )
 
 
 async def chat_ids(
     server: ServerContext, context: RequestContext, messages: Sequence[ChatMessage], body: Templated
 ) -> list[int]:
-    """Return the tokens of a conversation, with those of its images. Raises what `render` and `images_of` raise."""
-    with images_of(server, context, messages) as images:
-        prompt = Prompt(token_ids=await render(server, server.tokenizer.encode_chat, messages, body))
-        return (await images.put_into(prompt)).token_ids
+    """Return the tokens of a conversation, with those of its images. Raises what `render` and `with_images` raise."""
+
+    async def prompts() -> list[Prompt]:
+        return [Prompt(token_ids=await render(server, server.tokenizer.encode_chat, messages, body))]
+
+    (prompt,) = await with_images(server, context, messages, prompts)
+    return prompt.token_ids

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from forebay.scheduler.limits import check_context
 from forebay.server.api.dialect import Dialect, EventStream, EventWriter, collect
 from forebay.server.api.enforcing import enforced_grammar
 from forebay.server.api.generation import Generation, Order
-from forebay.server.api.images import images_of
+from forebay.server.api.images import with_images
 from forebay.server.api.prompts import check_answerable, naming, prompt_ids, reading_of, render
 from forebay.server.api.rendezvous import FIELDS, rendezvous_of
 from forebay.server.context import RequestContext, ServerContext
@@ -56,10 +57,6 @@ async def serve_chat(
         context.note_ignored(("verbosity",))
 
     async def prompts() -> list[Prompt]:
-        with images_of(server, context, body.messages) as images:
-            return [await images.put_into(await text_prompt())]
-
-    async def text_prompt() -> Prompt:
         if not server.engine.info.wants_resume_points:
             prompt = Prompt(token_ids=await render(server, server.tokenizer.encode_chat, body.messages, body))
         else:
@@ -74,10 +71,12 @@ async def serve_chat(
             raise InvalidRequest(what, code=INVALID_COMBINATION, param="skip_special_tokens")
         may_enforce = body.offered_tools or body.grammars or body.max_thinking_tokens is not None
         grammar = await enforced_grammar(server, body, prompt.token_ids) if may_enforce else None
-        return replace(prompt, reading=reading, grammar=grammar)
+        return [replace(prompt, reading=reading, grammar=grammar)]
 
     of_prompt = -1 if body.prompt_logprobs is None else body.prompt_logprobs
     params = params_of(server, body, num_top=num_top, prompt_logprobs=of_prompt)
+    if any(isinstance(message.content, list) for message in body.messages):
+        prompts = partial(with_images, server, context, body.messages, prompts)
     return await _serve(server, context, body, dialect, prompts, params, cut_to_room=cut_to_room)
 
 

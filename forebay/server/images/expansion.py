@@ -30,11 +30,13 @@ class Expansion:
     """The tokens of images for one model, as transformers' processors of SmolVLM and Idefics3 write them."""
 
     def __init__(self, tokenizer: Tokenizer, tiling: Tiling) -> None:
-        """Raises ModelError for a tokenizer that does not know the placeholder."""
+        """Raises ModelError for a tokenizer whose placeholder is none, or is a text that users may write."""
         self._tokenizer, self._tiling = tokenizer, tiling
         self._image = tokenizer.decode([tiling.placeholder], skip_special_tokens=False)
         self.of_grid = lru_cache(MOST_GRIDS)(self._of_grid)
-        if self.of_grid((0, 0)).count(tiling.placeholder) != tiling.tokens_per_tile:
+        as_text = tokenizer.encode(self._image, add_special_tokens=False)
+        one_tile = self.of_grid((0, 0)).count(tiling.placeholder)
+        if one_tile != tiling.tokens_per_tile or tiling.placeholder in as_text:
             raise ModelError(
                 f"the tokenizer does not read {self._image!a} as the placeholder of images, the token "
                 f"{tiling.placeholder}: take the one that the model was trained with"

@@ -111,7 +111,7 @@ class Fetcher:
             writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, place: _Place, on_bytes: Callable[[int], None]) -> bytes:
-        answer = _Answer(self._max_bytes)
+        answer = _Answer()
         parser = httptools.HttpResponseParser(answer)
         received = 0
         while not answer.is_whole:
@@ -122,7 +122,7 @@ class Fetcher:
             on_bytes(len(block))
             parser.feed_data(block)
             answer.check(parser.get_status_code(), place.host)
-            check_bytes(received - _HEAD_BYTES, self._max_bytes)
+            check_bytes(max(answer.announced, len(answer.content), received - _HEAD_BYTES), self._max_bytes)
         if not answer.is_whole and (answer.has_length or not answer.has_head):
             raise Unreadable(f"ended after {len(answer.content)} bytes at {place.host}: send it as a data URL")
         return bytes(answer.content)
@@ -153,18 +153,18 @@ def _target(parts: SplitResult) -> str:
 
 
 class _Answer:
-    """The callbacks of the parser."""
+    """The callbacks of the parser, which must not raise."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self) -> None:
         self.content = bytearray()
+        self.announced = 0
         self.is_whole = self.has_head = self.has_length = False
-        self._max_bytes = max_bytes
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Note how the end of the content is known."""
         self.has_length |= name.lower() in (b"content-length", b"transfer-encoding")
         if name.lower() == b"content-length" and value.isdigit():
-            check_bytes(int(value[:20]), self._max_bytes)
+            self.announced = int(value[:20])
 
     def on_headers_complete(self) -> None:
         """Note that the status is known."""
@@ -173,7 +173,6 @@ class _Answer:
     def on_body(self, body: bytes) -> None:
         """Append a piece of the content."""
         self.content += body
-        check_bytes(len(self.content), self._max_bytes)
 
     def on_message_complete(self) -> None:
         """Note the end."""

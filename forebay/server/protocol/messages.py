@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
@@ -136,27 +137,16 @@ class ChatMessage(History):
             raise refusal(MISSING_FIELD, "content", what)
         if self.role == "tool" and self.tool_call_id is None:
             raise refusal(MISSING_FIELD, "tool_call_id", "tool_call_id is missing: it says whose result this is")
-        if self.role not in ("user", "tool") and (images := self.images):
+        if isinstance(self.content, list) and self.role not in ("user", "tool") and (images := self.images):
             at = f"content.{min(images)}.type"
             what = f"{at} is image_url, which is for messages of role user and tool, and role is {self.role}"
             raise refusal(INVALID_COMBINATION, at, what)
         return self
 
-    def _for_template(self) -> str | list[dict[str, str]] | None:
-        """Texts are one, unless there are images between them."""
-        if not isinstance(self.content, list):
-            return self.content
-        if not self.images:
-            return "".join(part.text for part in self.content if isinstance(part, TextPart))
-        return [
-            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
-            for part in self.content
-        ]
-
     def for_template(self) -> dict[str, Any]:
         """`content` is None in a message of calls alone. Templates know the thinking by one of two names, and those of
         the second refuse it in a message with both words and calls."""
-        content = self._for_template()
+        content = _for_template(self.content) if isinstance(self.content, list) else self.content
         content = "" if content is None and not self.tool_calls else content
         thought = self.reasoning_content
         thinking = None if content and self.tool_calls else thought
@@ -169,6 +159,14 @@ class ChatMessage(History):
         calls = {"tool_calls": [call.for_template() for call in self.tool_calls]} if self.tool_calls else {}
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": content, **{key: value for key, value in more.items() if value}, **calls}
+
+
+def _for_template(parts: Sequence[TextPart | ImagePart]) -> str | list[dict[str, str]]:
+    """Return the texts as one, unless there are images between them."""
+    texts = [part for part in parts if isinstance(part, TextPart)]
+    if len(texts) == len(parts):
+        return "".join(part.text for part in texts)
+    return [{"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"} for part in parts]
 
 
 def check_breakpoints(count: int) -> None:

@@ -1,0 +1,212 @@
+"""Files that are no images, or not the images that they say: each is refused, and the next one is decoded."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import zlib
+from base64 import b64encode
+from collections.abc import Iterator
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from forebay.server.images.decoding import CutImage, ImageDecoder
+from forebay.server.images.headers import webp_size
+from forebay.server.images.sources import Unreadable, data_of
+from tests.server.images.smolvlm import TILE, TILING, file_of, noise
+
+pytestmark = pytest.mark.usefixtures("patience")
+
+SMALL = noise(24, 30)
+FILES = {
+    "png": file_of(SMALL),
+    "jpeg": file_of(SMALL, "JPEG"),
+    "progressive jpeg": file_of(SMALL, "JPEG", progressive=True),
+    "webp": file_of(SMALL, "WEBP"),
+    "lossless webp": file_of(noise(24, 30, 4), "WEBP", lossless=True),
+    "gif": file_of(SMALL, "GIF"),
+}
+MAX_BYTES = 1 << 20
+
+
+class Decoding:
+    def __init__(self) -> None:
+        self.decoder = ImageDecoder(TILING, MAX_BYTES)
+
+    def image(self, content: bytes) -> CutImage:
+        return asyncio.run(self.decoder.decode(content, splits=True))
+
+    def refusal(self, content: bytes) -> str:
+        with pytest.raises(Unreadable) as refused:
+            self.image(content)
+        return str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def decoding() -> Iterator[Decoding]:
+    found = Decoding()
+    yield found
+    found.decoder.close()
+
+
+def mutated(content: bytes, seed: int) -> bytes:
+    """With some bytes others, some gone, some doubled."""
+    rng = np.random.default_rng(seed)
+    data = bytearray(content)
+    for _ in range(int(rng.integers(1, 6))):
+        at, size = (int(number) for number in rng.integers(0, [len(data), 16]))
+        match int(rng.integers(0, 4)):
+            case 0:
+                data[at] = int(rng.integers(0, 256))
+            case 1:
+                del data[at : at + size]
+            case 2:
+                data[at:at] = data[at : at + size]
+            case _:
+                data[at : at + size] = rng.bytes(size)
+        if not data:
+            break
+    return bytes(data)
+
+
+def with_checksums(content: bytes) -> bytes:
+    """A PNG as it is, but for the checksums of its chunks, without which no change gets far."""
+    made, at = content[:8], 8
+    while at + 8 <= len(content):
+        size = struct.unpack_from(">I", content, at)[0] % (1 << 16)
+        made += chunk(content[at + 4 : at + 8], content[at + 8 : at + 8 + size])
+        at += 12 + size
+    return made
+
+
+def check_mutants(decoding: Decoding, kind: str, seeds: range) -> None:
+    decoded = 0
+    for seed in seeds:
+        content = mutated(FILES[kind], seed)
+        try:
+            image = decoding.image(with_checksums(content) if kind == "png" else content)
+        except Unreadable:
+            continue
+        decoded += 1
+        assert len(image.tiles.pixels) == image.tiles.num_tiles * TILE * TILE * 3, seed
+    assert decoded < len(seeds)  # else they are mutated too little
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_decoder_mutated_files_are_decoded_or_refused(decoding: Decoding, kind: str) -> None:
+    check_mutants(decoding, kind, range(20))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FILES)
+def test_decoder_many_mutated_files_are_decoded_or_refused(decoding: Decoding, kind: str) -> None:
+    check_mutants(decoding, kind, range(20, 520))
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_decoder_truncated_files_are_refused(decoding: Decoding, kind: str) -> None:
+    content = FILES[kind]
+    for size in (0, 1, 8, 20, len(content) // 2, len(content) - 40):
+        assert decoding.refusal(content[:size])
+    decoding.image(content)
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width: int, height: int, *chunks: bytes) -> bytes:
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + b"".join(chunks) + chunk(b"IEND", b"")
+
+
+def bombs() -> dict[str, bytes]:
+    """Small files of very many pixels, by their headers."""
+    zeros = zlib.compress(bytes(20 << 20), 9)
+    jpeg, webp, gif = bytearray(FILES["jpeg"]), bytearray(FILES["lossless webp"]), bytearray(FILES["gif"])
+    at = jpeg.index(b"\xff\xc0") + 5
+    jpeg[at : at + 4] = struct.pack(">HH", 65000, 65000)
+    at = webp.index(b"VP8L") + 9
+    webp[at : at + 4] = struct.pack("<I", 0x3FFF | 0x3FFF << 14)
+    extended = b"VP8X" + struct.pack("<I", 10) + bytes(4) + b"\xff\xff\x00\xff\xff\x00"
+    wide = b"RIFF" + struct.pack("<I", len(extended) + len(webp) - 8) + b"WEBP" + extended + webp[12:]
+    gif[6:10] = b"\xff\xff\xff\xff"
+    return {
+        "png": png(50_000, 50_000, chunk(b"IDAT", zeros)),
+        "jpeg": bytes(jpeg),
+        "webp": bytes(webp),
+        "webp of frames": wide,
+        "gif": bytes(gif),
+    }
+
+
+@pytest.mark.parametrize("kind", bombs())
+def test_decoder_bomb_is_refused_by_its_header(decoding: Decoding, kind: str) -> None:
+    content = bombs()[kind]
+    assert len(content) < 25_000
+    assert "at most 64000000 are decoded" in decoding.refusal(content)
+
+
+def test_decoder_png_with_a_text_that_inflates_is_refused(decoding: Decoding) -> None:
+    text = b"Comment\0\0" + zlib.compress(bytes(80 << 20), 9)
+    pixels = chunk(b"IDAT", zlib.compress(bytes(4)))
+    assert "cannot be decoded" in decoding.refusal(png(2, 1, chunk(b"zTXt", text), pixels))
+
+
+def test_webp_size_is_that_of_the_decoder() -> None:
+    for kind in ("webp", "lossless webp"):
+        assert webp_size(FILES[kind]) == (30, 24)
+    assert webp_size(file_of(noise(5, 7, 4), "WEBP", exif=Image.Exif())) == (7, 5)
+    assert webp_size(FILES["png"]) is webp_size(FILES["webp"][:20]) is None
+
+
+def other_files() -> dict[str, bytes]:
+    still = Image.fromarray(SMALL)
+    found = {"pdf": b"%PDF-1.7\n", "svg": b"<svg xmlns='http://www.w3.org/2000/svg'/>", "text": b"no image"}
+    for kind in ("BMP", "TIFF", "PPM", "ICO"):
+        file = BytesIO()
+        still.save(file, kind)
+        found[kind] = file.getvalue()
+    return found
+
+
+@pytest.mark.parametrize("kind", other_files())
+def test_decoder_another_type_of_file_is_refused(decoding: Decoding, kind: str) -> None:
+    assert "is no PNG, JPEG, WebP or GIF file" in decoding.refusal(other_files()[kind])
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_decoder_several_frames_are_refused(decoding: Decoding, kind: str) -> None:
+    moving = file_of(SMALL, kind, save_all=True, append_images=[Image.fromarray(noise(24, 30, seed=i)) for i in (1, 2)])
+    assert "has 3 frames: only one is supported" in decoding.refusal(moving)
+
+
+def test_decoder_process_that_died_is_replaced(decoding: Decoding) -> None:
+    decoding.image(FILES["png"])
+    for process in list(decoding.decoder._processes.living):
+        process.end()
+    assert decoding.image(FILES["png"]) == decoding.image(FILES["png"])
+
+
+def test_data_url_is_read() -> None:
+    for head in ("data:image/png;base64,", "DATA:IMAGE/PNG;BASE64,", "data:;base64,"):
+        assert data_of(head + b64encode(b"abcde").decode(), 5) == b"abcde"
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("data:image/png;base64", "has a data URL that is not"),
+        ("data:image/png,abc", "has a data URL that is not"),
+        ("data:image/png;base64,a", "base64 is broken"),
+        ("data:image/png;base64,YW\nJj", "base64 is broken"),
+        ("data:image/png;base64,YWJ\u00e9", "base64 is broken"),
+        ("data:image/png;base64,YWJjZGVm", "has 6 bytes or more; at most 5 are read"),
+    ],
+)
+def test_data_url_that_is_wrong_is_refused(url: str, why: str) -> None:
+    with pytest.raises(Unreadable, match=why):
+        data_of(url, 5)

@@ -1,0 +1,205 @@
+"""Pixels and tokens of images are those of transformers' processors, to the byte and to the token."""
+
+from __future__ import annotations
+
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+from transformers import Idefics3Processor, PreTrainedTokenizerFast
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
+from forebay.requests.pictures import digest_of
+from forebay.server.images.cutting import tiles_of
+from forebay.server.images.decoding import CutImage
+from forebay.server.images.expansion import AROUND, WHOLE, Expansion
+from forebay.server.images.frames import Decoded
+from forebay.server.images.tiling import Tiling
+from forebay.text.tokenizer import Tokenizer
+from tests.server.images.smolvlm import LONGEST, PLACEHOLDER, TEMPLATE, TILE, TILING, file_of, noise, write_tokenizer
+
+ORIENTATION = 0x0112
+PROCESSORS = {"smolvlm": SmolVLMImageProcessorPil, "idefics3": Idefics3ImageProcessorPil}
+OF_SMOLVLM = msgspec.structs.replace(TILING, tile_size=512, longest_edge=2048)  # of SmolVLM-256M
+SIZES = ((1, 1), (1, 4000), (4000, 1), (511, 513), (513, 511), (32, 32), (33, 127), (200, 100))
+
+
+@cache
+def files() -> dict[str, bytes]:
+    """Of every format and mode, from a few pixels."""
+    pixels, deep = noise(41, 60, 4), np.random.default_rng(1).integers(0, 65536, (41, 60), dtype=np.uint16)
+    solid = pixels[..., :3].copy()
+    found = {
+        "grey": file_of(solid, mode="L"),
+        "black and white": file_of(solid, mode="1"),
+        "palette": file_of(solid, mode="P"),
+        "transparent palette": file_of(solid, mode="P", transparency=7),
+        "transparent colour": file_of(solid, transparency=tuple(map(int, solid[0, 0]))),
+        "alpha": file_of(pixels),
+        "grey with alpha": file_of(pixels, mode="LA"),
+        "16 bit": file_of(deep),
+        "jpeg": file_of(solid, "JPEG"),
+        "grey jpeg": file_of(solid, "JPEG", mode="L"),
+        "cmyk": file_of(solid, "JPEG", mode="CMYK"),
+        "webp": file_of(solid, "WEBP"),
+        "webp with alpha": file_of(pixels, "WEBP", lossless=True),
+        "gif": file_of(solid, "GIF"),
+        "gif of two frames": file_of(solid, "GIF", save_all=True, append_images=[Image.fromarray(solid[::-1])]),
+    }
+    for number in range(1, 9):
+        exif = Image.Exif()
+        exif[ORIENTATION] = number
+        found[f"jpeg turned {number}"] = file_of(solid, "JPEG", exif=exif)
+        found[f"palette png turned {number}"] = file_of(solid, mode="P", transparency=3, exif=exif)
+    return found
+
+
+def expected(
+    content: bytes, tiling: Tiling, *, splits: bool, kind: str = "smolvlm"
+) -> tuple[tuple[int, int], np.ndarray]:
+    processor = PROCESSORS[kind](
+        size={"longest_edge": tiling.longest_edge},
+        max_image_size={"longest_edge": tiling.tile_size},
+        resample=tiling.resample,
+        do_image_splitting=splits,
+        do_rescale=False,
+        do_normalize=False,
+        do_pad=False,
+        return_row_col_info=True,
+    )
+    made = processor(ImageOps.exif_transpose(Image.open(BytesIO(content))))
+    tiles = [np.moveaxis(tile, 0, -1) for tile in made["pixel_values"][0]]
+    return (made["rows"][0][0], made["cols"][0][0]), np.stack(tiles)
+
+
+def check(content: bytes, tiling: Tiling, *, splits: bool, kind: str = "smolvlm") -> None:
+    grid, tiles = expected(content, tiling, splits=splits, kind=kind)
+    found = tiles_of(content, tiling, splits=splits)
+    assert tiles.dtype == np.uint8
+    assert (found.grid, found.num_tiles, found.height, found.width) == (grid, *tiles.shape[:3])
+    assert found.pixels == tiles.tobytes()
+
+
+@pytest.mark.quick(12)
+@pytest.mark.parametrize("kind", PROCESSORS)
+@pytest.mark.parametrize("splits", [True, False])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_tiles_any_size_equal_those_of_transformers(size: tuple[int, int], splits: bool, kind: str) -> None:
+    check(file_of(noise(*size)), TILING, splits=splits, kind=kind)
+
+
+@pytest.mark.parametrize("name", files())
+def test_tiles_any_mode_and_orientation_equal_those_of_transformers(name: str) -> None:
+    check(files()[name], TILING, splits=True)
+
+
+@pytest.mark.parametrize("resample", [0, 2, 3, 4, 5])
+def test_tiles_other_filter_equal_those_of_transformers(resample: int) -> None:
+    check(file_of(noise(70, 50)), msgspec.structs.replace(TILING, resample=resample), splits=True)
+
+
+def test_tiles_image_converted_in_bands_equal_those_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.server.images.cutting.BAND_PIXELS", 100)
+    for name in ("alpha", "transparent palette", "grey", "16 bit", "cmyk"):
+        check(files()[name], TILING, splits=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("splits", [True, False])
+@pytest.mark.parametrize("size", [*SIZES[:5], (3000, 2000), (5000, 4100)], ids=str)
+def test_tiles_of_smolvlm_equal_those_of_transformers(size: tuple[int, int], splits: bool) -> None:
+    check(file_of(noise(*size)), OF_SMOLVLM, splits=splits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("longest", [364, 1024, 4096, 5000])
+def test_tiles_other_longest_edge_equal_those_of_transformers(longest: int) -> None:
+    tiling = msgspec.structs.replace(TILING, tile_size=364, longest_edge=longest)
+    for size in ((513, 511), (100, 900), (5000, 30)):
+        check(file_of(noise(*size)), tiling, splits=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", files())
+def test_tiles_of_smolvlm_any_mode_equal_those_of_transformers(name: str) -> None:
+    check(files()[name], OF_SMOLVLM, splits=True)
+
+
+# Tokens.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("smolvlm"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_path(folder)
+
+
+@pytest.fixture(scope="module")
+def expansion(tokenizer: Tokenizer) -> Expansion:
+    return Expansion(tokenizer, TILING)
+
+
+@pytest.fixture(scope="module")
+def processor(folder: Path) -> Idefics3Processor:
+    own = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    images = Idefics3ImageProcessorPil(size={"longest_edge": LONGEST}, max_image_size={"longest_edge": TILE})
+    return Idefics3Processor(images, own, image_seq_len=TILING.tokens_per_tile, chat_template=TEMPLATE)
+
+
+@pytest.mark.parametrize("grid", [(0, 0), (1, 4), (4, 1), (4, 4), (2, 3)], ids=str)
+def test_expansion_text_equals_that_of_transformers(expansion: Expansion, grid: tuple[int, int]) -> None:
+    text = get_image_prompt_string(*grid, TILING.tokens_per_tile, AROUND, "<image>", WHOLE)
+    assert expansion.text_of(grid) == text
+
+
+SHAPES = ((), ((50, 70),), ((32, 32), (90, 20)), ((1, 1), (1, 99), (99, 1), (60, 61), (20, 90)))
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=len)
+def test_expanded_prompt_equals_that_of_transformers(
+    tokenizer: Tokenizer, expansion: Expansion, processor: Idefics3Processor, shapes: tuple[tuple[int, int], ...]
+) -> None:
+    images = [file_of(noise(*shape, seed=i)) for i, shape in enumerate(shapes)]
+    content: list[dict[str, str]] = [{"type": "text", "text": "hello\n\n"}]
+    for number in range(len(images)):
+        content += [{"type": "image"}, {"type": "text", "text": f"\nand {number}: "}]
+    messages = [{"role": "user", "content": content}]
+    text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    opened = [Image.open(BytesIO(image)) for image in images]
+    wanted = processor(text=text, images=opened or None)["input_ids"][0]
+    cut = [CutImage(Decoded(*tiles_of(image, TILING, splits=True)), bytes([i])) for i, image in enumerate(images)]
+    found = expansion.expand(tokenizer.encode_chat(messages), (), cut)
+    assert found.token_ids == wanted
+    assert all(
+        found.token_ids[start : start + length] == [PLACEHOLDER] * length
+        for picture in found.pictures
+        for start, length in picture.runs
+    )
+    assert sum(picture.num_tokens for picture in found.pictures) == found.token_ids.count(PLACEHOLDER)
+    for image, picture in zip(cut, found.pictures, strict=True):
+        assert picture.num_tokens == picture.num_tiles * TILING.tokens_per_tile
+        assert picture.digest == image.digest
+
+
+def test_expansion_resume_points_move_behind_the_images_before_them(expansion: Expansion) -> None:
+    one = CutImage(Decoded((0, 0), 1, TILE, TILE, b""), b"")
+    wide = CutImage(Decoded((1, 2), 3, TILE, TILE, b""), b"")
+    a, b = len(expansion.of_grid((0, 0))), len(expansion.of_grid((1, 2)))
+    found = expansion.expand([5, PLACEHOLDER, 6, PLACEHOLDER, 7], [1, 2, 3, 4, 5], [one, wide])
+    assert found.resume_points == (1, 1 + a, 2 + a, 2 + a + b, 3 + a + b)
+    assert len(found.token_ids) == 3 + a + b
+
+
+def test_digest_differs_for_equal_pixels_of_another_grid() -> None:
+    pixels = bytes(range(12))
+    assert len({digest_of(pixels, (1, 2)), digest_of(pixels, (2, 1)), digest_of(pixels[1:], (1, 2))}) == 3
