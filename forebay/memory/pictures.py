@@ -64,6 +64,10 @@ class Pixels(Protocol):
     def pixels(self) -> bytes: ...
 
 
+def _key(namespace: str, its: Pixels) -> Key:
+    return namespace, its.digest, its.grid
+
+
 @dataclass(slots=True)
 class Tile:
     """Layers of the encoder that are `planned` and `committed` for a tile, and those that a tenant was `charged` for.
@@ -125,7 +129,8 @@ class Pictures:
         Raises RequestTooLarge if they can never fit, Overloaded if they do not fit now, OutOfIds; then nothing has
         changed that anybody could notice.
         """
-        arrived = {(namespace, its.digest, its.grid): its for its in pictures}
+        keys = [_key(namespace, its) for its in pictures]
+        arrived = dict(zip(keys, pictures, strict=True))
         self._check_fits(arrived)
         for key, its in arrived.items():
             self._give_ids(self._known.get(key) or self._begin(key, its))
@@ -134,7 +139,7 @@ class Pictures:
             self._wake(encoding, arrived[encoding.key].pixels)
         for encoding in unused:
             self._make_room(encoding)
-        encodings = [self._known[namespace, its.digest, its.grid] for its in pictures]
+        encodings = [self._known[key] for key in keys]
         self._forget_oldest()
         for encoding in encodings:
             encoding.num_users += 1
@@ -292,7 +297,7 @@ class Pictures:
 
     def _begin_again(self, encoding: Encoding, tile: Tile) -> None:
         """Nothing that was computed of a tile counts, nor what steps in flight compute."""
-        if 0 < tile.planned < self.config.num_layers:
+        if tile.planned and tile.committed < self.config.num_layers:
             self.drops.add(encoding.number)
         tile.planned = tile.committed = tile.charged = 0
         tile.void_through = self._steps.launched
@@ -309,8 +314,7 @@ class Pictures:
         self.drops.update(drops)
         for encoding in self._known.values():
             for tile in encoding.tiles:
-                if tile.planned and tile.committed < self.config.num_layers:
-                    self.drops.add(encoding.number)
+                if tile.committed < self.config.num_layers:
                     charged = tile.charged
                     self._begin_again(encoding, tile)
                     tile.charged = charged  # no work of a tenant's is charged twice

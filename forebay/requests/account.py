@@ -8,8 +8,8 @@ from dataclasses import dataclass
 @dataclass(slots=True, eq=False)
 class Account:
     """`service` orders tenants that wait for the same places: the one with the least is served next. It is the number
-    of tokens computed or generated for the tenant, divided by its weight, and is raised when the tenant joins others
-    (`scheduler/queues.py`). The other numbers only grow, but for `num_requests`."""
+    of tokens computed, encoded or generated for the tenant, divided by its weight, and is raised when the tenant joins
+    others (`scheduler/queues.py`). The other numbers only grow, but for `num_requests`."""
 
     name: str
     weight: int = 1
@@ -17,6 +17,7 @@ class Account:
     num_requests: int = 0  # that have not ended
     waits_since: int = 0  # the step after which it had a waiting request and started none
     computed_tokens: int = 0  # of prompts; without those from the prefix cache, and none of them twice
+    encoded_tokens: float = 0.0  # the work on pictures of prompts, in tokens of prompts
     generated_tokens: int = 0
     num_started: int = 0
     queued_s: float = 0.0  # of all those that started, from arrival to start

@@ -268,7 +268,7 @@ class AdmissionPass:
         ):
             held.unpin(pin, match)
             return None
-        if req.pictures is not None and not self._encode(req, match.num_tokens):
+        if req.pictures is not None and not self._encode(req, held.offloaded.num_tokens(req.id) or match.num_tokens):
             self._encoded = req
             held.unpin(pin, match)
             return None

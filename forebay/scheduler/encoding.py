@@ -48,6 +48,7 @@ def _plan_slice(held: Allocations, req: Request, encoding: Encoding, tile: int, 
     held.draft.encodes.append(_slice(held.pictures, encoding, tile, first, last))
     num_new = last - max(first, its.charged)
     if num_new > 0:
+        req.account.encoded_tokens += num_new * config.layer_tokens
         req.account.service += num_new * config.layer_tokens / req.account.weight
         its.charged = last
     return ceil((last - first) * config.layer_tokens)
@@ -80,13 +81,13 @@ def take_in(queues: Queues, req: Request, pictures: Sequence[Picture]) -> None:
     try:
         encodings = known.enter(req.namespace, pictures)
     except OutOfIds:
-        _restart_ids(queues, known)
+        restart_ids(queues, known)
         encodings = known.enter(req.namespace, pictures)
     req.pictures = PromptPictures(encodings, [its.runs for its in pictures])
     req.pictures.write_ids(req.tokens)
 
 
-def _restart_ids(queues: Queues, pictures: Pictures) -> None:
+def restart_ids(queues: Queues, pictures: Pictures) -> None:
     """Drop the prefix cache and number pictures anew: what is pinned there keeps its ids, and who may yet add to it."""
     cache = queues.held.cache
     cache.flush()

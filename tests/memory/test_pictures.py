@@ -102,6 +102,17 @@ def test_c8_encoding_with_users_is_not_evicted_for_others() -> None:
     assert len(used[0].blocks) == 1
 
 
+def test_c8_picture_of_two_requests_stays_when_one_of_them_leaves() -> None:
+    pictures = pool(num_blocks=1)
+    first, second = pictures.enter("", [picture(1)]), pictures.enter("", [picture(1)])
+    pictures.leave(first)
+    assert second[0].pixels
+    with pytest.raises(Overloaded):
+        pictures.enter("", [picture(2)])
+    pictures.leave(second)
+    assert pictures.enter("", [picture(2)])
+
+
 def test_pictures_that_can_never_fit_are_refused_with_the_numbers() -> None:
     pictures = pool(num_blocks=2)
     with pytest.raises(RequestTooLarge, match=r"3 tiles, of 36 B; there is room for 2 encodings of tiles and 96 B"):
@@ -284,13 +295,15 @@ class PictureMachine(RuleBasedStateMachine):
         if not hasattr(self, "pictures"):
             return
         self.pictures.audit(Counter(its.number for req in self.requests for its in req))
+        ids = {}
         for key, encoding in self.pictures._known.items():
             if encoding.num_users:
                 assert len(encoding.pixels) == 12 * len(encoding.tiles)
-                assert self.ids.setdefault(key, encoding.ids) == encoding.ids, "a picture in use has other ids"
+                ids[key] = encoding.ids
             else:
-                self.ids.pop(key, None)
                 assert all(tile.planned in (0, LAYERS) for tile in encoding.tiles)
+        assert all(self.ids.get(key, own) == own for key, own in ids.items()), "a picture in use has other ids"
+        self.ids = ids
 
 
 TestPictures = PictureMachine.TestCase

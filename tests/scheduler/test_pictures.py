@@ -11,7 +11,7 @@ import pytest
 
 import forebay
 from forebay.base.errors import EngineError, Overloaded
-from forebay.config.engine_config import SpeculationOptions, SpeculativeAlgorithm
+from forebay.config.engine_config import KindConfig, SpeculationOptions, SpeculativeAlgorithm
 from forebay.memory import pictures as memory
 from forebay.requests.pictures import Picture
 from forebay.requests.request import Request
@@ -90,6 +90,23 @@ def test_slice_has_at_least_a_layer_where_a_layer_costs_more_than_a_chunk() -> N
     engine = rig(layer_tokens=50.0, chunked_prefill_size=4)
     add(engine, picture(1, 0))
     assert [slices(engine.step()) for _ in range(4)] == [[(0, at, at + 1)] for at in range(4)]
+
+
+def test_slices_of_steps_in_flight_follow_each_other() -> None:
+    engine = rig(layer_tokens=2.0, chunked_prefill_size=2, depth=2, overlap_depth=2)
+    add(engine, picture(1, 0))
+    assert [slices(engine.launch()) for _ in range(4)] == [[(0, at, at + 1)] for at in range(4)]
+
+
+def test_c26_request_that_comes_back_from_the_host_starts_at_its_own_length() -> None:
+    kinds = KindConfig(slot_bytes={"kv": 1}, retraction_host_bytes=1 << 20, recompute_bytes_per_token=1 << 20)
+    engine = rig(chunked_prefill_size=8, kinds=kinds)
+    req = add(engine, picture(1, 5, 9, num_tiles=2))
+    engine.step()
+    engine.scheduler.retract(req)
+    engine.run()
+    assert engine.scheduler.held.offloaded.num_saved == 1
+    assert engine.finish_of(req) is FinishReason.LENGTH
 
 
 def test_slices_share_the_budget_of_prompts_beside_decodes() -> None:

@@ -51,7 +51,7 @@ def log_plan(log: Any, plan: StepPlan, held: Allocations, config: SchedulerConfi
     decodes, page_size = plan.rows[plan.num_extends :], config.page_size
     ends = np.concatenate([plan.ends, held.table.kv_bound[decodes]])
     positions = [np.arange(end - count, end) for end, count in zip(ends.tolist(), plan.q_lens.tolist(), strict=True)]
-    locations = held.rows.locations(np.repeat(plan.rows, plan.q_lens), np.concatenate(positions))
+    locations = held.rows.locations(np.repeat(plan.rows, plan.q_lens), np.concatenate([_NONE, *positions]))
     columns = [plan.rows, ends, locations, plan.input_ids, plan.writes.write_pages]
     if config.speculation.num_draft_tokens > 1:
         columns += [plan.q_lens, plan.drafts]

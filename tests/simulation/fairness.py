@@ -31,6 +31,7 @@ class Fairness:
         self._charged: Counter[str] = Counter()  # by tenant
         self._service: dict[str, float] = dict.fromkeys(scheduler.accounts, 0.0)
         self._books: Counter[str] = Counter()  # what had been charged at the last look
+        self._encoded: dict[str, float] = dict.fromkeys(scheduler.accounts, 0.0)  # of pictures, in tokens
         self._tenant_of: dict[int, str] = {}
         self._in_line: set[str] = set()
         self._denied: Counter[str] = Counter()  # plans in a row
@@ -107,7 +108,8 @@ class Fairness:
         for name, account in self._scheduler.accounts.items():
             mine = account.computed_tokens + account.generated_tokens
             require(mine == self._charged[name], f"{name} is charged for {mine} tokens and got {self._charged[name]}")
-            least = self._service[name] + (mine - self._books[name]) / account.weight
+            encoded = account.encoded_tokens - self._encoded[name]
+            least = self._service[name] + (mine - self._books[name] + encoded) / account.weight
             require(account.service >= least - 1e-6, f"{name}: service is {account.service} and not {least}")
             level = account.service - least + self._service[name]  # to which it was raised, before its charges
             others = (other.service for other in self._scheduler.accounts.values() if other is not account)
@@ -119,6 +121,7 @@ class Fairness:
         self._in_line = in_line
         for name, account in self._scheduler.accounts.items():
             self._service[name], self._books[name] = account.service, self._charged[name]
+            self._encoded[name] = account.encoded_tokens
 
     def _check_turns(self, started: Sequence[Request], startable: Sequence[Request], new: Mapping[str, int]) -> None:
         """Whoever starts is of the tenant that has been served least, of those whose first in rank needs no more."""

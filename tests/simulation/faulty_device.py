@@ -46,6 +46,7 @@ class CopyStep:
         ]
         if runner.windows:
             runner.windows.write_map(self.plan)
+        runner.forget_pictures(self.plan)
         runner.host.save(self.plan, lens, runner.broken)
         runner.host.drop(self.plan)
 
@@ -95,7 +96,7 @@ class FaultyDevice:
     def launch(self, plan: StepPlan) -> Flight:
         sim, runner = self._sim, self._sim.runner
         self.num_done += 1
-        if not plan.num_seqs:
+        if not (plan.num_seqs or plan.pictures.encodes):
             step: HashStep | CopyStep = CopyStep(runner, plan)
         elif sim.rng.random() < self._chance_of_failure(plan) and self.may_fail:
             self._launch_in_part(plan)

@@ -25,13 +25,16 @@ from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, check
 from tests.simulation.hash_step import HashStep, Pools
 from tests.simulation.hashing import (
     KEY,
+    NO_ROWS,
     PLACE,
     STATE_KEY,
     STATE_WEIGHT,
     U64,
     WEIGHT,
     HashModel,
-    chain_values,
+    Rows,
+    chain_of,
+    keys_of,
     logprob_of,
     mix_array,
     seed_of,
@@ -117,7 +120,7 @@ class HashRunner:
         self._check_turns(plan)
         tenants = self.tenant[plan.rows]
         span = self.lengths.launch(plan, tenants)
-        pages = self.table[plan.rows, : -(-max(span.ends.tolist()) // self.page_size)].astype(np.int64)
+        pages = self.table[plan.rows, : -(-max(span.ends.tolist(), default=0) // self.page_size)].astype(np.int64)
         step = HashStep(self, plan, span, pages, saved_rows)
         self._check_owners(step)
         if self.windows:
@@ -142,16 +145,19 @@ class HashRunner:
                 :num_windows
             ]
 
+    def forget_pictures(self, plan: StepPlan) -> None:
+        """Forget what the encoder has begun of pictures that nobody wants any more."""
+
     def _check_sequences(self, plan: StepPlan) -> None:
         """Each row once, every one with tokens; of a decode the drafts are here if the host proposes, and only
         then."""
         rows, q_lens = plan.rows, plan.q_lens
         ids = rows.tolist()
-        if len(set(ids)) != len(ids) or min(ids) <= PAD:
+        if len(set(ids)) != len(ids) or min(ids, default=1) <= PAD:
             raise RunnerError(f"step {plan.step} has a row twice, or the padding row: {rows}")
         most = self.draft_tokens.shape[1] + 1 if not plan.num_extends else 1
         lens = q_lens.tolist()
-        if min(lens) <= 0 or max(lens[plan.num_extends :], default=1) > most:
+        if min(lens, default=1) <= 0 or max(lens[plan.num_extends :], default=1) > most:
             raise RunnerError(f"step {plan.step} has wrong query lengths: {q_lens}")
         drafted = 0 if self._propose else int((q_lens[plan.num_extends :] - 1).sum())
         vocab = self.model.vocab
@@ -197,7 +203,7 @@ class HashRunner:
         if self.page_size == 1:
             return pages
         locations: I64 = pages[:, :, None] * self.page_size + self._ladder[: self.page_size]
-        return locations.reshape(len(pages), -1)
+        return locations.reshape(len(pages), pages.shape[1] * self.page_size)
 
     def _check_owners(self, step: HashStep) -> None:
         """Of the pages that the step may write or read."""
@@ -277,6 +283,8 @@ class HashRunner:
         """The model: write what the step's tokens leave, read what is there then, sample, and go on from what is
         accepted."""
         plan, starts, which = step.plan, step.starts, step.which
+        if not plan.num_seqs:
+            return StepResult(token_ids=[])
         tokens = self._tokens(step)
         bad = np.zeros(plan.num_seqs, dtype=bool)
         bad[which[tokens == NO_TOKEN]] = True
@@ -297,7 +305,7 @@ class HashRunner:
             self._check_windows(step, read)
         if self.states:
             bad |= self.states.bad(plan, starts)
-            keys = STATE_KEY[tokens] * (self.salts[plan.rows] | np.uint64(1))[which]
+            keys = self._state_keys(step, tokens) * (self.salts[plan.rows] | np.uint64(1))[which]
             step.states = self.states.scan(plan, keys, step.inside, which)
             digest += step.states[step.sampled] * np.uint64(STATE_WEIGHT)
             hidden = chain if self.model.full or self.model.window else step.states
@@ -319,6 +327,17 @@ class HashRunner:
             tokens[drafted] = plan.drafts
         return np.concatenate([plan.input_ids, tokens])
 
+    def _keys(self, step: HashStep, tokens: I64) -> U64:
+        """The keys of the step's tokens [T]."""
+        return KEY[tokens]
+
+    def _state_keys(self, step: HashStep, tokens: I64) -> U64:
+        return STATE_KEY[tokens]
+
+    def _rows_of(self, tenant: int) -> Rows:
+        """The rows of encodings in a request's prompt."""
+        return NO_ROWS
+
     def _known(self, step: HashStep, tokens: I64) -> U64:
         """Of each token [T], the counts of what is known behind it, drafts up to it among that, and the seed."""
         known = (self.counts + self.seeds)[step.plan.rows][step.which]
@@ -339,7 +358,7 @@ class HashRunner:
         else:
             return _NO_WORDS
         before = np.where(starts > 0, previous, self.salts[plan.rows])
-        keys = KEY[tokens] * PLACE[starts[which] + step.inside]
+        keys = self._keys(step, tokens) * PLACE[starts[which] + step.inside]
         total = np.cumsum(keys, dtype=np.uint64)
         offset = before - (total - keys)[step.firsts]
         return total + offset[which]
@@ -351,7 +370,8 @@ class HashRunner:
                 assert self.windows is not None
                 assert step.windows is not None
                 row = int(plan.rows[i])
-                right = chain_values(np.array(self.known[row][:start]), 0, int(self.salts[row]))
+                keys = keys_of(np.array(self.known[row][:start]), self._rows_of(int(step.tenants[i])))
+                right = chain_of(keys, 0, int(self.salts[row]))
                 self.windows.check_content(step.windows, i, start, right, read)
 
     def _accept(self, step: HashStep, tokens: I64, chosen: I64) -> I64:

@@ -8,13 +8,14 @@ with a windowed layer another, chain[p] * WINDOW_FACTOR, and a recurrent layer's
 
     state[p] = state[p - 1] * FACTOR + STATE_KEY[token[p]] * (salt | 1)          state[-1] = 0
 
-which knows no positions, as a real one does not. The next token is a hash of every chain value up to p, of those in the
-window before it, of the state, of the tokens' counts, and of the request's seed.
+which knows no positions, as a real one does not. At a picture's token a row of the picture's encoding stands for the
+token's keys, `row_key` and `row_state_key`; its counts are those of the placeholder. The next token is a hash of every
+chain value up to p, of those in the window before it, of the state, of the tokens' counts, and of the request's seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -26,8 +27,12 @@ from forebay.requests.sampling_params import PoolingKind, SamplingParams
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
+Rows = Mapping[int, int]
+"""Of the positions of a prompt that are a picture's: the rows of its encoding there."""
+
 MAX_VOCAB: Final = 1 << 12
 MAX_LEN: Final = 1 << 13
+NO_ROWS: Final[Rows] = {}
 _MASK: Final = (1 << 64) - 1
 _RNG = np.random.Generator(np.random.PCG64(2026))
 
@@ -63,6 +68,34 @@ def mix(x: int) -> int:
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
     return x ^ (x >> 31)
+
+
+def row_key(row: int) -> int:
+    """Key of a row of an encoding."""
+    return mix(row ^ WINDOW_FACTOR) | 1
+
+
+def row_state_key(row: int) -> int:
+    """Key of a row of an encoding, for a state."""
+    return mix(row ^ STATE_WEIGHT) | 1
+
+
+def keys_of(tokens: npt.NDArray[np.int32], rows: Rows) -> U64:
+    """Keys of a prompt's first tokens."""
+    keys: U64 = KEY[tokens]
+    for at, row in rows.items():
+        if at < len(keys):
+            keys[at] = row_key(row)
+    return keys
+
+
+def state_keys_of(tokens: npt.NDArray[np.int32], rows: Rows) -> U64:
+    """Keys of a prompt's first tokens, for a state."""
+    keys: U64 = STATE_KEY[tokens]
+    for at, row in rows.items():
+        if at < len(keys):
+            keys[at] = row_state_key(row)
+    return keys
 
 
 def mix_array(x: U64) -> U64:
@@ -112,20 +145,24 @@ class HashModel:
     recurrent: bool = False
 
     def generate(
-        self, prompt: Sequence[int], *, salt: int, seed: int, matcher: Matches | None = None
+        self, prompt: Sequence[int], *, salt: int, seed: int, matcher: Matches | None = None, rows: Rows = NO_ROWS
     ) -> Iterator[Generated]:
-        """The reference: the tokens that follow `prompt`, one after the other, from the token list alone; of those that
-        `matcher`, at the beginning of the output, allows."""
+        """The reference: the tokens that follow `prompt`, one after the other, from the token list and the `rows` of
+        its pictures alone; of those that `matcher`, at the beginning of the output, allows."""
         tokens, window, scale = list(prompt), self.window, salt | 1
         chain, digest, counts, state = salt, 0, 0, 0
         windowed: list[int] = []
         position = 0
         while True:
             for token in tokens[position:]:
-                chain = (chain + _KEY[token] * _PLACE[position]) & _MASK
+                row = rows.get(position)
+                key, state_key = _KEY[token], _STATE_KEY[token]
+                if row is not None:
+                    key, state_key = row_key(row), row_state_key(row)
+                chain = (chain + key * _PLACE[position]) & _MASK
                 digest += chain * _WEIGHT[position]
                 counts += _KEY[token]
-                state = (state * FACTOR + _STATE_KEY[token] * scale) & _MASK
+                state = (state * FACTOR + state_key * scale) & _MASK
                 windowed.append(chain * _WINDOW_WEIGHT[position])
                 position += 1
             value = counts + seed
@@ -139,17 +176,17 @@ class HashModel:
                 matcher.read(tokens[-1])
             yield Generated(value, tokens[-1], logprob_of(value))
 
-    def hidden(self, tokens: npt.NDArray[np.int32], salt: int) -> U64:
+    def hidden(self, tokens: npt.NDArray[np.int32], salt: int, rows: Rows = NO_ROWS) -> U64:
         """What the model has at each position of a prompt before it is a log-probability."""
         if self.full or self.window:
-            return chain_values(tokens, 0, salt)
-        return state_values(tokens, 0, salt)
+            return chain_of(keys_of(tokens, rows), 0, salt)
+        return states_after(state_keys_of(tokens, rows), 0, salt)
 
-    def vector(self, prompt: Sequence[int], kind: PoolingKind, *, salt: int) -> bytes:
+    def vector(self, prompt: Sequence[int], kind: PoolingKind, *, salt: int, rows: Rows = NO_ROWS) -> bytes:
         """What the prompt becomes: the hash behind it, or of what is at each position the first, or the sum."""
         if kind is PoolingKind.LAST:
-            return vector_of(next(self.generate(prompt, salt=salt, seed=0)).value)
-        hidden = self.hidden(np.array(prompt, dtype=np.int32), salt)
+            return vector_of(next(self.generate(prompt, salt=salt, seed=0, rows=rows)).value)
+        hidden = self.hidden(np.array(prompt, dtype=np.int32), salt, rows)
         return vector_of(int(hidden[0] if kind is PoolingKind.CLS else hidden.sum(dtype=np.uint64)))
 
 
@@ -159,15 +196,24 @@ def vector_of(value: int) -> bytes:
 
 def chain_values(tokens: npt.NDArray[np.int32], start: int, before: int) -> U64:
     """Chain values of `tokens` at positions from `start` on; `before` is the value of position start - 1."""
-    return np.uint64(before) + np.cumsum(KEY[tokens] * PLACE[start : start + len(tokens)], dtype=np.uint64)
+    return chain_of(KEY[tokens], start, before)
+
+
+def chain_of(keys: U64, start: int, before: int) -> U64:
+    """Chain values of tokens with these keys."""
+    return np.uint64(before) + np.cumsum(keys * PLACE[start : start + len(keys)], dtype=np.uint64)
 
 
 def state_values(tokens: npt.NDArray[np.int32], before: int, salt: int) -> U64:
     """The state after each of `tokens`, from `before` on."""
-    inside = np.arange(len(tokens), dtype=np.int64)
-    one = np.zeros(len(tokens), dtype=np.int64)
-    keys = STATE_KEY[tokens] * np.uint64(salt | 1)
-    return scan(keys, np.array([before], dtype=np.uint64), inside, one, np.array([len(tokens)]))
+    return states_after(STATE_KEY[tokens], before, salt)
+
+
+def states_after(keys: U64, before: int, salt: int) -> U64:
+    """The state after each of the tokens with these keys."""
+    inside = np.arange(len(keys), dtype=np.int64)
+    one = np.zeros(len(keys), dtype=np.int64)
+    return scan(keys * np.uint64(salt | 1), np.array([before], dtype=np.uint64), inside, one, np.array([len(keys)]))
 
 
 def scan(keys: U64, before: U64, inside: I64, which: I64, ends: I64) -> U64:

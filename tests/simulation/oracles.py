@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from itertools import islice
+from typing import ClassVar
 
 import numpy as np
 
+from forebay.base.parts import I32
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.radix_node import Node
 from forebay.memory.slots import PAD
@@ -19,13 +21,17 @@ from tests.kinds_of import num_states, num_window_pages, states_of, windows_of
 from tests.simulation.event_log import logged
 from tests.simulation.hash_runner import HashRunner
 from tests.simulation.hashing import (
+    NO_ROWS,
     U64,
     Generated,
     HashModel,
-    chain_values,
+    Rows,
+    chain_of,
+    keys_of,
     logprob_of,
     salt_of,
-    state_values,
+    state_keys_of,
+    states_after,
     windowed,
 )
 from tests.simulation.liveness import Liveness, Violation, require
@@ -41,10 +47,20 @@ def namespace_of(req: Request) -> str:
 class Tracked:
     """A request, what its client has heard, and what it must hear."""
 
-    def __init__(self, req: Request, model: HashModel, config: SchedulerConfig, now: float, salt: int) -> None:
+    def __init__(
+        self,
+        req: Request,
+        model: HashModel,
+        config: SchedulerConfig,
+        now: float,
+        salt: int,
+        rows: Rows = NO_ROWS,
+    ) -> None:
         self.model, self.config = model, config
         self.id, self.params, self.namespace, self.tenant = req.id, req.params, req.namespace, req.tenant
-        self.prompt = req.tokens.tolist()
+        self.prompt, self.rows = req.tokens.tolist(), rows
+        if config.pictures:
+            self.prompt = [config.pictures.placeholder if at in rows else id for at, id in enumerate(self.prompt)]
         self.salt = salt
         self.finish: FinishReason | None = None
         self.may_abort = self.may_fail = self.may_stop = self.may_lose_adapter = False
@@ -52,7 +68,9 @@ class Tracked:
 
     def begin_again(self) -> None:
         """As far as the client knows; with other weights, if the salt is another now."""
-        self.expected: Iterator[Generated] = reference(self.model, self.prompt, self.params, salt=self.salt)
+        self.expected: Iterator[Generated] = reference(
+            self.model, self.prompt, self.params, salt=self.salt, rows=self.rows
+        )
         self.received: list[int] = []
         self.report: CacheReport | None = None
         self.breaks_at: int | None = None  # so many tokens come before something that is not finite
@@ -84,7 +102,7 @@ class Tracked:
         pooling = self.params.pooling
         if pooling is None or update.finish is not FinishReason.STOP:
             raise Violation(f"request {self.id} wants {pooling} and heard {update}")
-        right = self.model.vector(self.prompt, pooling.kind, salt=self.salt)
+        right = self.model.vector(self.prompt, pooling.kind, salt=self.salt, rows=self.rows)
         require(update.vector == right, f"request {self.id}: {pooling} gives {update.vector!r}, not {right!r}")
         self._check_first(update, cached)
 
@@ -126,8 +144,9 @@ class Tracked:
             self._check_prompt_logprobs(update)
 
     def _check_prompt_logprobs(self, update: Update) -> None:
-        hidden = self.model.hidden(np.array(self.prompt, dtype=np.int32), self.salt).tolist()
+        hidden = self.model.hidden(np.array(self.prompt, dtype=np.int32), self.salt, self.rows).tolist()
         right = [None, *zip(self.prompt[1:], map(logprob_of, hidden[:-1]), strict=True)]
+        right = [None if at in self.rows else entry for at, entry in enumerate(right)]
         heard = [entry and (entry.token_id, entry.logprob) for entry in update.prompt_logprobs or []]
         require(heard == right, f"request {self.id}: prompt log-probabilities {heard}, not {right}")
 
@@ -163,11 +182,16 @@ class Tracked:
             at == -1
             or (
                 kv <= at < len(self.prompt)
-                and report.token_here == self.prompt[at] != report.token_there
+                and report.token_here == self.prompt[at]
+                and (report.token_there != report.token_here or self._is_placeholder(report.token_here))
                 and 0 <= report.token_there < self.model.vocab
             ),
             f"request {self.id}: {report} is not where its prompt leaves another",
         )
+
+    def _is_placeholder(self, token: int) -> bool:
+        """Whether the token may be a picture's, which are all shown alike."""
+        return self.config.pictures is not None and token == self.config.pictures.placeholder
 
     @property
     def _pools_more_than_the_last(self) -> bool:
@@ -209,10 +233,12 @@ class Tracked:
 class Oracles:
     """Every request's history, and the state of the scheduler after each call."""
 
+    make_liveness: ClassVar[type[Liveness]] = Liveness
+
     def __init__(self, config: SchedulerConfig, scheduler: Scheduler, runner: HashRunner) -> None:
         self.config, self.scheduler, self.runner = config, scheduler, runner
         self.live: dict[int, Tracked] = {}
-        self.liveness = Liveness(config, scheduler)
+        self.liveness = self.make_liveness(config, scheduler)
         self.log = hashlib.sha256()
         self.num_hits = self.num_finished = self.num_tokens = 0
         self.longest_retraction = 0
@@ -224,9 +250,13 @@ class Oracles:
         """Return what the hash model makes of a namespace of `namespace_of`."""
         return salt_of(namespace)
 
-    def added(self, req: Request, now: float) -> Tracked:
+    def rows_of_ids(self, tokens: I32, salt: int) -> Rows:
+        """The rows of encodings in an edge of the tree that has these ids, by their places in it."""
+        return NO_ROWS
+
+    def added(self, req: Request, now: float, rows: Rows = NO_ROWS) -> Tracked:
         salt = self.salt(namespace_of(req))
-        tracked = self.live[req.id] = Tracked(req, self.runner.model, self.config, now, salt)
+        tracked = self.live[req.id] = Tracked(req, self.runner.model, self.config, now, salt, rows)
         self.liveness.added(req, now)
         return tracked
 
@@ -292,10 +322,12 @@ class Oracles:
     def _check_below(self, node: Node, start: int, chain: int, state: int, salt: int) -> None:
         for child in node.children.values():
             tokens = np.frombuffer(child.key, dtype=np.int32)
-            right = chain_values(tokens, start, chain)
+            rows = self.rows_of_ids(tokens, salt)
+            right = chain_of(keys_of(tokens, rows), start, chain)
             end = start + len(tokens)
             self._check_pages(child, right)
-            after = int(state_values(tokens, state, salt)[-1]) if self.runner.states else 0
+            keys = state_keys_of(tokens, rows)
+            after = int(states_after(keys, state, salt)[-1]) if self.runner.states else 0
             states = states_of(self.scheduler.held)
             if states and (slot := states.slot_of(child)):
                 self._check_state(slot, after, end)

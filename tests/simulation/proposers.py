@@ -12,16 +12,18 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.speculation.adaptive import Widths
 from forebay.speculation.ngram import Ngram
 from tests.simulation.grammars import Matcher
-from tests.simulation.hashing import Generated, HashModel, Matches, seed_of
+from tests.simulation.hashing import NO_ROWS, Generated, HashModel, Matches, Rows, seed_of
 from tests.simulation.liveness import require
 from tests.simulation.restricted import Restricted
 
 
-def reference(model: HashModel, prompt: Sequence[int], params: SamplingParams, *, salt: int) -> Iterator[Generated]:
+def reference(
+    model: HashModel, prompt: Sequence[int], params: SamplingParams, *, salt: int, rows: Rows = NO_ROWS
+) -> Iterator[Generated]:
     matcher: Matches | None = Matcher(params, model.vocab) if params.grammar else None
     if params.restricts:
         matcher = Restricted(params, model.vocab, params.stop_token_ids)
-    return model.generate(prompt, salt=salt, seed=seed_of(params), matcher=matcher)
+    return model.generate(prompt, salt=salt, seed=seed_of(params), matcher=matcher, rows=rows)
 
 
 class References:
@@ -34,9 +36,11 @@ class References:
         self._known: dict[int, list[int]] = {}
         self._more: dict[int, Iterator[Generated]] = {}
 
-    def add(self, request_id: int, prompt: Sequence[int], params: SamplingParams, *, salt: int) -> None:
+    def add(
+        self, request_id: int, prompt: Sequence[int], params: SamplingParams, *, salt: int, rows: Rows = NO_ROWS
+    ) -> None:
         self._known[request_id] = list(prompt)
-        self._more[request_id] = reference(self._model, prompt, params, salt=salt)
+        self._more[request_id] = reference(self._model, prompt, params, salt=salt, rows=rows)
 
     def tokens(self, request_id: int, start: int, stop: int) -> list[int]:
         """The request's tokens at positions [start, stop)."""

@@ -24,6 +24,7 @@ from forebay.engine.loop import core
 from forebay.engine.loop.core import EngineCore
 from forebay.memory import anchors, radix_cache
 from forebay.memory.adapters import AdapterLoad
+from forebay.requests.pictures import Picture
 from forebay.requests.request import Request, RequestFault
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.step_plan import StepPlan, StepResult
@@ -39,7 +40,7 @@ from tests.simulation.faulty_device import Disturbance, FaultyDevice, Flight
 from tests.simulation.grammars import HashGrammars
 from tests.simulation.hash_runner import HashRunner, StepFailed
 from tests.simulation.hash_step import Pools
-from tests.simulation.hashing import salt_of
+from tests.simulation.hashing import NO_ROWS, Rows, salt_of
 from tests.simulation.oracles import Oracles, Tracked, namespace_of, require
 from tests.simulation.proposers import DeviceProposer, HostProposer, RandomWidths, References
 from tests.simulation.retracting import RetractingScheduler
@@ -71,6 +72,7 @@ class Simulation:
     """
 
     make_runner: ClassVar[type[HashRunner]] = HashRunner
+    make_oracles: ClassVar[type[Oracles]] = Oracles
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class Simulation:
             **self._other_parts(),
         )
         self.scheduler.watcher = self
-        self.oracles = Oracles(config, self.scheduler, self.runner)
+        self.oracles = self.make_oracles(config, self.scheduler, self.runner)
         self.scheduler.liveness = self.oracles.liveness
         self.capacity = min(config.context_length, config.num_pages * config.page_size)  # tokens, for one request
         self.conversations = Conversations(rng, traffic, self.capacity)
@@ -160,6 +162,7 @@ class Simulation:
         namespace: str = "",
         resume_points: Sequence[int] = (),
         tenant: str = "",
+        pictures: Sequence[Picture] = (),
     ) -> Tracked | None:
         """Submit a request; None if it was refused, which must be for the right reason."""
         self.num_added += 1
@@ -176,13 +179,15 @@ class Simulation:
         )
         req.compute_with(self.scheduler.weight_version)
         self.salts[req.id] = salt = salt_of(namespace_of(req))
-        self.references.add(req.id, prompt, params, salt=salt)
+        rows = self._rows(pictures)
+        self.references.add(req.id, prompt, params, salt=salt, rows=rows)
         right = "RequestTooLarge" if self._too_large(req) else "Overloaded" if self._full(req) else ""
-        refused = self._submit(req)
+        refused = self._submit(req, pictures)
+        right = right or self._no_room_for(req, pictures)
         kind = refused.kind if refused else ""
         require(kind == right, f"{req} was refused with {refused}, not {right or 'let in'}")
         if not refused:
-            return self.oracles.added(self.scheduler.added, self.now)
+            return self.oracles.added(self.scheduler.added, self.now, rows)
         self.num_refused += 1
         return None
 
@@ -190,7 +195,19 @@ class Simulation:
         """Return what computes the next request beside the weights."""
         return None
 
-    def _submit(self, req: Request) -> Failure | None:
+    def _rows(self, pictures: Sequence[Picture]) -> Rows:
+        """Return the rows of the encodings that a prompt with these pictures reads."""
+        return NO_ROWS
+
+    def _rows_again(self, tracked: Tracked) -> Rows:
+        """Return the rows that a living request reads with other weights."""
+        return tracked.rows
+
+    def _no_room_for(self, req: Request, pictures: Sequence[Picture]) -> str:
+        """Return the error with which a request must be refused whose pictures do not fit."""
+        return ""
+
+    def _submit(self, req: Request, pictures: Sequence[Picture] = ()) -> Failure | None:
         """Ask the core for what `req` wants; why it is refused."""
         wanted = AddRequest(
             request_id=req.id,
@@ -202,9 +219,10 @@ class Simulation:
             resume_points=list(req.resume_points),
             rendezvous=req.rendezvous,
             adapter=req.adapter.name if req.adapter else "",
+            pictures=tuple(pictures),
         )
         told = self.core.add(wanted)
-        if not told:
+        if not told and not pictures:
             wishes, taken = (
                 [*(getattr(its, name) for name in WISHES), *its.resume_points] for its in (req, self.scheduler.added)
             )

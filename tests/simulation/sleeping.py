@@ -210,7 +210,8 @@ class Sleeping:
         for req in (*self.scheduler.waiting, *self.scheduler.pending):
             tracked = self.oracles.live[req.id]
             self.salts[req.id] = tracked.salt = self.oracles.salt(namespace_of(req))
-            self.references.add(req.id, tracked.prompt, req.params, salt=tracked.salt)
+            tracked.rows = self._rows_again(tracked)
+            self.references.add(req.id, tracked.prompt, req.params, salt=tracked.salt, rows=tracked.rows)
             self.num_restarts += bool(tracked.received)
             self.runner.cached.pop(req.id, None)
             tracked.begin_again()

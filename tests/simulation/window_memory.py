@@ -43,6 +43,8 @@ class Reads:
 
     def at(self, which: I64, positions: I64) -> I64:
         """The locations of tokens at these positions [T] of sequences `which` [T]."""
+        if not len(which):
+            return which
         locations: I64 = self.locations[which, positions - self.positions[which, 0]]
         return locations
 
@@ -85,7 +87,7 @@ class WindowMemory:
     def launch(self, plan: StepPlan, span: Span, table: npt.NDArray[np.int32]) -> Reads:
         """Find what the step may read and write, and check whose it is; `table` is `req_to_token`."""
         first = np.maximum(span.least - self.window + 1, 0)
-        positions = first[:, None] + self._ladder[: int((span.ends - first).max())]
+        positions = first[:, None] + self._ladder[: int((span.ends - first).max(initial=0))]
         full = table[plan.rows[:, None], np.minimum(positions, span.ends[:, None] - 1) // self.page_size]
         pages = self.full_to_window[full].astype(np.int64)
         reads = Reads(

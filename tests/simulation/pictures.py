@@ -1,0 +1,610 @@
+"""The simulators with pictures in prompts: by turns one engine, and one that sleeps.
+
+A slice of the encoder's work hashes pixels, or what the slice before it left; a token at a picture's place hashes the
+row that the plan names. The expected tokens are computed from the request alone.
+
+python -m tests.simulation.pictures --seed 1234              replay one seed
+python -m tests.simulation.pictures --seeds 0:5000 --jobs 2
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import ceil
+from random import Random
+from typing import Any, ClassVar, Final, Self
+from unittest.mock import patch
+
+import numpy as np
+
+from forebay.base.parts import I32, I64
+from forebay.config.engine_config import SchedulerConfig
+from forebay.config.pictures import PictureConfig
+from forebay.engine.frames import KV_CACHE
+from forebay.memory import pictures as memory
+from forebay.memory.pictures import Pictures
+from forebay.memory.slots import PAD
+from forebay.requests.pictures import Picture
+from forebay.requests.request import Request
+from forebay.requests.step_plan import Encode, StepPlan, StepResult
+from forebay.scheduler import admission, encoding
+from forebay.scheduler.scheduler import Scheduler
+from tests.pictures import TILE_BYTES, TOKENS, picture
+from tests.simulation.command_line import command_line
+from tests.simulation.device_memory import POISON, RunnerError
+from tests.simulation.hash_runner import HashRunner
+from tests.simulation.hash_step import HashStep
+from tests.simulation.hashing import MAX_VOCAB, NO_ROWS, U64, Rows, mix, row_key, row_state_key
+from tests.simulation.liveness import Liveness, require
+from tests.simulation.oracles import Oracles
+from tests.simulation.retracting import RetractingScheduler
+from tests.simulation.simulator import SHARED, Simulation, scaled_down
+from tests.simulation.sleeping import SleepingSimulation
+from tests.simulation.workload import Traffic, random_config, random_traffic, with_speculation
+
+PADDING: Final = 0x0BAD_0BAD  # in row 0 of the encodings
+NOT_FINITE: Final = 0x0FA1_0FA1
+MARK: Final = 1  # a token between tiles
+_MASK: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureOutcome:
+    """Sums over seeds: requests with pictures, those refused for them, hits, tiles, slices and what was dropped."""
+
+    seeds: int = 1
+    steps: int = 0
+    shown: int = 0
+    refused: int = 0
+    hits: int = 0
+    cached: int = 0
+    tiles: int = 0
+    slices: int = 0
+    alone: int = 0
+    evicted: int = 0
+    drops: int = 0
+    restarts: int = 0
+    digest: str = ""
+
+    def __add__(self, other: Self) -> Self:
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "digest"}
+        both = f"{self.digest}{other.digest}"
+        return type(self)(**sums, digest=hashlib.sha256(both.encode()).hexdigest()[:8])
+
+
+# -- the encoder's arithmetic ------------------------------------------------------------------------------------------
+
+
+def begin(pixels: bytes, version: int) -> int:
+    return mix(int.from_bytes(hashlib.sha256(pixels + bytes([version % 256])).digest()[:8], "little"))
+
+
+def layer(state: int, number: int) -> int:
+    return mix((state * 0x2545F4914F6CDD1D + number + 1) & _MASK)
+
+
+def finish(state: int) -> list[int]:
+    return [mix((state + at) & _MASK) for at in range(TOKENS)]
+
+
+def rows_of_tile(pixels: bytes, version: int, num_layers: int) -> list[int]:
+    state = begin(pixels, version)
+    for number in range(num_layers):
+        state = layer(state, number)
+    return finish(state)
+
+
+class Encoder:
+    """The device's rows of encodings, and what it has begun: by picture and tile the layers done and the state."""
+
+    def __init__(self, config: PictureConfig, known: Pictures) -> None:
+        self.config, self.known = config, known
+        self.rows: U64 = np.full(config.num_rows + 1, POISON, dtype=np.uint64)
+        self.rows[PAD] = PADDING
+        self.begun: dict[tuple[int, int], tuple[int, int]] = {}
+        self.version = 0  # of the weights
+        self.num_slices = self.num_drops = 0
+
+    def check(self, plan: StepPlan) -> None:
+        """At its launch: what it writes is held by its pictures, and nothing is in row 0."""
+        taken = plan.pictures.picture_rows
+        written = [encode.rows for encode in plan.pictures.encodes]
+        for rows in (taken, *written):
+            if len(rows) and (rows.min() <= PAD or rows.max() > self.config.num_rows):
+                raise RunnerError(f"step {plan.step} has rows of encodings outside 1..{self.config.num_rows}: {rows}")
+        for encode in plan.pictures.encodes:
+            owners = set(self.known.slots.owner[(encode.rows - 1) // TOKENS + 1].tolist())
+            if owners - {encode.picture}:
+                raise RunnerError(f"step {plan.step} writes rows {encode.rows} of {owners} for {encode.picture}")
+        if len(plan.pictures.picture_tokens) != len(taken):
+            raise RunnerError(f"step {plan.step} has rows for other tokens")
+
+    def forget(self, plan: StepPlan) -> None:
+        for number in plan.pictures.drops:
+            self.num_drops += 1
+            for key in [key for key in self.begun if key[0] == number]:
+                del self.begun[key]
+
+    def run(self, plan: StepPlan, broken: bool) -> None:
+        """Do the slices; with `broken` the last result is not finite."""
+        for encode in plan.pictures.encodes:
+            self.num_slices += 1
+            self._slice(encode, broken)
+
+    def _slice(self, encode: Encode, broken: bool) -> None:
+        key = encode.picture, encode.tile
+        if bool(encode.pixels) != (encode.first_layer == 0):
+            raise RunnerError(f"{encode} begins without pixels, or goes on with them")
+        if encode.first_layer == 0:
+            if key in self.begun:
+                raise RunnerError(f"{encode} begins what was begun and not dropped: {self.begun[key]}")
+            done, state = 0, begin(encode.pixels, self.version)
+        else:
+            done, state = self.begun.pop(key, (-1, 0))
+        if done != encode.first_layer or not encode.first_layer < encode.last_layer <= self.config.num_layers:
+            raise RunnerError(f"{encode} follows {done} layers")
+        for number in range(encode.first_layer, encode.last_layer):
+            state = layer(state, number)
+        ends = encode.last_layer == self.config.num_layers
+        if len(encode.rows) != (TOKENS if ends else 0):
+            raise RunnerError(f"{encode} writes rows {encode.rows}")
+        if ends:
+            self.rows[encode.rows] = NOT_FINITE if broken else finish(state)
+        else:
+            self.begun[key] = encode.last_layer, state
+
+    def fail(self, plan: StepPlan) -> None:
+        """The step stops somewhere: what it was to write holds anything, and what it was to go on with is gone."""
+        for encode in plan.pictures.encodes:
+            self.rows[encode.rows] = POISON
+            self.begun[encode.picture, encode.tile] = -1, 0
+
+    def reset(self) -> None:
+        self.rows[PAD + 1 :] = POISON
+        self.begun.clear()
+
+
+class PictureRunner(HashRunner):
+    """A hash runner with an encoder: tokens at pictures' places take rows, and no others do."""
+
+    encoder: Encoder
+    rows: dict[int, Rows]  # by request
+    breaks: float = 0.0  # chance that an encoding is not finite
+    dice: Random
+
+    def launch(self, plan: StepPlan) -> HashStep:
+        self.encoder.check(plan)
+        return super().launch(plan)
+
+    def forget_pictures(self, plan: StepPlan) -> None:
+        self.encoder.forget(plan)
+
+    def _rows_of(self, tenant: int) -> Rows:
+        return self.rows.get(tenant, NO_ROWS)
+
+    def _forward(self, step: HashStep, poisoned: Mapping[int, int]) -> StepResult:
+        plan = step.plan
+        self.encoder.forget(plan)
+        self.encoder.run(plan, broken=self.dice.random() < self.breaks)
+        taken = self._taken(plan)
+        if (taken == POISON).any() or (taken == PADDING).any():
+            raise RunnerError(f"step {plan.step} reads rows {plan.pictures.picture_rows}, where no encoding is")
+        if self.encoder.rows[PAD] != PADDING:
+            raise RunnerError("row 0 of the encodings was written")
+        self._check_places(step)
+        bad = plan.pictures.picture_tokens[taken == NOT_FINITE]
+        gone = {int(i): 0 for i in step.which[bad]}
+        return super()._forward(step, {**poisoned, **gone})
+
+    def _check_places(self, step: HashStep) -> None:
+        """All of a chunk's tokens of pictures take rows, and no others."""
+        plan, right = step.plan, []
+        for i in range(plan.num_extends):
+            rows, start, first = self._rows_of(int(step.tenants[i])), int(plan.starts[i]), int(step.firsts[i])
+            right += [first + at for at in range(int(plan.q_lens[i])) if start + at in rows]
+        if plan.pictures.picture_tokens.tolist() != right:
+            raise RunnerError(f"step {plan.step}: tokens {plan.pictures.picture_tokens} take rows, not {right}")
+
+    def _taken(self, plan: StepPlan) -> U64:
+        return self.encoder.rows[plan.pictures.picture_rows]
+
+    def _keys(self, step: HashStep, tokens: I64) -> U64:
+        keys = super()._keys(step, tokens)
+        keys[step.plan.pictures.picture_tokens] = [row_key(row) for row in self._taken(step.plan).tolist()]
+        return keys
+
+    def _state_keys(self, step: HashStep, tokens: I64) -> U64:
+        keys = super()._state_keys(step, tokens)
+        keys[step.plan.pictures.picture_tokens] = [row_state_key(row) for row in self._taken(step.plan).tolist()]
+        return keys
+
+    def _fail(self, step: HashStep) -> None:
+        self.encoder.forget(step.plan)
+        self.encoder.fail(step.plan)
+        super()._fail(step)
+
+
+# -- prompts -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A picture in a prompt. With a `gap` a token stands between its tiles, or within each."""
+
+    seed: int
+    num_tiles: int
+    gap: int = 0
+
+    @property
+    def tokens(self) -> list[bool]:
+        """Which of its tokens in the prompt stand for rows."""
+        each = [True] * TOKENS
+        if self.gap == 1:
+            each = [*each, False]
+        elif self.gap == 2:
+            each = [True, False, True, True]
+        return each * self.num_tiles
+
+
+Part = list[int] | Drawn | tuple[Drawn, Drawn]
+"""Text, a picture, or two whose tokens take turns."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    tokens: list[int]
+    pictures: list[Picture]
+
+
+def prompt_of(parts: Sequence[Part], placeholder: int) -> Prompt:
+    tokens: list[int] = []
+    places: list[tuple[Drawn, list[int]]] = []
+    for part in parts:
+        match part:
+            case list():
+                tokens += part
+            case Drawn():
+                flags = part.tokens
+                places.append((part, [len(tokens) + at for at, is_row in enumerate(flags) if is_row]))
+                tokens += [placeholder if is_row else MARK for is_row in flags]
+            case (one, two):
+                both = [[] for _ in part]
+                for at in range(TOKENS * max(one.num_tiles, two.num_tiles)):
+                    for own, drawn in zip(both, part, strict=True):
+                        if at < TOKENS * drawn.num_tiles:
+                            own.append(len(tokens))
+                            tokens.append(placeholder)
+                places += zip(part, both, strict=True)
+    pictures = [picture(drawn.seed, num_tiles=drawn.num_tiles, runs=runs_of(own)) for drawn, own in places]
+    return Prompt(tokens, pictures)
+
+
+def runs_of(positions: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    runs: list[list[int]] = []
+    for at in positions:
+        if runs and sum(runs[-1]) == at:
+            runs[-1][1] += 1
+        else:
+            runs.append([at, 1])
+    return tuple((start, length) for start, length in runs)
+
+
+class Album:
+    """Makes prompts with pictures, which often begin like earlier ones, or like them but for a picture."""
+
+    def __init__(self, dice: Random, config: PictureConfig, longest: int) -> None:
+        self._dice, self._config, self._longest = dice, config, max(longest, TOKENS + 1)
+        self._past: list[list[Part]] = []
+        self._seeds = dice.choice([2, 5, 40])
+
+    def _drawn(self) -> Drawn:
+        dice = self._dice
+        return Drawn(dice.randrange(self._seeds), dice.choice([1, 1, 2, 3]), dice.choice([0, 0, 1, 2]))
+
+    def _part(self) -> Part:
+        dice, kind = self._dice, self._dice.random()
+        if kind < 0.45:
+            return [dice.randrange(2, self._config.vocab_size) for _ in range(dice.randint(1, 8))]
+        return (self._drawn(), self._drawn()) if kind < 0.55 else self._drawn()
+
+    def prompt(self, most: int) -> Prompt:
+        """A prompt of at most `most` tokens, unless its first part is longer."""
+        dice = self._dice
+        parts: list[Part] = []
+        if self._past and dice.random() < 0.7:
+            parts = list(dice.choice(self._past))
+            if dice.random() < 0.5:
+                parts = parts[: dice.randint(0, len(parts))]
+            elif dice.random() < 0.5:
+                parts = [self._other(part) for part in parts]
+        for _ in range(dice.randint(0 if parts else 1, 4)):
+            parts.append(self._part())
+        while len(parts) > 1 and len(prompt_of(parts, 0).tokens) > min(most, self._longest):
+            parts.pop()
+        if isinstance(parts[0], list):
+            parts[0] = parts[0][: max(1, most)]
+        self._past.append(parts)
+        if len(self._past) > 10:
+            self._past.pop(dice.randrange(len(self._past)))
+        return prompt_of(parts, self._config.placeholder)
+
+    def _other(self, part: Part) -> Part:
+        """The same placeholders of another picture."""
+        return replace(part, seed=self._dice.randrange(self._seeds)) if isinstance(part, Drawn) else part
+
+
+# -- the simulation ----------------------------------------------------------------------------------------------------
+
+
+class PictureLiveness(Liveness):
+    """A request may wait for a picture, which is progress; and slices count as tokens of prompts."""
+
+    def __init__(self, config: SchedulerConfig, scheduler: Scheduler) -> None:
+        super().__init__(config, scheduler)
+        self._encoded: set[int] = set()  # numbers of the pictures that the last plan encodes
+        self._encoded_for: dict[int, list[int]] = {}  # requests, by step
+
+    def planned(self, plan: StepPlan | None, now: float) -> None:
+        self._encoded = {encode.picture for encode in plan.pictures.encodes} if plan else set()
+        if plan and self._encoded:
+            self._encoded_for[plan.step] = [req.id for req in self._scheduler.flights[-1].encoded_for]
+        super().planned(plan, now)
+
+    def computed(self, plan: StepPlan, step: HashStep, now: float) -> None:
+        super().computed(plan, step, now)
+        for request_id in self._encoded_for.get(plan.step, ()):
+            if request_id in self._times:
+                self._times[request_id].progress = now
+
+    def _may_wait(self, req: Request, under_way: list[Request]) -> bool:
+        if req.pictures is not None and self._encoded & {its.number for its in req.pictures.encodings}:
+            return True
+        return super()._may_wait(req, under_way)
+
+    def _budget_left(self, plan: StepPlan | None, started: list[Request]) -> int:
+        left, config = super()._budget_left(plan, started), self._config.pictures
+        assert config is not None
+        slices = [encode.last_layer - encode.first_layer for encode in plan.pictures.encodes] if plan else []
+        return left - sum(ceil(num_layers * config.layer_tokens) for num_layers in slices)
+
+
+class PictureOracles(Oracles):
+    """Knows what each id of a picture that the prefix cache may have stands for: its tile's pixels, and which row."""
+
+    make_liveness: ClassVar[type[Liveness]] = PictureLiveness
+    meant: dict[int, tuple[bytes, int]]
+
+    def rows_of_ids(self, tokens: I32, salt: int) -> Rows:
+        known, version = self.scheduler.held.pictures, self.scheduler.weight_version
+        assert known is not None
+        rows: dict[int, int] = {}
+        for at in np.flatnonzero(known.stand_for(tokens)).tolist():
+            pixels, inside = self.meant[int(tokens[at])]
+            rows[at] = rows_of_tile(pixels, version, known.config.num_layers)[inside]
+        return rows
+
+
+Shown = tuple[str, bytes, tuple[int, int]]
+"""A picture as the engine must tell it from others: namespace, digest and grid."""
+
+
+class Showing:
+    """Mixed into a simulation: most prompts have pictures."""
+
+    make_runner: ClassVar[type[HashRunner]] = PictureRunner
+    make_oracles: ClassVar[type[Oracles]] = PictureOracles
+
+    def __init__(self, config: SchedulerConfig, traffic: Traffic, *args: Any, **others: Any) -> None:
+        self.dice = Random(f"{config} {traffic}")
+        its = random_pictures(self.dice, traffic.vocab)
+        super().__init__(replace(config, pictures=its), traffic, *args, **others)  # type: ignore[call-arg]
+        held = self.scheduler.held  # type: ignore[attr-defined]
+        self.encoder = Encoder(its, held.pictures)
+        runner = self.runner  # type: ignore[attr-defined]
+        runner.encoder, runner.rows, runner.dice = self.encoder, {}, self.dice
+        runner.breaks = traffic.faults.not_finite
+        self.oracles.meant = {}  # type: ignore[attr-defined]
+        self.album = Album(self.dice, its, traffic.longest_prompt)
+        self.pictures: dict[int, Sequence[Picture]] = {}  # by request
+        self.in_use: dict[int, dict[Shown, int]] = {}  # by request: its pictures, with the number of tiles
+        self.num_shown = self.num_without_room = self.num_alone = self.num_restarts = 0
+        self.restarts = self.dice.choice([0.0, 0.0, 0.1])  # chance in a tick that numbers of pictures start again
+
+    @property
+    def room(self) -> int:
+        """Tiles that can be in use at once."""
+        its = self.encoder.config
+        return min(its.num_rows // TOKENS, (its.cache_bytes - its.num_rows * its.row_bytes) // TILE_BYTES)
+
+    def arrive(self) -> None:
+        rng, params = self.rng, self.conversations.params()  # type: ignore[attr-defined]
+        if self.dice.random() < 0.2:
+            super().arrive()  # type: ignore[misc]
+            return
+        most = max(1, self.capacity - params.max_tokens)  # type: ignore[attr-defined]
+        prompt = self.album.prompt(most if self.dice.random() < 0.95 else 1 << 20)
+        self.add(
+            prompt.tokens,
+            params,
+            priority=rng.randrange(3),
+            namespace=rng.choice(self.traffic.namespaces),  # type: ignore[attr-defined]
+            resume_points=self.conversations.resume_points(prompt.tokens),  # type: ignore[attr-defined]
+            pictures=prompt.pictures,
+        )
+
+    def tick(self) -> bool:
+        if self.dice.random() < self.restarts:
+            encoding.restart_ids(self.scheduler, self.encoder.known)  # type: ignore[attr-defined]
+            self.num_restarts += 1
+        moved: bool = super().tick()  # type: ignore[misc]
+        return moved
+
+    def add(self, *args: Any, pictures: Sequence[Picture] = (), **others: Any) -> Any:
+        self.pictures[self.num_added + 1] = pictures  # type: ignore[attr-defined]
+        tracked = super().add(*args, pictures=pictures, **others)  # type: ignore[misc]
+        request_id = self.num_added  # type: ignore[attr-defined]
+        if tracked is None:
+            del self.pictures[request_id]
+            return None
+        self.num_shown += bool(pictures)
+        self.runner.rows[request_id] = tracked.rows  # type: ignore[attr-defined]
+        self.in_use[request_id] = {(tracked.namespace, its.digest, its.grid): its.num_tiles for its in pictures}
+        tokens = self.scheduler.added.tokens  # type: ignore[attr-defined]
+        for its in pictures:
+            for number, at in enumerate(positions_of(its)):
+                tile, inside = divmod(number, TOKENS)
+                pixels = its.pixels[tile * TILE_BYTES : (tile + 1) * TILE_BYTES]
+                self.oracles.meant[tokens[at]] = pixels, inside  # type: ignore[attr-defined]
+        return tracked
+
+    def _rows(self, pictures: Sequence[Picture]) -> Rows:
+        rows: dict[int, int] = {}
+        version = self.scheduler.weight_version  # type: ignore[attr-defined]
+        for its in pictures:
+            tiles = [its.pixels[at : at + TILE_BYTES] for at in range(0, len(its.pixels), TILE_BYTES)]
+            values = [row for tile in tiles for row in rows_of_tile(tile, version, self.encoder.config.num_layers)]
+            rows |= dict(zip(positions_of(its), values, strict=True))
+        return rows
+
+    def _rows_again(self, tracked: Any) -> Rows:
+        rows = self.runner.rows[tracked.id] = self._rows(self.pictures[tracked.id])  # type: ignore[attr-defined]
+        return rows
+
+    def _no_room_for(self, req: Request, pictures: Sequence[Picture]) -> str:
+        """Everything that a living request has is in use, once for each picture; all else can be had."""
+        live = self.oracles.live  # type: ignore[attr-defined]
+        own = {(req.namespace, its.digest, its.grid): its.num_tiles for its in pictures}
+        together = dict(own)
+        for request_id in live:
+            together |= self.in_use.get(request_id, {})
+        error = "RequestTooLarge" if sum(own.values()) > self.room else ""
+        if not error and own and sum(together.values()) > self.room:
+            error = "Overloaded"
+        self.num_without_room += bool(error)
+        return error
+
+    def planned(self, plan: StepPlan | None, width: int) -> None:
+        self.num_alone += bool(plan and plan.pictures.encodes and not plan.num_seqs)
+        super().planned(plan, width)  # type: ignore[misc]
+
+    def failing(self, plan: StepPlan) -> None:
+        suspected = self.scheduler.flights[0].suspected  # type: ignore[attr-defined]
+        super().failing(plan)  # type: ignore[misc]
+        if len(suspected) == 1:
+            self._of(suspected[0][0].id, "may_fail")  # type: ignore[attr-defined]
+
+    def drain_limit(self) -> int:
+        """Each layer of each tile in a step of its own, as often as a request may be set back."""
+        num_tiles = sum(sum(tiles.values()) for id, tiles in self.in_use.items() if id in self.oracles.live)  # type: ignore[attr-defined]
+        limit: int = super().drain_limit()  # type: ignore[misc]
+        return limit + 3 * num_tiles * self.encoder.config.num_layers
+
+    def drain(self) -> int:
+        self.runner.breaks = 0.0  # type: ignore[attr-defined]
+        used: int = super().drain()  # type: ignore[misc]
+        known = self.scheduler.held.pictures  # type: ignore[attr-defined]
+        known.audit({})
+        require(known.num_bytes == 0, f"{known.num_bytes} bytes of pixels are kept, and nobody is there")
+        left = {number for number, _ in self.encoder.begun} - known.drops
+        require(not left, f"unfinished work of pictures {left} is kept for ever")
+        return used
+
+
+def positions_of(its: Picture) -> list[int]:
+    return [at for start, length in its.runs for at in range(start, start + length)]
+
+
+def random_pictures(dice: Random, vocab: int) -> PictureConfig:
+    """Room for a few tiles: often fewer of one kind than of the other."""
+    num_rows, num_pixels = dice.choice([3, 5, 8, 14]) * TOKENS, dice.choice([4, 8, 14])
+    return PictureConfig(
+        num_layers=dice.choice([1, 2, 4]),
+        layer_tokens=dice.choice([0.3, 1.0, 2.5, 20.0]),
+        tokens_per_tile=TOKENS,
+        tile_bytes=TILE_BYTES,
+        num_rows=num_rows,
+        row_bytes=8,
+        cache_bytes=num_rows * 8 + num_pixels * TILE_BYTES,
+        vocab_size=vocab,
+        placeholder=0,
+    )
+
+
+class PictureSimulation(Showing, Simulation):
+    pass
+
+
+class PictureSleeping(Showing, SleepingSimulation):
+    """While the caches are released, or weights are new, nothing is left in the rows."""
+
+    def release(self, tags: Collection[str]) -> None:
+        super().release(tags)
+        if KV_CACHE in tags:
+            self.encoder.reset()
+
+    def update(self, path: str | None, given: Mapping[str, Any], progress: Callable[[], None]) -> None:
+        super().update(path, given, progress)
+        self.encoder.reset()
+        self.encoder.version = self.scheduler.weight_version + 1
+
+
+def run_seed(seed: int) -> PictureOutcome:
+    """Whatever is wrong is raised, with the line that replays it."""
+    times = {"expire_interval_s": 1e9} if seed % 2 else {}
+    try:
+        with scaled_down(Random(seed).choice([SHARED, admission.SHARE_WORTH_WAITING]), **times):
+            return _run(seed)
+    except Exception as error:
+        error.add_note(f"replay: python -m tests.simulation.pictures --seed {seed}")
+        raise
+
+
+def _run(seed: int) -> PictureOutcome:
+    rng, widths = Random(f"{seed} pictures"), Random(f"{seed} widths")
+    config = with_speculation(widths, random_config(rng))
+    traffic = random_traffic(rng, config)
+    every, skips = rng.choice([0, 0, 0, 3, 10]), rng.random() < 0.5
+
+    def make_scheduler(asked: SchedulerConfig, proposer: Any) -> RetractingScheduler:
+        return RetractingScheduler(asked, proposer, every=every, skips=skips)
+
+    options: dict[str, Any] = {"widths": widths, "make_scheduler": make_scheduler}
+    if seed % 2:
+        chance, keeps = rng.choice([0.02, 0.1]), rng.random() < 0.5
+        sim: Any = PictureSleeping(config, traffic, rng, chance=chance, keeps=keeps, **options)
+    else:
+        sim = PictureSimulation(config, traffic, rng, **options)
+    # Few ids more than those in use can take, scattered as they may be.
+    end = traffic.vocab + 4 * sim.room + 12 if sim.dice.random() < 0.6 else MAX_VOCAB
+    with patch.object(memory, "END_OF_IDS", end):
+        outcome = sim.run()
+    counters = sim.scheduler.held.pictures.counters
+    return PictureOutcome(
+        steps=sim.num_steps,
+        shown=sim.num_shown,
+        refused=sim.num_without_room,
+        hits=outcome.hits,
+        cached=int(counters["picture_hits"]),
+        tiles=int(counters["encoded_tiles"]),
+        slices=sim.encoder.num_slices,
+        alone=sim.num_alone,
+        evicted=int(counters["evicted_encodings"]),
+        drops=sim.encoder.num_drops,
+        restarts=sim.num_restarts,
+        digest=outcome.digest,
+    )
+
+
+def run_seeds(seeds: range) -> PictureOutcome:
+    return sum(map(run_seed, seeds), PictureOutcome(seeds=0))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return command_line("tests.simulation.pictures", __doc__ or "", run_seed, PictureOutcome(seeds=0), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

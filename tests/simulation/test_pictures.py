@@ -1,0 +1,107 @@
+"""Pictures under random traffic, faults and sleep, and whether mistakes would be found there (C18, C26, C28, C34)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from forebay.memory.pictures import Encoding, Pictures
+from forebay.requests.pictures import PromptPictures
+from forebay.scheduler import encoding
+from tests.simulation.pictures import run_seeds
+
+
+@pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 600), marks=pytest.mark.slow)])
+def test_c34_pictures_random_traffic_tokens_are_those_of_each_request_alone(seeds: range) -> None:
+    outcome = run_seeds(seeds)
+    assert min(outcome.shown, outcome.refused, outcome.hits, outcome.cached, outcome.evicted, outcome.drops) > 0
+    assert outcome.slices > outcome.tiles > outcome.alone > 0
+
+
+def keys_of_placeholders(its: PromptPictures, tokens: Any) -> None: ...
+
+
+def evict_in_use(pictures: Pictures, encodings: Iterable[Encoding]) -> None:
+    for its in encodings:
+        its.num_users -= 1
+        if its.key not in pictures._cached and its.key not in pictures._remembered:
+            pictures._let_go(its)
+
+
+def rows_from_0(pictures: Pictures, its: Encoding) -> None:
+    TAKE(pictures, its)
+    its.rows -= 1
+
+
+TAKE = Pictures._take_blocks
+
+
+def count_ids(pictures: Pictures, ids: Any) -> Any:
+    return ids if ids.dtype == "int32" else AS_TOKENS(pictures, ids)
+
+
+AS_TOKENS = Pictures.as_tokens
+
+
+def keep_unfinished(pictures: Pictures, drops: Iterable[int]) -> None: ...
+
+
+def plan_from_what_has_committed(*args: Any) -> int:
+    its = args[2].tiles[args[3]]
+    its.planned = its.committed
+    return SLICE(*args)
+
+
+SLICE = encoding._plan_slice
+
+
+def do_not_wait(its: PromptPictures, start: int, pictures: Pictures) -> None:
+    return None
+
+
+def give_all_ids_again(pictures: Pictures, in_use: Any) -> None:
+    RESTART(pictures, in_use[:0])
+
+
+RESTART = Pictures.restart_ids
+
+
+def clear_nothing(pictures: Pictures) -> None: ...
+
+
+def reserve_nothing(pictures: Pictures, arrived: Any) -> None: ...
+
+
+def drop_nothing(pictures: Pictures, its: Encoding, tile: Any) -> None:
+    BEGIN_AGAIN(pictures, its, tile)
+    pictures.drops.clear()
+
+
+BEGIN_AGAIN = Pictures._begin_again
+
+
+MISTAKES: Sequence[tuple[object, str, object]] = [
+    (PromptPictures, "write_ids", keys_of_placeholders),
+    (Pictures, "leave", evict_in_use),
+    (Pictures, "_take_blocks", rows_from_0),
+    (Pictures, "as_tokens", count_ids),
+    (Pictures, "start_over", keep_unfinished),
+    (encoding, "_plan_slice", plan_from_what_has_committed),
+    (PromptPictures, "awaited", do_not_wait),
+    (Pictures, "restart_ids", give_all_ids_again),
+    (Pictures, "clear", clear_nothing),
+    (Pictures, "_check_fits", reserve_nothing),
+    (Pictures, "_begin_again", drop_nothing),
+]
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize(("owner", "name", "mistake"), MISTAKES, ids=[its[2].__name__ for its in MISTAKES])
+def test_a_mistake_about_pictures_is_found(
+    owner: object, name: str, mistake: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, mistake)
+    with pytest.raises(Exception):  # noqa: B017
+        run_seeds(range(300))
