@@ -30,6 +30,7 @@ GIVE = """([how, files, texts]) => {
         : new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true });
     return document.querySelector("#prompt").dispatchEvent(event);
 }"""
+GIVE_AND_SEND = f"given => {{ ({GIVE})(given); document.querySelector('#composer').requestSubmit(); }}"
 LOADED = "images => images.map(({ alt, complete, naturalWidth }) => [alt, complete && naturalWidth])"
 NO_ROOM = """const { put } = IDBObjectStore.prototype;
 IDBObjectStore.prototype.put = function (value) {
@@ -60,10 +61,13 @@ def url_of(width: int) -> str:
     return f"data:image/png;base64,{base64.b64encode(png(width)).decode()}"
 
 
-def give(page: Page, how: str, *files: File, **texts: str) -> bool:
-    """Drop or paste; return whether the browser does with it what it does by itself."""
+def give(page: Page, how: str, *files: File, then_send: bool = False, **texts: str) -> bool:
+    """Drop or paste; return whether the browser does with it what it does by itself. The message may be sent at once,
+    before the files are read."""
     by_type = {f"text/{kind}": text for kind, text in texts.items()}
-    passed: bool = page.evaluate(GIVE, [how, [[name, kind, list(body)] for name, kind, body in files], by_type])
+    passed: bool = page.evaluate(
+        GIVE_AND_SEND if then_send else GIVE, [how, [[name, kind, list(body)] for name, kind, body in files], by_type]
+    )
     return passed
 
 
@@ -128,8 +132,7 @@ def test_pictures_dropped_pasted_or_chosen_are_sent_and_shown_after_a_reload(
 
 def test_chat_with_pictures_leaves_as_a_file_and_comes_back(open_console: Open, page: Page, sent: list[Any]) -> None:
     open_for_pictures(open_console, page)
-    give(page, "drop", picture("a.png", 3))
-    page.get_by_role("button", name="Send").click()
+    give(page, "drop", picture("a.png", 3), then_send=True)
     expect(chats(page)).to_have_text(["a.png"])
     expect(page.locator(".answer .body")).to_have_text("A square.")
     with page.expect_download() as whole:

@@ -17,7 +17,7 @@ export async function pictureOf(file) {
   if (!TYPES.test(type)) return `${name} is of the type ${type}: pictures are PNG, JPEG, WebP or GIF.`;
   let bitmap;
   try {
-    bitmap = await createImageBitmap(file, { imageOrientation: "from-image" });
+    bitmap = await createImageBitmap(file); // upright, as the camera was held
     const scale = Math.min(1, LONGEST_EDGE / Math.max(bitmap.width, bitmap.height));
     const [width, height] = [bitmap.width, bitmap.height].map((edge) => Math.max(1, Math.round(edge * scale)));
     const sent = scale === 1 && file.size <= SMALL && STILL.test(type) ? file : await drawn(bitmap, width, height, type);
