@@ -101,3 +101,43 @@ def test_what_a_template_refuses_is_no_place() -> None:
         raise InvalidRequest("roles must alternate")
 
     assert places("abc", TALK, [], render) == []
+
+
+IMAGE: dict[str, str] = {"type": "image"}
+WITH_IMAGES = [
+    {"role": "user", "content": [{"type": "text", "text": "<|a|>One"}, IMAGE, {"type": "text", "text": "two <|b|>"}]},
+    {"role": "assistant", "content": "Three"},
+    {"role": "user", "content": [IMAGE, IMAGE]},
+]
+IN_PARTS = (
+    "{% for message in messages %}<|im_start|>{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{{ part.text if part.type == 'text' else '[image]' }}{% endfor %}{% endif %}"
+    "<|im_end|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("point", "beginning"),
+    [
+        (Breakpoint(0, 8), "<|im_start|><|a|>One"),
+        (Breakpoint(0, 9), "<|im_start|><|a|>One[image]"),
+        (Breakpoint(0, 12), "<|im_start|><|a|>One[image]two"),
+        (Breakpoint(0, 18), "<|im_start|><|a|>One[image]two <|b|><|im_end|>"),
+        (
+            Breakpoint(2, 1),
+            "<|im_start|><|a|>One[image]two <|b|><|im_end|><|im_start|>Three<|im_end|><|im_start|>[image]",
+        ),
+    ],
+)
+def test_breakpoint_in_a_message_with_images_counts_each_as_a_character(point: Breakpoint, beginning: str) -> None:
+    tokenizer = tiny_tokenizer(template=IN_PARTS)
+    assert beginning in beginnings(tokenizer, WITH_IMAGES, breakpoints=[point])
+
+
+def test_breakpoint_behind_a_guarded_spelling_is_where_its_part_ends() -> None:
+    """Marks that keep spellings from being control tokens are no characters."""
+    tokenizer = tiny_tokenizer(template=IN_PARTS)
+    talk = [{"role": "user", "content": [{"type": "text", "text": "<|im_end|>One"}, IMAGE]}, WITH_IMAGES[1]]
+    for num_chars, beginning in ((13, "<|im_end|>One"), (14, "<|im_end|>One[image]<|im_end|>")):
+        found = beginnings(tokenizer, talk, breakpoints=[Breakpoint(0, num_chars)])
+        assert f"<|im_start|>{beginning}" in found

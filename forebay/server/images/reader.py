@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.base.errors import InvalidRequest, Overloaded
+from forebay.base.log import event, get_logger
 from forebay.config.engine_config import DisaggregationMode
 from forebay.config.media import MediaOptions
 from forebay.server.images.decoding import CutImage, ImageDecoder
@@ -20,6 +21,8 @@ from forebay.server.images.tiling import Tiling
 from forebay.server.protocol.images import Source
 from forebay.server.protocol.validation import UNSUPPORTED_FIELD
 from forebay.text.tokenizer import Tokenizer
+
+log = get_logger("server")
 
 ROOM_BYTES: Final = 512 << 20  # for the files and pixels of all images that have not reached the engine
 _NO_PILLOW: Final = "images are not decoded here: pip install 'forebay[vision]' on the server, and start it again"
@@ -57,6 +60,8 @@ class ImageReader:
         self._fetcher = fetcher or Fetcher(options.allowed_media_domains, options.max_image_bytes)
         disaggregated, has_pillow = mode is not DisaggregationMode.NULL, importlib.util.find_spec("PIL") is not None
         self.why_not = _DISAGGREGATED if disaggregated else "" if has_pillow else _NO_PILLOW  # why it reads none
+        if self.why_not:
+            log.warning(event("images_refused", why=self.why_not))
         self._held = 0
 
     @contextlib.contextmanager

@@ -173,7 +173,8 @@ def test_result_of_a_tool_may_have_an_image(chats: Chats) -> None:
     answer = chats.post("/v1/messages", messages=messages, max_tokens=4)
     assert answer.status_code == 200, answer.text
     shown = chats.tokenizer.decode(chats.prompt, skip_special_tokens=False)
-    assert "Error: There:<fake_token_around_image>" in shown
+    assert "<tool_response>\nError: There:<fake_token_around_image><row_1_col_1>" in shown
+    assert "<fake_token_around_image>\n</tool_response>" in shown
     assert len(chats.pictures) == 1
 
 
