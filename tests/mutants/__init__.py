@@ -23,6 +23,7 @@ from tests.mutants.memory import MEMORY
 from tests.mutants.mutant import Mutant
 from tests.mutants.norms import NORMS
 from tests.mutants.outer import OUTER
+from tests.mutants.pictures import PICTURES
 from tests.mutants.pooling import POOLING
 from tests.mutants.route import ROUTE
 from tests.mutants.routing import ROUTING
@@ -54,6 +55,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SPARSE,
     *HISPARSE,
     *ADAPTERS,
+    *PICTURES,
     *SIMULATED,
     *CORE,
     *DENSE,

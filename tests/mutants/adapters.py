@@ -111,7 +111,7 @@ ADAPTERS: Final = (
     Mutant(
         "C8 requests count as users of their adapter from their arrival",
         "scheduler/scheduler.py",
-        "        self.held.adapters.enter(req.adapter)\n",
+        "            self.held.adapters.enter(req.adapter)\n",
         "",
         _TRAFFIC,
     ),

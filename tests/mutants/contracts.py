@@ -216,6 +216,12 @@ CONTRACTS: Final = {
         "one of them is handled ends that session, request or load, and nothing else.",
         "transfer/wire/frames.py, transfer/session/connection.py, server/http/security.py, route/",
     ),
+    "C34": Contract(
+        "Exact keys",
+        "Whatever changes a request's tokens (weights, adapter, images) is part of its cache namespace or of its cache "
+        "key, exactly, never by a truncated hash.",
+        "memory/pictures.py, memory/radix_cache.py, requests/request.py",
+    ),
     "C32": Contract(
         "Tenants",
         "API keys share an engine's throughput by their weights. No tenant waits for another's backlog beyond a stated "

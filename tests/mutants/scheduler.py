@@ -257,7 +257,7 @@ SCHEDULER = (
     Mutant(
         "C27 only who fails alone ends",
         "scheduler/scheduler.py",
-        "        if len(flight.reqs) > 1:\n",
+        "        if len(suspected) > 1:\n",
         "        if False:\n",
         "engine/test_faults.py::test_only_who_fails_alone_ends",
     ),

@@ -18,7 +18,6 @@ from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan, TokenLogprob
 from forebay.requests.updates import FinishReason
-from forebay.speculation.ngram import Ngram
 from tests.pictures import PLACEHOLDER, TOKENS, VOCAB, picture, picture_config, with_placeholders
 from tests.scheduler.rig import Rig
 
@@ -106,6 +105,7 @@ def test_c26_request_that_comes_back_from_the_host_starts_at_its_own_length() ->
     engine.scheduler.retract(req)
     engine.run()
     assert engine.scheduler.held.offloaded.num_saved == 1
+    assert all(plan.q_lens.min(initial=1) > 0 for plan in engine.plans)
     assert engine.finish_of(req) is FinishReason.LENGTH
 
 
@@ -251,15 +251,24 @@ def _refuse(req: Request, now: float) -> None:
     raise ERROR
 
 
+class Repeats:
+    """Proposes what follows in the prompt behind its fourth token."""
+
+    def begin_step(self, num_requests: int) -> None: ...
+
+    def propose(self, req: Request, most: int) -> list[int]:
+        return req.tokens[3 : 3 + most].tolist()
+
+    def ended(self, req: Request) -> None: ...
+
+
 def test_drafts_end_in_front_of_a_picture() -> None:
     options = SpeculationOptions(algorithm=SpeculativeAlgorithm.NGRAM, num_draft_tokens=4)
-    engine = rig(sample=lambda row: 101, speculation=options, proposer=Ngram(options), width=4)
-    text = [101, 101, 101, 102, *TEXT[:8], 101, 101, 101]
-    add(engine, picture(1, 3), text=text, max_new=8)
+    engine = rig(speculation=options, proposer=Repeats(), width=4)
+    add(engine, picture(1, 5), max_new=8)
     engine.run()
-    drafts = [token for plan in engine.plans for token in plan.drafts.tolist()]
-    assert drafts
-    assert max(drafts) < VOCAB
+    drafts = [plan.drafts.tolist() for plan in engine.plans]
+    assert max(drafts, key=len) == TEXT[3:5]
 
 
 def test_prompt_logprobs_of_pictures_are_not_told() -> None:
