@@ -97,9 +97,8 @@ ACCEPTED: Final = _by_option(
         "the prefix cache is on unless --disable-radix-cache; its pages are where the model computes": (
             "--enable-prefix-caching --cache-prompt --cache-reuse=* -cram=* --cache-ram=*"
         ),
-        "only text is served": (
-            "--no-mmproj --no-mmproj-auto --no-mmproj-offload --mmproj-offload "
-            "--mm-processor-kwargs=* --language-model-only"
+        "images are served if the checkpoint has an encoder; --limit-mm-per-prompt image=0 refuses them": (
+            "--no-mmproj --no-mmproj-auto --no-mmproj-offload --mmproj-offload --language-model-only"
         ),
         "the engine warms up before it is ready": "--warmup --skip-server-warmup",
         "a log line is key=value, without colours": (
@@ -237,7 +236,8 @@ ABSENT: Final = _by_name(
         "all requests share one KV cache, by pages": "no_kvu no_kv_unified",
         "the prefix cache keeps prompts; it writes none to files": "slot_save_path file_storage_path",
         "prompts are always computed in chunks: set --chunked-prefill-size": "no_enable_chunked_prefill",
-        "an image or a sound is not served by this version: only text": (
+        "images are cut as the checkpoint's processor says": "mm_processor_kwargs",
+        "an encoder of images is a part of the model's checkpoint; audio is not served": (
             "mm mmproj mmu mmproj_url mmproj_auto mv model_vocoder tts_* image_* media_path enable_multimodal "
             "spm_infill"
         ),

@@ -83,7 +83,9 @@ ABSENT: Final = _by_name(
         "call it bad_words, and write texts": "bad_words_ids",
         "call it stop_token_ids": "stop_token",
         "an adapter (LoRA) is named by model": "lora lora_path lora_request adapter adapter_id",
-        "only text is served by this version": "images image_data video_data audio_data",
+        "send images as parts of a chat's messages; audio and video are not served": (
+            "images image_data video_data audio_data"
+        ),
         "hidden states are not handed out": "return_hidden_states hidden_states return_routed_experts",
         "a logits processor is code, and a client's is not run: use logit_bias": (
             "logits_processors custom_logit_processor"

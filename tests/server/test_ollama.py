@@ -253,7 +253,7 @@ HI = {"model": "tiny", "messages": [ASK]}
     [
         (OllamaChatRequest, {"messages": [ASK]}, "missing_field", "model", "missing"),
         (OllamaChatRequest, {"model": "m", "messages": [{**ASK, "images": ["aGk="]}]}, "unsupported_field",
-         "messages.0.images", "only text"),
+         "messages.0.images", "takes text alone"),
         (OllamaChatRequest, {**HI, "options": {"mirostat": 2}}, "unsupported_field", "options.mirostat", "leave"),
         (OllamaChatRequest, {**HI, "options": {"num_predict": 0}}, "unsupported_field", "options.num_predict", "-1"),
         (OllamaChatRequest, {**HI, "options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "unsupported_field",

@@ -101,7 +101,9 @@ class OllamaMessage(History):
     @model_validator(mode="after")
     def _check_text_only(self) -> Self:
         if self.images:
-            raise refusal(UNSUPPORTED_FIELD, "images", "images: only text is served by this version")
+            raise refusal(
+                UNSUPPORTED_FIELD, "images", "images: this route takes text alone; send them to /v1/chat/completions"
+            )
         return self
 
 
