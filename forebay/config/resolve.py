@@ -34,6 +34,7 @@ from forebay.config.fit import check_fit
 from forebay.config.flag import AUTO, BYTES, SECRET, Auto, Decision, Settled, Value
 from forebay.config.gpu import GpuMemory, gpu_memory
 from forebay.config.keys import Keys, all_keys, cluster_key, key_fields, read_text
+from forebay.config.media import BODY_BYTES_WITH_IMAGES
 from forebay.config.pictures import PictureOptions
 from forebay.config.rules import OPTIONAL, RULES, Facts, why_not_rounded
 from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
@@ -146,14 +147,16 @@ def written_values(flags: Mapping[str, object], env: Mapping[str, str], file: Pa
 def resolve_server(
     flags: Mapping[str, object], env: Mapping[str, str], file: Path | None, warn: Callable[[str], None]
 ) -> ServerConfig:
-    """Resolve the settings of a server without a model of its own. Raises ConfigError as `resolve` does."""
+    """Resolve the settings of a server without a model of its own, whose members' models may accept images. Raises
+    ConfigError as `resolve` does."""
     given, warnings = _gather(flags, env, file)
     for warning in warnings:
         warn(warning)
     written = Settled({name: item.value for name, item in given.items() if not isinstance(item.value, Auto)})
     keys = all_keys(written)
     check_exposure(str(written["host"]), keys[0])
-    values = {BY_NAME[name].field: value for name, value in written.items()}
+    values = {"max_body_bytes": BODY_BYTES_WITH_IMAGES}
+    values |= {BY_NAME[name].field: value for name, value in written.items()}
     values.pop("chat_template", None)
     several = len(keys[0]) + len(keys[1]) > 1  # the rule of servers
     isolation = CacheIsolation(str(written.get("cache_isolation", "key" if several else "none")))

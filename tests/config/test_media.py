@@ -10,7 +10,7 @@ import pytest
 
 from forebay.base.errors import ConfigError
 from forebay.config.media import BODY_BYTES, BODY_BYTES_WITH_IMAGES, DEFAULT_IMAGES
-from forebay.config.resolve import HERE, resolve
+from forebay.config.resolve import HERE, resolve, resolve_server
 from forebay.families.model_config import ModelConfig
 from forebay.families.vision import VisionConfig
 from forebay.formats.weight_shapes import WeightShapes
@@ -39,6 +39,13 @@ def test_body_limit_rises_if_the_model_accepts_images() -> None:
     assert resolve().server.max_body_bytes == BODY_BYTES
     assert resolve(survey=seeing).server.max_body_bytes == BODY_BYTES_WITH_IMAGES
     assert resolve({"max_body_bytes": "1MiB"}, survey=seeing).server.max_body_bytes == 1 << 20
+
+
+def test_body_limit_of_a_router_admits_images_of_its_members() -> None:
+    warnings: list[str] = []
+    for flags, limit in (({}, BODY_BYTES_WITH_IMAGES), ({"max_body_bytes": "1MiB"}, 1 << 20)):
+        assert resolve_server(flags, {}, None, warnings.append).max_body_bytes == limit
+    assert not warnings
 
 
 @pytest.mark.parametrize(
