@@ -19,7 +19,9 @@ _GRID = struct.Struct("<II")
 
 def digest_of(pixels: bytes, grid: tuple[int, int]) -> bytes:
     """Return the SHA-256 of a picture's pixels, behind which its grid stands."""
-    return hashlib.sha256(pixels + _GRID.pack(*grid)).digest()
+    digest = hashlib.sha256(pixels)
+    digest.update(_GRID.pack(*grid))
+    return digest.digest()
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):

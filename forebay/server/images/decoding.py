@@ -10,7 +10,7 @@ from forebay.base.errors import Overloaded
 from forebay.requests.pictures import digest_of
 from forebay.server.http.workers import Workers
 from forebay.server.images.frames import LIMITS, Decode, Decoded, Refused, decode_answer, encode
-from forebay.server.images.sources import Unreadable, data_of
+from forebay.server.images.sources import Unreadable, check_data
 from forebay.server.images.tiling import Tiling
 
 NUM_THREADS: Final = 2  # an image that takes all the time it may does not hold up everybody else's
@@ -39,8 +39,10 @@ class ImageDecoder:
         return await self._workers.run(partial(self._decode, file, splits))
 
     def _decode(self, file: str | bytes, splits: bool) -> CutImage:
-        content = data_of(file, self._max_bytes) if isinstance(file, str) else file
-        question = encode(Decode(content, self._tiling, splits and self._tiling.splits))
+        content, url = (b"", file) if isinstance(file, str) else (file, "")
+        if url:
+            check_data(url, self._max_bytes)
+        question = encode(Decode(content, url, self._max_bytes, self._tiling, splits and self._tiling.splits))
         try:
             with self._processes.one() as process:
                 answer = decode_answer(process.exchange(question, MAX_WAIT_S))

@@ -13,7 +13,7 @@ from forebay.base.confined import serve
 from forebay.base.heap import give_back_freed_memory
 from forebay.server.images.cutting import tiles_of
 from forebay.server.images.frames import LIMITS, Decode, Decoded, Refused, decode_question, encode
-from forebay.server.images.sources import Unreadable
+from forebay.server.images.sources import Unreadable, data_of
 
 NICENESS: Final = 10  # who streams goes first
 
@@ -27,7 +27,8 @@ def answer(question: bytes) -> bytes:
 
 def _answer(question: Decode) -> Decoded | Refused:
     try:
-        return Decoded(*tiles_of(question.content, question.tiling, splits=question.splits))
+        content = data_of(question.data_url, question.max_bytes) if question.data_url else question.file
+        return Decoded(*tiles_of(content, question.tiling, splits=question.splits))
     except Unreadable as error:
         return Refused(str(error))
     except MemoryError:

@@ -36,8 +36,8 @@ class Source:
 def _source(value: Any) -> Source:
     if isinstance(value, Source):
         return value
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT:
-        raise PydanticCustomError(INVALID_VALUE, "must be a string that is not empty")
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT or not value.isascii():
+        raise PydanticCustomError(INVALID_VALUE, "must be a string of ASCII that is not empty")
     return Source(value)
 
 

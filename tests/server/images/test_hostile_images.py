@@ -184,6 +184,15 @@ def test_decoder_several_frames_are_refused(decoding: Decoding, kind: str) -> No
     assert "has 3 frames: only one is supported" in decoding.refusal(moving)
 
 
+def test_decoder_data_url_is_decoded_in_the_process(decoding: Decoding) -> None:
+    url = "data:image/png;base64," + b64encode(FILES["png"]).decode()
+    assert asyncio.run(decoding.decoder.decode(url, splits=True)) == decoding.image(FILES["png"])
+    with pytest.raises(Unreadable, match="base64 is broken"):
+        asyncio.run(decoding.decoder.decode(url[:-1], splits=True))
+    with pytest.raises(Unreadable, match=f"at most {MAX_BYTES} are read"):
+        asyncio.run(decoding.decoder.decode(url + "A" * 2 * MAX_BYTES, splits=True))
+
+
 def test_decoder_process_that_died_is_replaced(decoding: Decoding) -> None:
     decoding.image(FILES["png"])
     for process in list(decoding.decoder._processes.living):
@@ -200,6 +209,7 @@ def test_data_url_is_read() -> None:
     ("url", "why"),
     [
         ("data:image/png;base64", "has a data URL that is not"),
+        ("data:" + "a" * 300 + ";base64,YWJj", "has a data URL that is not"),
         ("data:image/png,abc", "has a data URL that is not"),
         ("data:image/png;base64,a", "base64 is broken"),
         ("data:image/png;base64,YW\nJj", "base64 is broken"),

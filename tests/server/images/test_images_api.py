@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -276,12 +277,27 @@ def test_image_of_another_role_is_refused(chats: Chats) -> None:
 
 
 @pytest.mark.parametrize(
-    "image", [{}, {"url": ""}, {"url": 5}, {"url": None}, {"url": data_of(IMAGE), "detail": "ultra"}, "a"]
+    "image",
+    [
+        {},
+        {"url": ""},
+        {"url": 5},
+        {"url": "http://\u00e9/"},
+        {"url": None},
+        {"url": data_of(IMAGE), "detail": "ultra"},
+        "a",
+    ],
 )
 def test_image_part_of_another_shape_is_refused(chats: Chats, image: Any) -> None:
     answer = chats.chat({"type": "image_url", "image_url": image})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"].startswith("messages.0.content.0.image_url")
+
+
+def test_image_url_with_a_lone_surrogate_is_refused(chats: Chats) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": [part(IMAGE)]}]}).replace("data:", "data:\\ud800")
+    answer = chats.client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert "must be a string of ASCII" in refused(answer, "invalid_value", "messages.0.content.0.image_url.url")
 
 
 def test_prompt_of_images_longer_than_the_context_is_refused(chats: Chats) -> None:
