@@ -155,7 +155,7 @@ def resolve_server(
     written = Settled({name: item.value for name, item in given.items() if not isinstance(item.value, Auto)})
     keys = all_keys(written)
     check_exposure(str(written["host"]), keys[0])
-    values = {"max_body_bytes": BODY_BYTES_WITH_IMAGES}
+    values: dict[str, Any] = {"max_body_bytes": BODY_BYTES_WITH_IMAGES}
     values |= {BY_NAME[name].field: value for name, value in written.items()}
     values.pop("chat_template", None)
     several = len(keys[0]) + len(keys[1]) > 1  # the rule of servers
