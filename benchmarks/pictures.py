@@ -68,7 +68,7 @@ CONFIG: Final = {
     "dtype": "bfloat16",
 }
 STREAMS: Final = 4
-ARRIVALS: Final = 8
+ARRIVALS: Final = 3
 WORDS: Final = 16  # text in front of a picture
 READ_BYTES: Final = 256 << 20
 
