@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from forebay.layers.build import Parts
+from forebay.layers.linear import Linear
 from forebay.layers.norms import build_norm, layer_norm_spec
 from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.pictures import PixelScale
@@ -44,7 +45,8 @@ class Patches:
         self._ops, self._size, self._dtype = parts.ops, spec.size, parts.weights.dtype
         self._device, width = parts.weights.device, spec.hidden_size
         kernel = parts.values("patch_embedding.weight", width, CHANNELS, spec.size, spec.size)
-        self._weight = parts.ops.pack_linear(kernel.view(width, -1), parts.values("patch_embedding.bias", width))
+        weight = parts.ops.pack_linear(kernel.view(width, -1), parts.values("patch_embedding.bias", width))
+        self._embedding = Linear(parts.ops, weight)
         ids = position_ids(spec.side)
         self._positions = parts.tensor("position_embedding.weight", len(ids), width, change=lambda table: table[ids])
         factors = [spec.rescale / std for std in spec.std]
@@ -54,7 +56,7 @@ class Patches:
     def __call__(self, pixels: Tensor) -> Tensor:
         """pixels uint8 [height, width, 3] -> [P, h]."""
         rows = self._ops.patch_rows(pixels.to(self._device), self._size, self._scale, self._dtype)
-        return self._ops.add_(self._ops.linear(rows, self._weight), self._positions)
+        return self._ops.add_(self._embedding.of(rows), self._positions)
 
 
 def position_ids(side: int) -> Tensor:

@@ -13,7 +13,7 @@ from forebay.ops.adapters import AdapterTable
 
 
 class Linear:
-    """The only calls of `Ops.linear`, and of what adapters add to it. `adapters` None: the layer can have none."""
+    """The only call of `Ops.linear`, and of what adapters add to it. `adapters` None: the layer can have none."""
 
     __slots__ = ("_adapters", "_ops", "weight")
 
@@ -24,7 +24,7 @@ class Linear:
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, K] -> [T, N]."""
-        out = self._ops.linear(x, self.weight)
+        out = self.of(x)
         if self._adapters is not None and ctx.adapters is not None:
             self._ops.add_adapters(out, x, ctx.adapters, self._adapters)
         return out

@@ -71,9 +71,8 @@ class OutputProcessor(Queues):
         if not req.num_output:
             update.cache, update.weight_version = req.cache_report, req.weight_version
             if req.params.prompt_logprobs >= 0:
-                update.prompt_logprobs = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
-                if req.pictures is not None:
-                    self.held.hide_pictures(req, update.prompt_logprobs)
+                entries = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
+                update.prompt_logprobs = self.held.without_pictures(req, entries)
         self.updates.append(update)
         try:
             req.tokens.fromlist(tokens)  # all or none

@@ -102,11 +102,12 @@ class Releases:
             if self.pictures is not None and req.pictures is not None:
                 self.pictures.forget(req.pictures.encodings)
 
-    def hide_pictures(self, req: Request, entries: list[TokenLogprob | None]) -> None:
-        """Tell no log-probability of a picture's tokens, of those of the request's prompt."""
-        if self.pictures is not None:
+    def without_pictures(self, req: Request, entries: list[TokenLogprob | None]) -> list[TokenLogprob | None]:
+        """Return the log-probabilities of the request's prompt, with none at the tokens of pictures."""
+        if self.pictures is not None and req.pictures is not None:
             for at in np.flatnonzero(self.pictures.stand_for(np.array(req.tokens[: len(entries)]))).tolist():
                 entries[at] = None
+        return entries
 
     # -- going out ------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from forebay.engine.frames import AddRequest, GetTree, State, TreePart
 from forebay.engine.loop.surveys import Surveys
 from forebay.engine.stream import Mailbox, Stream
 from forebay.memory.radix_node import OPERATOR
+from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import Failure, Update
@@ -49,6 +50,7 @@ class CachingEngine:
         rendezvous: Rendezvous | None = None,
         adapter: str = "",
         adapter_number: int = 0,
+        pictures: Sequence[Picture] = (),
     ) -> Stream:
         wanted = AddRequest(
             request_id=next(self._ids),
@@ -60,6 +62,7 @@ class CachingEngine:
             tenant=tenant,
             resume_points=list(resume_points),
             adapter=adapter,
+            pictures=tuple(pictures),
         )
         mailbox = self._mailboxes[wanted.request_id] = Mailbox(wanted.request_id)
         self._tell(self.core.add(wanted))
