@@ -12,7 +12,7 @@ from forebay.engine.loop.core import EngineCore
 from forebay.requests.sampling_params import SamplingParams
 from tests.engine.test_sleep import SUBSETS, core_of, other_weights, poison
 from tests.integration.test_pictures import Album, Prompt
-from tests.models.visual import TEXT_TOKENS, VisualModel, shared_visual
+from tests.models.visual import TEXT, VisualModel, shared_visual
 
 COUNT = 6
 
@@ -25,7 +25,7 @@ def model() -> VisualModel:
 @pytest.fixture(scope="module")
 def prompts(model: VisualModel) -> list[Prompt]:
     album, rng = Album(model), random.Random(5)
-    text = [[rng.randrange(6, TEXT_TOKENS) for _ in range(7)] for _ in range(3)]
+    text = [[rng.choice(TEXT) for _ in range(7)] for _ in range(3)]
     return [album.prompt(text[0], (1, 2), text[1]), album.prompt(text[0], (2, 2), text[1]), album.prompt(text[2])]
 
 

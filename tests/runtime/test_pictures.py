@@ -13,7 +13,7 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.models.encoder import Encoder, load_encoder
 from forebay.requests.step_plan import Encode, PictureWork
 from forebay.runtime.pictures import Encodings, UnfinishedTile
-from tests.models.visual import VisualModel, shared_visual
+from tests.models.visual import NUM_LAYERS, VisualModel, shared_visual
 from tests.runtime.plans import ids
 
 NUM_ROWS = 12
@@ -43,7 +43,7 @@ def pixels(seed: int, side: int) -> bytes:
 def slices(model: VisualModel, cuts: list[int], *, tile: int = 0, seed: int = 0, first_row: int = 1) -> list[Encode]:
     """The work on a tile, cut at these layers; its rows begin at `first_row`."""
     found = []
-    for first, last in zip([0, *cuts], [*cuts, 3], strict=True):
+    for first, last in zip([0, *cuts], [*cuts, NUM_LAYERS], strict=True):
         found.append(
             Encode(
                 picture=7,
@@ -53,7 +53,7 @@ def slices(model: VisualModel, cuts: list[int], *, tile: int = 0, seed: int = 0,
                 height=model.image_size,
                 width=model.image_size,
                 pixels=b"" if first else pixels(seed, model.image_size),
-                rows=ids(range(first_row, first_row + model.tokens_per_tile)) if last == 3 else ids([]),
+                rows=ids(range(first_row, first_row + model.tokens_per_tile)) if last == NUM_LAYERS else ids([]),
             )
         )
     return found
