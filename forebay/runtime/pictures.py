@@ -50,15 +50,19 @@ class Encodings:
         if encode.first_layer == 0:
             state = self.encoder.begin(self._pixels(encode))
         else:
-            done, state = self._unfinished.pop(key, (0, self.rows))
-            if done != encode.first_layer:
-                raise UnfinishedTile(f"tile {key} has {done} layers done, and its next slice is {encode.first_layer}")
+            state = self._resumed(key, encode.first_layer)
         state = self.encoder.layers(state, encode.first_layer, encode.last_layer)
         if encode.last_layer < self.encoder.num_layers:
             self._unfinished[key] = encode.last_layer, state
             return
         at = torch.from_numpy(encode.rows.copy()).to(self._device)
         self.rows.index_copy_(0, at, self.encoder.finish(state))
+
+    def _resumed(self, key: tuple[int, int], layer: int) -> Tensor:
+        if (unfinished := self._unfinished.pop(key, None)) is None or unfinished[0] != layer:
+            done = unfinished[0] if unfinished else 0
+            raise UnfinishedTile(f"tile {key} has {done} layers done, and its next slice begins with layer {layer}")
+        return unfinished[1]
 
     def _pixels(self, encode: Encode) -> Tensor:
         pixels = np.frombuffer(encode.pixels, np.uint8).reshape(encode.height, encode.width, 3)

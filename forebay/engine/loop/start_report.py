@@ -91,7 +91,8 @@ def _of_encoder(runner: ModelRunner) -> Report:
 def _of_pictures(config: EngineConfig, runner: ModelRunner) -> Report:
     if runner.encodings is None:
         return []
-    why = "--mm-cache-bytes: pixels and encodings, which take memory as they come"
+    when = "which take memory as they come" if config.device == "cpu" else "whose half is taken at the start"
+    why = f"--mm-cache-bytes: half for pixels, half for encodings, {when}"
     return [("memory", "images", human_bytes(config.pictures.mm_cache_bytes), why)]
 
 
