@@ -64,7 +64,8 @@ def two(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Two]:
     (folder / "cluster.key").write_text(CLUSTER_KEY)
     flags = (*PATIENT, f"--weights-root={folder}", "--disaggregation-heartbeat=1")
     flags += (f"--cluster-key-file={folder / 'cluster.key'}",)
-    prefill = serving(folder / "prefill", model, *flags, "--disaggregation-mode=prefill")
+    listens = "--disaggregation-bootstrap-port=0"
+    prefill = serving(folder / "prefill", model, *flags, "--disaggregation-mode=prefill", listens)
     decode = serving(folder / "decode", model, *flags, "--disaggregation-mode=decode")
     with prefill as first, decode as second, first.client() as client:
         yield Two(first, second, client.get("/server_info").json()["disaggregation_bootstrap_port"], folder / "other")
