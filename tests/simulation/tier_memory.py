@@ -79,8 +79,8 @@ class TierMemory:
         assert tiers is not None
         return tiers.kv.k.view(-1)
 
-    def change(self, plan: StepPlan) -> None:
-        """Apply what the plan changes before the model runs."""
+    def change(self, plan: StepPlan, part: float = 1.0) -> None:
+        """Apply what the plan changes before the model runs, or the first part of each of its columns."""
         self.coordinator.check(plan)
         work = plan.kinds.resident
         columns = {
@@ -90,6 +90,8 @@ class TierMemory:
             columns["resident_slots"] = columns["resident_slots"].int()
         if plan.admissions:
             columns["admit_rows"] = torch.tensor([admission.row for admission in plan.admissions])
+        if part < 1.0:
+            columns = {name: ids[: int(part * (len(ids) + 1))] for name, ids in columns.items()}
         self.coordinator.change(columns)
 
     def poison(self) -> None:

@@ -7,7 +7,9 @@ python -m tests.simulation.tiered --seeds 0:10000 --jobs 2
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from random import Random
@@ -64,9 +66,32 @@ class TieredRunner(HashRunner):
     def __init__(self, config: SchedulerConfig, *args: Any, **others: Any) -> None:
         super().__init__(config, *args, **others)
         rng, self.tiers = Random(f"{config.num_pages} {config.context_length}"), None
+        self._partial: deque[tuple[int, StepPlan, float]] = deque()  # failed launches, each behind a step
         if config.kinds.num_slots_of(RESIDENT):
             top_k = rng.randint(1, MOST_TOP_K)
             self.tiers = TierMemory(self, config, num_columns=rng.randint(top_k, 2 * top_k), top_k=top_k)
+
+    def launch_in_part(self, plan: StepPlan, part: float) -> None:
+        """The device also has so much of the changes of copies and hot buffers, behind the steps in flight."""
+        super().launch_in_part(plan, part)
+        if self.tiers:
+            self._partial.append((self.in_flight[-1].plan.step if self.in_flight else 0, plan, part))
+            self._change_in_part()
+
+    def _change_in_part(self) -> None:
+        """Make what is left of failed launches behind the last step that was executed."""
+        assert self.tiers is not None
+        first = self.in_flight[0].plan.step if self.in_flight else math.inf
+        while self._partial and self._partial[0][0] < first:
+            _, plan, part = self._partial.popleft()
+            self.tiers.change(plan, part)
+
+    def execute(self, step: HashStep, *, fails: bool, poisoned: Mapping[int, int]) -> StepResult:
+        try:
+            return super().execute(step, fails=fails, poisoned=poisoned)
+        finally:
+            if self.tiers:
+                self._change_in_part()
 
     def _settle(self, plan: StepPlan) -> None:
         super()._settle(plan)
