@@ -18,6 +18,7 @@ from forebay.cli.main import main as forebay
 ROW = {row.name: row for row in ROWS}
 
 
+@pytest.mark.slow
 def test_a_quick_run_starts_a_server_loads_it_and_writes_its_results(
     embedded_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -482,6 +482,7 @@ def violations(page: Page) -> list[Any]:
     return found
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("width", "scheme", "opened"),
     [

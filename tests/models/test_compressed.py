@@ -68,6 +68,7 @@ def test_another_row_goes_on_from_the_end_of_a_page(case, num_pages, tiny, load)
     oracle.assert_agrees(torch.cat(parts), ids[:length] + other, first=length)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("width", [2, 3, 6, 9])
 @pytest.mark.parametrize("case", CASES)
 def test_rejected_tokens_of_every_width_leave_no_trace(case, width, tiny, load):

@@ -42,6 +42,7 @@ def expected():
         return tokens[0, len(PROMPT) :].tolist(), oracle(torch.tensor([PROMPT])).logits[0]
 
 
+@pytest.mark.quick(1)
 def test_greedy_continuation_equals_that_of_transformers(expected, ops):
     driver = Driver(models.load(open_checkpoint(PATH), ops=ops, dtype=torch.float32), page_size=16)
     tokens, prompt_logits = expected

@@ -22,7 +22,7 @@ def test_prefill_gives_the_logits_of_transformers(case, tiny, load):
     oracle.assert_agrees(logits, ids)
 
 
-@pytest.mark.quick(25)
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("chunks", [SOME, ALL], ids=["some", "all"])
 @pytest.mark.parametrize("case", by_tier(CASES))
 def test_every_chunk_size_gives_the_logits_of_transformers(case, chunks, tiny, load):
@@ -34,7 +34,7 @@ def test_every_chunk_size_gives_the_logits_of_transformers(case, chunks, tiny, l
         oracle.assert_agrees(torch.cat(parts), ids, f"chunk {chunk}")
 
 
-@pytest.mark.quick(100)
+@pytest.mark.quick(36)
 @pytest.mark.parametrize("page_size", [1, pytest.param(4, marks=pytest.mark.slow), 16])  # the other tests' is 4
 @pytest.mark.parametrize("case", by_tier(CASES, more=CASE_OF.values()))
 def test_mixed_batches_give_each_sequence_its_own_logits(case, page_size, tiny, load):

@@ -117,6 +117,7 @@ def converted(tmp_path_factory):
     return path
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("case", ARCHITECTURES)
 def test_every_architecture_keeps_the_values_of_its_file(case, converted):
     codes = {name: t for name, t in open_checkpoint(converted(case)).tensors.items() if t.codes is not None}
@@ -125,7 +126,7 @@ def test_every_architecture_keeps_the_values_of_its_file(case, converted):
         np.testing.assert_array_equal(read(tensor.codes), read_tensor(tensor), err_msg=name)
 
 
-@pytest.mark.quick(30)
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", ARCHITECTURES)
 def test_weights_in_codes_give_the_logits_of_the_same_weights_in_the_dtype(case, dtype, converted):

@@ -83,6 +83,7 @@ def _experts(device: str, tokens: int, choices: int, dtype: torch.dtype, activat
     assert_close(*results)
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize(("tokens", "choices"), [(0, 2), (1, 1), (1, 3), (7, 2), (24, 4)])
 def test_experts_equal_the_reference(device: str, dtype: torch.dtype, tokens: int, choices: int) -> None:
     _experts(device, tokens, choices, dtype, ExpertActivation.SILU_AND_MUL)
