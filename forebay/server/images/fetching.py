@@ -59,6 +59,7 @@ class Fetcher:
         self._domains = frozenset(domain.lower().rstrip(".") for domain in domains)
         self._max_bytes = max_bytes
         self._resolve, self._is_allowed, self._timeout_s = resolve, is_allowed, timeout_s
+        self._tls = ssl.create_default_context() if domains else None  # reads all the system's certificates, once
 
     async def fetch(self, url: str, on_bytes: Callable[[int], None] = lambda count: None) -> bytes:
         """Return what is at `url`. `on_bytes` hears of bytes as they come, and may raise. Raises Unreadable."""
@@ -101,7 +102,7 @@ class Fetcher:
         if private or not addresses:
             where = "an address that is not public" if private else "no address"
             raise Unreadable(f"is at {place.host}, which has {where}: send it as a data URL")
-        tls: dict[str, Any] = {"ssl": ssl.create_default_context(), "server_hostname": place.host} if place.tls else {}
+        tls: dict[str, Any] = {"ssl": self._tls, "server_hostname": place.host} if place.tls else {}
         # To the address that was looked at: a second look-up could have another answer.
         reader, writer = await asyncio.open_connection(addresses[0], place.port, **tls)
         try:

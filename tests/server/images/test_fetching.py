@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from forebay.server.images.sources import Unreadable
 pytestmark = pytest.mark.usefixtures("patience")
 
 HOST = "images.test"
+CERTIFICATE = Path(__file__).parent / "images_test.pem"  # of this host, by itself, with its key; for 100 years
 OK = b"HTTP/1.1 200 OK\r\n"
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
@@ -40,14 +43,22 @@ class Host:
         finally:
             writer.close()
 
-    async def fetch(self, *, path: str = "/a.png", max_bytes: int = 100, timeout_s: float = 30.0) -> bytes:
-        async with await asyncio.start_server(self.serve, "127.0.0.1", 0) as server:
+    async def fetch(
+        self,
+        *,
+        path: str = "/a.png",
+        max_bytes: int = 100,
+        timeout_s: float = 30.0,
+        name: str = HOST,
+        tls: ssl.SSLContext | None = None,
+    ) -> bytes:
+        async with await asyncio.start_server(self.serve, "127.0.0.1", 0, ssl=tls) as server:
             port = server.sockets[0].getsockname()[1]
-            domains = [f"{HOST.upper()}:{port}"]
+            domains = [f"{name.upper()}:{port}"]
             fetcher = Fetcher(
                 domains, max_bytes, resolve=self.resolve, is_allowed="127.0.0.1".__eq__, timeout_s=timeout_s
             )
-            return await fetcher.fetch(f"http://{HOST}:{port}{path}")
+            return await fetcher.fetch(f"{'https' if tls else 'http'}://{name}:{port}{path}")
 
 
 def says(*pieces: bytes) -> Answer:
@@ -73,6 +84,33 @@ def test_fetch_returns_the_content(pieces: tuple[bytes, ...]) -> None:
     assert asyncio.run(host.fetch(path="/a/b.png?x=1#part")) == b"abcde"
     assert host.requests[0].startswith(b"GET /a/b.png?x=1 HTTP/1.1\r\nHost: images.test:")
     assert host.looked_up == [HOST]  # once: the address that was looked at is the one that is asked
+
+
+@pytest.fixture
+def with_certificate() -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATE)
+    return context
+
+
+def test_fetch_https_host_with_a_trusted_certificate_is_read(
+    with_certificate: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+    host = Host(says(OK, b"Content-Length: 5\r\n\r\nabcde"))
+    assert asyncio.run(host.fetch(tls=with_certificate)) == b"abcde"
+
+
+@pytest.mark.parametrize(("name", "trusted"), [("images.test", False), ("other.test", True)])
+def test_fetch_https_host_without_a_certificate_of_its_own_is_refused(
+    name: str, trusted: bool, with_certificate: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+    host = Host(says(OK, b"Content-Length: 5\r\n\r\nabcde"))
+    with pytest.raises(Unreadable, match=rf"cannot be fetched from {name} .*CERTIFICATE_VERIFY_FAILED"):
+        asyncio.run(host.fetch(name=name, tls=with_certificate))
+    assert not host.requests
 
 
 @pytest.mark.parametrize(
