@@ -32,7 +32,8 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig, config_from_folder
 from forebay.formats.gguf import GgufFile
 from forebay.formats.store import find_model
-from forebay.models.encoder import Encoder, layer_tokens, vision_config
+from forebay.models.encoder import layer_costs, vision_config
+from forebay.models.encoders.encoder import Encoder
 from forebay.models.random_weights import write_random_weights
 from forebay.requests.pictures import Picture
 from forebay.text.tokenizer_saving import save_tokenizer
@@ -112,12 +113,12 @@ class Bench:
 
     def picture(self) -> Callable[[int], Picture]:
         """Return a new picture of one tile, which stands at the place that it is given."""
-        side = self.vision.image_size
+        side = self.vision.max_edge
         pixels = self._rng.integers(0, 256, (side, side, 3), dtype=np.uint8).tobytes()
         digest = hashlib.sha256(pixels).digest()
-        shape = {"num_tiles": 1, "height": side, "width": side, "grid": (1, 1)}
-        length = self.vision.tokens_per_tile
-        return lambda at: Picture(digest=digest, pixels=pixels, runs=((at, length),), **shape)
+        return lambda at: Picture(
+            digest=digest, grid=(1, 1), sizes=((side, side),), pixels=pixels, runs=((at, self.vision.max_tokens),)
+        )
 
     def add(self, prompt: list[int], *pictures: Picture, count: int = 1) -> int:
         params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True).with_seed()
@@ -130,7 +131,7 @@ class Bench:
     def shown(self, picture: Callable[[int], Picture], count: int = 1) -> int:
         """Add a prompt of its own text with a picture behind it."""
         words = self.words(WORDS)
-        prompt = [*words, *[self.vision.placeholder] * self.vision.tokens_per_tile, *self.words(4)]
+        prompt = [*words, *[self.vision.placeholder] * self.vision.max_tokens, *self.words(4)]
         return self.add(prompt, picture(len(words)), count=count)
 
     def until_idle(self) -> float:
@@ -143,10 +144,11 @@ class Bench:
 
 def encoding(bench: Bench, rounds: int) -> None:
     """One tile, against the products of its matrices at the machine's rate."""
-    side, encoder, vision = bench.vision.image_size, bench.encoder, bench.vision
-    patches, width = vision.num_patches, vision.hidden_size
-    layer = patches * (4 * width**2 + 2 * width * vision.intermediate_size) + 2 * patches**2 * width
-    products = layer * vision.num_layers + patches * width * (3 * vision.patch_size**2 + bench.config.hidden_size)
+    side, encoder, vision = bench.vision.max_edge, bench.encoder, bench.vision
+    patches = vision.max_patches
+    per_patch, per_pair = vision.layer_products
+    layer = patches * per_patch + patches**2 * per_pair
+    products = layer * vision.num_layers + patches * vision.outer_products(bench.config.hidden_size)
     times = []
     for number in range(rounds + 1):
         pixels = torch.randint(0, 256, (side, side, 3), dtype=torch.uint8)
@@ -165,7 +167,7 @@ def encoding(bench: Bench, rounds: int) -> None:
 
 def first_tokens(bench: Bench, rounds: int) -> None:
     """Behind a picture that was encoded before, and behind text of its length."""
-    length = WORDS + bench.vision.tokens_per_tile + 4
+    length = WORDS + bench.vision.max_tokens + 4
     picture = bench.picture()
     bench.shown(picture)
     bench.until_idle()
@@ -188,7 +190,9 @@ def first_tokens(bench: Bench, rounds: int) -> None:
 
 def gaps(bench: Bench, rounds: int) -> None:
     """Of streams, while pictures arrive and while text of equal cost arrives."""
-    cost = int(layer_tokens(bench.config) * bench.vision.num_layers) + bench.vision.tokens_per_tile
+    linear, squared = layer_costs(bench.config)
+    count = bench.vision.max_tokens
+    cost = int((linear * count + squared * count**2) * bench.vision.num_layers) + count
     kinds: dict[str, Callable[[], int]] = {
         "pictures": lambda: bench.shown(bench.picture()),
         "text": lambda: bench.add(bench.words(min(cost, 3000))),

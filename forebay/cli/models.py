@@ -241,7 +241,7 @@ def show(name: str | None) -> None:
     """Print a model's description as equations: a checkpoint's, or that of a small one of a type."""
     from forebay.models import describe, needs_of  # bring torch, which nothing but this needs here
     from forebay.models.encoder import encoder_spec
-    from forebay.models.equations import encoder_equations, equations
+    from forebay.models.equations import equations
 
     if name in LIKES:
         config = config_of(small_config(name, hidden_size=_SHOWN_SIZE, num_layers=_SHOWN_LAYERS, vocab_size=1 << 15))
@@ -252,7 +252,7 @@ def show(name: str | None) -> None:
         print(f"{family_title(config.model_type)}\n{checkpoint.path}:\n")
     print("\n".join(equations(describe(config), needs_of(config).kept_by_block)))
     if config.vision is not None:
-        print("\nimages:\n" + "\n".join(encoder_equations(encoder_spec(config))))
+        print("\nimages:\n" + "\n".join(encoder_spec(config).equations()))
 
 
 def _shape(checkpoint: Checkpoint) -> list[tuple[str, str]]:
@@ -277,9 +277,8 @@ def _encoder(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     if vision is None:
         return []
     parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.encoder.values())
-    tiles = f"tiles of {vision.image_size} x {vision.image_size} pixels, {vision.tokens_per_tile} tokens each"
     layers = f"{vision.num_layers} layers of width {vision.hidden_size}"
-    return [("images", f"{tiles}; an encoder of {layers}, {parameters / 1e6:,.1f} M parameters")]
+    return [("images", f"{vision.tiles}; an encoder of {layers}, {parameters / 1e6:,.1f} M parameters")]
 
 
 def _quantisation(checkpoint: Checkpoint) -> str:

@@ -66,7 +66,7 @@ def activation_bytes(model: ModelConfig, weights: WeightShapes, step: StepShape)
     widest = max((kind.in_features for kind in weights.counts), default=model.hidden_size)
     if model.experts is not None:
         widest = max(widest, model.experts.per_token * model.experts.intermediate_size)
-    tile = 0 if model.vision is None else model.vision.num_patches * model.vision.intermediate_size
+    tile = 0 if model.vision is None else model.vision.max_patches * model.vision.intermediate_size
     activations = max(step.num_tokens * widest, tile) * ACTIVATION_WIDTHS
     logits = step.num_rows * model.vocab_size * LOGITS_COPIES
     rope = step.context_length * model.head_dim * ROPE_TABLES

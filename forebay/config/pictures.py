@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from forebay.base.pixels import Size, num_tokens
 from forebay.config.flag import BYTES, Flag
 
 DEFAULT_CACHE_BYTES: Final = 512 << 20
@@ -33,17 +34,44 @@ DEFAULT_PICTURES: Final = PictureOptions()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureConfig:
-    """Sizes and costs of pictures, for the scheduler: the encoder has `num_layers`, and a layer's work on a tile costs
-    as much as `layer_tokens` tokens of a prompt. Encodings have rows 1..`num_rows` of `row_bytes`, in blocks of
-    `tokens_per_tile`; they and the pixels together take `cache_bytes`. Tiles have `tile_bytes` of pixels. Ids from
-    `vocab_size` on stand for tokens of pictures, of which the model is given the `placeholder`."""
+    """Sizes and costs of pictures, for the scheduler.
+
+    A token of a tile stands for `token_edge` x `token_edge` pixels. Tiles have the one `tile_size` (height and width).
+    Where it is None, their edges are multiples of `token_edge` of at most `max_edge` pixels, and they have at most
+    `max_tokens`. The encoder has `num_layers`. A layer's work on a tile of n tokens costs as much as n * `token_cost` +
+    n * n * `pair_cost` tokens of a prompt.
+
+    Encodings have rows 1..`num_rows` of `row_bytes`, in blocks of `block_rows`; they and the pixels together take
+    `cache_bytes`. Ids from `vocab_size` on stand for tokens of pictures, of which the model is given the
+    `placeholder`.
+    """
 
     num_layers: int
-    layer_tokens: float
-    tokens_per_tile: int
-    tile_bytes: int
+    token_edge: int
+    tile_size: Size | None
+    max_edge: int
+    max_tokens: int
+    token_cost: float
+    pair_cost: float
+    block_rows: int
     num_rows: int
     row_bytes: int
     cache_bytes: int
     vocab_size: int
     placeholder: int
+
+    def takes(self, size: Size) -> bool:
+        """Return whether the encoder takes tiles of this size."""
+        if self.tile_size is not None:
+            return size == self.tile_size
+        whole = all(0 < edge <= self.max_edge and edge % self.token_edge == 0 for edge in size)
+        return whole and self.num_tokens(size) <= self.max_tokens
+
+    def num_tokens(self, size: Size) -> int:
+        """Return the number of tokens of a tile, each a row of its encoding."""
+        return num_tokens(size, self.token_edge)
+
+    def layer_tokens(self, size: Size) -> float:
+        """Return how many tokens of a prompt cost as much as a layer's work on a tile."""
+        count = self.num_tokens(size)
+        return count * (self.token_cost + count * self.pair_cost)

@@ -7,7 +7,7 @@ configuration in `tests/models/tiny.py`, which compares it with transformers. Wh
 the first of them, and the others import it from there; what layers are built with, in `mixers.py`.
 
 Those called `.._assistant` draft for models of another type, and cannot be served alone. Those called `.._head` do so
-as well, with layers behind the model's own.
+as well, with layers behind the model's own. The folder `vision` is no family: it has the encoders of pictures.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from __future__ import annotations
 import pkgutil
 from typing import Final
 
-_FOLDERS: Final = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
+_ENCODERS: Final = "vision"
+_FOLDERS: Final = sorted(
+    module.name for module in pkgutil.iter_modules(__path__) if module.ispkg and module.name != _ENCODERS
+)
 _ASSISTANT: Final = "_assistant"
 _HEAD: Final = "_head"
 

@@ -17,7 +17,8 @@ from forebay.families.outer import OTHER_NAMES, OUTERS, Outer, text_config
 from forebay.families.sampling import NEUTRAL, SamplingDefaults, of_generation_config, of_gguf
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import AS_STORED, TensorNames
-from forebay.families.vision import VisionConfig, vision_of
+from forebay.families.vision import vision_of
+from forebay.families.vision.base import VisionConfig
 from forebay.formats.block_layers import block_packing
 from forebay.formats.files import is_there, read_json
 from forebay.formats.gguf import GgufFile

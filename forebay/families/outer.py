@@ -1,4 +1,4 @@
-"""Models with a language model inside. Of what is around it some encoders of pictures are served (`vision.py`).
+"""Models with a language model inside. Of what is around it some encoders of pictures are served (`vision/`).
 
 The table says for each such type where its configuration and its files have the language model.
 """

@@ -6,18 +6,23 @@ becomes one token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from forebay.base.pixels import CHANNELS
 from forebay.layers.build import Parts
 from forebay.layers.linear import Linear
 from forebay.layers.norms import build_norm, layer_norm_spec
 from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.pictures import PixelScale
 
-CHANNELS = 3
+MOST_SIZES: Final = 8
+"""Sizes of tiles whose tables are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +37,12 @@ class PatchesSpec:
     rescale: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    @property
+    def equation(self) -> str:
+        """Return what it computes of a patch."""
+        count = f"{self.side**2:,} patches of {self.size} x {self.size} pixels"
+        return f"x = W patch + b + position[patch]  (a tile has {count})"
 
     def build(self, parts: Parts) -> Patches:
         """Return the part with its weights."""
@@ -118,14 +129,17 @@ class EncoderBlock:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectorSpec:
-    """Squares of `factor` x `factor` patches of a tile with `side` in a row, each through one linear layer without a
-    bias."""
+    """Squares of `factor` x `factor` patches, each through one linear layer without a bias."""
 
     name: str
-    side: int
     factor: int
     hidden_size: int
     output_size: int
+
+    @property
+    def equation(self) -> str:
+        """Return what it computes of a token's patches, x."""
+        return f"W layernorm(x) of {self.factor} x {self.factor} patches"
 
     def build(self, parts: Parts) -> Connector:
         """Return the part with its weights."""
@@ -139,9 +153,21 @@ class Connector:
         self._ops, factor = parts.ops, spec.factor
         self._width = factor**2 * spec.hidden_size
         self._projection = parts.linear({spec.name: spec.output_size}, self._width)
-        squares = torch.arange(spec.side**2).view(spec.side // factor, factor, -1, factor)
-        self._order = squares.transpose(1, 2).flatten().int().to(parts.weights.device)
+        self._order = square_orders(factor, parts.weights.device)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [P, h] -> [P / s^2, H]."""
-        return self._projection.of(self._ops.gather_rows(x, self._order).view(-1, self._width))
+    def __call__(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """x [P, h] of a grid of patches -> [P / s^2, H]."""
+        return self._projection.of(self._ops.gather_rows(x, self._order(grid)).view(-1, self._width))
+
+
+def square_orders(factor: int, device: torch.device | str) -> Callable[[tuple[int, int]], Tensor]:
+    """Return what gives, for a grid of patches, their order in which squares of `factor` x `factor` follow each other,
+    row by row, and so do the patches of each: [P] int32."""
+
+    @lru_cache(MOST_SIZES)
+    def order(grid: tuple[int, int]) -> Tensor:
+        rows, columns = grid
+        squares = torch.arange(rows * columns).view(rows // factor, factor, columns // factor, factor)
+        return squares.transpose(1, 2).flatten().int().to(device)
+
+    return order

@@ -1,11 +1,11 @@
 """Pictures of prompts: ids of their tokens, and who has the memory of their pixels and encodings.
 
 A picture's tokens have ids of their own in `Request.tokens`, from the vocabulary's size upward: one run of ids for each
-namespace, digest and grid. So the prefix cache compares pictures exactly, as it compares text (C34).
+namespace, digest, grid and sizes of tiles. So the prefix cache compares pictures exactly, as it compares text (C34).
 
-Encodings lie in blocks of rows, one block for each tile; row 0 is the padding. What a request needs is reserved when it
-arrives and kept until it ends, so nothing waits for memory in between. Steps run in the order of their launch: a step
-in flight has read or written the rows of an encoding before a later one writes another into its blocks.
+Encodings lie in blocks of rows, which a picture's tiles share; row 0 is the padding. What a request needs is reserved
+when it arrives and kept until it ends, so nothing waits for memory in between. Steps run in the order of their launch:
+a step in flight has read or written the rows of an encoding before a later one writes another into its blocks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise, starmap
+from math import ceil
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
@@ -20,6 +22,7 @@ import numpy.typing as npt
 
 from forebay.base.counters import Counter
 from forebay.base.errors import Overloaded, RequestTooLarge
+from forebay.base.pixels import Size, num_pixel_bytes
 from forebay.base.units import human_bytes
 from forebay.config.engine_config import Ledger
 from forebay.config.pictures import PictureConfig
@@ -39,8 +42,8 @@ COUNTERS: Final = (
     Counter("evicted_encodings", "Encodings of pictures dropped to make room"),
 )
 
-Key = tuple[str, bytes, tuple[int, int]]
-"""Of a picture: namespace, digest and grid."""
+Key = tuple[str, bytes, tuple[int, int], tuple[Size, ...]]
+"""Of a picture: namespace, digest, grid and the sizes of its tiles."""
 
 
 class OutOfIds(Exception):
@@ -55,24 +58,24 @@ class Pixels(Protocol):
     @property
     def grid(self) -> tuple[int, int]: ...
     @property
-    def num_tiles(self) -> int: ...
-    @property
-    def height(self) -> int: ...
-    @property
-    def width(self) -> int: ...
+    def sizes(self) -> tuple[Size, ...]: ...
     @property
     def pixels(self) -> bytes: ...
 
 
 def _key(namespace: str, its: Pixels) -> Key:
-    return namespace, its.digest, its.grid
+    return namespace, its.digest, its.grid, its.sizes
 
 
 @dataclass(slots=True)
 class Tile:
-    """Layers of the encoder that are `planned` and `committed` for a tile, and those that a tenant was `charged` for.
-    Slices in steps up to `void_through` do not count."""
+    """A tile of a picture: its `size` in pixels, which of the picture's `tokens` are its own, and which bytes of the
+    picture's `pixels`. Layers of the encoder are `planned` and `committed` for it, and a tenant was `charged` for
+    some. Slices in steps up to `void_through` do not count."""
 
+    size: Size
+    tokens: slice
+    pixels: slice
     planned: int = 0
     committed: int = 0
     charged: int = 0
@@ -82,13 +85,12 @@ class Tile:
 @dataclass(slots=True, eq=False, kw_only=True)
 class Encoding:
     """A picture that the engine knows. Its tokens have ids from `first_id` on. With `num_users` requests it has its
-    pixels, and a block of `rows` for each tile; without users it may have rows. No other picture has its `number`."""
+    pixels and `blocks`, in which its tokens have `rows`; without users it may have them. No other picture has its
+    `number`."""
 
     key: Key
     number: int
     num_tokens: int
-    height: int
-    width: int
     tiles: list[Tile]
     first_id: int = NO_ID
     num_users: int = 0
@@ -107,7 +109,7 @@ class Pictures:
 
     def __init__(self, config: PictureConfig, num_tokens: int, steps: Steps, *, ledger: Ledger = Ledger.RAISE) -> None:
         self.config, self._steps = config, steps
-        self.slots = Slots(PICTURE, config.num_rows // config.tokens_per_tile, ledger=ledger)
+        self.slots = Slots(PICTURE, config.num_rows // config.block_rows, ledger=ledger)
         self.room = max(0, config.cache_bytes - config.num_rows * config.row_bytes)  # bytes of pixels
         self.num_bytes = 0
         self.drops: set[int] = set()  # whose unfinished work the next step forgets
@@ -148,36 +150,40 @@ class Pictures:
         return encodings
 
     def _check_fits(self, arrived: Mapping[Key, Pixels]) -> None:
-        num_tiles = sum(its.num_tiles for its in arrived.values())
-        num_bytes = num_tiles * self.config.tile_bytes
-        if num_tiles > self.slots.capacity or num_bytes > self.room:
+        tokens = {key: sum(map(self.config.num_tokens, its.sizes)) for key, its in arrived.items()}
+        blocks = {key: self._num_blocks(count) for key, count in tokens.items()}
+        sizes = {key: num_pixel_bytes(its.sizes) for key, its in arrived.items()}
+        num_blocks, num_bytes, size = sum(blocks.values()), sum(sizes.values()), self.config.block_rows
+        if num_blocks > self.slots.capacity or num_bytes > self.room:
             raise RequestTooLarge(
-                f"the pictures have {num_tiles} tiles, of {human_bytes(num_bytes)}; there is room for "
-                f"{self.slots.capacity} encodings of tiles and {human_bytes(self.room)} of pixels: send fewer or "
-                "smaller pictures, or give them more memory (--mm-cache-bytes)",
+                f"the encodings of the pictures take {num_blocks * size} rows, and their pixels "
+                f"{human_bytes(num_bytes)}; there is room for {self.slots.capacity * size} rows and "
+                f"{human_bytes(self.room)}: send fewer or smaller pictures, or give them more memory "
+                "(--mm-cache-bytes)",
                 code="picture_capacity_exceeded",
             )
         known = {key: self._known.get(key) for key in arrived}
-        missing = sum(arrived[key].num_tiles for key, its in known.items() if its is None or not len(its.blocks))
+        missing = sum(blocks[key] for key, its in known.items() if its is None or not len(its.blocks))
         evictable = sum(len(its.blocks) for key, its in self._cached.items() if key not in arrived)
-        new = sum(arrived[key].num_tiles for key, its in known.items() if its is None or not its.num_users)
-        if missing > self.slots.num_free + evictable or self.num_bytes + new * self.config.tile_bytes > self.room:
+        new = sum(sizes[key] for key, its in known.items() if its is None or not its.num_users)
+        if missing > self.slots.num_free + evictable or self.num_bytes + new > self.room:
             # No count of other tenants' pictures is told (C29).
             raise Overloaded(
-                f"the pictures have {num_tiles} tiles; of the room for {self.slots.capacity} (--mm-cache-bytes) less "
-                "is free now: try again later",
+                f"the encodings of the pictures take {num_blocks * size} rows; of the room for "
+                f"{self.slots.capacity * size} (--mm-cache-bytes) less is free now: try again later",
                 code="pictures_full",
             )
 
     def _begin(self, key: Key, its: Pixels) -> Encoding:
         self._last_number += 1
+        counts = [0, *accumulate(map(self.config.num_tokens, its.sizes))]
+        bytes_ = [0, *accumulate(num_pixel_bytes([size]) for size in its.sizes)]
+        places = zip(its.sizes, starmap(slice, pairwise(counts)), starmap(slice, pairwise(bytes_)), strict=True)
         encoding = Encoding(
             key=key,
             number=self._last_number,
-            num_tokens=its.num_tiles * self.config.tokens_per_tile,
-            height=its.height,
-            width=its.width,
-            tiles=[Tile() for _ in range(its.num_tiles)],
+            num_tokens=counts[-1],
+            tiles=[Tile(*place) for place in places],
         )
         self._known[key] = self._numbers[encoding.number] = encoding
         self._remember(encoding)
@@ -193,14 +199,18 @@ class Pictures:
 
     def _make_room(self, encoding: Encoding) -> None:
         if not len(encoding.blocks):
-            while self.slots.num_free < len(encoding.tiles):
+            while self.slots.num_free < self._num_blocks(encoding.num_tokens):
                 self._evict()
             self._take_blocks(encoding)
 
     def _take_blocks(self, encoding: Encoding) -> None:
-        size = self.config.tokens_per_tile
-        encoding.blocks = self.slots.take_ids(len(encoding.tiles), encoding.number)
-        encoding.rows = ((encoding.blocks - 1) * size + 1).repeat(size) + np.tile(np.arange(size), len(encoding.tiles))
+        size, num_blocks = self.config.block_rows, self._num_blocks(encoding.num_tokens)
+        encoding.blocks = self.slots.take_ids(num_blocks, encoding.number)
+        rows = ((encoding.blocks - 1) * size + 1).repeat(size) + np.tile(np.arange(size), num_blocks)
+        encoding.rows = rows[: encoding.num_tokens]
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return ceil(num_tokens / self.config.block_rows)
 
     def leave(self, encodings: Iterable[Encoding]) -> None:
         """Count a request that has ended. What nobody uses loses its pixels and its unfinished work."""

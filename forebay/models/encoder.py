@@ -1,112 +1,35 @@
-"""An encoder of pictures: a tile of pixels to rows of a language model's embedding.
-
-Its layers run in slices, between which the state of a tile is kept: a step that decodes may so take a few of them at a
-time. A tile's bits do not depend on how it is cut, nor on what was encoded before.
-
-Shape letters: P patches of a tile, h hidden size of the encoder, H of the language model.
-"""
+"""The encoder of pictures beside a language model: found by its kind, loaded, and its cost in tokens of a prompt."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Final
 
 import torch
-from torch import Tensor
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import Checkpoint
 from forebay.families.model_config import ModelConfig
-from forebay.families.vision import VisionConfig
-from forebay.layers.build import Parts
-from forebay.layers.encoder import CHANNELS, ConnectorSpec, EncoderBlockSpec, PatchesSpec
-from forebay.layers.norms import LayerNormSpec, build_norm, layer_norm_spec
-from forebay.layers.params import TensorParam, Weights
-from forebay.layers.rotary import RopeTables
+from forebay.families.vision.base import VisionConfig
+from forebay.layers.params import TensorParam
 from forebay.models import needs_of
 from forebay.models.dry_build import asked_by
+from forebay.models.encoders import siglip
+from forebay.models.encoders.encoder import Encoder, EncoderSpec
 from forebay.models.loader import Loader, Progress, check_names
 from forebay.ops import Ops
-from forebay.ops.attention import segments
 
-_VISION = "model.vision_model"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncoderSpec:
-    """Patches, blocks, and behind the last one `norm` and the connector."""
-
-    patches: PatchesSpec
-    blocks: tuple[EncoderBlockSpec, ...]
-    norm: LayerNormSpec
-    norm_eps: float
-    connector: ConnectorSpec
-
-    @property
-    def num_patches(self) -> int:
-        return self.patches.side**2
-
-    @property
-    def tokens_per_tile(self) -> int:
-        return self.num_patches // self.connector.factor**2
-
-
-class Encoder:
-    """Encodes one tile at a time: `begin`, all `layers` in any slices, `finish`. None of them changes its arguments."""
-
-    def __init__(self, spec: EncoderSpec, ops: Ops, weights: Weights) -> None:
-        parts = Parts(ops, weights, RopeTables(1, weights.device, ops.memory))
-        self.dtype = weights.dtype
-        self.num_layers, self.tokens_per_tile = len(spec.blocks), spec.tokens_per_tile
-        self.hidden_size = spec.connector.output_size
-        self._patches = spec.patches.build(parts)
-        self._blocks = [block.build(parts) for block in spec.blocks]
-        self._norm = build_norm(spec.norm, parts, spec.norm_eps)
-        self._connector = spec.connector.build(parts)
-        self.weight_bytes = sum(weights.held_bytes.values())
-        assert not parts.kept, "an encoder keeps nothing"
-        self._tile = segments([spec.num_patches], weights.device)
-
-    def begin(self, pixels: Tensor) -> Tensor:
-        """pixels uint8 [height, width, 3], red first -> state [P, h]."""
-        return self._patches(pixels)
-
-    def layers(self, state: Tensor, first: int, last: int) -> Tensor:
-        """Run layers `first` up to, not including, `last`: [P, h] -> [P, h]."""
-        for block in self._blocks[first:last]:
-            state = block(state, self._tile)
-        return state
-
-    def finish(self, state: Tensor) -> Tensor:
-        """state [P, h] behind the last layer -> [tokens_per_tile, H]."""
-        return self._connector(self._norm.of(state))
+_SPECS: Final[Mapping[str, Callable[[ModelConfig], EncoderSpec]]] = {
+    "idefics3": siglip.encoder_spec,
+    "smolvlm": siglip.encoder_spec,
+}
 
 
 def encoder_spec(config: ModelConfig) -> EncoderSpec:
     """Describe the encoder of a model that has one, under the names of its files."""
-    vision = vision_config(config)
-    return EncoderSpec(
-        patches=PatchesSpec(
-            name=f"{_VISION}.embeddings",
-            hidden_size=vision.hidden_size,
-            size=vision.patch_size,
-            side=vision.side,
-            rescale=vision.rescale,
-            mean=vision.mean,
-            std=vision.std,
-        ),
-        blocks=tuple(_block(vision, layer) for layer in range(vision.num_layers)),
-        norm=layer_norm_spec(f"{_VISION}.post_layernorm", vision.hidden_size, bias=True),
-        norm_eps=vision.norm_eps,
-        connector=ConnectorSpec(
-            name="model.connector.modality_projection.proj",
-            side=vision.side,
-            factor=vision.scale_factor,
-            hidden_size=vision.hidden_size,
-            output_size=config.hidden_size,
-        ),
-    )
+    return _SPECS[vision_config(config).kind](config)
 
 
 def vision_config(config: ModelConfig) -> VisionConfig:
@@ -115,22 +38,11 @@ def vision_config(config: ModelConfig) -> VisionConfig:
     return config.vision
 
 
-def _block(vision: VisionConfig, layer: int) -> EncoderBlockSpec:
-    return EncoderBlockSpec(
-        name=f"{_VISION}.encoder.layers.{layer}",
-        hidden_size=vision.hidden_size,
-        intermediate_size=vision.intermediate_size,
-        num_heads=vision.num_heads,
-        norm_eps=vision.norm_eps,
-    )
-
-
 def encoder_params(config: ModelConfig) -> tuple[TensorParam, ...]:
     """Return all weights of the encoder, each once; none for a model without one."""
     if config.vision is None:
         return ()
-    spec = encoder_spec(config)
-    return asked_by(lambda ops, weights: Encoder(spec, ops, weights))
+    return asked_by(encoder_spec(config).build)
 
 
 def load_encoder(
@@ -154,20 +66,21 @@ def load_encoder(
     beside = replace(checkpoint, tensors=checkpoint.encoder)
     check_names(beside, params)
     weights = Loader(beside, params, ops=ops, dtype=dtype, device=device, progress=progress)
-    return Encoder(encoder_spec(checkpoint.config), ops, weights)
+    return encoder_spec(checkpoint.config).build(ops, weights)
 
 
-def layer_tokens(config: ModelConfig) -> float:
-    """Return how many tokens of a prompt cost as much as a layer of the encoder on a tile, in products of the matrices.
+def layer_costs(config: ModelConfig) -> tuple[float, float]:
+    """Return the costs of a layer of the encoder: for each token of a tile, and for each pair of them.
 
+    They are in tokens of a prompt whose matrices take as many products.
     What the encoder computes before and behind its layers is divided among them. Of a mixture, a token's experts count.
     A prompt's attention, which depends on its length, is left out.
     """
-    vision = vision_config(config)
-    patches, width = vision.num_patches, vision.hidden_size
-    layer = patches * (4 * width**2 + 2 * width * vision.intermediate_size) + 2 * patches**2 * width
-    others = patches * width * (CHANNELS * vision.patch_size**2 + config.hidden_size)
-    return (layer + others / vision.num_layers) / _token_products(config)
+    vision, token = vision_config(config), _token_products(config)
+    per_patch, per_pair = vision.layer_products
+    each = per_patch + vision.outer_products(config.hidden_size) / vision.num_layers
+    patches = vision.merge**2
+    return patches * each / token, patches**2 * per_pair / token
 
 
 def _token_products(config: ModelConfig) -> float:

@@ -30,7 +30,6 @@ from forebay.layers.short_conv import ShortConvSpec
 from forebay.layers.streams import StreamedSpec
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import DecoderSpec
-from forebay.models.encoder import EncoderSpec
 from forebay.models.terms import ARGUMENT, Term, term, times
 from forebay.pools.cache_spec import CacheSpec
 
@@ -47,21 +46,6 @@ def equations(spec: DecoderSpec, kept: Sequence[Iterable[CacheSpec]]) -> Iterato
     logits = f"{times(spec.logits_scale)}head({_norm(spec.norm)}(x))"
     logits = f"{spec.logits_cap:g} tanh({logits} / {spec.logits_cap:g})" if spec.logits_cap else logits
     yield f"\nlogits = {logits}  (at most {spec.max_positions:,} positions)"
-
-
-def encoder_equations(spec: EncoderSpec) -> Iterator[str]:
-    """Line by line, of an encoder of pictures: x is a patch's stream, and in the end a token's embedding."""
-    patches, block, connector = spec.patches, spec.blocks[0], spec.connector
-    count = f"{spec.num_patches:,} patches of {patches.size} x {patches.size} pixels"
-    yield f"x = W patch + b + position[patch]  (a tile has {count})"
-    yield f"\n{_ranges(range(len(spec.blocks)))}:"
-    yield "  x += attention(layernorm(x))"
-    yield "  x += mlp(layernorm(x))"
-    yield f"  attention(h) = Wo softmax({block.head_dim**-0.5:.4g} q·k) v + b  over all patches of a tile"
-    yield f"    q = Wq h + b, k = Wk h + b, v = Wv h + b; {block.num_heads} heads of {block.head_dim}"
-    yield f"  mlp(h) = Wd gelu(Wu h + b) + b  of {block.intermediate_size:,}"
-    square = f"{connector.factor} x {connector.factor} patches"
-    yield f"\nembedding[image] = W layernorm(x) of {square}  ({spec.tokens_per_tile:,} tokens a tile)"
 
 
 def _by(table: TensorParam) -> str:

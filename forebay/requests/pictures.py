@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,33 +10,30 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from forebay.base.pixels import Size
 from forebay.memory.pictures import Encoding, Pictures
 from forebay.memory.slots import Ids
 
-_GRID = struct.Struct("<II")
 
-
-def digest_of(pixels: bytes, grid: tuple[int, int]) -> bytes:
-    """Return the SHA-256 of a picture's pixels, behind which its grid stands."""
+def digest_of(pixels: bytes, grid: tuple[int, int], sizes: Sequence[Size]) -> bytes:
+    """Return the SHA-256 of a picture's pixels, behind which its grid and the sizes of its tiles stand."""
     digest = hashlib.sha256(pixels)
-    digest.update(_GRID.pack(*grid))
+    digest.update(np.array([grid, *sizes], dtype="<u4").tobytes())
     return digest.digest()
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture of a prompt, decoded and cut into tiles of one size, which the model encodes one by one.
+    """A picture of a prompt, decoded and cut into tiles, which the model encodes one by one.
 
-    `pixels` are uint8 [num_tiles, height, width, 3], red first. `digest` is the SHA-256 of them and of `grid`, the
-    tiles' rows and columns as the model's type counts them. The picture's tokens stand in the prompt in `runs`, each a
-    start and a length; there the prompt has the model's placeholder. Together they are as many as its encoding has
-    rows, and come in the same order; each tile has equally many.
+    Tiles have the `sizes` (height and width), and `pixels` are theirs one after another, each uint8 [height, width, 3],
+    red first. `digest` is the SHA-256 of them, of `grid`, the tiles' rows and columns as the model's type counts them,
+    and of the sizes. The picture's tokens stand in the prompt in `runs`, each a start and a length; there the prompt
+    has the model's placeholder. Together they are as many as its encoding has rows, and come in the same order.
     """
 
     digest: bytes
     grid: tuple[int, int]
-    num_tiles: int
-    height: int
-    width: int
+    sizes: tuple[Size, ...]
     pixels: bytes
     runs: tuple[tuple[int, int], ...]
 
@@ -72,9 +68,9 @@ class PromptPictures:
         self._of: Ids = np.repeat(np.arange(len(places)), counts)[order]  # [P], which picture
         self._inside: Ids = np.concatenate([np.arange(count) for count in counts])[order]  # [P], which of its tokens
         tiles = (
-            Awaited(encoding, tile, own)
+            Awaited(encoding, number, of[tile.tokens])
             for encoding, of in zip(encodings, places, strict=True)
-            for tile, own in enumerate(np.split(of, len(encoding.tiles)))
+            for number, tile in enumerate(encoding.tiles)
         )
         self._tiles = sorted(tiles, key=lambda its: int(its.positions[0]))
 

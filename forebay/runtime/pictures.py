@@ -1,6 +1,6 @@
 """Encodings of pictures on the device, and the encoder's work on them.
 
-Shape letters: R rows of encodings, padding included; H hidden size of the language model.
+Shape letters: R rows of encodings, padding included; H numbers of a row.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forebay.models.encoder import Encoder
+from forebay.models.encoders.encoder import Encoder, State
 from forebay.pools.regions import Take
 from forebay.pools.table import Column, Table
 from forebay.requests.step_plan import Encode, PictureWork
@@ -29,9 +29,9 @@ class Encodings:
         self, encoder: Encoder, num_rows: int, *, device: torch.device | str = "cpu", take: Take | None = None
     ) -> None:
         self.num_rows, self.encoder, self._device = num_rows, encoder, device
-        columns = {"rows": Column(encoder.dtype, (encoder.hidden_size,), pad=0.0)}
+        columns = {"rows": Column(encoder.dtype, (encoder.row_size,), pad=0.0)}
         self._table = Table(1 + num_rows, columns=columns, device=device, take=take)
-        self._unfinished: dict[tuple[int, int], tuple[int, Tensor]] = {}  # by picture and tile: layers done, state
+        self._unfinished: dict[tuple[int, int], tuple[int, State]] = {}  # by picture and tile: layers done, state
 
     @property
     def rows(self) -> Tensor:
@@ -58,7 +58,7 @@ class Encodings:
         at = torch.from_numpy(encode.rows.copy()).to(self._device)
         self.rows.index_copy_(0, at, self.encoder.finish(state))
 
-    def _resumed(self, key: tuple[int, int], layer: int) -> Tensor:
+    def _resumed(self, key: tuple[int, int], layer: int) -> State:
         if (unfinished := self._unfinished.pop(key, None)) is None or unfinished[0] != layer:
             done = unfinished[0] if unfinished else 0
             raise UnfinishedTile(f"tile {key} has {done} layers done, and its next slice begins with layer {layer}")

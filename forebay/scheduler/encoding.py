@@ -42,34 +42,31 @@ def _plan_slice(held: Allocations, req: Request, encoding: Encoding, tile: int, 
     not been charged for (C32)."""
     assert held.pictures is not None
     config, its = held.pictures.config, encoding.tiles[tile]
+    cost = config.layer_tokens(its.size)
     first = its.planned
-    last = min(config.num_layers, first + max(1, int(budget / config.layer_tokens)))
+    last = min(config.num_layers, first + max(1, int(budget / cost)))
     its.planned = last
-    held.draft.encodes.append(_slice(held.pictures, encoding, tile, first, last))
+    held.draft.encodes.append(_slice(encoding, tile, first, last, ends=last == config.num_layers))
     num_new = last - max(first, its.charged)
     if num_new > 0:
-        req.account.encoded_tokens += num_new * config.layer_tokens
-        req.account.service += num_new * config.layer_tokens / req.account.weight
+        req.account.encoded_tokens += num_new * cost
+        req.account.service += num_new * cost / req.account.weight
         its.charged = last
-    return ceil((last - first) * config.layer_tokens)
+    return ceil((last - first) * cost)
 
 
-def _slice(pictures: Pictures, encoding: Encoding, tile: int, first: int, last: int) -> Encode:
-    config = pictures.config
-    pixels, rows = b"", NO_IDS
-    if not first:
-        pixels = encoding.pixels[tile * config.tile_bytes : (tile + 1) * config.tile_bytes]
-    if last == config.num_layers:
-        rows = encoding.rows[tile * config.tokens_per_tile : (tile + 1) * config.tokens_per_tile].copy()
+def _slice(encoding: Encoding, tile: int, first: int, last: int, *, ends: bool) -> Encode:
+    its = encoding.tiles[tile]
+    height, width = its.size
     return Encode(
         picture=encoding.number,
         tile=tile,
         first_layer=first,
         last_layer=last,
-        height=encoding.height,
-        width=encoding.width,
-        pixels=pixels,
-        rows=rows,
+        height=height,
+        width=width,
+        pixels=b"" if first else encoding.pixels[its.pixels],
+        rows=encoding.rows[its.tokens].copy() if ends else NO_IDS,
     )
 
 

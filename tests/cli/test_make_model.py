@@ -71,14 +71,14 @@ def test_model_that_reads_images_comes_with_its_encoder_tokens_and_processors(
     text_tokens = open_checkpoint(embedded_model).config.vocab_size
     vision = checkpoint.config.vision
     assert vision is not None
-    assert (vision.kind, vision.num_layers, vision.tokens_per_tile) == (model_type, 3, 16)
+    assert (vision.kind, vision.num_layers, vision.max_tokens) == (model_type, 3, 16)
     assert vision.placeholder == text_tokens
     assert len(checkpoint.config.eos_token_ids) > 0
     ids = [tokenizer.added[token] for token in PICTURE_TOKENS]
     assert ids == list(range(text_tokens, text_tokens + len(PICTURE_TOKENS)))
     assert tokenizer.control >= set(ids)
     assert checkpoint.config.vocab_size == text_tokens + len(PICTURE_TOKENS)
-    assert json.loads((target / "processor_config.json").read_text())["image_seq_len"] == vision.tokens_per_tile
+    assert json.loads((target / "processor_config.json").read_text())["image_seq_len"] == vision.max_tokens
     capsys.readouterr()
     assert main(["models", "inspect", str(target)]) == 0
     assert "tiles of 64 x 64 pixels, 16 tokens each; an encoder of 3 layers of width 32" in capsys.readouterr().out

@@ -12,15 +12,15 @@ from forebay.base.errors import ConfigError
 from forebay.config.media import BODY_BYTES, BODY_BYTES_WITH_IMAGES, DEFAULT_IMAGES
 from forebay.config.resolve import HERE, resolve, resolve_server
 from forebay.families.model_config import ModelConfig
-from forebay.families.vision import VisionConfig
+from forebay.families.vision.siglip import SiglipConfig
 from forebay.formats.weight_shapes import WeightShapes
 
-VISION = VisionConfig(
+VISION = SiglipConfig(
     kind="smolvlm",
     placeholder=5,
     image_size=512,
     patch_size=16,
-    scale_factor=4,
+    merge=4,
     hidden_size=768,
     intermediate_size=3072,
     num_layers=12,

@@ -17,7 +17,7 @@ from forebay.memory.slots import NO_IDS
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Encode
 from forebay.scheduler.scheduler import Scheduler
-from tests.pictures import PLACEHOLDER, SIDE, TILE_BYTES, VOCAB, picture, picture_config, with_placeholders
+from tests.pictures import EDGE, PLACEHOLDER, SIZE, TILE_BYTES, VOCAB, picture, picture_config, with_placeholders
 from tests.plans import plan_of
 from tests.scheduler.rig import Rig, config
 
@@ -38,15 +38,19 @@ def test_pictures_that_fit_their_prompt_are_taken() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"height": SIDE + 1}, r"tiles of picture 0 are 3 x 2 pixels; the model takes squares of 12 bytes"),
-        ({"height": 1, "width": 4}, "1 x 4 pixels"),
-        ({"height": -2, "width": -2}, "bytes"),
-        ({"num_tiles": 2, "pixels": bytes(TILE_BYTES)}, "2 tiles and 12 bytes of pixels; a tile has 12"),
-        ({"num_tiles": 0, "pixels": b""}, "0 tiles and 0 bytes"),
-        ({"pixels": bytes(TILE_BYTES - 1)}, "1 tiles and 11 bytes"),
+        (
+            {"sizes": ((EDGE + 1, EDGE),)},
+            "tile of picture 0 has 3 x 2 pixels; the model takes multiples of 2, at most 16 on an edge, of at most 8",
+        ),
+        ({"sizes": ((EDGE, 9 * EDGE),)}, "2 x 18 pixels; the model takes multiples of 2, at most 16"),
+        ({"sizes": (SIZE, (3 * EDGE, 3 * EDGE))}, "6 x 6 pixels"),
+        ({"sizes": ((-2, -6),), "pixels": bytes(TILE_BYTES)}, "-2 x -6 pixels"),
+        ({"num_tiles": 2, "pixels": bytes(TILE_BYTES)}, "2 tiles and 36 bytes of pixels; tiles of these sizes have 72"),
+        ({"num_tiles": 0}, "0 tiles and 0 bytes"),
+        ({"pixels": bytes(TILE_BYTES - 1)}, "1 tiles and 35 bytes"),
         ({"digest": b"short"}, "the digest of picture 0 has 5 bytes, not 32"),
-        ({"runs": ()}, "0 tokens and 1 tiles, which have 3 tokens each"),
-        ({"runs": ((2, 2),)}, "2 tokens and 1 tiles"),
+        ({"runs": ()}, "0 tokens in the prompt, and its tiles have 3"),
+        ({"runs": ((2, 2),)}, "2 tokens in the prompt, and its tiles have 3"),
         ({"runs": ((-1, 3),)}, "a run of 3 tokens from -1 on; the prompt has 20 tokens"),
         ({"runs": ((18, 3),)}, "a run of 3 tokens from 18 on"),
         ({"runs": ((1 << 80, 3),)}, "a run of 3 tokens"),
@@ -62,6 +66,13 @@ def test_c33_picture_that_is_not_as_the_model_takes_it_is_refused_with_the_numbe
     prompt = [PLACEHOLDER] * len(PROMPT) if "runs" in changes else None
     with pytest.raises(InvalidRequest, match=why):
         check(wrong, prompt=prompt)
+
+
+def test_c33_tile_of_another_size_than_the_only_one_is_refused() -> None:
+    limits = config(pictures=picture_config(tile_size=SIZE))
+    check(picture(1, 2), limits=limits)
+    with pytest.raises(InvalidRequest, match="6 x 2 pixels; the model takes 2 x 6"):
+        check(picture(1, 2, sizes=(SIZE[::-1],)), limits=limits)
 
 
 def test_c33_runs_of_two_pictures_that_share_a_token_are_refused() -> None:
@@ -119,8 +130,12 @@ def test_tree_shows_placeholders_for_pictures() -> None:
 
 def test_work_of_a_step_counts_slices_as_tokens() -> None:
     limits = picture_config(layer_tokens=2.5)
-    encode = Encode(picture=1, tile=0, first_layer=1, last_layer=4, height=SIDE, width=SIDE)
+    height, width = SIZE
+    encode = Encode(picture=1, tile=0, first_layer=1, last_layer=4, height=height, width=width)
     columns = dict.fromkeys(("rows", "q_lens", "starts", "input_ids"), NO_IDS)
     nothing = {"step": 1, "num_extends": 0, **columns, "sample_mask": np.zeros(0, dtype=np.bool_)}
     assert work_of(plan_of(**nothing, encodes=(encode, encode)), limits) == 15
+    larger = picture_config(layer_tokens=1.0, pair_cost=0.5)
+    wide = Encode(picture=1, tile=0, first_layer=0, last_layer=2, height=2 * EDGE, width=3 * EDGE)
+    assert work_of(plan_of(**nothing, encodes=(wide,)), larger) == 40
     assert work_of(plan_of(**nothing), limits) == 0

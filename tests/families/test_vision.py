@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from forebay.base.errors import ModelError
 from forebay.families.model_config import ModelConfig, config_of
 from forebay.families.outer import OUTERS
-from forebay.families.vision import VisionConfig
+from forebay.families.vision.siglip import SiglipConfig
 from tests.cli.public_configs import LLAMA_3_8B, SMOLLM2_135M
 from tests.families.test_outer import fields_of
 
@@ -25,7 +25,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
             **_TILES, "hidden_size": 768, "image_size": 512, "max_image_size": {"longest_edge": 512},
             "model_type": "idefics3", "num_attention_heads": 12, "patch_size": 16, "size": {"longest_edge": 2048},
         },
-        {"num_layers": 12, "intermediate_size": 3072, "num_patches": 1024, "tokens_per_tile": 64},
+        {"num_layers": 12, "intermediate_size": 3072, "max_patches": 1024, "max_tokens": 64},
     ),
     "HuggingFaceTB/SmolVLM2-2.2B-Instruct": (
         {"model_type": "smolvlm", "image_token_id": 49190, "scale_factor": 3, "text_config": SMOLLM2_135M},
@@ -34,7 +34,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
             "max_image_size": {"longest_edge": 384}, "model_type": "smolvlm_vision", "num_attention_heads": 16,
             "num_hidden_layers": 27, "patch_size": 14, "size": {"longest_edge": 1920},
         },
-        {"num_layers": 27, "side": 27, "tokens_per_tile": 81},  # six pixels fill no patch
+        {"num_layers": 27, "side": 27, "max_tokens": 81},  # six pixels fill no patch
     ),
     "HuggingFaceM4/Idefics3-8B-Llama3": (
         {"model_type": "idefics3", "image_token_id": 128257, "scale_factor": 2, "text_config": LLAMA_3_8B},
@@ -42,14 +42,14 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
             "attention_dropout": 0.0, "hidden_size": 1152, "image_size": 364, "intermediate_size": 4304,
             "model_type": "idefics3", "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14,
         },
-        {"num_layers": 27, "num_patches": 676, "tokens_per_tile": 169, "placeholder": 128257},
+        {"num_layers": 27, "max_patches": 676, "max_tokens": 169, "placeholder": 128257},
     ),
 }  # fmt: skip
 
 
-def read(kind: str = "smolvlm", processor: dict[str, Any] | None = None, **more: Any) -> VisionConfig:
+def read(kind: str = "smolvlm", processor: dict[str, Any] | None = None, **more: Any) -> SiglipConfig:
     config = config_of(fields_of(kind, **more), processor=processor)
-    assert config.vision is not None
+    assert isinstance(config.vision, SiglipConfig)
     return config.vision
 
 
@@ -78,7 +78,7 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
     assert (ours.hidden_size, ours.intermediate_size) == (vision.hidden_size, vision.intermediate_size)
     assert (ours.num_layers, ours.num_heads) == (vision.num_hidden_layers, vision.num_attention_heads)
     assert ours.norm_eps == vision.layer_norm_eps
-    assert read(kind).scale_factor == theirs.scale_factor
+    assert read(kind).merge == theirs.scale_factor
     large = {**fields, "text_config": {**fields["text_config"], "vocab_size": 1 << 18}}
     del large["image_token_id"]
     assert read(kind, **{**large, "image_token_id": None}).placeholder == theirs.image_token_id
@@ -141,7 +141,7 @@ def test_any_value_in_any_field_is_refused_or_gives_an_encoder(value: Any) -> No
         except ModelError:
             continue
         assert config.vision is not None
-        assert config.vision.tokens_per_tile > 0
+        assert config.vision.max_tokens > 0
     for name in ("image_mean", "image_std", "rescale_factor", "do_rescale", "do_normalize"):
         try:
             vision = read(processor={name: value})

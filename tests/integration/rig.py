@@ -10,6 +10,7 @@ import torch
 
 from forebay import models
 from forebay.backends import make_ops
+from forebay.base.pixels import CHANNELS
 from forebay.config.engine_config import (
     DisaggregationMode,
     DisaggregationOptions,
@@ -22,6 +23,7 @@ from forebay.config.pictures import PictureConfig
 from forebay.engine.frames import AddRequest
 from forebay.engine.lifecycle.adapter_memory import ModelAdapters
 from forebay.engine.lifecycle.adapters import AdapterMemory
+from forebay.engine.lifecycle.pictures import sizes_of
 from forebay.engine.loop.core import EngineCore
 from forebay.engine.loop.exchange import Connected
 from forebay.families.checkpoint import open_checkpoint
@@ -51,6 +53,8 @@ from forebay.scheduler.scheduler import Proposer, Scheduler
 from tests.kinds_of import kind_config
 from tests.models.drive import of_whole_entries
 from tests.pools.caches import cache_types
+
+BLOCK_ROWS = 4  # of encodings
 
 WHOLE = DisaggregationOptions()
 
@@ -211,15 +215,15 @@ class Rig:
         hot_columns: int = 0,
         num_resident: int = 8,
         host_path: str = "",
-        num_tiles: int = 64,
+        num_rows_of_pictures: int = 256,
         layer_tokens: float = 2.0,
     ) -> Engine:
         """`num_tokens` is the size of the KV cache. Where layers keep states there are `cached_states` slots besides
         those that running requests need, where they have windows as few pages as can do. Decodes compute `width` tokens
         at most; `proposer` guesses on the host. With a `role` it computes a half, and `transfers` moves the other;
         `grammars` are there for who asks for one. With `hot_columns` HiSparse is on, with `num_resident` pages and the
-        host tier perhaps in a file. The encodings and pixels
-        of `num_tiles` tiles of pictures have room, and a layer's work on one costs as much as `layer_tokens` tokens."""
+        host tier perhaps in a file. The encodings
+        of pictures have so many rows, and a layer's work on a tile of 4 tokens costs as much as `layer_tokens`."""
         page_size = of_whole_entries(page_size, self._model)
         num_rows = max_running_requests + options.decode_extra_slots
         num_pages = num_tokens // page_size
@@ -253,7 +257,7 @@ class Rig:
                 num_slots={**state.num_slots, RING: num_rows},
                 slot_bytes={**state.slot_bytes, RING: num_bytes},
             )
-        pictures = self._pictures(num_tiles, layer_tokens)
+        pictures = self._pictures(num_rows_of_pictures, layer_tokens)
         runner = build_runner(
             self._model,
             sizes=PoolSizes(
@@ -305,22 +309,14 @@ class Rig:
             core.adapters.load_now(name, str(path))
         return Engine(core)
 
-    def _pictures(self, num_tiles: int, layer_tokens: float) -> PictureConfig | None:
+    def _pictures(self, num_rows: int, layer_tokens: float) -> PictureConfig | None:
         vision = self._config.vision
         if self.encoder is None or vision is None:
             return None
-        row_bytes, tile_bytes = self.encoder.hidden_size * self.encoder.dtype.itemsize, 3 * vision.image_size**2
-        return PictureConfig(
-            num_layers=self.encoder.num_layers,
-            layer_tokens=layer_tokens,
-            tokens_per_tile=self.encoder.tokens_per_tile,
-            tile_bytes=tile_bytes,
-            num_rows=num_tiles * self.encoder.tokens_per_tile,
-            row_bytes=row_bytes,
-            cache_bytes=num_tiles * (tile_bytes + self.encoder.tokens_per_tile * row_bytes),
-            vocab_size=self._vocab_size,
-            placeholder=vision.placeholder,
-        )
+        its = sizes_of(vision, self.encoder, (layer_tokens / BLOCK_ROWS, 0.0), self._vocab_size, 0)
+        pixel_bytes = 2 * num_rows * CHANNELS * vision.token_edge**2  # some fill no patch
+        cache_bytes = num_rows * its.row_bytes + pixel_bytes
+        return replace(its, block_rows=BLOCK_ROWS, num_rows=num_rows, cache_bytes=cache_bytes)
 
     def _adapter_memory(self) -> AdapterMemory | None:
         return ModelAdapters(self._model.adapters, self._config) if self._model.adapters else None

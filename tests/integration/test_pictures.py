@@ -3,18 +3,20 @@ C19, C28)."""
 
 from __future__ import annotations
 
-import hashlib
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from forebay.requests.pictures import Picture
+from forebay.base.pixels import num_pixel_bytes
+from forebay.requests.pictures import Picture, digest_of
 from forebay.requests.sampling_params import SamplingParams
-from tests.integration.rig import Engine, Result, Rig
+from tests.integration.rig import BLOCK_ROWS, Engine, Result, Rig
 from tests.integration.test_hybrid_tokens import scores
 from tests.kernels import NATIVE
 from tests.models.visual import TEXT, TYPES, VisualModel, shared_visual
@@ -35,11 +37,7 @@ class Album:
     """Makes prompts of a model. A picture has the pixels of its number, and as many tiles as it is asked for."""
 
     def __init__(self, model: VisualModel) -> None:
-        self.side, self.per_tile, self.placeholder = model.image_size, model.tokens_per_tile, model.placeholder
-
-    def pixels(self, number: int, tiles: int) -> np.ndarray[Any, Any]:
-        rng = np.random.default_rng(number)
-        return rng.integers(0, 256, (tiles, self.side, self.side, 3), dtype=np.uint8)
+        self.model = model
 
     def prompt(self, *parts: list[int] | tuple[int, int]) -> Prompt:
         """Of lists of token ids, and of pictures, each a number and its tiles."""
@@ -50,13 +48,14 @@ class Album:
                 ids += part
                 continue
             number, tiles = part
-            pixels, runs = self.pixels(number, tiles).tobytes(), []
-            for _ in range(tiles):
-                runs.append((len(ids) + 1, self.per_tile))
-                ids += [MARK, *[self.placeholder] * self.per_tile]
-            digest = hashlib.sha256(pixels + f"{1, tiles}".encode()).digest()
-            shape = {"num_tiles": tiles, "height": self.side, "width": self.side}
-            pictures.append(Picture(digest=digest, grid=(1, tiles), pixels=pixels, runs=tuple(runs), **shape))
+            sizes, runs = self.model.sizes(tiles), []
+            pixels = np.random.default_rng(number).bytes(num_pixel_bytes(sizes))
+            for size in sizes:
+                own, runs_of_tile = self.model.written(size)
+                runs += [(len(ids) + 1 + start, length) for start, length in runs_of_tile]
+                ids += [MARK, *own]
+            digest = digest_of(pixels, (1, tiles), sizes)
+            pictures.append(Picture(digest=digest, grid=(1, tiles), sizes=sizes, pixels=pixels, runs=tuple(runs)))
         return Prompt(ids, tuple(pictures))
 
 
@@ -130,8 +129,8 @@ def test_tokens_and_log_probabilities_equal_those_of_transformers(model: VisualM
     num_compared = 0
     for prompt, (tokens, logprobs) in zip(shown.prompts, shown.alone, strict=True):
         stop = [*tokens, model.placeholder].index(model.placeholder)
-        pixels = np.concatenate([_pixels(picture) for picture in prompt.pictures]) if prompt.pictures else None
-        wanted = model.logits([*prompt.ids, *tokens[:stop]], pixels).log_softmax(-1)
+        tiles = [tile for picture in prompt.pictures for tile in _tiles(picture)]
+        wanted = model.logits([*prompt.ids, *tokens[:stop]], tiles).log_softmax(-1)
         for place, (token, found) in enumerate(zip(tokens[: stop + 1], logprobs, strict=False), len(prompt.ids) - 1):
             assert found.logprob == pytest.approx(float(wanted[place, token]), abs=1e-4)
             assert found.rank == 1
@@ -139,8 +138,12 @@ def test_tokens_and_log_probabilities_equal_those_of_transformers(model: VisualM
     assert num_compared > 4 * len(shown.prompts)
 
 
-def _pixels(picture: Picture) -> np.ndarray[Any, Any]:
-    return np.frombuffer(picture.pixels, np.uint8).reshape(picture.num_tiles, picture.height, picture.width, 3)
+def _tiles(picture: Picture) -> Iterator[np.ndarray[Any, Any]]:
+    at = 0
+    for size in picture.sizes:
+        stop = at + num_pixel_bytes([size])
+        yield np.frombuffer(picture.pixels[at:stop], np.uint8).reshape(*size, 3)
+        at = stop
 
 
 def test_same_text_with_another_picture_gives_other_log_probabilities(shown: Shown) -> None:
@@ -185,9 +188,12 @@ def test_picture_whose_tokens_are_cached_is_not_encoded_again(shown: Shown) -> N
 
 
 @pytest.mark.quick(2)
-@pytest.mark.parametrize("num_tiles", [5, 6, 7])
-def test_evicted_encodings_are_computed_again(shown: Shown, num_tiles: int) -> None:
-    engine = shown.rig.engine(num_tiles=num_tiles)
+@pytest.mark.parametrize("spare", [0, 1, 2])
+def test_evicted_encodings_are_computed_again(shown: Shown, spare: int) -> None:
+    """With room for the largest picture, and for some blocks beside it."""
+    largest = max(picture.num_tokens for prompt in shown.prompts for picture in prompt.pictures)
+    num_blocks = ceil(largest / BLOCK_ROWS) + spare
+    engine = shown.rig.engine(num_rows_of_pictures=num_blocks * BLOCK_ROWS)
     for prompt, params, alone in zip(shown.prompts, shown.params, shown.alone, strict=True):
         assert scores(run(engine, [prompt], [params])) == [alone]
     before = engine.count("encoded_tiles")

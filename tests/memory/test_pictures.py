@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from forebay.base.errors import Overloaded, RequestTooLarge
 from forebay.memory import pictures as memory
 from forebay.memory.holding import Steps
-from forebay.memory.pictures import NO_ID, Encoding, OutOfIds, Pictures
+from forebay.memory.pictures import NO_ID, Encoding, Key, OutOfIds, Pictures
 from forebay.memory.slots import NO_IDS
-from tests.pictures import TOKENS, VOCAB, picture, picture_config
+from tests.pictures import EDGE, SIZE, TILE_BYTES, TOKENS, VOCAB, picture, picture_config
 
 LAYERS = picture_config().num_layers
 
@@ -48,15 +48,16 @@ def test_c34_pictures_have_runs_of_ids_behind_the_vocabulary() -> None:
     assert second.ids == range(VOCAB + 2 * TOKENS, VOCAB + 3 * TOKENS)
 
 
-def test_c34_equal_pictures_have_one_run_and_others_by_digest_grid_or_namespace_their_own() -> None:
+def test_c34_equal_pictures_have_one_run_and_others_by_digest_grid_sizes_or_namespace_their_own() -> None:
     pictures = pool()
     its = picture(1)
     same = [*pictures.enter("a", [its, its]), *pictures.enter("a", [its])]
     assert len({encoding.first_id for encoding in same}) == 1
     other_grid = picture(1, grid=(2, 3), digest=its.digest)
-    others = [*pictures.enter("b", [its]), *pictures.enter("a", [other_grid]), *pictures.enter("a", [picture(2)])]
-    assert len({encoding.first_id for encoding in (same[0], *others)}) == 4
-    assert len({encoding.number for encoding in (same[0], *others)}) == 4
+    turned = picture(1, digest=its.digest, sizes=(SIZE[::-1],))
+    others = [*pictures.enter("b", [its]), *pictures.enter("a", [other_grid, turned, picture(2)])]
+    assert len({encoding.first_id for encoding in (same[0], *others)}) == 5
+    assert len({encoding.number for encoding in (same[0], *others)}) == 5
 
 
 def test_rows_lie_in_blocks_and_never_in_row_0() -> None:
@@ -64,6 +65,17 @@ def test_rows_lie_in_blocks_and_never_in_row_0() -> None:
     (encoding,) = pictures.enter("", [picture(1, num_tiles=3)])
     assert sorted(encoding.rows.tolist()) == list(range(1, 3 * TOKENS + 1))
     assert encoding.rows[:TOKENS].tolist() == list(range(encoding.rows[0], encoding.rows[0] + TOKENS))
+
+
+def test_tiles_of_any_size_share_the_blocks_of_their_picture() -> None:
+    pictures = pool(num_blocks=4)
+    sizes = ((EDGE, EDGE), (2 * EDGE, 2 * EDGE), (EDGE, 2 * EDGE))
+    first, second = pictures.enter("", [picture(1, sizes=sizes), picture(2, sizes=((EDGE, EDGE),))])
+    assert (len(first.blocks), len(second.blocks)) == (3, 1)
+    assert [its.rows.tolist() for its in (first, second)] == [[7, 8, 9, 4, 5, 6, 1], [10]]
+    assert [tile.tokens for tile in first.tiles] == [slice(0, 1), slice(1, 5), slice(5, 7)]
+    assert [len(first.pixels[tile.pixels]) for tile in first.tiles] == [12, 48, 24]
+    pictures.audit({1: 1, 2: 1})
 
 
 def test_picture_without_users_loses_its_pixels_and_keeps_its_ids_and_rows() -> None:
@@ -96,7 +108,7 @@ def test_c8_encoding_with_users_is_not_evicted_for_others() -> None:
     pictures = pool(num_blocks=2)
     used = pictures.enter("", [picture(1)])
     seen(pictures, 2)
-    with pytest.raises(Overloaded, match="2 tiles; of the room for 2"):
+    with pytest.raises(Overloaded, match="take 6 rows; of the room for 6"):
         pictures.enter("", [picture(3, num_tiles=2)])
     pictures.enter("", [picture(4)])
     assert len(used[0].blocks) == 1
@@ -115,9 +127,9 @@ def test_c8_picture_of_two_requests_stays_when_one_of_them_leaves() -> None:
 
 def test_pictures_that_can_never_fit_are_refused_with_the_numbers() -> None:
     pictures = pool(num_blocks=2)
-    with pytest.raises(RequestTooLarge, match=r"3 tiles, of 36 B; there is room for 2 encodings of tiles and 96 B"):
+    with pytest.raises(RequestTooLarge, match="9 rows, and their pixels 108 B; there is room for 6 rows and 288 B"):
         pictures.enter("", [picture(1, num_tiles=3)])
-    with pytest.raises(RequestTooLarge, match="room for 8 encodings of tiles and 12 B"):
+    with pytest.raises(RequestTooLarge, match="room for 24 rows and 36 B"):
         pool(num_pixels=1).enter("", [picture(1), picture(2)])
     assert pictures.enter("", [picture(1)] * 3), "one picture thrice takes memory once"
 
@@ -234,7 +246,7 @@ class PictureMachine(RuleBasedStateMachine):
     def build(self, num_blocks: int, num_pixels: int, num_tokens: int) -> None:
         self.pictures = pool(num_blocks, num_pixels, num_tokens)
         self.requests: list[list[Encoding]] = []
-        self.ids: dict[tuple[str, bytes, tuple[int, int]], range] = {}
+        self.ids: dict[Key, range] = {}
         self.room = num_blocks, num_pixels
 
     @rule(
@@ -243,7 +255,7 @@ class PictureMachine(RuleBasedStateMachine):
     )
     def enter(self, seeds: list[tuple[int, int]], namespace: str) -> None:
         pictures = [picture(seed, num_tiles=count) for seed, count in seeds]
-        distinct = {(namespace, its.digest, its.grid): its.num_tiles for its in pictures}
+        distinct = {(namespace, its.digest, its.grid, its.sizes): len(its.sizes) for its in pictures}
         in_use = {its.key: len(its.tiles) for req in self.requests for its in req}
         total, together = sum(distinct.values()), sum((in_use | distinct).values())
         expected = RequestTooLarge if total > min(self.room) else Overloaded if together > min(self.room) else None
@@ -252,7 +264,7 @@ class PictureMachine(RuleBasedStateMachine):
                 self.pictures.enter(namespace, pictures)
             return
         encodings = self.pictures.enter(namespace, pictures)
-        assert [its.key for its in encodings] == [(namespace, its.digest, its.grid) for its in pictures]
+        assert [its.key for its in encodings] == [(namespace, its.digest, its.grid, its.sizes) for its in pictures]
         self.requests.append(encodings)
 
     @precondition(lambda self: self.requests)
@@ -298,7 +310,7 @@ class PictureMachine(RuleBasedStateMachine):
         ids = {}
         for key, encoding in self.pictures._known.items():
             if encoding.num_users:
-                assert len(encoding.pixels) == 12 * len(encoding.tiles)
+                assert len(encoding.pixels) == TILE_BYTES * len(encoding.tiles)
                 ids[key] = encoding.ids
             else:
                 assert all(tile.planned in (0, LAYERS) for tile in encoding.tiles)

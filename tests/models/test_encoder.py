@@ -18,12 +18,14 @@ from forebay.backends import make_ops
 from forebay.base.errors import ModelError
 from forebay.engine.lifecycle.model_shape import read_shape
 from forebay.families.checkpoint import open_checkpoint
+from forebay.families.vision.siglip import SiglipConfig
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantize import quantize_into
 from forebay.formats.weight_shapes import ValueBytes
 from forebay.layers.encoder import position_ids
 from forebay.models import load, needs_of
-from forebay.models.encoder import Encoder, encoder_params, layer_tokens, load_encoder
+from forebay.models.encoder import encoder_params, layer_costs, load_encoder
+from forebay.models.encoders.encoder import Encoder
 from forebay.models.quantized_copy import write_quantized
 from forebay.ops import Ops
 from tests.models.outers import OUTERS, make_outer, save_as_published
@@ -56,7 +58,7 @@ def loaded(folder: Path, ops: Ops, dtype: torch.dtype = torch.float32) -> Encode
 
 def tiles(folder: Path, count: int) -> list[Tensor]:
     vision = open_checkpoint(folder).config.vision
-    assert vision is not None
+    assert isinstance(vision, SiglipConfig)
     shape = (count, vision.image_size, vision.image_size, 3)
     return list(torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(count)).byte())
 
@@ -77,7 +79,7 @@ def test_encodings_equal_those_of_transformers(name: str, made: Callable[[str], 
     encoder, pixels = loaded(folder, ops), tiles(folder, 3)
     for tile, features in zip(pixels, expected(oracle, pixels), strict=True):
         encoding = encode(encoder, tile)
-        assert encoding.shape == (encoder.tokens_per_tile, encoder.hidden_size) == (4, 48)
+        assert encoding.shape == (4, encoder.row_size) == (4, 48)
         assert encoding.dtype == encoder.dtype == torch.float32
         torch.testing.assert_close(encoding, features, rtol=0, atol=1e-4)
         assert features.abs().max() > 0.1
@@ -98,12 +100,13 @@ def test_slices_give_the_bits_of_the_whole_and_leave_their_arguments(
     (pixels,) = tiles(made(name)[1], 1)
     whole = encode(encoder, pixels)
     first = encoder.begin(pixels)
-    states = [first.clone(), encoder.layers(first, 0, 1)]
-    assert torch.equal(first, states[0])
-    states.append(encoder.layers(states[1], 1, 1).clone())
-    assert torch.equal(states[2], states[1])
-    assert torch.equal(encoder.finish(encoder.layers(states[1], 1, 2)), whole)
-    assert torch.equal(states[2], states[1])
+    before = first.x.clone()
+    second = encoder.layers(first, 0, 1)
+    assert torch.equal(first.x, before)
+    between = encoder.layers(second, 1, 1).x.clone()
+    assert torch.equal(between, second.x)
+    assert torch.equal(encoder.finish(encoder.layers(second, 1, 2)), whole)
+    assert torch.equal(between, second.x)
 
 
 def test_bits_do_not_depend_on_earlier_tiles_nor_on_threads(made: Callable[[str], Made], native: Ops) -> None:
@@ -250,10 +253,12 @@ def test_plan_counts_the_bytes_that_the_encoder_takes(
     )
 
 
-def test_layer_tokens_counts_products_of_a_tile_and_of_a_token(made: Callable[[str], Made]) -> None:
+def test_layer_costs_count_products_of_a_tile_and_of_a_token(made: Callable[[str], Made]) -> None:
     config = open_checkpoint(made("smolvlm")[1]).config
     patches, width = 36, 24
     layer = patches * (4 * width**2 + 2 * width * 40) + 2 * patches**2 * width
     others = patches * 3 * 8 * 8 * width + 4 * 9 * width * 48
     token = sum(param.num_elements for param in needs_of(config).params if "_proj" in param.names[0])
-    assert layer_tokens(config) == pytest.approx((layer + others / 2) / token)
+    linear, squared = layer_costs(config)
+    assert 4 * linear + 16 * squared == pytest.approx((layer + others / 2) / token)
+    assert 16 * squared == pytest.approx(2 * patches**2 * width / token)

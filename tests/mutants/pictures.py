@@ -11,7 +11,7 @@ _SCHEDULER: Final = "scheduler/test_pictures.py::"
 _TRAFFIC: Final = (
     "simulation/test_pictures.py::test_c34_pictures_random_traffic_tokens_are_those_of_each_request_alone[seeds0]"
 )
-_KEY: Final = "    return namespace, its.digest, its.grid\n"
+_KEY: Final = "    return namespace, its.digest, its.grid, its.sizes\n"
 
 PICTURES: Final = (
     Mutant(
@@ -25,15 +25,36 @@ PICTURES: Final = (
         "C34 the grid is part of a picture's key",
         "memory/pictures.py",
         _KEY,
-        "    return namespace, its.digest, (0, 0)\n",
-        _MEMORY + "test_c34_equal_pictures_have_one_run_and_others_by_digest_grid_or_namespace_their_own",
+        "    return namespace, its.digest, (0, 0), its.sizes\n",
+        _MEMORY + "test_c34_equal_pictures_have_one_run_and_others_by_digest_grid_sizes_or_namespace_their_own",
+    ),
+    Mutant(
+        "C34 the sizes of tiles are part of a picture's key",
+        "memory/pictures.py",
+        _KEY,
+        "    return namespace, its.digest, its.grid, ()\n",
+        _MEMORY + "test_c34_equal_pictures_have_one_run_and_others_by_digest_grid_sizes_or_namespace_their_own",
+    ),
+    Mutant(
+        "C28 each tile of a picture has the rows of its own tokens",
+        "scheduler/encoding.py",
+        "encoding.rows[its.tokens].copy()",
+        "encoding.rows[: its.tokens.stop - its.tokens.start].copy()",
+        _TRAFFIC,
+    ),
+    Mutant(
+        "C28 a slice costs what a tile of its size costs",
+        "scheduler/encoding.py",
+        "    cost = config.layer_tokens(its.size)\n",
+        "    cost = config.layer_tokens(encoding.tiles[0].size)\n",
+        _TRAFFIC,
     ),
     Mutant(
         "C29 two namespaces share no run of ids",
         "memory/pictures.py",
         _KEY,
-        '    return "", its.digest, its.grid\n',
-        _MEMORY + "test_c34_equal_pictures_have_one_run_and_others_by_digest_grid_or_namespace_their_own",
+        '    return "", its.digest, its.grid, its.sizes\n',
+        _MEMORY + "test_c34_equal_pictures_have_one_run_and_others_by_digest_grid_sizes_or_namespace_their_own",
     ),
     Mutant(
         "C8 an encoding with users is not evicted",
@@ -136,7 +157,7 @@ PICTURES: Final = (
     Mutant(
         "C32 a tenant is charged for the layers that are computed for it",
         "scheduler/encoding.py",
-        "        req.account.service += num_new * config.layer_tokens / req.account.weight\n",
+        "        req.account.service += num_new * cost / req.account.weight\n",
         "",
         _SCHEDULER + "test_tenant_is_charged_for_the_layers_that_are_computed_for_it",
     ),

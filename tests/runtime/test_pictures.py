@@ -10,13 +10,15 @@ import torch
 
 from forebay.backends import make_ops
 from forebay.families.checkpoint import open_checkpoint
-from forebay.models.encoder import Encoder, load_encoder
+from forebay.models.encoder import load_encoder
+from forebay.models.encoders.encoder import Encoder
 from forebay.requests.step_plan import Encode, PictureWork
 from forebay.runtime.pictures import Encodings, UnfinishedTile
 from tests.models.visual import NUM_LAYERS, VisualModel, shared_visual
 from tests.runtime.plans import ids
 
 NUM_ROWS = 12
+PER_TILE = 4
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def pixels(seed: int, side: int) -> bytes:
 
 def slices(model: VisualModel, cuts: list[int], *, tile: int = 0, seed: int = 0, first_row: int = 1) -> list[Encode]:
     """The work on a tile, cut at these layers; its rows begin at `first_row`."""
-    found = []
+    found, ((side, _),) = [], model.tile_sizes
     for first, last in zip([0, *cuts], [*cuts, NUM_LAYERS], strict=True):
         found.append(
             Encode(
@@ -50,18 +52,19 @@ def slices(model: VisualModel, cuts: list[int], *, tile: int = 0, seed: int = 0,
                 tile=tile,
                 first_layer=first,
                 last_layer=last,
-                height=model.image_size,
-                width=model.image_size,
-                pixels=b"" if first else pixels(seed, model.image_size),
-                rows=ids(range(first_row, first_row + model.tokens_per_tile)) if last == NUM_LAYERS else ids([]),
+                height=side,
+                width=side,
+                pixels=b"" if first else pixels(seed, side),
+                rows=ids(range(first_row, first_row + PER_TILE)) if last == NUM_LAYERS else ids([]),
             )
         )
     return found
 
 
 def encoded(encoder: Encoder, model: VisualModel, seed: int = 0) -> torch.Tensor:
-    tile = torch.from_numpy(np.frombuffer(pixels(seed, model.image_size), np.uint8).copy())
-    state = encoder.begin(tile.view(model.image_size, model.image_size, 3))
+    ((side, _),) = model.tile_sizes
+    tile = torch.from_numpy(np.frombuffer(pixels(seed, side), np.uint8).copy())
+    state = encoder.begin(tile.view(side, side, 3))
     return encoder.finish(encoder.layers(state, 0, encoder.num_layers))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil
 from random import Random
@@ -21,6 +21,7 @@ from unittest.mock import patch
 import numpy as np
 
 from forebay.base.parts import I32, I64
+from forebay.base.pixels import Size, num_pixel_bytes, num_tokens
 from forebay.config.engine_config import SchedulerConfig
 from forebay.config.pictures import PictureConfig
 from forebay.engine.frames import KV_CACHE
@@ -32,7 +33,7 @@ from forebay.requests.request import Request
 from forebay.requests.step_plan import Encode, StepPlan, StepResult
 from forebay.scheduler import admission, encoding
 from forebay.scheduler.scheduler import Scheduler
-from tests.pictures import TILE_BYTES, TOKENS, picture
+from tests.pictures import EDGE, SIZE, TILE_BYTES, TOKENS, picture
 from tests.simulation.command_line import command_line
 from tests.simulation.device_memory import POISON, RunnerError
 from tests.simulation.hash_runner import HashRunner
@@ -48,6 +49,7 @@ from tests.simulation.workload import Traffic, random_config, random_traffic, wi
 PADDING: Final = 0x0BAD_0BAD  # in row 0 of the encodings
 NOT_FINITE: Final = 0x0FA1_0FA1
 MARK: Final = 1  # a token between tiles
+SIZES: Final = (SIZE, SIZE, (EDGE, EDGE), (2 * EDGE, 2 * EDGE), (3 * EDGE, EDGE))
 _MASK: Final = (1 << 64) - 1
 
 
@@ -78,23 +80,23 @@ class PictureOutcome:
 # -- the encoder's arithmetic ------------------------------------------------------------------------------------------
 
 
-def begin(pixels: bytes, version: int) -> int:
-    return mix(int.from_bytes(hashlib.sha256(pixels + bytes([version % 256])).digest()[:8], "little"))
+def begin(pixels: bytes, size: Size, version: int) -> int:
+    return mix(int.from_bytes(hashlib.sha256(pixels + bytes([*size, version % 256])).digest()[:8], "little"))
 
 
 def layer(state: int, number: int) -> int:
     return mix((state * 0x2545F4914F6CDD1D + number + 1) & _MASK)
 
 
-def finish(state: int) -> list[int]:
-    return [mix((state + at) & _MASK) for at in range(TOKENS)]
+def finish(state: int, num_tokens: int) -> list[int]:
+    return [mix((state + at) & _MASK) for at in range(num_tokens)]
 
 
-def rows_of_tile(pixels: bytes, version: int, num_layers: int) -> list[int]:
-    state = begin(pixels, version)
+def rows_of_tile(pixels: bytes, size: Size, version: int, num_layers: int) -> list[int]:
+    state = begin(pixels, size, version)
     for number in range(num_layers):
         state = layer(state, number)
-    return finish(state)
+    return finish(state, num_tokens(size, EDGE))
 
 
 class Encoder:
@@ -116,7 +118,7 @@ class Encoder:
             if len(rows) and (rows.min() <= PAD or rows.max() > self.config.num_rows):
                 raise RunnerError(f"step {plan.step} has rows of encodings outside 1..{self.config.num_rows}: {rows}")
         for encode in plan.pictures.encodes:
-            owners = set(self.known.slots.owner[(encode.rows - 1) // TOKENS + 1].tolist())
+            owners = set(self.known.slots.owner[(encode.rows - 1) // self.config.block_rows + 1].tolist())
             if owners - {encode.picture}:
                 raise RunnerError(f"step {plan.step} writes rows {encode.rows} of {owners} for {encode.picture}")
         if len(plan.pictures.picture_tokens) != len(taken):
@@ -141,7 +143,9 @@ class Encoder:
         if encode.first_layer == 0:
             if key in self.begun:
                 raise RunnerError(f"{encode} begins what was begun and not dropped: {self.begun[key]}")
-            done, state = 0, begin(encode.pixels, self.version)
+            if len(encode.pixels) != num_pixel_bytes([(encode.height, encode.width)]):
+                raise RunnerError(f"{encode} begins with other pixels than its own")
+            done, state = 0, begin(encode.pixels, (encode.height, encode.width), self.version)
         else:
             done, state = self.begun.pop(key, (-1, 0))
         if done != encode.first_layer or not encode.first_layer < encode.last_layer <= self.config.num_layers:
@@ -149,10 +153,11 @@ class Encoder:
         for number in range(encode.first_layer, encode.last_layer):
             state = layer(state, number)
         ends = encode.last_layer == self.config.num_layers
-        if len(encode.rows) != (TOKENS if ends else 0):
+        count = num_tokens((encode.height, encode.width), EDGE)
+        if len(encode.rows) != (count if ends else 0):
             raise RunnerError(f"{encode} writes rows {encode.rows}")
         if ends:
-            self.rows[encode.rows] = NOT_FINITE if broken else finish(state)
+            self.rows[encode.rows] = NOT_FINITE if broken else finish(state, count)
         else:
             self.begun[key] = encode.last_layer, state
 
@@ -235,18 +240,21 @@ class Drawn:
     """A picture in a prompt. With a `gap` a token stands between its tiles, or within each."""
 
     seed: int
-    num_tiles: int
+    sizes: tuple[Size, ...]
     gap: int = 0
 
     @property
     def tokens(self) -> list[bool]:
         """Which of its tokens in the prompt stand for rows."""
-        each = [True] * TOKENS
-        if self.gap == 1:
-            each = [*each, False]
-        elif self.gap == 2:
-            each = [True, False, True, True]
-        return each * self.num_tiles
+        flags: list[bool] = []
+        for size in self.sizes:
+            each = [True] * num_tokens(size, EDGE)
+            if self.gap == 1:
+                each = [*each, False]
+            elif self.gap == 2:
+                each = [each[0], False, *each[1:]]
+            flags += each
+        return flags
 
 
 Part = list[int] | Drawn | tuple[Drawn, Drawn]
@@ -272,13 +280,14 @@ def prompt_of(parts: Sequence[Part], placeholder: int) -> Prompt:
                 tokens += [placeholder if is_row else MARK for is_row in flags]
             case (one, two):
                 both = [[] for _ in part]
-                for at in range(TOKENS * max(one.num_tiles, two.num_tiles)):
-                    for own, drawn in zip(both, part, strict=True):
-                        if at < TOKENS * drawn.num_tiles:
+                counts = [sum(drawn.tokens) for drawn in (one, two)]
+                for at in range(max(counts)):
+                    for own, count in zip(both, counts, strict=True):
+                        if at < count:
                             own.append(len(tokens))
                             tokens.append(placeholder)
                 places += zip(part, both, strict=True)
-    pictures = [picture(drawn.seed, num_tiles=drawn.num_tiles, runs=runs_of(own)) for drawn, own in places]
+    pictures = [picture(drawn.seed, sizes=drawn.sizes, runs=runs_of(own)) for drawn, own in places]
     return Prompt(tokens, pictures)
 
 
@@ -302,7 +311,8 @@ class Album:
 
     def _drawn(self) -> Drawn:
         dice = self._dice
-        return Drawn(dice.randrange(self._seeds), dice.choice([1, 1, 2, 3]), dice.choice([0, 0, 1, 2]))
+        sizes = tuple(dice.choice(SIZES) for _ in range(dice.choice([1, 1, 2, 3])))
+        return Drawn(dice.randrange(self._seeds), sizes, dice.choice([0, 0, 1, 2]))
 
     def _part(self) -> Part:
         dice, kind = self._dice, self._dice.random()
@@ -367,28 +377,30 @@ class PictureLiveness(Liveness):
     def _budget_left(self, plan: StepPlan | None, started: list[Request]) -> int:
         left, config = super()._budget_left(plan, started), self._config.pictures
         assert config is not None
-        slices = [encode.last_layer - encode.first_layer for encode in plan.pictures.encodes] if plan else []
-        return left - sum(ceil(num_layers * config.layer_tokens) for num_layers in slices)
+        for encode in plan.pictures.encodes if plan else ():
+            cost = config.layer_tokens((encode.height, encode.width))
+            left -= ceil((encode.last_layer - encode.first_layer) * cost)
+        return left
 
 
 class PictureOracles(Oracles):
     """Knows what each id of a picture that the prefix cache may have stands for: its tile's pixels, and which row."""
 
     make_liveness: ClassVar[type[Liveness]] = PictureLiveness
-    meant: dict[int, tuple[bytes, int]]
+    meant: dict[int, tuple[bytes, Size, int]]
 
     def rows_of_ids(self, tokens: I32, salt: int) -> Rows:
         known, version = self.scheduler.held.pictures, self.scheduler.weight_version
         assert known is not None
         rows: dict[int, int] = {}
         for at in np.flatnonzero(known.stand_for(tokens)).tolist():
-            pixels, inside = self.meant[int(tokens[at])]
-            rows[at] = rows_of_tile(pixels, version, known.config.num_layers)[inside]
+            pixels, size, inside = self.meant[int(tokens[at])]
+            rows[at] = rows_of_tile(pixels, size, version, known.config.num_layers)[inside]
         return rows
 
 
-Shown = tuple[str, bytes, tuple[int, int]]
-"""A picture as the engine must tell it from others: namespace, digest and grid."""
+Shown = tuple[str, bytes, tuple[int, int], tuple[Size, ...]]
+"""A picture as the engine must tell it from others: namespace, digest, grid and sizes of tiles."""
 
 
 class Showing:
@@ -409,15 +421,17 @@ class Showing:
         self.oracles.meant = {}  # type: ignore[attr-defined]
         self.album = Album(self.dice, its, traffic.longest_prompt)
         self.pictures: dict[int, Sequence[Picture]] = {}  # by request
-        self.in_use: dict[int, dict[Shown, int]] = {}  # by request: its pictures, with the number of tiles
+        self.in_use: dict[int, set[Shown]] = {}  # by request: its pictures
         self.num_shown = self.num_without_room = self.num_alone = self.num_restarts = 0
         self.restarts = self.dice.choice([0.0, 0.0, 0.1])  # chance in a tick that numbers of pictures start again
 
-    @property
-    def room(self) -> int:
-        """Tiles that can be in use at once."""
+    def fits(self, shown: Collection[Shown]) -> bool:
+        """Return whether these can be in use at once."""
         its = self.encoder.config
-        return min(its.num_rows // TOKENS, (its.cache_bytes - its.num_rows * its.row_bytes) // TILE_BYTES)
+        blocks = [ceil(tokens_of(sizes) / its.block_rows) for _, _, _, sizes in shown]
+        num_bytes = sum(num_pixel_bytes(sizes) for _, _, _, sizes in shown)
+        has_rows = sum(blocks) <= its.num_rows // its.block_rows
+        return has_rows and num_bytes <= its.cache_bytes - its.num_rows * its.row_bytes
 
     def arrive(self) -> None:
         rng, params = self.rng, self.conversations.params()  # type: ignore[attr-defined]
@@ -451,21 +465,20 @@ class Showing:
             return None
         self.num_shown += bool(pictures)
         self.runner.rows[request_id] = tracked.rows  # type: ignore[attr-defined]
-        self.in_use[request_id] = {(tracked.namespace, its.digest, its.grid): its.num_tiles for its in pictures}
+        self.in_use[request_id] = shown_of(tracked.namespace, pictures)
         tokens = self.scheduler.added.tokens  # type: ignore[attr-defined]
         for its in pictures:
-            for number, at in enumerate(positions_of(its)):
-                tile, inside = divmod(number, TOKENS)
-                pixels = its.pixels[tile * TILE_BYTES : (tile + 1) * TILE_BYTES]
-                self.oracles.meant[tokens[at]] = pixels, inside  # type: ignore[attr-defined]
+            meant = [(*tile, at) for tile in tiles_of(its) for at in range(num_tokens(tile[1], EDGE))]
+            for at, what in zip(positions_of(its), meant, strict=True):
+                self.oracles.meant[tokens[at]] = what  # type: ignore[attr-defined]
         return tracked
 
     def _rows(self, pictures: Sequence[Picture]) -> Rows:
         rows: dict[int, int] = {}
         version = self.scheduler.weight_version  # type: ignore[attr-defined]
         for its in pictures:
-            tiles = [its.pixels[at : at + TILE_BYTES] for at in range(0, len(its.pixels), TILE_BYTES)]
-            values = [row for tile in tiles for row in rows_of_tile(tile, version, self.encoder.config.num_layers)]
+            num_layers = self.encoder.config.num_layers
+            values = [row for tile in tiles_of(its) for row in rows_of_tile(*tile, version, num_layers)]
             rows |= dict(zip(positions_of(its), values, strict=True))
         return rows
 
@@ -476,12 +489,10 @@ class Showing:
     def _no_room_for(self, req: Request, pictures: Sequence[Picture]) -> str:
         """Everything that a living request has is in use, once for each picture; all else can be had."""
         live = self.oracles.live  # type: ignore[attr-defined]
-        own = {(req.namespace, its.digest, its.grid): its.num_tiles for its in pictures}
-        together = dict(own)
-        for request_id in live:
-            together |= self.in_use.get(request_id, {})
-        error = "RequestTooLarge" if sum(own.values()) > self.room else ""
-        if not error and own and sum(together.values()) > self.room:
+        own = shown_of(req.namespace, pictures)
+        together = own.union(*(self.in_use.get(request_id, ()) for request_id in live))
+        error = "" if self.fits(own) else "RequestTooLarge"
+        if not error and own and not self.fits(together):
             error = "Overloaded"
         self.num_without_room += bool(error)
         return error
@@ -498,7 +509,8 @@ class Showing:
 
     def drain_limit(self) -> int:
         """Each layer of each tile in a step of its own, as often as a request may be set back."""
-        num_tiles = sum(sum(tiles.values()) for id, tiles in self.in_use.items() if id in self.oracles.live)  # type: ignore[attr-defined]
+        live = (shown for id, shown in self.in_use.items() if id in self.oracles.live)  # type: ignore[attr-defined]
+        num_tiles = sum(len(sizes) for shown in live for *_, sizes in shown)
         limit: int = super().drain_limit()  # type: ignore[misc]
         return limit + 3 * num_tiles * self.encoder.config.num_layers
 
@@ -513,18 +525,40 @@ class Showing:
         return used
 
 
+def shown_of(namespace: str, pictures: Sequence[Picture]) -> set[Shown]:
+    return {(namespace, its.digest, its.grid, its.sizes) for its in pictures}
+
+
+def tokens_of(sizes: Sequence[Size]) -> int:
+    return sum(num_tokens(size, EDGE) for size in sizes)
+
+
+def tiles_of(its: Picture) -> Iterator[tuple[bytes, Size]]:
+    """The pixels and the size of each tile."""
+    at = 0
+    for size in its.sizes:
+        stop = at + num_pixel_bytes([size])
+        yield its.pixels[at:stop], size
+        at = stop
+
+
 def positions_of(its: Picture) -> list[int]:
     return [at for start, length in its.runs for at in range(start, start + length)]
 
 
 def random_pictures(dice: Random, vocab: int) -> PictureConfig:
     """Room for a few tiles: often fewer of one kind than of the other."""
-    num_rows, num_pixels = dice.choice([3, 5, 8, 14]) * TOKENS, dice.choice([4, 8, 14])
+    block_rows, num_pixels = dice.choice([1, 2, TOKENS, 5]), dice.choice([4, 8, 14])
+    num_rows = dice.choice([3, 5, 8, 14]) * TOKENS // block_rows * block_rows
     return PictureConfig(
         num_layers=dice.choice([1, 2, 4]),
-        layer_tokens=dice.choice([0.3, 1.0, 2.5, 20.0]),
-        tokens_per_tile=TOKENS,
-        tile_bytes=TILE_BYTES,
+        token_edge=EDGE,
+        tile_size=None,
+        max_edge=4 * EDGE,
+        max_tokens=max(num_tokens(size, EDGE) for size in SIZES),
+        token_cost=dice.choice([0.1, 0.3, 1.0, 7.0]),
+        pair_cost=dice.choice([0.0, 0.1]),
+        block_rows=block_rows,
         num_rows=num_rows,
         row_bytes=8,
         cache_bytes=num_rows * 8 + num_pixels * TILE_BYTES,
@@ -578,7 +612,7 @@ def _run(seed: int) -> PictureOutcome:
     else:
         sim = PictureSimulation(config, traffic, rng, **options)
     # Few ids more than those in use can take, scattered as they may be.
-    end = traffic.vocab + 4 * sim.room + 12 if sim.dice.random() < 0.6 else MAX_VOCAB
+    end = traffic.vocab + 4 * sim.encoder.config.num_rows // TOKENS + 12 if sim.dice.random() < 0.6 else MAX_VOCAB
     with patch.object(memory, "END_OF_IDS", end):
         outcome = sim.run()
     counters = sim.scheduler.held.pictures.counters

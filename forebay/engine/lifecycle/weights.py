@@ -35,7 +35,8 @@ from forebay.models import AdapterSlots, describe, load
 from forebay.models.assistant import Assistant
 from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter
-from forebay.models.encoder import Encoder, load_encoder
+from forebay.models.encoder import load_encoder
+from forebay.models.encoders.encoder import Encoder
 from forebay.ops import Ops
 from forebay.ops.weight_memory import OtherPieces
 

@@ -46,7 +46,7 @@ from forebay.grammar.vocabulary import Vocabulary
 from forebay.memory.budget import MemoryBudget
 from forebay.memory.division import divide_memory
 from forebay.models import Needs, needs_of
-from forebay.models.encoder import Encoder
+from forebay.models.encoders.encoder import Encoder
 from forebay.ops import Ops
 from forebay.ops.weight_memory import WeightMemory
 from forebay.pools.cache_spec import cache_sizes

@@ -384,8 +384,11 @@ def work_of(plan: StepPlan, pictures: PictureConfig | None) -> int:
     """Return the work of a step in tokens: its own, and what the slices of pictures cost."""
     if pictures is None or not plan.pictures.encodes:
         return plan.num_tokens
-    num_layers = sum(encode.last_layer - encode.first_layer for encode in plan.pictures.encodes)
-    return plan.num_tokens + ceil(num_layers * pictures.layer_tokens)
+    costs = (
+        (encode.last_layer - encode.first_layer) * pictures.layer_tokens((encode.height, encode.width))
+        for encode in plan.pictures.encodes
+    )
+    return plan.num_tokens + ceil(sum(costs))
 
 
 def _as_typed(error: Exception, where: str) -> ForebayError:

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from forebay.base.errors import InvalidRequest
+from forebay.base.pixels import num_pixel_bytes
 from forebay.config.engine_config import DisaggregationMode, SchedulerConfig
 from forebay.config.pictures import PictureConfig
 from forebay.memory.slots import Ids
@@ -35,15 +36,14 @@ def check_pictures(pictures: Sequence[Picture], prompt: Sequence[int], config: S
 
 
 def _check_shape(number: int, picture: Picture, its: PictureConfig) -> None:
-    if picture.height < 1 or picture.height != picture.width or picture.height * picture.width * 3 != its.tile_bytes:
+    for height, width in picture.sizes:
+        if not its.takes((height, width)):
+            raise _wrong(f"a tile of picture {number} has {height} x {width} pixels; the model takes {_sizes(its)}")
+    num_bytes = num_pixel_bytes(picture.sizes)
+    if not picture.sizes or len(picture.pixels) != num_bytes:
         raise _wrong(
-            f"tiles of picture {number} are {picture.height} x {picture.width} pixels; the model takes squares of "
-            f"{its.tile_bytes} bytes"
-        )
-    if picture.num_tiles < 1 or len(picture.pixels) != picture.num_tiles * its.tile_bytes:
-        raise _wrong(
-            f"picture {number} has {picture.num_tiles} tiles and {len(picture.pixels)} bytes of pixels; a tile has "
-            f"{its.tile_bytes}"
+            f"picture {number} has {len(picture.sizes)} tiles and {len(picture.pixels)} bytes of pixels; tiles of "
+            f"these sizes have {num_bytes}, and there is at least one"
         )
     if len(picture.digest) != DIGEST_BYTES:
         raise _wrong(f"the digest of picture {number} has {len(picture.digest)} bytes, not {DIGEST_BYTES}")
@@ -62,11 +62,14 @@ def _check_runs(number: int, picture: Picture, prompt: Ids, its: PictureConfig) 
             )
     if any(start + length > following for (start, length), (following, _) in pairwise(picture.runs)):
         raise _wrong(f"runs of picture {number} are not in the order of the prompt")
-    if picture.num_tokens != picture.num_tiles * its.tokens_per_tile:
-        raise _wrong(
-            f"picture {number} has {picture.num_tokens} tokens and {picture.num_tiles} tiles, which have "
-            f"{its.tokens_per_tile} tokens each"
-        )
+    if picture.num_tokens != (num_tokens := sum(map(its.num_tokens, picture.sizes))):
+        raise _wrong(f"picture {number} has {picture.num_tokens} tokens in the prompt, and its tiles have {num_tokens}")
+
+
+def _sizes(its: PictureConfig) -> str:
+    if its.tile_size is not None:
+        return " x ".join(map(str, its.tile_size))
+    return f"multiples of {its.token_edge}, at most {its.max_edge} on an edge, of at most {its.max_tokens} tokens"
 
 
 def _wrong(what: str) -> InvalidRequest:

@@ -84,7 +84,7 @@ def _of_encoder(runner: ModelRunner) -> Report:
     if runner.encodings is None:
         return []
     encoder = runner.encodings.encoder
-    why = f"{encoder.num_layers} layers; {encoder.tokens_per_tile} tokens for a tile of an image"
+    why = f"{encoder.num_layers} layers of the images' encoder"
     return [("model", "encoder", human_bytes(encoder.weight_bytes), why)]
 
 

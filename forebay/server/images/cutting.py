@@ -1,22 +1,21 @@
-"""Images to tiles of pixels, with Pillow: decoded, turned upright, made RGB, resized and split.
+"""Images to tiles of pixels, with Pillow: decoded, turned upright, made RGB, and cut as the model's type does.
 
-The steps, filters and roundings are those of transformers' image processors of SmolVLM and Idefics3 with Pillow, which
-are the same. Pixels are not rescaled: the encoder does that.
+Pixels are not rescaled: the encoder does that.
 """
 
 from __future__ import annotations
 
-import math
 from io import BytesIO
-from typing import Final, NamedTuple
+from typing import Final
 
 from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError, WebPImagePlugin
 from PIL.ExifTags import Base
-from PIL.Image import Resampling, Transpose
+from PIL.Image import Transpose
 
 from forebay.server.images.headers import webp_size
 from forebay.server.images.sources import Unreadable
-from forebay.server.images.tiling import MAX_EDGE, Tiling
+from forebay.server.images.tiling import Tiling
+from forebay.server.images.tilings.base import Tiles
 
 MAX_PIXELS: Final = 64_000_000
 BAND_PIXELS: Final = (
@@ -39,17 +38,6 @@ _WHITE: Final = (255, 255, 255, 255)
 Image.MAX_IMAGE_PIXELS = None  # `_check_size` has the limit
 
 
-class Tiles(NamedTuple):
-    """Tiles of one size, row by row; behind those of a grid, all of the image as one. An image that is one tile has no
-    grid: (0, 0). `pixels` are uint8 [num_tiles, height, width, 3]."""
-
-    grid: tuple[int, int]
-    num_tiles: int
-    height: int
-    width: int
-    pixels: bytes
-
-
 def tiles_of(content: bytes, tiling: Tiling, *, splits: bool) -> Tiles:
     """Decode and cut an image file. Raises Unreadable, and MemoryError."""
     try:
@@ -60,7 +48,7 @@ def tiles_of(content: bytes, tiling: Tiling, *, splits: bool) -> Tiles:
         raise Unreadable(
             f"cannot be decoded ({type(error).__name__}: {str(error)[:120]}): send a whole file"
         ) from error
-    return cut(image, tiling, splits=splits)
+    return tiling.cut(image, splits=splits)
 
 
 def _decoded(content: bytes) -> Image.Image:
@@ -113,51 +101,3 @@ def _rgb(image: Image.Image) -> Image.Image:
 def _opaque(image: Image.Image) -> Image.Image:
     image = image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", image.size, _WHITE), image).convert("RGB")
-
-
-def cut(image: Image.Image, tiling: Tiling, *, splits: bool) -> Tiles:
-    """Resize an RGB image, and split it if it `splits`."""
-    filter_, edge = Resampling(tiling.resample), tiling.tile_size
-    image = image.resize(tiling.size or fitted(image.size, tiling.longest_edge), filter_)
-    if not splits:
-        return Tiles((0, 0), 1, edge, edge, image.resize((edge, edge), filter_).tobytes())
-    image = image.resize(in_tiles(image.size, edge), filter_)
-    cols, rows = image.width // edge, image.height // edge
-    if rows == cols == 1:
-        return Tiles((0, 0), 1, edge, edge, image.tobytes())
-    corners = ((col * edge, row * edge) for row in range(rows) for col in range(cols))
-    tiles = [image.crop((left, top, left + edge, top + edge)).tobytes() for left, top in corners]
-    tiles.append(image.resize((edge, edge), filter_).tobytes())
-    return Tiles((rows, cols), len(tiles), edge, edge, b"".join(tiles))
-
-
-def fitted(size: tuple[int, int], longest: int) -> tuple[int, int]:
-    """Return the width and height with a longest edge of so many pixels, the other even, and both at most
-    `MAX_EDGE`."""
-    width, height = size
-    ratio = width / height
-    if width >= height:
-        width, height = longest, int(longest / ratio)
-        height += height % 2
-    else:
-        width, height = int(longest * ratio), longest
-        width += width % 2
-    width, height = max(width, 1), max(height, 1)
-    ratio = width / height
-    if width >= height and width > MAX_EDGE:
-        width, height = MAX_EDGE, int(MAX_EDGE / ratio)
-    elif height > width and height > MAX_EDGE:
-        width, height = int(MAX_EDGE * ratio), MAX_EDGE
-    return max(width, 1), max(height, 1)
-
-
-def in_tiles(size: tuple[int, int], edge: int) -> tuple[int, int]:
-    """Return the width and height as multiples of a tile's edge: the longer one rounded up, the other of the same
-    ratio rounded up."""
-    width, height = size
-    ratio = width / height
-    if width >= height:
-        width = math.ceil(width / edge) * edge
-        return width, math.ceil(int(width / ratio) / edge) * edge
-    height = math.ceil(height / edge) * edge
-    return math.ceil(int(height * ratio) / edge) * edge, height

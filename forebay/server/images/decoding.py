@@ -19,7 +19,7 @@ _MODULE: Final = "forebay.server.images.worker"
 
 
 class CutImage(NamedTuple):
-    """Tiles of an image, and the digest of their pixels and grid."""
+    """Tiles of an image, and the digest of their pixels, grid and sizes."""
 
     tiles: Decoded
     digest: bytes
@@ -42,7 +42,7 @@ class ImageDecoder:
         content, url = (b"", file) if isinstance(file, str) else (file, "")
         if url:
             check_data(url, self._max_bytes)
-        question = encode(Decode(content, url, self._max_bytes, self._tiling, splits and self._tiling.splits))
+        question = encode(Decode(content, url, self._max_bytes, self._tiling, splits))
         try:
             with self._processes.one() as process:
                 answer = decode_answer(process.exchange(question, MAX_WAIT_S))
@@ -52,7 +52,7 @@ class ImageDecoder:
             raise Unreadable(f"{error} while it was decoded: send a smaller one") from error
         if isinstance(answer, Refused):
             raise Unreadable(answer.why)
-        return CutImage(answer, digest_of(answer.pixels, answer.grid))
+        return CutImage(answer, digest_of(answer.pixels, answer.grid, answer.sizes))
 
     def close(self) -> None:
         """End the threads once their current work is done."""

@@ -8,14 +8,14 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 from forebay.base.errors import InvalidRequest, ModelError
+from forebay.base.pixels import Size
 from forebay.requests.pictures import Picture
 from forebay.server.images.decoding import CutImage
 from forebay.server.images.tiling import Tiling
+from forebay.server.images.tilings.base import ONE_TILE
 from forebay.text.tokenizer import Tokenizer
 
-AROUND: Final = "<fake_token_around_image>"
-WHOLE: Final = "<global-img>"
-MOST_GRIDS: Final = 128  # whose tokens are kept
+MOST_CUTS: Final = 128  # whose tokens are kept
 
 
 class Expanded(NamedTuple):
@@ -27,34 +27,24 @@ class Expanded(NamedTuple):
 
 
 class Expansion:
-    """The tokens of images for one model, as transformers' processors of SmolVLM and Idefics3 write them."""
+    """The tokens of images for one model, as transformers' processor of its type writes them."""
 
     def __init__(self, tokenizer: Tokenizer, tiling: Tiling) -> None:
         """Raises ModelError for a tokenizer whose placeholder is none, or is a text that users may write."""
         self._tokenizer, self._tiling = tokenizer, tiling
         self._image = tokenizer.decode([tiling.placeholder], skip_special_tokens=False)
-        self.of_grid = lru_cache(MOST_GRIDS)(self._of_grid)
+        self.of_tiles = lru_cache(MOST_CUTS)(self._of_tiles)
         as_text = tokenizer.encode(self._image, add_special_tokens=False)
-        one_tile = self.of_grid((0, 0)).count(tiling.placeholder)
-        if one_tile != tiling.tokens_per_tile or tiling.placeholder in as_text:
+        one_token = self.of_tiles(ONE_TILE, ((tiling.token_edge, tiling.token_edge),)).count(tiling.placeholder)
+        if one_token != 1 or tiling.placeholder in as_text:
             raise ModelError(
                 f"the tokenizer does not read {self._image!a} as the placeholder of images, the token "
                 f"{tiling.placeholder}: take the one that the model was trained with"
             )
 
-    def text_of(self, grid: tuple[int, int]) -> str:
-        """Return the text that stands for an image of so many rows and columns of tiles."""
-        rows, cols = grid
-        tile = self._image * self._tiling.tokens_per_tile
-        lines = (
-            "".join(f"{AROUND}<row_{row}_col_{col}>{tile}" for col in range(1, cols + 1)) + "\n"
-            for row in range(1, rows + 1)
-        )
-        split = "".join(lines) + "\n" if rows else ""
-        return f"{split}{AROUND}{WHOLE}{tile}{AROUND}"
-
-    def _of_grid(self, grid: tuple[int, int]) -> list[int]:
-        return self._tokenizer.encode(self.text_of(grid), add_special_tokens=False, parse_special=True)
+    def _of_tiles(self, grid: tuple[int, int], sizes: tuple[Size, ...]) -> list[int]:
+        text = self._tiling.text_of(grid, sizes, self._image)
+        return self._tokenizer.encode(text, add_special_tokens=False, parse_special=True)
 
     def expand(self, token_ids: Sequence[int], resume_points: Sequence[int], images: Sequence[CutImage]) -> Expanded:
         """Put each image's tokens where the chat template has written a placeholder. Raises InvalidRequest if it has
@@ -73,11 +63,11 @@ class Expansion:
         for place, image in zip(places, images, strict=True):
             ids += token_ids[before:place]
             before = place + 1
-            own = self.of_grid(image.tiles.grid)
+            own = self.of_tiles(image.tiles.grid, image.tiles.sizes)
             pictures.append(_picture(image, _runs(own, self._tiling.placeholder, len(ids))))
             ids += own
         ids += token_ids[before:]
-        added = [len(self.of_grid(image.tiles.grid)) - 1 for image in images]
+        added = [len(self.of_tiles(image.tiles.grid, image.tiles.sizes)) - 1 for image in images]
         shifted = (point + sum(n for at, n in zip(places, added, strict=True) if at < point) for point in resume_points)
         return Expanded(ids, tuple(shifted), tuple(pictures))
 
@@ -98,9 +88,7 @@ def _picture(image: CutImage, runs: tuple[tuple[int, int], ...]) -> Picture:
     return Picture(
         digest=image.digest,
         grid=tiles.grid,
-        num_tiles=tiles.num_tiles,
-        height=tiles.height,
-        width=tiles.width,
+        sizes=tiles.sizes,
         pixels=tiles.pixels,
         runs=runs,
     )

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from forebay.base.confined import Limits
+from forebay.base.pixels import Size
 from forebay.server.images.tiling import Tiling
 
 LIMITS: Final = Limits(cpu_s=10.0, memory_bytes=1 << 30, answer_bytes=128 << 20)
@@ -28,12 +29,10 @@ class Decode(msgspec.Struct, tag=True):
 
 
 class Decoded(msgspec.Struct, tag=True):
-    """The tiles, as in `cutting.Tiles`."""
+    """The tiles, as in `Tiles`."""
 
     grid: tuple[int, int]
-    num_tiles: int
-    height: int
-    width: int
+    sizes: tuple[Size, ...]
     pixels: bytes
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from forebay.families.vision import VisionConfig
-from forebay.server.images.tiling import Tiling, tiling_of
+from forebay.families.vision.siglip import SiglipConfig
+from forebay.server.images.tilings.idefics import squares
 
 TILE = 32
 LONGEST = 128
@@ -39,19 +39,20 @@ def backend() -> Tokenizer:
 
 
 PLACEHOLDER = backend().token_to_id("<image>")
-VISION = VisionConfig(
+VISION = SiglipConfig(
     kind="smolvlm",
     placeholder=PLACEHOLDER,
     image_size=TILE,
     patch_size=8,
-    scale_factor=2,
+    merge=2,
     hidden_size=16,
     intermediate_size=32,
     num_layers=2,
     num_heads=2,
     norm_eps=1e-6,
 )
-TILING: Tiling = tiling_of("/nowhere", VISION)
+TILING = squares(Path("/nowhere"), VISION)
+PER_TILE = TILING.num_tokens((TILE, TILE))
 
 
 def write_tokenizer(folder: Path, template: str = TEMPLATE, **added: Any) -> Path:

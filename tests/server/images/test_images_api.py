@@ -24,7 +24,7 @@ from forebay.server.protocol.requests import ChatRequest
 from forebay.text.tokenizer import Tokenizer
 from tests.server.conftest import MODEL, Running, start
 from tests.server.fake_engine import FakeEngine
-from tests.server.images.smolvlm import PLACEHOLDER, TILING, file_of, noise, write_tokenizer
+from tests.server.images.smolvlm import PER_TILE, PLACEHOLDER, TILING, file_of, noise, write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("patience")
 
@@ -105,9 +105,9 @@ def refused(answer: Any, code: str, param: str | None = None) -> str:
 def test_chat_image_reaches_the_engine_as_tiles_and_placeholders(chats: Chats) -> None:
     answer = chats.chat(part(IMAGE), text(GREEN)).json()
     (picture,), tiles = chats.pictures, tiles_of(IMAGE, TILING, splits=True)
-    assert (picture.grid, picture.num_tiles, picture.height, picture.width, picture.pixels) == tiles
-    assert picture.digest == digest_of(tiles.pixels, tiles.grid)
-    assert picture.num_tokens == tiles.num_tiles * TILING.tokens_per_tile == chats.prompt.count(PLACEHOLDER)
+    assert (picture.grid, picture.sizes, picture.pixels) == tiles
+    assert picture.digest == digest_of(tiles.pixels, tiles.grid, tiles.sizes)
+    assert picture.num_tokens == len(tiles.sizes) * PER_TILE == chats.prompt.count(PLACEHOLDER)
     for begin, length in picture.runs:
         assert chats.prompt[begin : begin + length] == [PLACEHOLDER] * length
     told = answer["usage"]
@@ -160,7 +160,7 @@ def test_detail_low_makes_one_tile(chats: Chats, detail: str) -> None:
     (picture,) = chats.pictures
     tiles = tiles_of(IMAGE, TILING, splits=detail != "low")
     assert (picture.grid, picture.pixels) == (tiles.grid, tiles.pixels)
-    assert (picture.num_tiles == 1) == (detail == "low")
+    assert (len(picture.sizes) == 1) == (detail == "low")
 
 
 def test_result_of_a_tool_may_have_an_image(chats: Chats) -> None:
@@ -208,7 +208,7 @@ def test_counts_of_tokens_include_those_of_images(chats: Chats) -> None:
 def test_users_text_cannot_make_placeholders_or_marks(chats: Chats, images: int) -> None:
     answer = chats.chat(text(MARKS), *[part(IMAGE, detail="low")] * images, text(MARKS))
     assert answer.status_code == 200
-    assert chats.prompt.count(PLACEHOLDER) == images * TILING.tokens_per_tile
+    assert chats.prompt.count(PLACEHOLDER) == images * PER_TILE
     frames = chats.tokenizer.encode("<fake_token_around_image>", add_special_tokens=False, parse_special=True)
     assert chats.prompt.count(frames[0]) == 2 * images
     assert chats.tokenizer.decode(chats.prompt, skip_special_tokens=False).count(MARKS) == 2

@@ -18,15 +18,26 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 from forebay.requests.pictures import digest_of
 from forebay.server.images.cutting import tiles_of
 from forebay.server.images.decoding import CutImage
-from forebay.server.images.expansion import AROUND, WHOLE, Expansion
+from forebay.server.images.expansion import Expansion
 from forebay.server.images.frames import Decoded
-from forebay.server.images.tiling import Tiling
+from forebay.server.images.tilings.idefics import AROUND, WHOLE, SquareTiles
 from forebay.text.tokenizer import Tokenizer
-from tests.server.images.smolvlm import LONGEST, PLACEHOLDER, TEMPLATE, TILE, TILING, file_of, noise, write_tokenizer
+from tests.server.images.smolvlm import (
+    LONGEST,
+    PER_TILE,
+    PLACEHOLDER,
+    TEMPLATE,
+    TILE,
+    TILING,
+    file_of,
+    noise,
+    write_tokenizer,
+)
 
 ORIENTATION = 0x0112
 PROCESSORS = {"smolvlm": SmolVLMImageProcessorPil, "idefics3": Idefics3ImageProcessorPil}
 OF_SMOLVLM = msgspec.structs.replace(TILING, tile_size=512, longest_edge=2048)  # of SmolVLM-256M
+SIZE = (TILE, TILE)
 SIZES = ((1, 1), (1, 4000), (4000, 1), (511, 513), (513, 511), (32, 32), (33, 127), (200, 100))
 
 
@@ -61,7 +72,7 @@ def files() -> dict[str, bytes]:
 
 
 def expected(
-    content: bytes, tiling: Tiling, *, splits: bool, kind: str = "smolvlm"
+    content: bytes, tiling: SquareTiles, *, splits: bool, kind: str = "smolvlm"
 ) -> tuple[tuple[int, int], np.ndarray]:
     processor = PROCESSORS[kind](
         size={"longest_edge": tiling.longest_edge},
@@ -78,11 +89,11 @@ def expected(
     return (made["rows"][0][0], made["cols"][0][0]), np.stack(tiles)
 
 
-def check(content: bytes, tiling: Tiling, *, splits: bool, kind: str = "smolvlm") -> None:
+def check(content: bytes, tiling: SquareTiles, *, splits: bool, kind: str = "smolvlm") -> None:
     grid, tiles = expected(content, tiling, splits=splits, kind=kind)
     found = tiles_of(content, tiling, splits=splits)
     assert tiles.dtype == np.uint8
-    assert (found.grid, found.num_tiles, found.height, found.width) == (grid, *tiles.shape[:3])
+    assert (found.grid, found.sizes) == (grid, (tiles.shape[1:3],) * len(tiles))
     assert found.pixels == tiles.tobytes()
 
 
@@ -153,13 +164,13 @@ def expansion(tokenizer: Tokenizer) -> Expansion:
 def processor(folder: Path) -> Idefics3Processor:
     own = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     images = Idefics3ImageProcessorPil(size={"longest_edge": LONGEST}, max_image_size={"longest_edge": TILE})
-    return Idefics3Processor(images, own, image_seq_len=TILING.tokens_per_tile, chat_template=TEMPLATE)
+    return Idefics3Processor(images, own, image_seq_len=PER_TILE, chat_template=TEMPLATE)
 
 
 @pytest.mark.parametrize("grid", [(0, 0), (1, 4), (4, 1), (4, 4), (2, 3)], ids=str)
-def test_expansion_text_equals_that_of_transformers(expansion: Expansion, grid: tuple[int, int]) -> None:
-    text = get_image_prompt_string(*grid, TILING.tokens_per_tile, AROUND, "<image>", WHOLE)
-    assert expansion.text_of(grid) == text
+def test_text_of_tiles_equals_that_of_transformers(grid: tuple[int, int]) -> None:
+    text = get_image_prompt_string(*grid, PER_TILE, AROUND, "<image>", WHOLE)
+    assert TILING.text_of(grid, (SIZE,), "<image>") == text
 
 
 SHAPES = ((), ((50, 70),), ((32, 32), (90, 20)), ((1, 1), (1, 99), (99, 1), (60, 61), (20, 90)))
@@ -187,19 +198,20 @@ def test_expanded_prompt_equals_that_of_transformers(
     )
     assert sum(picture.num_tokens for picture in found.pictures) == found.token_ids.count(PLACEHOLDER)
     for image, picture in zip(cut, found.pictures, strict=True):
-        assert picture.num_tokens == picture.num_tiles * TILING.tokens_per_tile
+        assert picture.num_tokens == len(picture.sizes) * PER_TILE
         assert picture.digest == image.digest
 
 
 def test_expansion_resume_points_move_behind_the_images_before_them(expansion: Expansion) -> None:
-    one = CutImage(Decoded((0, 0), 1, TILE, TILE, b""), b"")
-    wide = CutImage(Decoded((1, 2), 3, TILE, TILE, b""), b"")
-    a, b = len(expansion.of_grid((0, 0))), len(expansion.of_grid((1, 2)))
+    one = CutImage(Decoded((0, 0), (SIZE,), b""), b"")
+    wide = CutImage(Decoded((1, 2), (SIZE,) * 3, b""), b"")
+    a, b = (len(expansion.of_tiles(its.tiles.grid, its.tiles.sizes)) for its in (one, wide))
     found = expansion.expand([5, PLACEHOLDER, 6, PLACEHOLDER, 7], [1, 2, 3, 4, 5], [one, wide])
     assert found.resume_points == (1, 1 + a, 2 + a, 2 + a + b, 3 + a + b)
     assert len(found.token_ids) == 3 + a + b
 
 
-def test_digest_differs_for_equal_pixels_of_another_grid() -> None:
+def test_digest_differs_for_equal_pixels_of_another_grid_or_other_sizes() -> None:
     pixels = bytes(range(12))
-    assert len({digest_of(pixels, (1, 2)), digest_of(pixels, (2, 1)), digest_of(pixels[1:], (1, 2))}) == 3
+    others = (pixels, (2, 1), [(2, 2)]), (pixels[1:], (1, 2), [(2, 2)]), (pixels, (1, 2), [(1, 4)])
+    assert len({digest_of(*its) for its in ((pixels, (1, 2), [(2, 2)]), *others)}) == 4

@@ -11,11 +11,12 @@ import pytest
 
 from forebay.base.errors import ModelError
 from forebay.server.images.expansion import Expansion
-from forebay.server.images.tiling import MAX_EDGE, Tiling, tiling_at, tiling_of
+from forebay.server.images.tiling import tiling_at, tiling_of
+from forebay.server.images.tilings.idefics import MAX_EDGE, SquareTiles
 from forebay.text.tokenizer import Tokenizer
 from tests.server.images.smolvlm import TILING, VISION, write_tokenizer
 
-OF_256M = replace(VISION, image_size=512, patch_size=16, scale_factor=4, placeholder=49190)
+OF_256M = replace(VISION, image_size=512, patch_size=16, merge=4, placeholder=49190)
 # As SmolVLM-256M publishes them.
 PREPROCESSOR: dict[str, Any] = {
     "do_convert_rgb": True,
@@ -31,7 +32,7 @@ PREPROCESSOR: dict[str, Any] = {
     "rescale_factor": 0.00392156862745098,
     "size": {"longest_edge": 2048},
 }
-WANTED = Tiling(placeholder=49190, tokens_per_tile=64, tile_size=512, longest_edge=2048)
+WANTED = SquareTiles(placeholder=49190, token_edge=64, tile_size=512, longest_edge=2048)
 
 
 def write(folder: Path, name: str, content: Any) -> str:
@@ -96,6 +97,6 @@ def test_tiling_of_a_model_without_an_encoder_is_none(embedded_model: Path) -> N
 
 def test_expansion_of_another_model_s_tokenizer_is_refused(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_path(write_tokenizer(tmp_path))
-    wrong = Tiling(placeholder=5, tokens_per_tile=4, tile_size=TILING.tile_size, longest_edge=128)
+    wrong = SquareTiles(placeholder=5, token_edge=16, tile_size=TILING.tile_size, longest_edge=128)
     with pytest.raises(ModelError, match=r"does not read '.' as the placeholder of images, the token 5"):
         Expansion(tokenizer, wrong)  # a letter, which users write

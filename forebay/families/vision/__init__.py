@@ -1,0 +1,24 @@
+"""Configurations of the encoders that turn pictures into rows of a model's embedding, a module for each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from forebay.base.errors import ModelError, brief
+from forebay.families.fields import Fields
+from forebay.families.vision.base import Vision
+from forebay.families.vision.siglip import siglip
+
+_READERS: Final[Mapping[str, Callable[[Fields, Fields, int], Vision]]] = {"idefics3": siglip, "smolvlm": siglip}
+
+
+def vision_of(raw: Mapping[str, Any], where: str, processor: Mapping[str, Any], vocab_size: int) -> Vision | None:
+    """Read the encoder in the fields of a model around a language model of `vocab_size`, and in those of its image
+    `processor`. None where there is none, and for types whose encoders are not served. ModelError for a wrong value."""
+    read = _READERS.get(str(raw.get("model_type")))
+    if read is None or raw.get("vision_config") is None:
+        return None
+    if not isinstance(raw["vision_config"], dict):
+        raise ModelError(f"{where}: vision_config is {brief(raw['vision_config'])}; it must be an object")
+    return read(Fields.of_file(raw, where), Fields.of_file(processor, f"{where}: image processor"), vocab_size)

@@ -1,0 +1,119 @@
+"""Fields that every encoder of pictures has, and how they are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.base.errors import ModelError
+from forebay.base.pixels import CHANNELS, Size, num_tokens
+from forebay.families.fields import Fields, is_number
+
+Channels = tuple[float, float, float]
+"""A number for each channel of a pixel, red first."""
+
+MAX_TILE: Final = 4096  # pixels of an edge
+HALVES: Final = (0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionConfig:
+    """The encoder beside a language model, of a `kind`: the type of the model around both.
+
+    A tile of pixels is cut into patches of `patch_size`; what fills no patch is left out. `merge` squared patches
+    become one token of the prompt, whose id there is `placeholder`. A pixel's channels are multiplied by `rescale`, and
+    then have `mean` and the deviation `std`. Each kind has a class of its own, with its own fields.
+    """
+
+    kind: str
+    placeholder: int
+    patch_size: int
+    merge: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    norm_eps: float
+    rescale: float = 1 / 255
+    mean: Channels = HALVES
+    std: Channels = HALVES
+
+    @property
+    def token_edge(self) -> int:
+        """Return the pixels on an edge of what becomes one token."""
+        return self.patch_size * self.merge
+
+    @property
+    def tile_size(self) -> Size | None:
+        """Return the size that all tiles have, None where their edges are multiples of `token_edge`."""
+        return None
+
+    @property
+    def max_edge(self) -> int:
+        """Return the most pixels on an edge of a tile."""
+        return MAX_TILE
+
+    @property
+    def max_tokens(self) -> int:
+        """Return the most tokens of a tile."""
+        return self.num_tokens((self.max_edge, self.max_edge))
+
+    @property
+    def max_patches(self) -> int:
+        """Return the most patches of a tile."""
+        return self.max_tokens * self.merge**2
+
+    def num_tokens(self, size: Size) -> int:
+        """Return the number of tokens of a tile."""
+        return num_tokens(size, self.token_edge)
+
+    @property
+    def tiles(self) -> str:
+        """Return the sizes of tiles in words."""
+        if self.tile_size is None:
+            edge = self.token_edge
+            return f"tiles of up to {self.max_tokens:,} tokens, one for each {edge} x {edge} pixels"
+        height, width = self.tile_size
+        return f"tiles of {height} x {width} pixels, {self.num_tokens(self.tile_size)} tokens each"
+
+    @property
+    def layer_products(self) -> tuple[int, int]:
+        """Return the products that a layer takes for a patch in its matrices, and for a pair of patches in its
+        attention."""
+        return 4 * self.hidden_size**2 + 2 * self.hidden_size * self.intermediate_size, 2 * self.hidden_size
+
+    def outer_products(self, output_size: int) -> int:
+        """Return the products that a patch takes before and behind the layers, where a token becomes as many numbers
+        as `output_size`."""
+        return self.hidden_size * (CHANNELS * self.patch_size**2 + output_size)
+
+
+Vision = tuple[VisionConfig, tuple[str, ...]]
+"""An encoder, and the fields of its configuration that nobody knows here."""
+
+
+def check_heads(config: VisionConfig, where: str) -> None:
+    """Raise ModelError unless the hidden size divides into heads."""
+    if config.hidden_size % config.num_heads:
+        raise ModelError(f"{where}: {config.hidden_size} dimensions do not divide into {config.num_heads} heads")
+
+
+def pixel_numbers(processor: Fields) -> tuple[float, Channels, Channels]:
+    """Return by what pixels are multiplied, and their mean and deviation then."""
+    rescale = processor.number("rescale_factor", default=1 / 255)
+    if not processor.flag("do_rescale", default=True):
+        rescale = 1.0
+    if not processor.flag("do_normalize", default=True):
+        return rescale, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    return rescale, _channels(processor, "image_mean", 0.0), _channels(processor, "image_std", 1e-6)
+
+
+def _channels(processor: Fields, name: str, least: float) -> Channels:
+    value = processor.get(name, HALVES)
+    numbers = [value] * 3 if is_number(value) else value
+    if not isinstance(numbers, list | tuple) or len(numbers) != 3:
+        raise processor.wrong(name, "a number for each of three channels")
+    if not all(is_number(number) and least <= number <= 1e6 for number in numbers):
+        raise processor.wrong(name, f"three numbers of at least {least:g}")
+    red, green, blue = map(float, numbers)
+    return red, green, blue

@@ -1,0 +1,64 @@
+"""Parameters that every way of cutting images has, and how they are read from a checkpoint's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from forebay.base.errors import ModelError, brief
+from forebay.base.pixels import Size, num_tokens
+from forebay.formats.files import is_there, read_json
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MOST_FILTERS: Final = 6
+ONE_TILE: Final = (0, 0)
+"""The grid of an image that is one tile."""
+
+
+class Tiles(NamedTuple):
+    """An image as its tiles of these `sizes` (height and width), in rows and columns of a `grid`; behind those of a
+    grid may come all of the image as one. `pixels` are those of one tile after another, each uint8
+    [height, width, 3]."""
+
+    grid: tuple[int, int]
+    sizes: tuple[Size, ...]
+    pixels: bytes
+
+
+class Cutting(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters of every way. A tile has a token of the prompt for each `token_edge` x `token_edge` pixels, each
+    the `placeholder`. Pillow's filter `resample` resizes."""
+
+    placeholder: int
+    token_edge: int
+    resample: int
+
+    def cut(self, image: Image, *, splits: bool) -> Tiles:
+        """Resize an RGB image to tiles: if it does not `splits`, to as few tokens as the model's type has."""
+        raise NotImplementedError
+
+    def text_of(self, grid: tuple[int, int], sizes: tuple[Size, ...], image: str) -> str:
+        """Return the text that stands for an image of these tiles, in which `image` is the text of a token."""
+        raise NotImplementedError
+
+    def num_tokens(self, size: Size) -> int:
+        """Return the number of tokens of a tile."""
+        return num_tokens(size, self.token_edge)
+
+
+def read_if_there(path: Path) -> dict[str, Any]:
+    """Return the fields of a file, none if it is not there. Raises ModelError."""
+    return read_json(path) if is_there(path) else {}
+
+
+def resample_of(own: Mapping[str, Any], default: int, where: Path) -> int:
+    """Return Pillow's number of the filter. Raises ModelError."""
+    resample = own.get("resample", default)
+    if type(resample) is not int or not 0 <= resample < MOST_FILTERS:
+        raise ModelError(f"{where}: resample is {brief(resample)}, not one of Pillow's filters, 0 to 5")
+    return resample
