@@ -40,9 +40,9 @@ class ElementwiseOps:
         """max(x, 0)^2, [T, I] -> [T, I]."""
         return x.float().relu().square().to(x.dtype)
 
-    def gelu(self, x: Tensor) -> Tensor:
-        """gelu(x) in its tanh form, [T, I] -> [T, I]."""
-        return F.gelu(x.float().contiguous(), approximate="tanh").to(x.dtype)
+    def gelu(self, x: Tensor, *, exact: bool = False) -> Tensor:
+        """gelu(x) in its tanh form, or with `exact` by the error function, [T, I] -> [T, I]."""
+        return F.gelu(x.float().contiguous(), approximate="none" if exact else "tanh").to(x.dtype)
 
     def mul(self, x: Tensor, y: Tensor) -> Tensor:
         """x * y, [T, I] each -> [T, I]."""

@@ -73,7 +73,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_gelu_and_mul_{}": [*_ROWS, _L],
     "fb_clamped_swiglu_{}": [*_ROWS, _F, _F, _F],
     "fb_relu2_{}": _ROWS,
-    "fb_gelu_{}": _ROWS,
+    "fb_gelu_{}": [*_ROWS, _L],
     "fb_mul_{}": _ZIP,
     "fb_add_{}": _ZIP,
     "fb_mul_silu_{}": _ZIP,

@@ -51,14 +51,14 @@ class NativeElementwise(ElementwiseOps):
     def relu2(self, x: Tensor) -> Tensor:
         return self._map(self._relu2[x.dtype], x)
 
-    def gelu(self, x: Tensor) -> Tensor:
-        return self._map(self._gelu[x.dtype], x)
+    def gelu(self, x: Tensor, *, exact: bool = False) -> Tensor:
+        return self._map(self._gelu[x.dtype], x, exact)
 
-    def _map(self, kernel: Any, x: Tensor) -> Tensor:
+    def _map(self, kernel: Any, x: Tensor, *parameters: float) -> Tensor:
         """x [T, I] -> [T, I]."""
         rows, n = x.shape
         out = x.new_empty(rows, n)
-        kernel(self._pool, x.data_ptr(), x.stride(0), out.data_ptr(), rows, n)
+        kernel(self._pool, x.data_ptr(), x.stride(0), out.data_ptr(), rows, n, *parameters)
         return out
 
     def mul(self, x: Tensor, y: Tensor) -> Tensor:

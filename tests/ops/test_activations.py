@@ -26,6 +26,7 @@ GATED: dict[str, Callable[[Ops, Tensor], Tensor]] = {  # [gate | up] rows
     "mul": lambda ops, x: ops.mul(x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]),
     "relu2": lambda ops, x: ops.relu2(x),
     "gelu": lambda ops, x: ops.gelu(x),
+    "gelu-exact": lambda ops, x: ops.gelu(x, exact=True),
 }
 
 

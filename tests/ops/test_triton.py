@@ -99,6 +99,7 @@ def test_activations_equal_the_reference(ops: Ops, reference: Ops, dtype: torch.
     for name, (more, options) in calls.items():
         assert_close(getattr(ops, name)(x, *more, **options), getattr(reference, name)(x, *more, **options))
     assert_close(ops.gelu_and_mul(x), reference.gelu_and_mul(x))
+    assert_close(ops.gelu(x, exact=True), reference.gelu(x, exact=True))
 
 
 # -- around the model -------------------------------------------------------------------------------------------------

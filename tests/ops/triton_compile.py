@@ -124,6 +124,7 @@ def main(arch: int) -> None:
     for name in ("silu_and_mul", "gelu_and_mul", "relu2"):
         getattr(ops, name)(x)
     ops.gelu_and_mul(x, exact=True)
+    ops.gelu(x, exact=True)
     ops.clamped_swiglu(x, alpha=1.7, limit=7.0)
     ops.mul_sigmoid(x, x[:, :32])
     ops.scale_rows_(x, float32(9), torch.zeros(3, dtype=torch.int64))

@@ -27,6 +27,15 @@ void gelu_and_mul(Pool& pool, const T* x, long ldx, T* out, long rows, long n, G
 }
 
 template <class T>
+void gelu(Pool& pool, const T* x, long ldx, T* out, long rows, long n, Gelu form) {
+    if (form == Gelu::kExact) {
+        zip_rows(pool, x, ldx, x, ldx, out, n, rows, n, [](Vec a, Vec) { return gelu_exact(a); });
+    } else {
+        zip_rows(pool, x, ldx, x, ldx, out, n, rows, n, [](Vec a, Vec) { return gelu_tanh(a); });
+    }
+}
+
+template <class T>
 void clamped_swiglu(Pool& pool, const T* x, long ldx, T* out, long rows, long n, Vec alpha, Vec limit, Vec offset) {
     zip_halves(pool, x, ldx, out, rows, n,
                [=](Vec gate, Vec up) { return clamped_swiglu(gate, up, alpha, limit, offset); });
@@ -94,10 +103,8 @@ void gated_rms_norm(Pool& pool, const T* x, long ldx, const T* gate, long ldg, c
     void fb_relu2_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n) {                              \
         pool->op([=](Pool& p) { zip_rows(p, x, ldx, x, ldx, out, n, rows, n, [](Vec a, Vec) { return relu2(a); }); }); \
     }                                                                                                                  \
-    void fb_gelu_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n) {                               \
-        pool->op([=](Pool& p) {                                                                                        \
-            zip_rows(p, x, ldx, x, ldx, out, n, rows, n, [](Vec a, Vec) { return gelu_tanh(a); });                     \
-        });                                                                                                            \
+    void fb_gelu_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n, long exact) {                   \
+        pool->op([=](Pool& p) { gelu(p, x, ldx, out, rows, n, static_cast<Gelu>(exact)); });                           \
     }                                                                                                                  \
     void fb_gated_rms_norm_##suffix(Pool* pool, const T* x, long ldx, const T* gate, long ldg, const T* weight,        \
                                     T* out, long rows, long n, long group_size, long weight_step, float eps,           \

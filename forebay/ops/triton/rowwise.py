@@ -24,7 +24,8 @@ _CLAMPED_SWIGLU: Final = 3
 _RELU2: Final = 4
 _MUL_SIGMOID: Final = 5
 _MUL_SILU: Final = 6
-_PLAIN_GELU: Final = 7
+_PLAIN_GELU_TANH: Final = 7
+_PLAIN_GELU_ERF: Final = 8
 
 
 @triton.jit
@@ -159,8 +160,10 @@ def _activate(
         a = a * tl.sigmoid(b)
     elif KIND == 6:
         a = a * b * tl.sigmoid(b)
-    else:
+    elif KIND == 7:
         a = a * tl.sigmoid(1.5957691216057308 * (a + 0.044715 * a * a * a))
+    else:
+        a = 0.5 * a * (1.0 + tl.erf(a * 0.7071067811865476))
     tl.store(out + row * n + at, a.to(out.dtype.element_ty), mask=live)
 
 
@@ -263,8 +266,8 @@ class TritonRowwise(ElementwiseOps):
     def relu2(self, x: Tensor) -> Tensor:
         return _activated(x, x, _RELU2)
 
-    def gelu(self, x: Tensor) -> Tensor:
-        return _activated(x, x, _PLAIN_GELU)
+    def gelu(self, x: Tensor, *, exact: bool = False) -> Tensor:
+        return _activated(x, x, _PLAIN_GELU_ERF if exact else _PLAIN_GELU_TANH)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return _activated(x, gate, _MUL_SIGMOID)
