@@ -17,7 +17,7 @@ from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parser, whole
 from forebay.families.model_config import config_from_folder, config_from_gguf
 from forebay.families.small import DEFAULT_HIDDEN_SIZE, DEFAULT_NUM_LAYERS, LIKES, small_config
-from forebay.families.small_pictures import PICTURE_TOKENS, TEMPLATE, WITH_PICTURES, processor_files
+from forebay.families.small_pictures import SMALL, template
 from forebay.formats.gguf import GgufFile
 from forebay.formats.safetensors import SINGLE_NAME
 from forebay.formats.store import find_model, models_folder
@@ -97,11 +97,11 @@ def _given(assignments: Sequence[str]) -> dict[str, Any]:
 
 def _write_texts(folder: Path, donor: GgufFile, like: str) -> None:
     """The tokenizer, and of a model that reads pictures the files of its processors."""
-    if like not in WITH_PICTURES:
+    if like not in SMALL:
         save_tokenizer(donor.metadata, folder)
         return
-    save_tokenizer(donor.metadata, folder, more=PICTURE_TOKENS, template=TEMPLATE)
-    for name, fields in processor_files(like).items():
+    save_tokenizer(donor.metadata, folder, more=SMALL[like].tokens, template=template(like))
+    for name, fields in SMALL[like].files.items():
         (folder / name).write_text(json.dumps(fields, indent=2), "utf-8")
 
 

@@ -133,20 +133,22 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
 
 
 def _encoder_tensors(files: Sequence[SafetensorsFile], config: ModelConfig, path: Path) -> Mapping[str, StoredTensor]:
-    """Return the tensors of the encoder, by their names in the files; none where it is not served."""
+    """Return the tensors of the encoder, by their names in files of transformers 5; none where it is not served."""
     if config.vision is None or config.outer is None:
         return {}
     tensors: dict[str, StoredTensor] = {}
     layers: defaultdict[str, dict[str, FileArray]] = defaultdict(dict)
     for file in files:
         for stored in filter(config.outer.is_beside, file.tensors):
-            layer, _, part = stored.rpartition(".")
+            name = config.vision.here(stored)
+            layer, _, part = name.rpartition(".")
             if config.packing is not None and config.packing.has(part, file.tensors[stored].dtype):
                 layers[layer][part] = file.packed(stored)
                 continue
-            if stored in tensors:
+            if name in tensors:
                 raise ModelError(f"{file.path}: tensor {stored!r} is in another file of the checkpoint as well")
-            tensors[stored] = _PlainTensor(file, stored, whole=False)
+            if name:
+                tensors[name] = _PlainTensor(file, stored, whole=False)
     return {**tensors, **dict(_packed_layers(layers, config, path))}
 
 

@@ -6,12 +6,13 @@ becomes one token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from forebay.base.pixels import CHANNELS
@@ -23,6 +24,8 @@ from forebay.ops.pictures import PixelScale
 
 MOST_SIZES: Final = 8
 """Sizes of tiles whose tables are kept."""
+PROJECTOR_EPS: Final = 1e-5
+"""Of the LayerNorm in a projector: torch's default, which no configuration has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,9 +63,7 @@ class Patches:
         self._embedding = Linear(parts.ops, weight)
         ids = position_ids(spec.side)
         self._positions = parts.tensor("position_embedding.weight", len(ids), width, change=lambda table: table[ids])
-        factors = [spec.rescale / std for std in spec.std]
-        shifts = [-mean / std for mean, std in zip(spec.mean, spec.std, strict=True)]
-        self._scale = PixelScale(*(torch.tensor(numbers, device=self._device) for numbers in (factors, shifts)))
+        self._scale = pixel_scale(spec.rescale, spec.mean, spec.std, self._device)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """pixels uint8 [height, width, 3] -> [P, h]."""
@@ -81,6 +82,69 @@ def position_ids(side: int) -> Tensor:
     fractions = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(max=1.0 - 1e-6)
     places = torch.bucketize(fractions, boundaries, right=True)
     return (places.unsqueeze(1) * side + places).flatten()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlexPatchesSpec:
+    """Patches of `size` pixels in a tile of any size, each through a linear layer over its pixels row by row. The
+    learned positions are those of `side` x `side` patches, interpolated to the tile's. A channel's value is multiplied
+    by `rescale`, and then has `mean` and the deviation `std`."""
+
+    name: str
+    hidden_size: int
+    size: int
+    side: int
+    rescale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def equation(self) -> str:
+        """Return what it computes of a patch."""
+        return (
+            f"x = W patch + b + position[patch]  (of {self.size} x {self.size} pixels; positions of {self.side} x "
+            f"{self.side} patches are interpolated)"
+        )
+
+    def build(self, parts: Parts) -> FlexPatches:
+        """Return the part with its weights."""
+        return FlexPatches(self, parts.within(self.name))
+
+
+class FlexPatches:
+    """A tile's pixels to patches. SigLIP 2, arXiv 2502.14786, section 2.4.2."""
+
+    def __init__(self, spec: FlexPatchesSpec, parts: Parts) -> None:
+        self._ops, self._size, self._dtype = parts.ops, spec.size, parts.weights.dtype
+        self._device, width, size = parts.weights.device, spec.hidden_size, spec.size
+        by_row = parts.values("patch_embedding.weight", width, CHANNELS * size * size)
+        by_channel = by_row.view(width, size * size, CHANNELS).transpose(1, 2).reshape(width, -1)
+        weight = parts.ops.pack_linear(by_channel, parts.values("patch_embedding.bias", width))
+        self._embedding = Linear(parts.ops, weight)
+        self._table = parts.tensor("position_embedding.weight", spec.side**2, width)
+        self._side = spec.side
+        self._positions = lru_cache(MOST_SIZES)(self._positions_of)
+        self._scale = pixel_scale(spec.rescale, spec.mean, spec.std, self._device)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """pixels uint8 [height, width, 3] -> [P, h]."""
+        height, width, _ = pixels.shape
+        rows = self._ops.patch_rows(pixels.to(self._device), self._size, self._scale, self._dtype)
+        positions = self._positions((height // self._size, width // self._size))
+        return self._ops.add_(self._embedding.of(rows), positions)
+
+    def _positions_of(self, grid: tuple[int, int]) -> Tensor:
+        """Interpolate the table to a grid of patches, in float32: [P, h]."""
+        table = self._table.float().view(1, self._side, self._side, -1).permute(0, 3, 1, 2)
+        resized = F.interpolate(table, size=grid, mode="bilinear", align_corners=False, antialias=True)
+        return resized[0].flatten(1).T.to(self._dtype).contiguous()
+
+
+def pixel_scale(rescale: float, mean: Sequence[float], std: Sequence[float], device: torch.device | str) -> PixelScale:
+    """Return what makes numbers of `mean` and deviation `std` of pixels that are multiplied by `rescale`."""
+    factors = [rescale / each for each in std]
+    shifts = [-each / deviation for each, deviation in zip(mean, std, strict=True)]
+    return PixelScale(*(torch.tensor(numbers, device=device) for numbers in (factors, shifts)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,3 +235,47 @@ def square_orders(factor: int, device: torch.device | str) -> Callable[[tuple[in
         return squares.transpose(1, 2).flatten().int().to(device)
 
     return order
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectorSpec:
+    """Squares of `factor` x `factor` patches, each through two linear layers with a GELU between them, behind a
+    LayerNorm with `norm`. The linear layers have biases with `bias`."""
+
+    name: str
+    factor: int
+    hidden_size: int
+    inner_size: int
+    output_size: int
+    norm: bool
+    bias: bool
+
+    @property
+    def equation(self) -> str:
+        """Return what it computes of a token's patches, x."""
+        square = f"layernorm(x) of {self.factor} x {self.factor} patches"
+        inner = f"layernorm({square})" if self.norm else square
+        plus = " + b" if self.bias else ""
+        return f"Wd gelu(Wu {inner}{plus}){plus}  of {self.inner_size:,}"
+
+    def build(self, parts: Parts) -> Projector:
+        """Return the part with its weights."""
+        return Projector(self, parts.within(self.name))
+
+
+class Projector:
+    """Pixel shuffle and an MLP: a token is a square of patches, row by row."""
+
+    def __init__(self, spec: ProjectorSpec, parts: Parts) -> None:
+        self._ops, self._width = parts.ops, spec.factor**2 * spec.hidden_size
+        norm = layer_norm_spec(f"{parts.prefix}layer_norm", self._width, bias=True)
+        self._norm = build_norm(norm, parts, PROJECTOR_EPS).of if spec.norm else None
+        self._up = parts.linear({"linear_1": spec.inner_size}, self._width, bias=spec.bias)
+        self._down = parts.linear({"linear_2": spec.output_size}, spec.inner_size, bias=spec.bias)
+        self._order = square_orders(spec.factor, parts.weights.device)
+
+    def __call__(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """x [P, h] of a grid of patches -> [P / s^2, H]."""
+        x = self._ops.gather_rows(x, self._order(grid)).view(-1, self._width)
+        x = x if self._norm is None else self._norm(x)
+        return self._down.of(self._ops.gelu(self._up.of(x), exact=True))

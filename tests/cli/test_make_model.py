@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import jinja2
@@ -10,18 +9,20 @@ import pytest
 
 from forebay.cli.main import main
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.small_pictures import PICTURE_TOKENS, TEMPLATE, WITH_PICTURES
+from forebay.families.small_pictures import SMALL, WITH_PICTURES, template
+from forebay.server.images.expansion import Expansion
+from forebay.server.images.tiling import tiling_at
 from forebay.text.tokenizer import Tokenizer
 from forebay.text.tokenizer_files import from_path
 
-SMALL = ["--hidden-size", "32", "--num-layers", "3"]
+SIZES = ["--hidden-size", "32", "--num-layers", "3"]
 
 
 def test_it_writes_a_folder_that_can_be_opened(
     tmp_path: Path, embedded_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "new" / "tiny"
-    words = ["models", "make", "--like", "lfm2", "--out", str(target), *SMALL, "--set", "conv_L_cache=4", "tiny"]
+    words = ["models", "make", "--like", "lfm2", "--out", str(target), *SIZES, "--set", "conv_L_cache=4", "tiny"]
     assert main(words) == 0
     captured = capsys.readouterr()
     assert captured.out.strip() == str(target)
@@ -66,7 +67,7 @@ def test_model_that_reads_images_comes_with_its_encoder_tokens_and_processors(
     model_type: str, tmp_path: Path, embedded_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "tiny"
-    assert main(["models", "make", "--like", model_type, "--out", str(target), *SMALL]) == 0
+    assert main(["models", "make", "--like", model_type, "--out", str(target), *SIZES]) == 0
     checkpoint, tokenizer = open_checkpoint(target), from_path(target)
     text_tokens = open_checkpoint(embedded_model).config.vocab_size
     vision = checkpoint.config.vision
@@ -74,20 +75,23 @@ def test_model_that_reads_images_comes_with_its_encoder_tokens_and_processors(
     assert (vision.kind, vision.num_layers, vision.max_tokens) == (model_type, 3, 16)
     assert vision.placeholder == text_tokens
     assert len(checkpoint.config.eos_token_ids) > 0
-    ids = [tokenizer.added[token] for token in PICTURE_TOKENS]
-    assert ids == list(range(text_tokens, text_tokens + len(PICTURE_TOKENS)))
+    tokens = SMALL[model_type].tokens
+    ids = [tokenizer.added[token] for token in tokens]
+    assert ids == list(range(text_tokens, text_tokens + len(tokens)))
     assert tokenizer.control >= set(ids)
-    assert checkpoint.config.vocab_size == text_tokens + len(PICTURE_TOKENS)
-    assert json.loads((target / "processor_config.json").read_text())["image_seq_len"] == vision.max_tokens
+    assert checkpoint.config.vocab_size == text_tokens + len(tokens)
+    tiling = tiling_at(str(target))
+    assert tiling is not None
+    Expansion(Tokenizer.from_path(target), tiling)
     capsys.readouterr()
     assert main(["models", "inspect", str(target)]) == 0
-    assert "tiles of 64 x 64 pixels, 16 tokens each; an encoder of 3 layers of width 32" in capsys.readouterr().out
+    assert f"{vision.tiles}; an encoder of 3 layers of width 32" in capsys.readouterr().out
 
 
 def test_template_of_a_model_that_reads_images_writes_a_placeholder_for_each() -> None:
     parts = [{"type": "image"}, {"type": "text", "text": "a"}, {"type": "image"}]
     messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "b\n"}]
-    text = jinja2.Template(TEMPLATE).render(messages=messages, add_generation_prompt=True)
+    text = jinja2.Template(template("smolvlm")).render(messages=messages, add_generation_prompt=True)
     assert text == (
         "<|im_start|>user\n<image>a<image><|im_end|>\n<|im_start|>assistant\nb\n<|im_end|>\n<|im_start|>assistant\n"
     )

@@ -14,6 +14,7 @@ from forebay.families.small import small_config
 from forebay.formats.layer_packing import IgnoredModules
 
 VISION = {"hidden_size": 32, "image_size": 64}
+VISIONS = {"lfm2_vl": {"hidden_size": 32, "num_attention_heads": 4}}
 
 
 def inner(model_type: str) -> dict[str, Any]:
@@ -29,7 +30,13 @@ def type_inside(outer: str) -> str:
 
 def fields_of(outer: str, **more: Any) -> dict[str, Any]:
     text = {**inner(type_inside(outer)), "model_type": OUTERS[outer].text_type}
-    return {"model_type": outer, "vision_config": VISION, "image_token_id": 3, "text_config": text, **more}
+    return {
+        "model_type": outer,
+        "vision_config": VISIONS.get(outer, VISION),
+        "image_token_id": 3,
+        "text_config": text,
+        **more,
+    }
 
 
 def with_text(outer: str, **changes: Any) -> ModelConfig:

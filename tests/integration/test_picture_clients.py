@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -32,10 +31,11 @@ def png(seed: int) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory, embedded_model: Path) -> Iterator[Tree]:
+@pytest.fixture(scope="module", params=["smolvlm", pytest.param("lfm2_vl", marks=pytest.mark.slow)])
+def tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
     folder = tmp_path_factory.mktemp("picture-clients")
-    assert main(["models", "make", MODEL, "--like", "smolvlm", "--out", str(folder / MODEL)]) == 0
+    request.getfixturevalue("embedded_model")
+    assert main(["models", "make", MODEL, "--like", request.param, "--out", str(folder / MODEL)]) == 0
     with serving(folder / "tree", folder / MODEL, "--kv-cache-bytes=16MiB", "--context-length=2048") as started:
         yield started
 

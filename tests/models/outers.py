@@ -109,9 +109,11 @@ OUTERS: Final[dict[str, Case]] = {
     "lfm2_vl": _case(
         "lfm2_vl",
         "lfm2",
-        _VISION | {"model_type": "siglip2_vision_model", "num_patches": 4, "patch_size": 14},
-        _SAME,
+        _SIGLIP | {"model_type": "siglip2_vision_model", "num_patches": 16, "patch_size": 8},
+        {"model.vision_tower.": "model.vision_tower.vision_model."},
         CASES["lfm2"][1],
+        image_token_id=6,
+        projector_hidden_size=40,
     ),
     "qwen2_vl": _case(
         "qwen2_vl",

@@ -18,7 +18,6 @@ from forebay.backends import make_ops
 from forebay.base.errors import ModelError
 from forebay.engine.lifecycle.model_shape import read_shape
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.vision.siglip import SiglipConfig
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantize import quantize_into
 from forebay.formats.weight_shapes import ValueBytes
@@ -29,8 +28,9 @@ from forebay.models.encoders.encoder import Encoder
 from forebay.models.quantized_copy import write_quantized
 from forebay.ops import Ops
 from tests.models.outers import OUTERS, make_outer, save_as_published
+from tests.models.visual import oracle_features, tile_sizes
 
-NAMES = ["smolvlm", "idefics3"]
+NAMES = ["smolvlm", "idefics3", "lfm2_vl"]
 CONNECTOR = "model.connector.modality_projection.proj.weight"
 PATCHES = "model.vision_model.embeddings.patch_embedding.weight"
 
@@ -56,39 +56,38 @@ def loaded(folder: Path, ops: Ops, dtype: torch.dtype = torch.float32) -> Encode
     return load_encoder(open_checkpoint(folder), ops=ops, dtype=dtype, progress=lambda done, total: None)
 
 
-def tiles(folder: Path, count: int) -> list[Tensor]:
-    vision = open_checkpoint(folder).config.vision
-    assert isinstance(vision, SiglipConfig)
-    shape = (count, vision.image_size, vision.image_size, 3)
-    return list(torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(count)).byte())
+def tiles(oracle: Any, count: int) -> list[Tensor]:
+    generator, sizes = torch.Generator().manual_seed(count), tile_sizes(oracle.config)
+    return [torch.randint(0, 256, (*sizes[i % len(sizes)], 3), generator=generator).byte() for i in range(count)]
 
 
 def encode(encoder: Encoder, pixels: Tensor) -> Tensor:
     return encoder.finish(encoder.layers(encoder.begin(pixels), 0, encoder.num_layers))
 
 
-@torch.no_grad()
-def expected(oracle: Any, pixels: list[Tensor], mean: float = 0.5, std: float = 0.5) -> list[Tensor]:
-    numbers = (torch.stack(pixels).permute(0, 3, 1, 2).float() / 255 - mean) / std
-    return list(oracle.model.get_image_features(numbers.unsqueeze(0)).pooler_output[0].chunk(len(pixels)))
+def expected(oracle: Any, pixels: list[Tensor], **numbers: float) -> list[Tensor]:
+    return oracle_features(oracle, [tile.numpy() for tile in pixels], **numbers)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_encodings_equal_those_of_transformers(name: str, made: Callable[[str], Made], ops: Ops) -> None:
     oracle, folder = made(name)
-    encoder, pixels = loaded(folder, ops), tiles(folder, 3)
+    encoder, pixels = loaded(folder, ops), tiles(oracle, 3)
     for tile, features in zip(pixels, expected(oracle, pixels), strict=True):
         encoding = encode(encoder, tile)
-        assert encoding.shape == (4, encoder.row_size) == (4, 48)
+        assert encoding.shape == features.shape == (len(features), encoder.row_size)
         assert encoding.dtype == encoder.dtype == torch.float32
         torch.testing.assert_close(encoding, features, rtol=0, atol=1e-4)
         assert features.abs().max() > 0.1
 
 
-def test_files_as_published_give_the_same_bits(made: Callable[[str], Made], native: Ops, tmp_path: Path) -> None:
-    oracle, folder = made("smolvlm")
-    published = save_as_published(oracle, OUTERS["smolvlm"], tmp_path)
-    (tile,) = tiles(folder, 1)
+@pytest.mark.parametrize("name", NAMES)
+def test_files_as_published_give_the_same_bits(
+    name: str, made: Callable[[str], Made], native: Ops, tmp_path: Path
+) -> None:
+    oracle, folder = made(name)
+    published = save_as_published(oracle, OUTERS[name], tmp_path)
+    (tile,) = tiles(oracle, 1)
     assert torch.equal(encode(loaded(published, native), tile), encode(loaded(folder, native), tile))
 
 
@@ -96,8 +95,8 @@ def test_files_as_published_give_the_same_bits(made: Callable[[str], Made], nati
 def test_slices_give_the_bits_of_the_whole_and_leave_their_arguments(
     name: str, made: Callable[[str], Made], ops: Ops
 ) -> None:
-    encoder = loaded(made(name)[1], ops)
-    (pixels,) = tiles(made(name)[1], 1)
+    oracle, folder = made(name)
+    encoder, (pixels,) = loaded(folder, ops), tiles(oracle, 1)
     whole = encode(encoder, pixels)
     first = encoder.begin(pixels)
     before = first.x.clone()
@@ -109,9 +108,12 @@ def test_slices_give_the_bits_of_the_whole_and_leave_their_arguments(
     assert torch.equal(between, second.x)
 
 
-def test_bits_do_not_depend_on_earlier_tiles_nor_on_threads(made: Callable[[str], Made], native: Ops) -> None:
-    folder = made("smolvlm")[1]
-    pixels = tiles(folder, 3)
+@pytest.mark.parametrize("name", ["smolvlm", "lfm2_vl"])
+def test_bits_do_not_depend_on_earlier_tiles_nor_on_threads(
+    name: str, made: Callable[[str], Made], native: Ops
+) -> None:
+    oracle, folder = made(name)
+    pixels = tiles(oracle, 3)
     for dtype in (torch.float32, torch.bfloat16):
         encoder = loaded(folder, native, dtype)
         forwards = [encode(encoder, tile) for tile in pixels]
@@ -121,8 +123,8 @@ def test_bits_do_not_depend_on_earlier_tiles_nor_on_threads(made: Callable[[str]
 
 
 def test_interleaved_tiles_give_the_bits_of_each_alone(made: Callable[[str], Made], native: Ops) -> None:
-    folder = made("smolvlm")[1]
-    encoder, pixels = loaded(folder, native), tiles(folder, 2)
+    oracle, folder = made("lfm2_vl")
+    encoder, pixels = loaded(folder, native), tiles(oracle, 2)
     states = [encoder.layers(encoder.begin(tile), 0, 1) for tile in pixels]
     results = [encoder.finish(encoder.layers(state, 1, 2)) for state in states]
     assert all(torch.equal(result, encode(encoder, tile)) for result, tile in zip(results, pixels, strict=True))
@@ -153,7 +155,7 @@ def test_mean_and_deviation_are_those_of_the_image_processor(
         (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": fields}))
         fields = {"image_mean": [0.1] * 3}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(fields))
-    pixels = tiles(tmp_path, 1)
+    pixels = tiles(oracle, 1)
     (features,) = expected(oracle, pixels, mean=0.4, std=0.3)
     torch.testing.assert_close(encode(loaded(tmp_path, native), pixels[0]), features, rtol=0, atol=1e-4)
 
@@ -208,6 +210,12 @@ def test_files_of_the_text_alone_are_refused_with_the_remedy(
     load(open_checkpoint(folder), ops=native, dtype=torch.float32)
 
 
+def test_weights_that_pool_a_tile_have_no_use_and_are_left_out(made: Callable[[str], Made]) -> None:
+    oracle, folder = made("lfm2_vl")
+    assert any(".head." in name for name in oracle.state_dict())
+    assert not any(".head." in name for name in open_checkpoint(folder).encoder)
+
+
 def test_infinite_weights_are_refused(made: Callable[[str], Made], native: Ops, tmp_path: Path) -> None:
     folder = changed(made("smolvlm")[1], tmp_path, lambda tensors: tensors[PATCHES].fill_(float("inf")))
     with pytest.raises(ModelError, match=f"{PATCHES}.*not finite"):
@@ -223,11 +231,11 @@ def test_no_part_of_the_encoder_is_logged_as_not_served(
 
 
 def test_quantized_copy_has_the_encoder_as_it_was(made: Callable[[str], Made], native: Ops, tmp_path: Path) -> None:
-    folder = made("smolvlm")[1]
+    oracle, folder = made("smolvlm")
     checkpoint = open_checkpoint(folder)
     write_quantized(checkpoint, tmp_path, Quantization.INT8, quantize_into, lambda done, total: None)
     assert checkpoint.encoder.keys() == open_checkpoint(tmp_path).encoder.keys()
-    (tile,) = tiles(folder, 1)
+    (tile,) = tiles(oracle, 1)
     assert torch.equal(encode(loaded(tmp_path, native), tile), encode(loaded(folder, native), tile))
 
 

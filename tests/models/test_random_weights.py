@@ -21,6 +21,7 @@ from forebay.models.encoder import load_encoder
 from forebay.models.random_weights import random_tensor, write_random_weights
 from tests.models.drive import Driver
 from tests.models.tiny import VOCAB, by_tier, random_ids
+from tests.models.visual import oracle_features
 
 
 def make(
@@ -62,8 +63,7 @@ def test_transformers_gives_the_same_logits_and_encodings_for_the_same_folder(mo
     tile = torch.randint(0, 256, (64, 64, 3), generator=torch.Generator().manual_seed(1)).byte()
     with torch.no_grad():
         expected = oracle(torch.tensor([ids]), use_cache=False).logits[0]
-        numbers = (tile.permute(2, 0, 1).float() / 255 - 0.5) / 0.5
-        (features,) = oracle.model.get_image_features(numbers[None, None]).pooler_output
+    (features,) = oracle_features(oracle, [tile.numpy()])
     (logits,) = Driver(load(path)).step([(1, ids)])
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
     checkpoint = open_checkpoint(path)

@@ -12,14 +12,19 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from forebay.base.pixels import Size, num_tokens
+from forebay.families.model_config import config_from_folder
 from tests.models.outers import OUTERS, make_outer
 from tests.models.tiny import VOCAB
 
-TYPES: Final = ("smolvlm", "idefics3")
+TYPES: Final = ("smolvlm", "idefics3", "lfm2_vl")
 TEXT: Final = range(8, VOCAB)  # tokens that are no type's placeholder
 NUM_LAYERS: Final = 3  # two could be cut in one place alone
+
+
+Pixels = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -46,14 +51,47 @@ class VisualModel:
     def logits(self, ids: list[int], tiles: Sequence[np.ndarray[Any, Any]]) -> Tensor:
         """Return the logits behind each token, [T, V] float32. `tiles` uint8 [height, width, 3] are those of all
         pictures."""
-        pictures = {"pixel_values": normalized(np.stack(tiles)).unsqueeze(0)} if tiles else {}
+        pictures = oracle_inputs(self.oracle.config, tiles) if tiles else {}
         logits: Tensor = self.oracle(input_ids=torch.tensor([ids]), **pictures).logits[0]
         return logits.float()
 
 
-def normalized(tiles: np.ndarray[Any, Any]) -> Tensor:
-    """Turn uint8 [num, height, width, 3] into what transformers' processor gives, float32 [num, 3, height, width]."""
-    return (torch.from_numpy(tiles.copy()).float() / 255 - 0.5).div(0.5).permute(0, 3, 1, 2)
+def oracle_inputs(config: Any, tiles: Sequence[Pixels], mean: float = 0.5, std: float = 0.5) -> dict[str, Tensor]:
+    """Return what transformers' processor makes of tiles, uint8 [height, width, 3] each."""
+    numbers = [(torch.from_numpy(tile.copy()).float() / 255 - mean) / std for tile in tiles]
+    if config.model_type == "lfm2_vl":
+        return _flex_inputs(numbers, config.vision_config.patch_size)
+    return {"pixel_values": torch.stack(numbers).permute(0, 3, 1, 2).unsqueeze(0)}
+
+
+def _flex_inputs(numbers: Sequence[Tensor], size: int) -> dict[str, Tensor]:
+    """Patches row by row, each pixel by pixel, padded to those of the largest tile."""
+    shapes = [(len(tile) // size, tile.shape[1] // size) for tile in numbers]
+    patches = [
+        tile.view(rows, size, columns, size, 3).transpose(1, 2).reshape(rows * columns, -1)
+        for tile, (rows, columns) in zip(numbers, shapes, strict=True)
+    ]
+    masks = [torch.ones(len(own), dtype=torch.int32) for own in patches]
+    return {
+        "pixel_values": pad_sequence(patches, batch_first=True),
+        "pixel_attention_mask": pad_sequence(masks, batch_first=True),
+        "spatial_shapes": torch.tensor(shapes),
+    }
+
+
+@torch.no_grad()
+def oracle_features(oracle: Any, tiles: Sequence[Pixels], mean: float = 0.5, std: float = 0.5) -> list[Tensor]:
+    """Return the encoding of each tile."""
+    found = oracle.model.get_image_features(**oracle_inputs(oracle.config, tiles, mean, std)).pooler_output
+    return list(found[0].chunk(len(tiles))) if oracle.config.model_type in ("smolvlm", "idefics3") else list(found)
+
+
+def tile_sizes(config: Any) -> tuple[Size, ...]:
+    """Return sizes of tiles for a tiny model of that configuration."""
+    vision = config.vision_config
+    if config.model_type == "lfm2_vl":
+        return (32, 32), (16, 48), (32, 16)
+    return ((vision.image_size, vision.image_size),)
 
 
 @functools.cache
@@ -63,6 +101,6 @@ def shared_visual(model_type: str) -> VisualModel:
     oracle = make_outer(replace(case, vision={**case.vision, "num_hidden_layers": NUM_LAYERS}))
     folder = Path(tempfile.mkdtemp(prefix=f"forebay-{model_type}-"))
     oracle.save_pretrained(folder)
-    config, vision = oracle.config, oracle.config.vision_config
-    edge, side = vision.patch_size * config.scale_factor, vision.image_size
-    return VisualModel(folder, oracle, edge, config.image_token_id, ((side, side),))
+    vision = config_from_folder(folder).vision
+    assert vision is not None
+    return VisualModel(folder, oracle, vision.token_edge, vision.placeholder, tile_sizes(oracle.config))

@@ -8,6 +8,7 @@ from tests.mutants.mutant import Mutant
 
 _TESTS: Final = "models/test_encoder.py"
 _ORACLE: Final = f"{_TESTS}::test_encodings_equal_those_of_transformers"
+_FLEX: Final = f"{_ORACLE}[torch-lfm2_vl]"
 _VISION: Final = "families/test_vision.py"
 _WITHIN: Final = "ops/test_attention.py::test_attention_within_segments_equals_that_of_each_alone"
 
@@ -74,6 +75,48 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
         ".permute(0, 2, 4, 1, 3)",
         ".permute(0, 2, 1, 3, 4)",
         "ops/test_pictures.py::test_linear_layer_over_patch_rows_equals_a_convolution",
+    ),
+    Mutant(
+        "C31 pixels of a patch follow each other by channel, whatever the file has",
+        "layers/encoder.py",
+        "by_row.view(width, size * size, CHANNELS).transpose(1, 2).reshape(width, -1)",
+        "by_row.view(width, -1)",
+        _FLEX,
+    ),
+    Mutant(
+        "C31 positions are interpolated to the rows and columns of a tile",
+        "layers/encoder.py",
+        "positions = self._positions((height // self._size, width // self._size))",
+        "positions = self._positions((width // self._size, height // self._size))",
+        _FLEX,
+    ),
+    Mutant(
+        "C31 a projector has the GELU by the error function",
+        "layers/encoder.py",
+        "self._ops.gelu(self._up.of(x), exact=True)",
+        "self._ops.gelu(self._up.of(x))",
+        _FLEX,
+    ),
+    Mutant(
+        "C31 names of published files are those of transformers",
+        "families/vision/base.py",
+        '    ("model.vision_tower.vision_model.", "model.vision_tower."),\n',
+        "",
+        f"{_TESTS}::test_files_as_published_give_the_same_bits[lfm2_vl]",
+    ),
+    Mutant(
+        "C31 of two grids that are equally close an image takes the one that it fills",
+        "server/images/tilings/flex.py",
+        "distance == best_distance and is_filled",
+        "distance == best_distance and not is_filled",
+        "server/images/test_flex.py::test_any_size_has_the_grid_and_the_whole_of_transformers",
+    ),
+    Mutant(
+        "C33 an image that is too long for the encoder is refused by the server",
+        "server/images/tilings/flex.py",
+        "if (count := self.num_tokens((height, width))) > most:",
+        "if (count := self.num_tokens((height, width))) > 16 * most:",
+        "server/images/test_flex.py::test_image_that_is_too_long_for_its_width_is_refused_with_the_numbers",
     ),
     Mutant(
         "C31 patches attend to each other both ways",

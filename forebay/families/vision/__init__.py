@@ -9,8 +9,13 @@ from forebay.base.errors import ModelError, brief
 from forebay.families.fields import Fields
 from forebay.families.vision.base import Vision
 from forebay.families.vision.siglip import siglip
+from forebay.families.vision.siglip2 import siglip2
 
-_READERS: Final[Mapping[str, Callable[[Fields, Fields, int], Vision]]] = {"idefics3": siglip, "smolvlm": siglip}
+_READERS: Final[Mapping[str, Callable[[Fields, Fields, int], Vision]]] = {
+    "idefics3": siglip,
+    "lfm2_vl": siglip2,
+    "smolvlm": siglip,
+}
 
 
 def vision_of(raw: Mapping[str, Any], where: str, processor: Mapping[str, Any], vocab_size: int) -> Vision | None:

@@ -14,6 +14,13 @@ Channels = tuple[float, float, float]
 
 MAX_TILE: Final = 4096  # pixels of an edge
 HALVES: Final = (0.5, 0.5, 0.5)
+# How names of tensors begin in published files of some models, and in those of transformers 5.
+_PUBLISHED: Final = (
+    ("vision_tower.", "model.vision_tower."),
+    ("multi_modal_projector.", "model.multi_modal_projector."),
+    ("model.vision_tower.vision_model.", "model.vision_tower."),
+)
+_POOLING: Final = "model.vision_tower.head."  # makes one vector of a tile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +74,13 @@ class VisionConfig:
         """Return the number of tokens of a tile."""
         return num_tokens(size, self.token_edge)
 
+    def here(self, stored: str) -> str:
+        """Return what transformers 5 calls a tensor of the encoder, by its name in the files; empty for one without a
+        use."""
+        for begin, ours in _PUBLISHED:
+            stored = ours + stored.removeprefix(begin) if stored.startswith(begin) else stored
+        return "" if stored.startswith(_POOLING) else stored
+
     @property
     def tiles(self) -> str:
         """Return the sizes of tiles in words."""
@@ -82,7 +96,7 @@ class VisionConfig:
         attention."""
         return 4 * self.hidden_size**2 + 2 * self.hidden_size * self.intermediate_size, 2 * self.hidden_size
 
-    def outer_products(self, output_size: int) -> int:
+    def outer_products(self, output_size: int) -> float:
         """Return the products that a patch takes before and behind the layers, where a token becomes as many numbers
         as `output_size`."""
         return self.hidden_size * (CHANNELS * self.patch_size**2 + output_size)

@@ -9,9 +9,17 @@ from functools import lru_cache
 from torch import Tensor
 
 from forebay.families.model_config import ModelConfig
+from forebay.families.vision.base import VisionConfig
 from forebay.families.vision.siglip import SiglipConfig
 from forebay.layers.build import Parts
-from forebay.layers.encoder import MOST_SIZES, ConnectorSpec, EncoderBlockSpec, PatchesSpec
+from forebay.layers.encoder import (
+    MOST_SIZES,
+    ConnectorSpec,
+    EncoderBlockSpec,
+    FlexPatchesSpec,
+    PatchesSpec,
+    ProjectorSpec,
+)
 from forebay.layers.norms import LayerNormSpec, build_norm, layer_norm_spec
 from forebay.layers.params import Weights
 from forebay.layers.rotary import RopeTables
@@ -24,13 +32,14 @@ _VISION = "model.vision_model"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SiglipSpec:
-    """Patches, blocks, and behind the last one `norm` and the connector."""
+    """Patches, blocks, and behind the last one `norm` and the connector. `tokens` says how many a tile has."""
 
-    patches: PatchesSpec
+    patches: PatchesSpec | FlexPatchesSpec
     blocks: tuple[EncoderBlockSpec, ...]
     norm: LayerNormSpec
     norm_eps: float
-    connector: ConnectorSpec
+    connector: ConnectorSpec | ProjectorSpec
+    tokens: str
 
     def build(self, ops: Ops, weights: Weights) -> SiglipEncoder:
         """Return the encoder with its weights."""
@@ -46,8 +55,7 @@ class SiglipSpec:
         yield f"  attention(h) = Wo softmax({block.head_dim**-0.5:.4g} q·k) v + b  over all patches of a tile"
         yield f"    q = Wq h + b, k = Wk h + b, v = Wv h + b; {block.num_heads} heads of {block.head_dim}"
         yield f"  mlp(h) = Wd gelu(Wu h + b) + b  of {block.intermediate_size:,}"
-        count = (self.patches.side // self.connector.factor) ** 2
-        yield f"\nembedding[image] = {self.connector.equation}  ({count:,} tokens a tile)"
+        yield f"\nembedding[image] = {self.connector.equation}  ({self.tokens})"
 
 
 class SiglipEncoder(Encoder):
@@ -98,7 +106,7 @@ def encoder_spec(config: ModelConfig) -> SiglipSpec:
             mean=vision.mean,
             std=vision.std,
         ),
-        blocks=tuple(_block(vision, layer) for layer in range(vision.num_layers)),
+        blocks=blocks_of(vision, _VISION),
         norm=layer_norm_spec(f"{_VISION}.post_layernorm", vision.hidden_size, bias=True),
         norm_eps=vision.norm_eps,
         connector=ConnectorSpec(
@@ -107,12 +115,18 @@ def encoder_spec(config: ModelConfig) -> SiglipSpec:
             hidden_size=vision.hidden_size,
             output_size=config.hidden_size,
         ),
+        tokens=f"{vision.max_tokens:,} tokens a tile",
     )
 
 
-def _block(vision: SiglipConfig, layer: int) -> EncoderBlockSpec:
+def blocks_of(vision: VisionConfig, name: str) -> tuple[EncoderBlockSpec, ...]:
+    """Describe the layers of an encoder whose part is called `name`."""
+    return tuple(_block(vision, f"{name}.encoder.layers.{layer}") for layer in range(vision.num_layers))
+
+
+def _block(vision: VisionConfig, name: str) -> EncoderBlockSpec:
     return EncoderBlockSpec(
-        name=f"{_VISION}.encoder.layers.{layer}",
+        name=name,
         hidden_size=vision.hidden_size,
         intermediate_size=vision.intermediate_size,
         num_heads=vision.num_heads,

@@ -9,12 +9,17 @@ from typing import Any, Final, TypeAlias
 from forebay.families.model_config import config_from_folder
 from forebay.families.vision.base import VisionConfig
 from forebay.families.vision.siglip import SiglipConfig
+from forebay.families.vision.siglip2 import Siglip2Config
+from forebay.server.images.tilings.flex import FlexTiles, flex
 from forebay.server.images.tilings.idefics import SquareTiles, squares
 
-Tiling: TypeAlias = SquareTiles
+Tiling: TypeAlias = SquareTiles | FlexTiles
 """A way of cutting with its parameters, told from others by its tag."""
 
-_READERS: Final[Mapping[type[VisionConfig], Callable[[Path, Any], Tiling]]] = {SiglipConfig: squares}
+_READERS: Final[Mapping[type[VisionConfig], Callable[[Path, Any], Tiling]]] = {
+    SiglipConfig: squares,
+    Siglip2Config: flex,
+}
 
 
 def tiling_at(path: str) -> Tiling | None:
