@@ -8,12 +8,14 @@ from typing import Any, Final
 from forebay.families.outer import OUTERS
 from forebay.families.shape import Shape
 from forebay.families.vision.small import SmallPictures
+from forebay.families.vision.small_pixtral import SMALL_PIXTRAL
 from forebay.families.vision.small_siglip import small_siglip
 from forebay.families.vision.small_siglip2 import SMALL_SIGLIP2
 
 SMALL: Final[Mapping[str, SmallPictures]] = {
     "idefics3": small_siglip("idefics3", "Idefics3"),
     "lfm2_vl": SMALL_SIGLIP2,
+    "mistral3": SMALL_PIXTRAL,
     "smolvlm": small_siglip("smolvlm", "SmolVLM"),
 }
 

@@ -16,7 +16,7 @@ from forebay.families.vision.base import VisionConfig
 from forebay.layers.params import TensorParam
 from forebay.models import needs_of
 from forebay.models.dry_build import asked_by
-from forebay.models.encoders import siglip, siglip2
+from forebay.models.encoders import pixtral, siglip, siglip2
 from forebay.models.encoders.encoder import Encoder, EncoderSpec
 from forebay.models.loader import Loader, Progress, check_names
 from forebay.ops import Ops
@@ -24,6 +24,7 @@ from forebay.ops import Ops
 _SPECS: Final[Mapping[str, Callable[[ModelConfig], EncoderSpec]]] = {
     "idefics3": siglip.encoder_spec,
     "lfm2_vl": siglip2.encoder_spec,
+    "mistral3": pixtral.encoder_spec,
     "smolvlm": siglip.encoder_spec,
 }
 

@@ -14,7 +14,10 @@ from forebay.families.small import small_config
 from forebay.formats.layer_packing import IgnoredModules
 
 VISION = {"hidden_size": 32, "image_size": 64}
-VISIONS = {"lfm2_vl": {"hidden_size": 32, "num_attention_heads": 4}}
+VISIONS = {
+    "mistral3": {"hidden_size": 32, "num_attention_heads": 4},
+    "lfm2_vl": {"hidden_size": 32, "num_attention_heads": 4},
+}
 
 
 def inner(model_type: str) -> dict[str, Any]:

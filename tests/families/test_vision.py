@@ -85,7 +85,7 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
     assert (ours.rescale, ours.mean, ours.std) == (1 / 255, (0.5,) * 3, (0.5,) * 3)
 
 
-@pytest.mark.parametrize("outer", sorted(OUTERS.keys() - {*KINDS, "lfm2_vl"}))
+@pytest.mark.parametrize("outer", sorted(OUTERS.keys() - {*KINDS, "lfm2_vl", "mistral3"}))
 def test_encoders_of_other_types_are_not_served(outer: str) -> None:
     assert config_of(fields_of(outer)).vision is None
 

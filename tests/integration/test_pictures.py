@@ -22,7 +22,6 @@ from tests.kernels import NATIVE
 from tests.models.visual import TEXT, TYPES, VisualModel, shared_visual
 
 MARK = 4  # what stands between the tiles of a picture
-TIGHT = {"num_tokens": 112, "schedule_conservativeness": 0.0}
 
 
 @dataclass(frozen=True)
@@ -207,6 +206,8 @@ def test_evicted_encodings_are_computed_again(shown: Shown, spare: int) -> None:
 @pytest.mark.parametrize("host_bytes", [0, 1 << 20])
 def test_retracted_requests_keep_their_tokens(shown: Shown, radix_cache: bool, host_bytes: int) -> None:
     options = {"radix_cache": radix_cache, "retraction_host_bytes": host_bytes, "chunked_prefill_size": 16}
-    engine = shown.rig.engine(**options, **TIGHT)
+    longest = max(len(its.ids) + own.max_tokens for its, own in zip(shown.prompts, shown.params, strict=True))
+    num_tokens = round(1.6 * longest / 16) * 16  # of the KV cache: requests begin, and it does not last to their ends
+    engine = shown.rig.engine(**options, num_tokens=num_tokens, schedule_conservativeness=0.0)
     shown.check(engine)
     assert engine.count("retractions") > 0

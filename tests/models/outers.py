@@ -81,10 +81,11 @@ OUTERS: Final[dict[str, Case]] = {
     "mistral3": _case(
         "mistral3",
         "mistral",
-        _VISION | _IMAGE | {"model_type": "pixtral", "head_dim": 8},
+        _SIGLIP | {"model_type": "pixtral", "head_dim": 12, "image_size": 48, "patch_size": 8},
         _LLAVA,
         {"sliding_window": None},
         tie_word_embeddings=False,
+        image_token_index=7,
     ),
     "mistral3-ministral3": _case(
         "mistral3",

@@ -30,7 +30,7 @@ from forebay.ops import Ops
 from tests.models.outers import OUTERS, make_outer, save_as_published
 from tests.models.visual import oracle_features, tile_sizes
 
-NAMES = ["smolvlm", "idefics3", "lfm2_vl"]
+NAMES = ["smolvlm", "idefics3", "lfm2_vl", "mistral3"]
 CONNECTOR = "model.connector.modality_projection.proj.weight"
 PATCHES = "model.vision_model.embeddings.patch_embedding.weight"
 
@@ -108,7 +108,7 @@ def test_slices_give_the_bits_of_the_whole_and_leave_their_arguments(
     assert torch.equal(between, second.x)
 
 
-@pytest.mark.parametrize("name", ["smolvlm", "lfm2_vl"])
+@pytest.mark.parametrize("name", ["smolvlm", "lfm2_vl", "mistral3"])
 def test_bits_do_not_depend_on_earlier_tiles_nor_on_threads(
     name: str, made: Callable[[str], Made], native: Ops
 ) -> None:

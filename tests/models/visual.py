@@ -11,16 +11,20 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from forebay.base.pixels import Size, num_tokens
 from forebay.families.model_config import config_from_folder
+from forebay.families.vision.base import HALVES
+from forebay.families.vision.pixtral import MEAN, STD
 from tests.models.outers import OUTERS, make_outer
 from tests.models.tiny import VOCAB
 
-TYPES: Final = ("smolvlm", "idefics3", "lfm2_vl")
+TYPES: Final = ("smolvlm", "idefics3", "lfm2_vl", "mistral3")
 TEXT: Final = range(8, VOCAB)  # tokens that are no type's placeholder
+LINE_END: Final = 3  # the token behind a row of a tile's tokens
 NUM_LAYERS: Final = 3  # two could be cut in one place alone
 
 
@@ -44,8 +48,12 @@ class VisualModel:
 
     def written(self, size: Size) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the tokens that stand for a tile in a prompt, and the runs of placeholders in them."""
-        count = num_tokens(size, self.token_edge)
-        return [self.placeholder] * count, [(0, count)]
+        if self.oracle.config.model_type != "mistral3":
+            count = num_tokens(size, self.token_edge)
+            return [self.placeholder] * count, [(0, count)]
+        rows, columns = (edge // self.token_edge for edge in size)
+        line = [self.placeholder] * columns + [LINE_END]
+        return line * rows, [(row * len(line), columns) for row in range(rows)]
 
     @torch.inference_mode()
     def logits(self, ids: list[int], tiles: Sequence[np.ndarray[Any, Any]]) -> Tensor:
@@ -56,11 +64,18 @@ class VisualModel:
         return logits.float()
 
 
-def oracle_inputs(config: Any, tiles: Sequence[Pixels], mean: float = 0.5, std: float = 0.5) -> dict[str, Tensor]:
+def oracle_inputs(
+    config: Any, tiles: Sequence[Pixels], mean: float | None = None, std: float | None = None
+) -> dict[str, Tensor]:
     """Return what transformers' processor makes of tiles, uint8 [height, width, 3] each."""
-    numbers = [(torch.from_numpy(tile.copy()).float() / 255 - mean) / std for tile in tiles]
+    usual_mean, usual_std = (MEAN, STD) if config.model_type == "mistral3" else (HALVES, HALVES)
+    means = torch.tensor(usual_mean if mean is None else mean)
+    deviations = torch.tensor(usual_std if std is None else std)
+    numbers = [(torch.from_numpy(tile.copy()).float() / 255 - means) / deviations for tile in tiles]
     if config.model_type == "lfm2_vl":
         return _flex_inputs(numbers, config.vision_config.patch_size)
+    if config.model_type == "mistral3":
+        return _padded_inputs(numbers)
     return {"pixel_values": torch.stack(numbers).permute(0, 3, 1, 2).unsqueeze(0)}
 
 
@@ -79,10 +94,18 @@ def _flex_inputs(numbers: Sequence[Tensor], size: int) -> dict[str, Tensor]:
     }
 
 
+def _padded_inputs(numbers: Sequence[Tensor]) -> dict[str, Tensor]:
+    """All tiles as large as the largest edges."""
+    sizes = torch.tensor([tile.shape[:2] for tile in numbers])
+    height, width = sizes.amax(0).tolist()
+    padded = [F.pad(tile.permute(2, 0, 1), (0, width - tile.shape[1], 0, height - len(tile))) for tile in numbers]
+    return {"pixel_values": torch.stack(padded), "image_sizes": sizes}
+
+
 @torch.no_grad()
-def oracle_features(oracle: Any, tiles: Sequence[Pixels], mean: float = 0.5, std: float = 0.5) -> list[Tensor]:
+def oracle_features(oracle: Any, tiles: Sequence[Pixels], **numbers: float) -> list[Tensor]:
     """Return the encoding of each tile."""
-    found = oracle.model.get_image_features(**oracle_inputs(oracle.config, tiles, mean, std)).pooler_output
+    found = oracle.model.get_image_features(**oracle_inputs(oracle.config, tiles, **numbers)).pooler_output
     return list(found[0].chunk(len(tiles))) if oracle.config.model_type in ("smolvlm", "idefics3") else list(found)
 
 
@@ -91,6 +114,8 @@ def tile_sizes(config: Any) -> tuple[Size, ...]:
     vision = config.vision_config
     if config.model_type == "lfm2_vl":
         return (32, 32), (16, 48), (32, 16)
+    if config.model_type == "mistral3":
+        return (48, 48), (16, 32), (48, 16)
     return ((vision.image_size, vision.image_size),)
 
 

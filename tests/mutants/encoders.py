@@ -9,6 +9,7 @@ from tests.mutants.mutant import Mutant
 _TESTS: Final = "models/test_encoder.py"
 _ORACLE: Final = f"{_TESTS}::test_encodings_equal_those_of_transformers"
 _FLEX: Final = f"{_ORACLE}[torch-lfm2_vl]"
+_PIXTRAL: Final = f"{_ORACLE}[torch-mistral3]"
 _VISION: Final = "families/test_vision.py"
 _WITHIN: Final = "ops/test_attention.py::test_attention_within_segments_equals_that_of_each_alone"
 
@@ -98,6 +99,41 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
         _FLEX,
     ),
     Mutant(
+        "C31 the even frequencies turn by the row, and the odd ones by the column",
+        "layers/pixtral.py",
+        "by_row, by_column], dim=1)",
+        "by_column, by_row], dim=1)",
+        _PIXTRAL,
+    ),
+    Mutant(
+        "C31 columns of a patch begin anew in each row",
+        "layers/pixtral.py",
+        ".repeat(grid[0], 1)",
+        ".repeat_interleave(grid[0], 0)",
+        _PIXTRAL,
+    ),
+    Mutant(
+        "C31 patches of a token follow each other, whatever the file of the merger has",
+        "layers/pixtral.py",
+        "by_channel.view(width, width, size).transpose(1, 2).reshape(width, -1)",
+        "by_channel.view(width, -1)",
+        _PIXTRAL,
+    ),
+    Mutant(
+        "C31 a row of an image's tokens ends with its token, and the last row with another",
+        "server/images/tilings/whole.py",
+        "(line + self.line_end) * (height // self.token_edge - 1) + line + self.end",
+        "(line + self.line_end) * (height // self.token_edge) + self.end",
+        "server/images/test_whole.py::test_text_of_an_image_equals_that_of_transformers",
+    ),
+    Mutant(
+        "C31 edges of an image are rounded up to whole tokens",
+        "server/images/tilings/whole.py",
+        "return math.ceil(edge / self.token_edge) * self.token_edge",
+        "return round(edge / self.token_edge) * self.token_edge",
+        "server/images/test_whole.py::test_pixels_of_any_size_equal_those_of_transformers",
+    ),
+    Mutant(
         "C31 names of published files are those of transformers",
         "families/vision/base.py",
         '    ("model.vision_tower.vision_model.", "model.vision_tower."),\n',
@@ -170,8 +206,8 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C33 pixels are divided by no deviation of 0",
         "families/vision/base.py",
-        '_channels(processor, "image_std", 1e-6)',
-        '_channels(processor, "image_std", 0.0)',
+        '_channels(processor, "image_std", std, 1e-6)',
+        '_channels(processor, "image_std", std, 0.0)',
         f"{_VISION}::test_numbers_of_pixels_are_those_of_the_image_processor",
     ),
     Mutant(

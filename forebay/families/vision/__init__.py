@@ -8,12 +8,14 @@ from typing import Any, Final
 from forebay.base.errors import ModelError, brief
 from forebay.families.fields import Fields
 from forebay.families.vision.base import Vision
+from forebay.families.vision.pixtral import pixtral
 from forebay.families.vision.siglip import siglip
 from forebay.families.vision.siglip2 import siglip2
 
 _READERS: Final[Mapping[str, Callable[[Fields, Fields, int], Vision]]] = {
     "idefics3": siglip,
     "lfm2_vl": siglip2,
+    "mistral3": pixtral,
     "smolvlm": siglip,
 }
 

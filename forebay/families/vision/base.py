@@ -112,18 +112,20 @@ def check_heads(config: VisionConfig, where: str) -> None:
         raise ModelError(f"{where}: {config.hidden_size} dimensions do not divide into {config.num_heads} heads")
 
 
-def pixel_numbers(processor: Fields) -> tuple[float, Channels, Channels]:
-    """Return by what pixels are multiplied, and their mean and deviation then."""
+def pixel_numbers(
+    processor: Fields, mean: Channels = HALVES, std: Channels = HALVES
+) -> tuple[float, Channels, Channels]:
+    """Return by what pixels are multiplied, and their mean and deviation then: where the file is silent, these."""
     rescale = processor.number("rescale_factor", default=1 / 255)
     if not processor.flag("do_rescale", default=True):
         rescale = 1.0
     if not processor.flag("do_normalize", default=True):
         return rescale, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    return rescale, _channels(processor, "image_mean", 0.0), _channels(processor, "image_std", 1e-6)
+    return rescale, _channels(processor, "image_mean", mean, 0.0), _channels(processor, "image_std", std, 1e-6)
 
 
-def _channels(processor: Fields, name: str, least: float) -> Channels:
-    value = processor.get(name, HALVES)
+def _channels(processor: Fields, name: str, default: Channels, least: float) -> Channels:
+    value = processor.get(name, default)
     numbers = [value] * 3 if is_number(value) else value
     if not isinstance(numbers, list | tuple) or len(numbers) != 3:
         raise processor.wrong(name, "a number for each of three channels")

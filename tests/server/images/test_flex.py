@@ -6,11 +6,8 @@ Pillow.
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import json
-import math
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +27,7 @@ from forebay.server.images.sources import Unreadable
 from forebay.server.images.tiling import tiling_of
 from forebay.server.images.tilings.base import ONE_TILE, Tiles
 from forebay.server.images.tilings.flex import END, START, WHOLE, FlexTiles
+from tests.server.images.extracted import extracted
 from tests.server.images.smolvlm import file_of, noise
 
 VISION = Siglip2Config(
@@ -52,24 +50,16 @@ FLEX = tiling_of("/nowhere", VISION)
 assert isinstance(FLEX, FlexTiles)
 SMALL = msgspec.structs.replace(FLEX, tile_size=64, min_tokens=2, max_tokens=6)
 SIZES = ((1, 1), (1, 60), (60, 1), (511, 513), (513, 511), (512, 512), (700, 900), (1500, 400), (90, 4000), (725, 724))
-GEOMETRY = ("round_by_factor", "find_closest_aspect_ratio", "Lfm2VlImageProcessor")
+GEOMETRY = (
+    *("round_by_factor", "find_closest_aspect_ratio"),
+    *("_target_ratios", "_get_grid_layout", "smart_resize", "_is_image_too_large"),
+)
 
 
 @cache
 def oracle() -> Any:
     """transformers' image processor without what needs torchvision."""
-    spec = importlib.util.find_spec("transformers.models.lfm2_vl")
-    assert spec is not None
-    assert spec.origin is not None
-    tree = ast.parse((Path(spec.origin).parent / "image_processing_lfm2_vl.py").read_text())
-    kept = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in GEOMETRY]
-    own = next(node for node in kept if isinstance(node, ast.ClassDef))
-    own.bases, own.decorator_list = [], []
-    methods = ("_target_ratios", "_get_grid_layout", "smart_resize", "_is_image_too_large")
-    own.body = [node for node in own.body if isinstance(node, ast.FunctionDef) and node.name in methods]
-    names: dict[str, Any] = {"math": math, "lru_cache": lru_cache}
-    exec(compile(ast.Module(body=kept, type_ignores=[]), "lfm2_vl", "exec"), names)
-    return names["Lfm2VlImageProcessor"]()
+    return extracted("lfm2_vl.image_processing_lfm2_vl", "Lfm2VlImageProcessor", GEOMETRY)()
 
 
 def expected_sizes(height: int, width: int, tiling: FlexTiles) -> tuple[tuple[int, int], list[tuple[int, int]]]:
