@@ -44,6 +44,9 @@ class PictureConfig:
     Encodings have rows 1..`num_rows` of `row_bytes`, in blocks of `block_rows`; they and the pixels together take
     `cache_bytes`. Ids from `vocab_size` on stand for tokens of pictures, of which the model is given the
     `placeholder`.
+
+    Attention within a run of a picture's tokens is in both directions if there is a `longest_span`, the most tokens
+    that a run may have; 0: it is causal.
     """
 
     num_layers: int
@@ -59,6 +62,7 @@ class PictureConfig:
     cache_bytes: int
     vocab_size: int
     placeholder: int
+    longest_span: int = 0
 
     def takes(self, size: Size) -> bool:
         """Return whether the encoder takes tiles of this size."""

@@ -45,7 +45,7 @@ class AttentionSpec:
     they are normed, then. `input_size`: of what is attended to, 0 for the hidden size. `value_dim` is the size of a
     head's values, 0 for `head_dim`; they are multiplied by `value_scale`. `softcap`: see `AttentionOps`.
     `rope_first`: heads are rotated before they are normed. `query_scale` None where queries are not scaled by their
-    position.
+    position. `bidirectional`: see `PagedAttention`.
     """
 
     name: str
@@ -79,6 +79,7 @@ class AttentionSpec:
     value_dim: int = 0
     value_scale: float = 1.0
     softcap: float = 0.0
+    bidirectional: bool = False
 
     @property
     def q_size(self) -> int:
@@ -129,6 +130,7 @@ class Attention:
             window=spec.sliding_window,
             sinks=parts.tensor("sinks", spec.num_heads, float32=True) if spec.sinks else None,
             softcap=spec.softcap,
+            bidirectional=spec.bidirectional,
         )
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:

@@ -27,10 +27,12 @@ class Carried:
 
 class PictureRows(NamedTuple):
     """Encodings of pictures, `table` [R, H] with a padding row 0, and which of them each token takes instead of its
-    id's embedding, `rows` [T] int32, 0 for none."""
+    id's embedding, `rows` [T] int32, 0 for none. `ahead` [T] int32 are the positions behind a token's own up to its
+    picture's end; None where attention within pictures is causal."""
 
     table: Tensor
     rows: Tensor
+    ahead: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

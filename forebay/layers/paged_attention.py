@@ -21,7 +21,8 @@ class PagedAttention:
     the pages of that layer's kind of cache.
 
     `rope`: q and k are rotated first. `query_scale`: q is then multiplied by it. `window` is the size of a sliding
-    window, 0 for none. `sinks` [Hq] and `softcap` as in `AttentionOps.paged_attention`.
+    window, 0 for none. `sinks` [Hq] and `softcap` as in `AttentionOps.paged_attention`. `bidirectional`: a token in a
+    picture sees all of it.
     """
 
     def __init__(
@@ -35,12 +36,14 @@ class PagedAttention:
         window: int = 0,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        bidirectional: bool = False,
     ) -> None:
         self._ops = parts.ops
         self._layer = layer
         self._cos_sin = None if rope is None else parts.rope(rope)
         self._query_scales = None if query_scale is None else parts.ropes.table(query_scale)
         self._scale, self._window, self._sinks, self._softcap = scale, window, sinks, softcap
+        self._bidirectional = bidirectional
 
     def __call__(
         self, ctx: ForwardContext, q: Tensor, k: Tensor, v: Tensor, *, selected: Selection | None = None
@@ -86,6 +89,7 @@ class PagedAttention:
             sliding_window=self._window,
             sinks=self._sinks,
             softcap=self._softcap,
+            ahead=ctx.pictures.ahead if self._bidirectional and ctx.pictures is not None else None,
         )
 
     def _pages(self, ctx: ForwardContext) -> PagedKv:

@@ -18,7 +18,8 @@ from forebay.layers.rotary import RopeSpec
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryAttentionSpec:
     """`name` is the checkpoint's prefix; `kept_by` the number, among what the model keeps in the `CachePool`, of the
-    layer that keeps the KV, as of the same window. Queries are normed, each head by itself."""
+    layer that keeps the KV, as of the same window. Queries are normed, each head by itself. `bidirectional`: see
+    `PagedAttention`."""
 
     name: str
     kept_by: int
@@ -30,6 +31,7 @@ class QueryAttentionSpec:
     sliding_window: int
     scale: float
     bias: bool = False
+    bidirectional: bool = False
 
     def build(self, parts: Parts) -> QueryAttention:
         return QueryAttention(self, parts)
@@ -45,7 +47,14 @@ class QueryAttention:
         self._norm = parts.tensor("q_norm.weight", spec.head_dim)
         self._output = parts.linear({"o_proj": spec.hidden_size}, size, bias=spec.bias)
         kept_by = parts.first + spec.kept_by
-        self._attend = PagedAttention(parts, kept_by, scale=spec.scale, rope=spec.rope, window=spec.sliding_window)
+        self._attend = PagedAttention(
+            parts,
+            kept_by,
+            scale=spec.scale,
+            rope=spec.rope,
+            window=spec.sliding_window,
+            bidirectional=spec.bidirectional,
+        )
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""

@@ -236,7 +236,7 @@ class Model:
         by side in the order of the layers; the hidden states once more where nobody asks for any."""
         x = self.embed(input_ids)
         if ctx.pictures is not None:
-            self._ops.replace_rows_(x, *ctx.pictures)
+            self._ops.replace_rows_(x, ctx.pictures.table, ctx.pictures.rows)
         per_layer = None if self._per_layer is None else self._per_layer(ctx, input_ids, x)
         ctx = replace(ctx, per_layer=per_layer, input_ids=input_ids)
         if self._streams is not None:

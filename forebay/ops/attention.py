@@ -107,16 +107,18 @@ class AttentionOps:
         sliding_window: int = 0,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        ahead: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of ragged queries q [T, Hq, D] over paged KV -> [T, Hq, Dv]. If `paged` is not causal, a
         query sees its whole sequence, and there is no window.
 
         Query head h reads KV head h // (Hq / Hk). With a sliding window w > 0 a query sees itself and the w - 1
-        positions before it; a query of a sequence without tokens gives NaN. A location that no query sees, be it
-        padding, another sequence's or out of the window, may hold anything, NaN included (C5). sinks [Hq] float32 are
-        logits that take part in each head's softmax without a value (gpt-oss). With a `softcap` each score s, before
-        the softmax, becomes softcap * tanh(s / softcap) (Gemma 2, arXiv 2408.00118, section 2), and NaN if it is not
-        finite: capped, it would pass for a number.
+        positions before it; a query of a sequence without tokens gives NaN. `ahead` [T] int32 are the positions behind
+        its own, in its sequence, that a query sees too: those of its picture, where attention within pictures is in
+        both directions. A location that no query sees, be it padding, another sequence's or out of the window, may
+        hold anything, NaN included (C5). sinks [Hq] float32 are logits that take part in each head's softmax without a
+        value (gpt-oss). With a `softcap` each score s, before the softmax, becomes softcap * tanh(s / softcap) (Gemma
+        2, arXiv 2408.00118, section 2), and NaN if it is not finite: capped, it would pass for a number.
         """
         out = torch.empty(*q.shape[:2], cache.v.shape[2], dtype=q.dtype)
         starts, lens = paged.q_start.tolist(), paged.seq_lens.tolist()
@@ -130,11 +132,13 @@ class AttentionOps:
             query_positions = torch.arange(length - (end - first), length)
             if not paged.causal:
                 query_positions.fill_(length - 1)
+            last = query_positions if ahead is None else query_positions + ahead[first:end]
             k, v = (
                 keys_of(cache.k, cache.k_scale, paged, row, length),
                 keys_of(cache.v, cache.v_scale, paged, row, length),
             )
-            out[first:end] = self._attend(q[first:end], k, v, query_positions, scale, sliding_window, sinks, softcap)
+            visible = visible_keys(query_positions, length, sliding_window, last)
+            out[first:end] = self._attend(q[first:end], k, v, visible, scale, sinks, softcap)
         return out
 
     def _attend(
@@ -142,16 +146,14 @@ class AttentionOps:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        positions: Tensor,
+        visible: Tensor,
         scale: float,
-        window: int,
         sinks: Tensor | None,
         softcap: float,
     ) -> Tensor:
-        """Attention of one sequence: q [n, Hq, D] at `positions`, over k [L, Hk, D] and v [L, Hk, Dv] of positions
-        0 to L - 1 -> [n, Hq, Dv]."""
+        """Attention of one sequence: q [n, Hq, D] over k [L, Hk, D] and v [L, Hk, Dv], as far as they are `visible`
+        [n, L] bool -> [n, Hq, Dv]."""
         groups = q.shape[1] // k.shape[1]
-        visible = visible_keys(positions, len(k), window)
         # Keys that no query sees may hold NaN, and 0 x NaN is NaN: V is masked as well as the scores (C5).
         seen = visible.any(dim=0).view(-1, 1, 1)
         k32 = k.float().masked_fill(~seen, 0).repeat_interleave(groups, dim=1)
@@ -186,10 +188,11 @@ def segments(lens: Sequence[int], device: torch.device | str) -> PagedKv:
     )
 
 
-def visible_keys(positions: Tensor, num_keys: int, sliding_window: int) -> Tensor:
-    """Return which of keys 0 to num_keys - 1 queries at `positions` [n] see, [n, num_keys] bool."""
+def visible_keys(positions: Tensor, num_keys: int, sliding_window: int, last: Tensor | None = None) -> Tensor:
+    """Return which of keys 0 to num_keys - 1 queries at `positions` [n] see, [n, num_keys] bool: up to `last` [n], by
+    default their own positions."""
     keys = torch.arange(num_keys)
-    visible = keys <= positions.unsqueeze(1)
+    visible = keys <= (positions if last is None else last).unsqueeze(1)
     return visible & (keys > positions.unsqueeze(1) - sliding_window) if sliding_window > 0 else visible
 
 

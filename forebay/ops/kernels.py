@@ -86,7 +86,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_apply_rope_{}": [_P, _P, _L, _L, _P, _L, _L, _L, _P, _P, _L, _L],
     "fb_attention_plan_create": [],
     "fb_attention_plan_destroy": [_P],
-    "fb_attention_plan_make": [_P, _P, _P, _L, _P, _P, _P, _P, *([_L] * 9)],
+    "fb_attention_plan_make": [_P, _P, _P, _L, _P, _P, _P, _P, *([_L] * 9), _P],
     "fb_paged_attention_{}_{}": [_P, _P, _P, _L, _P, _L, _L, _P, _P, _L, _L, _P, _F, _F, _P, _P],
     "fb_select_tokens_{}_{}": [_P, _P, _P, _P, _L, _P, _P, _L, _P, _P, _P, _P, *([_L] * 5), _P, _P],
     "fb_token_pages": [_P, _P, _P, _P, _P, _P, _L, _P, _P, _P, _L, _L, _L],

@@ -76,10 +76,11 @@ class NativeAttention(AttentionOps):
         sliding_window: int = 0,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        ahead: Tensor | None = None,
     ) -> Tensor:
         tokens, q_heads, head_dim = q.shape
         _, kv_heads, v_dim = cache.v.shape
-        plan = self._plan(paged, (q_heads, kv_heads, head_dim, v_dim, sliding_window))
+        plan = self._plan(paged, (q_heads, kv_heads, head_dim, v_dim, sliding_window), ahead)
         k_stride, k_head, _ = cache.k.stride()
         v_stride, v_head, _ = cache.v.stride()
         out = q.new_empty(tokens, q_heads, v_dim)
@@ -103,18 +104,27 @@ class NativeAttention(AttentionOps):
         )
         return out
 
-    def _plan(self, paged: PagedKv, heads: tuple[int, ...]) -> _Plan:
+    def _plan(self, paged: PagedKv, heads: tuple[int, ...], ahead: Tensor | None) -> _Plan:
         """The plan, made once for all layers of a step with such heads. `heads`: query and KV heads, both sizes, the
-        window."""
-        plan = paged.plans.get(heads)
+        window. A step has at most one `ahead`."""
+        key = (*heads, ahead is not None)
+        plan = paged.plans.get(key)
         if plan is not None:
             assert isinstance(plan, _Plan)
             return plan
-        plan = paged.plans[heads] = _Plan(self._kernels)
+        plan = paged.plans[key] = _Plan(self._kernels)
         pages = (*view(paged.page_table), address(paged.page_map))
         seqs = paged.rows.data_ptr(), paged.q_start.data_ptr(), paged.seq_lens.data_ptr(), paged.rows.shape[0]
         self._make_plan(
-            self._pool, plan.address, *pages, *seqs, paged.page_size, *heads, not paged.one_each, paged.causal
+            self._pool,
+            plan.address,
+            *pages,
+            *seqs,
+            paged.page_size,
+            *heads,
+            not paged.one_each,
+            paged.causal,
+            address(ahead),
         )
         return plan
 

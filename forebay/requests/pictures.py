@@ -73,6 +73,7 @@ class PromptPictures:
             for number, tile in enumerate(encoding.tiles)
         )
         self._tiles = sorted(tiles, key=lambda its: int(its.positions[0]))
+        self._runs: Ids = np.array(sorted(run for of in runs for run in of), dtype=np.int64)  # [.., 2]
 
     def write_ids(self, tokens: array[int]) -> None:
         """Write the pictures' ids where the prompt has placeholders."""
@@ -89,6 +90,33 @@ class PromptPictures:
                 at = int(positions[np.searchsorted(positions, start)])
                 found = (at, encoding, tile) if found is None or at < found[0] else found
         return found
+
+    def uncut(self, start: int, stop: int) -> int:
+        """Return where a chunk [start, stop) ends so that it cuts no run of a picture's tokens: in front of the run, or
+        behind it if the chunk begins inside."""
+        firsts, lens = self._runs.T
+        at = int(np.searchsorted(firsts, stop)) - 1
+        if at < 0 or stop >= firsts[at] + lens[at]:
+            return stop
+        return int(firsts[at]) if firsts[at] > start else int(firsts[at] + lens[at])
+
+    def limit(self, start: int, stop: int, pictures: Pictures) -> int:
+        """Return where a chunk [start, stop) ends: in front of a token that has yet to be encoded, and as `uncut` says
+        where attention within pictures is in both directions. `start` if there is no such chunk."""
+        awaited = self.awaited(start, pictures)
+        end = stop if awaited is None else min(stop, awaited[0])
+        if end <= start or not pictures.config.longest_span:
+            return end
+        end = self.uncut(start, end)
+        return start if awaited is not None and end > awaited[0] else end
+
+    def spans(self, start: int, stop: int) -> tuple[Ids, Ids]:
+        """Return the runs of pictures' tokens in a chunk that cuts none at its end: their first tokens, counted from
+        the chunk's, and their lengths, without what stands before the chunk."""
+        firsts, ends = self._runs[:, 0], self._runs.sum(axis=1)
+        inside = (firsts < stop) & (ends > start)
+        begins = np.maximum(firsts[inside], start)
+        return begins - start, ends[inside] - begins
 
     def rows(self, start: int, stop: int) -> tuple[Ids, Ids]:
         """Return which tokens of a chunk [start, stop) take rows of encodings, counted from its first, and which rows

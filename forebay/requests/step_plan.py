@@ -113,11 +113,15 @@ class Encode(Part, frozen=True, kw_only=True):
 
 class PictureWork(Part, frozen=True, kw_only=True):
     """Pictures in a step, empty where the model has no encoder. Of the step's E prompt tokens, number
-    `picture_tokens[i]` takes row `picture_rows[i]` of the encodings instead of its id's embedding. `encodes` come
-    before the model runs; before them, unfinished work on the pictures `drops` is forgotten."""
+    `picture_tokens[i]` takes row `picture_rows[i]` of the encodings instead of its id's embedding. Where attention
+    within pictures is in both directions, the `span_lens[i]` tokens from number `span_starts[i]` on see each other, and
+    are in one sequence. `encodes` come before the model runs; before them, unfinished work on the pictures `drops` is
+    forgotten."""
 
     picture_tokens: Annotated[I64, Column("P")] = NO_IDS
     picture_rows: Annotated[I64, Column("P", "encodings", least=1)] = NO_IDS
+    span_starts: Annotated[I64, Column("B")] = NO_IDS
+    span_lens: Annotated[I64, Column("B")] = NO_IDS
     encodes: tuple[Encode, ...] = ()
     drops: tuple[int, ...] = ()
 

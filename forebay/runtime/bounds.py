@@ -63,6 +63,8 @@ class PoolBounds:
             _inside("rows of an encoding", encode.rows, self._sizes["encodings"], least=1)
         if len(plan.pictures.picture_tokens):
             _inside("picture_tokens", plan.pictures.picture_tokens, len(plan.input_ids))
+        if len(plan.pictures.span_starts):
+            _check_spans(plan)
         for copy in (*plan.host.saves, *plan.host.loads):
             for kind, slots in copy.slots.items():
                 _inside(f"{kind} slots of a copy", slots, self._sizes.get(kind, 0), least=1)
@@ -102,6 +104,16 @@ class PoolBounds:
             (path.rpartition(".")[2], column, None if column.pool in own else self._sizes[column.pool])
             for path, column in _COLUMNS.items()
         ]
+
+
+def _check_spans(plan: StepPlan) -> None:
+    starts, lens = plan.pictures.span_starts, plan.pictures.span_lens
+    _inside("span_starts", starts, len(plan.input_ids))
+    _inside("span_lens", lens, len(plan.input_ids) + 1, least=1)
+    ends = np.cumsum(plan.q_lens[: plan.num_extends])
+    end = ends[np.searchsorted(ends, starts, side="right")]
+    if (starts + lens > end).any():
+        raise IndexOutOfPool(f"spans of a plan end at {starts + lens}; the sequences that they begin in end at {end}")
 
 
 def _inside(name: str, values: I64, size: int, least: int = 0) -> None:

@@ -7,6 +7,7 @@ Shape letters: T tokens, S sequences, both padding included.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -39,6 +40,12 @@ class PictureTokens(Tokens):
     encoded_rows = Column(torch.int32, pad=PAD)
 
 
+class SpanTokens(PictureTokens):
+    """Tokens of a model with attention in both directions within pictures."""
+
+    ahead = Column(torch.int32, pad=0)
+
+
 class Sequences(Table):
     """The first padded sequence has all padded tokens and whatever else is padding, the others have nothing.
 
@@ -60,7 +67,7 @@ class KindTokens(Table):
 
 
 class ExtendInputs(RaggedInputs):
-    columns = (*PictureTokens.declared, *Sequences.declared, *KindTokens.declared)
+    columns = (*SpanTokens.declared, *Sequences.declared, *KindTokens.declared)
 
     def __init__(self, tokens: Tokens, sequences: Sequences, kinds: KindTokens) -> None:
         super().__init__(tokens, sequences, kinds)
@@ -85,10 +92,12 @@ def tokens_of(forward: Forward, batch: Batch, columns: Columns, input_ids: Tenso
     `columns`."""
     placed = forward.place(batch, len(input_ids))
     kinds = forward.kind_inputs(Shape.TOKENS, columns, batch, placed)
-    encoded = columns["encoded_rows"] if forward.encodings is not None else None
-    if encoded is not None and not len(encoded):
-        encoded = None
-    return StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds, encoded_rows=encoded)
+    step = StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds)
+    encodings = forward.encodings
+    if encodings is None or not len(encoded := columns["encoded_rows"]):
+        return step
+    ahead = columns["ahead"] if encodings.bidirectional else input_ids[:0]
+    return replace(step, encoded_rows=encoded, ahead=ahead if len(ahead) else None)
 
 
 def extend_runner(
@@ -98,7 +107,9 @@ def extend_runner(
     # A padded sequence must not be longer than a row of the page table.
     most = min(max_num_tokens, rows.req_to_token.shape[1] * cache.page_size)
     device = rows.last_tokens.device
-    tokens = Tokens if forward.encodings is None else PictureTokens
+    tokens = Tokens
+    if forward.encodings is not None:
+        tokens = SpanTokens if forward.encodings.bidirectional else PictureTokens
     inputs = ExtendInputs(
         tokens(most, device=device), Sequences(rows.num_rows, device=device), KindTokens(most, device=device)
     )

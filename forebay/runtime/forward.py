@@ -40,14 +40,15 @@ class Batch(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTokens:
     """The tokens of all sequences, one sequence after the other, on the device. `kinds` are the inputs of the kinds of
-    cache, by name; empty in steps of draft models and heads. `encoded_rows` as of `PictureRows`; None in steps without
-    pictures."""
+    cache, by name; empty in steps of draft models and heads. `encoded_rows` and `ahead` are `rows` and `ahead` of
+    `PictureRows`; None in steps without pictures."""
 
     input_ids: Tensor  # [T] int64
     batch: Batch
     placed: Placement
     kinds: Mapping[str, Any] = field(default_factory=dict)
     encoded_rows: Tensor | None = None  # [T] int32
+    ahead: Tensor | None = None  # [T] int32
 
 
 class HiddenStates(NamedTuple):
@@ -128,7 +129,7 @@ class Forward:
             adapters = self.ops.of_tokens(self.rows.adapter, *tokens.batch, len(placed.positions))
         pictures = None
         if self.encodings is not None and tokens.encoded_rows is not None:
-            pictures = PictureRows(self.encodings.rows, tokens.encoded_rows)
+            pictures = PictureRows(self.encodings.rows, tokens.encoded_rows, tokens.ahead)
         return ForwardContext(
             positions=placed.positions,
             kinds={KV: full, **others},

@@ -23,11 +23,19 @@ class Encodings:
     """Rows 1..`num_rows` of encodings, row 0 is padding; and what the encoder has done of tiles that are not finished.
 
     The table lies in what `take` gives. Rows are written by the last slice of a tile, whole; nobody reads them before.
+    `bidirectional`: the model's attention within a picture is in both directions.
     """
 
     def __init__(
-        self, encoder: Encoder, num_rows: int, *, device: torch.device | str = "cpu", take: Take | None = None
+        self,
+        encoder: Encoder,
+        num_rows: int,
+        *,
+        bidirectional: bool = False,
+        device: torch.device | str = "cpu",
+        take: Take | None = None,
     ) -> None:
+        self.bidirectional = bidirectional
         self.num_rows, self.encoder, self._device = num_rows, encoder, device
         columns = {"rows": Column(encoder.dtype, (encoder.row_size,), pad=0.0)}
         self._table = Table(1 + num_rows, columns=columns, device=device, take=take)

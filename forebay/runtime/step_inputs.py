@@ -33,6 +33,7 @@ _DERIVED: Final = {
     "q_start": torch.int32,  # [S + 1], but of a step of decodes of one token
     "sample_tokens": torch.int64,  # [N], which of the T; of a step of any shape
     "encoded_rows": torch.int32,  # [T]; of a step with pictures
+    "ahead": torch.int32,  # [T]; of a step with spans
     "sample_rows": torch.int32,  # [N]
     "sample_seqs": torch.int64,  # [N], which of the S; of a step of any shape
     "drawing": torch.int64,  # [D], which of the N
@@ -129,6 +130,8 @@ class StepInputs:
         if len(plan.pictures.picture_tokens):
             arrays["encoded_rows"] = np.full(plan.num_tokens, PAD)
             arrays["encoded_rows"][plan.pictures.picture_tokens] = plan.pictures.picture_rows
+        if len(plan.pictures.span_starts):
+            arrays["ahead"] = _ahead(plan)
         for kind in self._kinds:
             arrays |= kind.arrays(plan, shape, arrays.get("q_start", NO_IDS))
         return arrays
@@ -150,6 +153,14 @@ class StepInputs:
             return known
         rows = sections["req_pool_indices"][plan.num_extends :]
         return torch.cat([known, self._rows.last_tokens.index_select(0, rows)])
+
+
+def _ahead(plan: StepPlan) -> Array:
+    """Return for each token how many of its span stand behind it [T]."""
+    ahead = np.zeros(plan.num_tokens, dtype=np.int64)
+    for start, length in zip(plan.pictures.span_starts.tolist(), plan.pictures.span_lens.tolist(), strict=True):
+        ahead[start : start + length] = np.arange(length - 1, -1, -1)
+    return ahead
 
 
 def _of_admissions(admissions: Sequence[Admission]) -> dict[str, Array]:

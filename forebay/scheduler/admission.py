@@ -111,7 +111,7 @@ class AdmissionPass:
             tokens = (np.clip(queues.running.tokens_left, 0, _MAX_EXPECTED_TOKENS) * ratio).astype(np.int64)
             self._promised += int((-(-tokens // page_size)).sum())
         self._num_startable: int | None = None  # rows, once the group is open
-        self._left = 0  # prompt tokens of this step
+        self._left = self._budget = 0  # prompt tokens of this step
         self._encoded: Request | None = None  # that waits for a picture, and for nothing else
 
     def run(self, left: int) -> list[Admitted]:
@@ -123,7 +123,7 @@ class AdmissionPass:
         only so often: then it is tried first, and if it does not fit everybody waits for it.
         """
         held, admitted, num_left_over = self._held, list[Admitted](), 0
-        self._left = left
+        self._left = self._budget = left
         accounts = dict.fromkeys([*(req.account for req in self._queues.extending), *self._queues.waiting.of])
         with ExitStack() as group:
             turns = {account: self._line(account, group) for account in accounts}
@@ -137,10 +137,9 @@ class AdmissionPass:
                 try:
                     if starts and (report := self._try(req)) is None:
                         continue
-                    if not starts and req.pictures is not None:
-                        self._encode(req, req.allocation.kv_len)
+                    goes_on = starts or req.pictures is None or self._encode(req, req.allocation.kv_len)
                     cost = SCORED_COST if req.wants_prompt_logprobs else 1  # of a token
-                    chunk = held.extend(req, max(1, self._left // cost), starts=starts)
+                    chunk = held.extend(req, max(1, self._left // cost) if goes_on else 0, starts=starts)
                 except Exception as error:
                     raise RequestFault(req) from error
                 num_new = min(chunk.stop, req.num_prompt) - max(chunk.start, req.num_charged)
@@ -281,13 +280,17 @@ class AdmissionPass:
 
     def _encode(self, req: Request, start: int) -> bool:
         """Draft slices of the pictures that the request's tokens from `start` on wait for; whether the first of these
-        tokens need not wait."""
+        tokens need not wait. A run that must not be cut waits for a step with room for it, or with nothing else; nobody
+        starts meanwhile."""
         assert self._held.pictures is not None, f"{req} has pictures in an engine without"
         assert req.pictures is not None
         cost = SCORED_COST if req.wants_prompt_logprobs else 1
         self._left -= plan_slices(self._held, req, start, self._left, cost)
-        awaited = req.pictures.awaited(start, self._held.pictures)
-        return awaited is None or awaited[0] > start
+        end = req.pictures.limit(start, start + 1, self._held.pictures)
+        if end <= start + 1 or (end - start) * cost <= self._left or self._left == self._budget:
+            return start < end
+        self._starts = False
+        return False
 
     def _branches(self, req: Request, match: Match) -> list[int]:
         """Where a cached prompt, or one that waits, parts from this one beyond what it goes on from."""

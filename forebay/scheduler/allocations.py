@@ -174,13 +174,13 @@ class Allocations(Releases):
 
     def extend(self, req: Request, most: int, *, starts: bool) -> Chunk:
         """Draft the request's next chunk, of at most `most` tokens, and return it. It ends in front of a picture's
-        token that has yet to be encoded. An empty chunk is drafted only if the request starts with it."""
+        token that has yet to be encoded. An empty chunk is drafted only if the request starts with it. A chunk that
+        begins in a run of tokens that must not be cut is longer where it has to be."""
         held = req.allocation
         start = held.kv_len
         stop = min(held.extend_target, start + most)
         if self.pictures is not None and req.pictures is not None:
-            awaited = req.pictures.awaited(start, self.pictures)
-            stop = stop if awaited is None else min(stop, awaited[0])
+            stop = req.pictures.limit(start, stop, self.pictures)
         for kind in self.kinds:
             stop = kind.limit(held, stop)
         chunk = Chunk(req, start, stop)

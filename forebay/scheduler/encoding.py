@@ -27,7 +27,7 @@ def plan_slices(held: Allocations, req: Request, start: int, left: int, cost: in
     spent = 0
     while awaited := req.pictures.awaited(start, held.pictures):
         at, encoding, tile = awaited
-        budget = left - spent - (at - start) * cost
+        budget = left - spent - (req.pictures.limit(start, at, held.pictures) - start) * cost
         if budget <= 0:
             break
         spent += _plan_slice(held, req, encoding, tile, budget)

@@ -114,18 +114,25 @@ class StepDraft(Draft):
         }
 
     def _picture_work(self, pictures: Pictures) -> PictureWork:
-        """The rows of encodings that the chunks take, and the slices; of what is to be forgotten this step is told."""
-        tokens, rows, first = [NO_IDS], [NO_IDS], 0
+        """The rows of encodings that the chunks take, their spans, and the slices; this step is told, too, what is to
+        be forgotten."""
+        tokens, rows, spans, lens, first = [NO_IDS], [NO_IDS], [NO_IDS], [NO_IDS], 0
         for req, start, stop in self.chunks:
             if req.pictures is not None:
                 of_chunk, taken = req.pictures.rows(start, stop)
                 tokens.append(first + of_chunk)
                 rows.append(taken)
+                if pictures.config.longest_span:
+                    begins, lengths = req.pictures.spans(start, stop)
+                    spans.append(first + begins)
+                    lens.append(lengths)
             first += stop - start
         drops, pictures.drops = tuple(sorted(pictures.drops)), set()
         return PictureWork(
             picture_tokens=np.concatenate(tokens),
             picture_rows=np.concatenate(rows),
+            span_starts=np.concatenate(spans),
+            span_lens=np.concatenate(lens),
             encodes=tuple(self.encodes),
             drops=drops,
         )

@@ -35,6 +35,14 @@ def test_pictures_that_fit_their_prompt_are_taken() -> None:
     check(picture(1, 0, runs=((0, 1), (4, 2))), picture(2, 1))
 
 
+def test_c33_run_that_no_step_can_hold_is_refused_with_both_numbers() -> None:
+    limits = config(pictures=picture_config(longest_span=5))
+    check(picture(1, 2, num_tiles=1), limits=limits)
+    check(picture(1, num_tiles=2, runs=((2, 5), (8, 1))), limits=limits)
+    with pytest.raises(InvalidRequest, match=r"picture 0 has a run of 6 tokens.*at most 5"):
+        check(picture(1, num_tiles=2, runs=((2, 6),)), limits=limits)
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

@@ -31,6 +31,7 @@ from tests.mutants.runtime import RUNTIME
 from tests.mutants.scheduler import SCHEDULER
 from tests.mutants.server import SERVER
 from tests.mutants.simulated import SIMULATED
+from tests.mutants.spans import SPANS
 from tests.mutants.sparse import SPARSE
 from tests.mutants.speculation import SPECULATION
 from tests.mutants.tenants import TENANTS
@@ -56,6 +57,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *HISPARSE,
     *ADAPTERS,
     *PICTURES,
+    *SPANS,
     *SIMULATED,
     *CORE,
     *DENSE,

@@ -15,8 +15,8 @@ NORMS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C28 scores are held within the cap of a model that has one",
         "layers/paged_attention.py",
-        "            softcap=self._softcap,\n        )",
-        "            softcap=0.0,\n        )",
+        "            softcap=self._softcap,\n            ahead",
+        "            softcap=0.0,\n            ahead",
         _PREFILL,
     ),
     Mutant(

@@ -121,9 +121,9 @@ PICTURES: Final = (
     ),
     Mutant(
         "C28 a chunk ends in front of a tile that is not encoded",
-        "scheduler/allocations.py",
-        "            stop = stop if awaited is None else min(stop, awaited[0])\n",
-        "",
+        "requests/pictures.py",
+        "        end = stop if awaited is None else min(stop, awaited[0])\n",
+        "        end = stop\n",
         _SCHEDULER + "test_text_before_a_picture_is_computed_while_it_is_encoded",
     ),
     Mutant(

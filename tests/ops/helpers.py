@@ -49,7 +49,8 @@ class PagedCase:
     `v_dim` 0: as head_dim. `latent`: values are the first v_dim entries of the keys' rows. `mapped`: the page table
     names pages by other numbers, which a page map leads to those of the cache. `shares`: (i, j, n) for
     sequence i, whose first n tokens, a multiple of the page size, are on the pages of sequence j. `int8`: the cache
-    holds codes and scales; `cache_dtype` None: it holds entries of `dtype`.
+    holds codes and scales; `cache_dtype` None: it holds entries of `dtype`. `pictures`: (i, first, end) of pictures in
+    sequence i, within which attention is in both directions.
     """
 
     seq_lens: list[int]
@@ -68,6 +69,7 @@ class PagedCase:
     softcap: float = 0.0
     dtype: torch.dtype = torch.float32
     sliding_window: int = 0
+    pictures: tuple[tuple[int, int, int], ...] = ()
     seed: int = 0
     q_lens_total: int = field(init=False)
 
@@ -121,7 +123,17 @@ class PagedCase:
         q = torch.cat([self.queries[i][a:b] for i, (a, b) in zip(chosen, spans, strict=True)])
         options = {"scale": self.head_dim**-0.5, "sliding_window": self.sliding_window, "sinks": self.sinks}
         options["softcap"] = self.softcap
+        if self.pictures:
+            ahead = [self._ahead(i)[a:b] for i, (a, b) in zip(chosen, spans, strict=True)]
+            options["ahead"] = torch.cat(ahead)
         return ops.paged_attention(q, self.cache, self._pages(chosen, spans), **options)
+
+    def _ahead(self, sequence: int) -> Tensor:
+        ahead = torch.zeros(self.seq_lens[sequence], dtype=torch.int32)
+        for i, first, end in self.pictures:
+            if i == sequence:
+                ahead[first:end] = torch.arange(end - first).flip(0)
+        return ahead
 
     @property
     def paged(self) -> PagedKv:

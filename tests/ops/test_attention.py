@@ -352,3 +352,71 @@ def test_attention_within_segments_does_not_depend_on_threads_nor_on_earlier_cal
     assert_same_bits(single_threaded.paged_attention(q, KvCache(k, v), segments([600], "cpu"), scale=0.3), once)
     native.paged_attention(k, KvCache(v, q), one, scale=0.3)
     assert_same_bits(native.paged_attention(q, KvCache(k, v), one, scale=0.3), once)
+
+
+# -- in both directions within pictures -------------------------------------------------------------------------------
+
+# Pictures at a sequence's beginning, across blocks of 64 keys, at a chunk's beginning and at its end.
+PICTURES = {**RAGGED, "pictures": ((1, 0, 9), (1, 20, 70), (2, 20, 33), (4, 10, 64), (5, 70, 75), (5, 75, 129))}
+
+
+@pytest.mark.parametrize("sliding_window", [0, 1, 30, 100])
+def test_a_query_in_a_picture_sees_it_to_its_end(each_ops: Ops, dtype: torch.dtype, sliding_window: int) -> None:
+    case = PagedCase(**PICTURES, sliding_window=sliding_window, with_sinks=True, dtype=dtype)
+    out, start = case.run(each_ops), 0
+    for i, (length, count) in enumerate(zip(case.seq_lens, case.query_lens, strict=True)):
+        at = torch.arange(length)
+        loc = case.page_table[i + 1, at // case.page_size].long() * case.page_size + at % case.page_size
+        k, v = case.k_cache[loc].float(), case.v_cache[loc].float()
+        assert case.sinks is not None
+        for query in range(length - count, length):
+            last = next((end - 1 for j, first, end in case.pictures if j == i and first <= query < end), query)
+            seen = slice(max(0, query - sliding_window + 1) if sliding_window else 0, last + 1)
+            q = case.queries[i][query].view(2, 2, -1).float()
+            scores = torch.einsum("kgd,lkd->kgl", q, k[seen]) * case.head_dim**-0.5
+            weights = torch.cat([scores, case.sinks.view(2, 2, 1)], dim=-1).softmax(dim=-1)[..., :-1]
+            expected = torch.einsum("kgl,lkd->kgd", weights, v[seen]).reshape(4, -1)
+            assert_close(out[start], expected.to(dtype))
+            start += 1
+
+
+def test_pictures_have_the_same_bits_in_any_batch_and_with_any_threads(
+    native: NativeOps, single_threaded: NativeOps, dtype: torch.dtype, kind: dict[str, Any]
+) -> None:
+    case = PagedCase(**PICTURES, **kind, dtype=dtype)
+    together, start = case.run(native), 0
+    assert_same_bits(case.run(single_threaded), together)
+    for i, length in enumerate(case.query_lens):
+        assert_same_bits(case.run(native, [i]), together[start : start + length])
+        start += length
+
+
+@pytest.mark.parametrize("sliding_window", [0, 40, 600])
+def test_a_chunk_that_begins_in_a_picture_has_the_bits_of_the_whole(
+    native: NativeOps, reference: Ops, dtype: torch.dtype, sliding_window: int
+) -> None:
+    sizes: dict[str, Any] = {"sliding_window": sliding_window, "q_heads": 6, "dtype": dtype}
+    case = PagedCase(seq_lens=[700], query_lens=[700], pictures=((0, 3, 40), (0, 400, 690)), **sizes)
+    whole = case.run(native)
+    assert_close(whole, case.run(reference))
+    for first, end in ((0, 40), (7, 40), (40, 400), (400, 690), (401, 690), (520, 695), (689, 700)):
+        assert_same_bits(case.run(native, until={0: (first, end)}), whole[first:end])
+
+
+def test_queries_outside_of_pictures_have_the_bits_of_causal_attention(native: NativeOps, dtype: torch.dtype) -> None:
+    sizes: dict[str, Any] = {"seq_lens": [150], "query_lens": [150], "sliding_window": 90, "dtype": dtype}
+    case = PagedCase(**sizes, pictures=((0, 70, 130),))
+    out, causal = case.run(native), PagedCase(**sizes).run(native)
+    for part in (slice(0, 70), slice(129, 150)):
+        assert_same_bits(out[part], causal[part])
+    assert not torch.equal(out[70:129], causal[70:129])
+
+
+def test_layers_with_and_without_attention_within_pictures_have_plans_of_their_own(native: NativeOps) -> None:
+    case = PagedCase(seq_lens=[90], query_lens=[90], pictures=((0, 10, 80),))
+    q, ahead = case.queries[0], torch.zeros(90, dtype=torch.int32)
+    ahead[10:80] = torch.arange(70).flip(0)
+    both = case.paged
+    for given in (None, ahead, None, ahead):
+        out = native.paged_attention(q, case.cache, both, scale=0.1, ahead=given)
+        assert_same_bits(out, native.paged_attention(q, case.cache, case.paged, scale=0.1, ahead=given))

@@ -153,6 +153,10 @@ ATTENTION = {
     "int8": {"seq_lens": [21, 9], "query_lens": [1, 1], "int8": True},
     "int8-latent": {"seq_lens": [9, 30], "query_lens": [4, 1], "kv_heads": 1, "head_dim": 40, "v_dim": 32}
     | {"latent": True, "int8": True},
+    "pictures": {"seq_lens": [70, 30, 9], "query_lens": [65, 10, 1]}
+    | {"pictures": ((0, 5, 30), (0, 31, 69), (1, 22, 30))},
+    "pictures-in-a-window": {"seq_lens": [70, 30], "query_lens": [60, 9], "sliding_window": 12, "with_sinks": True}
+    | {"pictures": ((0, 10, 30), (0, 31, 69), (1, 3, 29))},
     "nobody": {"seq_lens": [], "query_lens": []},
 }
 

@@ -102,6 +102,7 @@ def main(arch: int) -> None:
         attention(ops, tokens, (64, 8), 64, sliding_window=128, sinks=float32(64), page_map=int32(9))
         attention(ops, tokens, (16, 1), 576, 512)
     attention(ops, 9, (16, 4), 256)
+    attention(ops, 9, (8, 4), 256, sliding_window=1024, ahead=int32(9))
     heads = zeros(9, 12, 64)
     ops.paged_attention(heads, KvCache(heads, heads.clone()), segments([9], "cpu"), scale=0.1)
     x, weight = zeros(3, 4096), zeros(4096)

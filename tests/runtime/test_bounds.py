@@ -144,6 +144,24 @@ def test_a_plan_names_nothing_that_the_model_does_not_have():
 
 
 @pytest.mark.parametrize(
+    ("starts", "lens", "said"),
+    [
+        ([-1], [1], "span_starts"),
+        ([2], [1], "span_starts"),  # a decode's
+        ([0], [0], "span_lens"),
+        ([1], [-1], "span_lens"),
+        ([0], [1 << 62], "span_lens"),
+        ([1], [2], "end at .3.; the sequences that they begin in end at .2."),
+        ([0], [], "0 entries, not 1"),
+    ],
+)
+def test_c13_spans_of_a_plan_lie_inside_its_prompts(starts, lens, said):
+    PLAIN.check(changed(PLAN, span_starts=ids([0]), span_lens=ids([2])))
+    with pytest.raises(IndexOutOfPool, match=said):
+        PLAIN.check(changed(PLAN, span_starts=ids(starts), span_lens=ids(lens)))
+
+
+@pytest.mark.parametrize(
     ("columns", "said"),
     [
         ({"q_lens": [2, 2]}, "q_lens"),  # a decode beside a prompt has one token

@@ -356,3 +356,72 @@ def test_ids_of_pictures_are_told_from_tokens_by_one_predicate() -> None:
         ("as_tokens", "scheduler/admission.py"): 1,  # reports of the cache
         ("as_tokens", "engine/loop/surveys.py"): 1,  # texts of the cache's tree
     }
+
+
+# -- attention in both directions within pictures ---------------------------------------------------------------------
+
+
+def spanned(**changes) -> Rig:
+    """Runs of pictures' tokens must not be cut; a tile costs one token."""
+    return Rig(pictures=picture_config(layer_tokens=0.1, longest_span=6), **changes)
+
+
+def in_spans(plan: StepPlan) -> list[tuple[int, int]]:
+    return list(zip(plan.pictures.span_starts.tolist(), plan.pictures.span_lens.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("chunk", "steps"),
+    [
+        (1, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 8), (8, 9), (9, 12), (12, 13)]),
+        (2, [(0, 2), (2, 4), (4, 5), (5, 8), (8, 9), (9, 12), (12, 14)]),
+        (6, [(0, 5), (5, 9), (9, 15), (15, 20)]),
+        (7, [(0, 5), (5, 9), (9, 16), (16, 20)]),
+        (22, [(0, 20)]),  # the slices of both tiles cost a token each
+    ],
+)
+def test_chunk_ends_in_front_of_a_run_or_is_widened_to_its_end(chunk: int, steps: list[tuple[int, int]]) -> None:
+    engine = spanned(chunked_prefill_size=chunk)
+    req = add(engine, picture(1, 5, 9, num_tiles=2))
+    engine.run()
+    computed = [span for plan in engine.plans if plan.num_extends for span in spans(plan)]
+    assert computed[: len(steps)] == steps
+    assert engine.finish_of(req) is FinishReason.LENGTH
+
+
+def test_plan_has_the_spans_of_its_chunks_counted_from_the_step_s_first_token() -> None:
+    engine = spanned()
+    add(engine, picture(1, 5, 9, num_tiles=2))
+    add(engine, picture(2, 0), text=TEXT[:9])
+    plan = engine.step()
+    assert spans(plan) == [(0, 20), (0, 9)]
+    assert in_spans(plan) == [(5, 3), (9, 3), (20, 3)]
+
+
+def test_causal_models_have_no_spans() -> None:
+    engine = rig()
+    add(engine, picture(1, 5))
+    assert in_spans(engine.step()) == []
+
+
+def test_c18_hit_inside_a_picture_computes_the_rest_of_it_in_one_chunk() -> None:
+    engine = spanned(chunked_prefill_size=1, page_size=1)
+    add(engine, picture(1, 5), text=TEXT[:9], max_new=1)
+    engine.run()
+    engine.scheduler.held.cache.evict(3)  # the leaf ends inside the picture
+    engine.plans.clear()
+    add(engine, picture(1, 5))
+    plan = engine.step()
+    assert spans(plan) == [(6, 8)]
+    assert in_spans(plan) == [(0, 2)]
+
+
+def test_picture_behind_another_prompt_waits_for_a_step_with_room_and_nobody_starts_before_it() -> None:
+    engine = spanned(chunked_prefill_size=6, schedule_conservativeness=0.01)
+    first = add(engine, text=TEXT[:4])
+    shown, later = add(engine, picture(1, 0), text=TEXT[:5]), add(engine, text=TEXT[:1])
+    one, two = engine.step(), engine.step()
+    assert spans(one) == [(0, 4)]
+    assert two.rows[: two.num_extends].tolist() == [shown.allocation.row, later.allocation.row]
+    engine.run()
+    assert {engine.finish_of(req) for req in (first, shown, later)} == {FinishReason.LENGTH}

@@ -26,6 +26,7 @@ from forebay.config.engine_config import SchedulerConfig
 from forebay.config.pictures import PictureConfig
 from forebay.engine.frames import KV_CACHE
 from forebay.memory import pictures as memory
+from forebay.memory.kinds.window.demand import window_pages_in_flight
 from forebay.memory.pictures import Pictures
 from forebay.memory.slots import PAD
 from forebay.requests.pictures import Picture
@@ -33,6 +34,7 @@ from forebay.requests.request import Request
 from forebay.requests.step_plan import Encode, StepPlan, StepResult
 from forebay.scheduler import admission, encoding
 from forebay.scheduler.scheduler import Scheduler
+from tests.kinds_of import num_states, num_window_pages, resized
 from tests.pictures import EDGE, SIZE, TILE_BYTES, TOKENS, picture
 from tests.simulation.command_line import command_line
 from tests.simulation.device_memory import POISON, RunnerError
@@ -50,6 +52,7 @@ PADDING: Final = 0x0BAD_0BAD  # in row 0 of the encodings
 NOT_FINITE: Final = 0x0FA1_0FA1
 MARK: Final = 1  # a token between tiles
 SIZES: Final = (SIZE, SIZE, (EDGE, EDGE), (2 * EDGE, 2 * EDGE), (3 * EDGE, EDGE))
+LONGEST_RUN: Final = 3 * 4  # tokens of three tiles
 _MASK: Final = (1 << 64) - 1
 
 
@@ -69,6 +72,7 @@ class PictureOutcome:
     evicted: int = 0
     drops: int = 0
     restarts: int = 0
+    spans: int = 0
     digest: str = ""
 
     def __add__(self, other: Self) -> Self:
@@ -177,8 +181,10 @@ class PictureRunner(HashRunner):
 
     encoder: Encoder
     rows: dict[int, Rows]  # by request
+    runs: dict[int, list[tuple[int, int]]]  # of pictures' tokens, by request
     breaks: float = 0.0  # chance that an encoding is not finite
     dice: Random
+    num_spans: int = 0
 
     def launch(self, plan: StepPlan) -> HashStep:
         self.encoder.check(plan)
@@ -200,6 +206,7 @@ class PictureRunner(HashRunner):
         if self.encoder.rows[PAD] != PADDING:
             raise RunnerError("row 0 of the encodings was written")
         self._check_places(step)
+        self._check_spans(step)
         bad = plan.pictures.picture_tokens[taken == NOT_FINITE]
         gone = {int(i): 0 for i in step.which[bad]}
         return super()._forward(step, {**poisoned, **gone})
@@ -212,6 +219,22 @@ class PictureRunner(HashRunner):
             right += [first + at for at in range(int(plan.q_lens[i])) if start + at in rows]
         if plan.pictures.picture_tokens.tolist() != right:
             raise RunnerError(f"step {plan.step}: tokens {plan.pictures.picture_tokens} take rows, not {right}")
+
+    def _check_spans(self, step: HashStep) -> None:
+        """No chunk cuts a run of a picture's tokens at its end, and the plan has what of them it computes."""
+        plan, right = step.plan, []
+        for i in range(plan.num_extends if self.encoder.config.longest_span else 0):
+            start, stop, first = int(plan.starts[i]), int(plan.ends[i]), int(step.firsts[i])
+            for run, length in self.runs.get(int(step.tenants[i]), ()):
+                if start < run + length and run < stop:
+                    if stop < run + length:
+                        raise RunnerError(f"step {plan.step} cuts the run of {length} tokens from {run} at {stop}")
+                    begin = max(run, start)
+                    right.append((first + begin - start, run + length - begin))
+        spans = list(zip(plan.pictures.span_starts.tolist(), plan.pictures.span_lens.tolist(), strict=True))
+        if spans != right:
+            raise RunnerError(f"step {plan.step} has the spans {spans}, not {right}")
+        self.num_spans += len(spans)
 
     def _taken(self, plan: StepPlan) -> U64:
         return self.encoder.rows[plan.pictures.picture_rows]
@@ -380,7 +403,8 @@ class PictureLiveness(Liveness):
         for encode in plan.pictures.encodes if plan else ():
             cost = config.layer_tokens((encode.height, encode.width))
             left -= ceil((encode.last_layer - encode.first_layer) * cost)
-        return left
+        # A run that must not be cut may wait for more than is left, and nobody starts before it.
+        return left - max(0, config.longest_span - 1)
 
 
 class PictureOracles(Oracles):
@@ -412,11 +436,13 @@ class Showing:
     def __init__(self, config: SchedulerConfig, traffic: Traffic, *args: Any, **others: Any) -> None:
         self.dice = Random(f"{config} {traffic}")
         its = random_pictures(self.dice, traffic.vocab)
+        if not num_states(config.kinds) and self.dice.random() < 0.5:
+            its, config = replace(its, longest_span=LONGEST_RUN), with_longer_chunks(config)
         super().__init__(replace(config, pictures=its), traffic, *args, **others)  # type: ignore[call-arg]
         held = self.scheduler.held  # type: ignore[attr-defined]
         self.encoder = Encoder(its, held.pictures)
         runner = self.runner  # type: ignore[attr-defined]
-        runner.encoder, runner.rows, runner.dice = self.encoder, {}, self.dice
+        runner.encoder, runner.rows, runner.runs, runner.dice = self.encoder, {}, {}, self.dice
         runner.breaks = traffic.faults.not_finite
         self.oracles.meant = {}  # type: ignore[attr-defined]
         self.album = Album(self.dice, its, traffic.longest_prompt)
@@ -465,6 +491,7 @@ class Showing:
             return None
         self.num_shown += bool(pictures)
         self.runner.rows[request_id] = tracked.rows  # type: ignore[attr-defined]
+        self.runner.runs[request_id] = sorted(run for its in pictures for run in its.runs)  # type: ignore[attr-defined]
         self.in_use[request_id] = shown_of(tracked.namespace, pictures)
         tokens = self.scheduler.added.tokens  # type: ignore[attr-defined]
         for its in pictures:
@@ -544,6 +571,15 @@ def tiles_of(its: Picture) -> Iterator[tuple[bytes, Size]]:
 
 def positions_of(its: Picture) -> list[int]:
     return [at for start, length in its.runs for at in range(start, start + length)]
+
+
+def with_longer_chunks(config: SchedulerConfig) -> SchedulerConfig:
+    """Return the configuration with room in windows for chunks that are as long as a run has to be."""
+    if not (num_pages := num_window_pages(config.kinds)):
+        return config
+    chunk, page_size, depth = config.chunked_prefill_size, config.page_size, config.overlap_depth
+    least, most = (window_pages_in_flight(size, page_size, depth) for size in (chunk, max(chunk, LONGEST_RUN)))
+    return replace(config, kinds=resized(config.kinds, num_window_pages=num_pages + most - least))
 
 
 def random_pictures(dice: Random, vocab: int) -> PictureConfig:
@@ -628,6 +664,7 @@ def _run(seed: int) -> PictureOutcome:
         evicted=int(counters["evicted_encodings"]),
         drops=sim.encoder.num_drops,
         restarts=sim.num_restarts,
+        spans=sim.runner.num_spans,
         digest=outcome.digest,
     )
 

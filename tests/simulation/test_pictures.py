@@ -16,7 +16,10 @@ from tests.simulation.pictures import run_seeds
 @pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 600), marks=pytest.mark.slow)])
 def test_c34_pictures_random_traffic_tokens_are_those_of_each_request_alone(seeds: range) -> None:
     outcome = run_seeds(seeds)
-    assert min(outcome.shown, outcome.refused, outcome.hits, outcome.cached, outcome.evicted, outcome.drops) > 0
+    assert (
+        min(outcome.spans, outcome.shown, outcome.refused, outcome.hits, outcome.cached, outcome.evicted, outcome.drops)
+        > 0
+    )
     assert outcome.slices > outcome.tiles > outcome.alone > 0
 
 
@@ -82,6 +85,10 @@ def drop_nothing(pictures: Pictures, its: Encoding, tile: Any) -> None:
 BEGIN_AGAIN = Pictures._begin_again
 
 
+def cut_spans(its: PromptPictures, start: int, stop: int) -> int:
+    return stop
+
+
 MISTAKES: Sequence[tuple[object, str, object]] = [
     (PromptPictures, "write_ids", keys_of_placeholders),
     (Pictures, "leave", evict_in_use),
@@ -94,6 +101,7 @@ MISTAKES: Sequence[tuple[object, str, object]] = [
     (Pictures, "clear", clear_nothing),
     (Pictures, "_check_fits", reserve_nothing),
     (Pictures, "_begin_again", drop_nothing),
+    (PromptPictures, "uncut", cut_spans),
 ]
 
 

@@ -43,4 +43,5 @@ def sizes_of(
         cache_bytes=cache_bytes,
         vocab_size=vocab_size,
         placeholder=vision.placeholder,
+        longest_span=vision.longest_span,
     )

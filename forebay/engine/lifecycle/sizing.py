@@ -23,10 +23,17 @@ RECOMPUTE_SHARE: Final = 1 / 180
 _LENGTHS_BYTES: Final = 16  # that is known of a row beside that
 
 
+def most_prompt_tokens(config: EngineConfig, model: ModelConfig) -> int:
+    """Return the most prompt tokens of one step: a chunk, or a longer run of tokens that must not be cut."""
+    longest = 0 if model.vision is None else model.vision.longest_span
+    return max(config.scheduling.chunked_prefill_size, longest)
+
+
 def memory_demand(config: EngineConfig, sizes: CacheSizes, model: ModelConfig) -> MemoryDemand:
     """Return what the memory budget must hold: rows, pages and states by their sizes, with the engine's limits. The
     context length is at most what the model was made for."""
-    memory, scheduling, extra = config.memory, config.scheduling, config.disaggregation.decode_extra_slots
+    memory, extra = config.memory, config.disaggregation.decode_extra_slots
+    scheduling = replace(config.scheduling, chunked_prefill_size=most_prompt_tokens(config, model))
     certain = memory.max_running_requests + extra if config.disaggregation.is_decode else 0
     speculation = config.speculation
     hidden_bytes = model.hidden_size * ITEM_BYTES[config.types.dtype] if speculation.algorithm.keeps_hidden else 0

@@ -33,7 +33,7 @@ from forebay.engine.lifecycle.drafting import by_draft_model, draft_cache_specs
 from forebay.engine.lifecycle.occupation import Occupation
 from forebay.engine.lifecycle.packed_cache import PackedCache
 from forebay.engine.lifecycle.pictures import picture_config
-from forebay.engine.lifecycle.sizing import memory_demand, scheduler_config, within_memory
+from forebay.engine.lifecycle.sizing import memory_demand, most_prompt_tokens, scheduler_config, within_memory
 from forebay.engine.lifecycle.weights import DTYPES, EngineWeights, Loaded
 from forebay.engine.loop.core import EngineCore
 from forebay.engine.loop.mixed import MixedChunks
@@ -261,7 +261,7 @@ def _runner(
         sizes=budget,
         ops=ops,
         max_num_tokens=max_step_tokens(
-            config.scheduling.chunked_prefill_size, num_rows=budget.max_running_requests, width=width
+            most_prompt_tokens(config, checkpoint.config), num_rows=budget.max_running_requests, width=width
         ),
         vocab_size=checkpoint.config.vocab_size,
         types=config.types,
@@ -282,7 +282,9 @@ def _runner(
 def _encodings(encoder: Encoder | None, pictures: PictureConfig | None, regions: Regions) -> Encodings | None:
     if encoder is None or pictures is None:
         return None
-    return Encodings(encoder, pictures.num_rows, device=regions.device, take=partial(regions.take, Tag.KV_CACHE))
+    take = partial(regions.take, Tag.KV_CACHE)
+    both = pictures.longest_span > 0
+    return Encodings(encoder, pictures.num_rows, bidirectional=both, device=regions.device, take=take)
 
 
 def max_step_tokens(chunk_size: int, *, num_rows: int, width: int) -> int:

@@ -55,6 +55,11 @@ def _check_runs(number: int, picture: Picture, prompt: Ids, its: PictureConfig) 
             raise _wrong(
                 f"picture {number} has a run of {length} tokens from {start} on; the prompt has {len(prompt)} tokens"
             )
+        if its.longest_span and length > its.longest_span:
+            raise _wrong(
+                f"picture {number} has a run of {length} tokens, which one step must compute; the model takes at most "
+                f"{its.longest_span}"
+            )
         if (prompt[start : start + length] != its.placeholder).any():
             raise _wrong(
                 f"the prompt has other tokens than the placeholder {its.placeholder} among the {length} from {start} "

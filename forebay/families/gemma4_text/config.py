@@ -45,7 +45,8 @@ class Gemma4Config(ModelConfig):
     """`heads` and `ropes` are by kind of attention. `kv_owners`: for each layer the one that keeps the KV it reads,
     mostly itself. `values_from_keys`: in layers without a window values are projected as keys are. `per_layer_size`:
     entries of a layer's own input of each token, 0 for none. `wide_readers`: MLPs of layers that read another's KV are
-    of twice the size. `logits_cap` 0 for none."""
+    of twice the size. `logits_cap` 0 for none. `bidirectional`: in layers with a window, attention within pictures is
+    in both directions."""
 
     heads: Mapping[str, Heads]
     ropes: Ropes
@@ -55,6 +56,7 @@ class Gemma4Config(ModelConfig):
     per_layer_vocab_size: int
     wide_readers: bool
     logits_cap: float
+    bidirectional: bool
 
 
 def parse(fields: Fields) -> Gemma4Config:
@@ -82,6 +84,7 @@ def parse(fields: Fields) -> Gemma4Config:
         per_layer_vocab_size=_per_layer_vocab(fields, values["vocab_size"]) if per_layer else 0,
         wide_readers=fields.flag("use_double_wide_mlp", default=False),
         logits_cap=cap(fields, "final_logit_softcapping", default=0.0),
+        bidirectional=fields.get("use_bidirectional_attention") is not None,
         experts=_experts(fields),
     )
 

@@ -82,6 +82,11 @@ class VisionConfig:
         return "" if stored.startswith(_POOLING) else stored
 
     @property
+    def longest_span(self) -> int:
+        """Return the most tokens of a prompt between which attention is in both directions, 0 where it is causal."""
+        return 0
+
+    @property
     def tiles(self) -> str:
         """Return the sizes of tiles in words."""
         if self.tile_size is None:

@@ -44,4 +44,5 @@ def _attention(config: Gemma3Config, layer: int) -> AttentionSpec:
         norm_offset=_NORM_OFFSET,
         rope=RopeSpec(config.head_dim, *config.ropes[config.layer_types[layer]]),
         scale=config.query_pre_attn_scalar**-0.5,
+        bidirectional=True,
     )

@@ -71,6 +71,7 @@ def own_attention(config: Gemma4Config, layer: int) -> AttentionSpec:
         scale=_SCALE,
         value_norm=True,
         values_from_keys=config.values_from_keys and kind != SLIDING,
+        bidirectional=config.bidirectional and kind == SLIDING,
     )
 
 
@@ -89,6 +90,7 @@ def reading(own: AttentionSpec, layer: int) -> QueryAttentionSpec:
         sliding_window=own.sliding_window,
         scale=own.scale,
         bias=own.qkv_bias,
+        bidirectional=own.bidirectional,
     )
 
 

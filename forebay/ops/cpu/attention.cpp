@@ -122,7 +122,7 @@ template <int kCount, class Values>
 void add_rows(const AttentionShape& shape, ScoreMap map, const float* factors, const Walk& walk, long first,
               long first_of_head, long row, const Work& work, const Values& values) {
     const auto lanes_of = [&](long r) {
-        return visible(walk.queries[(first_of_head + r) / shape.group()].position, first, shape.window);
+        return visible(walk.queries[(first_of_head + r) / shape.group()], first, shape.window);
     };
     const Lanes lanes{lanes_of(0).begin, lanes_of(kCount - 1).end};
     if (lanes.begin >= lanes.end) return;

@@ -53,10 +53,10 @@ struct Lanes {
     long end;
 };
 
-// What the query at `position` sees of the block that begins at position `first`.
-inline Lanes visible(long position, long first, long window) {
-    const long end = std::min(kBlock, position + 1 - first);
-    const long begin = window > 0 ? std::max(0L, position - window + 1 - first) : 0;
+// What the query sees of the block that begins at position `first`.
+inline Lanes visible(const Query& query, long first, long window) {
+    const long end = std::min(kBlock, query.last + 1 - first);
+    const long begin = window > 0 ? std::max(0L, query.position - window + 1 - first) : 0;
     return {begin, end};
 }
 
@@ -66,8 +66,7 @@ struct Block {
     long slots[kBlock];
 
     Block(const AttentionShape& shape, const Walk& walk, long first) {
-        const Query& oldest = walk.queries[0];
-        lanes.begin = visible(oldest.position, first, shape.window).begin;
+        lanes.begin = visible(walk.queries[0], first, shape.window).begin;
         lanes.end = std::min(kBlock, walk.newest_position + 1 - first);
         const int32_t* page = shape.pages_of(walk.seq) + (first + lanes.begin) / shape.page_size;
         long in_page = (first + lanes.begin) % shape.page_size;

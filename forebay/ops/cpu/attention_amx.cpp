@@ -290,7 +290,7 @@ void weigh_head(const AttentionCall<bf16, E>& call, const Walk& walk, const Bloc
     if (call.k_cache.factors != nullptr) load_factors(call, block, walk.first_head + head, work);
     long row = head * work.head_rows;
     for (long i = 0; i < walk.num_queries; ++i) {
-        const Lanes lanes = visible(walk.queries[i].position, first, shape.window);
+        const Lanes lanes = visible(walk.queries[i], first, shape.window);
         for (const long end = row + group; row < end; ++row) weigh_row(call, work, row, lanes);
     }
 }

@@ -20,12 +20,13 @@ struct Decoding {
 
 class Planner {
   public:
-    // `causal`: a query sees the keys up to its own; else all of its sequence's.
-    Planner(const AttentionShape& shape, int num_threads, bool may_share, bool causal)
+    // `causal`: a query sees the keys up to its own, and with `ahead` as many behind it; else all of its sequence's.
+    Planner(const AttentionShape& shape, int num_threads, bool may_share, bool causal, const int32_t* ahead)
         : shape_(shape),
           num_threads_(num_threads),
           may_share_(may_share),
           causal_(causal),
+          ahead_(ahead),
           plan_{shape, {}, {}, {}, PartialPlaces(shape)} {}
 
     Plan make() {
@@ -42,7 +43,8 @@ class Planner {
         for (long s = 0; s < shape_.num_seqs; ++s) {
             const long begin = shape_.q_start[s], end = shape_.q_start[s + 1];
             for (long t = begin; t < end; ++t) {
-                plan_.queries.push_back({t, shape_.seq_lens[s] - (causal_ ? end - t : 1)});
+                const long position = shape_.seq_lens[s] - (causal_ ? end - t : 1);
+                plan_.queries.push_back({t, position, position + (ahead_ == nullptr ? 0 : ahead_[t])});
             }
         }
     }
@@ -142,7 +144,7 @@ class Planner {
                 Walk walk{};
                 walk.queries = &plan_.queries[t];
                 walk.num_queries = std::min(most, end - t);
-                walk.newest_position = walk.queries[walk.num_queries - 1].position;
+                walk.newest_position = walk.queries[walk.num_queries - 1].last;
                 walk.seq = s;
                 walk.begin = shared == nullptr ? first_block(walk) : shared->shared;
                 walk.end = walk.newest_position / kBlock + 1;
@@ -215,6 +217,7 @@ class Planner {
     const long num_threads_;
     const bool may_share_;
     const bool causal_;
+    const int32_t* const ahead_;
     Plan plan_;
     std::vector<Decoding> sequences_;
     std::vector<long> decoding_;  // by sequence: which of sequences_, or -1
@@ -242,15 +245,16 @@ void fb_attention_plan_destroy(SharedPlan* plan) { delete plan; }
 
 // Every seq_lens[i] is at least its number of queries, or 0, and the pages of the positions that a query sees are the
 // caches'. Without `may_share` no pages are looked at for what sequences have in common. If not `causal`, queries see all
-// keys of their sequences.
+// keys of their sequences; `ahead` [tokens], which may be null, are the keys behind its own that a query sees.
 void fb_attention_plan_make(Pool* pool, const SharedPlan* shared, const int32_t* page_table, long pages_per_row,
                             const int32_t* page_map, const int32_t* rows, const int32_t* q_start,
                             const int32_t* seq_lens, long num_seqs, long page_size, long q_heads, long kv_heads,
-                            long head_dim, long v_dim, long window, long may_share, long causal) {
+                            long head_dim, long v_dim, long window, long may_share, long causal,
+                            const int32_t* ahead) {
     const AttentionShape shape{page_table, pages_per_row, page_map, rows,     q_start, seq_lens, num_seqs,
                                page_size,  q_heads,       kv_heads, head_dim, v_dim,   window};
-    pool->op([shape, may_share, causal, plan = *shared](Pool& p) {
-        *plan = Planner(shape, p.num_threads(), may_share != 0, causal != 0).make();
+    pool->op([=, plan = *shared](Pool& p) {
+        *plan = Planner(shape, p.num_threads(), may_share != 0, causal != 0, ahead).make();
     });
 }
 }

@@ -50,12 +50,13 @@ struct AttentionShape {
 struct Query {
     long token;
     long position;
+    long last;  // position that it sees; of a sequence's queries none sees further than the next
 };
 
 struct Walk {
     const Query* queries;
     long num_queries;
-    long newest_position;  // of the queries; further keys are not read
+    long newest_position;  // that a query sees; further keys are not read
     long seq;              // whose pages are read
     long first_head;
     long num_heads;

@@ -192,6 +192,7 @@ def _attend(
     rows,
     q_start,
     seq_lens,
+    ahead,
     sinks,
     out,
     part_top,
@@ -218,6 +219,7 @@ def _attend(
     DV_BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
     CAUSAL: tl.constexpr,
+    HAS_AHEAD: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_MAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -256,6 +258,10 @@ def _attend(
     position = before + query
 
     stop = before + (tl.minimum(begin + QUERIES, count) if CAUSAL else count)
+    last = position if CAUSAL else stop
+    if HAS_AHEAD:
+        last += tl.load(ahead + token, mask=live, other=0)
+        stop = tl.max(tl.where(live, last + 1, 0), 0)
     oldest = 0
     if WINDOW > 0:
         oldest = tl.maximum(before + begin - WINDOW + 1, 0)
@@ -306,7 +312,7 @@ def _attend(
         if IN_CODES:
             scale_at = slot * num_kv_heads + kv_head
             scores *= tl.load(k_scale + scale_at, mask=seen, other=0.0)[None, :]
-        visible = seen[None, :] & (key[None, :] <= (position[:, None] if CAUSAL else stop))
+        visible = seen[None, :] & (key[None, :] <= (last[:, None] if CAUSAL else last))
         if WINDOW > 0:
             visible = visible & (key[None, :] > position[:, None] - WINDOW)
         scores *= scale
@@ -459,6 +465,7 @@ class TritonAttention(AttentionOps):
         sliding_window: int = 0,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        ahead: Tensor | None = None,
     ) -> Tensor:
         if paged.one_each and len(q) > _SELECTIONS:
             some = [slice(first, first + _SELECTIONS) for first in range(0, len(q), _SELECTIONS)]
@@ -488,6 +495,7 @@ class TritonAttention(AttentionOps):
             rows,
             paged.q_start,
             paged.seq_lens,
+            ahead,
             sinks,
             parts,
             part_top,
@@ -514,6 +522,7 @@ class TritonAttention(AttentionOps):
             DV_BLOCK=max(16, triton.next_power_of_2(dv)),
             PAGE=paged.page_size,
             CAUSAL=paged.causal,
+            HAS_AHEAD=ahead is not None,
             WINDOW=sliding_window,
             HAS_MAP=page_map is not None,
             HAS_SINKS=sinks is not None,

@@ -1,0 +1,84 @@
+"""Rules of attention in both directions within pictures."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant
+
+_SCHEDULER: Final = "scheduler/test_pictures.py::"
+_OPS: Final = "ops/test_attention.py::"
+_MODELS: Final = "models/test_spans.py::test_logits_with_pictures_equal_those_of_transformers"
+
+SPANS: Final = (
+    Mutant(
+        "C28 a chunk cuts no span",
+        "requests/pictures.py",
+        "        if end <= start or not pictures.config.longest_span:\n",
+        "        if True:\n",
+        _SCHEDULER + "test_chunk_ends_in_front_of_a_run_or_is_widened_to_its_end",
+    ),
+    Mutant(
+        "C18 a hit inside a picture computes the rest of it in one chunk",
+        "requests/pictures.py",
+        "        return int(firsts[at]) if firsts[at] > start else int(firsts[at] + lens[at])\n",
+        "        return int(firsts[at]) if firsts[at] > start else stop\n",
+        _SCHEDULER + "test_c18_hit_inside_a_picture_computes_the_rest_of_it_in_one_chunk",
+    ),
+    Mutant(
+        "C27 nobody starts before a picture that waits for room in a step",
+        "scheduler/admission.py",
+        "        self._starts = False\n        return False\n",
+        "        return False\n",
+        _SCHEDULER + "test_picture_behind_another_prompt_waits_for_a_step_with_room_and_nobody_starts_before_it",
+    ),
+    Mutant(
+        "C13 spans of a plan lie inside its prompts",
+        "runtime/bounds.py",
+        "    if (starts + lens > end).any():\n",
+        "    if False:\n",
+        "runtime/test_bounds.py::test_c13_spans_of_a_plan_lie_inside_its_prompts",
+    ),
+    Mutant(
+        "C33 a run that no step can hold is refused",
+        "engine/loop/pictures.py",
+        "        if its.longest_span and length > its.longest_span:\n",
+        "        if False:\n",
+        "engine/test_picture_checks.py::test_c33_run_that_no_step_can_hold_is_refused_with_both_numbers",
+    ),
+    Mutant(
+        "C28 layers without a window are causal within pictures in Gemma 4",
+        "models/families/gemma4_text.py",
+        "bidirectional=config.bidirectional and kind == SLIDING,",
+        "bidirectional=config.bidirectional,",
+        _MODELS,
+    ),
+    Mutant(
+        "C28 layers that read another's KV see pictures as it does",
+        "models/families/gemma4_text.py",
+        "        bidirectional=own.bidirectional,\n",
+        "",
+        _MODELS,
+    ),
+    Mutant(
+        "C28 all layers of Gemma 3 see the whole of a picture",
+        "models/families/gemma3_text.py",
+        "        bidirectional=True,\n",
+        '        bidirectional=config.layer_types[layer] == "sliding_attention",\n',
+        _MODELS,
+    ),
+    Mutant(
+        "C28 a query in a picture sees it to its end",
+        "ops/attention.py",
+        "query_positions if ahead is None else query_positions + ahead[first:end]",
+        "query_positions",
+        _OPS + "test_a_query_in_a_picture_sees_it_to_its_end",
+    ),
+    Mutant(
+        "C28 layers share a plan of attention only if they look ahead alike",
+        "ops/native_attention.py",
+        "        key = (*heads, ahead is not None)\n",
+        "        key = heads\n",
+        _OPS + "test_layers_with_and_without_attention_within_pictures_have_plans_of_their_own",
+    ),
+)
