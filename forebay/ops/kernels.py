@@ -43,6 +43,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_accept": [_P, _P, _P, _P, _P, _P, _P, _L, _P, _P, _P, _L],
     "fb_gather_rows": [_P, _P, _P, _P, _L, _L],
     "fb_scatter_rows": [_P, _P, _P, _P, _L, _L],
+    "fb_mean_rows_{}": [_P, _P, _P, _L, _L, _L],
     "fb_patch_rows_{}": [*([_P] * 5), *([_L] * 4)],
     "fb_replace_rows": [_P, _P, _P, _P, _L, _L],
     "fb_clear_rows": [_P, _P, _P, _P, _L, _L],

@@ -15,6 +15,7 @@ class NativePictures(PictureOps):
     def __init__(self, kernels: Kernels) -> None:
         self._pool = kernels.pool
         self._patch_rows = kernels.by_dtype("fb_patch_rows_{}")
+        self._mean_rows = kernels.by_dtype("fb_mean_rows_{}")
         self._replace_rows = kernels.bind("fb_replace_rows")
 
     def patch_rows(self, pixels: Tensor, size: int, scale: PixelScale, dtype: torch.dtype) -> Tensor:
@@ -22,6 +23,12 @@ class NativePictures(PictureOps):
         out = torch.empty((height // size) * (width // size), channels * size * size, dtype=dtype)
         numbers = scale.factor.data_ptr(), scale.shift.data_ptr(), out.data_ptr()
         self._patch_rows[dtype](self._pool, pixels.data_ptr(), *numbers, *shape, size)
+        return out
+
+    def mean_rows(self, x: Tensor, count: int) -> Tensor:
+        rows, width = x.shape
+        out = x.new_empty(rows // count, width)
+        self._mean_rows[x.dtype](self._pool, x.data_ptr(), out.data_ptr(), rows // count, count, width)
         return out
 
     def replace_rows_(self, x: Tensor, table: Tensor, rows: Tensor) -> Tensor:

@@ -36,6 +36,15 @@ class PictureOps:
         patches = numbers.reshape(rows, size, columns, size, channels).permute(0, 2, 4, 1, 3)
         return patches.reshape(rows * columns, channels * size * size)
 
+    def mean_rows(self, x: Tensor, count: int) -> Tensor:
+        """x [T * count, H], contiguous -> the means of `count` rows that follow each other [T, H], summed in float32 in
+        their order and rounded once."""
+        rows = x.view(-1, count, x.shape[1]).float()
+        total = rows[:, 0]
+        for i in range(1, count):
+            total = total + rows[:, i]
+        return (total * (1 / count)).to(x.dtype)
+
     def replace_rows_(self, x: Tensor, table: Tensor, rows: Tensor) -> Tensor:
         """x[t] = table[rows[t]] in place where rows[t] is not 0, the padding row, which is never read; x.
 

@@ -231,6 +231,7 @@ def _elementwise(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     yield ops.scale_rows_(x.clone()[:, 1:], torch.linspace(0.1, 3.0, 9), torch.arange(ROWS) % 9)
     scale = PixelScale(torch.linspace(0.01, 0.02, 3), torch.linspace(-1.0, -0.5, 3))
     yield ops.patch_rows((torch.arange(20 * 37 * 3) % 256).byte().view(20, 37, 3), 17, scale, dtype)
+    yield ops.mean_rows(x[: ROWS // 3 * 3], 3)
     yield ops.scale_(torch.tensor([[1e-39, -1e-39, 3e38, 1.00390625, 1.01171875] * 3]).to(dtype), 1.5)
 
 

@@ -34,6 +34,15 @@ def test_linear_layer_over_patch_rows_equals_a_convolution(each_ops: Ops, height
     assert_close(each_ops.patch_rows(tile, size, SCALE, torch.float32) @ kernel.flatten(1).T, expected)
 
 
+@pytest.mark.parametrize(("tokens", "count", "width"), [(5, 4, 37), (3, 1, 16), (0, 9, 8), (40, 16, 64)])
+def test_mean_rows_is_the_mean_in_float32_of_rows_that_follow_each_other(
+    each_ops: Ops, reference: Ops, dtype: torch.dtype, tokens: int, count: int, width: int
+) -> None:
+    x = normal((tokens * count, width), dtype, seed=3)
+    assert_same_bits(each_ops.mean_rows(x, count), reference.mean_rows(x, count))
+    assert_close(each_ops.mean_rows(x, count), x.view(tokens, count, width).float().mean(dim=1).to(dtype))
+
+
 @pytest.mark.parametrize(("rows", "width"), [([], 16), ([0], 1), ([3], 7), ([0, 4, 2, 0, 4, 0], 97)])
 def test_replace_rows_takes_what_is_named_and_leaves_the_rest(
     each_ops: Ops, dtype: torch.dtype, rows: list[int], width: int

@@ -34,13 +34,32 @@ void patch_rows(Pool& pool, const uint8_t* pixels, const float* factor, const fl
     });
 }
 
+template <class T>
+void mean_rows(Pool& pool, const T* x, T* out, long tokens, long count, long width) {
+    const Vec share = set1(1.0f / static_cast<float>(count));
+    pool.run(tokens, grain_for(count * width), [=](long begin, long end) {
+        for (long token = begin; token < end; ++token) {
+            const T* rows = x + token * count * width;
+            for_each_vector(width, [&](long i, long part) {
+                Vec total = load_part(rows + i, part);
+                for (long row = 1; row < count; ++row) total = total + load_part(rows + row * width + i, part);
+                store_part(out + token * width + i, total * share, part);
+            });
+        }
+    });
+}
+
 }  // namespace
 
-// pixels [height, width, channels] -> out [patches, channels * size * size].
+// pixels [height, width, channels] -> out [patches, channels * size * size]; x [tokens * count, width] -> out [tokens,
+// width].
 #define FOREBAY_PICTURES(T, suffix)                                                                               \
     void fb_patch_rows_##suffix(Pool* pool, const uint8_t* pixels, const float* factor, const float* shift, T* out, \
                                 long height, long width, long channels, long size) {                              \
         pool->op([=](Pool& p) { patch_rows(p, pixels, factor, shift, out, height, width, channels, size); });     \
+    }                                                                                                             \
+    void fb_mean_rows_##suffix(Pool* pool, const T* x, T* out, long tokens, long count, long width) {             \
+        pool->op([=](Pool& p) { mean_rows(p, x, out, tokens, count, width); });                                   \
     }
 
 extern "C" {
