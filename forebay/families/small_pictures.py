@@ -8,11 +8,13 @@ from typing import Any, Final
 from forebay.families.outer import OUTERS
 from forebay.families.shape import Shape
 from forebay.families.vision.small import SmallPictures
+from forebay.families.vision.small_gemma3 import SMALL_GEMMA3
 from forebay.families.vision.small_pixtral import SMALL_PIXTRAL
 from forebay.families.vision.small_siglip import small_siglip
 from forebay.families.vision.small_siglip2 import SMALL_SIGLIP2
 
 SMALL: Final[Mapping[str, SmallPictures]] = {
+    "gemma3": SMALL_GEMMA3,
     "idefics3": small_siglip("idefics3", "Idefics3"),
     "lfm2_vl": SMALL_SIGLIP2,
     "mistral3": SMALL_PIXTRAL,
@@ -41,8 +43,9 @@ _TEMPLATE: Final = """\
 
 
 def template(model_type: str) -> str:
-    """Return the chat template of a small model: ChatML, with a placeholder for each image."""
-    return _TEMPLATE.replace("IMAGE", SMALL[model_type].tokens[0])
+    """Return the chat template of a small model: ChatML, with a token for each image."""
+    small = SMALL[model_type]
+    return _TEMPLATE.replace("IMAGE", small.written or small.tokens[0])
 
 
 def picture_fields(model_type: str, text: Mapping[str, Any], shape: Shape) -> dict[str, Any]:

@@ -30,8 +30,9 @@ PROJECTOR_EPS: Final = 1e-5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PatchesSpec:
-    """`side` x `side` patches of `size` pixels, each through a linear layer, with a learned position. A channel's value
-    is multiplied by `rescale`, and then has `mean` and the deviation `std`."""
+    """`side` x `side` patches of `size` pixels, each through a linear layer, with a learned position: the one of its
+    number, or `by_fraction` as of `position_ids`. A channel's value is multiplied by `rescale`, and then has `mean` and
+    the deviation `std`."""
 
     name: str
     hidden_size: int
@@ -40,6 +41,7 @@ class PatchesSpec:
     rescale: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    by_fraction: bool = True
 
     @property
     def equation(self) -> str:
@@ -61,7 +63,7 @@ class Patches:
         kernel = parts.values("patch_embedding.weight", width, CHANNELS, spec.size, spec.size)
         weight = parts.ops.pack_linear(kernel.view(width, -1), parts.values("patch_embedding.bias", width))
         self._embedding = Linear(parts.ops, weight)
-        ids = position_ids(spec.side)
+        ids = position_ids(spec.side) if spec.by_fraction else torch.arange(spec.side**2)
         self._positions = parts.tensor("position_embedding.weight", len(ids), width, change=lambda table: table[ids])
         self._scale = pixel_scale(spec.rescale, spec.mean, spec.std, self._device)
 
@@ -222,6 +224,43 @@ class Connector:
     def __call__(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x [P, h] of a grid of patches -> [P / s^2, H]."""
         return self._projection.of(self._ops.gather_rows(x, self._order(grid)).view(-1, self._width))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolSpec:
+    """Averages of squares of `factor` x `factor` patches, each normed and through one linear layer without a bias."""
+
+    name: str
+    factor: int
+    hidden_size: int
+    output_size: int
+    norm_eps: float
+
+    @property
+    def equation(self) -> str:
+        """Return what it computes of a square."""
+        return f"W rmsnorm(mean of layernorm(x) of {self.factor} x {self.factor} patches)"
+
+    def build(self, parts: Parts) -> Pool:
+        """Return the part with its weights."""
+        return Pool(self, parts.within(self.name))
+
+
+class Pool:
+    """A token is the average of a square of patches, row by row. The norm's weight is a difference from 1, and the
+    projection's has inputs before outputs (Gemma 3, arXiv 2503.19786, section 2.1)."""
+
+    def __init__(self, spec: PoolSpec, parts: Parts) -> None:
+        self._ops, self._eps, self._count = parts.ops, spec.norm_eps, spec.factor**2
+        self._norm = parts.tensor("mm_soft_emb_norm.weight", spec.hidden_size, offset=1.0)
+        weight = parts.values("mm_input_projection_weight", spec.hidden_size, spec.output_size)
+        self._projection = Linear(parts.ops, parts.ops.pack_linear(weight.T.contiguous()))
+        self._order = square_orders(spec.factor, parts.weights.device)
+
+    def __call__(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """x [P, h] of a grid of patches -> [P / s^2, H]."""
+        means = self._ops.mean_rows(self._ops.gather_rows(x, self._order(grid)), self._count)
+        return self._projection.of(self._ops.rms_norm(means, self._norm, self._eps))
 
 
 def square_orders(factor: int, device: torch.device | str) -> Callable[[tuple[int, int]], Tensor]:

@@ -55,6 +55,7 @@ class Tokenizer:
         self.bos_token_id = parts.added.get(parts.names.get("bos_token", ""))
         source = chat_template or parts.template
         self.chat_template = ChatTemplate(source, parts.names) if source else None
+        self._image_frame: tuple[str, str] | None = None
 
     @classmethod
     def from_path(cls, path: str | Path, chat_template: str | None = None) -> Tokenizer:
@@ -215,7 +216,13 @@ class Tokenizer:
                 "this model has no chat template: use /v1/completions, or start the server with --chat-template",
                 code="no_chat_template",
             )
-        return self.chat_template.render(list(messages), add_generation_prompt=add_generation_prompt, **variables)
+        text = self.chat_template.render(list(messages), add_generation_prompt=add_generation_prompt, **variables)
+        return text if self._image_frame is None else text.replace(*self._image_frame)
+
+    def frame_images(self, written: str, text: str) -> None:
+        """Have `text` stand wherever a chat template has `written` the spelling of a control token for an image. Its
+        tokens depend on the text around them, so it must be there before the conversation is encoded."""
+        self._image_frame = written, text
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """A whole text. A SentencePiece text loses the space that encoding puts in front."""

@@ -89,12 +89,14 @@ def test_model_that_reads_images_comes_with_its_encoder_tokens_and_processors(
     assert f"{vision.tiles}; an encoder of 3 layers of width 32" in capsys.readouterr().out
 
 
-def test_template_of_a_model_that_reads_images_writes_a_placeholder_for_each() -> None:
+@pytest.mark.parametrize(("model_type", "written"), [("smolvlm", "<image>"), ("gemma3", "<start_of_image>")])
+def test_template_of_a_model_that_reads_images_writes_a_token_for_each(model_type: str, written: str) -> None:
     parts = [{"type": "image"}, {"type": "text", "text": "a"}, {"type": "image"}]
     messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "b\n"}]
-    text = jinja2.Template(template("smolvlm")).render(messages=messages, add_generation_prompt=True)
+    text = jinja2.Template(template(model_type)).render(messages=messages, add_generation_prompt=True)
     assert text == (
-        "<|im_start|>user\n<image>a<image><|im_end|>\n<|im_start|>assistant\nb\n<|im_end|>\n<|im_start|>assistant\n"
+        f"<|im_start|>user\n{written}a{written}<|im_end|>\n<|im_start|>assistant\nb\n<|im_end|>\n"
+        "<|im_start|>assistant\n"
     )
 
 

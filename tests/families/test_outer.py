@@ -14,9 +14,15 @@ from forebay.families.small import small_config
 from forebay.formats.layer_packing import IgnoredModules
 
 VISION = {"hidden_size": 32, "image_size": 64}
-VISIONS = {
-    "mistral3": {"hidden_size": 32, "num_attention_heads": 4},
-    "lfm2_vl": {"hidden_size": 32, "num_attention_heads": 4},
+OWN: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "vision_config": {**VISION, "num_attention_heads": 4},
+        "boi_token_id": 4,
+        "eoi_token_id": 5,
+        "mm_tokens_per_image": 4,
+    },
+    "lfm2_vl": {"vision_config": {"hidden_size": 32, "num_attention_heads": 4}},
+    "mistral3": {"vision_config": {"hidden_size": 32, "num_attention_heads": 4}},
 }
 
 
@@ -33,13 +39,8 @@ def type_inside(outer: str) -> str:
 
 def fields_of(outer: str, **more: Any) -> dict[str, Any]:
     text = {**inner(type_inside(outer)), "model_type": OUTERS[outer].text_type}
-    return {
-        "model_type": outer,
-        "vision_config": VISIONS.get(outer, VISION),
-        "image_token_id": 3,
-        "text_config": text,
-        **more,
-    }
+    own = OWN.get(outer, {})
+    return {"model_type": outer, "vision_config": VISION, "image_token_id": 3, "text_config": text, **own, **more}
 
 
 def with_text(outer: str, **changes: Any) -> ModelConfig:

@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 from forebay.base.errors import ModelError
 from forebay.families.model_config import config_from_folder
+from forebay.families.vision.gemma3 import PooledSiglipConfig
 from tests.families.given import GIVEN, HOSTILE
 
 CONV, FULL, SLIDING = "conv", "full_attention", "sliding_attention"
@@ -128,12 +129,26 @@ def test_a_published_gemma3_file_needs_no_more_than_it_says(tmp_path):
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "sliding_window": 1024,
     }
-    outer = {"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": text, "vision_config": {}}
+    vision = {
+        "hidden_size": 1152,
+        "image_size": 896,
+        "intermediate_size": 4304,
+        "model_type": "siglip_vision_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+        "vision_use_head": False,
+    }
+    outer = {"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": text, "vision_config": vision}
     (tmp_path / "config.json").write_text(json.dumps(outer))
     config = config_from_folder(tmp_path)
     assert (config.model_type, config.vocab_size, config.num_heads, config.head_dim) == ("gemma3_text", 262208, 8, 256)
     assert config.layer_types[4:7] == (SLIDING, FULL, SLIDING)
     assert config.eos_token_ids == (1, 106)
+    assert isinstance(config.vision, PooledSiglipConfig)
+    assert (config.vision.placeholder, config.vision.begin, config.vision.end) == (262144, 255999, 256000)
+    assert (config.vision.max_tokens, config.vision.merge, config.vision.longest_span) == (256, 4, 256)
+    assert config.unknown_options == ()
 
 
 @pytest.mark.parametrize("inner", [None, [], {"model_type": "llama"}])

@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, SiglipVisionConfig
 
 from forebay.base.errors import ModelError
 from forebay.families.model_config import ModelConfig, config_of
 from forebay.families.outer import OUTERS
+from forebay.families.vision.gemma3 import PooledSiglipConfig
 from forebay.families.vision.siglip import SiglipConfig
 from tests.cli.public_configs import LLAMA_3_8B, SMOLLM2_135M
 from tests.families.test_outer import fields_of
@@ -85,7 +86,7 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
     assert (ours.rescale, ours.mean, ours.std) == (1 / 255, (0.5,) * 3, (0.5,) * 3)
 
 
-@pytest.mark.parametrize("outer", sorted(OUTERS.keys() - {*KINDS, "lfm2_vl", "mistral3"}))
+@pytest.mark.parametrize("outer", sorted(OUTERS.keys() - {*KINDS, "gemma3", "lfm2_vl", "mistral3"}))
 def test_encoders_of_other_types_are_not_served(outer: str) -> None:
     assert config_of(fields_of(outer)).vision is None
 
@@ -126,6 +127,49 @@ def test_encoders_that_are_not_served_are_refused_with_the_numbers(changes: dict
 def test_wrong_values_around_the_encoder_are_refused(more: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         read(**more)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"mm_tokens_per_image": 3},
+            "mm_tokens_per_image is 3; a tile of 4 x 4 patches must divide",
+        ),
+        ({"mm_tokens_per_image": 9}, "a tile of 4 x 4 patches"),
+        ({"boi_token_id": 64}, "boi_token_index is 64; it must be a whole number from 0 to 63"),
+        ({"image_token_id": -1}, "image_token_index is -1"),
+        ({"vision_config": {"hidden_act": "gelu"}}, "hidden_act is 'gelu'; it must be gelu_pytorch_tanh"),
+        ({"vision_config": {"hidden_size": 30, "num_attention_heads": 4}}, "30 dimensions do not divide into 4 heads"),
+    ],
+)
+def test_encoders_of_gemma3_that_are_not_served_are_refused_with_the_numbers(
+    more: dict[str, Any], message: str
+) -> None:
+    fields = fields_of("gemma3")
+    vision = {**fields["vision_config"], **more.pop("vision_config", {})}
+    with pytest.raises(ModelError, match=message):
+        config_of({**fields, "vision_config": vision, **more})
+
+
+def test_defaults_of_gemma3_are_those_of_transformers() -> None:
+    fields = fields_of("gemma3", vision_config={}, mm_tokens_per_image=49, boi_token_id=None, eoi_token_id=None)
+    text = {**fields["text_config"], "vocab_size": 1 << 19}
+    ours, theirs = (
+        config_of({**fields, "text_config": text, "image_token_id": None}).vision,
+        AutoConfig.for_model("gemma3"),
+    )
+    assert isinstance(ours, PooledSiglipConfig)
+    vision = SiglipVisionConfig()
+    assert (ours.image_size, ours.patch_size) == (vision.image_size, vision.patch_size)
+    assert (ours.hidden_size, ours.intermediate_size) == (vision.hidden_size, vision.intermediate_size)
+    assert (ours.num_layers, ours.num_heads) == (vision.num_hidden_layers, vision.num_attention_heads)
+    assert ours.norm_eps == vision.layer_norm_eps
+    assert (ours.placeholder, ours.begin, ours.end) == (
+        theirs.image_token_id,
+        theirs.boi_token_id,
+        theirs.eoi_token_id,
+    )
 
 
 def test_fields_that_nobody_knows_are_named_with_their_place() -> None:

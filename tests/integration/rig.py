@@ -235,7 +235,9 @@ class Rig:
         per_request = window_pages_per_request(
             sizes.num_read("window"), page_size, overlap_depth, track_interval, width=width
         )
-        in_flight = window_pages_in_flight(chunked_prefill_size, page_size, overlap_depth)
+        longest = 0 if self._config.vision is None else self._config.vision.longest_span
+        most_prompt = max(chunked_prefill_size, longest)
+        in_flight = window_pages_in_flight(most_prompt, page_size, overlap_depth)
         state = kind_config(
             num_slots=num_rows * slots_per_req + cached_states if sizes.num_bytes("state") else 0,
             strategy=strategy,
@@ -271,13 +273,15 @@ class Rig:
             drafter=self._drafter if width > 1 else None,
             draft_model=self._draft_model if width > 1 else None,
             ops=self.ops,
-            max_num_tokens=max(chunked_prefill_size + max_running_requests, max_running_requests * width),
+            max_num_tokens=max(most_prompt + max_running_requests, max_running_requests * width),
             vocab_size=self._vocab_size,
             types=types,
             hisparse=HisparseOptions(device_buffer_size=hot_columns, host_path=host_path),
             device="cpu",
             take_masks=grammars.take if grammars else no_masks,
-            encodings=Encodings(self.encoder, pictures.num_rows) if self.encoder and pictures else None,
+            encodings=Encodings(self.encoder, pictures.num_rows, bidirectional=longest > 0)
+            if self.encoder and pictures
+            else None,
         )
         scheduler = Scheduler(
             SchedulerConfig(

@@ -78,6 +78,17 @@ OUTERS: Final[dict[str, Case]] = {
         tie_word_embeddings=True,
         image_token_id=7,
     ),
+    "gemma3": _case(
+        "gemma3",
+        "gemma3_text",
+        _SIGLIP | {"image_size": 49, "patch_size": 8, "vision_use_head": False},  # a pixel fills no patch
+        {"model.vision_tower.": "vision_tower.vision_model.", **_LLAVA},
+        CASES["gemma3_text"][1] | {"sliding_window": 3},  # an image is wider
+        mm_tokens_per_image=4,
+        image_token_index=5,
+        boi_token_index=6,
+        eoi_token_index=7,
+    ),
     "mistral3": _case(
         "mistral3",
         "mistral",

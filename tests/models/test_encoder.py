@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from forebay.ops import Ops
 from tests.models.outers import OUTERS, make_outer, save_as_published
 from tests.models.visual import oracle_features, tile_sizes
 
-NAMES = ["smolvlm", "idefics3", "lfm2_vl", "mistral3"]
+NAMES = ["smolvlm", "idefics3", "lfm2_vl", "mistral3", "gemma3"]
 CONNECTOR = "model.connector.modality_projection.proj.weight"
 PATCHES = "model.vision_model.embeddings.patch_embedding.weight"
 
@@ -128,6 +129,19 @@ def test_interleaved_tiles_give_the_bits_of_each_alone(made: Callable[[str], Mad
     states = [encoder.layers(encoder.begin(tile), 0, 1) for tile in pixels]
     results = [encoder.finish(encoder.layers(state, 1, 2)) for state in states]
     assert all(torch.equal(result, encode(encoder, tile)) for result, tile in zip(results, pixels, strict=True))
+
+
+def test_positions_of_gemma3_are_those_of_transformers(native: Ops, tmp_path: Path) -> None:
+    """As many patches in a row as two of them would share a position by their fractions."""
+    side = next(side for side in range(2, 65) if not torch.equal(position_ids(side), torch.arange(side**2)))
+    case = OUTERS["gemma3"]
+    vision = {**case.vision, "image_size": 2 * side, "patch_size": 2}
+    oracle = make_outer(replace(case, vision=vision, more={**case.more, "mm_tokens_per_image": side**2}))
+    oracle.save_pretrained(tmp_path)
+    pixels = tiles(oracle, 1)
+    torch.testing.assert_close(
+        encode(loaded(tmp_path, native), pixels[0]), expected(oracle, pixels)[0], rtol=0, atol=1e-4
+    )
 
 
 @pytest.mark.quick(8)

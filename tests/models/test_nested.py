@@ -14,7 +14,10 @@ VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "n
 
 
 TYPES = {
-    "gemma3": (VISION | {"image_size": 28, "patch_size": 14}, {"mm_tokens_per_image": 4}),
+    "gemma3": (
+        VISION | {"image_size": 28, "patch_size": 14},
+        {"mm_tokens_per_image": 4, "image_token_index": 5, "boi_token_index": 6, "eoi_token_index": 7},
+    ),
     "gemma4": (VISION | {"num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16}, {}),
 }
 

@@ -22,7 +22,7 @@ from forebay.families.vision.pixtral import MEAN, STD
 from tests.models.outers import OUTERS, make_outer
 from tests.models.tiny import VOCAB
 
-TYPES: Final = ("smolvlm", "idefics3", "lfm2_vl", "mistral3")
+TYPES: Final = ("smolvlm", "idefics3", "lfm2_vl", "mistral3", "gemma3")
 TEXT: Final = range(8, VOCAB)  # tokens that are no type's placeholder
 LINE_END: Final = 3  # the token behind a row of a tile's tokens
 NUM_LAYERS: Final = 3  # two could be cut in one place alone
@@ -60,6 +60,8 @@ class VisualModel:
         """Return the logits behind each token, [T, V] float32. `tiles` uint8 [height, width, 3] are those of all
         pictures."""
         pictures = oracle_inputs(self.oracle.config, tiles) if tiles else {}
+        if pictures and self.oracle.config.model_type == "gemma3":
+            pictures["token_type_ids"] = torch.tensor([ids]).eq(self.placeholder).long()
         logits: Tensor = self.oracle(input_ids=torch.tensor([ids]), **pictures).logits[0]
         return logits.float()
 
@@ -76,7 +78,8 @@ def oracle_inputs(
         return _flex_inputs(numbers, config.vision_config.patch_size)
     if config.model_type == "mistral3":
         return _padded_inputs(numbers)
-    return {"pixel_values": torch.stack(numbers).permute(0, 3, 1, 2).unsqueeze(0)}
+    stacked = torch.stack(numbers).permute(0, 3, 1, 2)
+    return {"pixel_values": stacked if config.model_type == "gemma3" else stacked.unsqueeze(0)}
 
 
 def _flex_inputs(numbers: Sequence[Tensor], size: int) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Rules of attention in both directions within pictures."""
+"""Rules of attention in both directions within pictures, and of the models that have it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from tests.mutants.mutant import Mutant
 
 _SCHEDULER: Final = "scheduler/test_pictures.py::"
 _OPS: Final = "ops/test_attention.py::"
+_GEMMA3: Final = "server/images/test_gemma3.py::"
+_ENCODER: Final = "models/test_encoder.py::test_encodings_equal_those_of_transformers"
 _MODELS: Final = "models/test_spans.py::test_logits_with_pictures_equal_those_of_transformers"
 
 SPANS: Final = (
@@ -80,5 +82,40 @@ SPANS: Final = (
         "        key = (*heads, ahead is not None)\n",
         "        key = heads\n",
         _OPS + "test_layers_with_and_without_attention_within_pictures_have_plans_of_their_own",
+    ),
+    Mutant(
+        "C28 line breaks around an image are encoded with the text beside them",
+        "text/tokenizer.py",
+        "return text if self._image_frame is None else text.replace(*self._image_frame)",
+        "return text",
+        _GEMMA3 + "test_prompt_equals_that_of_transformers",
+    ),
+    Mutant(
+        "C28 an image of Gemma 3 is resized with the processor's filter",
+        "server/images/tilings/gemma3.py",
+        "image.resize((edge, edge), self.resample)",
+        "image.resize((edge, edge))",
+        _GEMMA3 + "test_square_of_any_size_equals_that_of_transformers",
+    ),
+    Mutant(
+        "C28 patches of Gemma 3 have the positions of their numbers",
+        "models/encoders/gemma3.py",
+        "            by_fraction=False,\n",
+        "",
+        "models/test_encoder.py::test_positions_of_gemma3_are_those_of_transformers",
+    ),
+    Mutant(
+        "C28 the norm behind averages has weights that differ from 1",
+        "layers/encoder.py",
+        'parts.tensor("mm_soft_emb_norm.weight", spec.hidden_size, offset=1.0)',
+        'parts.tensor("mm_soft_emb_norm.weight", spec.hidden_size)',
+        _ENCODER,
+    ),
+    Mutant(
+        "C28 a token of Gemma 3 is the average of a square of patches",
+        "layers/encoder.py",
+        "self._ops.mean_rows(self._ops.gather_rows(x, self._order(grid)), self._count)",
+        "self._ops.mean_rows(x, self._count)",
+        _ENCODER,
     ),
 )

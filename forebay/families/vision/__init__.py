@@ -8,11 +8,13 @@ from typing import Any, Final
 from forebay.base.errors import ModelError, brief
 from forebay.families.fields import Fields
 from forebay.families.vision.base import Vision
+from forebay.families.vision.gemma3 import pooled_siglip
 from forebay.families.vision.pixtral import pixtral
 from forebay.families.vision.siglip import siglip
 from forebay.families.vision.siglip2 import siglip2
 
 _READERS: Final[Mapping[str, Callable[[Fields, Fields, int], Vision]]] = {
+    "gemma3": pooled_siglip,
     "idefics3": siglip,
     "lfm2_vl": siglip2,
     "mistral3": pixtral,

@@ -13,11 +13,13 @@ from forebay.families.shape import Shape
 class SmallPictures:
     """`tokens` come behind those of the text; the first stands for a row of an encoding. `around` gives the fields
     around the language model, for one of that shape whose tokens are those of text. `files` are those that say how
-    pictures become tiles and tokens, by their names."""
+    pictures become tiles and tokens, by their names. Templates write the token `written` for an image, the first one of
+    `tokens` where it is empty."""
 
     tokens: tuple[str, ...]
     around: Callable[[Shape], Mapping[str, Any]]
     files: Mapping[str, Mapping[str, Any]]
+    written: str = ""
 
 
 def encoder_fields(shape: Shape) -> dict[str, Any]:

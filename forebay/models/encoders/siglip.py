@@ -18,6 +18,7 @@ from forebay.layers.encoder import (
     EncoderBlockSpec,
     FlexPatchesSpec,
     PatchesSpec,
+    PoolSpec,
     ProjectorSpec,
 )
 from forebay.layers.norms import LayerNormSpec, build_norm, layer_norm_spec
@@ -38,7 +39,7 @@ class SiglipSpec:
     blocks: tuple[EncoderBlockSpec, ...]
     norm: LayerNormSpec
     norm_eps: float
-    connector: ConnectorSpec | ProjectorSpec
+    connector: ConnectorSpec | PoolSpec | ProjectorSpec
     tokens: str
 
     def build(self, ops: Ops, weights: Weights) -> SiglipEncoder:

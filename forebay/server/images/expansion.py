@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby
 from typing import Final, NamedTuple
 
@@ -32,7 +32,7 @@ class Expansion:
     def __init__(self, tokenizer: Tokenizer, tiling: Tiling) -> None:
         """Raises ModelError for a tokenizer whose placeholder is none, or is a text that users may write."""
         self._tokenizer, self._tiling = tokenizer, tiling
-        self._image = tokenizer.decode([tiling.placeholder], skip_special_tokens=False)
+        self._image = self._spell(tiling.placeholder)
         self.of_tiles = lru_cache(MOST_CUTS)(self._of_tiles)
         as_text = tokenizer.encode(self._image, add_special_tokens=False)
         one_token = self.of_tiles(ONE_TILE, ((tiling.token_edge, tiling.token_edge),)).count(tiling.placeholder)
@@ -40,6 +40,21 @@ class Expansion:
             raise ModelError(
                 f"the tokenizer does not read {self._image!a} as the placeholder of images, the token "
                 f"{tiling.placeholder}: take the one that the model was trained with"
+            )
+        if (frame := tiling.framed(self._spell)) is not None:
+            self._check_written(frame[0])
+            tokenizer.frame_images(*frame)
+
+    def _spell(self, token: int) -> str:
+        return self._tokenizer.decode([token], skip_special_tokens=False)
+
+    def _check_written(self, written: str) -> None:
+        """Raises ModelError unless it is a token, and not one that users may write."""
+        encode = partial(self._tokenizer.encode, written, add_special_tokens=False)
+        if len(encode(parse_special=True)) != 1 or len(encode()) == 1:
+            raise ModelError(
+                f"the tokenizer does not read {written!a} as the token with which templates write an image: take the "
+                "one that the model was trained with"
             )
 
     def _of_tiles(self, grid: tuple[int, int], sizes: tuple[Size, ...]) -> list[int]:

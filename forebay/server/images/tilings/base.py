@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -45,6 +45,11 @@ class Cutting(msgspec.Struct, frozen=True, kw_only=True):
     def text_of(self, grid: tuple[int, int], sizes: tuple[Size, ...], image: str) -> str:
         """Return the text that stands for an image of these tiles, in which `image` is the text of a token."""
         raise NotImplementedError
+
+    def framed(self, spell: Callable[[int], str]) -> tuple[str, str] | None:
+        """Return what templates write for an image and the text that stands there, with one placeholder in it; None
+        where templates write the placeholder. `spell` returns the text of a token."""
+        return None
 
     def num_tokens(self, size: Size) -> int:
         """Return the number of tokens of a tile."""
