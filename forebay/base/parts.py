@@ -19,8 +19,9 @@ I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 Pool = str
-"""What a number indexes: "rows" and "columns" of the page table, KV "lengths" up to the longest, the slots of a kind of
-cache by its name, the vocabulary ("tokens"), or the step's own sequences ("seqs")."""
+"""What a number indexes: "rows" and "columns" of the page table, KV "lengths" up to the longest, "positions" of a
+row's tokens, the slots of a kind of cache by its name, the vocabulary ("tokens"), or the step's own sequences
+("seqs")."""
 
 
 @dataclass(frozen=True, slots=True)

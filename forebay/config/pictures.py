@@ -43,7 +43,7 @@ class PictureConfig:
 
     Encodings have rows 1..`num_rows` of `row_bytes`, in blocks of `block_rows`; they and the pixels together take
     `cache_bytes`. Ids from `vocab_size` on stand for tokens of pictures, of which the model is given the
-    `placeholder`.
+    `placeholder`. With `mrope` a picture is one run of tokens in a grid, whose rows and columns are rotary positions.
 
     Attention within a run of a picture's tokens is in both directions if there is a `longest_span`, the most tokens
     that a run may have; 0: it is causal.
@@ -63,6 +63,7 @@ class PictureConfig:
     vocab_size: int
     placeholder: int
     longest_span: int = 0
+    mrope: bool = False
 
     def takes(self, size: Size) -> bool:
         """Return whether the encoder takes tiles of this size."""

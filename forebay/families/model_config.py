@@ -14,6 +14,7 @@ from forebay.families.fields import Fields
 from forebay.families.gguf_names import hf_config
 from forebay.families.options import unknown_options
 from forebay.families.outer import OTHER_NAMES, OUTERS, Outer, text_config
+from forebay.families.rope import RopeSections
 from forebay.families.sampling import NEUTRAL, SamplingDefaults, of_generation_config, of_gguf
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import AS_STORED, TensorNames
@@ -49,7 +50,8 @@ class ModelConfig:
     which most published models without one are. Pages must hold a multiple of `page_multiple` tokens. `unknown_options`
     are names of fields that the file has and nobody here knows: they may change what the model computes elsewhere.
     `packing` says how safetensors have the layers in codes, if they do. `outer`: where their files have the language
-    model of a larger one, None for a model of its own. `vision`: the encoder of pictures, None where none is served."""
+    model of a larger one, None for a model of its own. `vision`: the encoder of pictures, None where none is served.
+    `rope_sections`: None where a token has one rotary position, or three equal ones."""
 
     model_type: str
     vocab_size: int
@@ -78,6 +80,7 @@ class ModelConfig:
     page_multiple: int = 1
     outer: Outer | None = None
     vision: VisionConfig | None = None
+    rope_sections: RopeSections | None = None
 
     @property
     def num_experts(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.base.errors import ModelError, brief
@@ -30,6 +31,21 @@ ROPE_FIELDS: Final = ("rope_theta", "rope_scaling", "rope_parameters", "partial_
 TRAINED_LENGTH: Final = ("llama3", "yarn")
 
 _COMMON: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSections:
+    """How M-RoPE divides a head's frequencies among a token's temporal, vertical and horizontal positions: `sizes` of
+    them each, in runs or taking turns. Taking turns, the first position has what the sizes of the others leave."""
+
+    sizes: tuple[int, int, int]
+    interleaved: bool
+
+    def axes(self, num_frequencies: int) -> list[int]:
+        """Return which position, 0 to 2, each frequency has the angle of."""
+        if not self.interleaved:
+            return [axis for axis, size in enumerate(self.sizes) for _ in range(size)]
+        return [i % 3 if i < 3 * self.sizes[i % 3] else 0 for i in range(num_frequencies)]
 
 
 def rope_theta_and_scaling(

@@ -121,6 +121,7 @@ class Attention:
         self._plain = parts.ones(spec.head_dim) if spec.value_norm else None
         self._gate = parts.linear({"gate_proj": spec.num_heads}, spec.hidden_size) if spec.head_gate else None
         self._cos_sin = parts.rope(spec.rope) if spec.rope_first and spec.rope is not None else None
+        assert self._cos_sin is None or spec.rope is None or spec.rope.sections is None, "M-RoPE before the norms"
         self._attend = PagedAttention(
             parts,
             parts.keep(spec.cache_spec()),

@@ -100,6 +100,11 @@ class Parts:
         """Return the cos/sin table of the rotary embedding, shared by all layers with an equal spec."""
         return self.ropes.table(spec)
 
+    def rope_axes(self, spec: RopeSpec) -> Tensor | None:
+        """Return which of a token's positions each frequency has the angle of, as the rotary ops take it; None without
+        M-RoPE."""
+        return self.ropes.axes(spec)
+
     def keep(self, spec: CacheSpec) -> int:
         """Say what a mixer keeps; its number in the `CachePool`."""
         self.kept.append(spec)

@@ -44,10 +44,12 @@ class ForwardContext:
     them), else what the kind's own folder declares. `per_layer` is what each of L layers is given of each token beside
     the residual stream, side by side, in models that have such inputs. `input_ids` are there in the model's own layers:
     those that choose experts by them look there. `adapters` is the slot of each token's adapter, 0 for none; None where
-    no token has one. `pictures` is None where no token is of a picture.
+    no token has one. `pictures` is None where no token is of a picture. `rope_positions` are those that a model with
+    M-RoPE rotates by, None for any other model: KV and causality go by `positions`.
     """
 
     positions: Tensor  # [T] int64
+    rope_positions: Tensor | None = None  # [3, T] int64
     kinds: Mapping[str, Any]
     cache: CachePool
     per_layer: Tensor | None = None  # [T, L * P]

@@ -41,6 +41,7 @@ class PagedAttention:
         self._ops = parts.ops
         self._layer = layer
         self._cos_sin = None if rope is None else parts.rope(rope)
+        self._axes = None if rope is None else parts.rope_axes(rope)
         self._query_scales = None if query_scale is None else parts.ropes.table(query_scale)
         self._scale, self._window, self._sinks, self._softcap = scale, window, sinks, softcap
         self._bidirectional = bidirectional
@@ -58,7 +59,7 @@ class PagedAttention:
         if self._cos_sin is None:
             ops.store_kv(k, v, cache, loc)
         else:
-            ops.rope_and_store_kv(q, k, v, ctx.positions, self._cos_sin, cache, loc)
+            ops.rope_and_store_kv(q, k, v, self._positions(ctx), self._cos_sin, cache, loc, axes=self._axes)
         return self._over_kept(ctx, q, None if selected is None else selected.pages(ops))
 
     def _over_tiers(
@@ -74,7 +75,7 @@ class PagedAttention:
     def read(self, ctx: ForwardContext, q: Tensor) -> Tensor:
         """Keep nothing: q [T, Hq, D], which may change, over what is there already -> [T, Hq, Dv]."""
         if self._cos_sin is not None:
-            self._ops.apply_rope(q, q[:, :0], ctx.positions, self._cos_sin)
+            self._ops.apply_rope(q, q[:, :0], self._positions(ctx), self._cos_sin, axes=self._axes)
         return self._over_kept(ctx, q)
 
     def _over_kept(self, ctx: ForwardContext, q: Tensor, selected: PagedKv | None = None) -> Tensor:
@@ -91,6 +92,13 @@ class PagedAttention:
             softcap=self._softcap,
             ahead=ctx.pictures.ahead if self._bidirectional and ctx.pictures is not None else None,
         )
+
+    def _positions(self, ctx: ForwardContext) -> Tensor:
+        """The positions that q and k are rotated by."""
+        if self._axes is None:
+            return ctx.positions
+        assert ctx.rope_positions is not None, "a step of a model with M-RoPE has three positions"
+        return ctx.rope_positions
 
     def _pages(self, ctx: ForwardContext) -> PagedKv:
         return ctx.pages(ctx.cache.specs[self._layer].kind)

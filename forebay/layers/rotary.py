@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from forebay.base.errors import ModelError
+from forebay.families.rope import RopeSections
 from forebay.ops.weight_memory import WeightMemory
 
 Scaling = Mapping[str, Any]
@@ -22,11 +23,12 @@ Scaling = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """`dim` of a head's dimensions, the first ones, are rotated."""
+    """`dim` of a head's dimensions, the first ones, are rotated. `sections` None: all by a token's one position."""
 
     dim: int
     theta: float
     scaling: Scaling | None = None
+    sections: RopeSections | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class RopeTables:
         self._num_positions = num_positions
         self._device, self._memory = device, memory
         self._made: list[tuple[RopeSpec | QueryScaleSpec, Tensor]] = []
+        self._axes: dict[tuple[RopeSections, int], Tensor] = {}
 
     def table(self, spec: RopeSpec | QueryScaleSpec) -> Tensor:
         """[num_positions, dim] float32, see `cos_sin_table`; of a scale of queries [num_positions] float32."""
@@ -56,6 +59,21 @@ class RopeTables:
         placed = made if self._memory is None else self._memory.placed(made)
         self._made.append((spec, placed))
         return placed
+
+    def axes(self, spec: RopeSpec) -> Tensor | None:
+        """[dim / 2] int32, which of a token's three positions each frequency has the angle of; None where it has
+        one."""
+        if spec.sections is None:
+            return None
+        key = spec.sections, spec.dim // 2
+        if key not in self._axes:
+            self._axes[key] = torch.tensor(spec.sections.axes(spec.dim // 2), dtype=torch.int32).to(self._device)
+        return self._axes[key]
+
+    @property
+    def has_axes(self) -> bool:
+        """Return whether any layer rotates by three positions."""
+        return bool(self._axes)
 
 
 def _table(spec: RopeSpec | QueryScaleSpec, num_positions: int) -> Tensor:

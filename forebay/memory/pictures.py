@@ -99,6 +99,10 @@ class Encoding:
     rows: Ids = field(default_factory=lambda: NO_IDS)
 
     @property
+    def grid(self) -> tuple[int, int]:
+        return self.key[2]
+
+    @property
     def ids(self) -> range:
         return range(self.first_id, self.first_id + self.num_tokens)
 

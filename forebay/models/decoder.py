@@ -74,7 +74,7 @@ def decoder_spec(
 
 def rope_spec(config: ModelConfig) -> RopeSpec:
     """Return the rotary embedding that the checkpoint's configuration describes, over the whole head."""
-    return RopeSpec(config.head_dim, config.rope_theta, config.rope_scaling)
+    return RopeSpec(config.head_dim, config.rope_theta, config.rope_scaling, config.rope_sections)
 
 
 def layer_name(layer: int) -> str:
@@ -181,7 +181,8 @@ class Model:
 
     Of `weight_bytes`, which is without whatever packing adds, `held_bytes` says how many are in what form: `bfloat16`,
     `8 bits`, `4 bits`. `numbers` are weights that stand in steps as they are, in order. What it keeps are the entries
-    of the `CachePool` from number `first_entry` on. `adapters` None: no layer can have one.
+    of the `CachePool` from number `first_entry` on. `adapters` None: no layer can have one. `mrope`: layers rotate by
+    `ForwardContext.rope_positions`.
     """
 
     def __init__(
@@ -222,6 +223,7 @@ class Model:
         if self._draft_head is not None:
             kept.append(tuple(spec.on_device for spec in parts.kept[sum(map(len, kept)) :]))
         self.kept_by_block = tuple(kept)
+        self.mrope = ropes.has_axes
 
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         """The cache of each mixer, in the order of the `CachePool`'s entries; last what the draft head keeps."""

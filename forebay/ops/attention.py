@@ -62,15 +62,23 @@ class PagedKv:
 class AttentionOps:
     """Rotary embedding, KV writes and attention over pages, defined in torch."""
 
-    def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+    def apply_rope(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, *, axes: Tensor | None = None
+    ) -> None:
         """Rotate the first R of D dimensions of q [T, Hq, D] and k [T, Hk, D] in place; halves are paired (neox). There
         may be no heads of k.
 
         positions [T] int64; cos_sin [max_pos, R] float32, cosines in the first half of a row and sines in the second.
-        RoFormer, arXiv 2104.09864, section 3.4.2.
+        RoFormer, arXiv 2104.09864, section 3.4.2. With `axes` [R / 2] int32 a token has several positions, and
+        positions are [A, T]: frequency i has the angle of positions[axes[i]]. M-RoPE, arXiv 2409.12191, section 2.1.
         """
-        cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
-        half = cos.shape[-1]
+        half = cos_sin.shape[1] // 2
+        if axes is None:
+            rows = cos_sin[positions]
+        else:
+            both = torch.cat([axes, axes]).long()
+            rows = cos_sin[positions[both].T, torch.arange(2 * half, device=cos_sin.device)]
+        cos, sin = rows.unsqueeze(1).chunk(2, dim=-1)
         for x in (q, k):
             first, second = x[..., :half].float(), x[..., half : 2 * half].float()
             rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -91,10 +99,19 @@ class AttentionOps:
             _keep(v.masked_fill(~finite, torch.nan), cache.v, loc, cache.v_scale)
 
     def rope_and_store_kv(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cos_sin: Tensor, cache: KvCache, loc: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        cache: KvCache,
+        loc: Tensor,
+        *,
+        axes: Tensor | None = None,
     ) -> None:
         """`apply_rope` to q and k, in place, then `store_kv`, in one pass."""
-        self.apply_rope(q, k, positions, cos_sin)
+        self.apply_rope(q, k, positions, cos_sin, axes=axes)
         self.store_kv(k, v, cache, loc)
 
     def paged_attention(

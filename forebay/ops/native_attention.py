@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from torch import Tensor
 
 from forebay.ops.attention import AttentionOps, KvCache, PagedKv
 from forebay.ops.kernels import Kernels, address, view
+
+_Rope = tuple[int | None, int, int | None, int, int | None]
+"""The kernels' parameters: positions and the entries from one axis to the next, the table and its width, axes."""
+
+_NO_ROPE: Final = (None, 0, None, 0, None)
 
 
 class NativeAttention(AttentionOps):
@@ -18,19 +25,29 @@ class NativeAttention(AttentionOps):
         self._make_plan = kernels.bind("fb_attention_plan_make")
         self._paged_attention = kernels.by_cache_dtype("fb_paged_attention_{}_{}")
 
-    def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+    def apply_rope(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, *, axes: Tensor | None = None
+    ) -> None:
         tokens, q_heads, head_dim = q.shape
         heads = (*view(q), q_heads, *view(k), k.shape[1], head_dim)
-        angles = positions.data_ptr(), cos_sin.data_ptr(), cos_sin.shape[1]
-        self._apply_rope[q.dtype](self._pool, *heads, *angles, tokens)
+        self._apply_rope[q.dtype](self._pool, *heads, *_rope(positions, cos_sin, axes), tokens)
 
     def store_kv(self, k: Tensor, v: Tensor, cache: KvCache, loc: Tensor) -> None:
-        self._store((None, 0, 0), k, v, (None, None, 0), cache, loc)
+        self._store((None, 0, 0), k, v, _NO_ROPE, cache, loc)
 
     def rope_and_store_kv(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cos_sin: Tensor, cache: KvCache, loc: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        cache: KvCache,
+        loc: Tensor,
+        *,
+        axes: Tensor | None = None,
     ) -> None:
-        rope = (positions.data_ptr(), cos_sin.data_ptr(), cos_sin.shape[1])
+        rope = _rope(positions, cos_sin, axes)
         self._store((q.data_ptr(), q.stride(0), q.shape[1]), k, v, rope, cache, loc)
 
     def _store(
@@ -38,7 +55,7 @@ class NativeAttention(AttentionOps):
         q: tuple[int | None, int, int],
         k: Tensor,
         v: Tensor,
-        rope: tuple[int | None, int | None, int],
+        rope: _Rope,
         cache: KvCache,
         loc: Tensor,
     ) -> None:
@@ -134,3 +151,8 @@ class _Plan:
 
     def __init__(self, kernels: Kernels) -> None:
         self.address = kernels.create("fb_attention_plan", self)
+
+
+def _rope(positions: Tensor, cos_sin: Tensor, axes: Tensor | None) -> _Rope:
+    apart = 0 if axes is None else positions.stride(0)
+    return positions.data_ptr(), apart, cos_sin.data_ptr(), cos_sin.shape[1], address(axes)

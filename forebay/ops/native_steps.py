@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from forebay.ops.accept import Known
-from forebay.ops.kernels import Kernels
+from forebay.ops.kernels import Kernels, address
 from forebay.ops.steps import Pages, Placement, StepOps
 
 
@@ -18,6 +18,7 @@ class NativeSteps(StepOps):
         self._gather = kernels.bind("fb_gather")
         self._scatter = kernels.bind("fb_scatter")
         self._of_tokens = kernels.bind("fb_of_tokens")
+        self._rope_positions = kernels.bind("fb_rope_positions")
         self._place_tokens = kernels.bind("fb_place_tokens")
         self._map_locations = kernels.bind("fb_map_locations")
         self._due = kernels.bind("fb_due")
@@ -38,6 +39,15 @@ class NativeSteps(StepOps):
         out = torch.empty(num_tokens, dtype=torch.int32)
         given = table.data_ptr(), rows.data_ptr(), q_start.data_ptr()
         self._of_tokens(self._pool, *given, out.data_ptr(), rows.shape[0])
+        return out
+
+    def rope_positions(
+        self, positions: Tensor, given: Tensor | None, rows: Tensor, q_start: Tensor, deltas: Tensor
+    ) -> Tensor:
+        num_tokens = positions.shape[0]
+        out = torch.empty(3, num_tokens, dtype=torch.int64)
+        inputs = positions.data_ptr(), address(given), rows.data_ptr(), q_start.data_ptr(), deltas.data_ptr()
+        self._rope_positions(self._pool, *inputs, out.data_ptr(), rows.shape[0], num_tokens)
         return out
 
     def place_tokens(self, rows: Tensor, q_start: Tensor, kv_lens: Tensor, pages: Pages, num_tokens: int) -> Placement:

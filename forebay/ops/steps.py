@@ -50,6 +50,19 @@ class StepOps(AcceptOps):
         seqs, _ = by_token(q_start, num_tokens)
         return table.index_select(0, rows.index_select(0, seqs))
 
+    def rope_positions(
+        self, positions: Tensor, given: Tensor | None, rows: Tensor, q_start: Tensor, deltas: Tensor
+    ) -> Tensor:
+        """Return the temporal, vertical and horizontal rotary positions of a step's tokens, [3, T] int64: those `given`
+        [T, 3] int64, or instead of a negative one the position [T] int64 plus the delta of the token's row.
+
+        deltas [R] int64 are at most 0, and no position becomes less. `given` None: all are negative.
+        """
+        seqs, _ = by_token(q_start, len(positions))
+        delta = deltas.index_select(0, rows.index_select(0, seqs))
+        computed = (positions + delta).clamp(min=0).expand(3, -1)
+        return (computed if given is None else torch.where(given.T < 0, computed, given.T)).contiguous()
+
     def place_tokens(self, rows: Tensor, q_start: Tensor, kv_lens: Tensor, pages: Pages, num_tokens: int) -> Placement:
         """The `num_tokens` tokens, which are q_start's last, behind the kv_lens [R] int64 tokens of their rows.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,8 @@ from forebay.memory.adapters import ADAPTER
 from forebay.memory.slots import PAD
 from forebay.pools.regions import Take
 from forebay.pools.table import Column, Table
+
+ROPE_DELTA: Final = "rope_delta"
 
 
 class SamplingRows(Table):
@@ -24,7 +28,7 @@ class SamplingRows(Table):
 class RequestRows(SamplingRows):
     """R + 1 rows: the page table, how far the row has come, and the sampling columns. P is the pages per row, G the
     most draft tokens behind the last: 0 without speculation. With `adapters` each row has the slot of its own, PAD for
-    none."""
+    none. With `mrope` each row has what is added to a token's position where it is rotated: at most 0."""
 
     req_to_token = Column(torch.int32, ("P",), pad=PAD)  # one entry per page
     kv_lens = Column(torch.int64, pad=0)  # tokens with KV: the host may know no more than a bound
@@ -38,10 +42,12 @@ class RequestRows(SamplingRows):
         *,
         num_drafts: int = 0,
         adapters: bool = False,
+        mrope: bool = False,
         device: torch.device | str = "cpu",
         take: Take | None = None,
     ) -> None:
         columns = self.declared | ({ADAPTER: Column(torch.int32, pad=PAD)} if adapters else {})
+        columns |= {ROPE_DELTA: Column(torch.int64, pad=0)} if mrope else {}
         sizes = {"P": pages_per_row, "G": num_drafts}
         super().__init__(capacity + 1, device=device, columns=columns, sizes=sizes, take=take)
 
@@ -49,3 +55,8 @@ class RequestRows(SamplingRows):
     def adapter(self) -> Tensor | None:
         """The slots of the rows' adapters; None where there are none."""
         return self[ADAPTER] if ADAPTER in self.columns else None
+
+    @property
+    def rope_delta(self) -> Tensor | None:
+        """The deltas of the rows' rotary positions; None without M-RoPE."""
+        return self[ROPE_DELTA] if ROPE_DELTA in self.columns else None

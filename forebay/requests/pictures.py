@@ -13,6 +13,7 @@ import numpy as np
 from forebay.base.pixels import Size
 from forebay.memory.pictures import Encoding, Pictures
 from forebay.memory.slots import Ids
+from forebay.requests.rope_positions import GridRun, rope_delta, rope_positions
 
 
 def digest_of(pixels: bytes, grid: tuple[int, int], sizes: Sequence[Size]) -> bytes:
@@ -26,8 +27,8 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     """A picture of a prompt, decoded and cut into tiles, which the model encodes one by one.
 
     Tiles have the `sizes` (height and width), and `pixels` are theirs one after another, each uint8 [height, width, 3],
-    red first. `digest` is the SHA-256 of them, of `grid`, the tiles' rows and columns as the model's type counts them,
-    and of the sizes. The picture's tokens stand in the prompt in `runs`, each a start and a length; there the prompt
+    red first. `digest` is the SHA-256 of them, of `grid`, the tiles' rows and columns as the model's type counts them
+    (with M-RoPE those of the tokens), and of the sizes. The picture's tokens stand in the prompt in `runs`, each a start and a length; there the prompt
     has the model's placeholder. Together they are as many as its encoding has rows, and come in the same order.
     """
 
@@ -60,6 +61,8 @@ class PromptPictures:
     def __init__(self, encodings: Sequence[Encoding], runs: Sequence[Sequence[tuple[int, int]]]) -> None:
         """`runs` are those of each picture."""
         self.encodings = encodings
+        grids = (encoding.grid for encoding in encodings)
+        self._grid_runs = sorted(GridRun(of[0][0], *grid) for of, grid in zip(runs, grids, strict=True))
         places = [np.concatenate([np.arange(at, at + count) for at, count in of]) for of in runs]
         positions = np.concatenate(places)
         order = np.argsort(positions)
@@ -79,6 +82,15 @@ class PromptPictures:
         """Write the pictures' ids where the prompt has placeholders."""
         firsts = np.array([encoding.first_id for encoding in self.encodings])
         np.frombuffer(tokens, dtype=np.int32)[self.positions] = firsts[self._of] + self._inside
+
+    @property
+    def rope_delta(self) -> int:
+        """Return what is added to the place of a token behind the prompt, with M-RoPE: see `rope_positions`."""
+        return rope_delta(self._grid_runs)
+
+    def rope_positions(self, start: int, stop: int) -> Ids:
+        """Return the rotary positions of tokens [start, stop) with M-RoPE, [3, stop - start]."""
+        return rope_positions(self._grid_runs, start, stop)
 
     def awaited(self, start: int, pictures: Pictures) -> tuple[int, Encoding, int] | None:
         """Return the first position from `start` on whose tile is not planned to its end, and that tile; or None."""

@@ -24,7 +24,8 @@ class Admission(Part, frozen=True, kw_only=True):
 
     `token_ids` are the prompt and whatever was generated before a retraction (`num_prompt` of them are prompt): the
     penalties count them. `stop_ids` end the request, and may not come before its least length; () where it has none, or
-    it is reached. `adapter` is the slot of what is added to the weights for it. With `prebuilt` the row begins as one
+    it is reached. `adapter` is the slot of what is added to the weights for it. With M-RoPE, tokens behind the prompt
+    are rotated by their place + `rope_delta`, at most 0. With `prebuilt` the row begins as one
     that decodes: every token but the last has KV, and what else layers keep of it, from elsewhere.
     """
 
@@ -36,6 +37,7 @@ class Admission(Part, frozen=True, kw_only=True):
     stop_ids: tuple[int, ...] = ()
     prebuilt: bool = False
     adapter: int = PAD
+    rope_delta: int = 0
 
     @property
     def kv_len(self) -> int:
@@ -116,12 +118,13 @@ class PictureWork(Part, frozen=True, kw_only=True):
     `picture_tokens[i]` takes row `picture_rows[i]` of the encodings instead of its id's embedding. Where attention
     within pictures is in both directions, the `span_lens[i]` tokens from number `span_starts[i]` on see each other, and
     are in one sequence. `encodes` come before the model runs; before them, unfinished work on the pictures `drops` is
-    forgotten."""
+    forgotten. `rope_positions` [3, E] are there if the model has M-RoPE and a prompt of the step has pictures."""
 
     picture_tokens: Annotated[I64, Column("P")] = NO_IDS
     picture_rows: Annotated[I64, Column("P", "encodings", least=1)] = NO_IDS
     span_starts: Annotated[I64, Column("B")] = NO_IDS
     span_lens: Annotated[I64, Column("B")] = NO_IDS
+    rope_positions: Annotated[I64, Column("3E", "positions")] = NO_IDS
     encodes: tuple[Encode, ...] = ()
     drops: tuple[int, ...] = ()
 

@@ -56,6 +56,7 @@ class PoolBounds:
             if not 0 <= admission.adapter <= self.num_adapters:
                 pool = f"the pool has 0..{self.num_adapters}"
                 raise IndexOutOfPool(f"the adapter of a plan's row {admission.row} is {admission.adapter}; {pool}")
+            _inside("-rope_delta", np.array([-admission.rope_delta]), self.pages_per_row * self.page_size)
             if admission.prebuilt:  # what is known of it came from another engine
                 _inside("token_ids", admission.token_ids[-1:].astype(np.int64), self.vocab_size)
                 _inside("kv_len", np.array([admission.kv_len]), self.pages_per_row * self.page_size)
@@ -65,6 +66,9 @@ class PoolBounds:
             _inside("picture_tokens", plan.pictures.picture_tokens, len(plan.input_ids))
         if len(plan.pictures.span_starts):
             _check_spans(plan)
+        if len(plan.pictures.rope_positions) not in (0, 3 * len(plan.input_ids)):
+            given = f"{len(plan.pictures.rope_positions)} rope_positions"
+            raise IndexOutOfPool(f"a plan has {given} for {len(plan.input_ids)} tokens of prompts")
         for copy in (*plan.host.saves, *plan.host.loads):
             for kind, slots in copy.slots.items():
                 _inside(f"{kind} slots of a copy", slots, self._sizes.get(kind, 0), least=1)
@@ -90,6 +94,7 @@ class PoolBounds:
             "rows": self.num_rows,
             "columns": self.pages_per_row,
             "lengths": self.pages_per_row * self.page_size + 1,
+            "positions": self.pages_per_row * self.page_size,
             "tokens": self.vocab_size,
             "encodings": self.num_encodings + 1 if self.num_encodings else 0,
             **num_slots,

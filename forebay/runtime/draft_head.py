@@ -28,7 +28,7 @@ from forebay.ops import Ops
 from forebay.ops.attention import KvCache
 from forebay.pools.table import Column, Table
 from forebay.requests.step_plan import StepPlan
-from forebay.runtime.extend_step import Tokens, token_counts
+from forebay.runtime.extend_step import GridTokens, Tokens, token_counts
 from forebay.runtime.forward import Batch, Forward, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner, default_sizes
@@ -74,11 +74,14 @@ class Head:
         """`column` becomes the length that these rows [S] have now."""
         self.ops.scatter(self.kept[column], rows, self.ops.gather(self.rows.kv_lens, rows))
 
-    def context(self, batch: Batch, lens: Tensor, next_ids: Tensor) -> ForwardContext:
+    def context(
+        self, batch: Batch, lens: Tensor, next_ids: Tensor, rope_positions: Tensor | None = None
+    ) -> ForwardContext:
         """Return the context of the tokens behind the `lens` [R] tokens of their rows, where next_ids [T] come behind
-        each."""
+        each. `rope_positions` as of `StepTokens`."""
         placed = self.ops.place_tokens(*batch, lens, self.forward.pages, len(next_ids))
-        return self.forward.context(StepTokens(input_ids=next_ids, batch=batch, placed=placed))
+        tokens = StepTokens(input_ids=next_ids, batch=batch, placed=placed, rope_positions=rope_positions)
+        return self.forward.context(tokens)
 
 
 def clear_not_finite(ops: Ops, layers: Sequence[KvCache], ctx: ForwardContext, computed: Tensor) -> None:
@@ -139,7 +142,8 @@ class FollowStep:
         starts, seen = head.kept["starts"], inputs["seen"]
         positions = ops.place_tokens(*batch, starts, head.forward.pages, len(seen)).positions
         next_ids, ends = ops.follow(inputs["input_ids"], positions, *batch, head.forward.known, head.vocab_size)
-        ctx = head.context(batch, starts, next_ids)
+        given = inputs["rope_positions"] if head.rows.rope_delta is not None else None
+        ctx = head.context(batch, starts, next_ids, given)
         followed = head.drafter.follow(ctx, next_ids, seen)
         clear_not_finite(ops, head.layers, ctx, followed)
         ops.scatter_rows(head.kept["hidden"], batch.rows, ops.gather_rows(followed, ends))
@@ -178,6 +182,8 @@ class DraftHead:
         head, device = self.head, self.head.counts.device
         model, taps = head.forward.model, head.drafter.taps
         columns = {**Tokens.declared, "seen": Column(model.dtype, (max(1, len(taps)) * model.hidden_size,), pad=0)}
+        if head.rows.rope_delta is not None:
+            columns["rope_positions"] = GridTokens.declared["rope_positions"]
         tokens = Table(max_num_tokens, columns=columns, device=device)
         inputs = FollowInputs(tokens, FollowedSequences(head.rows.num_rows, device=device))
         # A padded sequence must not be longer than a row of the page table.
@@ -222,6 +228,8 @@ class DraftHead:
         if not self.follow.captured(len(seen)):
             input_ids, seen = input_ids.clone(), seen.clone()
         columns = {"input_ids": input_ids, "seen": seen, "req_pool_indices": rows, "q_ends": bounds[1:]}
+        if "rope_positions" in inputs:
+            columns["rope_positions"] = inputs["rope_positions"].view(-1, 3)
         self.follow.run(columns, len(seen))
 
     def capture_next(self) -> bool:

@@ -7,7 +7,6 @@ Shape letters: T tokens, S sequences, both padding included.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import torch
@@ -23,6 +22,7 @@ from forebay.runtime.kinds.kind import Columns
 from forebay.runtime.ragged import RAGGED, RaggedInputs, from_zero
 from forebay.runtime.shape import Shape
 
+UNSET: Final = -1  # the rotary position of a token that follows from its place and its row
 _PATIENCE: Final = 2  # steps of a size that come once only are not worth a capture, which runs the step on padding
 # Steps between the numbers of tokens that are captured, the fine one up to a bound: a padded token costs its share.
 _FINE: Final = 16
@@ -46,6 +46,12 @@ class SpanTokens(PictureTokens):
     ahead = Column(torch.int32, pad=0)
 
 
+class GridTokens(PictureTokens):
+    """Tokens of a model with M-RoPE: those of prompts with pictures are given their rotary positions."""
+
+    rope_positions = Column(torch.int64, (3,), pad=UNSET)
+
+
 class Sequences(Table):
     """The first padded sequence has all padded tokens and whatever else is padding, the others have nothing.
 
@@ -67,7 +73,7 @@ class KindTokens(Table):
 
 
 class ExtendInputs(RaggedInputs):
-    columns = (*SpanTokens.declared, *Sequences.declared, *KindTokens.declared)
+    columns = tuple({**SpanTokens.declared, **GridTokens.declared, **Sequences.declared, **KindTokens.declared})
 
     def __init__(self, tokens: Tokens, sequences: Sequences, kinds: KindTokens) -> None:
         super().__init__(tokens, sequences, kinds)
@@ -92,12 +98,15 @@ def tokens_of(forward: Forward, batch: Batch, columns: Columns, input_ids: Tenso
     `columns`."""
     placed = forward.place(batch, len(input_ids))
     kinds = forward.kind_inputs(Shape.TOKENS, columns, batch, placed)
-    step = StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds)
-    encodings = forward.encodings
-    if encodings is None or not len(encoded := columns["encoded_rows"]):
-        return step
-    ahead = columns["ahead"] if encodings.bidirectional else input_ids[:0]
-    return replace(step, encoded_rows=encoded, ahead=ahead if len(ahead) else None)
+    own: dict[str, Tensor] = {}
+    if forward.encodings is not None:
+        own["encoded_rows"] = columns["encoded_rows"]
+        if forward.encodings.bidirectional:
+            own["ahead"] = columns["ahead"]
+    if forward.rows.rope_delta is not None:
+        own["rope_positions"] = columns["rope_positions"].view(-1, 3)
+    present = {name: values for name, values in own.items() if len(values)}
+    return StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds, **present)
 
 
 def extend_runner(
@@ -108,7 +117,9 @@ def extend_runner(
     most = min(max_num_tokens, rows.req_to_token.shape[1] * cache.page_size)
     device = rows.last_tokens.device
     tokens = Tokens
-    if forward.encodings is not None:
+    if rows.rope_delta is not None:
+        tokens = GridTokens
+    elif forward.encodings is not None:
         tokens = SpanTokens if forward.encodings.bidirectional else PictureTokens
     inputs = ExtendInputs(
         tokens(most, device=device), Sequences(rows.num_rows, device=device), KindTokens(most, device=device)

@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 class StepTokens:
     """The tokens of all sequences, one sequence after the other, on the device. `kinds` are the inputs of the kinds of
     cache, by name; empty in steps of draft models and heads. `encoded_rows` and `ahead` are `rows` and `ahead` of
-    `PictureRows`; None in steps without pictures."""
+    `PictureRows`; None in steps without pictures. `rope_positions` are given as to `Ops.rope_positions`."""
 
     input_ids: Tensor  # [T] int64
     batch: Batch
@@ -49,6 +49,7 @@ class StepTokens:
     kinds: Mapping[str, Any] = field(default_factory=dict)
     encoded_rows: Tensor | None = None  # [T] int32
     ahead: Tensor | None = None  # [T] int32
+    rope_positions: Tensor | None = None  # [T, 3] int64
 
 
 class HiddenStates(NamedTuple):
@@ -130,8 +131,12 @@ class Forward:
         pictures = None
         if self.encodings is not None and tokens.encoded_rows is not None:
             pictures = PictureRows(self.encodings.rows, tokens.encoded_rows, tokens.ahead)
+        rotary = None
+        if (deltas := self.rows.rope_delta) is not None:
+            rotary = self.ops.rope_positions(placed.positions, tokens.rope_positions, *tokens.batch, deltas)
         return ForwardContext(
             positions=placed.positions,
+            rope_positions=rotary,
             kinds={KV: full, **others},
             cache=self.cache,
             adapters=adapters,

@@ -18,7 +18,7 @@ from forebay.memory.slots import NO_IDS, PAD, Ids, inside
 from forebay.pools.request_rows import SamplingRows
 from forebay.requests.step_plan import Admission, HostCopy, StepPlan
 from forebay.runtime.device_proposer import DRAFTING, DeviceProposer
-from forebay.runtime.extend_step import ExtendInputs
+from forebay.runtime.extend_step import UNSET, ExtendInputs
 from forebay.runtime.forward import Forward
 from forebay.runtime.host_copies import HostCopies, Places
 from forebay.runtime.kinds.build import DERIVED, END_COLUMNS
@@ -34,6 +34,7 @@ _DERIVED: Final = {
     "sample_tokens": torch.int64,  # [N], which of the T; of a step of any shape
     "encoded_rows": torch.int32,  # [T]; of a step with pictures
     "ahead": torch.int32,  # [T]; of a step with spans
+    "rope_positions": torch.int64,  # [T * 3], UNSET of decodes; of a step with pictures, with M-RoPE
     "sample_rows": torch.int32,  # [N]
     "sample_seqs": torch.int64,  # [N], which of the S; of a step of any shape
     "drawing": torch.int64,  # [D], which of the N
@@ -44,6 +45,7 @@ _DERIVED: Final = {
     "copied": torch.int64,  # [H]: of each save, then of each load, what it has of each kind of cache
     "admit_rows": torch.int64,  # [A]
     "admit_adapters": torch.int64,  # [A]: slots
+    "admit_rope_deltas": torch.int64,  # [A]
     "built_rows": torch.int64,  # [B]
     "built_lens": torch.int64,  # [B]: tokens with KV
     "built_tokens": torch.int64,  # [B]: the one behind them
@@ -81,6 +83,8 @@ class StepInputs:
             arrays |= self._proposer.arrays(plan)
         if plan.admissions:
             arrays |= _of_admissions(plan.admissions)
+            if self._rows.rope_delta is not None:
+                arrays["admit_rope_deltas"] = np.array([admission.rope_delta for admission in plan.admissions])
         copies = (*plan.host.saves, *plan.host.loads)
         if copies:
             arrays["copied"] = np.concatenate([ids for copy in copies for ids in copy.slots.values()])
@@ -103,6 +107,8 @@ class StepInputs:
                 column.index_copy_(0, sections["admit_rows"], sections[name].to(column.dtype))
             if self._rows.adapter is not None:
                 self._rows.adapter.index_copy_(0, sections["admit_rows"], sections["admit_adapters"].int())
+            if self._rows.rope_delta is not None:
+                self._rows.rope_delta.index_copy_(0, sections["admit_rows"], sections["admit_rope_deltas"])
         if "built_rows" in sections:
             for name in ("kv_lens", "last_tokens"):
                 self._rows[name].index_copy_(0, sections["built_rows"], sections[_BUILT[name]])
@@ -132,6 +138,10 @@ class StepInputs:
             arrays["encoded_rows"][plan.pictures.picture_tokens] = plan.pictures.picture_rows
         if len(plan.pictures.span_starts):
             arrays["ahead"] = _ahead(plan)
+        if len(given := plan.pictures.rope_positions):
+            of_tokens = np.full((plan.num_tokens, 3), UNSET)
+            of_tokens[: len(plan.input_ids)] = given.reshape(3, -1).T
+            arrays["rope_positions"] = of_tokens.reshape(-1)
         for kind in self._kinds:
             arrays |= kind.arrays(plan, shape, arrays.get("q_start", NO_IDS))
         return arrays
@@ -143,6 +153,8 @@ class StepInputs:
     def extend_columns(self, sections: Sections, input_ids: Tensor) -> dict[str, Tensor]:
         """Return the columns that `ExtendInputs` has a source for."""
         computed = {"input_ids": input_ids, "q_ends": sections["q_start"][1:]}
+        if "rope_positions" in sections:
+            computed["rope_positions"] = sections["rope_positions"].view(-1, 3)
         computed |= {ends: sections[bounds][1:] for ends, bounds in END_COLUMNS.items() if bounds in sections}
         return sections.of(ExtendInputs.columns) | computed
 

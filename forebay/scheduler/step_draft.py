@@ -13,6 +13,7 @@ from forebay.memory.kinds.kind import Kind
 from forebay.memory.pictures import Pictures
 from forebay.memory.slots import NO_IDS, PAD, Ids
 from forebay.requests.request import Request
+from forebay.requests.rope_positions import rope_positions
 from forebay.requests.schedule_batch import Chunk
 from forebay.requests.step_plan import (
     Admission,
@@ -75,6 +76,7 @@ class StepDraft(Draft):
                     stop_ids=tuple(req.stop_ids) if req.num_output < req.params.min_tokens else (),
                     prebuilt=i >= len(admitted),
                     adapter=req.adapter.slot if req.adapter else PAD,
+                    rope_delta=req.pictures.rope_delta if req.pictures and pictures and pictures.config.mrope else 0,
                 )
                 for i, req in enumerate((*admitted, *self.prebuilt))
                 for tokens in (np.array(req.tokens, dtype=np.int32),)
@@ -127,12 +129,22 @@ class StepDraft(Draft):
                     spans.append(first + begins)
                     lens.append(lengths)
             first += stop - start
+        positions = NO_IDS
+        if pictures.config.mrope and any(req.pictures for req, _, _ in self.chunks):
+            positions = np.concatenate([_rope_positions(chunk) for chunk in self.chunks], axis=1).reshape(-1)
         drops, pictures.drops = tuple(sorted(pictures.drops)), set()
         return PictureWork(
             picture_tokens=np.concatenate(tokens),
             picture_rows=np.concatenate(rows),
             span_starts=np.concatenate(spans),
             span_lens=np.concatenate(lens),
+            rope_positions=positions,
             encodes=tuple(self.encodes),
             drops=drops,
         )
+
+
+def _rope_positions(chunk: Chunk) -> Ids:
+    """The rotary positions of a chunk's tokens, [3, tokens]."""
+    req, start, stop = chunk
+    return rope_positions((), start, stop) if req.pictures is None else req.pictures.rope_positions(start, stop)

@@ -147,6 +147,8 @@ def _kv(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
             cache, scales = map(list, zip(*(to_int8(part) for part in cache), strict=True))
         ops.rope_and_store_kv(q, k, v[:, :2], positions, cos_sin, KvCache(*cache, *scales), positions % 8 + 1)
         ops.apply_rope(q, k, positions, cos_sin)
+        axes = torch.arange(10, dtype=torch.int32) % 3
+        ops.apply_rope(q, k, torch.stack([positions, positions.flip(0), positions % 4]), cos_sin, axes=axes)
         yield from (q, k, *cache, *(scale for scale in scales if scale is not None))
 
 

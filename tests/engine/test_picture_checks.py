@@ -83,6 +83,21 @@ def test_c33_tile_of_another_size_than_the_only_one_is_refused() -> None:
         check(picture(1, 2, sizes=(SIZE[::-1],)), limits=limits)
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"grid": (1, 2)}, "3 tokens in 1 runs; the model takes one run of tokens, 1 x 2 by the grid"),
+        ({"grid": (-1, -3)}, "-1 x -3 by the grid"),
+        ({"grid": (3, 1), "runs": ((2, 1), (4, 2))}, "3 tokens in 2 runs"),
+    ],
+)
+def test_c33_mrope_picture_whose_tokens_are_no_grid_is_refused(changes: dict[str, Any], why: str) -> None:
+    limits, prompt = config(pictures=picture_config(mrope=True)), [PLACEHOLDER] * len(PROMPT)
+    check(picture(1, 2, grid=(3, 1)), prompt=prompt, limits=limits)
+    with pytest.raises(InvalidRequest, match=why):
+        check(picture(1, 2, **changes), prompt=prompt, limits=limits)
+
+
 def test_c33_runs_of_two_pictures_that_share_a_token_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="two runs of pictures have the prompt's token 4"):
         check(picture(1, 2), picture(2, 4))

@@ -28,6 +28,7 @@ from forebay.engine.loop.core import EngineCore
 from forebay.engine.loop.exchange import Connected
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig
+from forebay.families.rope import RopeSections
 from forebay.grammar.matching import Grammars
 from forebay.memory.budget import PoolSizes
 from forebay.memory.kinds.declared import KindSize
@@ -147,7 +148,8 @@ class Engine:
 class Rig:
     """A loaded model; `engine` makes an engine over it in milliseconds. `kv_dtype` None: KV is of `dtype`. With its
     `draft_head` it drafts for itself, else what `draft` makes does, or the model at `draft_model`. Each engine loads
-    the `adapters`, by name and in this order; they are in the model, which only one engine at a time may use then."""
+    the `adapters`, by name and in this order; they are in the model, which only one engine at a time may use then. With
+    `rope_sections` the model has M-RoPE, whatever its files say."""
 
     def __init__(
         self,
@@ -162,8 +164,12 @@ class Rig:
         draft: Callable[[Model, ModelConfig, Ops], Drafter] | None = None,
         draft_model: Path | None = None,
         adapters: Mapping[str, Path] | None = None,
+        rope_sections: RopeSections | None = None,
     ) -> None:
         checkpoint = open_checkpoint(str(path), draft_head=draft_head)
+        if rope_sections is not None:
+            config = replace(checkpoint.config, rope_sections=rope_sections)
+            checkpoint = replace(checkpoint, config=config)
         self.ops = make_ops(kernels, num_threads)
         self._cache_types = cache_types(dtype, kv_dtype=kv_dtype)
         self._context_length = context_length
@@ -320,7 +326,8 @@ class Rig:
         its = sizes_of(vision, self.encoder, (layer_tokens / BLOCK_ROWS, 0.0), self._vocab_size, 0)
         pixel_bytes = 2 * num_rows * CHANNELS * vision.token_edge**2  # some fill no patch
         cache_bytes = num_rows * its.row_bytes + pixel_bytes
-        return replace(its, block_rows=BLOCK_ROWS, num_rows=num_rows, cache_bytes=cache_bytes)
+        mrope = self._config.rope_sections is not None
+        return replace(its, block_rows=BLOCK_ROWS, num_rows=num_rows, cache_bytes=cache_bytes, mrope=mrope)
 
     def _adapter_memory(self) -> AdapterMemory | None:
         return ModelAdapters(self._model.adapters, self._config) if self._model.adapters else None

@@ -11,6 +11,7 @@ _SCHEDULER: Final = "scheduler/test_pictures.py::"
 _TRAFFIC: Final = (
     "simulation/test_pictures.py::test_c34_pictures_random_traffic_tokens_are_those_of_each_request_alone[seeds0]"
 )
+_ROPE: Final = "integration/test_rope_positions.py::"
 _KEY: Final = "    return namespace, its.digest, its.grid, its.sizes\n"
 
 PICTURES: Final = (
@@ -181,5 +182,40 @@ PICTURES: Final = (
         "        if (prompt[start : start + length] != its.placeholder).any():\n",
         "        if False:\n",
         "engine/test_picture_checks.py::test_c33_runs_on_other_tokens_than_placeholders_are_refused",
+    ),
+    Mutant(
+        "C13 a row's next request has a delta of its own",
+        "runtime/step_inputs.py",
+        "self._rows.rope_delta.index_copy_(",
+        "self._rows.rope_delta.index_add_(",
+        _ROPE + "test_a_rows_next_request_has_its_own_positions",
+    ),
+    Mutant(
+        "C19 positions behind a hit follow from the pictures before them",
+        "requests/rope_positions.py",
+        "places[own.stop :] + before",
+        "places[own.stop :] + rope_delta(runs)",
+        _SCHEDULER + "test_mrope_hit_behind_a_picture_continues_from_the_pictures_before_it",
+    ),
+    Mutant(
+        "C28 taking turns, each position has the frequencies of its own section",
+        "families/rope.py",
+        "3 * self.sizes[i % 3]",
+        "3 * self.sizes[-i % 3]",
+        "models/test_rope_sections.py::test_sections_that_take_turns_equal_transformers",
+    ),
+    Mutant(
+        "C28 in runs, each position has the frequencies of its own section",
+        "families/rope.py",
+        "enumerate(self.sizes)",
+        "enumerate((self.sizes[0], *self.sizes[:0:-1]))",
+        "models/test_rope_sections.py::test_logits_at_three_positions_equal_transformers",
+    ),
+    Mutant(
+        "C28 a token behind a prompt stands at its position plus the delta of its row",
+        "runtime/forward.py",
+        "tokens.rope_positions, *tokens.batch, deltas)",
+        "tokens.rope_positions, *tokens.batch, self.ops.zeros_like(deltas))",
+        _ROPE + "test_log_probabilities_are_those_of_the_model_at_the_prompts_positions",
     ),
 )

@@ -88,6 +88,50 @@ def test_rope_and_store_kv_has_the_bits_of_one_after_the_other(
         assert_same_bits(one, other)
 
 
+AXES = [0, 1, 2, 0, 1, 2, 0, 1]
+
+
+def three_positions(tokens: int) -> torch.Tensor:
+    return torch.randint(300, (3, tokens), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5, 70])
+@pytest.mark.parametrize("heads", [(5, 2), (3, 0)])
+def test_apply_rope_with_axes_turns_each_pair_by_its_own_position(
+    each_ops: Ops, dtype: torch.dtype, tokens: int, heads: tuple[int, int]
+) -> None:
+    angles = normal((300, 8), torch.float32, seed=1)
+    cos_sin, positions = torch.cat([angles.cos(), angles.sin()], dim=1), three_positions(tokens)
+    q, k = (normal((tokens, num, 20), dtype, seed=num) for num in heads)
+    expected = [x.clone() for x in (q, k)]
+    each_ops.apply_rope(q, k, positions, cos_sin, axes=torch.tensor(AXES, dtype=torch.int32))
+    for i, axis in enumerate(AXES):
+        cos, sin = (cos_sin[positions[axis], at].unsqueeze(1) for at in (i, i + 8))
+        for x in expected:
+            first, second = x[..., i].float(), x[..., i + 8].float()
+            x[..., i], x[..., i + 8] = (first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype)
+    for ours, theirs in zip((q, k), expected, strict=True):
+        assert_close(ours, theirs)
+        assert_same_bits(ours[..., 16:], theirs[..., 16:])
+
+
+@pytest.mark.parametrize("axes", [AXES, [0, 0, 1, 1, 1, 2, 2, 2]], ids=["interleaved", "runs"])
+def test_rope_of_equal_positions_has_the_bits_of_one_position(
+    each_ops: Ops, dtype: torch.dtype, axes: list[int]
+) -> None:
+    angles = normal((300, 8), torch.float32, seed=1)
+    cos_sin, positions = torch.cat([angles.cos(), angles.sin()], dim=1), three_positions(40)[0]
+    results = []
+    for more in ({}, {"axes": torch.tensor(axes, dtype=torch.int32)}):
+        q, k, v = (normal((40, num, 16), dtype, seed=num) for num in (4, 2, 3))
+        cache = KvCache(*(torch.zeros(40, 2, 16, dtype=dtype) for _ in range(2)))
+        of_axes = positions.repeat(3, 1) if more else positions
+        each_ops.rope_and_store_kv(q, k, v[:, :2], of_axes, cos_sin, cache, torch.arange(40), **more)
+        results.append((q, k, *cache[:2]))
+    for one, other in zip(*results, strict=True):
+        assert_same_bits(one, other)
+
+
 @pytest.mark.parametrize("head_dim", [12, 64, 80])
 def test_8_bit_caches_hold_each_heads_codes_and_scale(each_ops: Ops, dtype: torch.dtype, head_dim: int) -> None:
     k, v = normal((6, 3, head_dim), dtype, seed=1), normal((6, 3, 40), dtype, seed=2)

@@ -78,6 +78,26 @@ def test_tokens_stand_behind_what_their_rows_have(each_ops: Ops, seed: int) -> N
     assert [tensor.dtype for tensor in placed] == [torch.int64, torch.int32, torch.int64]
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("has_given", [False, True])
+def test_rope_positions_are_given_or_follow_from_the_rows_delta(each_ops: Ops, seed: int, has_given: bool) -> None:
+    """C13: a padded token belongs to row 0, whose delta is 0."""
+    step, rng = step_of(seed), np.random.default_rng(seed)
+    positions = torch.from_numpy(rng.integers(0, END, step.num_tokens))
+    deltas = torch.from_numpy(rng.integers(-END, 1, NUM_ROWS + 1))
+    deltas[0] = 0
+    given = torch.from_numpy(rng.integers(0, END, (step.num_tokens, 3)))
+    given[torch.from_numpy(rng.random(step.num_tokens) < 0.5)] = -1
+    found = each_ops.rope_positions(positions, given if has_given else None, step.rows, step.q_start, deltas)
+    expected = [
+        given[t].tolist() if has_given and given[t, 0] >= 0 else [max(0, int(positions[t] + deltas[row]))] * 3
+        for row, tokens in sequences(step)
+        for t in tokens
+    ]
+    assert found.T.tolist() == expected
+    assert found.is_contiguous()
+
+
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("count", [0, 1, 9, 300])
 def test_map_locations_pages_move_and_offsets_stay(each_ops: Ops, count: int, seed: int) -> None:

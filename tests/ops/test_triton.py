@@ -113,6 +113,10 @@ def test_where_tokens_stand_and_what_is_accepted_equal_the_reference(ops: Ops, r
     placed, expected = (o.place_tokens(rows, q_start, kv_lens, pages, step.num_tokens) for o in (ops, reference))
     for ours, theirs in zip(placed, expected, strict=True):
         assert_same_bits(ours, theirs)
+    given = torch.stack([expected.positions - 2, expected.positions, expected.positions + 1], dim=1)
+    deltas = -torch.arange(len(kv_lens))
+    for own in (None, given):
+        assert_same_bits(*(o.rope_positions(expected.positions, own, rows, q_start, deltas) for o in (ops, reference)))
     page_map = torch.randint(0, 9, (90,), generator=torch.Generator().manual_seed(seed)).int()
     assert_same_bits(*(o.map_locations(expected.out_cache_loc, page_map, pages.page_size) for o in (ops, reference)))
     known = Known(kv_lens, last_tokens, drafts)
@@ -204,6 +208,20 @@ def test_rope_equals_the_reference_in_place(
         which.apply_rope(q, k, positions, cos_sin)
     assert_close(ours, theirs)
     assert_same_bits(ours[:, 7 * head_dim :], theirs[:, 7 * head_dim :])
+
+
+def test_rope_with_axes_equals_the_reference(ops: Ops, reference: Ops, dtype: torch.dtype) -> None:
+    angles = normal((30, 6), torch.float32, seed=1)
+    cos_sin, axes = torch.cat([angles.cos(), angles.sin()], dim=1), torch.tensor([0, 1, 2, 0, 1, 2], dtype=torch.int32)
+    positions = torch.tensor([[0, 29, 7], [1, 2, 3], [9, 8, 7]])
+    for num_kv_heads in (0, 2):
+        results = []
+        for which in (ops, reference):
+            q, k = (normal((3, num, 16), dtype, seed=num) for num in (5, num_kv_heads))
+            which.apply_rope(q, k, positions, cos_sin, axes=axes)
+            results.append((q, k))
+        for ours, theirs in zip(*results, strict=True):
+            assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(0, 40), (3, 40), (2, 1100)])

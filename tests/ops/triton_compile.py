@@ -112,6 +112,13 @@ def main(arch: int) -> None:
     ops.paged_attention(q, cache, paged(), scale=0.1)
     ops.store_kv(zeros(3, 8, 128), zeros(3, 8, 128), cache, torch.arange(3))
     ops.apply_rope(zeros(3, 32, 128), zeros(3, 8, 128), torch.zeros(3, dtype=torch.int64), float32(9, 128))
+    ops.apply_rope(
+        zeros(3, 32, 128),
+        zeros(3, 8, 128),
+        torch.zeros(3, 3, dtype=torch.int64),
+        float32(9, 128),
+        axes=int32(64),
+    )
     keys = zeros(128, 1, 128)
     one_each = replace(paged(), q_start=torch.arange(3, dtype=torch.int32))
     ops.select_tokens(zeros(2, 64, 128), float32(2, 64), KvCache(keys, keys), one_each, 64)
@@ -152,6 +159,8 @@ def adapters(ops: TritonOps) -> None:
 def steps(ops: TritonOps) -> None:
     rows, starts, longs = int32(2), int32(3), torch.zeros(9, dtype=torch.int64)
     ops.place_tokens(rows, starts, longs, Pages(int32(9, 512), 16), 9)
+    for given in (None, torch.zeros(9, 3, dtype=torch.int64)):
+        ops.rope_positions(longs, given, rows, starts, longs)
     ops.map_locations(longs, int32(9), 16)
     ops.due(int32(9), int32(9), longs, longs)
     ops.advance(longs, rows, starts)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
-from forebay.requests.step_plan import HostCopy, StepPlan
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import Admission, HostCopy, StepPlan
 from forebay.runtime.bounds import IndexOutOfPool, PoolBounds
 from forebay.runtime.kinds.state import RecurrentStates
 from tests.plans import changed, column, plan_of
@@ -212,3 +214,26 @@ def test_slots_of_host_copies_are_checked(field, kind, wrong):
     copy = HostCopy(request_id=3, slots=slots | {kind: ids([1, wrong])})
     with pytest.raises(IndexOutOfPool, match=f"{kind} slots of a copy"):
         HYBRID.check(changed(HYBRID_PLAN, **{field: (copy,)}))
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 7])
+def test_rope_positions_are_three_of_each_prompt_token(count: int) -> None:
+    with pytest.raises(IndexOutOfPool, match=f"{count} rope_positions for 2 tokens of prompts"):
+        PLAIN.check(changed(PLAN, rope_positions=ids([0] * count)))
+
+
+@pytest.mark.parametrize("wrong", [-1, 8])
+def test_rope_positions_are_positions_of_a_row(wrong: int) -> None:
+    PLAIN.check(changed(PLAN, rope_positions=ids([0, 7, 0, 7, 0, 7])))
+    with pytest.raises(IndexOutOfPool, match="rope_positions of a plan lie in"):
+        PLAIN.check(changed(PLAN, rope_positions=ids([0, 1, 2, 3, 4, wrong])))
+
+
+@pytest.mark.parametrize("wrong", [1, -8])
+def test_a_rope_delta_leaves_positions_in_the_row(wrong: int) -> None:
+    admission = Admission(
+        row=1, request_id=1, params=SamplingParams(), token_ids=np.zeros(1, dtype=np.int32), num_prompt=1
+    )
+    PLAIN.check(changed(PLAN, admissions=(msgspec.structs.replace(admission, rope_delta=-7),)))
+    with pytest.raises(IndexOutOfPool, match="rope_delta"):
+        PLAIN.check(changed(PLAN, admissions=(msgspec.structs.replace(admission, rope_delta=wrong),)))

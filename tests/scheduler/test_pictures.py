@@ -109,6 +109,45 @@ def test_c26_request_that_comes_back_from_the_host_starts_at_its_own_length() ->
     assert engine.finish_of(req) is FinishReason.LENGTH
 
 
+def rope_positions(plan: StepPlan) -> list[list[int]]:
+    return plan.pictures.rope_positions.reshape(3, -1).tolist()
+
+
+def test_mrope_plans_have_three_positions_of_all_prompt_tokens_and_the_delta_behind_them() -> None:
+    engine = Rig(pictures=picture_config(mrope=True), chunked_prefill_size=64)
+    engine.add(2)
+    add(engine, picture(1, 5, grid=(1, 3)), picture(2, 9, grid=(3, 1)), text=TEXT[:13])
+    plan = engine.step()
+    time = [0, 1, *range(5), 5, 5, 5, 8, 9, 9, 9, 12]
+    rows = [0, 1, *range(5), 5, 5, 5, 8, 9, 10, 11, 12]
+    columns = [0, 1, *range(5), 5, 6, 7, 8, 9, 9, 9, 12]
+    assert rope_positions(plan) == [time, rows, columns]
+    assert [admission.rope_delta for admission in plan.admissions] == [0, 0]
+    assert len(engine.step().pictures.rope_positions) == 0
+
+
+def test_mrope_hit_behind_a_picture_continues_from_the_pictures_before_it() -> None:
+    """C19: the delta at the hit is not that of the prompt's end."""
+    square = {"grid": (2, 3), "sizes": ((4, 6),), "runs": ((3, 6),)}
+    later = {**square, "runs": ((14, 6),)}
+    engine = Rig(pictures=picture_config(mrope=True), chunked_prefill_size=64)
+    add(engine, picture(1, **square), text=TEXT[:13])
+    engine.run()
+    add(engine, picture(1, **square), picture(2, **later))
+    plan = engine.step()
+    assert plan.starts.tolist() == [12]
+    assert plan.admissions[0].rope_delta == -6
+    assert rope_positions(plan) == [[9, 10, *[11] * 6], [9, 10, *[11] * 3, *[12] * 3], [9, 10, *[11, 12, 13] * 2]]
+
+
+def test_mrope_text_alone_has_no_positions_in_its_plan() -> None:
+    engine = Rig(pictures=picture_config(mrope=True))
+    engine.add(5)
+    plan = engine.step()
+    assert len(plan.pictures.rope_positions) == 0
+    assert plan.admissions[0].rope_delta == 0
+
+
 def test_slices_share_the_budget_of_prompts_beside_decodes() -> None:
     engine = rig(chunked_prefill_size=64, mixed_chunk_size=4)
     decoding = engine.add(4, max_new=20)

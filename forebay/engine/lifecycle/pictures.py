@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from forebay.config.engine_config import EngineConfig
@@ -19,7 +20,8 @@ def picture_config(config: EngineConfig, model: ModelConfig, encoder: Encoder | 
     memory, in whole blocks, and pixels the rest."""
     if encoder is None or model.vision is None:
         return None
-    return sizes_of(model.vision, encoder, layer_costs(model), model.vocab_size, config.pictures.mm_cache_bytes)
+    sizes = sizes_of(model.vision, encoder, layer_costs(model), model.vocab_size, config.pictures.mm_cache_bytes)
+    return replace(sizes, mrope=model.rope_sections is not None)
 
 
 def sizes_of(

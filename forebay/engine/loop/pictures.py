@@ -67,6 +67,12 @@ def _check_runs(number: int, picture: Picture, prompt: Ids, its: PictureConfig) 
             )
     if any(start + length > following for (start, length), (following, _) in pairwise(picture.runs)):
         raise _wrong(f"runs of picture {number} are not in the order of the prompt")
+    rows, columns = picture.grid
+    if its.mrope and (len(picture.runs) != 1 or min(picture.grid) < 1 or rows * columns != picture.num_tokens):
+        raise _wrong(
+            f"picture {number} has {picture.num_tokens} tokens in {len(picture.runs)} runs; the model takes one run "
+            f"of tokens, {rows} x {columns} by the grid"
+        )
     if picture.num_tokens != (num_tokens := sum(map(its.num_tokens, picture.sizes))):
         raise _wrong(f"picture {number} has {picture.num_tokens} tokens in the prompt, and its tiles have {num_tokens}")
 

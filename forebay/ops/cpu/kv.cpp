@@ -1,6 +1,7 @@
 // What touches q, k and v before attention: rotary embedding and the KV cache's writes.
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "pool.h"
 #include "rows.h"
@@ -32,18 +33,36 @@ struct Heads {
     T* head(long token, long h) const { return at + token * stride + h * dim; }
 };
 
-// The rotation of a step's tokens; none where rotary_dim is 0.
+// The rotation of a step's tokens; none where rotary_dim is 0. With `axes` a token has several positions, which are
+// `axis_stride` apart, and frequency i's angle is that of position axes[i].
 struct Rope {
     const int64_t* positions;
+    long axis_stride;
     const float* cos_sin;  // [positions, rotary_dim]
     long rotary_dim;
+    const int32_t* axes;
+
+    // The cosines and sines of a token; `made` has room for them.
+    const float* row(long token, float* made) const {
+        if (axes == nullptr) return cos_sin + positions[token] * rotary_dim;
+        const long half = rotary_dim / 2;
+        for (long i = 0; i < half; ++i) {
+            const float* at = cos_sin + positions[axes[i] * axis_stride + token] * rotary_dim + i;
+            made[i] = at[0];
+            made[half + i] = at[half];
+        }
+        return made;
+    }
 
     template <class T>
-    void apply(const Heads<T>& x, long token) const {
+    void apply(const Heads<T>& q, const Heads<T>& k, long token, float* made) const {
         if (rotary_dim == 0) return;
-        const float* row = cos_sin + positions[token] * rotary_dim;
-        for (long h = 0; h < x.count; ++h) rotate_head(x.head(token, h), row, rotary_dim / 2);
+        const float* angles = row(token, made);
+        for (long h = 0; h < q.count; ++h) rotate_head(q.head(token, h), angles, rotary_dim / 2);
+        for (long h = 0; h < k.count; ++h) rotate_head(k.head(token, h), angles, rotary_dim / 2);
     }
+
+    std::vector<float> room() const { return std::vector<float>(axes == nullptr ? 0 : rotary_dim); }
 };
 
 // Where heads are kept: slot s's at `at` + s * slot_stride, and for 8 bits the factors of each head [slots, heads].
@@ -105,10 +124,8 @@ void spoil(const Kept<int8_t>& to, long slot, long h, long heads, long) {
 template <class T>
 void apply_rope(Pool& pool, const Heads<T>& q, const Heads<T>& k, const Rope& rope, long tokens) {
     pool.run(tokens, kGrain, [=](long begin, long end) {
-        for (long t = begin; t < end; ++t) {
-            rope.apply(q, t);
-            rope.apply(k, t);
-        }
+        std::vector<float> made = rope.room();
+        for (long t = begin; t < end; ++t) rope.apply(q, k, t, made.data());
     });
 }
 
@@ -126,9 +143,9 @@ template <class T, class E>
 void rope_and_store(Pool& pool, const Heads<T>& q, const Heads<T>& k, const Heads<T>& v, const Rope& rope,
                     const Kept<E>& k_kept, const Kept<E>& v_kept, const int64_t* loc, long tokens) {
     pool.run(tokens, rope.rotary_dim > 0 ? kGrain : 8 * kGrain, [=](long begin, long end) {
+        std::vector<float> made = rope.room();
         for (long t = begin; t < end; ++t) {
-            rope.apply(q, t);
-            rope.apply(k, t);
+            rope.apply(q, k, t, made.data());
             keep(k, t, k_kept, loc[t]);
             if (v.count > 0) keep(v, t, v_kept, loc[t]);
             for (long h = 0; h < k.count; ++h) {
@@ -145,14 +162,15 @@ void rope_and_store(Pool& pool, const Heads<T>& q, const Heads<T>& k, const Head
 
 }  // namespace
 
-// Token t's heads begin at q + t * ldq and k + t * ldk; positions are in 0..rows of cos_sin.
+// Token t's heads begin at q + t * ldq and k + t * ldk; positions are in 0..rows of cos_sin. `axes` may be null.
 #define FOREBAY_ROPE(T, suffix)                                                                                    \
     extern "C" void fb_apply_rope_##suffix(Pool* pool, T* q, long ldq, long q_heads, T* k, long ldk, long k_heads, \
-                                           long head_dim, const int64_t* positions, const float* cos_sin,          \
-                                           long rotary_dim, long tokens) {                                         \
+                                           long head_dim, const int64_t* positions, long axis_stride,              \
+                                           const float* cos_sin, long rotary_dim, const int32_t* axes,             \
+                                           long tokens) {                                                          \
         pool->op([=](Pool& p) {                                                                                    \
             apply_rope<T>(p, {q, ldq, q_heads, head_dim}, {k, ldk, k_heads, head_dim},                             \
-                          {positions, cos_sin, rotary_dim}, tokens);                                               \
+                          {positions, axis_stride, cos_sin, rotary_dim, axes}, tokens);                            \
         });                                                                                                        \
     }
 
@@ -161,11 +179,12 @@ void rope_and_store(Pool& pool, const Heads<T>& q, const Heads<T>& k, const Head
 #define FOREBAY_ROPE_AND_STORE(T, E, suffix)                                                                         \
     extern "C" void fb_rope_and_store_kv_##suffix(                                                                   \
         Pool* pool, T* q, long ldq, long q_heads, T* k, long ldk, long k_heads, T* v, long ldv, long v_heads,        \
-        long head_dim, long v_dim, const int64_t* positions, const float* cos_sin, long rotary_dim, E* k_cache,      \
-        long k_slot, float* k_factors, E* v_cache, long v_slot, float* v_factors, const int64_t* loc, long tokens) { \
+        long head_dim, long v_dim, const int64_t* positions, long axis_stride, const float* cos_sin,                 \
+        long rotary_dim, const int32_t* axes, E* k_cache, long k_slot, float* k_factors, E* v_cache, long v_slot,    \
+        float* v_factors, const int64_t* loc, long tokens) {                                                         \
         pool->op([=](Pool& p) {                                                                                      \
             rope_and_store<T, E>(p, {q, ldq, q_heads, head_dim}, {k, ldk, k_heads, head_dim},                        \
-                                 {v, ldv, v_heads, v_dim}, {positions, cos_sin, rotary_dim},                         \
+                                 {v, ldv, v_heads, v_dim}, {positions, axis_stride, cos_sin, rotary_dim, axes},      \
                                  {k_cache, k_slot, k_factors}, {v_cache, v_slot, v_factors}, loc, tokens);           \
         });                                                                                                          \
     }

@@ -29,6 +29,22 @@ void fb_of_tokens(Pool* pool, const int32_t* table, const int32_t* rows, const i
     });
 }
 
+// See `StepOps.rope_positions`; `given` may be null.
+void fb_rope_positions(Pool* pool, const int64_t* positions, const int64_t* given, const int32_t* rows,
+                       const int32_t* q_start, const int64_t* deltas, int64_t* out, long num_seqs, long tokens) {
+    pool->op([=](Pool&) {
+        for (long i = 0; i < num_seqs; ++i) {
+            for (long t = q_start[i]; t < q_start[i + 1]; ++t) {
+                const int64_t position = std::max<int64_t>(positions[t] + deltas[rows[i]], 0);
+                for (long axis = 0; axis < 3; ++axis) {
+                    const int64_t own = given == nullptr ? -1 : given[3 * t + axis];
+                    out[axis * tokens + t] = own < 0 ? position : own;
+                }
+            }
+        }
+    });
+}
+
 // See `StepOps.place_tokens`.
 void fb_place_tokens(Pool* pool, const int32_t* rows, const int32_t* q_start, const int64_t* kv_lens,
                      const int32_t* page_table, long pages_per_row, long page_size, int64_t* positions,

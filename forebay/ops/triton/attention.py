@@ -42,13 +42,16 @@ def _apply_rope(
     q,
     k,
     positions,
+    axis_stride,
     cos_sin,
+    axes,
     q_token,
     q_head,
     num_q_heads,
     k_token,
     k_head,
     num_k_heads,
+    HAS_AXES: tl.constexpr,
     HALF: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     Q_HEADS: tl.constexpr,
@@ -56,7 +59,12 @@ def _apply_rope(
 ):
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, HALF_BLOCK)[None, :]
-    angles = cos_sin + tl.load(positions + token) * (2 * HALF) + at
+    if HAS_AXES:
+        axis = tl.load(axes + at, mask=at < HALF, other=0).to(tl.int64)
+        position = tl.load(positions + axis * axis_stride + token, mask=at < HALF, other=0)
+    else:
+        position = tl.load(positions + token)
+    angles = cos_sin + position * (2 * HALF) + at
     cos = tl.load(angles, mask=at < HALF, other=0.0)
     sin = tl.load(angles + HALF, mask=at < HALF, other=0.0)
     if tl.program_id(1) == 0:
@@ -401,19 +409,24 @@ class _Tiling(NamedTuple):
 class TritonAttention(AttentionOps):
     """See `AttentionOps`."""
 
-    def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+    def apply_rope(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, *, axes: Tensor | None = None
+    ) -> None:
         half = cos_sin.shape[1] // 2
         _apply_rope[(q.shape[0], 2 if k.shape[1] else 1)](
             q,
             k,
             positions,
+            0 if axes is None else positions.stride(0),
             cos_sin,
+            positions if axes is None else axes,
             q.stride(0),
             q.stride(1),
             q.shape[1],
             k.stride(0),
             k.stride(1),
             k.shape[1],
+            HAS_AXES=axes is not None,
             HALF=half,
             HALF_BLOCK=triton.next_power_of_2(half),
             Q_HEADS=triton.next_power_of_2(q.shape[1]),
@@ -448,12 +461,6 @@ class TritonAttention(AttentionOps):
             CHECKED=d if within else 0,  # values that lie in keys are spoilt with them
             IN_CODES=k_scale is not None,
         )
-
-    def rope_and_store_kv(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cos_sin: Tensor, cache: KvCache, loc: Tensor
-    ) -> None:
-        self.apply_rope(q, k, positions, cos_sin)
-        self.store_kv(k, v, cache, loc)
 
     def paged_attention(
         self,

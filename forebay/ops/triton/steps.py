@@ -48,6 +48,26 @@ def _place_tokens(
 
 
 @triton.jit
+def _rope_positions(
+    positions, given, rows, q_start, deltas, out, num_tokens, HAS_GIVEN: tl.constexpr, BLOCK: tl.constexpr
+):
+    seq = tl.program_id(0)
+    first = tl.load(q_start + seq)
+    count = tl.load(q_start + seq + 1) - first
+    delta = tl.load(deltas + tl.load(rows + seq))
+    for done in range(0, count, BLOCK):
+        j = done + tl.arange(0, BLOCK)
+        live, token = j < count, (first + j).to(tl.int64)
+        position = tl.maximum(tl.load(positions + token, mask=live, other=0) + delta, 0)
+        for axis in tl.static_range(3):
+            own = position
+            if HAS_GIVEN:
+                found = tl.load(given + 3 * token + axis, mask=live, other=-1)
+                own = tl.where(found < 0, position, found)
+            tl.store(out + axis * num_tokens + token, own, mask=live)
+
+
+@triton.jit
 def _map_locations(loc, page_map, page_size, out, count, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = at < count
@@ -130,6 +150,17 @@ class TritonSteps(StepOps):
                 BLOCK=_BLOCK,
             )
         return Placement(positions, seq_lens, locs)
+
+    def rope_positions(
+        self, positions: Tensor, given: Tensor | None, rows: Tensor, q_start: Tensor, deltas: Tensor
+    ) -> Tensor:
+        out = torch.empty(3, len(positions), dtype=torch.int64, device=positions.device)
+        if len(rows):
+            own = positions if given is None else given
+            tables, has_given = (rows, q_start, deltas), given is not None
+            args = positions, own, *tables, out, len(positions)
+            _rope_positions[(len(rows),)](*args, HAS_GIVEN=has_given, BLOCK=_BLOCK)
+        return out
 
     def map_locations(self, loc: Tensor, page_map: Tensor, page_size: int) -> Tensor:
         out, count = torch.empty_like(loc), len(loc)
