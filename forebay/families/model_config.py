@@ -13,7 +13,7 @@ from forebay.families import ASSISTANTS, HEADS, TYPES
 from forebay.families.fields import Fields
 from forebay.families.gguf_names import hf_config
 from forebay.families.options import unknown_options
-from forebay.families.outer import OTHER_NAMES, OUTERS, Outer, text_config
+from forebay.families.outer import OTHER_NAMES, OUTERS, Outer, rope_sections, text_config
 from forebay.families.rope import RopeSections
 from forebay.families.sampling import NEUTRAL, SamplingDefaults, of_generation_config, of_gguf
 from forebay.families.shape import Shape
@@ -194,6 +194,7 @@ def config_of(
         in_bfloat16=(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16") == "bfloat16",
         outer=outer,
         vision=vision,
+        rope_sections=None if vision is None or outer is None else rope_sections(whole, outer, where),
     )
 
 

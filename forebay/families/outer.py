@@ -6,11 +6,12 @@ The table says for each such type where its configuration and its files have the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from forebay.base.errors import ModelError, brief
 from forebay.families import TYPES
+from forebay.families.rope import RopeSections
 
 OTHER_NAMES: Final = {"kimi_k2": "deepseek_v3"}
 """Types by the names that remote code has for them."""
@@ -49,8 +50,8 @@ class Outer:
     parts. `tied`: whether the embedding is the head where the file is silent, None where the family says. `defaults`
     and `fixed` are fields of `text_config` that count where it is silent, and in any case; `unused` change nothing.
     `flat`: a file without `text_config` has its fields beside the others. `mrope`: the rope's positions are
-    three, which are equal for text. `turned_stacks`: published files have all experts of a layer in one tensor with
-    inputs before outputs."""
+    three, which are equal for text; `sections` are those where the file is silent. `turned_stacks`: published files
+    have all experts of a layer in one tensor with inputs before outputs."""
 
     text_type: str
     types: Mapping[str, str] = field(default_factory=dict)
@@ -62,6 +63,7 @@ class Outer:
     unused: tuple[str, ...] = ()
     flat: bool = False
     mrope: bool = False
+    sections: RopeSections | None = None
     turned_stacks: bool = False
 
     @property
@@ -122,6 +124,8 @@ _QWEN2: Final[Mapping[str, Any]] = {
 }
 _QWEN3: Final[Mapping[str, Any]] = {"body": ("model.language_model.",), "parts": ("model.visual.",)}
 _NO_WINDOW: Final = {"use_sliding_window": False, "sliding_window": None, "layer_types": None}
+_QWEN3_5_SECTIONS: Final = RopeSections((11, 11, 10), interleaved=True)
+_QWEN3_SECTIONS: Final = RopeSections((24, 20, 20), interleaved=True)
 _THETA: Final = {"rope_theta": 500_000.0}
 
 OUTERS: Final[Mapping[str, Outer]] = {
@@ -145,8 +149,15 @@ OUTERS: Final[Mapping[str, Outer]] = {
     "mistral3": Outer(text_type="mistral", body=_LLAVA, parts=_TOWER, tied=True),
     "qwen2_vl": Outer(text_type="qwen2_vl_text", types={"qwen2_vl_text": "qwen2"}, **_QWEN2),
     "qwen2_5_vl": Outer(text_type="qwen2_5_vl_text", types={"qwen2_5_vl_text": "qwen2"}, **_QWEN2),
-    "qwen3_5": Outer(text_type="qwen3_5_text", types={"qwen3_5_text": "qwen3_5_text"}, **_QWEN3),
-    "qwen3_5_moe": Outer(text_type="qwen3_5_moe_text", types={"qwen3_5_moe_text": "qwen3_5_moe_text"}, **_QWEN3),
+    "qwen3_5": Outer(
+        text_type="qwen3_5_text", types={"qwen3_5_text": "qwen3_5_text"}, sections=_QWEN3_5_SECTIONS, **_QWEN3
+    ),
+    "qwen3_5_moe": Outer(
+        text_type="qwen3_5_moe_text",
+        types={"qwen3_5_moe_text": "qwen3_5_moe_text"},
+        sections=_QWEN3_5_SECTIONS,
+        **_QWEN3,
+    ),
     "qwen3_vl": Outer(
         text_type="qwen3_vl_text",
         types={"qwen3_vl_text": "qwen3"},
@@ -154,6 +165,7 @@ OUTERS: Final[Mapping[str, Outer]] = {
         defaults=_THETA,
         fixed=_NO_WINDOW,
         mrope=True,
+        sections=_QWEN3_SECTIONS,
         **_QWEN3,
     ),
     "qwen3_vl_moe": Outer(
@@ -163,6 +175,7 @@ OUTERS: Final[Mapping[str, Outer]] = {
         defaults=_THETA,
         fixed={**_NO_WINDOW, "norm_topk_prob": True},
         mrope=True,
+        sections=_QWEN3_SECTIONS,
         turned_stacks=True,
         **_QWEN3,
     ),
@@ -204,6 +217,22 @@ def _served(named: Any, outer: Outer, where: str) -> str:
         expected = f"not {outer.text_type}" if outer.types else "which is not served"
         raise ModelError(f"{where}: text_config is of type {brief(named)}, {expected}")
     return found
+
+
+def rope_sections(raw: Mapping[str, Any], outer: Outer, where: str) -> RopeSections | None:
+    """Return which of a head's frequencies are for which of three rotary positions, None for a type with one. Raises
+    ModelError."""
+    if outer.sections is None:
+        return None
+    inner = raw.get("text_config") or raw
+    ropes = (inner.get(name) for name in ("rope_scaling", "rope_parameters"))
+    given = next((rope["mrope_section"] for rope in ropes if isinstance(rope, dict) and "mrope_section" in rope), None)
+    if given is None:
+        return outer.sections
+    if not isinstance(given, list) or len(given) != 3 or not all(type(size) is int and size >= 0 for size in given):
+        raise ModelError(f"{where}: mrope_section is {brief(given)}; it must be a list of three whole numbers")
+    time, rows, columns = given
+    return replace(outer.sections, sizes=(time, rows, columns))
 
 
 def _without_sections(fields: dict[str, Any], where: str) -> dict[str, Any]:

@@ -42,7 +42,11 @@ class RopeSections:
     interleaved: bool
 
     def axes(self, num_frequencies: int) -> list[int]:
-        """Return which position, 0 to 2, each frequency has the angle of."""
+        """Return which position, 0 to 2, each frequency has the angle of. ModelError unless there are as many."""
+        if sum(self.sizes) != num_frequencies:
+            raise ModelError(
+                f"mrope_section is {list(self.sizes)}, of {sum(self.sizes)} frequencies; a head has {num_frequencies}"
+            )
         if not self.interleaved:
             return [axis for axis, size in enumerate(self.sizes) for _ in range(size)]
         return [i % 3 if i < 3 * self.sizes[i % 3] else 0 for i in range(num_frequencies)]

@@ -32,7 +32,9 @@ def small_config(model_type: str, *, hidden_size: int, num_layers: int, vocab_si
     if hidden_size % shape.head_dim or hidden_size <= 0:
         raise ConfigError(f"a hidden size of {hidden_size} does not divide into heads of {shape.head_dim}")
     if model_type in WITH_PICTURES:
-        return picture_fields(model_type, _fields(OUTERS[model_type].text_type, shape), shape)
+        outer = OUTERS[model_type]
+        text = _fields(outer.types.get(outer.text_type, outer.text_type), shape)
+        return picture_fields(model_type, text, shape)
     return _fields(model_type, shape)
 
 

@@ -10,6 +10,7 @@ from forebay.families.shape import Shape
 from forebay.families.vision.small import SmallPictures
 from forebay.families.vision.small_gemma3 import SMALL_GEMMA3
 from forebay.families.vision.small_pixtral import SMALL_PIXTRAL
+from forebay.families.vision.small_qwen import SMALL_QWEN3_5, SMALL_QWEN3_VL
 from forebay.families.vision.small_siglip import small_siglip
 from forebay.families.vision.small_siglip2 import SMALL_SIGLIP2
 
@@ -18,6 +19,9 @@ SMALL: Final[Mapping[str, SmallPictures]] = {
     "idefics3": small_siglip("idefics3", "Idefics3"),
     "lfm2_vl": SMALL_SIGLIP2,
     "mistral3": SMALL_PIXTRAL,
+    "qwen3_5": SMALL_QWEN3_5,
+    "qwen3_5_moe": SMALL_QWEN3_5,
+    "qwen3_vl": SMALL_QWEN3_VL,
     "smolvlm": small_siglip("smolvlm", "SmolVLM"),
 }
 
@@ -43,7 +47,7 @@ _TEMPLATE: Final = """\
 
 
 def template(model_type: str) -> str:
-    """Return the chat template of a small model: ChatML, with a token for each image."""
+    """Return the chat template of a small model: ChatML, with a placeholder for each image."""
     small = SMALL[model_type]
     return _TEMPLATE.replace("IMAGE", small.written or small.tokens[0])
 
@@ -59,6 +63,7 @@ def picture_fields(model_type: str, text: Mapping[str, Any], shape: Shape) -> di
         "tie_word_embeddings": True,
         "text_config": {
             **inner,
+            **small.inside(shape),
             "model_type": OUTERS[model_type].text_type,
             "vocab_size": shape.vocab_size + len(small.tokens),
         },

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from forebay.families.model_config import Experts, ModelConfig
@@ -237,8 +238,10 @@ class Model:
         """As `forward`, and besides what the layers `taps` are given, the residual stream [T, H] in front of each, side
         by side in the order of the layers; the hidden states once more where nobody asks for any."""
         x = self.embed(input_ids)
+        features: list[Tensor] = []
         if ctx.pictures is not None:
-            self._ops.replace_rows_(x, ctx.pictures.table, ctx.pictures.rows)
+            embeddings, *features = torch.split(ctx.pictures.table, self.hidden_size, dim=1)
+            self._ops.replace_rows_(x, embeddings, ctx.pictures.rows)
         per_layer = None if self._per_layer is None else self._per_layer(ctx, input_ids, x)
         ctx = replace(ctx, per_layer=per_layer, input_ids=input_ids)
         if self._streams is not None:
@@ -248,6 +251,8 @@ class Model:
             if layer in taps:
                 seen.append(ops.add_(ops.add_(ops.zeros_like(x), residual), x))
             x = block(ctx, x, residual)
+            if ctx.pictures is not None and layer < len(features):
+                x = ops.add_rows_(x, features[layer], ctx.pictures.rows)
         if self._streams is None:
             hidden = self._norm.of_sum(x, residual)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forebay.ops.kernels import Kernels
+from forebay.ops.kernels import Kernels, view
 from forebay.ops.pictures import PictureOps, PixelScale
 
 
@@ -17,6 +17,7 @@ class NativePictures(PictureOps):
         self._patch_rows = kernels.by_dtype("fb_patch_rows_{}")
         self._mean_rows = kernels.by_dtype("fb_mean_rows_{}")
         self._replace_rows = kernels.bind("fb_replace_rows")
+        self._add_rows = kernels.by_dtype("fb_add_rows_{}")
 
     def patch_rows(self, pixels: Tensor, size: int, scale: PixelScale, dtype: torch.dtype) -> Tensor:
         height, width, channels = shape = pixels.shape
@@ -32,6 +33,12 @@ class NativePictures(PictureOps):
         return out
 
     def replace_rows_(self, x: Tensor, table: Tensor, rows: Tensor) -> Tensor:
-        row_bytes = x.shape[1] * x.itemsize
-        self._replace_rows(self._pool, x.data_ptr(), table.data_ptr(), rows.data_ptr(), row_bytes, x.shape[0])
+        at, apart = view(table)
+        row_bytes, size = x.shape[1] * x.itemsize, x.itemsize
+        self._replace_rows(self._pool, x.data_ptr(), at, apart * size, rows.data_ptr(), row_bytes, x.shape[0])
+        return x
+
+    def add_rows_(self, x: Tensor, table: Tensor, rows: Tensor) -> Tensor:
+        count, width = x.shape
+        self._add_rows[x.dtype](self._pool, x.data_ptr(), *view(table), rows.data_ptr(), width, count)
         return x

@@ -48,6 +48,12 @@ class PictureOps:
     def replace_rows_(self, x: Tensor, table: Tensor, rows: Tensor) -> Tensor:
         """x[t] = table[rows[t]] in place where rows[t] is not 0, the padding row, which is never read; x.
 
-        x [T, H] and table [R, H] of one dtype, rows [T] int32; all contiguous.
+        x [T, H], contiguous, and table [R, H], perhaps part of wider rows, of one dtype, rows [T] int32.
         """
         return x.copy_(torch.where((rows > 0).unsqueeze(1), table.index_select(0, rows), x))
+
+    def add_rows_(self, x: Tensor, table: Tensor, rows: Tensor) -> Tensor:
+        """x[t] += table[rows[t]] in place where rows[t] is not 0, the padding row, which is never read; x. Arguments as
+        of `replace_rows_`; added in float32."""
+        added = (x.float() + table.index_select(0, rows).float()).to(x.dtype)
+        return x.copy_(torch.where((rows > 0).unsqueeze(1), added, x))

@@ -28,8 +28,9 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 
     Tiles have the `sizes` (height and width), and `pixels` are theirs one after another, each uint8 [height, width, 3],
     red first. `digest` is the SHA-256 of them, of `grid`, the tiles' rows and columns as the model's type counts them
-    (with M-RoPE those of the tokens), and of the sizes. The picture's tokens stand in the prompt in `runs`, each a start and a length; there the prompt
-    has the model's placeholder. Together they are as many as its encoding has rows, and come in the same order.
+    (with M-RoPE those of the tokens), and of the sizes. The picture's tokens stand in the prompt in `runs`, each a
+    start and a length; there the prompt has the model's placeholder. Together they are as many as its encoding has
+    rows, and come in the same order.
     """
 
     digest: bytes

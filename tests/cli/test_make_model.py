@@ -15,7 +15,6 @@ from forebay.server.images.tiling import tiling_at
 from forebay.text.tokenizer import Tokenizer
 from forebay.text.tokenizer_files import from_path
 
-MOST_TOKENS = {"mistral3": 64}  # of a tile
 SIZES = ["--hidden-size", "32", "--num-layers", "3"]
 
 
@@ -73,7 +72,8 @@ def test_model_that_reads_images_comes_with_its_encoder_tokens_and_processors(
     text_tokens = open_checkpoint(embedded_model).config.vocab_size
     vision = checkpoint.config.vision
     assert vision is not None
-    assert (vision.kind, vision.num_layers, vision.max_tokens) == (model_type, 3, MOST_TOKENS.get(model_type, 16))
+    assert (vision.kind, vision.num_layers) == (model_type, 3)
+    assert 4 <= vision.max_tokens < 100
     assert vision.placeholder == text_tokens
     assert len(checkpoint.config.eos_token_ids) > 0
     tokens = SMALL[model_type].tokens

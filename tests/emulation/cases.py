@@ -39,7 +39,7 @@ Call = Callable[[Ops, torch.dtype], Iterator[Tensor]]
 UNTOUCHED: Final = frozenset(
     {"accept", "accepted_stops", "advance", "clear_rows", "decode_ids", "due", "follow", "gather", "gather_rows"}
     | {"keep_drafts", "map_locations", "mask_logits", "place_tokens", "scatter", "scatter_rows", "token_pages"}
-    | {"plan_blocks", "entry_pages", "selected_lens", "of_tokens", "replace_rows"}
+    | {"plan_blocks", "entry_pages", "selected_lens", "of_tokens", "replace_rows", "rope_positions"}
     | {"copy_rows", "fill", "cpu_init", "attention_plan_destroy"}
     | {"pool_destroy", "pool_barriers", "pool_shares", "touch"}
     | {f"recording_{call}" for call in ("create", "destroy", "length", "record", "replay")}
@@ -232,6 +232,7 @@ def _elementwise(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     yield from (ops.add_(up.clone(), gate), ops.scale_(x.clone(), 0.37), ops.softcap_(x.float(), 3.0))
     yield ops.scale_rows_(x.clone()[:, 1:], torch.linspace(0.1, 3.0, 9), torch.arange(ROWS) % 9)
     scale = PixelScale(torch.linspace(0.01, 0.02, 3), torch.linspace(-1.0, -0.5, 3))
+    yield ops.add_rows_(x.clone(), x.flip(0), torch.arange(ROWS, dtype=torch.int32) % 3)
     yield ops.patch_rows((torch.arange(20 * 37 * 3) % 256).byte().view(20, 37, 3), 17, scale, dtype)
     yield ops.mean_rows(x[: ROWS // 3 * 3], 3)
     yield ops.scale_(torch.tensor([[1e-39, -1e-39, 3e38, 1.00390625, 1.01171875] * 3]).to(dtype), 1.5)

@@ -14,6 +14,7 @@ from forebay.families.small import small_config
 from forebay.formats.layer_packing import IgnoredModules
 
 VISION = {"hidden_size": 32, "image_size": 64}
+OF_QWEN = {"vision_config": {"hidden_size": 32, "num_heads": 2}}
 OWN: dict[str, dict[str, Any]] = {
     "gemma3": {
         "vision_config": {**VISION, "num_attention_heads": 4},
@@ -23,6 +24,10 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "lfm2_vl": {"vision_config": {"hidden_size": 32, "num_attention_heads": 4}},
     "mistral3": {"vision_config": {"hidden_size": 32, "num_attention_heads": 4}},
+    "qwen3_5": OF_QWEN,
+    "qwen3_5_moe": OF_QWEN,
+    "qwen3_vl": OF_QWEN,
+    "qwen3_vl_moe": OF_QWEN,
 }
 
 

@@ -143,7 +143,7 @@ def test_what_transformers_writes_of_ling_is_read_as_what_it_read(read):
 
 def test_a_language_model_is_found_within_a_multimodal_one(read):
     inner = {**GIVEN, "model_type": "qwen3_5_text", "tie_word_embeddings": True}
-    config = read("qwen3_5", text_config=inner, vision_config={}, tie_word_embeddings=True)
+    config = read("qwen3_5", text_config=inner, vision_config=None, tie_word_embeddings=True)
     assert (config.model_type, config.tie_word_embeddings) == ("qwen3_5_text", True)
 
 

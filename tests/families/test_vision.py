@@ -15,6 +15,7 @@ from forebay.families.vision.gemma3 import PooledSiglipConfig
 from forebay.families.vision.siglip import SiglipConfig
 from tests.cli.public_configs import LLAMA_3_8B, SMOLLM2_135M
 from tests.families.test_outer import fields_of
+from tests.families.test_vision_qwen import KINDS as OF_QWEN
 
 KINDS = ["smolvlm", "idefics3"]
 _TILES = {"torch_dtype": "bfloat16", "tie_word_embeddings": False, "use_base_siglip": False}
@@ -86,7 +87,7 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
     assert (ours.rescale, ours.mean, ours.std) == (1 / 255, (0.5,) * 3, (0.5,) * 3)
 
 
-@pytest.mark.parametrize("outer", sorted(OUTERS.keys() - {*KINDS, "gemma3", "lfm2_vl", "mistral3"}))
+@pytest.mark.parametrize("outer", sorted(OUTERS.keys() - {*KINDS, "gemma3", "lfm2_vl", "mistral3", *OF_QWEN}))
 def test_encoders_of_other_types_are_not_served(outer: str) -> None:
     assert config_of(fields_of(outer)).vision is None
 

@@ -31,10 +31,10 @@ def png(seed: int) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-@pytest.fixture(
-    scope="module",
-    params=["smolvlm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lfm2_vl", "mistral3"))],
-)
+OTHERS = ("lfm2_vl", "mistral3", "qwen3_5", "qwen3_vl")
+
+
+@pytest.fixture(scope="module", params=["smolvlm", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)])
 def tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
     folder = tmp_path_factory.mktemp("picture-clients")
     request.getfixturevalue("embedded_model")

@@ -53,8 +53,9 @@ class Album:
                 own, runs_of_tile = self.model.written(size)
                 runs += [(len(ids) + 1 + start, length) for start, length in runs_of_tile]
                 ids += [MARK, *own]
-            digest = digest_of(pixels, (1, tiles), sizes)
-            pictures.append(Picture(digest=digest, grid=(1, tiles), sizes=sizes, pixels=pixels, runs=tuple(runs)))
+            grid = self.model.grid(sizes)
+            digest = digest_of(pixels, grid, sizes)
+            pictures.append(Picture(digest=digest, grid=grid, sizes=sizes, pixels=pixels, runs=tuple(runs)))
         return Prompt(ids, tuple(pictures))
 
 

@@ -96,7 +96,9 @@ class Driver:
         states = States(state_batch(rows, q_start, snapshots))
         kinds = {"kv": full, "window": window, "state": states, "ring": full}
         slots = None if self.slots is None else torch.tensor(self.slots, dtype=torch.int32)[owner]
-        ctx = ForwardContext(positions=positions, kinds=kinds, cache=self.cache, adapters=slots)
+        rotary = positions.repeat(3, 1) if self.model.mrope else None
+        own = {"rope_positions": rotary, "adapters": slots}
+        ctx = ForwardContext(positions=positions, kinds=kinds, cache=self.cache, **own)
         return ctx, torch.tensor(tokens, dtype=torch.int64)
 
     def restart(self, row: int) -> None:

@@ -56,8 +56,10 @@ def _case(
     return Case(outer=outer, text=text, ours=ours or text, vision=vision, hub=hub, fields=fields, more=more)
 
 
-_QWEN3_VL: Final = _QWEN_VISION | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+_QWEN3_VL: Final = _QWEN_VISION | {"patch_size": 4, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}
 _QWEN3_TEXT: Final = {"head_dim": 12, "rope_parameters": _SECTIONS | {"mrope_interleaved": True}}
+_QWEN3_5: Final = _QWEN_VISION | {"patch_size": 4, "num_position_embeddings": 16}
+_QWEN3_5_ROPE: Final = {"mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.5}
 _MOE: Final = {**CASES["qwen3_moe"][1], "moe_intermediate_size": 20}
 OUTERS: Final[dict[str, Case]] = {
     "smolvlm": _case(
@@ -149,9 +151,31 @@ OUTERS: Final[dict[str, Case]] = {
         ours="qwen2",
         tie_word_embeddings=True,
     ),
-    "qwen3_vl": _case("qwen3_vl", "qwen3_vl_text", _QWEN3_VL, _SAME, _QWEN3_TEXT, ours="qwen3"),
+    "qwen3_5": _case(
+        "qwen3_5",
+        "qwen3_5_text",
+        _QWEN3_5,
+        _SAME,
+        {**CASES["qwen3_5_text"][1], "rope_parameters": _SECTIONS | _QWEN3_5_ROPE},
+        image_token_id=5,
+    ),
+    "qwen3_5_moe": _case(
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        _QWEN3_5,
+        _SAME,
+        {**CASES["qwen3_5_moe_text"][1], "rope_parameters": _SECTIONS | _QWEN3_5_ROPE},
+        image_token_id=5,
+    ),
+    "qwen3_vl": _case("qwen3_vl", "qwen3_vl_text", _QWEN3_VL, _SAME, _QWEN3_TEXT, ours="qwen3", image_token_id=5),
     "qwen3_vl_moe": _case(
-        "qwen3_vl_moe", "qwen3_vl_moe_text", _QWEN3_VL, _SAME, {**_MOE, **_QWEN3_TEXT}, ours="qwen3_moe"
+        "qwen3_vl_moe",
+        "qwen3_vl_moe_text",
+        _QWEN3_VL,
+        _SAME,
+        {**_MOE, **_QWEN3_TEXT},
+        ours="qwen3_moe",
+        image_token_id=5,
     ),
 }
 

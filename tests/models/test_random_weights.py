@@ -16,7 +16,7 @@ from forebay.families import TYPES
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import config_from_folder
 from forebay.families.small import small_config
-from forebay.families.small_pictures import WITH_PICTURES
+from forebay.families.small_pictures import SMALL, WITH_PICTURES
 from forebay.models.encoder import load_encoder
 from forebay.models.random_weights import random_tensor, write_random_weights
 from tests.models.drive import Driver
@@ -59,6 +59,8 @@ def test_transformers_gives_the_same_logits_for_the_same_folder(model_type, load
 @pytest.mark.parametrize("model_type", WITH_PICTURES)
 def test_transformers_gives_the_same_logits_and_encodings_for_the_same_folder(model_type, ops, load, tmp_path):
     path, ids = make(tmp_path, model_type), random_ids(40, seed=1)
+    for name, fields in SMALL[model_type].files.items():
+        (path / name).write_text(json.dumps(fields))
     oracle = AutoModelForImageTextToText.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
     tile = torch.randint(0, 256, (64, 64, 3), generator=torch.Generator().manual_seed(1)).byte()
     with torch.no_grad():

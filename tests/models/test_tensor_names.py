@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForImageTextToText
 
 from forebay.base.errors import ModelError
 from tests.models import cases_experts
 from tests.models.drive import Driver
-from tests.models.tiny import BASE, CASES, Tiny, make_oracle, random_ids
+from tests.models.tiny import Tiny, make_oracle, random_ids
 
 IDS = random_ids(20, seed=3)
 
@@ -149,20 +147,3 @@ def test_published_olmo_hybrids_are_read(tmp_path, load):
     oracle.config.save_pretrained(tmp_path)
     (found,) = Driver(load(tmp_path)).step([(1, IDS)])
     torch.testing.assert_close(found, Tiny(tmp_path, oracle).logits(IDS), rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_moe"])
-def test_the_language_model_of_a_multimodal_checkpoint_is_served(model_type, tmp_path, load):
-    text_type = f"{model_type}_text"
-    text = {**BASE, **CASES[text_type][1], "model_type": text_type}
-    vision = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48}
-    config = AutoConfig.for_model(model_type, text_config=text, vision_config=vision)
-    torch.manual_seed(0)
-    oracle = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
-    oracle.save_pretrained(tmp_path)
-    assert any(".visual." in name for name in load_file(tmp_path / "model.safetensors"))
-    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == model_type
-    with torch.no_grad():
-        expected = oracle(input_ids=torch.tensor([IDS]), use_cache=False).logits[0]
-    (found,) = Driver(load(tmp_path)).step([(1, IDS)])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)

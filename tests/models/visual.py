@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from forebay.base.pixels import Size, num_tokens
 from forebay.families.model_config import config_from_folder
@@ -22,7 +24,17 @@ from forebay.families.vision.pixtral import MEAN, STD
 from tests.models.outers import OUTERS, make_outer
 from tests.models.tiny import VOCAB
 
-TYPES: Final = ("smolvlm", "idefics3", "lfm2_vl", "mistral3", "gemma3")
+TYPES: Final = (
+    "smolvlm",
+    "idefics3",
+    "lfm2_vl",
+    "mistral3",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "gemma3",
+)
 TEXT: Final = range(8, VOCAB)  # tokens that are no type's placeholder
 LINE_END: Final = 3  # the token behind a row of a tile's tokens
 NUM_LAYERS: Final = 3  # two could be cut in one place alone
@@ -45,6 +57,10 @@ class VisualModel:
     def sizes(self, num_tiles: int) -> tuple[Size, ...]:
         """Return the sizes of the tiles of a picture."""
         return tuple(self.tile_sizes[at % len(self.tile_sizes)] for at in range(num_tiles))
+
+    def grid(self, sizes: Sequence[Size]) -> tuple[int, int]:
+        """Return the grid of a picture of these tiles."""
+        return 1, len(sizes)
 
     def written(self, size: Size) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the tokens that stand for a tile in a prompt, and the runs of placeholders in them."""
@@ -76,6 +92,8 @@ def oracle_inputs(
     numbers = [(torch.from_numpy(tile.copy()).float() / 255 - means) / deviations for tile in tiles]
     if config.model_type == "lfm2_vl":
         return _flex_inputs(numbers, config.vision_config.patch_size)
+    if config.model_type.startswith("qwen"):
+        return _qwen_inputs(tiles, config.vision_config.patch_size, means, deviations)
     if config.model_type == "mistral3":
         return _padded_inputs(numbers)
     stacked = torch.stack(numbers).permute(0, 3, 1, 2)
@@ -105,10 +123,24 @@ def _padded_inputs(numbers: Sequence[Tensor]) -> dict[str, Tensor]:
     return {"pixel_values": torch.stack(padded), "image_sizes": sizes}
 
 
+def _qwen_inputs(
+    tiles: Sequence[Pixels], size: int, mean: float | list[float], std: float | list[float]
+) -> dict[str, Tensor]:
+    """Patches of two frames, square by square, and the grid of each image."""
+    numbers = {"patch_size": size, "image_mean": means.expand(3).tolist(), "image_std": deviations.expand(3).tolist()}
+    processor = Qwen2VLImageProcessorPil(do_resize=False, **numbers)
+    made = [processor(images=[tile], return_tensors="pt", input_data_format="channels_last") for tile in tiles]
+    return {name: torch.cat([its[name] for its in made]) for name in ("pixel_values", "image_grid_thw")}
+
+
 @torch.no_grad()
 def oracle_features(oracle: Any, tiles: Sequence[Pixels], **numbers: float) -> list[Tensor]:
-    """Return the encoding of each tile."""
-    found = oracle.model.get_image_features(**oracle_inputs(oracle.config, tiles, **numbers)).pooler_output
+    """Return the encoding of each tile; features for the language model's layers stand beside it."""
+    made = oracle.model.get_image_features(**oracle_inputs(oracle.config, tiles, **numbers))
+    found = made.pooler_output
+    if oracle.config.model_type.startswith("qwen"):
+        deepstack = getattr(made, "deepstack_features", None) or []
+        return [torch.cat(features, dim=1) for features in zip(found, *deepstack, strict=True)]
     return list(found[0].chunk(len(tiles))) if oracle.config.model_type in ("smolvlm", "idefics3") else list(found)
 
 
@@ -122,13 +154,50 @@ def tile_sizes(config: Any) -> tuple[Size, ...]:
     return ((vision.image_size, vision.image_size),)
 
 
+class QwenModel(VisualModel):
+    """A picture is one tile; of how many it is asked for says which of the `tile_sizes` it has."""
+
+    def sizes(self, num_tiles: int) -> tuple[Size, ...]:
+        """Return the size of the tile of a picture."""
+        return (self.tile_sizes[num_tiles % len(self.tile_sizes)],)
+
+    def grid(self, sizes: Sequence[Size]) -> tuple[int, int]:
+        """Return the rows and columns of the tokens."""
+        ((height, width),) = sizes
+        return height // self.token_edge, width // self.token_edge
+
+    @torch.inference_mode()
+    def logits(self, ids: list[int], tiles: Sequence[np.ndarray[Any, Any]]) -> Tensor:
+        """Return the logits behind each token, [T, V] float32. `tiles` uint8 [height, width, 3] are those of all
+        pictures."""
+        tokens = torch.tensor([ids])
+        pictures: dict[str, Any] = {}
+        if tiles:
+            kinds = (tokens == self.placeholder).int()
+            pictures = {**oracle_inputs(self.oracle.config, tiles), "mm_token_type_ids": kinds}
+        logits: Tensor = self.oracle(input_ids=tokens, **pictures).logits[0]
+        return logits.float()
+
+
 @functools.cache
 def shared_visual(model_type: str) -> VisualModel:
     """The checkpoint of a type, made once in a process. It is everybody's: write nothing into its folder."""
     case = OUTERS[model_type]
-    oracle = make_outer(replace(case, vision={**case.vision, "num_hidden_layers": NUM_LAYERS}))
+    is_qwen = model_type.startswith("qwen")
+    layers: dict[str, Any] = {"depth" if is_qwen else "num_hidden_layers": NUM_LAYERS}
+    if "deepstack_visual_indexes" in case.vision:
+        layers["deepstack_visual_indexes"] = [0, 2]
+    oracle = make_outer(replace(case, vision={**case.vision, **layers}))
     folder = Path(tempfile.mkdtemp(prefix=f"forebay-{model_type}-"))
     oracle.save_pretrained(folder)
+    if is_qwen:
+        oracle_vision = oracle.config.vision_config
+        numbers = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": oracle_vision.patch_size}
+        (folder / "preprocessor_config.json").write_text(json.dumps(numbers))
     vision = config_from_folder(folder).vision
     assert vision is not None
+    if is_qwen:
+        edge = vision.token_edge
+        sizes = tuple((rows * edge, columns * edge) for rows, columns in ((4, 4), (2, 3), (3, 1), (1, 5), (2, 2)))
+        return QwenModel(folder, oracle, edge, vision.placeholder, sizes)
     return VisualModel(folder, oracle, vision.token_edge, vision.placeholder, tile_sizes(oracle.config))

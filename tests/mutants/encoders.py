@@ -183,6 +183,20 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
         "ops/test_pictures.py::test_replace_rows_takes_what_is_named_and_leaves_the_rest",
     ),
     Mutant(
+        "C28 features are added behind the layers that they are for",
+        "models/decoder.py",
+        "layer < len(features):\n                x = ops.add_rows_(x, features[layer]",
+        "0 < layer <= len(features):\n                x = ops.add_rows_(x, features[layer - 1]",
+        "integration/test_pictures.py::test_tokens_and_log_probabilities_equal_those_of_transformers",
+    ),
+    Mutant(
+        "C5 row 0 of encodings is never added",
+        "ops/pictures.py",
+        "x.copy_(torch.where((rows > 0).unsqueeze(1), added, x))",
+        "x.copy_(added)",
+        "ops/test_pictures.py::test_rows_of_a_part_of_wider_rows_are_taken_and_added",
+    ),
+    Mutant(
         "C33 an encoder's weights are checked before one is read",
         "models/encoder.py",
         "    check_names(beside, params)\n",

@@ -54,3 +54,20 @@ def test_replace_rows_takes_what_is_named_and_leaves_the_rest(
     assert each_ops.replace_rows_(x, table, torch.tensor(rows, dtype=torch.int32)) is x
     for t, row in enumerate(rows):
         assert_same_bits(x[t], table[row] if row else before[t])
+
+
+@pytest.mark.parametrize(("rows", "width"), [([], 16), ([0], 1), ([3], 7), ([0, 4, 2, 0, 4, 0], 97)])
+def test_rows_of_a_part_of_wider_rows_are_taken_and_added(
+    each_ops: Ops, dtype: torch.dtype, rows: list[int], width: int
+) -> None:
+    """Nothing of the padding row, whatever it holds."""
+    wide = normal((5, 3 * width), dtype, seed=2)
+    wide[0] = float("nan")
+    table, at = wide[:, width : 2 * width], torch.tensor(rows, dtype=torch.int32)
+    taken, added = (normal((len(rows), width), dtype, seed=1) for _ in range(2))
+    before = taken.clone()
+    assert each_ops.replace_rows_(taken, table, at) is taken
+    assert each_ops.add_rows_(added, table, at) is added
+    for t, row in enumerate(rows):
+        assert_same_bits(taken[t], table[row] if row else before[t])
+        assert_same_bits(added[t], (before[t].float() + table[row].float()).to(dtype) if row else before[t])

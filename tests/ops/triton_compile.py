@@ -142,6 +142,7 @@ def main(arch: int) -> None:
     adapters(ops)
     steps(ops)
     ops.replace_rows_(x, x.clone(), int32(3))
+    ops.add_rows_(x, x.clone(), int32(3))
     ones = torch.ones(3)
     ops.argmax_rows(float32(3, 128_256))
     ops.mask_logits(float32(3, 128_256), torch.arange(2), int32(2, 4008))

@@ -10,6 +10,7 @@ from forebay.families.fields import Fields
 from forebay.families.vision.base import Vision
 from forebay.families.vision.gemma3 import pooled_siglip
 from forebay.families.vision.pixtral import pixtral
+from forebay.families.vision.qwen import qwen3_5, qwen3_vl
 from forebay.families.vision.siglip import siglip
 from forebay.families.vision.siglip2 import siglip2
 
@@ -18,6 +19,10 @@ _READERS: Final[Mapping[str, Callable[[Fields, Fields, int], Vision]]] = {
     "idefics3": siglip,
     "lfm2_vl": siglip2,
     "mistral3": pixtral,
+    "qwen3_5": qwen3_5,
+    "qwen3_5_moe": qwen3_5,
+    "qwen3_vl": qwen3_vl,
+    "qwen3_vl_moe": qwen3_vl,
     "smolvlm": siglip,
 }
 

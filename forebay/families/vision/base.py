@@ -120,7 +120,8 @@ def check_heads(config: VisionConfig, where: str) -> None:
 def pixel_numbers(
     processor: Fields, mean: Channels = HALVES, std: Channels = HALVES
 ) -> tuple[float, Channels, Channels]:
-    """Return by what pixels are multiplied, and their mean and deviation then: where the file is silent, these."""
+    """Return by what pixels are multiplied, and their mean and deviation then: `mean` and `std` where the file is
+    silent."""
     rescale = processor.number("rescale_factor", default=1 / 255)
     if not processor.flag("do_rescale", default=True):
         rescale = 1.0

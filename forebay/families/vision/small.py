@@ -11,15 +11,16 @@ from forebay.families.shape import Shape
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmallPictures:
-    """`tokens` come behind those of the text; the first stands for a row of an encoding. `around` gives the fields
-    around the language model, for one of that shape whose tokens are those of text. `files` are those that say how
-    pictures become tiles and tokens, by their names. Templates write the token `written` for an image, the first one of
-    `tokens` where it is empty."""
+    """`tokens` come behind those of the text; the first stands for a row of an encoding. `written` is what the chat
+    template writes for an image, nothing where that is the first token. `around` gives the fields around the language
+    model, for one of that shape whose tokens are those of text, and `inside` those of its own that it has besides.
+    `files` are those that say how pictures become tiles and tokens, by their names."""
 
     tokens: tuple[str, ...]
     around: Callable[[Shape], Mapping[str, Any]]
     files: Mapping[str, Mapping[str, Any]]
     written: str = ""
+    inside: Callable[[Shape], Mapping[str, Any]] = lambda shape: {}
 
 
 def encoder_fields(shape: Shape) -> dict[str, Any]:

@@ -19,10 +19,12 @@ from forebay.ops import Ops
 
 
 class State(NamedTuple):
-    """A tile between two layers: `x` [P, h], of `grid` rows and columns of patches."""
+    """A tile between two layers: `x` [P, h], of `grid` rows and columns of patches, and `features` of its tokens
+    [tokens, H] that are done."""
 
     x: Tensor
     grid: tuple[int, int]
+    features: tuple[Tensor, ...] = ()
 
 
 class Encoder(ABC):

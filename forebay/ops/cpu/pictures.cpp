@@ -49,6 +49,20 @@ void mean_rows(Pool& pool, const T* x, T* out, long tokens, long count, long wid
     });
 }
 
+template <class T>
+void add_rows(Pool& pool, T* x, const T* table, long ldt, const int32_t* rows, long width, long count) {
+    pool.run(count, grain_for(width), [=](long begin, long end) {
+        for (long i = begin; i < end; ++i) {
+            if (rows[i] == 0) continue;
+            const T* from = table + rows[i] * ldt;
+            T* to = x + i * width;
+            for_each_vector(width, [&](long j, long part) {
+                store_part(to + j, load_part(to + j, part) + load_part(from + j, part), part);
+            });
+        }
+    });
+}
+
 }  // namespace
 
 // pixels [height, width, channels] -> out [patches, channels * size * size]; x [tokens * count, width] -> out [tokens,
@@ -62,16 +76,26 @@ void mean_rows(Pool& pool, const T* x, T* out, long tokens, long count, long wid
         pool->op([=](Pool& p) { mean_rows(p, x, out, tokens, count, width); });                                   \
     }
 
+// x[i] += table[rows[i]] where rows[i] is not 0; the table's rows are ldt entries apart.
+#define FOREBAY_ADD_ROWS(T, suffix)                                                                               \
+    void fb_add_rows_##suffix(Pool* pool, T* x, const T* table, long ldt, const int32_t* rows, long width,         \
+                              long count) {                                                                       \
+        pool->op([=](Pool& p) { add_rows(p, x, table, ldt, rows, width, count); });                               \
+    }
+
 extern "C" {
 
 FOREBAY_PICTURES(float, f32)
 FOREBAY_PICTURES(bf16, bf16)
+FOREBAY_ADD_ROWS(float, f32)
+FOREBAY_ADD_ROWS(bf16, bf16)
 
-// x[i] = table[rows[i]] where rows[i] is not 0, rows of row_bytes.
-void fb_replace_rows(Pool* pool, char* x, const char* table, const int32_t* rows, long row_bytes, long count) {
+// x[i] = table[rows[i]] where rows[i] is not 0; rows of row_bytes, those of the table table_bytes apart.
+void fb_replace_rows(Pool* pool, char* x, const char* table, long table_bytes, const int32_t* rows, long row_bytes,
+                     long count) {
     pool->op([=](Pool&) {
         for (long i = 0; i < count; ++i)
-            if (rows[i] != 0) std::memcpy(x + i * row_bytes, table + rows[i] * row_bytes, row_bytes);
+            if (rows[i] != 0) std::memcpy(x + i * row_bytes, table + rows[i] * table_bytes, row_bytes);
     });
 }
 }

@@ -14,19 +14,31 @@ _BLOCK: Final = 1024  # entries of a row
 
 
 @triton.jit
-def _replace_rows(x, table, rows, n, BLOCK: tl.constexpr):
+def _take_rows(x, table, apart, rows, n, ADDS: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + at).to(tl.int64)
     entry = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = (entry < n) & (row > 0)
-    tl.store(x + at * n + entry, tl.load(table + row * n + entry, mask=live, other=0.0), mask=live)
+    taken = tl.load(table + row * apart + entry, mask=live, other=0.0)
+    if ADDS:
+        own = tl.load(x + at * n + entry, mask=live, other=0.0)
+        taken = (own.to(tl.float32) + taken.to(tl.float32)).to(x.dtype.element_ty)
+    tl.store(x + at * n + entry, taken, mask=live)
 
 
 class TritonPictures(PictureOps):
     """See `PictureOps`."""
 
     def replace_rows_(self, x: Tensor, table: Tensor, rows: Tensor) -> Tensor:
-        count, n = x.shape
-        if count:
-            _replace_rows[(count, triton.cdiv(n, _BLOCK))](x, table, rows, n, BLOCK=_BLOCK)
-        return x
+        return _taken(x, table, rows, adds=False)
+
+    def add_rows_(self, x: Tensor, table: Tensor, rows: Tensor) -> Tensor:
+        return _taken(x, table, rows, adds=True)
+
+
+def _taken(x: Tensor, table: Tensor, rows: Tensor, *, adds: bool) -> Tensor:
+    count, n = x.shape
+    if count:
+        blocks = count, triton.cdiv(n, _BLOCK)
+        _take_rows[blocks](x, table, table.stride(0), rows, n, ADDS=adds, BLOCK=_BLOCK)
+    return x

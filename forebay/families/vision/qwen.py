@@ -1,0 +1,157 @@
+"""The encoder of Qwen3-VL, Qwen3.5 and their mixtures: an image of any size is one tile."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+from forebay.base.errors import ModelError, brief
+from forebay.base.pixels import CHANNELS
+from forebay.families.fields import MAX_LAYERS, MAX_NUMBER, Fields, is_number
+from forebay.families.options import unknown_options
+from forebay.families.vision.base import MAX_TILE, Vision, VisionConfig, check_heads, pixel_numbers
+
+MAX_RATIO: Final = 200
+"""Of an image's longer edge to its shorter one: transformers' processor refuses more."""
+
+_CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD: Final = (0.26862954, 0.26130258, 0.27577711)
+_MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280
+_PLACEHOLDERS: Final = {
+    "qwen3_5": 248_056,
+    "qwen3_5_moe": 248_056,
+    "qwen3_vl": 151_655,
+    "qwen3_vl_moe": 151_655,
+}
+_MOST_PIXELS: Final = 1 << 28
+# About how images become tiles, and videos, which are not served.
+_HARMLESS: Final = frozenset({"temporal_patch_size", "tokens_per_second"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenConfig(VisionConfig):
+    """A table of `side` x `side` positions is interpolated to the patches of a tile, and heads are rotated by a patch's
+    row and column with the base `rope_theta`. Each kernel sees `depth` frames, all of which are the image. Behind the
+    layers `deepstack` a feature of each token is kept for the language model. Images have `min_pixels` to
+    `max_pixels`."""
+
+    side: int
+    rope_theta: float
+    depth: int
+    deepstack: tuple[int, ...]
+    output_size: int
+    min_pixels: int
+    max_pixels: int
+
+    @property
+    def max_edge(self) -> int:
+        return math.isqrt(MAX_RATIO * self.max_pixels) + self.token_edge
+
+    @property
+    def max_tokens(self) -> int:
+        """Return the most tokens of an image: a narrow one has a token's edge at least, and what is made larger is
+        rounded up."""
+        edge = self.token_edge
+        longest, grown = (math.isqrt(MAX_RATIO * pixels) // edge + 1 for pixels in (self.max_pixels, self.min_pixels))
+        return max(self.max_pixels // edge**2, longest, self.min_pixels // edge**2 + 2 * grown)
+
+    def outer_products(self, output_size: int) -> int:
+        """Return the products that a patch takes before and behind the layers."""
+        width = self.hidden_size
+        merged = self.merge**2 * width * width + width * output_size
+        return width * CHANNELS * self.patch_size**2 + (1 + len(self.deepstack)) * merged
+
+
+def qwen3_vl(fields: Fields, processor: Fields, vocab_size: int) -> Vision:
+    """Read the encoder of a Qwen3-VL. Defaults are those of transformers' classes."""
+    own = Fields.of_file(fields.get("vision_config"), f"{fields.where}: vision_config")
+    num_layers = own.size("depth", default=27, most=MAX_LAYERS)
+    return _qwen3(fields, own, processor, vocab_size, deepstack=_layers(own, num_layers, (8, 16, 24)))
+
+
+def qwen3_5(fields: Fields, processor: Fields, vocab_size: int) -> Vision:
+    """Read the encoder of a Qwen3.5: a Qwen3-VL's without features."""
+    own = Fields.of_file(fields.get("vision_config"), f"{fields.where}: vision_config")
+    return _qwen3(fields, own, processor, vocab_size, deepstack=())
+
+
+def _qwen3(fields: Fields, own: Fields, processor: Fields, vocab_size: int, deepstack: tuple[int, ...]) -> Vision:
+    kind = str(fields.get("model_type"))
+    own.only("hidden_act", "gelu_pytorch_tanh")
+    own.only("in_channels", CHANNELS)
+    rescale, mean, std = pixel_numbers(processor, mean=_CLIP_MEAN, std=_CLIP_STD)
+    positions = own.size("num_position_embeddings", default=2304, most=1 << 24)
+    min_pixels, max_pixels = _pixel_range(processor)
+    config = QwenConfig(
+        kind=kind,
+        placeholder=fields.size("image_token_id", default=_PLACEHOLDERS[kind], least=0, most=vocab_size - 1),
+        patch_size=own.size("patch_size", default=16, most=MAX_TILE),
+        merge=own.size("spatial_merge_size", default=2, most=MAX_TILE),
+        hidden_size=own.size("hidden_size", default=1152),
+        intermediate_size=own.size("intermediate_size", default=4304),
+        num_layers=own.size("depth", default=27, most=MAX_LAYERS),
+        num_heads=own.size("num_heads", default=16),
+        norm_eps=1e-6,
+        rescale=rescale,
+        mean=mean,
+        std=std,
+        side=math.isqrt(positions),
+        rope_theta=_rope_theta(own),
+        depth=own.size("temporal_patch_size", default=2, most=16),
+        deepstack=deepstack,
+        output_size=own.size("out_hidden_size", default=3584),
+        min_pixels=min_pixels,
+        max_pixels=max_pixels,
+    )
+    if config.side**2 != positions:
+        raise own.wrong("num_position_embeddings", "a square number")
+    _check_sizes(config, processor, own.where)
+    return config, tuple(f"vision_config.{name}" for name in unknown_options(own, _HARMLESS))
+
+
+def _layers(own: Fields, num_layers: int, default: tuple[int, ...]) -> tuple[int, ...]:
+    given = own.get("deepstack_visual_indexes", default)
+    layers = tuple(given) if isinstance(given, list | tuple) else (-1,)
+    if not all(type(layer) is int and 0 <= layer < num_layers for layer in layers):
+        raise own.wrong("deepstack_visual_indexes", f"a list of layers, 0 to {num_layers - 1}")
+    if list(layers) != sorted(set(layers)):
+        raise own.wrong("deepstack_visual_indexes", "a list of ascending layers")
+    return layers
+
+
+def _rope_theta(own: Fields) -> float:
+    rope = own.get("rope_parameters") or {}
+    if not isinstance(rope, dict) or rope.get("rope_type", "axial") != "axial":
+        raise own.wrong("rope_parameters", "an object whose rope_type is axial")
+    theta = rope.get("rope_theta", 10_000.0)
+    if not is_number(theta) or not 0 < theta <= MAX_NUMBER:
+        raise own.wrong("rope_parameters", "an object with a rope_theta above 0")
+    return float(theta)
+
+
+def _pixel_range(processor: Fields) -> tuple[int, int]:
+    """The least and the most pixels of an image; older files have them under names of their own."""
+    size = processor.get("size") or {}
+    if not isinstance(size, dict):
+        raise processor.wrong("size", "an object with shortest_edge and longest_edge in pixels of the whole image")
+    least = processor.get("min_pixels") or size.get("shortest_edge", _MIN_PIXELS)
+    most = processor.get("max_pixels") or size.get("longest_edge", _MAX_PIXELS)
+    if not all(type(pixels) is int for pixels in (least, most)) or not 0 < least <= most <= _MOST_PIXELS:
+        raise ModelError(
+            f"{processor.where}: images have {brief(least)} to {brief(most)} pixels; it must be a range from 1 to "
+            f"{_MOST_PIXELS}"
+        )
+    return int(least), int(most)
+
+
+def _check_sizes(config: QwenConfig, processor: Fields, where: str) -> None:
+    check_heads(config, where)
+    if config.hidden_size // config.num_heads % 4:
+        raise ModelError(f"{where}: heads of {config.hidden_size // config.num_heads} do not divide into four parts")
+    if config.max_pixels < config.token_edge**2:
+        raise ModelError(f"{where}: images of at most {config.max_pixels} pixels have no token of {config.token_edge}")
+    for name, own in (("patch_size", config.patch_size), ("merge_size", config.merge)):
+        given: Any = processor.get(name, own)
+        if given != own:
+            raise ModelError(f"{processor.where}: {name} is {brief(given)}; the encoder has {own}")

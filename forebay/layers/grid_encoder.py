@@ -1,0 +1,207 @@
+"""Parts of encoders whose tiles have any number of rows and columns of patches: Qwen's.
+
+Shape letters: P patches of a tile, row by row; h the encoder's hidden size, D its heads' size, H the language model's,
+s patches to an edge of what becomes one token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from forebay.base.pixels import CHANNELS
+from forebay.layers.build import Parts
+from forebay.layers.encoder import MOST_SIZES, square_orders
+from forebay.layers.linear import Linear
+from forebay.layers.norms import build_norm, layer_norm_spec
+from forebay.layers.rotary import cos_sin_table
+from forebay.ops.attention import KvCache, PagedKv
+from forebay.ops.pictures import PixelScale
+
+Grid = tuple[int, int]
+"""Rows and columns of patches."""
+
+AXES: Final = 2  # rotary positions of a patch: its row and its column
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GridPatchesSpec:
+    """Patches of `size` pixels, each through a linear layer, whose kernel sees an image `depth` times; a table of
+    `side` x `side` positions is interpolated to the patches. Channels as of `PatchesSpec`."""
+
+    hidden_size: int
+    size: int
+    depth: int
+    side: int
+    rescale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def build(self, parts: Parts) -> GridPatches:
+        """Return the part with its weights."""
+        return GridPatches(self, parts)
+
+
+class GridPatches:
+    """A tile's pixels to patches. All frames that a kernel sees are the image, so its weights for them are summed."""
+
+    def __init__(self, spec: GridPatchesSpec, parts: Parts) -> None:
+        self._ops, self._spec, self._dtype = parts.ops, spec, parts.weights.dtype
+        self._device, width = parts.weights.device, spec.hidden_size
+        kernel = parts.values("patch_embed.proj.weight", width, CHANNELS, spec.depth, spec.size, spec.size)
+        summed = kernel.float().sum(2).to(kernel.dtype).view(width, -1)
+        weight = parts.ops.pack_linear(summed, parts.values("patch_embed.proj.bias", width))
+        self._embedding = Linear(parts.ops, weight)
+        self._positions = parts.tensor("pos_embed.weight", spec.side**2, width)
+        factors = [spec.rescale / std for std in spec.std]
+        shifts = [-mean / std for mean, std in zip(spec.mean, spec.std, strict=True)]
+        self._scale = PixelScale(*(torch.tensor(numbers, device=self._device) for numbers in (factors, shifts)))
+
+    def __call__(self, pixels: Tensor) -> tuple[Tensor, Grid]:
+        """pixels uint8 [height, width, 3] -> [P, h], and the rows and columns of patches."""
+        size = self._spec.size
+        grid = pixels.shape[0] // size, pixels.shape[1] // size
+        rows = self._ops.patch_rows(pixels.to(self._device), size, self._scale, self._dtype)
+        return self._ops.add_(self._embedding.of(rows), self._interpolated(grid)), grid
+
+    def _interpolated(self, grid: Grid) -> Tensor:
+        """[P, h]: of each patch the four nearest positions, weighted in float32 in a fixed order."""
+        side, (rows, columns) = self._spec.side, (taps(count, self._spec.side) for count in grid)
+        total: Tensor | None = None
+        for row, of_row in zip(rows.places, rows.weights, strict=True):
+            for column, of_column in zip(columns.places, columns.weights, strict=True):
+                places = (row.unsqueeze(1) * side + column).flatten().to(self._device)
+                weights = (of_row.unsqueeze(1) * of_column).reshape(-1, 1).to(self._device)
+                part = self._positions.index_select(0, places).float() * weights
+                total = part if total is None else total + part
+        assert total is not None, "a patch lies between positions"
+        return total.to(self._dtype)
+
+
+class Taps(NamedTuple):
+    """Entries of a table that are next to places along an axis, two for each, [count], and their weights."""
+
+    places: tuple[Tensor, Tensor]
+    weights: tuple[Tensor, Tensor]
+
+
+def taps(count: int, side: int) -> Taps:
+    """Spread `count` places evenly over a table of `side` entries: the first and the last are the table's own. Bilinear
+    interpolation with aligned corners, in float32."""
+    at = torch.arange(count, dtype=torch.float32) * (side - 1) / max(count - 1, 1)
+    below = at.floor()
+    share = at - below
+    first = below.long()
+    return Taps((first, (first + 1).clamp(max=side - 1)), (1 - share, share))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RotaryBlockSpec:
+    """Attention over patches that are rotated by their rows and columns, and a feed-forward layer, each behind a
+    LayerNorm; all layers have biases."""
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    norm_eps: float
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    def build(self, parts: Parts) -> RotaryBlock:
+        """Return the block with its weights."""
+        return RotaryBlock(self, parts.within(self.name))
+
+
+class Rotation(NamedTuple):
+    """How a tile's patches are rotated: see `apply_rope`."""
+
+    positions: Tensor  # [2, P] int64
+    cos_sin: Tensor  # [positions, D] float32
+    axes: Tensor  # [D / 2] int32
+
+
+class Rotations:
+    """The rotation of tiles. Each half of a head's frequencies is rotated by one coordinate; both have the same
+    ones (2D-RoPE, arXiv 2409.12191, section 2.1)."""
+
+    def __init__(self, head_dim: int, theta: float, num_positions: int, device: torch.device | str) -> None:
+        table = cos_sin_table(head_dim=head_dim // AXES, theta=theta, scaling=None, num_positions=num_positions)
+        cos, sin = table.chunk(2, dim=1)
+        self._cos_sin = torch.cat([cos, cos, sin, sin], dim=1).to(device)
+        axes = torch.arange(AXES, dtype=torch.int32).repeat_interleave(head_dim // 2 // AXES)
+        self._axes, self._device = axes.to(device), device
+        self.of = lru_cache(MOST_SIZES)(self._of)
+
+    def _of(self, grid: Grid) -> Rotation:
+        rows, columns = (torch.arange(count) for count in grid)
+        positions = torch.stack(torch.meshgrid(rows, columns, indexing="ij")).flatten(1)
+        return Rotation(positions.to(self._device), self._cos_sin, self._axes)
+
+
+class RotaryBlock:
+    """A layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, spec: RotaryBlockSpec, parts: Parts) -> None:
+        self._ops, self._heads, self._scale = parts.ops, spec.num_heads, spec.head_dim**-0.5
+        width, inner = spec.hidden_size, spec.intermediate_size
+        self._norms = [
+            build_norm(layer_norm_spec(f"{parts.prefix}norm{i}", width, bias=True), parts, spec.norm_eps).of
+            for i in (1, 2)
+        ]
+        self._qkv = parts.linear({"attn.qkv": 3 * width}, width, bias=True)
+        self._out = parts.linear({"attn.proj": width}, width, bias=True)
+        self._up = parts.linear({"mlp.linear_fc1": inner}, width, bias=True)
+        self._down = parts.linear({"mlp.linear_fc2": width}, inner, bias=True)
+
+    def __call__(self, x: Tensor, tile: PagedKv, by: Rotation) -> Tensor:
+        """x [P, h], which stays as it is -> [P, h]. `tile` says which patches attend to each other."""
+        ops, (norm_attention, norm_mlp) = self._ops, self._norms
+        q, k, v = self._qkv.of(norm_attention(x)).view(len(x), 3, self._heads, -1).unbind(1)
+        ops.apply_rope(q, k, by.positions, by.cos_sin, axes=by.axes)
+        attended = ops.paged_attention(q, KvCache(k, v), tile, scale=self._scale)
+        x = ops.add_(self._out.of(attended.flatten(1)), x)
+        return ops.add_(self._down.of(ops.gelu(self._up.of(norm_mlp(x)))), x)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MergerSpec:
+    """Squares of `factor` x `factor` patches through two layers with a GELU between them. A LayerNorm is in front, of
+    each patch, or with `norm_merged` of each square."""
+
+    name: str
+    factor: int
+    hidden_size: int
+    output_size: int
+    norm_eps: float
+    norm_merged: bool = False
+
+    def build(self, parts: Parts) -> Merger:
+        """Return the part with its weights."""
+        return Merger(self, parts.within(self.name))
+
+
+class Merger:
+    """Patches to tokens, row by row."""
+
+    def __init__(self, spec: MergerSpec, parts: Parts) -> None:
+        self._ops, self._norm_merged = parts.ops, spec.norm_merged
+        self._width = spec.factor**2 * spec.hidden_size
+        normed = self._width if spec.norm_merged else spec.hidden_size
+        self._norm = build_norm(layer_norm_spec(f"{parts.prefix}norm", normed, bias=True), parts, spec.norm_eps).of
+        self._up = parts.linear({"linear_fc1": self._width}, self._width, bias=True)
+        self._down = parts.linear({"linear_fc2": spec.output_size}, self._width, bias=True)
+        self._order = square_orders(spec.factor, parts.weights.device)
+
+    def __call__(self, x: Tensor, grid: Grid) -> Tensor:
+        """x [P, h] -> [P / s^2, H]."""
+        normed = x if self._norm_merged else self._norm(x)
+        merged = self._ops.gather_rows(normed, self._order(grid)).view(-1, self._width)
+        merged = self._norm(merged) if self._norm_merged else merged
+        return self._down.of(self._ops.gelu(self._up.of(merged), exact=True))
