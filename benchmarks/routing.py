@@ -4,10 +4,10 @@
     python -m benchmarks.routing trace      # the same over HTTP: two servers, and one with the memory of both
     python -m benchmarks.routing latency    # first byte and events a second, through the router and without it
 
-`reuse`: 60 users with 12 turns each, in groups of 10 that share a system prompt. A server keeps the blocks that were
-used last, as many as fit in its memory, which is a share of what its users need (`MEMORIES`). A turn takes time for the
-tokens that are not cached and for its answer. The router's code is the product's (`Selection`, `Prefixes`). `exact`
-selects by what the servers do have cached, with the same threshold.
+`reuse`: 60 users with 12 turns each, in groups of 10 that share a system prompt (`--users-per-group`). A server keeps
+the blocks that were used last, as many as fit in its memory, which is a share of what its users need (`MEMORIES`). A
+turn takes time for the tokens that are not cached and for its answer. The router's code is the product's (`Selection`,
+`Prefixes`). `exact` selects by what the servers do have cached, with the same threshold.
 
 `trace`: the trace of `cache_trace.py`, with answers of one token.
 
@@ -42,7 +42,7 @@ from forebay.route.membership import MemberRecord, Membership
 from forebay.route.prefixes import BLOCK_BYTES
 from forebay.route.selection import BALANCE_ABS_THRESHOLD, Policy, Selection, least_busy
 
-NUM_SERVERS, NUM_USERS, NUM_TURNS, USERS_PER_GROUP = 4, 60, 12, 10
+NUM_SERVERS, NUM_USERS, NUM_TURNS, USERS_PER_GROUP = 4, 60, 12, 10  # a group has one system prompt
 TOKENS_PER_BLOCK: Final = BLOCK_BYTES // 4
 SYSTEM_BLOCKS, TURN_BLOCKS, ANSWER_BLOCKS = 12, (1, 3), (1, 6)
 PREFILL_BLOCKS_PER_S, DECODE_BLOCKS_PER_S, THINK_S = 20.0, 0.5, 20.0
@@ -106,9 +106,9 @@ SETTINGS: Final = (
 class Service:
     """Servers, routers and users of one run."""
 
-    def __init__(self, setting: Setting, memory: float, seed: int) -> None:
+    def __init__(self, setting: Setting, memory: float, users_per_group: int, seed: int) -> None:
         self._rng = random.Random(seed)
-        self._setting = setting
+        self._setting, self._users_per_group = setting, users_per_group
         answers = [[self._rng.randint(*ANSWER_BLOCKS) for _ in range(NUM_TURNS)] for _ in range(NUM_USERS)]
         turns = [[self._rng.randint(*TURN_BLOCKS) for _ in range(NUM_TURNS)] for _ in range(NUM_USERS)]
         self._answers = answers
@@ -118,7 +118,7 @@ class Service:
         self._routers = [self._router() for _ in range(setting.num_routers)]
 
     def _prompts_of(self, user: int, turns: Sequence[int], answers: Sequence[int]) -> Iterator[list[bytes]]:
-        group = user // USERS_PER_GROUP
+        group = user // self._users_per_group
         blocks = [f"g{group} {i}".encode() for i in range(SYSTEM_BLOCKS)]
         for turn, (asked, answered) in enumerate(zip(turns, answers, strict=True)):
             blocks = [*blocks, *(f"u{user} {turn} {i}".encode() for i in range(asked))]
@@ -170,12 +170,12 @@ class Service:
         return best if best.in_flight - least.in_flight < self._setting.threshold else least
 
 
-def reuse(num_seeds: int) -> None:
+def reuse(num_seeds: int, users_per_group: int) -> None:
     """Print the table."""
     print(f"{'':14}" + "".join(f"{name:>9}" for name in MEMORIES))
     for setting in SETTINGS:
         shares = (
-            sum(Service(setting, memory, seed).reused() for seed in range(num_seeds)) / num_seeds
+            sum(Service(setting, memory, users_per_group, seed).reused() for seed in range(num_seeds)) / num_seeds
             for memory in MEMORIES.values()
         )
         print(f"{setting.name:14}" + "".join(f"{share:9.1%}" for share in shares), flush=True)
@@ -329,13 +329,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("reuse", "trace", "latency", "serve"))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--users-per-group", type=int, default=USERS_PER_GROUP)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--memory-mib", type=int, default=256)
     args = parser.parse_args()
     match args.what:
         case "reuse":
-            reuse(args.seeds)
+            reuse(args.seeds, args.users_per_group)
         case "trace":
             asyncio.run(trace(args.memory_mib))
         case "latency":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+from bisect import bisect_left
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, Protocol
 
@@ -77,20 +79,35 @@ class Observer(Protocol):
         """Take note that a member has none of the blocks that it had."""
 
 
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The blocks at the beginning of a prompt that a member has. If `is_branch`, another prompt goes on behind them:
+    what is shared is the beginning of several conversations, and not the last turn of one."""
+
+    num_blocks: int
+    is_branch: bool
+
+
 class Prefixes:
-    """A table of bounded size, which evicts the blocks that no request has asked for longest."""
+    """A table of bounded size, which evicts the blocks of members that no request has asked for longest."""
 
     def __init__(self, most: int = MOST_KNOWN) -> None:
         self._most = most
-        self._known: OrderedDict[bytes, str] = OrderedDict()
+        self._known: OrderedDict[tuple[str, bytes], bool] = OrderedDict()  # whether a prompt goes on behind the block
+        self._sizes: Counter[str] = Counter()
         self.observer: Observer | None = None
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def longest(self, blocks: Sequence[bytes]) -> str | None:
-        """Return the URL of the member that last had the longest known prefix of this prompt."""
-        return next((self._known[block] for block in reversed(blocks) if block in self._known), None)
+    def match(self, blocks: Sequence[bytes], url: str) -> Match:
+        """Return what a member has of a prompt. It has no block without those before, which are evicted later."""
+        num = bisect_left(range(len(blocks)), True, key=lambda i: (url, blocks[i]) not in self._known)
+        return Match(num, num > 0 and self._known[url, blocks[num - 1]])
+
+    def size(self, url: str) -> int:
+        """Return the number of blocks that a member has."""
+        return self._sizes[url]
 
     def learn(self, blocks: Sequence[bytes], url: str) -> None:
         """Record that a member has computed these blocks (hashes of prompt beginnings, shortest first)."""
@@ -104,23 +121,29 @@ class Prefixes:
         if self.observer is not None:
             self.observer.forgot(url)
 
-    def record(self, blocks: Sequence[bytes], url: str) -> None:
-        """As `learn`, without the observer; evict old blocks."""
+    def record(self, blocks: Sequence[bytes], url: str, *, goes_on: bool = False) -> None:
+        """As `learn`, without the observer; evict old blocks. `goes_on` if a prompt goes on behind the last block."""
         for block in reversed(blocks):  # beginnings are asked for by more: they stay longer
-            self._known[block] = url
-            self._known.move_to_end(block)
+            key = (url, block)
+            self._sizes[url] += key not in self._known
+            self._known[key] = self._known.pop(key, False) or goes_on
+            goes_on = True
         while len(self._known) > self._most:
-            self._known.popitem(last=False)
+            (owner, _), _ = self._known.popitem(last=False)
+            self._sizes[owner] -= 1
 
     def drop(self, url: str) -> None:
         """As `forget`, without the observer."""
-        for block in [block for block, known in self._known.items() if known == url]:
-            del self._known[block]
+        for key in [key for key in self._known if key[0] == url]:
+            del self._known[key]
+        del self._sizes[url]
 
     def clear(self) -> None:
         """Forget all members, without the observer."""
         self._known.clear()
+        self._sizes.clear()
 
-    def entries(self) -> Iterator[tuple[bytes, str]]:
-        """Yield all blocks with their members, those that would be evicted first in front."""
-        yield from list(self._known.items())
+    def entries(self) -> Iterator[tuple[str, bytes, bool]]:
+        """Yield members with each of their blocks, and whether a prompt goes on behind it. Those that would be evicted
+        first are in front."""
+        yield from [(*key, goes_on) for key, goes_on in self._known.items()]

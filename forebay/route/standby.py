@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Annotated, Final, Protocol
 
 import msgspec
@@ -30,12 +29,14 @@ log = get_logger("route")
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A member has these blocks (hexadecimal digests, shortest beginning first); without any, it has none any more."""
+    """A member has these blocks (hexadecimal digests, shortest beginning first), and a prompt `goes_on` behind the last
+    one or not; without any block, it has none any more."""
 
     url: Annotated[str, msgspec.Meta(max_length=MAX_URL_CHARS)]
     blocks: Annotated[
         list[Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]], msgspec.Meta(max_length=MOST_BLOCKS)
     ] = []
+    goes_on: bool = False
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,7 +51,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             prefixes.clear()
         for change in self.changes:
             if change.blocks:
-                prefixes.record([bytes.fromhex(block) for block in change.blocks], change.url)
+                blocks = [bytes.fromhex(block) for block in change.blocks]
+                prefixes.record(blocks, change.url, goes_on=change.goes_on)
             else:
                 prefixes.drop(change.url)
 
@@ -157,7 +159,18 @@ class Standby:
 
 def _as_changes(prefixes: Prefixes) -> Iterator[Change]:
     """Yield the table as changes that restore it, with the order of eviction."""
-    for url, run in groupby(prefixes.entries(), key=lambda entry: entry[1]):
-        blocks = [block.hex() for block, _ in run]
-        for start in range(0, len(blocks), MOST_BLOCKS):
-            yield Change(url=url, blocks=blocks[start : start + MOST_BLOCKS][::-1])
+    run: list[tuple[str, bytes, bool]] = []
+    for entry in prefixes.entries():
+        url, _, goes_on = entry
+        if run and (url != run[0][0] or not goes_on or len(run) == MOST_BLOCKS):
+            yield _as_change(run)
+            run = []
+        run.append(entry)
+    if run:
+        yield _as_change(run)
+
+
+def _as_change(run: Sequence[tuple[str, bytes, bool]]) -> Change:
+    """Return the change for entries of one member, of which a prompt may end behind the first one alone."""
+    url, _, goes_on = run[0]
+    return Change(url=url, blocks=[block.hex() for _, block, _ in reversed(run)], goes_on=goes_on)

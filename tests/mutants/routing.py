@@ -162,8 +162,8 @@ ROUTING = (
     Mutant(
         "C33 what a standby learns it sends to no router",
         "route/standby.py",
-        "                prefixes.record([bytes.fromhex(block) for block in change.blocks], change.url)\n",
-        "                prefixes.learn([bytes.fromhex(block) for block in change.blocks], change.url)\n",
+        "                prefixes.record(blocks, change.url, goes_on=change.goes_on)\n",
+        "                prefixes.learn(blocks, change.url)\n",
         "route/test_standby.py::test_standby_of_each_other_send_nothing_back",
     ),
 )

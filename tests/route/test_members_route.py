@@ -188,7 +188,7 @@ def test_members_route_standby_learns_what_the_active_router_learns(route: Route
         standby.until(lambda: [*theirs.entries()] == [*known.entries()])
         assert where(ask(standby, "b" * 2000)) == (active.servers[1].url, "prefix")
         active.loop.call_soon_threadsafe(known.forget, active.servers[1].url)
-        standby.until(lambda: {url for _, url in theirs.entries()} == {active.servers[0].url})
+        standby.until(lambda: {url for url, _, _ in theirs.entries()} == {active.servers[0].url})
     finally:
         standby.servers = []
         standby.close()

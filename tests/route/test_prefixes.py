@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forebay.config.engine_config import CacheIsolation
-from forebay.route.prefixes import BLOCK_BYTES, MOST_BLOCKS, Prefixes, PromptBlocks, blocks_of
+from forebay.route.prefixes import BLOCK_BYTES, MOST_BLOCKS, Match, Prefixes, PromptBlocks, blocks_of
 from forebay.server.http.security import Tenant
 
 
@@ -47,26 +47,40 @@ def test_long_prompts_cost_no_more_than_their_beginning() -> None:
     assert len(blocks_of({"prompt": "a" * (BLOCK_BYTES * MOST_BLOCKS * 3)})) == MOST_BLOCKS
 
 
-def test_the_longest_known_beginning_counts() -> None:
+def test_prefixes_match_is_what_a_member_has_of_a_prompt() -> None:
     known = Prefixes()
     short, long = blocks_of({"prompt": "a" * 600}), blocks_of({"prompt": "a" * 2000})
     known.learn(long, "one")
     known.learn(short, "two")
-    assert known.longest(long) == "one"
-    assert known.longest(short) == "two"
-    assert known.longest(blocks_of({"prompt": "b" * 2000})) is None
+    for url, num in (("one", len(long)), ("two", len(short)), ("three", 0)):
+        assert (known.match(long, url).num_blocks, known.size(url)) == (num, num)
+    assert known.match(blocks_of({"prompt": "b" * 2000}), "one") == Match(0, is_branch=False)
     known.forget("one")
-    assert known.longest(long) == "two"
+    assert (known.match(long, "one").num_blocks, known.size("one"), len(known)) == (0, 0, len(short))
+    assert known.match(long, "two").num_blocks == len(short)
+
+
+def test_prefixes_match_is_a_branch_where_another_prompt_goes_on() -> None:
+    known = Prefixes()
+    system, turn = [b"s1", b"s2"], [b"t1"]
+    known.learn(system, "one")
+    assert known.match([*system, *turn], "one") == Match(2, is_branch=False)
+    known.learn([*system, *turn], "one")
+    assert known.match([*system, b"u1"], "one") == Match(2, is_branch=True)
+    assert known.match([*system, *turn, b"t2"], "one") == Match(3, is_branch=False)
+    known.learn(system, "one")  # a shorter prompt does not make it the end
+    assert known.match(system, "one").is_branch
 
 
 def test_the_table_keeps_the_beginnings_that_were_asked_for_last() -> None:
     known = Prefixes(most=4)
     blocks = blocks_of({"prompt": "a" * 2000})
     known.learn(blocks, "one")
-    assert len(known) == 4
-    assert known.longest(blocks[:1]) == "one"
+    assert len(known) == known.size("one") == 4
+    assert known.match(blocks, "one") == Match(4, is_branch=True)
     known.learn(blocks_of({"prompt": "b" * 2000}), "two")
-    assert known.longest(blocks) is None
+    assert known.match(blocks, "one").num_blocks == known.size("one") == 0
+    assert known.size("two") == 4
 
 
 SAME: dict[str, Any] = {"prompt": "a" * 600}

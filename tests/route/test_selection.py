@@ -44,7 +44,36 @@ def test_selection_cached_prefix_is_worth_a_wait_up_to_the_threshold() -> None:
         of(found, A).in_flight = threshold
         assert selected(selection, found, b"x", b"y") == (B, "load")
         of(found, A).in_flight = 0
-        assert selected(selection, found, b"x", b"y") == (B, "prefix")
+        assert selected(selection, found, b"x", b"y", b"z")[1] == "prefix"
+
+
+def test_selection_next_turn_stays_and_first_turns_spread_over_servers() -> None:
+    """Conversations with one system prompt (of nine blocks) are never so many at once that load would part them."""
+    found, selection = up(membership(both=f"{A} {B}")), Selection()
+    system = [b"s%d" % i for i in range(9)]
+    conversations = [[*system, b"%d" % i] for i in range(8)]
+    places = []
+    for blocks in conversations:
+        [url, _] = selected(selection, found, *blocks)
+        places.append(url)
+        of(found, url).num_requests += 1
+    assert [places.count(url) for url in (A, B)] == [4, 4]
+    of(found, A).in_flight = BALANCE_ABS_THRESHOLD - 1
+    for blocks, url in zip(conversations, places, strict=True):
+        blocks += [b"%b.%d" % (blocks[-1], i) for i in range(100)]
+        assert selected(selection, found, *blocks) == (url, "prefix")
+        assert found.prefixes.match(blocks, url).num_blocks == len(blocks)
+
+
+def test_selection_first_turn_stays_where_moving_costs_more_than_it_evens_out() -> None:
+    for num_others, expected in ((8, A), (11, B)):  # blocks that A has besides, of which B has 20
+        found, selection = up(membership(both=f"{A} {B}")), Selection()
+        system = [b"s%d" % i for i in range(20)]
+        found.prefixes.learn([*system, b"1"], A)
+        found.prefixes.learn([b"b%d" % i for i in range(20)], B)
+        found.prefixes.learn([b"a%d" % i for i in range(num_others + 20)], A)
+        assert found.prefixes.size(A) == 41 + num_others
+        assert selected(selection, found, *system, b"2")[0] == expected
 
 
 @pytest.mark.parametrize("policy", [Policy.LEAST_LOADED, Policy.ROUND_ROBIN])

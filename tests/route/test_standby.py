@@ -79,10 +79,10 @@ def test_standby_gets_all_changes_in_order_and_a_heartbeat() -> None:
         run.table.learn([block(1), block(3)], B)
         await asyncio.sleep(1.0)
         assert run.is_equal
-        assert len(run.table) == 3
+        assert len(run.table) == 4
         run.table.forget(B)
         await asyncio.sleep(1.0)
-        assert [*run.receiver.table.entries()] == [(block(2), A)]
+        assert [*run.receiver.table.entries()] == [(A, block(2), False), (A, block(1), True)]
         num = len(run.receiver.batches)
         await asyncio.sleep(10.0)
         assert num < len(run.receiver.batches) < num + 5
@@ -99,6 +99,8 @@ def test_standby_that_was_away_gets_the_whole_table_in_its_order(how: str) -> No
         await asyncio.sleep(1.0)
         for i in range(300):
             run.table.learn([block(1000 * i + j) for j in range(3)], (A, B)[i % 2])
+        run.table.learn([block(0), block(7)], A)  # another prompt goes on behind the first block
+        run.table.learn([block(10**6 + i) for i in range(MOST_BLOCKS + 2)], A)
         await asyncio.sleep(5.0)
         assert run.is_equal
         if how == "restarted":
