@@ -3,9 +3,9 @@
     python -m benchmarks.cluster one        # this machine: start, memory of Ray, deaths of processes, an update
     python -m benchmarks.cluster two        # two network namespaces (root): a node that dies or is silent
 
-Four clients ask a small model with random weights meanwhile, one request after another. On this machine `until back`
-ends when the router would send requests to the server. On two machines it ends when `forebay cluster status`, which
-takes seconds itself, shows the server as ready.
+Four clients ask a small model with random weights meanwhile, one request after another. Times end when the router
+says so (`GET /members`): a server is announced when its actor runs again, and back when the router would send requests
+to as many servers as before.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ import http.client
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from forebay.base.proof import PROOF, proof_of
+from forebay.config.flag import Settled
+from forebay.config.keys import cluster_key
 from forebay.route.announcement import MEMBERS_PATH
-from forebay.server.http.security import PROOF, proof_of
 from tests.cluster.load import PROMPTS, ask
-from tests.cluster.machines import SMALL, Load, Machines, is_alive, local, of_home, processes, two_machines
+from tests.cluster.machines import SMALL, Load, Machines, Pair, is_alive, local, of_home, processes, two_machines
 from tests.cluster.test_with_ray import free_port, make_home
 from tests.engine.conftest import make_chat_model
 
@@ -33,8 +37,12 @@ PORT: Final = 30000
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster", description=__doc__)
-    parser.add_argument("what", choices=("one", "two"))
-    what = parser.parse_args().what
+    parser.add_argument("what", choices=("one", "two", "watch"))
+    parser.add_argument("words", nargs="*", help="of `watch`, which the others start")
+    what, words = vars(parser.parse_args()).values()
+    if what == "watch":
+        watch(*words)
+        return
     with tempfile.TemporaryDirectory(prefix="fb", dir="/tmp") as name:
         folder = Path(name)
         (folder / "model").mkdir()
@@ -80,7 +88,8 @@ def two_nodes(home: Path, folder: Path, model: Path) -> None:
         pair.start("b", 2)
         pair.run("scale", "3")
         server = server_of_b()
-        load, began = pair.load(url, 60), time.monotonic()
+        load, watching = pair.load(url, 60), Watching(pair, url, server["instance"])
+        began = time.monotonic()
         pair.kill(*pair.on("b", "raylet/raylet"))
         while is_alive(server["pid"]):
             time.sleep(0.05)
@@ -88,15 +97,14 @@ def two_nodes(home: Path, folder: Path, model: Path) -> None:
         pair.kill(*pair.on("b"))
         pair.start("b", 2)
         began = time.monotonic()
-        pair.wait_ready(server["name"], after=server["pid"])
-        tell("raylet killed: until the server is back, from the return of its node", began, load)
+        watching.tell("raylet killed, from the return of its node", began, load)
 
 
 def measured(
     machines: Machines, url: str, event: str, server: dict[str, Any], act: Callable[[], object], seconds: float = 30
 ) -> None:
     """Print how long a server is away after an event, and what became of requests meanwhile."""
-    load = machines.load(url, seconds)
+    load, watching = machines.load(url, seconds), Watching(machines, url, server["instance"])
     time.sleep(1)
     began = time.monotonic()
     act()
@@ -104,24 +112,56 @@ def measured(
         while is_alive(server["pid"]):
             time.sleep(0.005)
         tell(f"{event}: until the server is gone", began)
-    if machines.key:
-        machines.wait_ready(server["name"], after=server["pid"])
-    else:
-        wait_for_router(machines, url, server["instance"], 2)
-    tell(f"{event}: until back", began, load)
+    watching.tell(event, began, load)
 
 
-def wait_for_router(machines: Machines, url: str, gone: str, count: int) -> None:
-    """Wait until the router sends requests to `count` servers, none of them the instance that is gone."""
-    key = (machines.home / ".cache/forebay/cluster/cluster.key").read_bytes()
-    connection = http.client.HTTPConnection(url.removeprefix("http://"))
-    while True:
-        connection.request("GET", MEMBERS_PATH, headers={PROOF: proof_of(key)})
-        members = json.loads(connection.getresponse().read())["members"]
-        able = [member for member in members if member["state"] == "ready" and not member["why"]]
-        if len(able) == count and gone not in {member["instance"] for member in able}:
-            return
-        time.sleep(0.05)
+class Watching:
+    """A process on the router's machine that sees when there is another instance instead of one that is gone."""
+
+    def __init__(self, machines: Machines, url: str, gone: str) -> None:
+        key = machines.home / ".cache/forebay/cluster/cluster.key"
+        path = machines.cluster_key_file if isinstance(machines, Pair) else key
+        command = [*machines.before, sys.executable, "-m", "benchmarks.cluster", "watch", url, str(path), gone]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=machines.env)
+        self._next()
+
+    def _next(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def tell(self, event: str, began: float, load: Load) -> None:
+        while step := self._next():
+            tell(f"{event}: until {step}", began)
+        tell(f"{event}: all requests done", began, load)
+
+
+def watch(url: str, key_file: str, gone: str) -> None:
+    """Print a line when the members are known, when another instance is announced, and when it gets requests."""
+    host, headers = url.removeprefix("http://"), {PROOF: proof_of(cluster_key_of(key_file))}
+
+    def members() -> list[dict[str, Any]]:
+        connection = http.client.HTTPConnection(host)
+        connection.request("GET", MEMBERS_PATH, headers=headers)
+        found: list[dict[str, Any]] = json.loads(connection.getresponse().read())["members"]
+        return found
+
+    listed, before = ({member["instance"] for member in found} for found in (members(), able(members())))
+    print("watching", flush=True)
+    while not {member["instance"] for member in members()} - listed:
+        time.sleep(0.02)
+    print("it is announced", flush=True)
+    while len(now := {member["instance"] for member in able(members())}) < len(before) or gone in now:
+        time.sleep(0.02)
+    print("it is back", flush=True)
+
+
+def able(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return those that get requests."""
+    return [member for member in members if member["state"] == "ready" and not member["why"]]
+
+
+def cluster_key_of(key_file: str) -> bytes:
+    return cluster_key(Settled({"cluster_key_file": key_file}))
 
 
 def tell(what: str, began: float, load: Load | None = None) -> None:

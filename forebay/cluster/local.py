@@ -31,14 +31,14 @@ TOKEN_PATH: Final = "RAY_AUTH_TOKEN_PATH"
 OBJECT_STORE_BYTES: Final = 80 << 20  # the least that Ray takes: messages are small
 MAX_FOLDER_CHARS: Final = 22
 _KEY_BYTES: Final = 32
-# A node that is silent is declared dead after 4 x (1 + 2) s, not after 68 s.
+# A node that is silent is declared dead after 4 x (1 + 1) s, not after 68 s.
 SETTINGS: Final[Mapping[str, str]] = {
     AUTH_MODE: "token",
     NICENESS: "0",
     GCS_TIMEOUT: "600",
     "RAY_health_check_initial_delay_ms": "3000",
     "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "4",
 }
 

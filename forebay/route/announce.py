@@ -13,8 +13,8 @@ import msgspec
 
 from forebay.base.http_client import Origin
 from forebay.base.log import event, get_logger
+from forebay.base.proof import PROOF, proof_of
 from forebay.route.announcement import ANNOUNCE_INTERVAL_S, MEMBERS_PATH, Announcement, Role, State
-from forebay.server.http.security import PROOF, proof_of
 
 POST_TIMEOUT_S: Final = 2.0
 RETRY_S: Final = 0.5  # after a failure

@@ -14,11 +14,11 @@ from typing import Final
 
 from forebay.base.errors import ForebayError, Unavailable
 from forebay.base.log import event, get_logger
+from forebay.base.proof import BOOTSTRAP
 from forebay.route.members import Member, Members, as_object
 from forebay.route.selection import Selected
 from forebay.route.upstream import MEMBER_LOST, Head, Upstream
 from forebay.server.http.lifecycle import Watch
-from forebay.server.http.security import BOOTSTRAP
 
 ROOM_BITS: Final = 62  # a request with several choices counts on from its room
 MOST_ATTEMPTS: Final = 3

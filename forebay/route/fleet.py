@@ -20,13 +20,10 @@ from forebay.base.log import event, get_logger
 from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.requests.updates import Failure
 from forebay.route.announcement import Role
+from forebay.route.restarts import END_GRACE_S, EXIT_REFUSED, LONG_LIFE_S, LONGEST_WAIT_S
 from forebay.route.router import Router
 
 ENTRY: Final = ("-P", "-m", "forebay.cli.member")
-EXIT_REFUSED: Final = 2  # the configuration or the checkpoint cannot be served
-END_GRACE_S: Final = 5.0
-LONG_LIFE_S: Final = 10.0  # who has lived so long is started again at once
-LONGEST_WAIT_S: Final = 10.0
 BACKLOG: Final = 1024
 
 log = get_logger("route")

@@ -13,11 +13,11 @@ import msgspec
 
 from forebay.base.errors import ForebayError
 from forebay.base.http_client import Origin
+from forebay.base.proof import BOOTSTRAP, PROOF, proof_of
 from forebay.route.announcement import Role
 from forebay.route.membership import MemberRecord, Membership
 from forebay.route.selection import Selected, Selection, is_ready, select_for_answer, select_for_prompt
 from forebay.route.upstream import Pool
-from forebay.server.http.security import BOOTSTRAP, PROOF, proof_of
 
 CHECK_INTERVAL_S: Final = 1.0
 CHECK_TIMEOUT_S: Final = 2.0

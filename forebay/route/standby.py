@@ -12,10 +12,10 @@ import msgspec
 from forebay.base.errors import ForebayError, Unavailable
 from forebay.base.http_client import Origin
 from forebay.base.log import event, get_logger
+from forebay.base.proof import PROOF, proof_of
 from forebay.route.announcement import MAX_URL_CHARS
 from forebay.route.prefixes import MOST_BLOCKS, Prefixes
 from forebay.route.upstream import Pool
-from forebay.server.http.security import PROOF, proof_of
 
 PREFIXES_PATH: Final = "/members/prefixes"
 MOST_WAITING: Final = 4096  # changes; more are dropped, and the whole table is sent

@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from forebay.base.proof import PROOF, proof_of
 from forebay.cli.main import main
 from forebay.cli.make_model import make
 from forebay.engine.client.llm import LLM
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server.http.security import PROOF, proof_of
 from tests import loopback
 from tests.deadlines import HANGS_S, wait_until
 from tests.integration.tree import child, children, command, serving

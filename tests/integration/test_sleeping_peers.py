@@ -15,9 +15,9 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
+from forebay.base.proof import PROOF, proof_of
 from forebay.engine.client.llm import LLM
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server.http.security import PROOF, proof_of
 from tests.deadlines import wait_until
 from tests.integration.test_processes import PATIENT, ask, asyncly, model
 from tests.integration.tree import Tree, serving

@@ -10,6 +10,7 @@ import httpx
 import pytest
 import uvloop
 
+from forebay.base.proof import PROOF, proof_of
 from forebay.config.engine_config import DisaggregationMode
 from forebay.route.announcement import Role
 from forebay.route.app import create_app
@@ -17,7 +18,6 @@ from forebay.route.members import Members
 from forebay.route.router import Router
 from forebay.route.selection import Selection
 from forebay.server.http.listen import bind, listen
-from forebay.server.http.security import PROOF, proof_of
 from forebay.text.tokenizer import Tokenizer
 from tests import loopback
 from tests.deadlines import HANGS_S, POLL_S

@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import msgspec
 import pytest
 
+from forebay.base.proof import PROOF, proof_of
 from forebay.route.announce import Announcer
 from forebay.route.announcement import Announcement, Role, State
-from forebay.server.http.security import PROOF, proof_of
 from tests.deadlines import HANGS_S, NEVER_S
 
 KEY = b"cluster-canary-0123456789"

@@ -12,7 +12,8 @@ import pytest
 
 from forebay.config.engine_config import DisaggregationMode
 from forebay.route import fleet
-from forebay.route.fleet import EXIT_REFUSED, LONGEST_WAIT_S, Fleet, Server
+from forebay.route.fleet import Fleet, Server
+from forebay.route.restarts import EXIT_REFUSED, LONGEST_WAIT_S
 
 
 class Ends:

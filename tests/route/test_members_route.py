@@ -9,11 +9,11 @@ import httpx
 import msgspec
 import pytest
 
+from forebay.base.proof import PROOF
 from forebay.engine.frames import LoadedAdapter
 from forebay.route.announce import Announcer
 from forebay.route.announcement import Role, State
 from forebay.route.standby import Standby
-from forebay.server.http.security import PROOF
 from tests.deadlines import HANGS_S
 from tests.route.conftest import CLUSTER_KEY, PROVEN, Route, Routed, start_router
 from tests.route.records import announcement

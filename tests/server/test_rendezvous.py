@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from forebay.base.proof import PROOF, proof_of
 from forebay.config.engine_config import DisaggregationMode
 from forebay.requests.transfers import Rendezvous
-from forebay.server.http.security import PROOF, proof_of
 from tests.server.conftest import MODEL, Running
 from tests.server.fake_engine import FakeEngine
 

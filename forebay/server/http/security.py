@@ -23,6 +23,7 @@ import msgspec
 
 from forebay.base.errors import ConfigError, NotFound, Unauthorized
 from forebay.base.exposure import check_exposure
+from forebay.base.proof import BOOTSTRAP, PROOF, proof_of
 from forebay.config.config import ServerConfig
 from forebay.config.disaggregation import peer_address
 from forebay.config.engine_config import CacheIsolation
@@ -234,16 +235,9 @@ class Isolation:
         return hmac.new(self._secret, msgspec.msgpack.encode(parts), hashlib.sha256).hexdigest()
 
 
-PROOF: Final = "x-forebay-cluster-proof"
-BOOTSTRAP: Final = "x-forebay-bootstrap-"  # followed by host, port or room
 NAMES: Final = ("room", "host", "port")
 _PROOF, _BOOTSTRAP = PROOF.encode(), BOOTSTRAP.encode()
 KEY_REQUIRED: Final = "cluster_key_required"
-
-
-def proof_of(cluster_key: bytes) -> str:
-    """The value of the header `PROOF`."""
-    return hmac.new(cluster_key, b"forebay gateway", hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
