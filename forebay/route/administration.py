@@ -35,7 +35,8 @@ async def announce(request: Request, router: Router) -> Response:
     context = RequestContext.of(request.scope)
     async with router.bodies.content(request.scope, context.receive) as content:
         announcement = _decoded(content, Announcement)
-    router.members.announce(announcement, router.members.now)
+    if member := router.members.announce(announcement, router.members.now):
+        router.spawn(router.members.check_now(member))
     return json_response(Accepted(lease_s=LEASE_S, members=len(router.members.all)))
 
 

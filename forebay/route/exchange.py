@@ -22,6 +22,7 @@ from forebay.server.http.lifecycle import Watch
 
 ROOM_BITS: Final = 62  # a request with several choices counts on from its room
 MOST_ATTEMPTS: Final = 3
+HOLD_POLL_S: Final = 0.05
 _AGAIN: Final = (503, 504)  # the server, or the one that it needs, is going, coming or gone: another one may not be
 
 Select = Callable[[Collection[Member]], Selected[Member]]
@@ -168,7 +169,8 @@ class Refused(ForebayError):
 
 async def first_answer(members: Members, request: RoutedRequest, watch: Watch) -> tuple[Exchange, Head]:
     """Send a request and return it with the head of its answer, a 200. Until then nothing was sent to the client, so
-    a request that a server's coming or going has spoiled is sent again, to other servers.
+    a request that a server's coming or going has spoiled is sent again, to other servers. While all
+    servers are away for a moment, it waits for one.
 
     Raises the failure of the last attempt, as the server said it; that of the first if no later one reached a server.
     """
@@ -176,7 +178,7 @@ async def first_answer(members: Members, request: RoutedRequest, watch: Watch) -
     tried: set[Member] = set()
     for _ in range(MOST_ATTEMPTS):
         try:
-            selected = request.select(tried)
+            selected = await _select(members, request, tried, watch)
         except ForebayError as error:
             raise failure or error from None
         request.on_selected(selected)
@@ -196,9 +198,22 @@ async def first_answer(members: Members, request: RoutedRequest, watch: Watch) -
         if exchange.gone or failure.status not in _AGAIN:
             break
         log.info(event("request_begun_again", code=failure.code))
-        await asyncio.gather(*map(members.check_member, selected.members))
+        await asyncio.gather(*map(members.check_now, selected.members))  # other weights may be the reason
     assert failure is not None
     raise failure
+
+
+async def _select(
+    members: Members, request: RoutedRequest, tried: Collection[Member], watch: Watch
+) -> Selected[Member]:
+    """Return the members for an attempt. If there are none, wait as long as that may change soon."""
+    while True:
+        try:
+            return request.select(tried)
+        except Unavailable:
+            if watch.gone or not members.may_recover:
+                raise
+        await asyncio.sleep(HOLD_POLL_S)
 
 
 async def _outcome(exchange: Exchange) -> tuple[ForebayError | None, Head]:

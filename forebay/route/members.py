@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ CHECK_TIMEOUT_S: Final = 2.0
 INFO_TIMEOUT_S: Final = 1.0  # of a server that is up: the other checks wait for it
 CHECKS_PER_INFO: Final = 5  # /server_info, whose weight version may change, is read with one check in so many
 GIVEN_UP_AFTER: Final = 3  # failed checks in a row, after which the requests at a server fail
+HOLD_S: Final = 10.0  # a server is back after a crash, or a pair after an update of its weights, within that
 # Reasons of /ready with which requests that run come to their end, if later.
 _WELL_BUT_BUSY: Final = ("draining", "queue_full", "asleep", "waking")
 
@@ -57,9 +59,11 @@ class Members(Membership[Member]):
         api_key: str = "",
         cluster_key: bytes = b"",
         selection: Selection | None = None,
+        hold_s: float = HOLD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(self._member)
+        self._hold_s, self._ready_at = hold_s, -math.inf
         self._api_key, self._clock = api_key, clock
         self._proof = {PROOF: proof_of(cluster_key)} if cluster_key else {}
         self._selection = selection or Selection()
@@ -78,6 +82,11 @@ class Members(Membership[Member]):
     @property
     def ready(self) -> bool:
         return is_ready(self, self.now)
+
+    @property
+    def may_recover(self) -> bool:
+        """Return whether no request would find members now, but one would have within the last `hold_s`."""
+        return not self.ready and self.now < self._ready_at + self._hold_s
 
     def select(self, blocks: Sequence[bytes], tried: Collection[Member] = ()) -> Selected[Member]:
         """Return the members for a request whose prompt has these blocks. Raises Unavailable."""
@@ -105,6 +114,8 @@ class Members(Membership[Member]):
         """Check the health of all servers concurrently."""
         self.expire(self.now)
         await asyncio.gather(*map(self.check_member, self.all))
+        if self.ready:
+            self._ready_at = self.now
 
     async def check_member(self, member: Member) -> None:
         """Find out whether a server takes requests. If it has not done so for several checks, fail those at it."""

@@ -116,9 +116,10 @@ class Membership(Generic[Record]):
             raise ConfigError(f"{url} is given twice: give each server once, with its role")
         self._by_url[url] = self._make(url, role, True)
 
-    def announce(self, announcement: Announcement, now: float) -> None:
+    def announce(self, announcement: Announcement, now: float) -> Record | None:
         """Apply an announcement. One that is not newer than the last of its instance changes nothing.
 
+        Return the member if it must be checked at once: it has become ready, or has other weights.
         Raises Conflict for an instance that has ended, or that is older than one with a lease; and Overloaded if there
         are too many members.
         """
@@ -136,7 +137,7 @@ class Membership(Generic[Record]):
             raise Conflict(f"the instance {announcement.instance} is gone", code="instance_gone")
         if announcement.sequence <= self._sequences.get(announcement.instance, -1):
             if is_known:
-                return
+                return None
             raise Conflict(f"{url} has another instance by now", code="instance_replaced")
         is_older = known is not None and not is_known and announcement.sequence <= known.sequence
         if member is not None and is_older and now < member.lease_ends:  # a machine's clock may begin anew
@@ -145,13 +146,13 @@ class Membership(Generic[Record]):
         if announcement.state is State.GONE:
             _remember(self._gone, announcement.instance, announcement.sequence)
             if known is not None and not is_known:
-                return
+                return None
             if member is None or not member.is_configured:
                 self._drop(url, "it is gone")
-                return
-        self._apply(member or self._added(url, announcement.role), announcement, now)
+                return None
+        return self._apply(member or self._added(url, announcement.role), announcement, now)
 
-    def _apply(self, member: Record, announcement: Announcement, now: float) -> None:
+    def _apply(self, member: Record, announcement: Announcement, now: float) -> Record | None:
         known = member.announced
         member.role = announcement.role
         if known is not None and known.instance != announcement.instance:
@@ -163,6 +164,8 @@ class Membership(Generic[Record]):
         if known is None or known.state is not announcement.state:
             log.info(event("member_announced", role=member.role, at=member.url, state=announcement.state))
         member.announced, member.lease_ends = announcement, now + LEASE_S
+        is_news = known is None or _news(known) != _news(announcement)
+        return member if is_news and announcement.state is State.READY else None
 
     def expire(self, now: float) -> None:
         """Drop members whose lease expired a minute ago. One of the command line depends on health checks alone once
@@ -223,6 +226,10 @@ class Membership(Generic[Record]):
             member.down(why)  # for a request that has selected it and still connects
             self.forget(member)
             self.retire(member)
+
+
+def _news(announcement: Announcement) -> tuple[str, State, str]:
+    return announcement.instance, announcement.state, announcement.weight_version
 
 
 def _remember(numbers: OrderedDict[str, int], instance: str, number: int) -> None:

@@ -80,7 +80,9 @@ def test_hybrid_model_over_two_machines_has_the_tokens_of_one_server(pair: Pair,
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(chat.path / name, hybrid)
     pair.run("up", hybrid, *SMALL, *pair.keys, "--pd=1p1d", f"--port={PORT}")
-    both = tokens(pair.load(URL, 2).outcomes())
+    outcomes = pair.load(URL, 2).outcomes()
+    assert codes(outcomes) == set()
+    both = tokens(outcomes)
     pair.run("down")
     pair.run("up", hybrid, *SMALL, *pair.keys, f"--port={PORT}")
     assert tokens(pair.load(URL, 2).outcomes()) == both

@@ -155,8 +155,7 @@ def test_pair_that_shares_memory_has_the_tokens_of_one_server_and_updates_its_we
     load = machines.load(url, 15)
     machines.run("update", f"--weights={model}")
     outcomes = load.outcomes()
-    assert {found["status"] for found in outcomes} <= {200, 503}
-    assert codes(outcomes[-4:]) == set()
+    assert codes(outcomes) == set()  # held until the weights are the same again
     assert tokens(outcomes) == expected
     before = machines.status()
     assert {before[name]["weight_version"] for name in ("prefill-1", "decode-1")} == {"1"}

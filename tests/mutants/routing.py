@@ -125,6 +125,27 @@ ROUTING = (
         "route/test_selection.py::test_selection_retry_takes_another_server_and_no_server_twice",
     ),
     Mutant(
+        "C27 a request waits for a server that was there a moment ago",
+        "route/exchange.py",
+        "            if watch.gone or not members.may_recover:\n",
+        "            if True:\n",
+        "route/test_attempts.py::test_first_answer_servers_that_may_recover_are_waited_for",
+    ),
+    Mutant(
+        "C27 no request waits for a server that has been away for long",
+        "route/members.py",
+        "        return not self.ready and self.now < self._ready_at + self._hold_s\n",
+        "        return not self.ready\n",
+        "route/test_members.py::test_members_that_have_just_been_ready_may_recover",
+    ),
+    Mutant(
+        "C27 a server that has become ready is checked at once",
+        "route/administration.py",
+        "        router.spawn(router.members.check_now(member))\n",
+        "        pass\n",
+        "route/test_members_route.py::test_members_route_announced_server_gets_requests_until_it_drains",
+    ),
+    Mutant(
         "C33 only holders of the cluster key announce servers",
         "server/gateway.py",
         "            if is_trusted:\n",

@@ -74,6 +74,7 @@ def start_router(
     servers: Sequence[Running] = (),
     *,
     selection: Selection | None = None,
+    hold_s: float = 0.0,
     **changes: Any,
 ) -> Routed:
     config = replace(CONFIG, **{"cluster_key": CLUSTER_KEY, **changes})
@@ -85,7 +86,7 @@ def start_router(
     async def main() -> None:
         by_role = zip(Role, (servers, prefill, decode), strict=True)
         urls = {role: [server.url for server in found] for role, found in by_role}
-        members = Members(urls, api_key=key, cluster_key=config.cluster_key, selection=selection)
+        members = Members(urls, api_key=key, cluster_key=config.cluster_key, selection=selection, hold_s=hold_s)
         router = box["router"] = Router(config, members)
         box["loop"], box["stop"] = asyncio.get_running_loop(), asyncio.Event()
         await members.check()  # and not every second: the tests say when
@@ -128,6 +129,7 @@ def route(tokenizer: Tokenizer, patience: None) -> Iterator[Route]:
         *,
         servers: int = 0,
         selection: Selection | None = None,
+        hold_s: float = 0.0,
         **changes: Any,
     ) -> Routed:
         if servers:
@@ -136,7 +138,7 @@ def route(tokenizer: Tokenizer, patience: None) -> Iterator[Route]:
             [start(tokenizer, make, model=model, **{"cluster_key": CLUSTER_KEY, **changes}) for _ in range(count)]
             for model, count in ((PREFILL, prefill), (DECODE, decode), (MODEL, servers))
         ]
-        routed.append(start_router(*members, selection=selection, **changes))
+        routed.append(start_router(*members, selection=selection, hold_s=hold_s, **changes))
         return routed[-1]
 
     yield go

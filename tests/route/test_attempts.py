@@ -15,6 +15,7 @@ from forebay.route.generation import _whole
 from forebay.route.selection import Reason, Selected
 from forebay.route.upstream import MEMBER_LOST, Head
 from forebay.server.http.bodies import ClientGone
+from tests.simulation.virtual_time import VirtualLoop
 
 
 class Member:
@@ -46,6 +47,7 @@ class Attempts:
         self.statuses, self.made, self.leaves = list(statuses), [], leaves
         self.members = [Member(), Member()]
         self.tried: list[set[Any]] = []
+        self.may_recover = False
         monkeypatch.setattr(exchange, "begin", self.begin)
 
     async def begin(self, *args: object) -> Attempt:
@@ -61,13 +63,14 @@ class Attempts:
         self.tried.append({*tried})
         return Selected(tuple(self.members), Reason.LOAD)
 
-    async def check_member(self, member: Member) -> None:
+    async def check_now(self, member: Member) -> None:
         member.num_checks += 1
 
     def run(self) -> tuple[Exchange, Head]:
-        watch: Any = SimpleNamespace(on_gone=lambda abort: abort() if self.leaves else None)
+        watch: Any = SimpleNamespace(gone=self.leaves, on_gone=lambda abort: abort() if self.leaves else None)
         routed = RoutedRequest(path="/", headers={}, content=b"", select=self.select, on_selected=lambda _: None)
-        return asyncio.run(first_answer(self, routed, watch))  # type: ignore[arg-type]
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(first_answer(self, routed, watch))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("status", [400, 429, 500, 502])
@@ -144,6 +147,33 @@ def test_first_answer_without_any_server_that_is_up_is_not_tried_again(monkeypat
     with pytest.raises(Unavailable, match="no server takes"):
         attempts.run()
     assert made == [1]
+
+
+class Away(Attempts):
+    """No server takes requests until so many selections have failed."""
+
+    num_failures = 0
+
+    def select(self, tried: Any) -> Selected[Any]:
+        self.num_failures -= 1
+        if self.num_failures >= 0:
+            raise Unavailable("no server takes the request", code="no_server")
+        return super().select(tried)
+
+
+def test_first_answer_servers_that_may_recover_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = Away(monkeypatch, 503, 200)
+    attempts.num_failures, attempts.may_recover = 9, True
+    assert attempts.run()[1].status == 200
+    assert attempts.tried == [set(), {*attempts.members}]
+
+
+def test_first_answer_client_that_has_gone_waits_for_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = Away(monkeypatch, leaves=True)
+    attempts.num_failures, attempts.may_recover = 2, True
+    with pytest.raises(Unavailable):
+        attempts.run()
+    assert attempts.num_failures == 1
 
 
 def test_first_answer_client_that_has_gone_gets_no_other_attempt(monkeypatch: pytest.MonkeyPatch) -> None:

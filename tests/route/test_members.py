@@ -26,7 +26,7 @@ class Pool:
     def __init__(self, name: str = "one") -> None:
         self.origin, self.num_given_up = Origin(f"http://{name}:1", ""), 0
         self.status, self.reason, self.error, self.waits = 200, "ok", None, False
-        self.version = "0"
+        self.version, self.mode = "0", "decode"
 
     async def ask(self, method: str, path: str, *others: object) -> tuple[Head, bytes]:
         if self.waits:
@@ -34,7 +34,8 @@ class Pool:
         if self.error:
             raise self.error
         if path == "/server_info":
-            return Head(200, {}), b'{"disaggregation_mode": "decode", "weight_version": "%s"}' % self.version.encode()
+            info = {"disaggregation_mode": self.mode, "weight_version": self.version}
+            return Head(200, {}), json.dumps(info).encode()
         return Head(self.status, {}), b'{"reason": "%s"}' % self.reason.encode()
 
     def give_up(self) -> None:
@@ -49,6 +50,25 @@ def checked(pool: Pool, times: int = 1, found: Members | None = None) -> tuple[M
     for _ in range(times):
         asyncio.run(found.check())
     return found, one
+
+
+def test_members_that_have_just_been_ready_may_recover() -> None:
+    now = [0.0]
+    found = Members({Role.BOTH: [URL]}, hold_s=10.0, clock=lambda: now[0])
+    [one] = found.all
+    assert not found.may_recover  # none has ever been ready
+    pool = Pool()
+    pool.mode = "null"
+    checked(pool, found=found)
+    assert found.ready
+    assert not found.may_recover
+    now[0] = 5.0
+    checked(pool, found=found)
+    one.down("asleep")
+    now[0] = 14.9
+    assert found.may_recover
+    now[0] = 15.0
+    assert not found.may_recover
 
 
 def test_member_that_answers_is_up_and_one_that_does_not_is_down(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from forebay.base.proof import PROOF
 from forebay.engine.frames import LoadedAdapter
 from forebay.route.announce import Announcer
 from forebay.route.announcement import Role, State
+from forebay.route.exchange import HOLD_POLL_S
 from forebay.route.standby import Standby
 from tests.deadlines import HANGS_S
 from tests.route.conftest import CLUSTER_KEY, PROVEN, Route, Routed, start_router
@@ -66,6 +68,24 @@ def test_members_route_server_that_dies_before_the_first_byte_is_replaced_by_ano
     assert (said.status_code, said.json()["type"]) == (503, "error")
 
 
+def test_members_route_request_without_a_server_waits_for_one_that_was_there(route: Route) -> None:
+    routed = route(servers=1, hold_s=HANGS_S)
+    [member] = routed.router.members.all
+
+    def leave() -> None:
+        routed.router.members._hold_s = 0.0
+
+    for back, status in ((routed.check, 200), (leave, 503)):
+        routed.loop.call_soon_threadsafe(member.down, "asleep")
+        routed.until(lambda: not member.up)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(ask, routed, LONG)
+            with pytest.raises(TimeoutError):
+                answer.result(4 * HOLD_POLL_S)
+            back()
+            assert answer.result(HANGS_S).status_code == status
+
+
 def test_members_route_failure_after_the_first_byte_is_not_tried_again(route: Route) -> None:
     routed = route(servers=2, make=lambda: FakeEngine(interval_s=0.01))
     for server in routed.servers:
@@ -88,7 +108,7 @@ def test_members_route_announced_server_gets_requests_until_it_drains(route: Rou
     announcer = Announcer([routed.url], other.url, Role.BOTH, CLUSTER_KEY, weight_version="v1")
     announcer.start()
     assert announcer.announce(State.READY, wait_s=HANGS_S) == []
-    routed.check()
+    routed.until(lambda: all(member.up for member in routed.router.members.all))  # with no check but at once
     assert {where(ask(routed, letter * 2000))[0] for letter in "abc"} == {server.url for server in routed.servers}
     assert announcer.announce(State.DRAINING, wait_s=HANGS_S) == []
     assert {where(ask(routed, letter * 2000))[0] for letter in "abc"} == {routed.servers[0].url}

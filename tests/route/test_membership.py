@@ -126,6 +126,18 @@ def test_membership_gone_server_of_the_command_line_may_come_back_after_a_failed
     assert one.obstacle(LEASE_S) == ""
 
 
+def test_membership_ready_member_or_one_with_other_weights_is_to_be_checked_at_once() -> None:
+    found = membership()
+    assert found.announce(announcement(1, State.STARTING), 0.0) is None
+    [one] = found.all
+    states = [State.READY, State.READY, State.DRAINING, State.READY]
+    checked = [found.announce(announcement(2 + i, state), 0.0) for i, state in enumerate(states)]
+    assert checked == [one, None, None, one]
+    assert found.announce(announcement(9, weight_version="v2"), 0.0) is one
+    assert found.announce(announcement(8, weight_version="v3"), 0.0) is None  # late
+    assert found.announce(announcement(10, State.GONE), 0.0) is None
+
+
 def test_membership_other_weights_by_announcement_or_check_drop_the_cached_prefixes() -> None:
     found, one = announced()
     found.announce(announcement(2, weight_version="v2"), 0.0)
