@@ -164,8 +164,8 @@ class Membership(Generic[Record]):
         if known is None or known.state is not announcement.state:
             log.info(event("member_announced", role=member.role, at=member.url, state=announcement.state))
         member.announced, member.lease_ends = announcement, now + LEASE_S
-        is_news = known is None or _news(known) != _news(announcement)
-        return member if is_news and announcement.state is State.READY else None
+        is_changed = known is None or _compared(known) != _compared(announcement)
+        return member if is_changed and announcement.state is State.READY else None
 
     def expire(self, now: float) -> None:
         """Drop members whose lease expired a minute ago. One of the command line depends on health checks alone once
@@ -228,7 +228,7 @@ class Membership(Generic[Record]):
             self.retire(member)
 
 
-def _news(announcement: Announcement) -> tuple[str, State, str]:
+def _compared(announcement: Announcement) -> tuple[str, State, str]:
     return announcement.instance, announcement.state, announcement.weight_version
 
 
