@@ -28,8 +28,8 @@ class Carried:
 class PictureRows(NamedTuple):
     """Encodings of pictures, `table` [R, n * H] with a padding row 0, and which of them each token takes, `rows` [T]
     int32, 0 for none. The first H numbers are taken instead of its id's embedding. As many are added to the residual
-    stream behind each of the first n - 1 layers (DeepStack, arXiv 2406.04334). `ahead` [T] int32 are the positions behind a
-    token's own up to its picture's end; None where attention within pictures is causal."""
+    stream behind each of the first n - 1 layers (DeepStack, arXiv 2406.04334). `ahead` [T] int32 are the positions
+    behind a token's own up to its picture's end; None where attention within pictures is causal."""
 
     table: Tensor
     rows: Tensor

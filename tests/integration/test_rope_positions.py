@@ -18,10 +18,12 @@ from forebay.requests.pictures import Picture, digest_of
 from forebay.requests.rope_positions import GridRun, rope_positions
 from forebay.speculation.ngram import Ngram
 from tests.integration.rig import Rig
-from tests.integration.test_pictures import TIGHT, Prompt, Shown, greedy, run
+from tests.integration.test_pictures import Prompt, Shown, greedy, run
 from tests.kernels import NATIVE
 from tests.models.drive import Driver
 from tests.models.visual import TEXT, VisualModel, shared_visual
+
+TIGHT = {"num_tokens": 112, "schedule_conservativeness": 0.0}
 
 SECTIONS = RopeSections((2, 2, 2), interleaved=True)
 CONTEXT = 256

@@ -123,9 +123,7 @@ def _padded_inputs(numbers: Sequence[Tensor]) -> dict[str, Tensor]:
     return {"pixel_values": torch.stack(padded), "image_sizes": sizes}
 
 
-def _qwen_inputs(
-    tiles: Sequence[Pixels], size: int, mean: float | list[float], std: float | list[float]
-) -> dict[str, Tensor]:
+def _qwen_inputs(tiles: Sequence[Pixels], size: int, means: Tensor, deviations: Tensor) -> dict[str, Tensor]:
     """Patches of two frames, square by square, and the grid of each image."""
     numbers = {"patch_size": size, "image_mean": means.expand(3).tolist(), "image_std": deviations.expand(3).tolist()}
     processor = Qwen2VLImageProcessorPil(do_resize=False, **numbers)
