@@ -125,14 +125,13 @@ class FlexPatches:
         self._embedding = Linear(parts.ops, weight)
         self._table = parts.tensor("position_embedding.weight", spec.side**2, width)
         self._side = spec.side
-        self._positions = lru_cache(MOST_SIZES)(self._positions_of)
         self._scale = pixel_scale(spec.rescale, spec.mean, spec.std, self._device)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """pixels uint8 [height, width, 3] -> [P, h]."""
         height, width, _ = pixels.shape
         rows = self._ops.patch_rows(pixels.to(self._device), self._size, self._scale, self._dtype)
-        positions = self._positions((height // self._size, width // self._size))
+        positions = self._positions_of((height // self._size, width // self._size))
         return self._ops.add_(self._embedding.of(rows), positions)
 
     def _positions_of(self, grid: tuple[int, int]) -> Tensor:

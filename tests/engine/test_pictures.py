@@ -6,13 +6,14 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from forebay.engine.frames import AddRequest, UpdateWeights
 from forebay.engine.loop.core import EngineCore
 from forebay.requests.sampling_params import SamplingParams
 from tests.engine.test_sleep import SUBSETS, core_of, other_weights, poison
 from tests.integration.test_pictures import Album, Prompt
-from tests.models.visual import TEXT, VisualModel, shared_visual
+from tests.models.visual import TEXT, TYPES, VisualModel, shared_visual
 
 COUNT = 6
 
@@ -67,6 +68,25 @@ def test_new_weights_encode_pictures_anew(model: VisualModel, prompts: list[Prom
     core.sleeper.update(str(other), {})
     updated = tokens_of(core, prompts)
     assert updated == tokens_of(core_of(other), prompts) != before
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "lfm2_vl" else pytest.param(name, marks=pytest.mark.slow) for name in TYPES]
+)
+def test_new_weights_leave_nothing_of_the_old_in_encodings(name: str, tmp_path: Path) -> None:
+    model = shared_visual(name)
+    core, other = core_of(model.path), core_of(other_weights(model.path, tmp_path / "other"))
+    prompt = Album(model).prompt([TEXT[0]], (1, 1), [TEXT[1]])
+    before = encoding_of(core, prompt)
+    core.sleeper.update(str(tmp_path / "other"), {})
+    assert torch.equal(updated := encoding_of(core, prompt), encoding_of(other, prompt))
+    assert not torch.equal(updated, before)
+
+
+def encoding_of(core: EngineCore, prompt: Prompt) -> torch.Tensor:
+    tokens_of(core, [prompt])
+    (encoding,) = core.scheduler.held.pictures._cached.values()
+    return core._runner.encodings.rows[torch.from_numpy(encoding.rows)].clone()
 
 
 def test_requests_that_an_update_makes_wait_are_encoded_with_the_new_weights(

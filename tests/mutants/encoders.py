@@ -38,21 +38,21 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C31 patches have a bias",
         "layers/encoder.py",
-        'parts.values("patch_embedding.bias", width))',
-        'parts.values("patch_embedding.bias", width) * 0)',
+        'kernel.view(width, -1), parts.values("patch_embedding.bias", width))',
+        'kernel.view(width, -1), parts.values("patch_embedding.bias", width) * 0)',
         _ORACLE,
     ),
     Mutant(
         "C31 an encoder's feed-forward layers have a GELU",
         "layers/encoder.py",
-        "ops.gelu(self._up.of(",
-        "ops.relu2(self._up.of(",
+        "ops.gelu(self._up.of(norm_mlp",
+        "ops.relu2(self._up.of(norm_mlp",
         _ORACLE,
     ),
     Mutant(
         "C31 GELU without a gate is the one by tanh",
         "ops/elementwise.py",
-        'F.gelu(x.float().contiguous(), approximate="tanh")',
+        'F.gelu(x.float().contiguous(), approximate="none" if exact else "tanh")',
         "F.gelu(x.float().contiguous())",
         "ops/test_activations.py::test_activations_equal_the_reference",
     ),
@@ -66,8 +66,8 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C31 pixels are moved by their mean in units of their deviation",
         "layers/encoder.py",
-        "[-mean / std for",
-        "[-mean for",
+        "[-each / deviation for",
+        "[-each for",
         _ORACLE,
     ),
     Mutant(
@@ -87,8 +87,8 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C31 positions are interpolated to the rows and columns of a tile",
         "layers/encoder.py",
-        "positions = self._positions((height // self._size, width // self._size))",
-        "positions = self._positions((width // self._size, height // self._size))",
+        "positions = self._positions_of((height // self._size, width // self._size))",
+        "positions = self._positions_of((width // self._size, height // self._size))",
         _FLEX,
     ),
     Mutant(
