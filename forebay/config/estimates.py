@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.families.model_config import ModelConfig
+from forebay.families.vision.base import VisionConfig
 from forebay.formats.held_format import held_format
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import HEAD_BITS
@@ -66,11 +67,17 @@ def activation_bytes(model: ModelConfig, weights: WeightShapes, step: StepShape)
     widest = max((kind.in_features for kind in weights.counts), default=model.hidden_size)
     if model.experts is not None:
         widest = max(widest, model.experts.per_token * model.experts.intermediate_size)
-    tile = 0 if model.vision is None else model.vision.max_patches * model.vision.intermediate_size
-    activations = max(step.num_tokens * widest, tile) * ACTIVATION_WIDTHS
+    tile = 0 if model.vision is None else _of_tile(model.vision)
+    activations = max(step.num_tokens * widest * ACTIVATION_WIDTHS, tile)
     logits = step.num_rows * model.vocab_size * LOGITS_COPIES
     rope = step.context_length * model.head_dim * ROPE_TABLES
     return (activations + logits + rope) * FLOAT32_BYTES
+
+
+def _of_tile(vision: VisionConfig) -> int:
+    """Return the numbers that an encoder's layer holds for the largest tile: a gated MLP's three intermediate ones, the
+    stream, its norm, and what is kept for the language model."""
+    return vision.max_patches * (3 * vision.intermediate_size + 6 * vision.hidden_size)
 
 
 def adapter_bytes(model: ModelConfig, *, num_slots: int, rank: int, itemsize: int) -> int:

@@ -23,7 +23,7 @@ KEY = "sk-canary-0123456789"
 PREFILL = {"disaggregation_mode": "prefill", "insecure_no_cluster_key": True}
 DECODE = {"disaggregation_mode": "decode", "insecure_no_cluster_key": True}
 HYBRID = CacheSizes(256, {"state": KindSize(4096)})
-MODEL = SimpleNamespace(max_position_embeddings=64, vocab_size=1000, hidden_size=64)
+MODEL = SimpleNamespace(max_position_embeddings=64, vocab_size=1000, hidden_size=64, vision=None)
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -42,8 +43,10 @@ def demand_of(**changes: object) -> MemoryDemand:
     return memory_demand(config, cache_sizes(SPECS, config.types), model())
 
 
-def model(**fields: int) -> SimpleNamespace:
-    return SimpleNamespace(**{"max_position_embeddings": 4096, "vocab_size": 1000, "hidden_size": 64, **fields})
+def model(**fields: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{"max_position_embeddings": 4096, "vocab_size": 1000, "hidden_size": 64, "vision": None, **fields}
+    )
 
 
 @pytest.mark.parametrize(("ssm_dtype", "state_bytes"), [("float32", 96 * 4 + 512 * 4), ("bfloat16", 96 * 4 + 512 * 2)])

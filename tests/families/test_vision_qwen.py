@@ -12,7 +12,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from forebay.base.errors import ModelError
 from forebay.families.model_config import config_of
 from forebay.families.rope import RopeSections
-from forebay.families.vision.qwen import QwenConfig
+from forebay.families.vision.qwen import MOST_TOKENS, QwenConfig
 from tests.families.test_outer import fields_of
 
 VL = ["qwen3_vl", "qwen3_vl_moe"]
@@ -45,7 +45,7 @@ def test_published_encoder_and_processor_are_read(kind: str) -> None:
     assert config.unknown_options == ()
     assert (vision.num_layers, vision.num_heads, vision.side, vision.depth) == (24, 16, 48, 2)
     assert (vision.deepstack, vision.output_size, vision.rope_theta) == ((5, 11, 17), 2048, 10_000.0)
-    assert (vision.token_edge, vision.max_tokens, vision.tile_size) == (32, 16_384, None)
+    assert (vision.token_edge, vision.max_tokens, vision.tile_size) == (32, MOST_TOKENS, None)
     assert (vision.mean, vision.std, vision.rescale) == ((0.5,) * 3, (0.5,) * 3, 1 / 255)
     assert config.rope_sections == RopeSections((24, 20, 20), interleaved=True)
 
@@ -119,8 +119,13 @@ def test_processors_that_do_not_fit_are_refused(processor: dict[str, Any], messa
 
 
 def test_older_names_of_the_range_of_pixels_count() -> None:
+    vision = read(processor={"min_pixels": 3136, "max_pixels": 602_112})
+    assert (vision.min_pixels, vision.max_pixels) == (3136, 602_112)
+
+
+def test_an_image_has_no_more_tokens_than_others_can_wait_for() -> None:
     vision = read(processor={"min_pixels": 3136, "max_pixels": 12_845_056})
-    assert (vision.min_pixels, vision.max_pixels) == (3136, 12_845_056)
+    assert vision.max_pixels == MOST_TOKENS * vision.token_edge**2 == 4_194_304
 
 
 @pytest.mark.parametrize("value", [None, True, -1, 0, 2**70, math.nan, "x", [], [[]], {}, {"a": 1}])

@@ -15,6 +15,9 @@ from forebay.families.vision.base import MAX_TILE, Vision, VisionConfig, check_h
 MAX_RATIO: Final = 200
 """Of an image's longer edge to its shorter one: transformers' processor refuses more."""
 
+MOST_TOKENS: Final = 4096
+"""Of an image: others wait while a layer of the encoder is computed, and its attention grows with the square."""
+
 _CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD: Final = (0.26862954, 0.26130258, 0.27577711)
 _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280
@@ -34,7 +37,7 @@ class QwenConfig(VisionConfig):
     """A table of `side` x `side` positions is interpolated to the patches of a tile, and heads are rotated by a patch's
     row and column with the base `rope_theta`. Each kernel sees `depth` frames, all of which are the image. Behind the
     layers `deepstack` a feature of each token is kept for the language model. Images have `min_pixels` to
-    `max_pixels`."""
+    `max_pixels`, and about `MOST_TOKENS` at most."""
 
     side: int
     rope_theta: float
@@ -46,15 +49,16 @@ class QwenConfig(VisionConfig):
 
     @property
     def max_edge(self) -> int:
-        return math.isqrt(MAX_RATIO * self.max_pixels) + self.token_edge
+        # Rounding the other edge down, to one token's at least, makes an image up to half as narrow again.
+        return math.isqrt(3 * MAX_RATIO * self.max_pixels // 2) + self.token_edge
 
     @property
     def max_tokens(self) -> int:
         """Return the most tokens of an image: a narrow one has a token's edge at least, and what is made larger is
         rounded up."""
         edge = self.token_edge
-        longest, grown = (math.isqrt(MAX_RATIO * pixels) // edge + 1 for pixels in (self.max_pixels, self.min_pixels))
-        return max(self.max_pixels // edge**2, longest, self.min_pixels // edge**2 + 2 * grown)
+        grown = math.isqrt(MAX_RATIO * self.min_pixels) // edge + 1
+        return max(self.max_pixels // edge**2, self.max_edge // edge, self.min_pixels // edge**2 + 2 * grown)
 
     def outer_products(self, output_size: int) -> int:
         """Return the products that a patch takes before and behind the layers."""
@@ -82,12 +86,15 @@ def _qwen3(fields: Fields, own: Fields, processor: Fields, vocab_size: int, deep
     own.only("in_channels", CHANNELS)
     rescale, mean, std = pixel_numbers(processor, mean=_CLIP_MEAN, std=_CLIP_STD)
     positions = own.size("num_position_embeddings", default=2304, most=1 << 24)
-    min_pixels, max_pixels = _pixel_range(processor)
+    patch_size = own.size("patch_size", default=16, most=MAX_TILE)
+    merge = own.size("spatial_merge_size", default=2, most=MAX_TILE)
+    most = MOST_TOKENS * (patch_size * merge) ** 2
+    min_pixels, max_pixels = (min(pixels, most) for pixels in _pixel_range(processor))
     config = QwenConfig(
         kind=kind,
         placeholder=fields.size("image_token_id", default=_PLACEHOLDERS[kind], least=0, most=vocab_size - 1),
-        patch_size=own.size("patch_size", default=16, most=MAX_TILE),
-        merge=own.size("spatial_merge_size", default=2, most=MAX_TILE),
+        patch_size=patch_size,
+        merge=merge,
         hidden_size=own.size("hidden_size", default=1152),
         intermediate_size=own.size("intermediate_size", default=4304),
         num_layers=own.size("depth", default=27, most=MAX_LAYERS),

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
@@ -99,6 +99,7 @@ def test_fitted_sizes_are_those_of_transformers(height: int, width: int, edge: i
     assert fitted((height, width), edge, least, least + more) == wanted
 
 
+@example(height=15_400, width=77, least=65_536, more=938_000)
 @given(
     height=st.integers(1, 5000),
     width=st.integers(1, 5000),
