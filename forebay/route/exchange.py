@@ -211,7 +211,7 @@ async def _select(
         try:
             return request.select(tried)
         except Unavailable:
-            if watch.gone or not members.may_recover:
+            if watch.gone or not members.may_recover(tried):
                 raise
         await asyncio.sleep(HOLD_POLL_S)
 

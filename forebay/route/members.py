@@ -83,10 +83,11 @@ class Members(Membership[Member]):
     def ready(self) -> bool:
         return is_ready(self, self.now)
 
-    @property
-    def may_recover(self) -> bool:
-        """Return whether no request would find members now, but one would have within the last `hold_s`."""
-        return not self.ready and self.now < self._ready_at + self._hold_s
+    def may_recover(self, tried: Collection[Member] = ()) -> bool:
+        """Return whether no request would find members now, but one would have within the last `hold_s`. Of members
+        that compute whole requests, those of `tried` are of no use again."""
+        is_recent = not self.ready and self.now < self._ready_at + self._hold_s
+        return is_recent and any(member.role is not Role.BOTH or member not in tried for member in self.all)
 
     def select(self, blocks: Sequence[bytes], tried: Collection[Member] = ()) -> Selected[Member]:
         """Return the members for a request whose prompt has these blocks. Raises Unavailable."""

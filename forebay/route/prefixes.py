@@ -134,6 +134,8 @@ class Prefixes:
 
     def drop(self, url: str) -> None:
         """As `forget`, without the observer."""
+        if not self._sizes[url]:
+            return  # each stream of a server that is gone comes here
         for key in [key for key in self._known if key[0] == url]:
             del self._known[key]
         del self._sizes[url]

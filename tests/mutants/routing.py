@@ -127,15 +127,15 @@ ROUTING = (
     Mutant(
         "C27 a request waits for a server that was there a moment ago",
         "route/exchange.py",
-        "            if watch.gone or not members.may_recover:\n",
+        "            if watch.gone or not members.may_recover(tried):\n",
         "            if True:\n",
         "route/test_attempts.py::test_first_answer_servers_that_may_recover_are_waited_for",
     ),
     Mutant(
         "C27 no request waits for a server that has been away for long",
         "route/members.py",
-        "        return not self.ready and self.now < self._ready_at + self._hold_s\n",
-        "        return not self.ready\n",
+        "is_recent = not self.ready and self.now < self._ready_at + self._hold_s\n",
+        "is_recent = not self.ready\n",
         "route/test_members.py::test_members_that_have_just_been_ready_may_recover",
     ),
     Mutant(

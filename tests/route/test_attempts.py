@@ -47,7 +47,7 @@ class Attempts:
         self.statuses, self.made, self.leaves = list(statuses), [], leaves
         self.members = [Member(), Member()]
         self.tried: list[set[Any]] = []
-        self.may_recover = False
+        self.recovers = False
         monkeypatch.setattr(exchange, "begin", self.begin)
 
     async def begin(self, *args: object) -> Attempt:
@@ -62,6 +62,9 @@ class Attempts:
     def select(self, tried: Any) -> Selected[Any]:
         self.tried.append({*tried})
         return Selected(tuple(self.members), Reason.LOAD)
+
+    def may_recover(self, tried: Any) -> bool:
+        return self.recovers
 
     async def check_now(self, member: Member) -> None:
         member.num_checks += 1
@@ -163,14 +166,14 @@ class Away(Attempts):
 
 def test_first_answer_servers_that_may_recover_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = Away(monkeypatch, 503, 200)
-    attempts.num_failures, attempts.may_recover = 9, True
+    attempts.num_failures, attempts.recovers = 9, True
     assert attempts.run()[1].status == 200
     assert attempts.tried == [set(), {*attempts.members}]
 
 
 def test_first_answer_client_that_has_gone_waits_for_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = Away(monkeypatch, leaves=True)
-    attempts.num_failures, attempts.may_recover = 2, True
+    attempts.num_failures, attempts.recovers = 2, True
     with pytest.raises(Unavailable):
         attempts.run()
     assert attempts.num_failures == 1

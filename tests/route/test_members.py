@@ -56,19 +56,20 @@ def test_members_that_have_just_been_ready_may_recover() -> None:
     now = [0.0]
     found = Members({Role.BOTH: [URL]}, hold_s=10.0, clock=lambda: now[0])
     [one] = found.all
-    assert not found.may_recover  # none has ever been ready
+    assert not found.may_recover()  # none has ever been ready
     pool = Pool()
     pool.mode = "null"
     checked(pool, found=found)
     assert found.ready
-    assert not found.may_recover
+    assert not found.may_recover()
     now[0] = 5.0
     checked(pool, found=found)
     one.down("asleep")
     now[0] = 14.9
-    assert found.may_recover
+    assert found.may_recover()
+    assert not found.may_recover([one])  # it has failed this request
     now[0] = 15.0
-    assert not found.may_recover
+    assert not found.may_recover()
 
 
 def test_member_that_answers_is_up_and_one_that_does_not_is_down(monkeypatch):
