@@ -62,7 +62,8 @@ def build_runner(
     torch.set_num_threads(ops.num_threads if ops.name == "torch" else 1)
     regions = regions or Regions(device)
     cache = _make_caches((*model.cache_specs(), *_behind(drafter, draft_model)), sizes, types, hisparse, regions)
-    rows = _make_rows(model, sizes, width, regions)
+    mrope = model.mrope or (draft_model is not None and draft_model.mrope)
+    rows = _make_rows(sizes, width, regions, adapters=model.adapters is not None, mrope=mrope)
     graphs = graphs or graphs_for(ops, device, regions)
     graph_sizes = graph_sizes or default_sizes(sizes.max_running_requests, quickly=graphs.captures_quickly)
     limits: dict[str, Any] = {"vocab_size": vocab_size, "max_num_tokens": max_num_tokens}
@@ -72,13 +73,13 @@ def build_runner(
     return ModelRunner(model, ops, cache=cache, rows=rows, take_masks=take_masks, **own)
 
 
-def _make_rows(model: Model, sizes: PoolSizes, width: int, regions: Regions) -> RequestRows:
+def _make_rows(sizes: PoolSizes, width: int, regions: Regions, *, adapters: bool, mrope: bool) -> RequestRows:
     return RequestRows(
         sizes.num_rows,
         ceil_div(sizes.context_length, sizes.page_size),
         num_drafts=width - 1,
-        adapters=model.adapters is not None,
-        mrope=model.mrope,
+        adapters=adapters,
+        mrope=mrope,
         device=regions.device,
         take=partial(regions.take, Tag.KV_CACHE),
     )

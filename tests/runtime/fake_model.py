@@ -29,6 +29,7 @@ class FakeModel:
 
     weight_bytes = 0
     adapters = None
+    mrope = False
 
     def __init__(self, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
