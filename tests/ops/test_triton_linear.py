@@ -16,6 +16,7 @@ from tests.ops.triton_device import TritonOps, assert_close
 __all__ = ["device", "ops", "reference"]  # fixtures
 
 
+@pytest.mark.quick(60)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("tokens", [0, 3])
 def test_linear_in_codes_is_linear_of_the_values(
