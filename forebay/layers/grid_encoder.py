@@ -15,12 +15,11 @@ from torch import Tensor
 
 from forebay.base.pixels import CHANNELS
 from forebay.layers.build import Parts
-from forebay.layers.encoder import MOST_SIZES, square_orders
+from forebay.layers.encoder import MOST_SIZES, pixel_scale, square_orders
 from forebay.layers.linear import Linear
 from forebay.layers.norms import build_norm, layer_norm_spec
 from forebay.layers.rotary import cos_sin_table
 from forebay.ops.attention import KvCache, PagedKv
-from forebay.ops.pictures import PixelScale
 
 Grid = tuple[int, int]
 """Rows and columns of patches."""
@@ -57,9 +56,7 @@ class GridPatches:
         weight = parts.ops.pack_linear(summed, parts.values("patch_embed.proj.bias", width))
         self._embedding = Linear(parts.ops, weight)
         self._positions = parts.tensor("pos_embed.weight", spec.side**2, width)
-        factors = [spec.rescale / std for std in spec.std]
-        shifts = [-mean / std for mean, std in zip(spec.mean, spec.std, strict=True)]
-        self._scale = PixelScale(*(torch.tensor(numbers, device=self._device) for numbers in (factors, shifts)))
+        self._scale = pixel_scale(spec.rescale, spec.mean, spec.std, self._device)
 
     def __call__(self, pixels: Tensor) -> tuple[Tensor, Grid]:
         """pixels uint8 [height, width, 3] -> [P, h], and the rows and columns of patches."""
