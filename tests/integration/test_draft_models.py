@@ -14,6 +14,7 @@ from tests.integration.test_draft_heads import SHAPES, engine_of, known_of, run_
 from tests.integration.test_hybrid_tokens import Known
 from tests.kernels import NATIVE
 from tests.models.tiny import shared_tiny
+from tests.models.visual import shared_visual
 
 
 def rig_of(target: str, draft: Path) -> Rig:
@@ -61,5 +62,12 @@ def test_c16_drafts_that_are_no_numbers_cost_acceptance_alone() -> None:
     known = known_of(rig_of("llama", shared_tiny("llama").path))
     engine = engine_of(known.rig, width=4, radix_cache=True)
     engine.core._runner.proposer.beside.model._blocks[1]._sublayers[0].before.of.keywords["weight"].fill_(float("nan"))
+    known.check(engine)
+    assert engine.count("draft_tokens") > 0
+
+
+def test_a_draft_model_with_mrope_beside_one_without_changes_no_token() -> None:
+    known = known_of(rig_of("llama", shared_visual("qwen3_vl").path))
+    engine = engine_of(known.rig, width=4, radix_cache=True)
     known.check(engine)
     assert engine.count("draft_tokens") > 0
