@@ -22,7 +22,6 @@ from forebay.server.http.lifecycle import Watch
 
 ROOM_BITS: Final = 62  # a request with several choices counts on from its room
 MOST_ATTEMPTS: Final = 3
-HOLD_POLL_S: Final = 0.05
 _AGAIN: Final = (503, 504)  # the server, or the one that it needs, is going, coming or gone: another one may not be
 
 Select = Callable[[Collection[Member]], Selected[Member]]
@@ -213,7 +212,7 @@ async def _select(
         except Unavailable:
             if watch.gone or not members.may_recover(tried):
                 raise
-        await asyncio.sleep(HOLD_POLL_S)
+        await members.recovery()
 
 
 async def _outcome(exchange: Exchange) -> tuple[ForebayError | None, Head]:

@@ -64,6 +64,7 @@ class Members(Membership[Member]):
     ) -> None:
         super().__init__(self._member)
         self._hold_s, self._ready_at = hold_s, -math.inf
+        self._passed = asyncio.Event()  # set for a moment: a server has passed a check
         self._api_key, self._clock = api_key, clock
         self._proof = {PROOF: proof_of(cluster_key)} if cluster_key else {}
         self._selection = selection or Selection()
@@ -88,6 +89,11 @@ class Members(Membership[Member]):
         that compute whole requests, those of `tried` are of no use again."""
         is_recent = not self.ready and self.now < self._ready_at + self._hold_s
         return is_recent and any(member.role is not Role.BOTH or member not in tried for member in self.all)
+
+    async def recovery(self) -> None:
+        """Wait until a server passes a check, or for the time between two checks."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._passed.wait(), CHECK_INTERVAL_S)
 
     def select(self, blocks: Sequence[bytes], tried: Collection[Member] = ()) -> Selected[Member]:
         """Return the members for a request whose prompt has these blocks. Raises Unavailable."""
@@ -132,6 +138,9 @@ class Members(Membership[Member]):
         member.num_stuck = 0 if member.up or member.why in _WELL_BUT_BUSY else member.num_stuck + 1
         if member.num_stuck == GIVEN_UP_AFTER:
             member.pool.give_up()
+        if member.up:
+            self._passed.set()
+            self._passed.clear()
 
     async def check_now(self, member: Member) -> None:
         """Check a server and read its /server_info, which the last request may have changed."""

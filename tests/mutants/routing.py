@@ -132,6 +132,13 @@ ROUTING = (
         "route/test_attempts.py::test_first_answer_servers_that_may_recover_are_waited_for",
     ),
     Mutant(
+        "C27 a server that passes a check wakes the requests that wait for one",
+        "route/members.py",
+        "            self._passed.set()\n",
+        "            pass\n",
+        "route/test_members.py::test_member_that_passes_a_check_wakes_the_requests_that_wait_for_one",
+    ),
+    Mutant(
         "C27 no request waits for a server that has been away for long",
         "route/members.py",
         "is_recent = not self.ready and self.now < self._ready_at + self._hold_s\n",

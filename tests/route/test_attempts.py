@@ -66,6 +66,9 @@ class Attempts:
     def may_recover(self, tried: Any) -> bool:
         return self.recovers
 
+    async def recovery(self) -> None:
+        pass
+
     async def check_now(self, member: Member) -> None:
         member.num_checks += 1
 
