@@ -75,17 +75,19 @@ def test_members_that_have_just_been_ready_may_recover() -> None:
 def test_member_that_passes_a_check_wakes_the_requests_that_wait_for_one() -> None:
     found, one = checked(pool := Pool())
 
-    async def woken(status: int) -> list[bool]:
-        pool.status = status
-        waiting = [asyncio.ensure_future(found.recovery()) for _ in range(3)]
-        await asyncio.sleep(0)
-        await found.check_member(one)
-        for _ in range(3):
+    async def woken() -> list[bool]:
+        waiting = asyncio.ensure_future(found.recovery())
+        done = []
+        for pool.status in (503, 200):
             await asyncio.sleep(0)
-        return [each.done() for each in waiting]
+            await found.check_member(one)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            done.append(waiting.done())
+        await waiting
+        return done
 
-    assert asyncio.run(woken(503)) == [False] * 3
-    assert asyncio.run(woken(200)) == [True] * 3
+    assert asyncio.run(woken()) == [False, True]
 
 
 def test_member_that_answers_is_up_and_one_that_does_not_is_down(monkeypatch):
