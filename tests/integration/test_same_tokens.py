@@ -79,6 +79,7 @@ def test_a_batch_of_sixteen_gives_each_what_it_gets_alone(known: Known, page_siz
     known.check(known.rig.engine(page_size=page_size, overlap_depth=overlap_depth))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("chunk", "count"), [(1, 4), (7, 8), (16, 16)])
 def test_chunks_of_any_size_give_the_same_tokens(known: Known, chunk: int, count: int) -> None:
     known.check(known.rig.engine(chunked_prefill_size=chunk, overlap_depth=1), count)
@@ -89,6 +90,7 @@ def test_one_thread_computes_what_two_do(known: Known, embedded_model: Path) -> 
     known.check(one.engine())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("radix_cache", [False, True])
 def test_the_embedded_model_survives_retraction(known: Known, radix_cache: bool) -> None:
     engine = known.rig.engine(
@@ -98,6 +100,7 @@ def test_the_embedded_model_survives_retraction(known: Known, radix_cache: bool)
     assert engine.count("retractions") > 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_cold_hit_and_flushed_caches_give_the_same_tokens(known: Known, page_size: int) -> None:
     engine = known.rig.engine(page_size=page_size, radix_cache=True)

@@ -34,7 +34,7 @@ def test_every_chunk_size_gives_the_logits_of_transformers(case, chunks, tiny, l
         oracle.assert_agrees(torch.cat(parts), ids, f"chunk {chunk}")
 
 
-@pytest.mark.quick(36)
+@pytest.mark.quick(24)
 @pytest.mark.parametrize("page_size", [1, pytest.param(4, marks=pytest.mark.slow), 16])  # the other tests' is 4
 @pytest.mark.parametrize("case", by_tier(CASES, more=CASE_OF.values()))
 def test_mixed_batches_give_each_sequence_its_own_logits(case, page_size, tiny, load):

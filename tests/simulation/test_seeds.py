@@ -14,7 +14,7 @@ from tests.simulation.event_log import Outcome
 from tests.simulation.simulator import main, run_seed
 
 SEEDS_PER_CHUNK, REPLAYED = 100, 5
-QUICK, ALL = 4, 100  # chunks: what every run of the suite does, and what the long tier does (B-1)
+QUICK, ALL = 2, 100  # chunks: what every run of the suite does, and what the long tier does (B-1)
 SLOW = [pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(QUICK, ALL)]
 
 
