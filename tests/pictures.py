@@ -39,6 +39,7 @@ def picture_config(
         "cache_bytes": num_rows * 10 + num_pixels * TILE_BYTES,
         "vocab_size": VOCAB,
         "placeholder": PLACEHOLDER,
+        "input_id": PLACEHOLDER,
     }
     return PictureConfig(**{**asked, **changes})
 

@@ -42,8 +42,9 @@ class PictureConfig:
     n * n * `pair_cost` tokens of a prompt.
 
     Encodings have rows 1..`num_rows` of `row_bytes`, in blocks of `block_rows`; they and the pixels together take
-    `cache_bytes`. Ids from `vocab_size` on stand for tokens of pictures, of which the model is given the
-    `placeholder`. With `mrope` a picture is one run of tokens in a grid, whose rows and columns are rotary positions.
+    `cache_bytes`. Ids from `vocab_size` on stand for tokens of pictures. A prompt has the `placeholder` in their place,
+    and the model is given the `input_id`. With `mrope` a picture is one run of tokens in a grid, whose rows and columns
+    are rotary positions.
 
     Attention within a run of a picture's tokens is in both directions if there is a `longest_span`, the most tokens
     that a run may have; 0: it is causal.
@@ -62,6 +63,7 @@ class PictureConfig:
     cache_bytes: int
     vocab_size: int
     placeholder: int
+    input_id: int
     longest_span: int = 0
     mrope: bool = False
 

@@ -268,7 +268,14 @@ class Pictures:
 
     def as_tokens(self, ids: npt.NDArray[_Int]) -> npt.NDArray[_Int]:
         """Return the ids with the model's placeholder where they stand for pictures."""
-        tokens: npt.NDArray[_Int] = np.where(self.stand_for(ids), ids.dtype.type(self.config.placeholder), ids)
+        return self._with(ids, self.config.placeholder)
+
+    def as_inputs(self, ids: npt.NDArray[_Int]) -> npt.NDArray[_Int]:
+        """Return the ids that the model is given: its input id where they stand for pictures."""
+        return self._with(ids, self.config.input_id)
+
+    def _with(self, ids: npt.NDArray[_Int], token: int) -> npt.NDArray[_Int]:
+        tokens: npt.NDArray[_Int] = np.where(self.stand_for(ids), ids.dtype.type(token), ids)
         return tokens
 
     def _give_ids(self, encoding: Encoding) -> None:

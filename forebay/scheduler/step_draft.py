@@ -105,7 +105,7 @@ class StepDraft(Draft):
             input_ids = np.concatenate(tokens, dtype=np.int64)
             sample_mask = np.concatenate([stops == targets, sample_mask])
         if self.pictures is not None:
-            input_ids = self.pictures.as_tokens(input_ids)
+            input_ids = self.pictures.as_inputs(input_ids)
         return {
             "rows": rows,
             "q_lens": q_lens,

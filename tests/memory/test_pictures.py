@@ -239,6 +239,12 @@ def test_ids_that_stand_for_pictures_are_shown_as_the_placeholder() -> None:
     assert pictures.as_tokens(NO_IDS).tolist() == []
 
 
+def test_model_is_given_its_input_id_where_ids_stand_for_pictures() -> None:
+    pictures = Pictures(picture_config(input_id=4), 100, Steps())
+    assert pictures.as_inputs(np.array([1, VOCAB - 1, VOCAB, 1 << 30])).tolist() == [1, VOCAB - 1, 4, 4]
+    assert pictures.as_inputs(NO_IDS).tolist() == []
+
+
 class PictureMachine(RuleBasedStateMachine):
     """Requests come and go, tiles are encoded, steps fail; against a model that knows who uses what."""
 

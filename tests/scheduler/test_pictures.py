@@ -385,13 +385,14 @@ def test_ids_of_pictures_are_told_from_tokens_by_one_predicate() -> None:
         for path in package.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        if node.func.attr in ("stand_for", "as_tokens")
+        if node.func.attr in ("stand_for", "as_tokens", "as_inputs")
     )
     assert found == {
-        ("stand_for", "memory/pictures.py"): 2,  # `as_tokens`, and ids that are in use when the numbering restarts
+        ("stand_for", "memory/pictures.py"): 2,  # the two below, and ids that are in use when the numbering restarts
         ("stand_for", "scheduler/proposer.py"): 1,  # drafts
         ("stand_for", "scheduler/releases.py"): 1,  # log-probabilities of prompts
-        ("as_tokens", "scheduler/step_draft.py"): 2,  # what the model is given, and what penalties count
+        ("as_inputs", "scheduler/step_draft.py"): 1,  # what the model is given
+        ("as_tokens", "scheduler/step_draft.py"): 1,  # what penalties count
         ("as_tokens", "scheduler/admission.py"): 1,  # reports of the cache
         ("as_tokens", "engine/loop/surveys.py"): 1,  # texts of the cache's tree
     }

@@ -600,6 +600,7 @@ def random_pictures(dice: Random, vocab: int) -> PictureConfig:
         cache_bytes=num_rows * 8 + num_pixels * TILE_BYTES,
         vocab_size=vocab,
         placeholder=0,
+        input_id=0,
     )
 
 

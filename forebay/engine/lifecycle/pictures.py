@@ -45,5 +45,6 @@ def sizes_of(
         cache_bytes=cache_bytes,
         vocab_size=vocab_size,
         placeholder=vision.placeholder,
+        input_id=vision.input_id,
         longest_span=vision.longest_span,
     )

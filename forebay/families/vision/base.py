@@ -82,6 +82,11 @@ class VisionConfig:
         return "" if stored.startswith(_POOLING) else stored
 
     @property
+    def input_id(self) -> int:
+        """Return the id that the language model is given in the place of a token of an image."""
+        return self.placeholder
+
+    @property
     def longest_span(self) -> int:
         """Return the most tokens of a prompt between which attention is in both directions, 0 where it is causal."""
         return 0
