@@ -139,7 +139,7 @@ def _encoder_tensors(files: Sequence[SafetensorsFile], config: ModelConfig, path
     tensors: dict[str, StoredTensor] = {}
     layers: defaultdict[str, dict[str, FileArray]] = defaultdict(dict)
     for file in files:
-        for stored in filter(config.outer.is_beside, file.tensors):
+        for stored in filter(config.outer.is_of_encoder, file.tensors):
             name = config.vision.here(stored)
             layer, _, part = name.rpartition(".")
             if config.packing is not None and config.packing.has(part, file.tensors[stored].dtype):
@@ -163,8 +163,8 @@ def _inner_names(files: Sequence[SafetensorsFile], config: ModelConfig, path: Pa
     stored = [name for file in files for name in file.tensors]
     if config.outer is None:
         return {name: f"model.{name}" if bare else name for name in stored}
-    names, parts = config.outer.inner_names(stored, str(path))
-    if parts and config.vision is None:
+    names, parts = config.outer.inner_names(stored, str(path), with_encoder=config.vision is not None)
+    if parts:
         _log_not_served(path, ",".join(parts))
     return names
 
@@ -192,7 +192,7 @@ def _log_unused(path: Path, num_scales: int) -> None:
 
 @functools.cache
 def _log_not_served(path: Path, parts: str) -> None:
-    _log.info(event("parts_not_served", path=path, parts=parts, note="of this model only text is served"))
+    _log.info(event("parts_not_served", path=path, parts=parts, note="requests that need them are refused"))
 
 
 def _opened(path: Path) -> list[SafetensorsFile]:

@@ -47,16 +47,18 @@ class Outer:
     `types` are the names of the language model's type in `text_config`, and ours; none where it may be any type that is
     served. `text_type` is that name where the file is silent. `body`: how the names of its tensors begin instead of
     `model.`, in published files and in those that transformers 5 writes. `parts`: how those begin of the other
-    parts. `tied`: whether the embedding is the head where the file is silent, None where the family says. `defaults`
-    and `fixed` are fields of `text_config` that count where it is silent, and in any case; `unused` change nothing.
-    `flat`: a file without `text_config` has its fields beside the others. `mrope`: the rope's positions are
-    three, which are equal for text; `sections` are those where the file is silent. `turned_stacks`: published files
-    have all experts of a layer in one tensor with inputs before outputs."""
+    parts, and `never_served`: those of these that are no encoder of pictures. `tied`: whether the embedding is the head
+    where the file is silent, None where the family says. `defaults` and `fixed` are fields of `text_config` that count
+    where it is silent, and in any case; `unused` change nothing. `flat`: a file without `text_config` has its fields
+    beside the others. `mrope`: the rope's positions are three, which are equal for text; `sections` are those where the
+    file is silent. `turned_stacks`: published files have all experts of a layer in one tensor with inputs before
+    outputs."""
 
     text_type: str
     types: Mapping[str, str] = field(default_factory=dict)
     body: tuple[str, ...]
     parts: tuple[str, ...]
+    never_served: tuple[str, ...] = ()
     tied: bool | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -76,19 +78,20 @@ class Outer:
         begin = "model."
         return f"{self.body[0]}{name.removeprefix(begin)}" if name.startswith(begin) else name
 
-    def is_beside(self, name: str) -> bool:
-        """Return whether a tensor of this name in the files is of a part beside the language model."""
-        return name.startswith(self.parts)
+    def is_of_encoder(self, name: str) -> bool:
+        """Return whether a tensor of this name in the files is of the encoder of pictures."""
+        return name.startswith(self.parts) and not name.startswith(self.never_served)
 
-    def inner_names(self, stored: Iterable[str], where: str) -> tuple[dict[str, str], list[str]]:
+    def inner_names(self, stored: Iterable[str], where: str, *, with_encoder: bool) -> tuple[dict[str, str], list[str]]:
         """Return the language model's tensors, with the names that they would have in files of that alone, and the
-        parts that others are of. ModelError for names of two kinds."""
+        parts that others are of. The encoder's are left out `with_encoder`. ModelError for names of two kinds."""
         names: dict[str, str] = {}
         parts: set[str] = set()
         begins: set[str] = set()
         for name in stored:
-            if self.is_beside(name):
-                parts.add(name.removeprefix("model.").partition(".")[0])
+            if name.startswith(self.parts):
+                if not (with_encoder and self.is_of_encoder(name)):
+                    parts.add(name.removeprefix("model.").partition(".")[0])
                 continue
             begin = next((begin for begin in self.body if name.startswith(begin)), None)
             if begin is not None:
@@ -104,6 +107,7 @@ class Outer:
 
 _LLAVA: Final = ("language_model.model.", "model.language_model.")
 _TOWER: Final = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_AUDIO: Final = ("model.audio_tower.", "model.embed_audio.")
 _IDEFICS: Final = Outer(
     text_type="llama",
     body=("model.text_model.",),
@@ -134,7 +138,8 @@ OUTERS: Final[Mapping[str, Outer]] = {
         text_type="gemma4_text",
         types={"gemma4_text": "gemma4_text"},
         body=("model.language_model.",),
-        parts=("model.vision_tower.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio."),
+        parts=("model.vision_tower.", "model.embed_vision.", *_AUDIO),
+        never_served=_AUDIO,
     ),
     "idefics3": _IDEFICS,
     "internvl": Outer(text_type="qwen2", body=_LLAVA, parts=_TOWER, tied=True),

@@ -9,6 +9,7 @@ from forebay.families.outer import OUTERS
 from forebay.families.shape import Shape
 from forebay.families.vision.small import SmallPictures
 from forebay.families.vision.small_gemma3 import SMALL_GEMMA3
+from forebay.families.vision.small_gemma4 import SMALL_GEMMA4
 from forebay.families.vision.small_pixtral import SMALL_PIXTRAL
 from forebay.families.vision.small_qwen import SMALL_QWEN3_5, SMALL_QWEN3_VL
 from forebay.families.vision.small_siglip import small_siglip
@@ -16,6 +17,7 @@ from forebay.families.vision.small_siglip2 import SMALL_SIGLIP2
 
 SMALL: Final[Mapping[str, SmallPictures]] = {
     "gemma3": SMALL_GEMMA3,
+    "gemma4": SMALL_GEMMA4,
     "idefics3": small_siglip("idefics3", "Idefics3"),
     "lfm2_vl": SMALL_SIGLIP2,
     "mistral3": SMALL_PIXTRAL,

@@ -82,6 +82,10 @@ class Parts:
         """A weight that is one number; 1 where there are only shapes."""
         return self.weights.number(TensorParam(names=(self.prefix + name,), sizes=(1,)))
 
+    def bound(self, name: str) -> Tensor:
+        """Load one number that values are held within, perhaps an infinity: [1]."""
+        return self.weights.tensor(TensorParam(names=(self.prefix + name,), sizes=(1,), bound=True))
+
     def ones(self, size: int) -> Tensor:
         """For a norm without a weight."""
         return torch.ones(size, dtype=self.weights.dtype, device=self.weights.device)

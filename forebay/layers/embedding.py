@@ -55,6 +55,7 @@ class PerLayerInputs:
     def __init__(self, spec: PerLayerInputsSpec, parts: Parts) -> None:
         self._ops, self._spec = parts.ops, spec
         (width,) = spec.table.inner
+        self._num_layers = width // spec.size
         self._lookup = lookup(parts, parts.weights.table(spec.table))
         self._project = parts.linear({spec.projection: width}, spec.hidden_size)
         self._norm = parts.weights.tensor(spec.norm)
@@ -63,7 +64,7 @@ class PerLayerInputs:
         """input_ids [T] and their embeddings x [T, H] -> [T, L * P]."""
         ops, spec = self._ops, self._spec
         # The projection is to be divided by sqrt(H): to a norm that is the same as H times its epsilon.
-        projected = self._project(ctx, x).view(len(x), -1, spec.size)
+        projected = self._project(ctx, x).view(len(x), self._num_layers, spec.size)
         normed = ops.rms_norm(projected, self._norm, spec.norm_eps * spec.hidden_size).flatten(1)
         own = ops.scale_(self._lookup(input_ids), spec.size**0.5)
         return ops.scale_(ops.add_(own, normed), 2**-0.5)

@@ -34,7 +34,8 @@ class TensorParam:
     added to every entry when it is loaded: some families store norm weights as differences from 1. `scales` are runs of
     rows, all of them or none, and what each is multiplied by when it is loaded: so a constant multiplier of a layer's
     input or output costs nothing in a step. `min_bits` are the fewest bits that may hold it: 4 or 8 for a
-    matrix that is only multiplied with or looked up in, 16 for the model's dtype.
+    matrix that is only multiplied with or looked up in, 16 for the model's dtype. A `bound` is one number that values
+    are held within, perhaps an infinity; files have it without a dimension.
     """
 
     names: tuple[str, ...]
@@ -44,6 +45,7 @@ class TensorParam:
     offset: float = 0.0
     scales: Scales = ()
     min_bits: int = 16
+    bound: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,7 +63,7 @@ class TensorParam:
     def parts(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Each checkpoint tensor's name and shape."""
         for name, size in zip(self.names, self.sizes, strict=True):
-            yield name, (size, *self.inner)
+            yield name, () if self.bound else (size, *self.inner)
 
 
 def vector(name: str, size: int, *, offset: float = 0.0) -> TensorParam:

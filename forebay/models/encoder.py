@@ -16,13 +16,14 @@ from forebay.families.vision.base import VisionConfig
 from forebay.layers.params import TensorParam
 from forebay.models import needs_of
 from forebay.models.dry_build import asked_by
-from forebay.models.encoders import gemma3, pixtral, qwen, siglip, siglip2
+from forebay.models.encoders import gemma3, gemma4, pixtral, qwen, siglip, siglip2
 from forebay.models.encoders.encoder import Encoder, EncoderSpec
 from forebay.models.loader import Loader, Progress, check_names
 from forebay.ops import Ops
 
 _SPECS: Final[Mapping[str, Callable[[ModelConfig], EncoderSpec]]] = {
     "gemma3": gemma3.encoder_spec,
+    "gemma4": gemma4.encoder_spec,
     "idefics3": siglip.encoder_spec,
     "lfm2_vl": siglip2.encoder_spec,
     "mistral3": pixtral.encoder_spec,

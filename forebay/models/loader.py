@@ -114,8 +114,8 @@ class Loader:
         return torch.bfloat16 if param in self._widened else self.dtype
 
     def values(self, param: TensorParam, *, float32: bool = False) -> Tensor:
-        """Read a tensor into new memory: its parts joined, scaled and reordered; ModelError for infinite or NaN
-        values."""
+        """Read a tensor into new memory: its parts joined, scaled and reordered; ModelError for NaN, and for infinities
+        unless it is a bound."""
         return self._read(param, torch.float32 if float32 else self.dtype)
 
     def _read(self, param: TensorParam, dtype: torch.dtype) -> Tensor:
@@ -127,7 +127,8 @@ class Loader:
             for piece in stored.pieces():
                 values = torch.from_numpy(piece).view(-1)
                 source = values.view(torch.bfloat16) if stored.bfloat16 else values
-                if not _copy(source, flat[done : done + len(source)]):
+                target = flat[done : done + len(source)]
+                if not _copy(source, target) and (not param.bound or bool(target.isnan().any())):
                     raise ModelError(f"{self._checkpoint.path}: {name} {NOT_FINITE}")
                 done += len(source)
         assert done == len(flat), (param.names, done, len(flat))

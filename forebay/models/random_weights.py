@@ -26,6 +26,7 @@ _DTYPES: Final = {
 _EXPERT: Final = re.compile(r"(.*)\.experts\.\d+\.(gate|up|down)_proj\.(weight|bias)")
 _NORM_SPREAD: Final = 0.1
 _BIAS_SPREAD: Final = 0.02
+_BOUND: Final = 3.0  # of values whose deviation is about 1
 # What Mamba is initialised with: time steps between these, decays between these (arXiv 2312.00752, section 3.6;
 # arXiv 2405.21060, its code).
 _TIME_STEPS: Final = (0.001, 0.1)
@@ -103,6 +104,8 @@ def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator,
     values = torch.randn(shape, generator=generator)
     if kind == "D" or kind.endswith(("scalar", "scale")) or ("norm" in kind and len(shape) == 1):
         return 1.0 - offset + _NORM_SPREAD * values
+    if kind.endswith(("_min", "_max")):
+        return (_BOUND if kind.endswith("_max") else -_BOUND) * (1.0 + _NORM_SPREAD * values)
     inputs = math.prod(shape[1:]) if len(shape) == 4 else shape[-1]  # of a convolution over pixels
     return values * (_BIAS_SPREAD if len(shape) == 1 else inputs**-0.5)
 

@@ -59,12 +59,13 @@ def core_of(path: Path, **flags: Any) -> EngineCore:
     return build_engine(resolve({**asked, **flags}).engine)[0]
 
 
-def other_weights(path: Path, folder: Path) -> Path:
-    """A checkpoint of the same shapes."""
+def other_weights(path: Path, folder: Path, *, kept: str = "no tensor") -> Path:
+    """A checkpoint of the same shapes, with the same values in tensors whose names end with `kept`."""
     shutil.copytree(path, folder)
     for file in folder.glob("*.safetensors"):
-        tensors = load_file(file).items()
-        save_file({name: value * 0.75 if value.is_floating_point() else value for name, value in tensors}, file)
+        tensors = load_file(file)
+        changed = {name for name, value in tensors.items() if value.is_floating_point() and not name.endswith(kept)}
+        save_file({name: value * 0.75 if name in changed else value for name, value in tensors.items()}, file)
     return folder
 
 

@@ -22,6 +22,7 @@ OWN: dict[str, dict[str, Any]] = {
         "eoi_token_id": 5,
         "mm_tokens_per_image": 4,
     },
+    "gemma4": {"vision_config": {"hidden_size": 32}, "boi_token_id": 4, "eoi_token_id": 5},
     "lfm2_vl": {"vision_config": {"hidden_size": 32, "num_attention_heads": 4}},
     "mistral3": {"vision_config": {"hidden_size": 32, "num_attention_heads": 4}},
     "qwen3_5": OF_QWEN,

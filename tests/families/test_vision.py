@@ -87,7 +87,7 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
     assert (ours.rescale, ours.mean, ours.std) == (1 / 255, (0.5,) * 3, (0.5,) * 3)
 
 
-@pytest.mark.parametrize("outer", sorted(OUTERS.keys() - {*KINDS, "gemma3", "lfm2_vl", "mistral3", *OF_QWEN}))
+@pytest.mark.parametrize("outer", sorted(OUTERS.keys() - {*KINDS, "gemma3", "gemma4", "lfm2_vl", "mistral3", *OF_QWEN}))
 def test_encoders_of_other_types_are_not_served(outer: str) -> None:
     assert config_of(fields_of(outer)).vision is None
 

@@ -60,6 +60,16 @@ _QWEN3_VL: Final = _QWEN_VISION | {"patch_size": 4, "deepstack_visual_indexes": 
 _QWEN3_TEXT: Final = {"head_dim": 12, "rope_parameters": _SECTIONS | {"mrope_interleaved": True}}
 _QWEN3_5: Final = _QWEN_VISION | {"patch_size": 4, "num_position_embeddings": 16}
 _QWEN3_5_ROPE: Final = {"mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.5}
+_GEMMA4: Final = _SIGLIP | {
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "patch_size": 8,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 24,
+    "rope_parameters": {"rope_type": "axial", "rope_theta": 7.0},
+}
+# transformers takes the placeholder in a text for padding: no text of a test has it.
+_GEMMA4_TOKENS: Final = {"image_token_id": 7, "boi_token_id": 6, "eoi_token_id": 5}
 _MOE: Final = {**CASES["qwen3_moe"][1], "moe_intermediate_size": 20}
 OUTERS: Final[dict[str, Case]] = {
     "smolvlm": _case(
@@ -90,6 +100,26 @@ OUTERS: Final[dict[str, Case]] = {
         image_token_index=5,
         boi_token_index=6,
         eoi_token_index=7,
+    ),
+    "gemma4": _case(  # as the small ones: bounds, inputs of layers, KV of other layers
+        "gemma4",
+        "gemma4_text",
+        _GEMMA4 | {"num_key_value_heads": 1, "use_clipped_linears": True},
+        _SAME,
+        CASES["gemma4_text"][1] | {"sliding_window": 3, "use_bidirectional_attention": "vision", "pad_token_id": 9},
+        **_GEMMA4_TOKENS,
+    ),
+    "gemma4-experts": _case(  # as the large ones: a mean and a scale, experts
+        "gemma4",
+        "gemma4_text",
+        _GEMMA4 | {"num_attention_heads": 3, "num_key_value_heads": 3, "standardize": True},
+        _SAME,
+        CASES["gemma4_text-experts"][1]
+        | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_bidirectional_attention": "vision"},
+        **_GEMMA4_TOKENS,
+    ),
+    "gemma4-causal": _case(
+        "gemma4", "gemma4_text", _GEMMA4, _SAME, CASES["gemma4_text"][1] | {"pad_token_id": 9}, **_GEMMA4_TOKENS
     ),
     "mistral3": _case(
         "mistral3",
@@ -190,6 +220,12 @@ def make_outer(case: Case, *, seed: int = 0, **more: Any) -> Any:
         for name, weight in oracle.named_parameters():
             values = torch.randn(weight.shape, generator=generator)
             weight.copy_(weight.mean() + 0.3 * values if "norm" in name else 0.15 * values)
+        for name, stored in oracle.named_buffers():
+            values = torch.rand(stored.shape, generator=generator)
+            if name.endswith(("_min", "_max")):  # what is held within them is beyond by turns
+                stored.copy_((0.3 + values) * (-1 if name.endswith("_min") else 1))
+            elif name.endswith(("std_bias", "std_scale")):
+                stored.copy_(0.5 + values)
     return oracle
 
 

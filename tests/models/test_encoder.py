@@ -31,7 +31,7 @@ from forebay.ops import Ops
 from tests.models.outers import OUTERS, make_outer, save_as_published
 from tests.models.visual import oracle_features, tile_sizes
 
-NAMES = ["smolvlm", "idefics3", "lfm2_vl", "mistral3", "gemma3"]
+NAMES = ["smolvlm", "idefics3", "lfm2_vl", "mistral3", "gemma3", "gemma4", "gemma4-experts"]
 CONNECTOR = "model.connector.modality_projection.proj.weight"
 PATCHES = "model.vision_model.embeddings.patch_embedding.weight"
 
@@ -109,7 +109,7 @@ def test_slices_give_the_bits_of_the_whole_and_leave_their_arguments(
     assert torch.equal(between, second.x)
 
 
-@pytest.mark.parametrize("name", ["smolvlm", "lfm2_vl", "mistral3"])
+@pytest.mark.parametrize("name", ["smolvlm", "lfm2_vl", "mistral3", "gemma4"])
 def test_bits_do_not_depend_on_earlier_tiles_nor_on_threads(
     name: str, made: Callable[[str], Made], native: Ops
 ) -> None:
@@ -236,6 +236,58 @@ def test_infinite_weights_are_refused(made: Callable[[str], Made], native: Ops, 
         loaded(folder, native)
 
 
+def of_bounds(change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], None]:
+    """A change of all bounds."""
+
+    def changing(tensors: dict[str, Tensor]) -> None:
+        bounds = {name: values for name, values in tensors.items() if name.endswith(("_min", "_max"))}
+        assert len(bounds) == 4 * 7 * 2
+        assert all(values.shape == () for values in bounds.values())
+        tensors.update({name: change(values) for name, values in bounds.items()})
+
+    return changing
+
+
+def test_infinite_bounds_of_linear_layers_change_nothing(made: Callable[[str], Made], ops: Ops, tmp_path: Path) -> None:
+    oracle, folder = made("gemma4")
+    infinite = changed(folder, tmp_path / "infinite", of_bounds(lambda bound: bound * torch.inf))
+    absent = changed(
+        folder,
+        tmp_path / "absent",
+        lambda tensors: [tensors.pop(name) for name in list(tensors) if name.endswith(("_min", "_max"))],
+    )
+    fields = json.loads((absent / "config.json").read_text())
+    fields["vision_config"]["use_clipped_linears"] = False
+    (absent / "config.json").write_text(json.dumps(fields))
+    (tile,) = tiles(oracle, 1)
+    encoding = encode(loaded(absent, ops), tile)
+    assert torch.equal(encode(loaded(infinite, ops), tile), encoding)
+    assert not torch.allclose(encode(loaded(folder, ops), tile), encoding, atol=1e-2)
+
+
+def test_bounds_that_are_no_numbers_are_refused(made: Callable[[str], Made], native: Ops, tmp_path: Path) -> None:
+    folder = changed(made("gemma4")[1], tmp_path, of_bounds(lambda bound: bound * torch.nan))
+    with pytest.raises(ModelError, match=r"q_proj\.input_min.*not finite"):
+        loaded(folder, native)
+
+
+def test_parts_for_audio_are_left_out_and_logged_once(
+    made: Callable[[str], Made], native: Ops, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    audio = ("model.audio_tower.layers.0.norm.weight", "model.embed_audio.embedding_projection.weight")
+    oracle, source = made("gemma4")
+    folder = changed(source, tmp_path, lambda tensors: tensors.update({name: torch.ones(3) for name in audio}))
+    with caplog.at_level("INFO"):
+        checkpoint = open_checkpoint(folder)
+        encoder = loaded(folder, native)
+    (line,) = (record.getMessage() for record in caplog.records if "parts_not_served" in record.getMessage())
+    assert "parts=audio_tower,embed_audio" in line
+    assert not checkpoint.encoder.keys() & {*audio}
+    assert not any("audio" in name for name in checkpoint.tensors)
+    (tile,) = tiles(oracle, 1)
+    assert torch.equal(encode(encoder, tile), encode(loaded(source, native), tile))
+
+
 def test_no_part_of_the_encoder_is_logged_as_not_served(
     made: Callable[[str], Made], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,8 +296,11 @@ def test_no_part_of_the_encoder_is_logged_as_not_served(
     assert "parts_not_served" not in caplog.text
 
 
-def test_quantized_copy_has_the_encoder_as_it_was(made: Callable[[str], Made], native: Ops, tmp_path: Path) -> None:
-    oracle, folder = made("smolvlm")
+@pytest.mark.parametrize("name", ["smolvlm", "gemma4"])
+def test_quantized_copy_has_the_encoder_as_it_was(
+    name: str, made: Callable[[str], Made], native: Ops, tmp_path: Path
+) -> None:
+    oracle, folder = made(name)
     checkpoint = open_checkpoint(folder)
     write_quantized(checkpoint, tmp_path, Quantization.INT8, quantize_into, lambda done, total: None)
     assert checkpoint.encoder.keys() == open_checkpoint(tmp_path).encoder.keys()
@@ -253,16 +308,17 @@ def test_quantized_copy_has_the_encoder_as_it_was(made: Callable[[str], Made], n
     assert torch.equal(encode(loaded(tmp_path, native), tile), encode(loaded(folder, native), tile))
 
 
+@pytest.mark.parametrize("name", ["idefics3", "gemma4"])
 @pytest.mark.parametrize("quantization", list(Quantization))
 def test_plan_counts_the_bytes_that_the_encoder_takes(
-    quantization: Quantization, made: Callable[[str], Made], native: Ops, tmp_path: Path
+    quantization: Quantization, name: str, made: Callable[[str], Made], native: Ops, tmp_path: Path
 ) -> None:
     """Matrices in bfloat16 stay so, whatever is asked for; all else is in float32."""
 
     def halved(tensors: dict[str, Tensor]) -> None:
         tensors.update({name: values.to(torch.bfloat16) for name, values in tensors.items()})
 
-    folder = changed(made("idefics3")[1], tmp_path, halved)
+    folder = changed(made(name)[1], tmp_path, halved)
     checkpoint, progress = open_checkpoint(folder), list[tuple[int, int]]()
     load_encoder(checkpoint, ops=native, dtype=torch.float32, progress=lambda *at: progress.append(at))
     model = load(checkpoint, ops=native, dtype=torch.float32, quantization=quantization)

@@ -18,7 +18,10 @@ TYPES = {
         VISION | {"image_size": 28, "patch_size": 14},
         {"mm_tokens_per_image": 4, "image_token_index": 5, "boi_token_index": 6, "eoi_token_index": 7},
     ),
-    "gemma4": (VISION | {"num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16}, {}),
+    "gemma4": (
+        VISION | {"num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16},
+        {"image_token_id": 7, "boi_token_id": 6, "eoi_token_id": 5},
+    ),
 }
 
 

@@ -34,10 +34,13 @@ TYPES: Final = (
     "qwen3_vl",
     "qwen3_vl_moe",
     "gemma3",
+    "gemma4",
 )
 TEXT: Final = range(8, VOCAB)  # tokens that are no type's placeholder
 LINE_END: Final = 3  # the token behind a row of a tile's tokens
 NUM_LAYERS: Final = 3  # two could be cut in one place alone
+KINDS_OF_TOKENS: Final = {"gemma3": "token_type_ids", "gemma4": "mm_token_type_ids"}
+"""What transformers calls the input that says where pictures are, of types that attend in both directions there."""
 
 
 Pixels = np.ndarray[Any, Any]
@@ -76,8 +79,8 @@ class VisualModel:
         """Return the logits behind each token, [T, V] float32. `tiles` uint8 [height, width, 3] are those of all
         pictures."""
         pictures = oracle_inputs(self.oracle.config, tiles) if tiles else {}
-        if pictures and self.oracle.config.model_type == "gemma3":
-            pictures["token_type_ids"] = torch.tensor([ids]).eq(self.placeholder).long()
+        if pictures and (name := KINDS_OF_TOKENS.get(self.oracle.config.model_type)):
+            pictures[name] = torch.tensor([ids]).eq(self.placeholder).long()
         logits: Tensor = self.oracle(input_ids=torch.tensor([ids]), **pictures).logits[0]
         return logits.float()
 
@@ -86,12 +89,15 @@ def oracle_inputs(
     config: Any, tiles: Sequence[Pixels], mean: float | None = None, std: float | None = None
 ) -> dict[str, Tensor]:
     """Return what transformers' processor makes of tiles, uint8 [height, width, 3] each."""
-    usual_mean, usual_std = (MEAN, STD) if config.model_type == "mistral3" else (HALVES, HALVES)
+    usual = {"mistral3": (MEAN, STD), "gemma4": ((0.0,) * 3, (1.0,) * 3)}
+    usual_mean, usual_std = usual.get(config.model_type, (HALVES, HALVES))
     means = torch.tensor(usual_mean if mean is None else mean)
     deviations = torch.tensor(usual_std if std is None else std)
     numbers = [(torch.from_numpy(tile.copy()).float() / 255 - means) / deviations for tile in tiles]
     if config.model_type == "lfm2_vl":
         return _flex_inputs(numbers, config.vision_config.patch_size)
+    if config.model_type == "gemma4":
+        return _gemma4_inputs(numbers, config.vision_config.patch_size)
     if config.model_type.startswith("qwen"):
         return _qwen_inputs(tiles, config.vision_config.patch_size, means, deviations)
     if config.model_type == "mistral3":
@@ -102,16 +108,32 @@ def oracle_inputs(
 
 def _flex_inputs(numbers: Sequence[Tensor], size: int) -> dict[str, Tensor]:
     """Patches row by row, each pixel by pixel, padded to those of the largest tile."""
-    shapes = [(len(tile) // size, tile.shape[1] // size) for tile in numbers]
-    patches = [
-        tile.view(rows, size, columns, size, 3).transpose(1, 2).reshape(rows * columns, -1)
-        for tile, (rows, columns) in zip(numbers, shapes, strict=True)
-    ]
+    shapes, patches = _patches(numbers, size)
     masks = [torch.ones(len(own), dtype=torch.int32) for own in patches]
     return {
         "pixel_values": pad_sequence(patches, batch_first=True),
         "pixel_attention_mask": pad_sequence(masks, batch_first=True),
         "spatial_shapes": torch.tensor(shapes),
+    }
+
+
+def _patches(numbers: Sequence[Tensor], size: int) -> tuple[list[Size], list[Tensor]]:
+    """Rows and columns of each tile, and its patches row by row, each pixel by pixel."""
+    shapes = [(len(tile) // size, tile.shape[1] // size) for tile in numbers]
+    patches = [
+        tile.view(rows, size, columns, size, 3).transpose(1, 2).reshape(rows * columns, -1)
+        for tile, (rows, columns) in zip(numbers, shapes, strict=True)
+    ]
+    return shapes, patches
+
+
+def _gemma4_inputs(numbers: Sequence[Tensor], size: int) -> dict[str, Tensor]:
+    """Patches, padded to those of the largest tile, and the column and row of each, -1 of padding."""
+    shapes, patches = _patches(numbers, size)
+    places = [torch.cartesian_prod(*map(torch.arange, shape)).view(-1, 2).flip(1) for shape in shapes]
+    return {
+        "pixel_values": pad_sequence(patches, batch_first=True),
+        "image_position_ids": pad_sequence(places, batch_first=True, padding_value=-1),
     }
 
 
@@ -149,6 +171,8 @@ def tile_sizes(config: Any) -> tuple[Size, ...]:
         return (32, 32), (16, 48), (32, 16)
     if config.model_type == "mistral3":
         return (48, 48), (16, 32), (48, 16)
+    if config.model_type == "gemma4":
+        return (32, 32), (16, 48), (48, 32)
     return ((vision.image_size, vision.image_size),)
 
 
@@ -192,6 +216,8 @@ def shared_visual(model_type: str) -> VisualModel:
         oracle_vision = oracle.config.vision_config
         numbers = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": oracle_vision.patch_size}
         (folder / "preprocessor_config.json").write_text(json.dumps(numbers))
+    if case.outer == "gemma4":
+        (folder / "preprocessor_config.json").write_text(json.dumps({"max_soft_tokens": 8}))
     vision = config_from_folder(folder).vision
     assert vision is not None
     if is_qwen:

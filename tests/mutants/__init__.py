@@ -17,6 +17,7 @@ from tests.mutants.encoders import ENCODERS
 from tests.mutants.engine import ENGINE
 from tests.mutants.experts import EXPERTS
 from tests.mutants.formats import FORMATS
+from tests.mutants.gemma4 import GEMMA4
 from tests.mutants.grammar import GRAMMAR
 from tests.mutants.hisparse import HISPARSE
 from tests.mutants.memory import MEMORY
@@ -58,6 +59,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ADAPTERS,
     *PICTURES,
     *SPANS,
+    *GEMMA4,
     *SIMULATED,
     *CORE,
     *DENSE,

@@ -50,8 +50,8 @@ OUTER: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C31 parts that are not served are left in the files",
         "families/outer.py",
-        "        return name.startswith(self.parts)\n",
-        "        return name.startswith(self.parts[:1])\n",
+        "            if name.startswith(self.parts):\n",
+        "            if name.startswith(self.parts[:1]):\n",
         _PUBLISHED,
     ),
     Mutant(

@@ -9,6 +9,7 @@ from forebay.base.errors import ModelError, brief
 from forebay.families.fields import Fields
 from forebay.families.vision.base import Vision
 from forebay.families.vision.gemma3 import pooled_siglip
+from forebay.families.vision.gemma4 import gemma4
 from forebay.families.vision.pixtral import pixtral
 from forebay.families.vision.qwen import qwen3_5, qwen3_vl
 from forebay.families.vision.siglip import siglip
@@ -16,6 +17,7 @@ from forebay.families.vision.siglip2 import siglip2
 
 _READERS: Final[Mapping[str, Callable[[Fields, Fields, int], Vision]]] = {
     "gemma3": pooled_siglip,
+    "gemma4": gemma4,
     "idefics3": siglip,
     "lfm2_vl": siglip2,
     "mistral3": pixtral,

@@ -9,20 +9,23 @@ from typing import Any, Final, TypeAlias
 from forebay.families.model_config import config_from_folder
 from forebay.families.vision.base import VisionConfig
 from forebay.families.vision.gemma3 import PooledSiglipConfig
+from forebay.families.vision.gemma4 import Gemma4VisionConfig
 from forebay.families.vision.pixtral import PixtralConfig
 from forebay.families.vision.qwen import QwenConfig
 from forebay.families.vision.siglip import SiglipConfig
 from forebay.families.vision.siglip2 import Siglip2Config
 from forebay.server.images.tilings.flex import FlexTiles, flex
 from forebay.server.images.tilings.gemma3 import WholeSquare, whole_square
+from forebay.server.images.tilings.gemma4 import ScaledImage, scaled_image
 from forebay.server.images.tilings.idefics import SquareTiles, squares
 from forebay.server.images.tilings.qwen import FittedImage, fitted_image
 from forebay.server.images.tilings.whole import WholeImage, whole_image
 
-Tiling: TypeAlias = SquareTiles | FlexTiles | WholeImage | WholeSquare | FittedImage
+Tiling: TypeAlias = SquareTiles | FlexTiles | WholeImage | WholeSquare | ScaledImage | FittedImage
 """A way of cutting with its parameters, told from others by its tag."""
 
 _READERS: Final[Mapping[type[VisionConfig], Callable[[Path, Any], Tiling]]] = {
+    Gemma4VisionConfig: scaled_image,
     PooledSiglipConfig: whole_square,
     QwenConfig: fitted_image,
     SiglipConfig: squares,
