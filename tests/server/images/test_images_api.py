@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import InvalidRequest
+from forebay.cli.main import main
 from forebay.config.engine_config import DisaggregationMode
 from forebay.config.media import MediaOptions
+from forebay.families.small_pictures import WITH_PICTURES
 from forebay.requests.pictures import digest_of
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.images import reader
 from forebay.server.images.cutting import tiles_of
 from forebay.server.images.reader import Asked, ImageReader
+from forebay.server.images.tiling import Tiling, tiling_at
 from forebay.server.protocol.images import Source
 from forebay.server.protocol.requests import ChatRequest
 from forebay.text.tokenizer import Tokenizer
@@ -55,8 +58,18 @@ class Chats:
     """A server with an encoder, and the last prompt that its engine was given."""
 
     def __init__(self, folder: Path, **config: Any) -> None:
-        self.model = replace(MODEL, tiling=TILING)
-        self.tokenizer = Tokenizer.from_path(write_tokenizer(folder))
+        self._start(Tokenizer.from_path(write_tokenizer(folder)), TILING, **config)
+
+    @classmethod
+    def of(cls, folder: Path) -> Chats:
+        """A server of the checkpoint in a folder."""
+        made, tiling = cls.__new__(cls), tiling_at(str(folder))
+        assert tiling is not None
+        made._start(Tokenizer.from_path(folder), tiling)
+        return made
+
+    def _start(self, tokenizer: Tokenizer, tiling: Tiling, **config: Any) -> None:
+        self.model, self.tokenizer = replace(MODEL, tiling=tiling), tokenizer
         self.server: Running = start(self.tokenizer, self._engine, model=self.model, **config)
         self.client = self.server.client()
 
@@ -65,7 +78,7 @@ class Chats:
         def script(prompt: list[int], params: SamplingParams) -> list[int]:
             return [70] * 4
 
-        return FakeEngine(script, vocab_size=512)
+        return FakeEngine(script, vocab_size=1 << 16)
 
     def post(self, path: str, **body: Any) -> Any:
         return self.client.post(path, json={"model": "tiny", **body})
@@ -113,6 +126,29 @@ def test_chat_image_reaches_the_engine_as_tiles_and_placeholders(chats: Chats) -
     told = answer["usage"]
     assert told["prompt_tokens_details"]["image_tokens"] == picture.num_tokens
     assert told["prompt_tokens"] == len(chats.prompt)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("model_type", WITH_PICTURES)
+def test_chat_image_of_every_type_reaches_the_engine_as_the_type_has_it(
+    model_type: str, tmp_path: Path, embedded_model: Path
+) -> None:
+    words = ["--hidden-size", "32", "--num-layers", "1", "--out", str(tmp_path / "tiny")]
+    assert main(["models", "make", "--like", model_type, *words]) == 0
+    chats = Chats.of(tmp_path / "tiny")
+    try:
+        for detail in ("high", "low"):
+            answer = chats.chat(text("a"), part(IMAGE, detail=detail), text("b")).json()
+            (picture,), tiling = chats.pictures, chats.model.tiling
+            assert (picture.grid, picture.sizes, picture.pixels) == tiles_of(IMAGE, tiling, splits=detail == "high")
+            assert picture.num_tokens == chats.prompt.count(tiling.placeholder) > 0
+            for begin, length in picture.runs:
+                assert chats.prompt[begin : begin + length] == [tiling.placeholder] * length
+            assert answer["usage"]["prompt_tokens_details"]["image_tokens"] == picture.num_tokens
+            shown = chats.tokenizer.decode(chats.prompt)
+            assert shown.index("a") < shown.rindex("b")
+    finally:
+        chats.close()
 
 
 def test_chat_texts_between_images_keep_their_order(chats: Chats) -> None:
