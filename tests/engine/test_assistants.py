@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ from forebay.config.resolve import Survey, resolve
 from forebay.engine.loop.build import build_engine
 from forebay.families.checkpoint import open_checkpoint
 from tests.engine.test_every_model_type import check_twice
+from tests.engine.test_pictures import tokens_of
+from tests.integration.test_pictures import Album
 from tests.kernels import NATIVE
-from tests.models.assistants import CENTROIDS, make_assistant
+from tests.models.assistants import CENTROIDS, TEXT, make_assistant
 from tests.models.tiny import shared_tiny
+from tests.models.visual import TEXT as WORDS
+from tests.models.visual import shared_visual
 
 TARGET = "gemma4_text"
 
@@ -54,6 +59,20 @@ def test_c16_an_assistant_changes_no_token(algorithm: str, options: dict[str, An
     core, _ = build_engine(resolve(flags(path, algorithm, **options)).engine)
     tiny = shared_tiny(TARGET)
     check_twice(core, tiny)
+    assert core.scheduler.state(0.0).counters["draft_tokens"] > 0
+
+
+def test_c16_an_assistant_changes_no_token_behind_pictures(tmp_path: Path) -> None:
+    model, rng = shared_visual("gemma4"), random.Random(5)
+    make_assistant(tmp_path, text_config={**TEXT, "sliding_window": 3})  # as the model's
+    album, words = Album(model), [[rng.choice(WORDS) for _ in range(7)] for _ in range(3)]
+    prompts = [album.prompt(words[0], (1, 2), words[1]), album.prompt(words[0], (2, 1)), album.prompt(words[2])]
+    own = {**flags(tmp_path, "FROZEN_KV_MTP"), "model": str(model.path)}
+    plain, _ = build_engine(resolve({name: own[name] for name in own if "speculative" not in name}).engine)
+    right = tokens_of(plain, prompts)
+    core, _ = build_engine(resolve(own).engine)
+    for _ in range(2):
+        assert tokens_of(core, prompts) == right
     assert core.scheduler.state(0.0).counters["draft_tokens"] > 0
 
 
