@@ -56,6 +56,11 @@ def reserve_bytes(memory: int) -> int:
     return max(RESERVE_BYTES, int(memory * RESERVE_SHARE))
 
 
+def most_prompt_tokens(chunk_tokens: int, model: ModelConfig) -> int:
+    """Return the most prompt tokens of one step: a chunk, or a longer run of tokens that must not be cut."""
+    return max(chunk_tokens, 0 if model.vision is None else model.vision.longest_span)
+
+
 def process_bytes(model: ModelConfig) -> int:
     """Return the bytes of one engine's processes without weights, caches and activations."""
     return PROCESS_BYTES + model.vocab_size * VOCABULARY_BYTES
@@ -76,8 +81,8 @@ def activation_bytes(model: ModelConfig, weights: WeightShapes, step: StepShape)
 
 def _of_tile(vision: VisionConfig) -> int:
     """Return the numbers that an encoder's layer holds for the largest tile: a gated MLP's three intermediate ones, the
-    stream, its norm, and what is kept for the language model."""
-    return vision.max_patches * (3 * vision.intermediate_size + 6 * vision.hidden_size)
+    stream, its norm, queries, keys, values and what attention makes of them."""
+    return vision.max_patches * (3 * vision.intermediate_size + 2 * vision.hidden_size + 4 * vision.heads_width)
 
 
 def adapter_bytes(model: ModelConfig, *, num_slots: int, rank: int, itemsize: int) -> int:

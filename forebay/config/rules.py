@@ -148,7 +148,7 @@ def room_for_caches(facts: Facts, settled: Settled) -> Room:
     """Return what is left of a CPU's memory for caches and host copies, where nobody sized the caches."""
     engines = disaggregation.num_engines(settled)
     step = estimates.StepShape(
-        chunk_tokens=settled.number("chunked_prefill_size"),
+        chunk_tokens=estimates.most_prompt_tokens(settled.number("chunked_prefill_size"), facts.model),
         num_rows=settled.number("max_running_requests"),
         width=settled.number("speculative_num_draft_tokens"),
         context_length=min(settled.number("context_length"), facts.model.max_position_embeddings),

@@ -1,4 +1,4 @@
-"""Parts of encoders whose tiles have any number of rows and columns of patches: Qwen's.
+"""Parts of encoders whose tiles have any number of rows and columns of patches.
 
 Shape letters: P patches of a tile, row by row; h the encoder's hidden size, D its heads' size, H the language model's,
 s patches to an edge of what becomes one token.
@@ -7,7 +7,7 @@ s patches to an edge of what becomes one token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
 import torch
@@ -129,12 +129,19 @@ class Rotations:
     ones (2D-RoPE, arXiv 2409.12191, section 2.1)."""
 
     def __init__(self, head_dim: int, theta: float, num_positions: int, device: torch.device | str) -> None:
-        table = cos_sin_table(head_dim=head_dim // AXES, theta=theta, scaling=None, num_positions=num_positions)
-        cos, sin = table.chunk(2, dim=1)
-        self._cos_sin = torch.cat([cos, cos, sin, sin], dim=1).to(device)
+        self._head_dim, self._theta, self._num_positions = head_dim, theta, num_positions
         axes = torch.arange(AXES, dtype=torch.int32).repeat_interleave(head_dim // 2 // AXES)
         self._axes, self._device = axes.to(device), device
         self.of = lru_cache(MOST_SIZES)(self._of)
+
+    @cached_property
+    def _cos_sin(self) -> Tensor:
+        """The table, made for the first tile: a dry build costs nothing."""
+        table = cos_sin_table(
+            head_dim=self._head_dim // AXES, theta=self._theta, scaling=None, num_positions=self._num_positions
+        )
+        cos, sin = table.chunk(2, dim=1)
+        return torch.cat([cos, cos, sin, sin], dim=1).to(self._device)
 
     def _of(self, grid: Grid) -> Rotation:
         rows, columns = (torch.arange(count) for count in grid)

@@ -10,8 +10,11 @@ from transformers import AutoConfig
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
 from forebay.base.errors import ModelError
+from forebay.config import estimates
 from forebay.families.model_config import ModelConfig, config_of
 from forebay.families.vision.gemma4 import Gemma4VisionConfig
+from forebay.layers import grid_encoder
+from forebay.models.encoder import encoder_params
 from tests.families.test_outer import fields_of
 
 # google/gemma-4-E4B-it, as published.
@@ -122,7 +125,10 @@ def test_costs_count_the_products_of_a_layer_and_of_what_is_around() -> None:
         ({"position_embedding_size": 2}, "position_embedding_size is 2; it must be at least 3"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'; it must be axial or default"),
         ({"rope_parameters": {"rope_theta": -1}}, "rope_theta is -1"),
-        ({"rope_parameters": {"rope_theta": 0}}, "rope_theta is 0; it must be a number above 0"),
+        ({"rope_parameters": {"rope_theta": 1e-300}}, "rope_theta is 1e-300; it must be a number of at least 1"),
+        ({"head_dim": 1 << 24}, "head_dim is 16777216; it must be a whole number from 1 to 1024"),
+        ({"patch_size": 4096}, "280 tokens of 12288 x 12288 pixels are too large: at most 67108864 bytes of an image"),
+        ({"patch_size": 128}, "280 tokens of 384 x 384 pixels are too large"),
         ({"use_clipped_linears": 1}, "use_clipped_linears is 1; it must be true or false"),
     ],
 )
@@ -151,6 +157,28 @@ def test_processors_that_do_not_fit_are_refused(processor: dict[str, Any], messa
 def test_tokens_outside_of_the_vocabulary_are_refused(name: str) -> None:
     with pytest.raises(ModelError, match=f"{name} is 64; it must be a whole number from 0 to 63"):
         config(SMALL, **{name: 64})
+
+
+def test_marks_of_an_image_that_are_its_placeholder_are_refused() -> None:
+    with pytest.raises(ModelError, match="image_token_id, boi_token_id and eoi_token_id must be three different ids"):
+        config(SMALL, boi_token_id=3)
+
+
+def test_activation_of_wide_heads_is_counted() -> None:
+    narrow, wide = (estimates._of_tile(read(num_attention_heads=count)) for count in (12, 24))
+    assert wide - narrow == 4 * 280 * 9 * 12 * 64
+
+
+@pytest.mark.parametrize(("bidirectional", "most"), [(None, 64), ("vision", 280)])
+def test_step_has_room_for_an_image_that_no_chunk_may_cut(bidirectional: str | None, most: int) -> None:
+    found = config(SMALL, text={"use_bidirectional_attention": bidirectional})
+    assert estimates.most_prompt_tokens(64, found) == most
+    assert estimates.most_prompt_tokens(512, found) == 512
+
+
+def test_parameters_of_an_encoder_are_listed_without_its_rotary_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_encoder, "cos_sin_table", None)
+    assert encoder_params(config(SMALL))
 
 
 @pytest.mark.parametrize("value", [None, True, -1, 0, 2**70, math.nan, "x", [], [[]], {}, {"a": 1}])

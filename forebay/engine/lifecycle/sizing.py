@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Final
 
+from forebay.config import estimates
 from forebay.config.engine_config import EngineConfig, KindConfig, SchedulerConfig, SpeculationOptions
 from forebay.config.pictures import PictureConfig
 from forebay.config.rules import ITEM_BYTES
@@ -24,9 +25,8 @@ _LENGTHS_BYTES: Final = 16  # that is known of a row beside that
 
 
 def most_prompt_tokens(config: EngineConfig, model: ModelConfig) -> int:
-    """Return the most prompt tokens of one step: a chunk, or a longer run of tokens that must not be cut."""
-    longest = 0 if model.vision is None else model.vision.longest_span
-    return max(config.scheduling.chunked_prefill_size, longest)
+    """Return the most prompt tokens of one step."""
+    return estimates.most_prompt_tokens(config.scheduling.chunked_prefill_size, model)
 
 
 def memory_demand(config: EngineConfig, sizes: CacheSizes, model: ModelConfig) -> MemoryDemand:

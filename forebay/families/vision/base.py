@@ -13,6 +13,7 @@ Channels = tuple[float, float, float]
 """A number for each channel of a pixel, red first."""
 
 MAX_TILE: Final = 4096  # pixels of an edge
+MAX_TILE_BYTES: Final = 64 << 20  # the process that decodes images answers with at most twice as many
 HALVES: Final = (0.5, 0.5, 0.5)
 # How names of tensors begin in published files of some models, and in those of transformers 5.
 _PUBLISHED: Final = (
@@ -99,6 +100,11 @@ class VisionConfig:
             return f"tiles of up to {self.max_tokens:,} tokens, one for each {edge} x {edge} pixels"
         height, width = self.tile_size
         return f"tiles of {height} x {width} pixels, {self.num_tokens(self.tile_size)} tokens each"
+
+    @property
+    def heads_width(self) -> int:
+        """Return the numbers of a patch in all heads together."""
+        return self.hidden_size
 
     @property
     def layer_products(self) -> tuple[int, int]:

@@ -9,11 +9,12 @@ from forebay.base.errors import ModelError
 from forebay.base.pixels import CHANNELS
 from forebay.families.fields import MAX_LAYERS, Fields
 from forebay.families.options import unknown_options
-from forebay.families.vision.base import MAX_TILE, Channels, Vision, VisionConfig, pixel_numbers
+from forebay.families.vision.base import MAX_TILE, MAX_TILE_BYTES, Channels, Vision, VisionConfig, pixel_numbers
 
 MOST_TOKENS: Final = 4096
 _DEFAULT_TOKENS: Final = 280
-# Linear layers have no biases, whatever is said of attention's. The tokens of an image are those of the processor.
+_MAX_HEAD_DIM: Final = 1024
+# Linear layers have no biases, with `attention_bias` or without. The tokens of an image are those of the processor.
 _HARMLESS: Final = frozenset({
     "attention_bias", "default_output_length", "global_head_dim", "max_position_embeddings",
 })  # fmt: skip
@@ -58,6 +59,10 @@ class Gemma4VisionConfig(VisionConfig):
         return self.most_tokens if self.bidirectional else 0
 
     @property
+    def heads_width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
     def layer_products(self) -> tuple[int, int]:
         """Return the products of a patch in a layer's matrices, and of a pair of patches in its attention."""
         heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
@@ -87,7 +92,7 @@ def gemma4(fields: Fields, processor: Fields, vocab_size: int) -> Vision:
         num_layers=own.size("num_hidden_layers", default=16, most=MAX_LAYERS),
         num_heads=own.size("num_attention_heads", default=12),
         num_kv_heads=own.size("num_key_value_heads", default=12),
-        head_dim=own.size("head_dim", default=64),
+        head_dim=own.size("head_dim", default=64, most=_MAX_HEAD_DIM),
         norm_eps=own.number("rms_norm_eps", default=1e-6),
         theta=_theta(own),
         num_positions=own.size("position_embedding_size", default=10_240),
@@ -120,8 +125,8 @@ def _theta(own: Fields) -> float:
     rope = own.within("rope_parameters")
     rope.only("rope_type", "axial", "default")
     theta = rope.number("rope_theta", default=100.0)
-    if not theta:
-        raise rope.wrong("rope_theta", "a number above 0")
+    if theta < 1:
+        raise rope.wrong("rope_theta", "a number of at least 1")
     return theta
 
 
@@ -131,6 +136,14 @@ def _check(config: Gemma4VisionConfig, own: Fields, processor: Fields) -> None:
     if config.num_heads % config.num_kv_heads:
         raise ModelError(
             f"{own.where}: {config.num_heads} heads do not divide among {config.num_kv_heads} of keys and values"
+        )
+    if len({config.placeholder, config.begin, config.end}) < 3:
+        raise ModelError(f"{own.where}: image_token_id, boi_token_id and eoi_token_id must be three different ids")
+    edge = config.token_edge
+    if edge > MAX_TILE or config.most_tokens * edge**2 * CHANNELS > MAX_TILE_BYTES:
+        raise ModelError(
+            f"{own.where}: images of {config.most_tokens} tokens of {edge} x {edge} pixels are too large: at most "
+            f"{MAX_TILE_BYTES} bytes of an image are encoded, and {MAX_TILE} pixels to an edge of a token"
         )
     if config.num_positions < config.merge:
         raise own.wrong("position_embedding_size", f"at least {config.merge}, the patches on an edge of a token")
