@@ -12,7 +12,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from forebay.base.errors import ModelError
 from forebay.families.model_config import config_of
 from forebay.families.rope import RopeSections
-from forebay.families.vision.qwen import MOST_TOKENS, QwenConfig
+from forebay.families.vision.qwen import MOST_TOKENS
+from forebay.families.vision.qwen3 import Qwen3Config
 from tests.families.test_outer import fields_of
 
 VL = ["qwen3_vl", "qwen3_vl_moe"]
@@ -31,9 +32,9 @@ PROCESSOR = {
 }  # fmt: skip
 
 
-def read(kind: str = "qwen3_vl", processor: dict[str, Any] | None = None, **vision: Any) -> QwenConfig:
+def read(kind: str = "qwen3_vl", processor: dict[str, Any] | None = None, **vision: Any) -> Qwen3Config:
     config = config_of(fields_of(kind, vision_config={**VISION, **vision}), processor=processor)
-    assert isinstance(config.vision, QwenConfig)
+    assert isinstance(config.vision, Qwen3Config)
     return config.vision
 
 
@@ -41,7 +42,7 @@ def read(kind: str = "qwen3_vl", processor: dict[str, Any] | None = None, **visi
 def test_published_encoder_and_processor_are_read(kind: str) -> None:
     config = config_of(fields_of(kind, vision_config=VISION), processor=PROCESSOR)
     vision = config.vision
-    assert isinstance(vision, QwenConfig)
+    assert isinstance(vision, Qwen3Config)
     assert config.unknown_options == ()
     assert (vision.num_layers, vision.num_heads, vision.side, vision.depth) == (24, 16, 48, 2)
     assert (vision.deepstack, vision.output_size, vision.rope_theta) == ((5, 11, 17), 2048, 10_000.0)
@@ -56,7 +57,7 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
     fields = fields_of(kind, vision_config={"spatial_merge_size": 2})
     text = {**fields["text_config"], "vocab_size": 1 << 18}
     ours = config_of({**fields, "text_config": text, "image_token_id": None}).vision
-    assert isinstance(ours, QwenConfig)
+    assert isinstance(ours, Qwen3Config)
     vision = theirs.vision_config
     assert (ours.hidden_size, ours.intermediate_size) == (vision.hidden_size, vision.intermediate_size)
     assert (ours.num_layers, ours.num_heads) == (vision.depth, vision.num_heads)

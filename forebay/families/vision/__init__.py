@@ -11,7 +11,7 @@ from forebay.families.vision.base import Vision
 from forebay.families.vision.gemma3 import pooled_siglip
 from forebay.families.vision.gemma4 import gemma4
 from forebay.families.vision.pixtral import pixtral
-from forebay.families.vision.qwen import qwen3_5, qwen3_vl
+from forebay.families.vision.qwen3 import qwen3_5, qwen3_vl
 from forebay.families.vision.siglip import siglip
 from forebay.families.vision.siglip2 import siglip2
 

@@ -1,4 +1,4 @@
-"""The encoder of Qwen3-VL, Qwen3.5 and their mixtures: an image of any size is one tile."""
+"""Fields that all encoders of Qwen have. An image of any size is one tile, and squares of patches are its tokens."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any, Final
 from forebay.base.errors import ModelError, brief
 from forebay.base.pixels import CHANNELS
 from forebay.families.fields import MAX_LAYERS, MAX_NUMBER, Fields, is_number
-from forebay.families.options import unknown_options
-from forebay.families.vision.base import MAX_TILE, Vision, VisionConfig, check_heads, pixel_numbers
+from forebay.families.vision.base import MAX_TILE, VisionConfig, check_heads, pixel_numbers
 
 MAX_RATIO: Final = 200
 """Of an image's longer edge to its shorter one: transformers' processor refuses more."""
@@ -21,28 +20,20 @@ MOST_TOKENS: Final = 4096
 _CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD: Final = (0.26862954, 0.26130258, 0.27577711)
 _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280
-_PLACEHOLDERS: Final = {
-    "qwen3_5": 248_056,
-    "qwen3_5_moe": 248_056,
-    "qwen3_vl": 151_655,
-    "qwen3_vl_moe": 151_655,
-}
 _MOST_PIXELS: Final = 1 << 28
+
 # About how images become tiles, and videos, which are not served.
-_HARMLESS: Final = frozenset({"temporal_patch_size", "tokens_per_second"})
+HARMLESS: Final = frozenset({"temporal_patch_size", "tokens_per_second"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QwenConfig(VisionConfig):
-    """A table of `side` x `side` positions is interpolated to the patches of a tile, and heads are rotated by a patch's
-    row and column with the base `rope_theta`. Each kernel sees `depth` frames, all of which are the image. Behind the
-    layers `deepstack` a feature of each token is kept for the language model. Images have `min_pixels` to
-    `max_pixels`, and about `MOST_TOKENS` at most."""
+    """Heads are rotated by a patch's row and column with the base `rope_theta`. Each kernel sees `depth` frames, all of
+    which are the image. A token becomes `output_size` numbers, as many as the language model's have. Images have
+    `min_pixels` to `max_pixels`, and about `MOST_TOKENS` at most."""
 
-    side: int
     rope_theta: float
     depth: int
-    deepstack: tuple[int, ...]
     output_size: int
     min_pixels: int
     max_pixels: int
@@ -60,71 +51,52 @@ class QwenConfig(VisionConfig):
         grown = math.isqrt(MAX_RATIO * self.min_pixels) // edge + 1
         return max(self.max_pixels // edge**2, self.max_edge // edge, self.min_pixels // edge**2 + 2 * grown)
 
+    @property
+    def num_mergers(self) -> int:
+        """Return how often the patches of a tile are merged to tokens."""
+        return 1
+
     def outer_products(self, output_size: int) -> int:
         """Return the products that a patch takes before and behind the layers."""
         width = self.hidden_size
         merged = self.merge**2 * width * width + width * output_size
-        return width * CHANNELS * self.patch_size**2 + (1 + len(self.deepstack)) * merged
+        return width * CHANNELS * self.patch_size**2 + self.num_mergers * merged
 
 
-def qwen3_vl(fields: Fields, processor: Fields, vocab_size: int) -> Vision:
-    """Read the encoder of a Qwen3-VL. Defaults are those of transformers' classes."""
-    own = Fields.of_file(fields.get("vision_config"), f"{fields.where}: vision_config")
-    num_layers = own.size("depth", default=27, most=MAX_LAYERS)
-    return _qwen3(fields, own, processor, vocab_size, deepstack=_layers(own, num_layers, (8, 16, 24)))
-
-
-def qwen3_5(fields: Fields, processor: Fields, vocab_size: int) -> Vision:
-    """Read the encoder of a Qwen3.5: a Qwen3-VL's without features."""
-    own = Fields.of_file(fields.get("vision_config"), f"{fields.where}: vision_config")
-    return _qwen3(fields, own, processor, vocab_size, deepstack=())
-
-
-def _qwen3(fields: Fields, own: Fields, processor: Fields, vocab_size: int, deepstack: tuple[int, ...]) -> Vision:
-    kind = str(fields.get("model_type"))
-    own.only("hidden_act", "gelu_pytorch_tanh")
+def common_fields(
+    fields: Fields,
+    own: Fields,
+    processor: Fields,
+    vocab_size: int,
+    *,
+    placeholder: int,
+    num_layers: int,
+    patch_size: int,
+) -> dict[str, Any]:
+    """Read the fields of a `QwenConfig` but for its widths; `own` are those of the encoder. Defaults are those of
+    transformers' classes; those that types have of their own are given. Raises ModelError."""
     own.only("in_channels", CHANNELS)
     rescale, mean, std = pixel_numbers(processor, mean=_CLIP_MEAN, std=_CLIP_STD)
-    positions = own.size("num_position_embeddings", default=2304, most=1 << 24)
-    patch_size = own.size("patch_size", default=16, most=MAX_TILE)
+    size = own.size("patch_size", default=patch_size, most=MAX_TILE)
     merge = own.size("spatial_merge_size", default=2, most=MAX_TILE)
-    most = MOST_TOKENS * (patch_size * merge) ** 2
+    most = MOST_TOKENS * (size * merge) ** 2
     min_pixels, max_pixels = (min(pixels, most) for pixels in _pixel_range(processor))
-    config = QwenConfig(
-        kind=kind,
-        placeholder=fields.size("image_token_id", default=_PLACEHOLDERS[kind], least=0, most=vocab_size - 1),
-        patch_size=patch_size,
-        merge=merge,
-        hidden_size=own.size("hidden_size", default=1152),
-        intermediate_size=own.size("intermediate_size", default=4304),
-        num_layers=own.size("depth", default=27, most=MAX_LAYERS),
-        num_heads=own.size("num_heads", default=16),
-        norm_eps=1e-6,
-        rescale=rescale,
-        mean=mean,
-        std=std,
-        side=math.isqrt(positions),
-        rope_theta=_rope_theta(own),
-        depth=own.size("temporal_patch_size", default=2, most=16),
-        deepstack=deepstack,
-        output_size=own.size("out_hidden_size", default=3584),
-        min_pixels=min_pixels,
-        max_pixels=max_pixels,
-    )
-    if config.side**2 != positions:
-        raise own.wrong("num_position_embeddings", "a square number")
-    _check_sizes(config, processor, own.where)
-    return config, tuple(f"vision_config.{name}" for name in unknown_options(own, _HARMLESS))
-
-
-def _layers(own: Fields, num_layers: int, default: tuple[int, ...]) -> tuple[int, ...]:
-    given = own.get("deepstack_visual_indexes", default)
-    layers = tuple(given) if isinstance(given, list | tuple) else (-1,)
-    if not all(type(layer) is int and 0 <= layer < num_layers for layer in layers):
-        raise own.wrong("deepstack_visual_indexes", f"a list of layers, 0 to {num_layers - 1}")
-    if list(layers) != sorted(set(layers)):
-        raise own.wrong("deepstack_visual_indexes", "a list of ascending layers")
-    return layers
+    return {
+        "kind": str(fields.get("model_type")),
+        "placeholder": fields.size("image_token_id", default=placeholder, least=0, most=vocab_size - 1),
+        "patch_size": size,
+        "merge": merge,
+        "num_layers": own.size("depth", default=num_layers, most=MAX_LAYERS),
+        "num_heads": own.size("num_heads", default=16),
+        "norm_eps": 1e-6,
+        "rescale": rescale,
+        "mean": mean,
+        "std": std,
+        "rope_theta": _rope_theta(own),
+        "depth": own.size("temporal_patch_size", default=2, most=16),
+        "min_pixels": min_pixels,
+        "max_pixels": max_pixels,
+    }
 
 
 def _rope_theta(own: Fields) -> float:
@@ -152,7 +124,8 @@ def _pixel_range(processor: Fields) -> tuple[int, int]:
     return int(least), int(most)
 
 
-def _check_sizes(config: QwenConfig, processor: Fields, where: str) -> None:
+def check_sizes(config: QwenConfig, processor: Fields, where: str) -> None:
+    """Raise ModelError for sizes that do not fit each other, and for those of an image processor that does not fit."""
     check_heads(config, where)
     if config.hidden_size // config.num_heads % 4:
         raise ModelError(f"{where}: heads of {config.hidden_size // config.num_heads} do not divide into four parts")
@@ -162,3 +135,12 @@ def _check_sizes(config: QwenConfig, processor: Fields, where: str) -> None:
         given: Any = processor.get(name, own)
         if given != own:
             raise ModelError(f"{processor.where}: {name} is {brief(given)}; the encoder has {own}")
+
+
+def check_output_size(vision: QwenConfig, hidden_size: int) -> None:
+    """Raise ModelError unless tokens are of the language model's width."""
+    if vision.output_size != hidden_size:
+        raise ModelError(
+            f"vision_config has tokens of {vision.output_size} numbers (out_hidden_size), and the language model's "
+            f"have {hidden_size}"
+        )

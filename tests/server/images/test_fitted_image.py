@@ -16,7 +16,7 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from forebay.base.errors import ModelError
-from forebay.families.vision.qwen import QwenConfig
+from forebay.families.vision.qwen3 import Qwen3Config
 from forebay.server.images.cutting import tiles_of
 from forebay.server.images.frames import Decode, encode
 from forebay.server.images.sources import Unreadable
@@ -24,7 +24,7 @@ from forebay.server.images.tiling import tiling_of
 from forebay.server.images.tilings.qwen import LOW_PIXELS, FittedImage, fitted
 from tests.server.images.smolvlm import file_of, noise
 
-VISION = QwenConfig(
+VISION = Qwen3Config(
     kind="qwen3_vl",
     placeholder=5,
     patch_size=8,

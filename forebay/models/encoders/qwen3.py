@@ -9,9 +9,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from forebay.base.errors import ModelError
 from forebay.families.model_config import ModelConfig
-from forebay.families.vision.qwen import QwenConfig
+from forebay.families.vision.qwen import check_output_size
+from forebay.families.vision.qwen3 import Qwen3Config
 from forebay.layers.build import Parts
 from forebay.layers.encoder import MOST_SIZES
 from forebay.layers.grid_encoder import GridPatchesSpec, MergerSpec, RotaryBlockSpec, Rotations
@@ -25,7 +25,7 @@ _VISION = "model.visual"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QwenSpec:
+class Qwen3Spec:
     """Patches, blocks, and behind the last one the merger. `features` are the mergers behind the layers `deepstack`.
     Patches are rotated with the base `rope_theta`, in up to `num_positions` rows and columns."""
 
@@ -37,9 +37,9 @@ class QwenSpec:
     rope_theta: float
     num_positions: int
 
-    def build(self, ops: Ops, weights: Weights) -> QwenEncoder:
+    def build(self, ops: Ops, weights: Weights) -> Qwen3Encoder:
         """Return the encoder with its weights."""
-        return QwenEncoder(self, ops, weights)
+        return Qwen3Encoder(self, ops, weights)
 
     def equations(self) -> Iterator[str]:
         """Yield what it computes, line by line."""
@@ -60,10 +60,10 @@ class QwenSpec:
             yield f"feature {number}[image] = the same of layer {layer}'s x, added behind layer {number} of the decoder"
 
 
-class QwenEncoder(Encoder):
+class Qwen3Encoder(Encoder):
     """The patches of an image attend to each other; its bits depend on its pixels alone."""
 
-    def __init__(self, spec: QwenSpec, ops: Ops, weights: Weights) -> None:
+    def __init__(self, spec: Qwen3Spec, ops: Ops, weights: Weights) -> None:
         super().__init__(weights, len(spec.blocks), spec.merger.output_size * (1 + len(spec.features)))
         parts = Parts(ops, weights, RopeTables(1, weights.device, ops.memory)).within(_VISION)
         self._ops, self._deepstack, self._device = ops, spec.deepstack, weights.device
@@ -98,18 +98,14 @@ class QwenEncoder(Encoder):
         return torch.cat([self._merger(state.x, state.grid), *state.features], dim=1)
 
 
-def encoder_spec(config: ModelConfig) -> QwenSpec:
+def encoder_spec(config: ModelConfig) -> Qwen3Spec:
     """Describe the encoder of a Qwen3-VL. Raises ModelError for one whose tokens are not of the model's width."""
     vision = config.vision
-    assert isinstance(vision, QwenConfig), f"{config.model_type} has no such encoder"
-    if vision.output_size != config.hidden_size:
-        raise ModelError(
-            f"vision_config has tokens of {vision.output_size} numbers (out_hidden_size), and the language model's "
-            f"have {config.hidden_size}"
-        )
+    assert isinstance(vision, Qwen3Config), f"{config.model_type} has no such encoder"
+    check_output_size(vision, config.hidden_size)
     mergers = [_merger(vision, "merger")]
     mergers += [_merger(vision, f"deepstack_merger_list.{i}", norm_merged=True) for i in range(len(vision.deepstack))]
-    return QwenSpec(
+    return Qwen3Spec(
         patches=GridPatchesSpec(
             hidden_size=vision.hidden_size,
             size=vision.patch_size,
@@ -128,7 +124,7 @@ def encoder_spec(config: ModelConfig) -> QwenSpec:
     )
 
 
-def _merger(vision: QwenConfig, name: str, *, norm_merged: bool = False) -> MergerSpec:
+def _merger(vision: Qwen3Config, name: str, *, norm_merged: bool = False) -> MergerSpec:
     return MergerSpec(
         name=name,
         factor=vision.merge,
@@ -139,7 +135,7 @@ def _merger(vision: QwenConfig, name: str, *, norm_merged: bool = False) -> Merg
     )
 
 
-def _block(vision: QwenConfig, layer: int) -> RotaryBlockSpec:
+def _block(vision: Qwen3Config, layer: int) -> RotaryBlockSpec:
     return RotaryBlockSpec(
         name=f"blocks.{layer}",
         hidden_size=vision.hidden_size,
