@@ -147,8 +147,9 @@ def encoding(bench: Bench, rounds: int) -> None:
     side, encoder, vision = bench.vision.max_edge, bench.encoder, bench.vision
     patches = vision.max_patches
     per_patch, per_pair = vision.layer_products
-    layer = patches * per_patch + patches**2 * per_pair
-    products = layer * vision.num_layers + patches * vision.outer_products(bench.config.hidden_size)
+    seen = sum(vision.seen_tokens or [vision.max_tokens] * vision.num_layers) * vision.merge**2
+    layers = patches * (vision.num_layers * per_patch + seen * per_pair)
+    products = layers + patches * vision.outer_products(bench.config.hidden_size)
     times = []
     for number in range(rounds + 1):
         pixels = torch.randint(0, 256, (side, side, 3), dtype=torch.uint8)
@@ -192,7 +193,8 @@ def gaps(bench: Bench, rounds: int) -> None:
     """Of streams, while pictures arrive and while text of equal cost arrives."""
     linear, squared = layer_costs(bench.config)
     count = bench.vision.max_tokens
-    cost = int((linear * count + squared * count**2) * bench.vision.num_layers) + count
+    seen = sum(bench.vision.seen_tokens or [count] * bench.vision.num_layers)
+    cost = int(count * (linear * bench.vision.num_layers + squared * seen)) + count
     kinds: dict[str, Callable[[], int]] = {
         "pictures": lambda: bench.shown(bench.picture()),
         "text": lambda: bench.add(bench.words(min(cost, 3000))),

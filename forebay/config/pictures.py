@@ -39,7 +39,8 @@ class PictureConfig:
     A token of a tile stands for `token_edge` x `token_edge` pixels. Tiles have the one `tile_size` (height and width).
     Where it is None, their edges are multiples of `token_edge` of at most `max_edge` pixels, and they have at most
     `max_tokens`. The encoder has `num_layers`. A layer's work on a tile of n tokens costs as much as n * `token_cost` +
-    n * n * `pair_cost` tokens of a prompt.
+    n * m * `pair_cost` tokens of a prompt. There m is the number of tokens that a token's attention sees: all n, or at
+    most the layer's entry in `seen_tokens`.
 
     Encodings have rows 1..`num_rows` of `row_bytes`, in blocks of `block_rows`; they and the pixels together take
     `cache_bytes`. Ids from `vocab_size` on stand for tokens of pictures. A prompt has the `placeholder` in their place,
@@ -64,6 +65,7 @@ class PictureConfig:
     vocab_size: int
     placeholder: int
     input_id: int
+    seen_tokens: tuple[int, ...] = ()
     longest_span: int = 0
     mrope: bool = False
 
@@ -78,7 +80,16 @@ class PictureConfig:
         """Return the number of tokens of a tile, each a row of its encoding."""
         return num_tokens(size, self.token_edge)
 
-    def layer_tokens(self, size: Size) -> float:
-        """Return how many tokens of a prompt cost as much as a layer's work on a tile."""
+    def layer_tokens(self, size: Size, layers: range) -> float:
+        """Return how many tokens of a prompt cost as much as the work of these layers on a tile."""
         count = self.num_tokens(size)
-        return count * (self.token_cost + count * self.pair_cost)
+        most = self.seen_tokens[layers.start : layers.stop] or [count] * len(layers)
+        seen = sum(min(count, its) for its in most)
+        return count * (len(layers) * self.token_cost + seen * self.pair_cost)
+
+    def layers_within(self, size: Size, first: int, budget: float) -> range:
+        """Return the layers from `first` on whose work on a tile costs no more than `budget`: one at least."""
+        last = first + 1
+        while last < self.num_layers and self.layer_tokens(size, range(first, last + 1)) <= budget:
+            last += 1
+        return range(first, last)

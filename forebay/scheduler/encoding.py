@@ -42,30 +42,29 @@ def _plan_slice(held: Allocations, req: Request, encoding: Encoding, tile: int, 
     not been charged for (C32)."""
     assert held.pictures is not None
     config, its = held.pictures.config, encoding.tiles[tile]
-    cost = config.layer_tokens(its.size)
-    first = its.planned
-    last = min(config.num_layers, first + max(1, int(budget / cost)))
-    its.planned = last
-    held.draft.encodes.append(_slice(encoding, tile, first, last, ends=last == config.num_layers))
-    num_new = last - max(first, its.charged)
-    if num_new > 0:
-        req.account.encoded_tokens += num_new * cost
-        req.account.service += num_new * cost / req.account.weight
-        its.charged = last
-    return ceil((last - first) * cost)
+    layers = config.layers_within(its.size, its.planned, budget)
+    its.planned = layers.stop
+    held.draft.encodes.append(_slice(encoding, tile, layers, ends=layers.stop == config.num_layers))
+    new = range(max(layers.start, its.charged), layers.stop)
+    if new:
+        cost = config.layer_tokens(its.size, new)
+        req.account.encoded_tokens += cost
+        req.account.service += cost / req.account.weight
+        its.charged = layers.stop
+    return ceil(config.layer_tokens(its.size, layers))
 
 
-def _slice(encoding: Encoding, tile: int, first: int, last: int, *, ends: bool) -> Encode:
+def _slice(encoding: Encoding, tile: int, layers: range, *, ends: bool) -> Encode:
     its = encoding.tiles[tile]
     height, width = its.size
     return Encode(
         picture=encoding.number,
         tile=tile,
-        first_layer=first,
-        last_layer=last,
+        first_layer=layers.start,
+        last_layer=layers.stop,
         height=height,
         width=width,
-        pixels=b"" if first else encoding.pixels[its.pixels],
+        pixels=b"" if layers.start else encoding.pixels[its.pixels],
         rows=encoding.rows[its.tokens].copy() if ends else NO_IDS,
     )
 

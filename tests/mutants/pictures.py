@@ -46,9 +46,16 @@ PICTURES: Final = (
     Mutant(
         "C28 a slice costs what a tile of its size costs",
         "scheduler/encoding.py",
-        "    cost = config.layer_tokens(its.size)\n",
-        "    cost = config.layer_tokens(encoding.tiles[0].size)\n",
-        _TRAFFIC,
+        "config.layers_within(its.size, its.planned, budget)",
+        "config.layers_within(encoding.tiles[0].size, its.planned, budget)",
+        _SCHEDULER + "test_tiles_of_one_picture_cost_what_their_own_sizes_cost",
+    ),
+    Mutant(
+        "C28 a layer with windows costs what its tokens see",
+        "config/pictures.py",
+        "seen = sum(min(count, its) for its in most)",
+        "seen = sum(count for _ in most)",
+        _SCHEDULER + "test_layers_with_windows_cost_what_their_tokens_see",
     ),
     Mutant(
         "C29 two namespaces share no run of ids",

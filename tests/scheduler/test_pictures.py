@@ -18,7 +18,7 @@ from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan, TokenLogprob
 from forebay.requests.updates import FinishReason
-from tests.pictures import PLACEHOLDER, TOKENS, VOCAB, picture, picture_config, with_placeholders
+from tests.pictures import EDGE, PLACEHOLDER, SIZE, TOKENS, VOCAB, picture, picture_config, with_placeholders
 from tests.scheduler.rig import Rig
 
 LAYERS = 4
@@ -89,6 +89,23 @@ def test_slice_has_at_least_a_layer_where_a_layer_costs_more_than_a_chunk() -> N
     engine = rig(layer_tokens=50.0, chunked_prefill_size=4)
     add(engine, picture(1, 0))
     assert [slices(engine.step()) for _ in range(4)] == [[(0, at, at + 1)] for at in range(4)]
+
+
+def test_tiles_of_one_picture_cost_what_their_own_sizes_cost() -> None:
+    """A layer of the first tile costs 2, of the second 4. The tokens of the first cost 3 in the second step."""
+    engine = rig(chunked_prefill_size=8)
+    add(engine, picture(1, 0, sizes=(SIZE, (2 * EDGE, 3 * EDGE)), runs=((0, 9),)))
+    found = [slices(engine.step()) for _ in range(4)]
+    assert found == [[(0, 0, 4)], [(1, 0, 1)], [(1, 1, 3)], [(1, 3, 4)]]
+
+
+def test_layers_with_windows_cost_what_their_tokens_see() -> None:
+    """Of a tile of 3 tokens the third layer costs 9, the others 3."""
+    limits = picture_config(token_cost=0.0, pair_cost=1.0, seen_tokens=(1, 1, 50, 1))
+    engine = Rig(pictures=limits, chunked_prefill_size=6)
+    req = add(engine, picture(1, 0))
+    assert [slices(engine.step()) for _ in range(3)] == [[(0, 0, 2)], [(0, 2, 3)], [(0, 3, 4)]]
+    assert req.account.encoded_tokens == limits.layer_tokens(SIZE, range(LAYERS)) == 18
 
 
 def test_slices_of_steps_in_flight_follow_each_other() -> None:

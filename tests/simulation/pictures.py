@@ -401,8 +401,8 @@ class PictureLiveness(Liveness):
         left, config = super()._budget_left(plan, started), self._config.pictures
         assert config is not None
         for encode in plan.pictures.encodes if plan else ():
-            cost = config.layer_tokens((encode.height, encode.width))
-            left -= ceil((encode.last_layer - encode.first_layer) * cost)
+            layers = range(encode.first_layer, encode.last_layer)
+            left -= ceil(config.layer_tokens((encode.height, encode.width), layers))
         # A run that must not be cut may wait for more than is left, and nobody starts before it.
         return left - max(0, config.longest_span - 1)
 
@@ -586,8 +586,9 @@ def random_pictures(dice: Random, vocab: int) -> PictureConfig:
     """Room for a few tiles: often fewer of one kind than of the other."""
     block_rows, num_pixels = dice.choice([1, 2, TOKENS, 5]), dice.choice([4, 8, 14])
     num_rows = dice.choice([3, 5, 8, 14]) * TOKENS // block_rows * block_rows
+    num_layers = dice.choice([1, 2, 4])
     return PictureConfig(
-        num_layers=dice.choice([1, 2, 4]),
+        num_layers=num_layers,
         token_edge=EDGE,
         tile_size=None,
         max_edge=4 * EDGE,
@@ -601,6 +602,7 @@ def random_pictures(dice: Random, vocab: int) -> PictureConfig:
         vocab_size=vocab,
         placeholder=0,
         input_id=0,
+        seen_tokens=dice.choice([(), tuple(dice.choice([1, 2, LONGEST_RUN]) for _ in range(num_layers))]),
     )
 
 

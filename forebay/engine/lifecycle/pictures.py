@@ -46,5 +46,6 @@ def sizes_of(
         vocab_size=vocab_size,
         placeholder=vision.placeholder,
         input_id=vision.input_id,
+        seen_tokens=vision.seen_tokens,
         longest_span=vision.longest_span,
     )

@@ -385,7 +385,7 @@ def work_of(plan: StepPlan, pictures: PictureConfig | None) -> int:
     if pictures is None or not plan.pictures.encodes:
         return plan.num_tokens
     costs = (
-        (encode.last_layer - encode.first_layer) * pictures.layer_tokens((encode.height, encode.width))
+        pictures.layer_tokens((encode.height, encode.width), range(encode.first_layer, encode.last_layer))
         for encode in plan.pictures.encodes
     )
     return plan.num_tokens + ceil(sum(costs))

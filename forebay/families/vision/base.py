@@ -93,6 +93,11 @@ class VisionConfig:
         return 0
 
     @property
+    def seen_tokens(self) -> tuple[int, ...]:
+        """Return the most tokens of a tile that a token's attention sees in each layer; none if it sees all."""
+        return ()
+
+    @property
     def tiles(self) -> str:
         """Return the sizes of tiles in words."""
         if self.tile_size is None:
