@@ -125,6 +125,7 @@ _QWEN2: Final[Mapping[str, Any]] = {
     "defaults": {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "max_window_layers": 80},
     "flat": True,
     "mrope": True,
+    "sections": RopeSections((16, 24, 24), interleaved=False),
 }
 _QWEN3: Final[Mapping[str, Any]] = {"body": ("model.language_model.",), "parts": ("model.visual.",)}
 _NO_WINDOW: Final = {"use_sliding_window": False, "sliding_window": None, "layer_types": None}

@@ -6,6 +6,7 @@ s patches to an edge of what becomes one token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
@@ -18,6 +19,7 @@ from forebay.layers.build import Parts
 from forebay.layers.encoder import MOST_SIZES, pixel_scale, square_orders
 from forebay.layers.linear import Linear
 from forebay.layers.norms import build_norm, layer_norm_spec
+from forebay.layers.params import vector
 from forebay.layers.rotary import cos_sin_table
 from forebay.ops.attention import KvCache, PagedKv
 
@@ -29,8 +31,9 @@ AXES: Final = 2  # rotary positions of a patch: its row and its column
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GridPatchesSpec:
-    """Patches of `size` pixels, each through a linear layer, whose kernel sees an image `depth` times; a table of
-    `side` x `side` positions is interpolated to the patches. Channels as of `PatchesSpec`."""
+    """Patches of `size` pixels, each through a linear layer, whose kernel sees an image `depth` times. A table of
+    `side` x `side` positions is interpolated to the patches, and the layer has a bias; if `side` is 0, there is
+    neither. Channels as of `PatchesSpec`."""
 
     hidden_size: int
     size: int
@@ -53,9 +56,9 @@ class GridPatches:
         self._device, width = parts.weights.device, spec.hidden_size
         kernel = parts.values("patch_embed.proj.weight", width, CHANNELS, spec.depth, spec.size, spec.size)
         summed = kernel.float().sum(2).to(kernel.dtype).view(width, -1)
-        weight = parts.ops.pack_linear(summed, parts.values("patch_embed.proj.bias", width))
-        self._embedding = Linear(parts.ops, weight)
-        self._positions = parts.tensor("pos_embed.weight", spec.side**2, width)
+        bias = parts.values("patch_embed.proj.bias", width) if spec.side else None
+        self._embedding = Linear(parts.ops, parts.ops.pack_linear(summed, bias))
+        self._positions = parts.tensor("pos_embed.weight", spec.side**2, width) if spec.side else None
         self._scale = pixel_scale(spec.rescale, spec.mean, spec.std, self._device)
 
     def __call__(self, pixels: Tensor) -> tuple[Tensor, Grid]:
@@ -63,17 +66,18 @@ class GridPatches:
         size = self._spec.size
         grid = pixels.shape[0] // size, pixels.shape[1] // size
         rows = self._ops.patch_rows(pixels.to(self._device), size, self._scale, self._dtype)
-        return self._ops.add_(self._embedding.of(rows), self._interpolated(grid)), grid
+        x = self._embedding.of(rows)
+        return (x if self._positions is None else self._ops.add_(x, self._interpolated(self._positions, grid))), grid
 
-    def _interpolated(self, grid: Grid) -> Tensor:
-        """[P, h]: of each patch the four nearest positions, weighted in float32 in a fixed order."""
+    def _interpolated(self, table: Tensor, grid: Grid) -> Tensor:
+        """[P, h]: of each patch the four nearest positions of the table, weighted in float32 in a fixed order."""
         side, (rows, columns) = self._spec.side, (taps(count, self._spec.side) for count in grid)
         total: Tensor | None = None
         for row, of_row in zip(rows.places, rows.weights, strict=True):
             for column, of_column in zip(columns.places, columns.weights, strict=True):
                 places = (row.unsqueeze(1) * side + column).flatten().to(self._device)
                 weights = (of_row.unsqueeze(1) * of_column).reshape(-1, 1).to(self._device)
-                part = self._positions.index_select(0, places).float() * weights
+                part = table.index_select(0, places).float() * weights
                 total = part if total is None else total + part
         assert total is not None, "a patch lies between positions"
         return total.to(self._dtype)
@@ -98,14 +102,16 @@ def taps(count: int, side: int) -> Taps:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RotaryBlockSpec:
-    """Attention over patches that are rotated by their rows and columns, and a feed-forward layer, each behind a
-    LayerNorm; all layers have biases."""
+    """Attention over patches that are rotated by their rows and columns, and a feed-forward layer; all layers have
+    biases. Both are behind a LayerNorm, and the feed-forward layer has a GELU. If it is `gated`, both are behind an RMS
+    norm, and its gate has a SiLU."""
 
     name: str
     hidden_size: int
     intermediate_size: int
     num_heads: int
     norm_eps: float
+    gated: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -149,20 +155,35 @@ class Rotations:
         return Rotation(positions.to(self._device), self._cos_sin, self._axes)
 
 
+def _norm(parts: Parts, name: str, width: int, eps: float, *, rms: bool) -> Callable[[Tensor], Tensor]:
+    name = f"{parts.prefix}{name}"
+    return build_norm(
+        vector(f"{name}.weight", width) if rms else layer_norm_spec(name, width, bias=True), parts, eps
+    ).of
+
+
+def window_order(grid: Grid, side: int) -> tuple[Tensor, list[int]]:
+    """Return the patches of a grid window by window, and those of a window row by row, [P] int64; and the number of
+    patches of each window: `side` x `side`, and what is left at the right and at the bottom edge."""
+    rows, columns = grid
+    patches = torch.arange(rows * columns).view(rows, columns)
+    windows = [window.flatten() for band in torch.split(patches, side) for window in torch.split(band, side, 1)]
+    return torch.cat(windows), list(map(len, windows))
+
+
 class RotaryBlock:
     """A layer: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, spec: RotaryBlockSpec, parts: Parts) -> None:
         self._ops, self._heads, self._scale = parts.ops, spec.num_heads, spec.head_dim**-0.5
         width, inner = spec.hidden_size, spec.intermediate_size
-        self._norms = [
-            build_norm(layer_norm_spec(f"{parts.prefix}norm{i}", width, bias=True), parts, spec.norm_eps).of
-            for i in (1, 2)
-        ]
+        self._norms = [_norm(parts, f"norm{i}", width, spec.norm_eps, rms=spec.gated) for i in (1, 2)]
         self._qkv = parts.linear({"attn.qkv": 3 * width}, width, bias=True)
         self._out = parts.linear({"attn.proj": width}, width, bias=True)
-        self._up = parts.linear({"mlp.linear_fc1": inner}, width, bias=True)
-        self._down = parts.linear({"mlp.linear_fc2": width}, inner, bias=True)
+        up, down = (("gate_proj", "up_proj"), "down_proj") if spec.gated else (("linear_fc1",), "linear_fc2")
+        self._up = parts.linear({f"mlp.{name}": inner for name in up}, width, bias=True)
+        self._down = parts.linear({f"mlp.{down}": width}, inner, bias=True)
+        self._activate = parts.ops.silu_and_mul if spec.gated else parts.ops.gelu
 
     def __call__(self, x: Tensor, tile: PagedKv, by: Rotation) -> Tensor:
         """x [P, h], which stays as it is -> [P, h]. `tile` says which patches attend to each other."""
@@ -171,13 +192,14 @@ class RotaryBlock:
         ops.apply_rope(q, k, by.positions, by.cos_sin, axes=by.axes)
         attended = ops.paged_attention(q, KvCache(k, v), tile, scale=self._scale)
         x = ops.add_(self._out.of(attended.flatten(1)), x)
-        return ops.add_(self._down.of(ops.gelu(self._up.of(norm_mlp(x)))), x)
+        return ops.add_(self._down.of(self._activate(self._up.of(norm_mlp(x)))), x)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MergerSpec:
-    """Squares of `factor` x `factor` patches through two layers with a GELU between them. A LayerNorm is in front, of
-    each patch, or with `norm_merged` of each square."""
+    """Squares of `factor` x `factor` patches through two layers with a GELU between them. In front is a LayerNorm of
+    each patch, or with `norm_merged` of each square; with `rms` an RMS norm. `names` are those of the norm and of both
+    layers."""
 
     name: str
     factor: int
@@ -185,6 +207,8 @@ class MergerSpec:
     output_size: int
     norm_eps: float
     norm_merged: bool = False
+    rms: bool = False
+    names: tuple[str, str, str] = ("norm", "linear_fc1", "linear_fc2")
 
     def build(self, parts: Parts) -> Merger:
         """Return the part with its weights."""
@@ -198,9 +222,10 @@ class Merger:
         self._ops, self._norm_merged = parts.ops, spec.norm_merged
         self._width = spec.factor**2 * spec.hidden_size
         normed = self._width if spec.norm_merged else spec.hidden_size
-        self._norm = build_norm(layer_norm_spec(f"{parts.prefix}norm", normed, bias=True), parts, spec.norm_eps).of
-        self._up = parts.linear({"linear_fc1": self._width}, self._width, bias=True)
-        self._down = parts.linear({"linear_fc2": spec.output_size}, self._width, bias=True)
+        norm, up, down = spec.names
+        self._norm = _norm(parts, norm, normed, spec.norm_eps, rms=spec.rms)
+        self._up = parts.linear({up: self._width}, self._width, bias=True)
+        self._down = parts.linear({down: spec.output_size}, self._width, bias=True)
         self._order = square_orders(spec.factor, parts.weights.device)
 
     def __call__(self, x: Tensor, grid: Grid) -> Tensor:

@@ -16,7 +16,7 @@ from forebay.families.vision.base import VisionConfig
 from forebay.layers.params import TensorParam
 from forebay.models import needs_of
 from forebay.models.dry_build import asked_by
-from forebay.models.encoders import gemma3, gemma4, pixtral, qwen3, siglip, siglip2
+from forebay.models.encoders import gemma3, gemma4, pixtral, qwen2, qwen3, siglip, siglip2
 from forebay.models.encoders.encoder import Encoder, EncoderSpec
 from forebay.models.loader import Loader, Progress, check_names
 from forebay.ops import Ops
@@ -27,6 +27,7 @@ _SPECS: Final[Mapping[str, Callable[[ModelConfig], EncoderSpec]]] = {
     "idefics3": siglip.encoder_spec,
     "lfm2_vl": siglip2.encoder_spec,
     "mistral3": pixtral.encoder_spec,
+    "qwen2_5_vl": qwen2.encoder_spec,
     "qwen3_5": qwen3.encoder_spec,
     "qwen3_5_moe": qwen3.encoder_spec,
     "qwen3_vl": qwen3.encoder_spec,

@@ -102,11 +102,12 @@ def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator,
         steps = _uniform(shape, generator, *map(math.log, _TIME_STEPS)).exp()
         return steps + torch.log(-torch.expm1(-steps))  # softplus of it is the time step
     values = torch.randn(shape, generator=generator)
-    if kind == "D" or kind.endswith(("scalar", "scale")) or ("norm" in kind and len(shape) == 1):
+    is_norm = len(shape) == 1 and ("norm" in kind or kind.startswith("ln_"))
+    if kind == "D" or kind.endswith(("scalar", "scale")) or is_norm:
         return 1.0 - offset + _NORM_SPREAD * values
     if kind.endswith(("_min", "_max")):
         return (_BOUND if kind.endswith("_max") else -_BOUND) * (1.0 + _NORM_SPREAD * values)
-    inputs = math.prod(shape[1:]) if len(shape) == 4 else shape[-1]  # of a convolution over pixels
+    inputs = math.prod(shape[1:]) if len(shape) > 3 else shape[-1]  # of a convolution over pixels
     return values * (_BIAS_SPREAD if len(shape) == 1 else inputs**-0.5)
 
 

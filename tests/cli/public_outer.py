@@ -1,11 +1,17 @@
 """Published configurations of models with a language model inside, and of Ministral 3 and Mellum, as facts; see
-`test_published_counts.py`. What describes images is left out."""
+`test_published_counts.py`. Of most, what describes images is left out."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 _MROPE: Final[dict[str, Any]] = {"type": "mrope", "mrope_section": [16, 24, 24]}
+
+_QWEN2_5_VISION: Final[dict[str, Any]] = {
+    "depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "in_chans": 3,
+    "out_hidden_size": 2048, "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14, "window_size": 112,
+    "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2, "temporal_patch_size": 2,
+}  # fmt: skip
 
 QWEN2_5_VL_3B: Final[dict[str, Any]] = {
     "model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"], "attention_dropout": 0.0,
@@ -14,14 +20,18 @@ QWEN2_5_VL_3B: Final[dict[str, Any]] = {
     "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 128000,
     "max_window_layers": 70, "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 2,
     "rms_norm_eps": 1e-06, "rope_theta": 1e6, "sliding_window": 32768, "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False, "vision_config": {"depth": 32},
+    "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False, "vision_config": _QWEN2_5_VISION,
     "rope_scaling": _MROPE, "vocab_size": 151936,
 }  # fmt: skip
 
+QWEN2_5_VL_7B: Final[dict[str, Any]] = {
+    **QWEN2_5_VL_3B, "hidden_size": 3584, "intermediate_size": 18944, "max_window_layers": 28,
+    "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4, "tie_word_embeddings": False,
+    "vision_config": {**_QWEN2_5_VISION, "out_hidden_size": 3584}, "vocab_size": 152064,
+}  # fmt: skip
+
 QWEN2_VL_7B: Final[dict[str, Any]] = {
-    **QWEN2_5_VL_3B, "model_type": "qwen2_vl", "hidden_size": 3584, "intermediate_size": 18944,
-    "max_position_embeddings": 32768, "max_window_layers": 28, "num_attention_heads": 28, "num_hidden_layers": 28,
-    "num_key_value_heads": 4, "tie_word_embeddings": False, "vocab_size": 152064,
+    **QWEN2_5_VL_7B, "model_type": "qwen2_vl", "max_position_embeddings": 32768, "vision_config": {"depth": 32},
 }  # fmt: skip
 
 _QWEN3_VL: Final[dict[str, Any]] = {
@@ -147,6 +157,7 @@ MELLUM2_12B_A2_5B: Final[dict[str, Any]] = {
 
 PUBLISHED: Final[dict[str, tuple[dict[str, Any], float]]] = {
     "Qwen/Qwen2.5-VL-3B-Instruct": (QWEN2_5_VL_3B, 3.09),  # of Qwen2.5-3B, as the text of the others
+    "Qwen/Qwen2.5-VL-7B-Instruct": (QWEN2_5_VL_7B, 7.62),
     "Qwen/Qwen2-VL-7B-Instruct": (QWEN2_VL_7B, 7.62),
     "Qwen/Qwen3-VL-4B-Instruct": (QWEN3_VL_4B, 4.02),
     "Qwen/Qwen3-VL-30B-A3B-Instruct": (QWEN3_VL_30B_A3B, 30.53),

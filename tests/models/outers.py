@@ -170,7 +170,8 @@ OUTERS: Final[dict[str, Case]] = {
     "qwen2_5_vl": _case(
         "qwen2_5_vl",
         "qwen2_5_vl_text",
-        _QWEN_VISION | {"fullatt_block_indexes": [0]},
+        # Windows of 2 x 2 tokens, and as many columns of the gate as are no multiple of a vector's.
+        _QWEN_VISION | {"patch_size": 4, "window_size": 16, "fullatt_block_indexes": [1], "intermediate_size": 19},
         _QWEN2,
         {
             "rope_parameters": _SECTIONS | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
@@ -180,6 +181,7 @@ OUTERS: Final[dict[str, Case]] = {
         },
         ours="qwen2",
         tie_word_embeddings=True,
+        image_token_id=5,
     ),
     "qwen3_5": _case(
         "qwen3_5",

@@ -29,6 +29,7 @@ TYPES: Final = (
     "idefics3",
     "lfm2_vl",
     "mistral3",
+    "qwen2_5_vl",
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_vl",

@@ -10,6 +10,8 @@ _TESTS: Final = "models/test_encoder.py"
 _ORACLE: Final = f"{_TESTS}::test_encodings_equal_those_of_transformers"
 _FLEX: Final = f"{_ORACLE}[torch-lfm2_vl]"
 _PIXTRAL: Final = f"{_ORACLE}[torch-mistral3]"
+_QWEN: Final = "models/test_qwen_encoder.py::"
+_QWEN_ORACLE: Final = f"{_QWEN}test_encodings_and_features_equal_those_of_transformers"
 _VISION: Final = "families/test_vision.py"
 _WITHIN: Final = "ops/test_attention.py::test_attention_within_segments_equals_that_of_each_alone"
 
@@ -181,6 +183,76 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
         "x.copy_(torch.where((rows > 0).unsqueeze(1), table.index_select(0, rows), x))",
         "x.copy_(table.index_select(0, rows))",
         "ops/test_pictures.py::test_replace_rows_takes_what_is_named_and_leaves_the_rest",
+    ),
+    Mutant(
+        "C31 attention of Qwen2.5-VL is within windows in most layers",
+        "models/encoders/qwen2.py",
+        "around.image if layer in self._whole else around.windows",
+        "around.image",
+        _QWEN_ORACLE,
+    ),
+    Mutant(
+        "C31 attention of Qwen2.5-VL is over the whole image in the layers that are listed",
+        "models/encoders/qwen2.py",
+        "around.image if layer in self._whole else around.windows",
+        "around.image if layer - first in self._whole else around.windows",
+        f"{_QWEN}test_slices_give_the_bits_of_the_whole",
+    ),
+    Mutant(
+        "C31 windows have whole tokens",
+        "models/encoders/qwen2.py",
+        "window=vision.window * vision.merge",
+        "window=vision.window",
+        _QWEN_ORACLE,
+    ),
+    Mutant(
+        "C31 windows at the edges have what is left of an image",
+        "layers/grid_encoder.py",
+        "torch.split(patches, side) for",
+        "torch.tensor_split(patches, -(-rows // side)) for",
+        f"{_QWEN}test_windows_have_the_patches_of_those_of_transformers",
+    ),
+    Mutant(
+        "C31 patches in windows are rotated by their own rows and columns",
+        "models/encoders/qwen2.py",
+        "rotation.positions[:, order.to(self._device)]",
+        "rotation.positions",
+        _QWEN_ORACLE,
+    ),
+    Mutant(
+        "C31 tokens of windows are put in the order of rows",
+        "models/encoders/qwen2.py",
+        "(order, torch.argsort(order))",
+        "(order, order)",
+        _QWEN_ORACLE,
+    ),
+    Mutant(
+        "C31 a gated layer of an encoder has a SiLU",
+        "layers/grid_encoder.py",
+        "parts.ops.silu_and_mul if spec.gated",
+        "parts.ops.gelu_and_mul if spec.gated",
+        _QWEN_ORACLE,
+    ),
+    Mutant(
+        "C31 published files of Qwen2.5-VL have an encoder",
+        "families/vision/base.py",
+        '    ("visual.", "model.visual."),\n',
+        "",
+        f"{_QWEN}test_files_as_published_give_the_same_bits",
+    ),
+    Mutant(
+        "C28 sections of Qwen2.5-VL are runs",
+        "families/outer.py",
+        "RopeSections((16, 24, 24), interleaved=False)",
+        "RopeSections((16, 24, 24), interleaved=True)",
+        "families/test_vision_qwen2.py::test_published_models_are_read",
+    ),
+    Mutant(
+        "C33 a window has a token at least",
+        "families/vision/qwen2.py",
+        "    if not window:\n",
+        "    if False:\n",
+        "families/test_vision_qwen2.py::test_encoders_that_are_not_served_are_refused_with_the_numbers",
     ),
     Mutant(
         "C28 features are added behind the layers that they are for",

@@ -18,6 +18,7 @@ HALVES: Final = (0.5, 0.5, 0.5)
 # How names of tensors begin in published files of some models, and in those of transformers 5.
 _PUBLISHED: Final = (
     ("vision_tower.", "model.vision_tower."),
+    ("visual.", "model.visual."),
     ("multi_modal_projector.", "model.multi_modal_projector."),
     ("model.vision_tower.vision_model.", "model.vision_tower."),
 )

@@ -11,6 +11,7 @@ from forebay.families.vision.base import VisionConfig
 from forebay.families.vision.gemma3 import PooledSiglipConfig
 from forebay.families.vision.gemma4 import Gemma4VisionConfig
 from forebay.families.vision.pixtral import PixtralConfig
+from forebay.families.vision.qwen2 import Qwen2Config
 from forebay.families.vision.qwen3 import Qwen3Config
 from forebay.families.vision.siglip import SiglipConfig
 from forebay.families.vision.siglip2 import Siglip2Config
@@ -27,6 +28,7 @@ Tiling: TypeAlias = SquareTiles | FlexTiles | WholeImage | WholeSquare | ScaledI
 _READERS: Final[Mapping[type[VisionConfig], Callable[[Path, Any], Tiling]]] = {
     Gemma4VisionConfig: scaled_image,
     PooledSiglipConfig: whole_square,
+    Qwen2Config: fitted_image,
     Qwen3Config: fitted_image,
     SiglipConfig: squares,
     Siglip2Config: flex,

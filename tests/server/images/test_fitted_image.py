@@ -1,4 +1,4 @@
-"""Images of Qwen3-VL: one tile, equal to transformers' processor to the byte, and its tokens."""
+"""Images of Qwen: one tile, equal to transformers' processor to the byte, and its tokens."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from forebay.base.errors import ModelError
+from forebay.families.vision.qwen import QwenConfig
+from forebay.families.vision.qwen2 import Qwen2Config
 from forebay.families.vision.qwen3 import Qwen3Config
 from forebay.server.images.cutting import tiles_of
 from forebay.server.images.frames import Decode, encode
@@ -42,29 +44,47 @@ VISION = Qwen3Config(
     min_pixels=4 * 256,
     max_pixels=60 * 256,
 )
+QWEN2_VISION = Qwen2Config(
+    kind="qwen2_5_vl",
+    placeholder=5,
+    patch_size=14,
+    merge=2,
+    hidden_size=16,
+    intermediate_size=32,
+    num_layers=2,
+    num_heads=2,
+    norm_eps=1e-6,
+    rope_theta=10_000.0,
+    depth=2,
+    output_size=16,
+    min_pixels=4 * 28**2,
+    max_pixels=60 * 28**2,
+    window=4,
+    whole=frozenset({1}),
+)
 EDGE = VISION.token_edge
 SIZES = ((1, 1), (1, 150), (150, 1), (13, 511), (513, 511), (90, 91), (16, 16), (7, 8), (24, 40), (200, 2000))
 
 
-def tiling(**changes: int) -> FittedImage:
-    made = tiling_of("/nowhere", VISION)
+def tiling(vision: QwenConfig = VISION, **changes: int) -> FittedImage:
+    made = tiling_of("/nowhere", vision)
     assert isinstance(made, FittedImage)
     return msgspec.structs.replace(made, **changes)
 
 
-def expected(content: bytes, own: FittedImage) -> np.ndarray:
+def expected(content: bytes, own: FittedImage, vision: QwenConfig) -> np.ndarray:
     """The pixels of transformers, uint8 [height, width, 3]."""
+    size, merge = vision.patch_size, vision.merge
     processor = Qwen2VLImageProcessorPil(
         size={"shortest_edge": own.min_pixels, "longest_edge": own.max_pixels},
-        patch_size=VISION.patch_size,
-        merge_size=VISION.merge,
+        patch_size=size,
+        merge_size=merge,
         resample=own.resample,
         do_rescale=False,
         do_normalize=False,
     )
     made = processor(Image.open(BytesIO(content)).convert("RGB"), return_tensors="np")
     _, rows, columns = made["image_grid_thw"][0]
-    size, merge = VISION.patch_size, VISION.merge
     patches = made["pixel_values"].reshape(rows // merge, columns // merge, merge, merge, 3, 2, size, size)
     assert (patches[..., 0, :, :] == patches[..., 1, :, :]).all()
     image = patches[..., 0, :, :].transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * size, columns * size, 3)
@@ -73,12 +93,13 @@ def expected(content: bytes, own: FittedImage) -> np.ndarray:
 
 
 @pytest.mark.parametrize("resample", [2, 3])
+@pytest.mark.parametrize("vision", [VISION, QWEN2_VISION], ids=lambda vision: vision.kind)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_tile_of_any_size_equals_that_of_transformers(size: tuple[int, int], resample: int) -> None:
-    own, content = tiling(resample=resample), file_of(noise(*size))
-    pixels, found = expected(content, own), tiles_of(content, own, splits=True)
+def test_tile_of_any_size_equals_that_of_transformers(size: tuple[int, int], vision: QwenConfig, resample: int) -> None:
+    own, content = tiling(vision, resample=resample), file_of(noise(*size))
+    pixels, found = expected(content, own, vision), tiles_of(content, own, splits=True)
     height, width, _ = pixels.shape
-    assert (found.grid, found.sizes) == ((height // EDGE, width // EDGE), ((height, width),))
+    assert (found.grid, found.sizes) == ((height // own.token_edge, width // own.token_edge), ((height, width),))
     assert found.pixels == pixels.tobytes()
 
 

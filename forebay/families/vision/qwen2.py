@@ -1,0 +1,55 @@
+"""The encoder of Qwen2.5-VL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.families.fields import Fields
+from forebay.families.options import unknown_options
+from forebay.families.vision.base import MAX_TILE, Vision
+from forebay.families.vision.qwen import HARMLESS, QwenConfig, check_sizes, common_fields
+
+_PLACEHOLDER: Final = 151_655
+_WHOLE_LAYERS: Final = [7, 15, 23, 31]
+# What published files say once more.
+_TWICE: Final = frozenset({"in_chans", "spatial_patch_size"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Qwen2Config(QwenConfig):
+    """Attention is within windows of `window` x `window` tokens, and in the layers `whole` between all patches of an
+    image. arXiv 2502.13923, section 2.1.1."""
+
+    window: int
+    whole: frozenset[int]
+
+    @property
+    def seen_tokens(self) -> tuple[int, ...]:
+        return tuple(self.max_tokens if layer in self.whole else self.window**2 for layer in range(self.num_layers))
+
+    @property
+    def layer_products(self) -> tuple[int, int]:
+        """Return the products of a patch in a layer's matrices, and of a pair of patches in its attention."""
+        return 4 * self.hidden_size**2 + 3 * self.hidden_size * self.intermediate_size, 2 * self.hidden_size
+
+
+def qwen2_5_vl(fields: Fields, processor: Fields, vocab_size: int) -> Vision:
+    """Read the encoder of a Qwen2.5-VL. Defaults are those of transformers' classes."""
+    own = Fields.of_file(fields.get("vision_config"), f"{fields.where}: vision_config")
+    own.only("hidden_act", "silu")
+    common = common_fields(fields, own, processor, vocab_size, placeholder=_PLACEHOLDER, num_layers=32, patch_size=14)
+    edge = common["patch_size"] * common["merge"]
+    window = own.size("window_size", default=112, most=MAX_TILE) // edge
+    if not window:
+        raise own.wrong("window_size", f"at least the {edge} pixels of a token's edge")
+    config = Qwen2Config(
+        **common,
+        hidden_size=own.size("hidden_size", default=3584),
+        intermediate_size=own.size("intermediate_size", default=3420),
+        output_size=own.size("out_hidden_size", default=3584),
+        window=window,
+        whole=frozenset(own.ints("fullatt_block_indexes", default=_WHOLE_LAYERS)),
+    )
+    check_sizes(config, processor, own.where)
+    return config, tuple(f"vision_config.{name}" for name in unknown_options(own, HARMLESS | _TWICE))
