@@ -76,7 +76,8 @@ def _stored(config: ModelConfig, draft_head: bool) -> dict[str, tuple[tuple[int,
     if outer is not None:
         params = {outer.stored(name): kind for name, kind in params.items()}
     params |= {name: (shape, 0.0) for param in encoder_params(config) for name, shape in param.parts()}
-    if names.stacks is None and not names.turned_experts:
+    turned = names.turned_experts or (outer is not None and outer.turned_stacks)
+    if names.stacks is None and not turned:
         return params
     gate_up, down = names.stacks or (f"experts.{GATE_UP}", f"experts.{DOWN}")
     stored: dict[str, tuple[tuple[int, ...], float]] = {}
@@ -87,7 +88,7 @@ def _stored(config: ModelConfig, draft_head: bool) -> dict[str, tuple[tuple[int,
         elif match[2] != "up":
             outputs, *inputs = shape
             outputs *= 2 if match[2] == "gate" else 1
-            entry = (*inputs, outputs) if names.turned_experts else (outputs, *inputs)
+            entry = (*inputs, outputs) if turned else (outputs, *inputs)
             stack = f"{match[1]}.{gate_up if match[2] == 'gate' else down}{BIAS if match[3] == 'bias' else ''}"
             stored[stack] = (config.num_experts, *entry), offset
     return stored
