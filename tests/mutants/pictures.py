@@ -205,6 +205,35 @@ PICTURES: Final = (
         _SCHEDULER + "test_mrope_hit_behind_a_picture_continues_from_the_pictures_before_it",
     ),
     Mutant(
+        "C34 random traffic: a row's next request has a delta of its own",
+        "scheduler/step_draft.py",
+        "rope_delta=req.pictures.rope_delta if req.pictures and pictures and pictures.config.mrope else 0,",
+        'rope_delta=globals().setdefault(f"{req.allocation.row}", req.pictures.rope_delta if req.pictures else 0)'
+        " if pictures and pictures.config.mrope else 0,",
+        _TRAFFIC,
+    ),
+    Mutant(
+        "C34 random traffic: a row has the delta of its request's pictures",
+        "scheduler/step_draft.py",
+        "rope_delta=req.pictures.rope_delta if req.pictures and pictures and pictures.config.mrope else 0,",
+        "rope_delta=0,",
+        _TRAFFIC,
+    ),
+    Mutant(
+        "C34 random traffic: positions behind a hit follow from the pictures before them",
+        "requests/rope_positions.py",
+        "places[own.stop :] + before",
+        "places[own.stop :] + rope_delta(runs)",
+        _TRAFFIC,
+    ),
+    Mutant(
+        "C34 random traffic: rows and columns of a picture are two positions",
+        "requests/rope_positions.py",
+        "[0 * inside, inside // run.columns, inside % run.columns]",
+        "[0 * inside, inside % run.columns, inside // run.columns]",
+        _TRAFFIC,
+    ),
+    Mutant(
         "C28 taking turns, each position has the frequencies of its own section",
         "families/rope.py",
         "3 * self.sizes[i % 3]",

@@ -9,7 +9,8 @@ with a windowed layer another, chain[p] * WINDOW_FACTOR, and a recurrent layer's
     state[p] = state[p - 1] * FACTOR + STATE_KEY[token[p]] * (salt | 1)          state[-1] = 0
 
 which knows no positions, as a real one does not. At a picture's token a row of the picture's encoding stands for the
-token's keys, `row_key` and `row_state_key`; its counts are those of the placeholder. The next token is a hash of every
+token's keys, `row_key` and `row_state_key`; its counts are those of the placeholder. With M-RoPE KEY is multiplied by
+`turns_of` the three rotary positions less p, which is 1 where all are p. The next token is a hash of every
 chain value up to p, of those in the window before it, of the state, of the tokens' counts, and of the request's seed.
 """
 
@@ -27,12 +28,8 @@ from forebay.requests.sampling_params import PoolingKind, SamplingParams
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
-Rows = Mapping[int, int]
-"""Of the positions of a prompt that are a picture's: the rows of its encoding there."""
-
 MAX_VOCAB: Final = 1 << 12
 MAX_LEN: Final = 1 << 13
-NO_ROWS: Final[Rows] = {}
 _MASK: Final = (1 << 64) - 1
 _RNG = np.random.Generator(np.random.PCG64(2026))
 
@@ -70,6 +67,34 @@ def mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def turns_of(offsets: I64) -> U64:
+    """What the keys of tokens are multiplied by that are rotated by `offsets` [3, T] more than by their positions."""
+    folded = np.zeros(offsets.shape[1], dtype=np.uint64)
+    for axis in offsets.astype(np.uint64):
+        folded = mix_array(folded * np.uint64(FACTOR) + axis)
+    return folded | np.uint64(1)
+
+
+class Rows(dict[int, int]):
+    """Of the positions of a prompt that are a picture's: the rows of its encoding there. With M-RoPE the prompt's first
+    tokens are rotated by `offsets` [3, P] more than by their positions, and all behind them by `delta`."""
+
+    def __init__(self, rows: Mapping[int, int], offsets: I64, delta: int = 0) -> None:
+        super().__init__(rows)
+        self.offsets, self.delta = offsets, delta
+
+    def turns(self, count: int) -> U64:
+        """What the keys of the first `count` tokens are multiplied by."""
+        offsets = np.full((3, count), self.delta)
+        known = min(count, self.offsets.shape[1])
+        offsets[:, :known] = self.offsets[:, :known]
+        return turns_of(offsets)
+
+
+NO_OFFSETS: Final = np.zeros((3, 0), dtype=np.int64)
+NO_ROWS: Final = Rows({}, NO_OFFSETS)
+
+
 def row_key(row: int) -> int:
     """Key of a row of an encoding."""
     return mix(row ^ WINDOW_FACTOR) | 1
@@ -86,7 +111,7 @@ def keys_of(tokens: npt.NDArray[np.int32], rows: Rows) -> U64:
     for at, row in rows.items():
         if at < len(keys):
             keys[at] = row_key(row)
-    return keys
+    return keys * rows.turns(len(keys))
 
 
 def state_keys_of(tokens: npt.NDArray[np.int32], rows: Rows) -> U64:
@@ -150,6 +175,7 @@ class HashModel:
         """The reference: the tokens that follow `prompt`, one after the other, from the token list and the `rows` of
         its pictures alone; of those that `matcher`, at the beginning of the output, allows."""
         tokens, window, scale = list(prompt), self.window, salt | 1
+        *turns, behind = rows.turns(len(prompt) + 1).tolist()
         chain, digest, counts, state = salt, 0, 0, 0
         windowed: list[int] = []
         position = 0
@@ -159,7 +185,8 @@ class HashModel:
                 key, state_key = _KEY[token], _STATE_KEY[token]
                 if row is not None:
                     key, state_key = row_key(row), row_state_key(row)
-                chain = (chain + key * _PLACE[position]) & _MASK
+                turn = turns[position] if position < len(turns) else behind
+                chain = (chain + key * turn * _PLACE[position]) & _MASK
                 digest += chain * _WEIGHT[position]
                 counts += _KEY[token]
                 state = (state * FACTOR + state_key * scale) & _MASK

@@ -250,8 +250,9 @@ class Oracles:
         """Return what the hash model makes of a namespace of `namespace_of`."""
         return salt_of(namespace)
 
-    def rows_of_ids(self, tokens: I32, salt: int) -> Rows:
-        """The rows of encodings in an edge of the tree that has these ids, by their places in it."""
+    def rows_of_ids(self, tokens: I32, salt: int, delta: int) -> Rows:
+        """The rows of encodings in an edge of the tree that has these ids, by their places in it. Its first token is
+        rotated by `delta` more than by its position unless it is a picture's."""
         return NO_ROWS
 
     def added(self, req: Request, now: float, rows: Rows = NO_ROWS) -> Tracked:
@@ -317,12 +318,12 @@ class Oracles:
         namespace."""
         for namespace, root in self.scheduler.held.cache._roots.items():
             salt = self.salt(namespace)
-            self._check_below(root, 0, salt, 0, salt)
+            self._check_below(root, 0, salt, 0, salt, 0)
 
-    def _check_below(self, node: Node, start: int, chain: int, state: int, salt: int) -> None:
+    def _check_below(self, node: Node, start: int, chain: int, state: int, salt: int, delta: int) -> None:
         for child in node.children.values():
             tokens = np.frombuffer(child.key, dtype=np.int32)
-            rows = self.rows_of_ids(tokens, salt)
+            rows = self.rows_of_ids(tokens, salt, delta)
             right = chain_of(keys_of(tokens, rows), start, chain)
             end = start + len(tokens)
             self._check_pages(child, right)
@@ -331,7 +332,7 @@ class Oracles:
             states = states_of(self.scheduler.held)
             if states and (slot := states.slot_of(child)):
                 self._check_state(slot, after, end)
-            self._check_below(child, end, int(right[-1]), after, salt)
+            self._check_below(child, end, int(right[-1]), after, salt, rows.delta)
 
     def _check_pages(self, node: Node, right: U64) -> None:
         runner, pages = self.runner, right.reshape(len(node.pages), -1)

@@ -1,7 +1,8 @@
 """The simulators with pictures in prompts: by turns one engine, and one that sleeps.
 
 A slice of the encoder's work hashes pixels, or what the slice before it left; a token at a picture's place hashes the
-row that the plan names. The expected tokens are computed from the request alone.
+row that the plan names. With M-RoPE every token at a full or windowed layer hashes its three rotary positions, too:
+those of the plan, or its position and the delta of its row. The expected tokens are computed from the request alone.
 
 python -m tests.simulation.pictures --seed 1234              replay one seed
 python -m tests.simulation.pictures --seeds 0:5000 --jobs 2
@@ -40,7 +41,7 @@ from tests.simulation.command_line import command_line
 from tests.simulation.device_memory import POISON, RunnerError
 from tests.simulation.hash_runner import HashRunner
 from tests.simulation.hash_step import HashStep
-from tests.simulation.hashing import MAX_VOCAB, NO_ROWS, U64, Rows, mix, row_key, row_state_key
+from tests.simulation.hashing import MAX_VOCAB, NO_ROWS, U64, Rows, mix, row_key, row_state_key, turns_of
 from tests.simulation.liveness import Liveness, require
 from tests.simulation.oracles import Oracles
 from tests.simulation.retracting import RetractingScheduler
@@ -51,14 +52,16 @@ from tests.simulation.workload import Traffic, random_config, random_traffic, wi
 PADDING: Final = 0x0BAD_0BAD  # in row 0 of the encodings
 NOT_FINITE: Final = 0x0FA1_0FA1
 MARK: Final = 1  # a token between tiles
-SIZES: Final = (SIZE, SIZE, (EDGE, EDGE), (2 * EDGE, 2 * EDGE), (3 * EDGE, EDGE))
+SQUARE: Final = (2 * EDGE, 2 * EDGE)
+SIZES: Final = (SIZE, SIZE, (EDGE, EDGE), SQUARE, (3 * EDGE, EDGE))
 LONGEST_RUN: Final = 3 * 4  # tokens of three tiles
 _MASK: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class PictureOutcome:
-    """Sums over seeds: requests with pictures, those refused for them, hits, tiles, slices and what was dropped."""
+    """Sums over seeds: requests with pictures, those refused for them, hits, tiles, slices and what was dropped; and
+    tokens behind pictures, which M-RoPE rotates by less than their positions (`turned`)."""
 
     seeds: int = 1
     steps: int = 0
@@ -73,6 +76,7 @@ class PictureOutcome:
     drops: int = 0
     restarts: int = 0
     spans: int = 0
+    turned: int = 0
     digest: str = ""
 
     def __add__(self, other: Self) -> Self:
@@ -185,6 +189,8 @@ class PictureRunner(HashRunner):
     breaks: float = 0.0  # chance that an encoding is not finite
     dice: Random
     num_spans: int = 0
+    deltas: I64  # by row: what M-RoPE adds to the positions of tokens that have none in the plan
+    num_turned: int = 0
 
     def launch(self, plan: StepPlan) -> HashStep:
         self.encoder.check(plan)
@@ -195,6 +201,11 @@ class PictureRunner(HashRunner):
 
     def _rows_of(self, tenant: int) -> Rows:
         return self.rows.get(tenant, NO_ROWS)
+
+    def _settle(self, plan: StepPlan) -> None:
+        super()._settle(plan)
+        for its in plan.admissions:
+            self.deltas[its.row] = its.rope_delta
 
     def _forward(self, step: HashStep, poisoned: Mapping[int, int]) -> StepResult:
         plan = step.plan
@@ -242,7 +253,20 @@ class PictureRunner(HashRunner):
     def _keys(self, step: HashStep, tokens: I64) -> U64:
         keys = super()._keys(step, tokens)
         keys[step.plan.pictures.picture_tokens] = [row_key(row) for row in self._taken(step.plan).tolist()]
-        return keys
+        offsets = self._offsets(step)
+        self.num_turned += int((offsets < 0).all(axis=0).sum())
+        return keys * turns_of(offsets)
+
+    def _offsets(self, step: HashStep) -> I64:
+        """By how much more than its position each token is rotated, [3, T]."""
+        plan = step.plan
+        offsets = np.tile(self.deltas[plan.rows][step.which], (3, 1))
+        if len(given := plan.pictures.rope_positions):
+            num_given = len(plan.input_ids)
+            offsets[:, :num_given] = given.reshape(3, -1) - (step.starts[step.which] + step.inside)[:num_given]
+        if offsets.any() and not self.encoder.config.mrope:
+            raise RunnerError(f"step {plan.step} has rotary positions for a model with one")
+        return offsets
 
     def _state_keys(self, step: HashStep, tokens: I64) -> U64:
         keys = super()._state_keys(step, tokens)
@@ -265,6 +289,7 @@ class Drawn:
     seed: int
     sizes: tuple[Size, ...]
     gap: int = 0
+    grid: tuple[int, int] = (1, 1)
 
     @property
     def tokens(self) -> list[bool]:
@@ -310,7 +335,7 @@ def prompt_of(parts: Sequence[Part], placeholder: int) -> Prompt:
                             own.append(len(tokens))
                             tokens.append(placeholder)
                 places += zip(part, both, strict=True)
-    pictures = [picture(drawn.seed, sizes=drawn.sizes, runs=runs_of(own)) for drawn, own in places]
+    pictures = [picture(drawn.seed, sizes=drawn.sizes, grid=drawn.grid, runs=runs_of(own)) for drawn, own in places]
     return Prompt(tokens, pictures)
 
 
@@ -335,13 +360,19 @@ class Album:
     def _drawn(self) -> Drawn:
         dice = self._dice
         sizes = tuple(dice.choice(SIZES) for _ in range(dice.choice([1, 1, 2, 3])))
+        if self._config.mrope:  # one run of tokens, in any grid of as many; of a line's the delta would be 0
+            sizes = dice.choice([(SQUARE,), (SQUARE,), (SIZE, SIZE), sizes])
+            count = tokens_of(sizes)
+            sides = [rows for rows in range(1, count + 1) if count % rows == 0]
+            rows = dice.choice(sides[1:-1] or sides) if dice.random() < 0.7 else dice.choice(sides)
+            return Drawn(dice.randrange(self._seeds), sizes, grid=(rows, count // rows))
         return Drawn(dice.randrange(self._seeds), sizes, dice.choice([0, 0, 1, 2]))
 
     def _part(self) -> Part:
         dice, kind = self._dice, self._dice.random()
         if kind < 0.45:
             return [dice.randrange(2, self._config.vocab_size) for _ in range(dice.randint(1, 8))]
-        return (self._drawn(), self._drawn()) if kind < 0.55 else self._drawn()
+        return (self._drawn(), self._drawn()) if kind < 0.55 and not self._config.mrope else self._drawn()
 
     def prompt(self, most: int) -> Prompt:
         """A prompt of at most `most` tokens, unless its first part is longer."""
@@ -355,6 +386,8 @@ class Album:
                 parts = [self._other(part) for part in parts]
         for _ in range(dice.randint(0 if parts else 1, 4)):
             parts.append(self._part())
+        if self._config.mrope and dice.random() < 0.5:
+            parts += [self._drawn(), [dice.randrange(2, self._config.vocab_size)], self._drawn()]
         while len(parts) > 1 and len(prompt_of(parts, 0).tokens) > min(most, self._longest):
             parts.pop()
         if isinstance(parts[0], list):
@@ -412,15 +445,34 @@ class PictureOracles(Oracles):
 
     make_liveness: ClassVar[type[Liveness]] = PictureLiveness
     meant: dict[int, tuple[bytes, Size, int]]
+    places: dict[int, Place]
 
-    def rows_of_ids(self, tokens: I32, salt: int) -> Rows:
+    def rows_of_ids(self, tokens: I32, salt: int, delta: int) -> Rows:
         known, version = self.scheduler.held.pictures, self.scheduler.weight_version
         assert known is not None
         rows: dict[int, int] = {}
+        places: list[Place | None] = [None] * len(tokens)
         for at in np.flatnonzero(known.stand_for(tokens)).tolist():
             pixels, size, inside = self.meant[int(tokens[at])]
             rows[at] = rows_of_tile(pixels, size, version, known.config.num_layers)[inside]
-        return rows
+            places[at] = self.places[int(tokens[at])]
+        return Rows(rows, *rotated(places, delta)) if known.config.mrope else Rows(rows, NO_ROWS.offsets)
+
+
+Place = tuple[tuple[int, int], int]
+"""A token of a picture: the rows and columns of the picture's tokens, and which of them it is."""
+
+
+def rotated(places: Sequence[Place | None], delta: int) -> tuple[I64, int]:
+    """Return by how much more than its position M-RoPE rotates each of these tokens, [3, tokens], None being text, and
+    one of text behind them. `delta`: one of text before them."""
+    offsets = np.empty((3, len(places)), dtype=np.int64)
+    for at, place in enumerate(places):
+        (rows, columns), inside = place or ((1, 1), 0)
+        offsets[:, at] = delta - inside + np.array([0, inside // columns, inside % columns])
+        if inside == rows * columns - 1:
+            delta += max(rows, columns) - rows * columns
+    return offsets, delta
 
 
 Shown = tuple[str, bytes, tuple[int, int], tuple[Size, ...]]
@@ -443,8 +495,8 @@ class Showing:
         self.encoder = Encoder(its, held.pictures)
         runner = self.runner  # type: ignore[attr-defined]
         runner.encoder, runner.rows, runner.runs, runner.dice = self.encoder, {}, {}, self.dice
-        runner.breaks = traffic.faults.not_finite
-        self.oracles.meant = {}  # type: ignore[attr-defined]
+        runner.breaks, runner.deltas = traffic.faults.not_finite, np.zeros(held.rows.slots.num_rows, dtype=np.int64)
+        self.oracles.meant, self.oracles.places = {}, {}  # type: ignore[attr-defined]
         self.album = Album(self.dice, its, traffic.longest_prompt)
         self.pictures: dict[int, Sequence[Picture]] = {}  # by request
         self.in_use: dict[int, set[Shown]] = {}  # by request: its pictures
@@ -496,18 +548,23 @@ class Showing:
         tokens = self.scheduler.added.tokens  # type: ignore[attr-defined]
         for its in pictures:
             meant = [(*tile, at) for tile in tiles_of(its) for at in range(num_tokens(tile[1], EDGE))]
-            for at, what in zip(positions_of(its), meant, strict=True):
+            for inside, (at, what) in enumerate(zip(positions_of(its), meant, strict=True)):
                 self.oracles.meant[tokens[at]] = what  # type: ignore[attr-defined]
+                self.oracles.places[tokens[at]] = its.grid, inside  # type: ignore[attr-defined]
         return tracked
 
     def _rows(self, pictures: Sequence[Picture]) -> Rows:
         rows: dict[int, int] = {}
+        places: dict[int, Place] = {}
         version = self.scheduler.weight_version  # type: ignore[attr-defined]
         for its in pictures:
             num_layers = self.encoder.config.num_layers
             values = [row for tile in tiles_of(its) for row in rows_of_tile(*tile, version, num_layers)]
             rows |= dict(zip(positions_of(its), values, strict=True))
-        return rows
+            places |= {at: (its.grid, inside) for inside, at in enumerate(positions_of(its))}
+        if not self.encoder.config.mrope:
+            return Rows(rows, NO_ROWS.offsets)
+        return Rows(rows, *rotated([places.get(at) for at in range(max(places, default=-1) + 1)], 0))
 
     def _rows_again(self, tracked: Any) -> Rows:
         rows = self.runner.rows[tracked.id] = self._rows(self.pictures[tracked.id])  # type: ignore[attr-defined]
@@ -585,7 +642,8 @@ def with_longer_chunks(config: SchedulerConfig) -> SchedulerConfig:
 def random_pictures(dice: Random, vocab: int) -> PictureConfig:
     """Room for a few tiles: often fewer of one kind than of the other."""
     block_rows, num_pixels = dice.choice([1, 2, TOKENS, 5]), dice.choice([4, 8, 14])
-    num_rows = dice.choice([3, 5, 8, 14]) * TOKENS // block_rows * block_rows
+    mrope = dice.random() < 0.5
+    num_rows = dice.choice([6, 14, 20] if mrope else [3, 5, 8, 14]) * TOKENS // block_rows * block_rows
     num_layers = dice.choice([1, 2, 4])
     return PictureConfig(
         num_layers=num_layers,
@@ -603,6 +661,7 @@ def random_pictures(dice: Random, vocab: int) -> PictureConfig:
         placeholder=0,
         input_id=0,
         seen_tokens=dice.choice([(), tuple(dice.choice([1, 2, LONGEST_RUN]) for _ in range(num_layers))]),
+        mrope=mrope,
     )
 
 
@@ -668,6 +727,7 @@ def _run(seed: int) -> PictureOutcome:
         drops=sim.encoder.num_drops,
         restarts=sim.num_restarts,
         spans=sim.runner.num_spans,
+        turned=sim.runner.num_turned,
         digest=outcome.digest,
     )
 
