@@ -11,7 +11,7 @@ from forebay.families.vision.small import SmallPictures
 from forebay.families.vision.small_gemma3 import SMALL_GEMMA3
 from forebay.families.vision.small_gemma4 import SMALL_GEMMA4
 from forebay.families.vision.small_pixtral import SMALL_PIXTRAL
-from forebay.families.vision.small_qwen import SMALL_QWEN2_5_VL, SMALL_QWEN3_5, SMALL_QWEN3_VL
+from forebay.families.vision.small_qwen import SMALL_QWEN2_5_VL, SMALL_QWEN2_VL, SMALL_QWEN3_5, SMALL_QWEN3_VL
 from forebay.families.vision.small_siglip import small_siglip
 from forebay.families.vision.small_siglip2 import SMALL_SIGLIP2
 
@@ -22,6 +22,7 @@ SMALL: Final[Mapping[str, SmallPictures]] = {
     "lfm2_vl": SMALL_SIGLIP2,
     "mistral3": SMALL_PIXTRAL,
     "qwen2_5_vl": SMALL_QWEN2_5_VL,
+    "qwen2_vl": SMALL_QWEN2_VL,
     "qwen3_5": SMALL_QWEN3_5,
     "qwen3_5_moe": SMALL_QWEN3_5,
     "qwen3_vl": SMALL_QWEN3_VL,

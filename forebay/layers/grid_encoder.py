@@ -21,6 +21,7 @@ from forebay.layers.linear import Linear
 from forebay.layers.norms import build_norm, layer_norm_spec
 from forebay.layers.params import vector
 from forebay.layers.rotary import cos_sin_table
+from forebay.ops import Ops
 from forebay.ops.attention import KvCache, PagedKv
 
 Grid = tuple[int, int]
@@ -100,18 +101,37 @@ def taps(count: int, side: int) -> Taps:
     return Taps((first, (first + 1).clamp(max=side - 1)), (1 - share, share))
 
 
+class Mlp(NamedTuple):
+    """A feed-forward layer of two linear layers: their names, the activation between them, and its equation."""
+
+    up: tuple[str, ...]
+    down: str
+    activation: Callable[[Ops], Callable[[Tensor], Tensor]]
+    equation: str
+
+
+def quick_gelu(ops: Ops) -> Callable[[Tensor], Tensor]:
+    """Return x * sigmoid(1.702 x) (arXiv 1606.08415, section 2), rounded where transformers rounds it."""
+    return lambda x: ops.mul_sigmoid(x, x * 1.702)
+
+
+GELU: Final = Mlp(("linear_fc1",), "linear_fc2", lambda ops: ops.gelu, "gelu(Wu h + b)")
+QUICK_GELU: Final = Mlp(("fc1",), "fc2", quick_gelu, "quick_gelu(Wu h + b)")
+SWIGLU: Final = Mlp(("gate_proj", "up_proj"), "down_proj", lambda ops: ops.silu_and_mul, "(silu(Wg h + b) (Wu h + b))")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RotaryBlockSpec:
-    """Attention over patches that are rotated by their rows and columns, and a feed-forward layer; all layers have
-    biases. Both are behind a LayerNorm, and the feed-forward layer has a GELU. If it is `gated`, both are behind an RMS
-    norm, and its gate has a SiLU."""
+    """Attention over patches that are rotated by their rows and columns, and a feed-forward layer `mlp`; all layers
+    have biases. Both are behind a LayerNorm, or with `rms` behind an RMS norm."""
 
     name: str
     hidden_size: int
     intermediate_size: int
     num_heads: int
     norm_eps: float
-    gated: bool = False
+    mlp: Mlp = GELU
+    rms: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -177,13 +197,12 @@ class RotaryBlock:
     def __init__(self, spec: RotaryBlockSpec, parts: Parts) -> None:
         self._ops, self._heads, self._scale = parts.ops, spec.num_heads, spec.head_dim**-0.5
         width, inner = spec.hidden_size, spec.intermediate_size
-        self._norms = [_norm(parts, f"norm{i}", width, spec.norm_eps, rms=spec.gated) for i in (1, 2)]
+        self._norms = [_norm(parts, f"norm{i}", width, spec.norm_eps, rms=spec.rms) for i in (1, 2)]
         self._qkv = parts.linear({"attn.qkv": 3 * width}, width, bias=True)
         self._out = parts.linear({"attn.proj": width}, width, bias=True)
-        up, down = (("gate_proj", "up_proj"), "down_proj") if spec.gated else (("linear_fc1",), "linear_fc2")
-        self._up = parts.linear({f"mlp.{name}": inner for name in up}, width, bias=True)
-        self._down = parts.linear({f"mlp.{down}": width}, inner, bias=True)
-        self._activate = parts.ops.silu_and_mul if spec.gated else parts.ops.gelu
+        self._up = parts.linear({f"mlp.{name}": inner for name in spec.mlp.up}, width, bias=True)
+        self._down = parts.linear({f"mlp.{spec.mlp.down}": width}, inner, bias=True)
+        self._activate = spec.mlp.activation(parts.ops)
 
     def __call__(self, x: Tensor, tile: PagedKv, by: Rotation) -> Tensor:
         """x [P, h], which stays as it is -> [P, h]. `tile` says which patches attend to each other."""

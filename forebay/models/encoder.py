@@ -28,6 +28,7 @@ _SPECS: Final[Mapping[str, Callable[[ModelConfig], EncoderSpec]]] = {
     "lfm2_vl": siglip2.encoder_spec,
     "mistral3": pixtral.encoder_spec,
     "qwen2_5_vl": qwen2.encoder_spec,
+    "qwen2_vl": qwen2.encoder_spec,
     "qwen3_5": qwen3.encoder_spec,
     "qwen3_5_moe": qwen3.encoder_spec,
     "qwen3_vl": qwen3.encoder_spec,

@@ -31,7 +31,11 @@ QWEN2_5_VL_7B: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 QWEN2_VL_7B: Final[dict[str, Any]] = {
-    **QWEN2_5_VL_7B, "model_type": "qwen2_vl", "max_position_embeddings": 32768, "vision_config": {"depth": 32},
+    **QWEN2_5_VL_7B, "model_type": "qwen2_vl", "max_position_embeddings": 32768,
+    "vision_config": {
+        "depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "in_chans": 3, "hidden_size": 3584,
+        "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14, "temporal_patch_size": 2,
+    },
 }  # fmt: skip
 
 _QWEN3_VL: Final[dict[str, Any]] = {

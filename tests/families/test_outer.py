@@ -26,6 +26,7 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm2_vl": {"vision_config": {"hidden_size": 32, "num_attention_heads": 4}},
     "mistral3": {"vision_config": {"hidden_size": 32, "num_attention_heads": 4}},
     "qwen2_5_vl": OF_QWEN,
+    "qwen2_vl": {"vision_config": {"embed_dim": 32, "num_heads": 2}},
     "qwen3_5": OF_QWEN,
     "qwen3_5_moe": OF_QWEN,
     "qwen3_vl": OF_QWEN,

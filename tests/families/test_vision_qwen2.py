@@ -1,4 +1,4 @@
-"""vision_config of Qwen2.5-VL: what is read, what is assumed, what is refused."""
+"""vision_config of Qwen2-VL and Qwen2.5-VL: what is read, what is assumed, what is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forebay.families.model_config import config_of
 from forebay.families.rope import RopeSections
 from forebay.families.vision.qwen import MOST_TOKENS
 from forebay.families.vision.qwen2 import Qwen2Config
-from tests.cli.public_outer import QWEN2_5_VL_3B, QWEN2_5_VL_7B
+from tests.cli.public_outer import QWEN2_5_VL_3B, QWEN2_5_VL_7B, QWEN2_VL_7B
 from tests.families.test_outer import fields_of
 
 VISION = QWEN2_5_VL_7B["vision_config"]
@@ -50,6 +50,45 @@ def test_published_models_are_read(fields: dict[str, Any]) -> None:
     assert (list(vision.mean), list(vision.std)) == (PROCESSOR["image_mean"], PROCESSOR["image_std"])
     assert [layer for layer, window in enumerate(vision.seen_tokens) if window > 16] == [7, 15, 23, 31]
     assert set(vision.seen_tokens) == {16, MOST_TOKENS}
+
+
+def test_published_qwen2_vl_is_read() -> None:
+    config = config_of(QWEN2_VL_7B, processor=PROCESSOR)
+    vision = config.vision
+    assert isinstance(vision, Qwen2Config)
+    assert config.unknown_options == ()
+    assert config.rope_sections == RopeSections((16, 24, 24), interleaved=False)
+    assert (vision.hidden_size, vision.intermediate_size, vision.output_size) == (1280, 5120, config.hidden_size)
+    assert (vision.num_layers, vision.num_heads, vision.depth, vision.token_edge) == (32, 16, 2, 28)
+    assert set(vision.seen_tokens) == {vision.max_tokens} == {MOST_TOKENS}
+
+
+def test_defaults_of_qwen2_vl_are_those_of_transformers() -> None:
+    theirs = AutoConfig.for_model("qwen2_vl")
+    fields = fields_of("qwen2_vl", vision_config={"spatial_merge_size": 2})
+    text = {**fields["text_config"], "vocab_size": 1 << 18}
+    ours, vision = config_of({**fields, "text_config": text, "image_token_id": None}).vision, theirs.vision_config
+    assert isinstance(ours, Qwen2Config)
+    assert (ours.hidden_size, ours.intermediate_size) == (vision.embed_dim, vision.embed_dim * vision.mlp_ratio)
+    assert (ours.num_layers, ours.num_heads, ours.output_size) == (vision.depth, vision.num_heads, vision.hidden_size)
+    assert (ours.patch_size, ours.merge, ours.placeholder) == (
+        vision.patch_size,
+        vision.spatial_merge_size,
+        theirs.image_token_id,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "silu"}, "hidden_act is 'silu'; it must be quick_gelu"),
+        ({"mlp_ratio": 4.5}, "mlp_ratio is 4.5; it must be a whole number from 1 to 64"),
+        ({"embed_dim": 1284}, "1284 dimensions do not divide into 16 heads"),
+    ],
+)
+def test_encoders_of_qwen2_vl_that_are_not_served_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        config_of({**QWEN2_VL_7B, "vision_config": {**QWEN2_VL_7B["vision_config"], **changes}})
 
 
 def test_defaults_are_those_of_transformers() -> None:

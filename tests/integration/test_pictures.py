@@ -88,7 +88,13 @@ def greedy(count: int) -> SamplingParams:
     return SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True, logprobs=2)
 
 
-@pytest.fixture(scope="module", params=TYPES)
+# Of types whose encoder is another's but for its activation and norms.
+OF_OTHERS = {"qwen2_vl"}
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name in OF_OTHERS)) for name in TYPES]
+)
 def model(request: pytest.FixtureRequest) -> VisualModel:
     return shared_visual(request.param)
 

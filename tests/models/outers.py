@@ -162,10 +162,11 @@ OUTERS: Final[dict[str, Case]] = {
     "qwen2_vl": _case(
         "qwen2_vl",
         "qwen2_vl_text",
-        {"depth": 1, "embed_dim": 16, "hidden_size": 48, "num_heads": 2, "mlp_ratio": 1},
+        {"depth": 1, "embed_dim": 16, "hidden_size": 48, "num_heads": 2, "mlp_ratio": 3, "patch_size": 4},
         _QWEN2,
         {"rope_parameters": _SECTIONS},
         ours="qwen2",
+        image_token_id=5,
     ),
     "qwen2_5_vl": _case(
         "qwen2_5_vl",

@@ -28,7 +28,7 @@ from tests.models.outers import OUTERS, save_as_published
 from tests.models.visual import NUM_LAYERS, VisualModel, oracle_features, shared_visual
 
 HIDDEN = 48  # of the language model
-FEATURES = {"qwen2_5_vl": 0, "qwen3_vl": 2}  # of a token, beside its embedding
+FEATURES = {"qwen2_5_vl": 0, "qwen2_vl": 0, "qwen3_vl": 2}  # of a token, beside its embedding
 
 
 @pytest.fixture(scope="module", params=FEATURES)
@@ -134,9 +134,10 @@ def test_tokens_of_another_width_than_the_language_model_has_are_refused(model: 
         encoder_spec(wrong)
 
 
-def test_files_as_published_give_the_same_bits(native: Ops, tmp_path: Path) -> None:
-    model = shared_visual("qwen2_5_vl")
-    published = save_as_published(model.oracle, OUTERS["qwen2_5_vl"], tmp_path)
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+def test_files_as_published_give_the_same_bits(name: str, native: Ops, tmp_path: Path) -> None:
+    model = shared_visual(name)
+    published = save_as_published(model.oracle, OUTERS[name], tmp_path)
     (published / "preprocessor_config.json").write_text((model.path / "preprocessor_config.json").read_text())
     pixels = image(model, 3, 5)
     assert any(name.startswith("visual.") for name in load_file(published / "model.safetensors"))

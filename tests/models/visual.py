@@ -30,6 +30,7 @@ TYPES: Final = (
     "lfm2_vl",
     "mistral3",
     "qwen2_5_vl",
+    "qwen2_vl",
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_vl",

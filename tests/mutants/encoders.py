@@ -229,8 +229,15 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C31 a gated layer of an encoder has a SiLU",
         "layers/grid_encoder.py",
-        "parts.ops.silu_and_mul if spec.gated",
-        "parts.ops.gelu_and_mul if spec.gated",
+        "lambda ops: ops.silu_and_mul",
+        "lambda ops: ops.gelu_and_mul",
+        _QWEN_ORACLE,
+    ),
+    Mutant(
+        "C31 layers of Qwen2-VL have a GELU by the sigmoid",
+        "layers/grid_encoder.py",
+        "quick_gelu, ",
+        "lambda ops: ops.gelu, ",
         _QWEN_ORACLE,
     ),
     Mutant(

@@ -11,7 +11,7 @@ from forebay.families.vision.base import Vision
 from forebay.families.vision.gemma3 import pooled_siglip
 from forebay.families.vision.gemma4 import gemma4
 from forebay.families.vision.pixtral import pixtral
-from forebay.families.vision.qwen2 import qwen2_5_vl
+from forebay.families.vision.qwen2 import qwen2_5_vl, qwen2_vl
 from forebay.families.vision.qwen3 import qwen3_5, qwen3_vl
 from forebay.families.vision.siglip import siglip
 from forebay.families.vision.siglip2 import siglip2
@@ -23,6 +23,7 @@ _READERS: Final[Mapping[str, Callable[[Fields, Fields, int], Vision]]] = {
     "lfm2_vl": siglip2,
     "mistral3": pixtral,
     "qwen2_5_vl": qwen2_5_vl,
+    "qwen2_vl": qwen2_vl,
     "qwen3_5": qwen3_5,
     "qwen3_5_moe": qwen3_5,
     "qwen3_vl": qwen3_vl,

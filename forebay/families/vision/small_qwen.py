@@ -1,4 +1,4 @@
-"""A small Qwen2.5-VL, a small Qwen3-VL, and a small Qwen3.5."""
+"""Small models of Qwen: 2-VL, 2.5-VL, 3-VL and 3.5."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ def _encoder(shape: Shape, **own: Any) -> dict[str, Any]:
             **own,
         },
     }
+
+
+def _by_ratio(shape: Shape) -> dict[str, Any]:
+    """Fields of an encoder whose feed-forward layers have a multiple of its width, which has another name."""
+    (own,) = _encoder(shape, embed_dim=shape.hidden_size, mlp_ratio=3).values()
+    return {"vision_config": {name: own[name] for name in own if name not in ("intermediate_size", "out_hidden_size")}}
 
 
 def _with_windows(shape: Shape) -> dict[str, Any]:
@@ -69,6 +75,7 @@ def _small(processor: str, **own: Any) -> SmallPictures:
     )
 
 
+SMALL_QWEN2_VL: Final = _small("Qwen2VLProcessor", around=_by_ratio, inside=_rope)
 SMALL_QWEN2_5_VL: Final = _small("Qwen2_5_VLProcessor", around=_with_windows, inside=_rope)
 SMALL_QWEN3_VL: Final = _small("Qwen3VLProcessor", around=_with_features, inside=partial(_rope, mrope_interleaved=True))
 SMALL_QWEN3_5: Final = _small(

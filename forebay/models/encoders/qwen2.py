@@ -1,4 +1,4 @@
-"""Qwen2.5-VL's encoder: an image is one tile of any size, whose patches attend to each other within windows."""
+"""Encoders of Qwen2-VL and Qwen2.5-VL: an image is one tile of any size. Those of the latter have windows."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from forebay.families.vision.qwen2 import Qwen2Config
 from forebay.layers.build import Parts
 from forebay.layers.encoder import MOST_SIZES
 from forebay.layers.grid_encoder import (
+    QUICK_GELU,
+    SWIGLU,
     Grid,
     GridPatchesSpec,
     MergerSpec,
@@ -54,21 +56,24 @@ class Qwen2Spec:
     def equations(self) -> Iterator[str]:
         """Yield what it computes, line by line."""
         block, last, size = self.blocks[0], len(self.blocks) - 1, self.patches.size
-        whole, squares = self._whole_layers(), f"norm(x) of {self.merger.factor} x {self.merger.factor} patches"
+        norm, factor = "norm" if block.rms else "layernorm", self.merger.factor
         yield f"x = W patch  (patches of {size} x {size} pixels)"
         yield f"\nlayers 0-{last}:" if last else "\nlayer 0:"
-        yield "  x += attention(norm(x))"
-        yield "  x += mlp(norm(x))"
+        yield f"  x += attention({norm}(x))"
+        yield f"  x += mlp({norm}(x))"
         yield f"  attention(h) = Wo softmax({block.head_dim**-0.5:.4g} q·k) v + b"
-        yield f"    within windows of {self.window} x {self.window} patches{whole}"
+        yield f"    {self._segments()}"
         yield f"    q = R(Wq h + b), k = R(Wk h + b), v = Wv h + b; {block.num_heads} heads of {block.head_dim}"
         yield f"    R: rotation by row and column, base {self.rope_theta:g}"
-        yield f"  mlp(h) = Wd (silu(Wg h + b) (Wu h + b)) + b  of {block.intermediate_size:,}"
-        yield f"\nembedding[image] = W2 gelu(W1 {squares} + b) + b"
+        yield f"  mlp(h) = Wd {block.mlp.equation} + b  of {block.intermediate_size:,}"
+        yield f"\nembedding[image] = W2 gelu(W1 {norm}(x) of {factor} x {factor} patches + b) + b"
 
-    def _whole_layers(self) -> str:
-        layers = [str(layer) for layer in range(len(self.blocks)) if layer in self.whole]
-        return f"; in layers {', '.join(layers)} over all patches of an image" if layers else ""
+    def _segments(self) -> str:
+        whole = [str(layer) for layer in range(len(self.blocks)) if layer in self.whole]
+        if len(whole) == len(self.blocks):
+            return "over all patches of an image"
+        layers = f"; in layers {', '.join(whole)} over all patches of an image" if whole else ""
+        return f"within windows of {self.window} x {self.window} patches{layers}"
 
 
 class Around(NamedTuple):
@@ -123,7 +128,7 @@ class Qwen2Encoder(Encoder):
 
 
 def encoder_spec(config: ModelConfig) -> Qwen2Spec:
-    """Describe the encoder of a Qwen2.5-VL. Raises ModelError for one whose tokens are not of the model's width."""
+    """Describe the encoder of a Qwen2-VL or a Qwen2.5-VL. Raises ModelError if tokens are not of the model's width."""
     vision = config.vision
     assert isinstance(vision, Qwen2Config), f"{config.model_type} has no such encoder"
     check_output_size(vision, config.hidden_size)
@@ -144,7 +149,7 @@ def encoder_spec(config: ModelConfig) -> Qwen2Spec:
             hidden_size=vision.hidden_size,
             output_size=vision.output_size,
             norm_eps=vision.norm_eps,
-            rms=True,
+            rms=vision.gated,
             names=("ln_q", "mlp.0", "mlp.2"),
         ),
         window=vision.window * vision.merge,
@@ -161,5 +166,6 @@ def _block(vision: Qwen2Config, layer: int) -> RotaryBlockSpec:
         intermediate_size=vision.intermediate_size,
         num_heads=vision.num_heads,
         norm_eps=vision.norm_eps,
-        gated=True,
+        mlp=SWIGLU if vision.gated else QUICK_GELU,
+        rms=vision.gated,
     )

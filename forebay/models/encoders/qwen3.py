@@ -53,7 +53,7 @@ class Qwen3Spec:
         yield f"  attention(h) = Wo softmax({block.head_dim**-0.5:.4g} q·k) v + b  over all patches of an image"
         yield f"    q = R(Wq h + b), k = R(Wk h + b), v = Wv h + b; {block.num_heads} heads of {block.head_dim}"
         yield f"    R: rotation by row and column, base {self.rope_theta:g}"
-        yield f"  mlp(h) = Wd gelu(Wu h + b) + b  of {block.intermediate_size:,}"
+        yield f"  mlp(h) = Wd {block.mlp.equation} + b  of {block.intermediate_size:,}"
         squares = f"x of {factor} x {factor} patches"
         yield f"\nembedding[image] = W2 gelu(W1 layernorm({squares}) + b) + b"
         for number, layer in enumerate(self.deepstack):

@@ -61,6 +61,7 @@ QWEN2_VISION = Qwen2Config(
     max_pixels=60 * 28**2,
     window=4,
     whole=frozenset({1}),
+    gated=True,
 )
 EDGE = VISION.token_edge
 SIZES = ((1, 1), (1, 150), (150, 1), (13, 511), (513, 511), (90, 91), (16, 16), (7, 8), (24, 40), (200, 2000))
