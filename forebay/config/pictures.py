@@ -83,13 +83,17 @@ class PictureConfig:
     def layer_tokens(self, size: Size, layers: range) -> float:
         """Return how many tokens of a prompt cost as much as the work of these layers on a tile."""
         count = self.num_tokens(size)
-        most = self.seen_tokens[layers.start : layers.stop] or [count] * len(layers)
-        seen = sum(min(count, its) for its in most)
-        return count * (len(layers) * self.token_cost + seen * self.pair_cost)
+        return sum(self._layer_cost(count, layer) for layer in layers)
 
     def layers_within(self, size: Size, first: int, budget: float) -> range:
         """Return the layers from `first` on whose work on a tile costs no more than `budget`: one at least."""
-        last = first + 1
-        while last < self.num_layers and self.layer_tokens(size, range(first, last + 1)) <= budget:
-            last += 1
-        return range(first, last)
+        count, cost = self.num_tokens(size), 0.0
+        for layer in range(first, self.num_layers):
+            cost += self._layer_cost(count, layer)
+            if cost > budget and layer > first:
+                return range(first, layer)
+        return range(first, self.num_layers)
+
+    def _layer_cost(self, count: int, layer: int) -> float:
+        seen = min(count, self.seen_tokens[layer]) if self.seen_tokens else count
+        return count * (self.token_cost + seen * self.pair_cost)

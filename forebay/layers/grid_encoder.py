@@ -111,7 +111,7 @@ class Mlp(NamedTuple):
 
 
 def quick_gelu(ops: Ops) -> Callable[[Tensor], Tensor]:
-    """Return x * sigmoid(1.702 x) (arXiv 1606.08415, section 2), rounded where transformers rounds it."""
+    """Return x * sigmoid(1.702 x) (arXiv 1606.08415, section 2). In bfloat16 transformers rounds the sigmoid, too."""
     return lambda x: ops.mul_sigmoid(x, x * 1.702)
 
 
@@ -185,10 +185,9 @@ def _norm(parts: Parts, name: str, width: int, eps: float, *, rms: bool) -> Call
 def window_order(grid: Grid, side: int) -> tuple[Tensor, list[int]]:
     """Return the patches of a grid window by window, and those of a window row by row, [P] int64; and the number of
     patches of each window: `side` x `side`, and what is left at the right and at the bottom edge."""
-    rows, columns = grid
-    patches = torch.arange(rows * columns).view(rows, columns)
-    windows = [window.flatten() for band in torch.split(patches, side) for window in torch.split(band, side, 1)]
-    return torch.cat(windows), list(map(len, windows))
+    bands, places = (torch.arange(count) // side for count in grid)
+    windows = (bands.unsqueeze(1) * (grid[1] // side + 1) + places).flatten()
+    return torch.argsort(windows, stable=True), torch.unique(windows, return_counts=True)[1].tolist()
 
 
 class RotaryBlock:

@@ -101,7 +101,7 @@ def test_interleaved_images_give_the_bits_of_each_alone(model: VisualModel, nati
 
 @pytest.mark.parametrize("window", [1, 2, 4, 9])
 @pytest.mark.parametrize("grid", [(1, 1), (4, 4), (8, 4), (5, 7), (3, 9)])
-def test_windows_have_the_patches_of_those_of_transformers(grid: tuple[int, int], window: int) -> None:
+def test_window_order_is_that_of_transformers(grid: tuple[int, int], window: int) -> None:
     """Grids and windows are in tokens of 2 x 2 patches of a pixel."""
     (rows, columns), merge = grid, 2
     tokens, stops = get_vision_window_index(
@@ -130,7 +130,8 @@ def test_tokens_of_another_width_than_the_language_model_has_are_refused(model: 
     config = open_checkpoint(model.path).config
     assert isinstance(config.vision, QwenConfig)
     wrong = replace(config, vision=replace(config.vision, output_size=40))
-    with pytest.raises(ModelError, match=r"has tokens of 40 numbers \(out_hidden_size\), and the language model's"):
+    field = "hidden_size" if config.vision.kind == "qwen2_vl" else "out_hidden_size"
+    with pytest.raises(ModelError, match=rf"has tokens of 40 numbers \({field}\), and the language model's"):
         encoder_spec(wrong)
 
 

@@ -208,9 +208,9 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C31 windows at the edges have what is left of an image",
         "layers/grid_encoder.py",
-        "torch.split(patches, side) for",
-        "torch.tensor_split(patches, -(-rows // side)) for",
-        f"{_QWEN}test_windows_have_the_patches_of_those_of_transformers",
+        "bands, places = (torch.arange(count) // side for count in grid)",
+        "bands, places = (torch.arange(count) * -(-count // side) // count for count in grid)",
+        f"{_QWEN}test_window_order_is_that_of_transformers",
     ),
     Mutant(
         "C31 patches in windows are rotated by their own rows and columns",

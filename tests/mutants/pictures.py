@@ -53,8 +53,8 @@ PICTURES: Final = (
     Mutant(
         "C28 a layer with windows costs what its tokens see",
         "config/pictures.py",
-        "seen = sum(min(count, its) for its in most)",
-        "seen = sum(count for _ in most)",
+        "seen = min(count, self.seen_tokens[layer]) if self.seen_tokens else count",
+        "seen = count",
         _SCHEDULER + "test_layers_with_windows_cost_what_their_tokens_see",
     ),
     Mutant(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,6 +107,19 @@ def test_layers_with_windows_cost_what_their_tokens_see() -> None:
     req = add(engine, picture(1, 0))
     assert [slices(engine.step()) for _ in range(3)] == [[(0, 0, 2)], [(0, 2, 3)], [(0, 3, 4)]]
     assert req.account.encoded_tokens == limits.layer_tokens(SIZE, range(LAYERS)) == 18
+
+
+def test_slice_of_an_encoder_with_many_layers_looks_at_each_layer_once() -> None:
+    looked_at = []
+
+    class Seen(tuple[int, ...]):
+        def __getitem__(self, layer: Any) -> Any:
+            looked_at.append(layer)
+            return super().__getitem__(layer)
+
+    limits = picture_config(num_layers=1000, token_cost=0.0, pair_cost=1.0, seen_tokens=Seen([1] * 1000))
+    assert limits.layers_within(SIZE, 10, 1e9) == range(10, 1000)
+    assert looked_at == [*range(10, 1000)]
 
 
 def test_slices_of_steps_in_flight_follow_each_other() -> None:

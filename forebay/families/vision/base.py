@@ -95,7 +95,7 @@ class VisionConfig:
 
     @property
     def seen_tokens(self) -> tuple[int, ...]:
-        """Return the most tokens of a tile that a token's attention sees in each layer; none if it sees all."""
+        """Return for each layer the most tokens of a tile to which one of them attends. Empty: in each layer to all."""
         return ()
 
     @property

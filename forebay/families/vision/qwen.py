@@ -137,10 +137,10 @@ def check_sizes(config: QwenConfig, processor: Fields, where: str) -> None:
             raise ModelError(f"{processor.where}: {name} is {brief(given)}; the encoder has {own}")
 
 
-def check_output_size(vision: QwenConfig, hidden_size: int) -> None:
-    """Raise ModelError unless tokens are of the language model's width."""
+def check_output_size(vision: QwenConfig, hidden_size: int, field: str = "out_hidden_size") -> None:
+    """Raise ModelError unless tokens are of the language model's width. `field` is where the encoder has its own."""
     if vision.output_size != hidden_size:
         raise ModelError(
-            f"vision_config has tokens of {vision.output_size} numbers (out_hidden_size), and the language model's "
+            f"vision_config has tokens of {vision.output_size} numbers ({field}), and the language model's "
             f"have {hidden_size}"
         )

@@ -8,13 +8,13 @@ from typing import Final
 from forebay.families.fields import Fields
 from forebay.families.options import unknown_options
 from forebay.families.vision.base import MAX_TILE, Vision
-from forebay.families.vision.qwen import HARMLESS, QwenConfig, check_sizes, common_fields
+from forebay.families.vision.qwen import HARMLESS, MOST_TOKENS, QwenConfig, check_sizes, common_fields
 
 _PLACEHOLDER: Final = 151_655
 _WHOLE_LAYERS: Final = [7, 15, 23, 31]
 _MOST_RATIO: Final = 64
-# What published files say once more.
-_TWICE: Final = frozenset({"in_chans", "spatial_patch_size"})
+# Fields that repeat others and have no effect.
+_REPEATED: Final = frozenset({"in_chans", "spatial_patch_size"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,12 +49,12 @@ def qwen2_vl(fields: Fields, processor: Fields, vocab_size: int) -> Vision:
         hidden_size=width,
         intermediate_size=own.size("mlp_ratio", default=4, most=_MOST_RATIO) * width,
         output_size=own.size("hidden_size", default=3584),
-        window=1,
+        window=MOST_TOKENS,  # one window for each image
         whole=frozenset(range(common["num_layers"])),
         gated=False,
     )
     check_sizes(config, processor, own.where)
-    return config, tuple(f"vision_config.{name}" for name in unknown_options(own, HARMLESS | _TWICE))
+    return config, tuple(f"vision_config.{name}" for name in unknown_options(own, HARMLESS | _REPEATED))
 
 
 def qwen2_5_vl(fields: Fields, processor: Fields, vocab_size: int) -> Vision:
@@ -76,4 +76,4 @@ def qwen2_5_vl(fields: Fields, processor: Fields, vocab_size: int) -> Vision:
         gated=True,
     )
     check_sizes(config, processor, own.where)
-    return config, tuple(f"vision_config.{name}" for name in unknown_options(own, HARMLESS | _TWICE))
+    return config, tuple(f"vision_config.{name}" for name in unknown_options(own, HARMLESS | _REPEATED))

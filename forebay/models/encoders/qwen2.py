@@ -131,7 +131,7 @@ def encoder_spec(config: ModelConfig) -> Qwen2Spec:
     """Describe the encoder of a Qwen2-VL or a Qwen2.5-VL. Raises ModelError if tokens are not of the model's width."""
     vision = config.vision
     assert isinstance(vision, Qwen2Config), f"{config.model_type} has no such encoder"
-    check_output_size(vision, config.hidden_size)
+    check_output_size(vision, config.hidden_size, "out_hidden_size" if vision.gated else "hidden_size")
     return Qwen2Spec(
         patches=GridPatchesSpec(
             hidden_size=vision.hidden_size,
