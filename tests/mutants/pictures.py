@@ -88,8 +88,8 @@ PICTURES: Final = (
     Mutant(
         "C28 slices of a tile come in order, those of steps in flight among them",
         "scheduler/encoding.py",
-        "    first = its.planned\n",
-        "    first = its.committed\n",
+        "layers_within(its.size, its.planned, budget)",
+        "layers_within(its.size, its.committed, budget)",
         _SCHEDULER + "test_slices_of_steps_in_flight_follow_each_other",
     ),
     Mutant(
