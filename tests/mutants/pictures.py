@@ -165,7 +165,7 @@ PICTURES: Final = (
     Mutant(
         "C32 a tenant is charged for the layers that are computed for it",
         "scheduler/encoding.py",
-        "        req.account.service += num_new * cost / req.account.weight\n",
+        "        req.account.service += cost / req.account.weight\n",
         "",
         _SCHEDULER + "test_tenant_is_charged_for_the_layers_that_are_computed_for_it",
     ),
