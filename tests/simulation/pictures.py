@@ -437,7 +437,9 @@ class PictureLiveness(Liveness):
             layers = range(encode.first_layer, encode.last_layer)
             left -= ceil(config.layer_tokens((encode.height, encode.width), layers))
         # A run that must not be cut may wait for more than is left, and nobody starts before it.
-        return left - max(0, config.longest_span - 1)
+        shown = (req for req in self._scheduler.requests.values() if req.pictures is not None)
+        cost = admission.SCORED_COST if any(req.wants_prompt_logprobs for req in shown) else 1
+        return left - max(0, config.longest_span * cost - 1)
 
 
 class PictureOracles(Oracles):
