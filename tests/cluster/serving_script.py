@@ -1,4 +1,6 @@
-"""`serve_app` behind HAProxy: `serving_script.py PORT MODEL WORDS...`. Prints the answers to `load.py`'s prompts."""
+"""`serve_app` behind HAProxy: `python -m tests.cluster.serving_script PORT MODEL WORDS...`.
+
+Prints the answers to `load.py`'s prompts."""
 
 from __future__ import annotations
 

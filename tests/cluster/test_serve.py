@@ -30,9 +30,9 @@ def test_serve_app_has_the_tokens_of_one_server(model: Path, expected: dict[int,
             "RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": "31500",
             "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": "31600",
         }  # fmt: skip
-        script = Path(__file__).with_name("serving_script.py")
         done = subprocess.run(
-            [sys.executable, str(script), str(free_port()), str(model), *SMALL],
+            [sys.executable, "-m", "tests.cluster.serving_script", str(free_port()), str(model), *SMALL],
+            cwd=Path(__file__).parents[2],
             env=env, capture_output=True, text=True, timeout=HANGS_S, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
