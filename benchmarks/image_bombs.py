@@ -1,10 +1,10 @@
 """What image files that are no images, or far too large ones, do to eight streams beside them.
 
-    python -m benchmarks.image_bombs [--seconds 10]
+    python -m benchmarks.image_bombs [--seconds 20] [--rate 20]
 
-Of a server with a model like SmolVLM-256M with random weights. The time between two tokens of the streams without and
-with the files, four at a time; the codes of the answers; the server's memory before and after. Files with changed bytes
-that can still be decoded are left out: they are images, and cost what images cost.
+Of a server with a model like SmolVLM-256M with random weights. The time between two tokens of the same streams before,
+beside and after requests with files, so many a second, four at most at a time; the codes of the answers; the server's
+memory before and after. Files with changed bytes that can still be decoded are left out: they cost what images cost.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ import argparse
 import asyncio
 import json
 import tempfile
+import time
 from base64 import b64encode
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import psutil
 
-from benchmarks.bombs import AT_A_TIME, gaps_until, line
-from benchmarks.disaggregation import served, stream
+from benchmarks.bombs import AT_A_TIME, STREAMS, line
+from benchmarks.disaggregation import PATH as COMPLETIONS
+from benchmarks.disaggregation import body, served
 from forebay.base.http_client import Connection, Origin
 from forebay.cli.main import main as forebay
 from forebay.server.images.decoding import ImageDecoder
@@ -31,6 +35,7 @@ from tests.server.images.test_hostile_images import FILES, MAX_BYTES, bombs, mut
 
 PATH = "/v1/chat/completions"
 NUM_MUTATED = 100  # of each type
+WORDS, OUTPUT = 32, 4000  # tokens of a stream
 ELSEWHERE = ("http://127.0.0.1/a.png", "https://localhost/a.png", "file:///etc/passwd", "data:image/png,a", "a.png")
 
 
@@ -76,28 +81,75 @@ def memory_mb(pid: int) -> float:
     return float(sum(each.memory_full_info().pss for each in (first, *first.children(recursive=True))) / 1e6)
 
 
-async def measure(pid: int, origin: Origin, seconds: float) -> None:
-    few, all_urls = asyncio.Semaphore(AT_A_TIME), requests(await files())
-    await stream(origin, 64, 8)
-    await send(origin, [f"data:;base64,{b64encode(FILES['png']).decode()}"], few)  # which starts the decoder's process
-    without = line("without", await gaps_until(origin, asyncio.sleep(seconds)))
-    before = memory_mb(pid)
-    arriving = asyncio.gather(*(send(origin, urls, few) for urls in all_urls))
-    beside = line("beside files", await gaps_until(origin, arriving))
-    print(f"p99 {beside / without:.2f} times; {len(all_urls)} requests: {dict(Counter(await arriving))}")
-    print(f"the server's memory: {before:.0f} MB before, {memory_mb(pid):.0f} MB after")
+class Stream:
+    """A long answer, with the times at which its tokens came."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._times: list[float] = []
+        self._task = asyncio.create_task(self._run(origin))
+
+    async def _run(self, origin: Origin) -> None:
+        connection = await Connection.connect(origin)
+        try:
+            asked = body(WORDS, OUTPUT)
+            await connection.request("POST", COMPLETIONS, asked, lambda _: self._times.append(time.monotonic()))
+        finally:
+            connection.close()
+
+    async def begun(self) -> None:
+        while not self._times:
+            await asyncio.sleep(0.01)
+
+    def gaps(self, since: float) -> list[float]:
+        """Return the times between tokens that came since then."""
+        assert not self._task.done(), "an answer has ended: give fewer --seconds"
+        return [after - before for before, after in pairwise(self._times) if before >= since]
+
+    def end(self) -> None:
+        self._task.cancel()
+
+
+async def hostile(origin: Origin, all_urls: list[list[str]], seconds: float, rate: float) -> Counter[str]:
+    """Send `rate` of the requests a second, in an order by chance, and count the codes of the answers."""
+    few, chosen = asyncio.Semaphore(AT_A_TIME), Random(0).choices(all_urls, k=int(seconds * rate))
+    sent = []
+    for urls in chosen:
+        sent.append(asyncio.create_task(send(origin, urls, few)))
+        await asyncio.sleep(1 / rate)
+    return Counter(await asyncio.gather(*sent))
+
+
+async def measure(pid: int, origin: Origin, seconds: float, rate: float) -> None:
+    all_urls = requests(await files())
+    await send(origin, [f"data:;base64,{b64encode(FILES['png']).decode()}"], asyncio.Semaphore())
+    streams = [Stream(origin) for _ in range(STREAMS)]
+    for each in streams:
+        await each.begun()
+    p99: list[float] = []
+    for phase in ("before", "beside files", "after"):
+        since, memory = time.monotonic(), memory_mb(pid)
+        if phase == "beside files":
+            codes = await hostile(origin, all_urls, seconds, rate)
+            told = f"the server's memory: {memory:.0f} MB before, {memory_mb(pid):.0f} MB after"
+        else:
+            await asyncio.sleep(seconds)
+        p99.append(line(phase, [gap for each in streams for gap in each.gaps(since)]))
+    for each in streams:
+        each.end()
+    print(f"p99 {2 * p99[1] / (p99[0] + p99[2]):.2f} times; {dict(codes)}; {told}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each phase")
+    parser.add_argument("--rate", type=float, default=20.0, help="requests a second")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "model"
         shape = ("--hidden-size=576", "--num-layers=30")
         assert forebay(["models", "make", "--like=smolvlm", f"--out={out}", *shape]) in (None, 0)
-        with served(str(out), "--speculative-algorithm=off") as (pid, origin):
-            asyncio.run(measure(pid, origin, asked.seconds))
+        with served(str(out), "--speculative-algorithm=off", "--context-length=8192") as (pid, origin):
+            asyncio.run(measure(pid, origin, asked.seconds, asked.rate))
 
 
 if __name__ == "__main__":
