@@ -43,6 +43,7 @@ class NoModel:
 
     weight_bytes = 0
     adapters = None
+    mrope = False
 
     def __init__(self, hybrid: bool) -> None:
         self._hybrid = hybrid
