@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from tests.models.tiny import make_tiny
 
 GIB = 1 << 30
 PLAIN = {"quantization": "none", "dtype": "bfloat16"}
+VISION = {"max_patches": 1, "intermediate_size": 1, "hidden_size": 1, "heads_width": 1}
 
 
 def decided(memory: int, **flags: Any) -> Config:
@@ -92,6 +95,22 @@ def test_activation_bytes_of_experts_are_those_that_a_token_meets(tmp_path: Path
     widest = max(8, model.experts.per_token * model.experts.intermediate_size)
     expected = 4 * (200 * widest * estimates.ACTIVATION_WIDTHS + 10 * model.vocab_size * estimates.LOGITS_COPIES)
     assert estimates.activation_bytes(model, weights, step) == expected
+
+
+def test_kv_cache_bytes_default_leaves_room_for_an_image_that_no_chunk_may_cut(tmp_path: Path) -> None:
+    make_tiny("llama", tmp_path)
+    text, weights = config_from_folder(tmp_path), WeightShapes({WeightKind(None, 8, 4): 64})
+
+    def left(longest_span: int) -> int:
+        vision: Any = SimpleNamespace(**VISION, longest_span=longest_span)
+        model = replace(text, vision=vision)
+        survey = Survey(memory=lambda: Amount(16 * GIB, "of a test"), model=lambda *which: (model, weights))
+        steps = {"chunked_prefill_size": 64, "speculative_algorithm": "off"}
+        flags = {**PLAIN, **steps, "model": str(tmp_path), "retraction_host_bytes": 0}
+        return resolve(flags, survey=survey).engine.memory.kv_cache_bytes
+
+    assert left(0) == left(64)
+    assert left(64) - left(280) == 4 * (280 - 64) * 8 * estimates.ACTIVATION_WIDTHS
 
 
 def test_weights_that_do_not_fit_name_the_quantizations_that_leave_memory_for_caches(tmp_path: Path) -> None:
