@@ -113,6 +113,7 @@ def key(name: str) -> Figure:
 def streams(concurrency: int, num_prompts: int, *goals: Goal, model: str = "default", output_len: int = 128) -> Row:
     about = {"default": ("streams", ""), "1b": ("q4_k_m", "1B in Q4_K_M, "), "hybrid": ("hybrid", "hybrid, ")}
     about |= {"4b": ("4b", "4B in Q4_K_M, "), "8b": ("8b", "8B in Q4_K_M, "), "moe": ("moe", "experts in Q4_K_M, ")}
+    about |= {"gpt-oss": ("gpt-oss", "experts in MXFP4, ")}
     name, kind = about[model]
     return Row(
         name=f"{name}-{concurrency}",
@@ -227,5 +228,5 @@ ROWS = (
     streams(16, 16, model="hybrid", output_len=64),
     # Of models that are made only if they are named (`benchmarks.peers.install --models`).
     *(row for model in ("4b", "8b") for row in real_size(model, Goal("llama.cpp", 1.15, 1.15, 1.15))),
-    *real_size("moe", Goal("llama.cpp", 1.5, 1.5, 1.5)),
+    *(row for model in ("moe", "gpt-oss") for row in real_size(model, Goal("llama.cpp", 1.5, 1.5, 1.5))),
 )

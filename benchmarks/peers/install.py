@@ -236,7 +236,7 @@ def make_model(target: Path, model: places.RandomModel) -> None:
         run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", imported, "sentencepiece")
         converter = places.llama_tree() / "convert_hf_to_gguf.py", made, *model.convert, "--outtype", "bf16"
         run(sys.executable, *converter, "--outfile", file, env={"PYTHONPATH": str(imported)})
-        quantize(file, target, "Q4_K_M")
+        quantize(file, target, model.codes)
 
 
 def quantize(source: Path, target: Path, kind: str) -> None:

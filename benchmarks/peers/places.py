@@ -24,11 +24,12 @@ LLAMA_BINARIES = ("llama-server", "llama-bench", "llama-quantize")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandomModel:
     """A random model with the default model's tokenizer: the options of `forebay models make`, and those of llama.cpp's
-    converter. The converter rejects an option that the architecture does not have. A `large` one takes minutes and
-    `disk_gib` while it is made: it is made only if it is named."""
+    converter. The converter rejects an option that the architecture does not have. `codes` is a type of llama.cpp's
+    quantizer. A `large` one takes minutes and `disk_gib` while it is made: it is made only if it is named."""
 
     make: str
     convert: tuple[str, ...] = ()
+    codes: str = "Q4_K_M"
     disk_gib: int = 0
 
     @property
@@ -38,7 +39,8 @@ class RandomModel:
 
 # The layers of Llama-3.2-1B, and of Qwen3.5-0.8B, a hybrid (three gated delta nets for each attention). The
 # configuration of the hybrid declares a draft head, which the random weights do not have. Then the layers of Qwen3-4B
-# and of Llama-3.1-8B, and a sixth of the layers of Qwen3-30B-A3B: a step computes them as it would the whole.
+# and of Llama-3.1-8B, a sixth of the layers of Qwen3-30B-A3B, and a third of those of gpt-oss-20b, published in MXFP4:
+# a step computes them as it would the whole.
 RANDOM_MODELS = {
     "1b": RandomModel(
         make="--like llama --hidden-size 2048 --num-layers 16 --set intermediate_size=8192 --set num_attention_heads=32"
@@ -69,6 +71,14 @@ RANDOM_MODELS = {
         " --set num_experts_per_tok=8 --set moe_intermediate_size=768"
         ' --set architectures=["Qwen3MoeForCausalLM"]',
         disk_gib=26,
+    ),
+    "gpt-oss": RandomModel(
+        make="--like gpt_oss --hidden-size 2880 --num-layers 8 --set intermediate_size=2880"
+        " --set num_attention_heads=64 --set num_key_value_heads=8 --set head_dim=64 --set num_local_experts=32"
+        " --set num_experts_per_tok=4 --set sliding_window=128"
+        ' --set architectures=["GptOssForCausalLM"]',
+        codes="MXFP4_MOE",
+        disk_gib=31,
     ),
 }
 # With the options of their export; the usual groups of 128 do not divide the default model's width.
@@ -116,4 +126,6 @@ def q4_0() -> Path:
 
 
 def random_models() -> dict[str, Path]:
-    return {name: peers_folder() / "models" / f"random-{name}.Q4_K_M.gguf" for name in RANDOM_MODELS}
+    return {
+        name: peers_folder() / "models" / f"random-{name}.{model.codes}.gguf" for name, model in RANDOM_MODELS.items()
+    }

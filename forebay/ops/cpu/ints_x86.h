@@ -144,8 +144,9 @@ struct Dots {
 
 #else
 
-// Sums of 16 bits hold 8 x 2 products of codes of 4 bits, 15 * 128 * 16 at most, and half as many of 5 bits: for these the
-// first and the last four products are summed apart. Wider codes are summed in two parts.
+// Sums of 16 bits hold 8 x 2 products of codes of 4 bits, 15 * 128 * 16 at most, half as many of 5 bits, and a quarter of 6
+// bits: for these the first and the last half of the products are summed apart, of which 6 bits have four in all. Wider
+// codes are summed in two parts.
 template <int BITS, int ROWS>
 struct Dots {
     static constexpr int kRows = 1, kFours = 1, kLowered = 0;
@@ -155,8 +156,9 @@ struct Dots {
     template <int FOUR>
     FOREBAY_INLINE void add(const Ints* codes, const int8_t* x, long) {
         const Ints four = set1_four(x);
-        if constexpr (BITS <= 5) {
-            Ints& sums = BITS == 5 && FOUR >= 4 ? high : low;
+        if constexpr (BITS <= 6) {
+            static_assert(BITS < 6 || FOUR < 4);
+            Ints& sums = (BITS == 5 && FOUR >= 4) || (BITS == 6 && FOUR >= 2) ? high : low;
             sums = add_pairs(sums, *codes, four);
         } else {
             const Ints mask = set1_int(0x0f0f0f0f);
@@ -166,7 +168,7 @@ struct Dots {
     }
     FOREBAY_INLINE Ints total(int) const {
         if constexpr (BITS <= 4) return join_pairs(low, 1);
-        return join_pairs(low, 1) + join_pairs(high, BITS == 5 ? 1 : 16);
+        return join_pairs(low, 1) + join_pairs(high, BITS <= 6 ? 1 : 16);
     }
 };
 

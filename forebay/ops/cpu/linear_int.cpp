@@ -14,17 +14,20 @@ namespace {
 
 constexpr long kRoundingCost = 4;  // times that of copying, by which work is cut
 constexpr long kFetchAhead = 8192;  // bytes of a panel that are fetched ahead of what is read
+constexpr int kMostDots = 4;        // for each W outputs, that stay in registers beside the sums of as many rows
 
-// ROWS rows by W outputs of a stripe -> sums [ROWS][kPanel].
-template <class C, int PLANES, int ROWS>
+// ROWS rows by VECS times W outputs of a stripe -> sums [ROWS][kPanel].
+template <class C, int PLANES, int ROWS, int VECS>
 void multiply(const RoundedGroup<PLANES>* x, const uint8_t* stripe, long blocks_per_head, long lane, long inputs,
               float* sums) {
     using D = Dots<C::kBits, ROWS>;
     constexpr int kFours = 8 / C::kParts;
     static_assert(C::kZero >= D::kLowered);
-    Vec sum[ROWS];
+    Vec sum[ROWS][VECS];
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r) sum[r] = zero();
+    for (int r = 0; r < ROWS; ++r) {
+        unrolled<VECS>([&](auto v) FOREBAY_INLINE_LAMBDA { sum[r][v] = zero(); });
+    }
     const uint8_t* head = stripe;
     const uint8_t* next = stripe + C::kHead;
     const uint8_t* end = next + blocks_per_head * C::kBlock;  // of the blocks that share scales
@@ -41,42 +44,51 @@ void multiply(const RoundedGroup<PLANES>* x, const uint8_t* stripe, long blocks_
         }
         unrolled<C::kParts>([&](auto part) FOREBAY_INLINE_LAMBDA {
             constexpr int sum_at = C::kParts == 1 ? 2 : part;
-            D dots[ROWS / D::kRows][PLANES];
+            D dots[ROWS / D::kRows][VECS][PLANES];
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS / D::kRows; ++r) {
-#pragma GCC unroll 2
-                for (int plane = 0; plane < PLANES; ++plane) dots[r][plane].clear();
+                unrolled<VECS * PLANES>([&](auto i) FOREBAY_INLINE_LAMBDA { dots[r][i / PLANES][i % PLANES].clear(); });
             }
             unrolled<kFours / D::kFours>([&](auto i) FOREBAY_INLINE_LAMBDA {
                 constexpr int four = part * kFours + i * D::kFours;
-                Ints c[D::kFours];
-                unrolled<D::kFours>([&](auto j) FOREBAY_INLINE_LAMBDA { c[j] = four_codes<C, four + j>(block, lane); });
+                Ints c[VECS][D::kFours];
+                unrolled<VECS * D::kFours>([&](auto j) FOREBAY_INLINE_LAMBDA {
+                    constexpr int v = j / D::kFours, at = j % D::kFours;
+                    c[v][at] = four_codes<C, four + at>(block, lane + v * W);
+                });
 #pragma GCC unroll 8
                 for (int r = 0; r < ROWS / D::kRows; ++r) {
 #pragma GCC unroll 2
                     for (int plane = 0; plane < PLANES; ++plane) {
                         const int8_t* bytes = x[r * D::kRows].planes[plane] + four * 4;
-                        dots[r][plane].template add<i * D::kFours>(c, bytes, sizeof(*x));
+                        unrolled<VECS>([&](auto v) FOREBAY_INLINE_LAMBDA {
+                            dots[r][v][plane].template add<i * D::kFours>(c[v], bytes, sizeof(*x));
+                        });
                     }
                 }
             });
-            const PartScales<C> scales(block, part, lane);
+            unrolled<VECS>([&](auto v) FOREBAY_INLINE_LAMBDA {
+                const PartScales<C> scales(block, part, lane + v * W);
 #pragma GCC unroll 8
-            for (int r = 0; r < ROWS; ++r) {
-                const auto& row = dots[r / D::kRows];
-                Ints total = row[0].total(r % D::kRows);
-                if constexpr (PLANES == 2) total = shift_left<8>(total) + row[1].total(r % D::kRows);
-                if constexpr (C::kZero > D::kLowered) {
-                    constexpr int shift = std::countr_zero(unsigned{C::kZero - D::kLowered});
-                    total = total + shift_left<shift>(set1_int(x[r].minus_sums[sum_at]));
+                for (int r = 0; r < ROWS; ++r) {
+                    const auto& row = dots[r / D::kRows][v];
+                    Ints total = row[0].total(r % D::kRows);
+                    if constexpr (PLANES == 2) total = shift_left<8>(total) + row[1].total(r % D::kRows);
+                    if constexpr (C::kZero > D::kLowered) {
+                        constexpr int shift = std::countr_zero(unsigned{C::kZero - D::kLowered});
+                        total = total + shift_left<shift>(set1_int(x[r].minus_sums[sum_at]));
+                    }
+                    Vec& s = sum[r][v];
+                    s = fma(to_float(total), scales.scale * set1(x[r].scale), s);
+                    if constexpr (C::kMinimums) s = fma(scales.minimum, set1(x[r].sums[sum_at]), s);
                 }
-                sum[r] = fma(to_float(total), scales.scale * set1(x[r].scale), sum[r]);
-                if constexpr (C::kMinimums) sum[r] = fma(scales.minimum, set1(x[r].sums[sum_at]), sum[r]);
-            }
+            });
         });
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r) store(sums + r * kPanel, sum[r]);
+    for (int r = 0; r < ROWS; ++r) {
+        unrolled<VECS>([&](auto v) FOREBAY_INLINE_LAMBDA { store(sums + r * kPanel + v * W, sum[r][v]); });
+    }
 }
 
 // The integers of a group as numbers.
@@ -151,9 +163,11 @@ void multiply_panel(const void* x, const uint8_t* panel, const CodePart& part, l
             multiply_floats<C, PLANES, ROWS, kVecs>(groups, panel, part, n, inputs, sums);
         }
     } else {
-        for (long n = 0; n < kPanel; n += W) {
+        // A stripe is read once if the sums of all its outputs stay in registers.
+        constexpr int kVecs = ROWS * PLANES * (C::kBits > 6 ? 2 : 1) <= kMostDots ? kStripe / W : 1;
+        for (long n = 0; n < kPanel; n += kVecs * W) {
             const uint8_t* stripe = panel + n / kStripe * part.panel_bytes / 2;
-            multiply<C, PLANES, ROWS>(groups, stripe, part.blocks, n % kStripe, inputs, sums + n);
+            multiply<C, PLANES, ROWS, kVecs>(groups, stripe, part.blocks, n % kStripe, inputs, sums + n);
         }
     }
 }
