@@ -156,14 +156,14 @@ def real_size(model: str, alone: Goal) -> Iterator[Row]:
     yield replace(prompt, goals=(Goal("llama.cpp", 1, 1, 1),))
     prompt = replace(prompt, name=f"{model}-prefill-4k", title=f"{model}, one 4,096-token prompt")
     yield replace(prompt, load=Load(num_prompts=1, concurrency=1, input_len=4096, output_len=1))
-    for length in (1, 8, 32):
+    for length in (1, 8, 32):  # of a context that ends at 32,768
         yield Row(
             name=f"{model}-{length}k",
-            title=f"{model}, decode behind {length * 1024:,} tokens",
+            title=f"{model}, decode behind {length * 1000:,} tokens",
             unit="tok/s",
             model=model,
             goals=(Goal("llama.cpp", 1.5, 1.5, 1.5),) if length == 32 else (),
-            load=Load(num_prompts=1, concurrency=1, input_len=length * 1024, output_len=32),
+            load=Load(num_prompts=1, concurrency=1, input_len=length * 1000, output_len=32),
             figure=lambda result: 1000 / float(result["median_tpot_ms"]),
         )
 
