@@ -79,14 +79,17 @@ def program() -> Path:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """Of a model: the bytes of its weights as they are held, the multiply-adds of a token in its layers and in its
-    head, and the bytes that a request keeps, by token and whatever its length."""
+    """Of a model: the bytes of its weights as they are held, the multiply-adds of a token in its layers, if it took all
+    experts, and in its head, and the bytes that a request keeps, by token and whatever its length. `expert_products`
+    are those of `layer_products` in experts, of which a token takes the share `chosen`."""
 
     weight_bytes: int
     layer_products: int
     head_products: int
     token_bytes: int
     state_bytes: int
+    expert_products: int = 0
+    chosen: float = 1.0
 
     def ideal(self, load: Load, peaks: Peaks) -> dict[str, float]:
         """The result of a `forebay bench serve` with nothing lost: prompts of all streams in a step, then their tokens
@@ -106,9 +109,13 @@ class Work:
         }
 
     def _seconds(self, peaks: Peaks, tokens: float, streams: int, kept: float) -> float:
-        """Of a step, for `tokens` of `streams` requests that keep `kept` tokens before."""
-        num_bytes = self.weight_bytes + kept * self.token_bytes + 2 * streams * self.state_bytes  # read and written
-        products = tokens * self.layer_products + streams * self.head_products
+        """Of a step, for `tokens` of `streams` requests that keep `kept` tokens before. Tokens draw their experts at
+        random, and what none takes is not read."""
+        unread = (1 - self.chosen) ** tokens * self.expert_products / (self.layer_products + self.head_products)
+        num_bytes = self.weight_bytes * (1 - unread) + kept * self.token_bytes
+        num_bytes += 2 * streams * self.state_bytes  # read and written
+        products = tokens * (self.layer_products - (1 - self.chosen) * self.expert_products)
+        products += streams * self.head_products
         return max(num_bytes / peaks.read, products / peaks.products)
 
 
@@ -118,17 +125,22 @@ def _num_bytes(plan: Mapping[str, Any], kind: str) -> int:
 
 
 def work_of(model: Path, flags: Sequence[str], environment: Mapping[str, str]) -> Work:
-    """As `forebay plan` says it for a server with these flags and this environment."""
+    """As `forebay plan` says it for a server with these flags and this environment. A model with experts is taken to
+    have them in every layer, of three matrices each."""
     command = [str(Path(sys.executable).parent / "forebay"), "plan", "--json", str(model), *flags]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **environment})
     plan = json.loads(done.stdout)
     config = config_from_gguf(GgufFile(model)) if model.suffix == ".gguf" else config_from_folder(model)
     table = config.vocab_size * config.hidden_size
     products = plan["num_parameters"] - (0 if config.tie_word_embeddings else table)
+    experts = config.experts
+    in_experts = 0 if experts is None else experts.num_experts * 3 * config.hidden_size * experts.intermediate_size
     return Work(
         weight_bytes=round(plan["weight_bytes"] * products / plan["num_parameters"]),
         layer_products=products - table,
         head_products=table,
         token_bytes=plan["sizes"]["kv_bytes_per_token"] + _num_bytes(plan, "window"),
         state_bytes=_num_bytes(plan, "state"),
+        expert_products=config.num_layers * in_experts,
+        chosen=1.0 if experts is None else experts.per_token / experts.num_experts,
     )

@@ -8,6 +8,9 @@ starts, without the cache, the first with it, the second. A row has the time unt
 run, the time of the first token after that, bytes of the checkpoint per second of CPU time, and the largest resident
 memory above the weights and what the process has before it loads. The checkpoint is in the page cache.
 
+With --beside-llama, which needs `python -m benchmarks.peers.install llamacpp`, a last row is `llama-quantize` on all
+cores, which writes the same weights to a file in Q4_0 or Q8_0. Its memory is not measured: it maps what it reads.
+
 The weights alone are packed into memory that is there already. In a virtual machine the host provides memory that was
 not used for long at 0.25 GB/s, which can be most of the time of a first start; used memory is cleared at 6 GB/s.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -28,9 +32,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import commit, cpu
+from benchmarks.peers.install import convert, quantize
 
 STARTS: Final = (("start without the cache", 0), ("first start", 64 << 30), ("second start", 64 << 30))
-_MADE: Final = ("--like", "llama", "--hidden-size", "1536", "--num-layers", "24")
+LLAMA_TYPES: Final = {"int4": "Q4_0", "int8": "Q8_0"}
+"""The type of llama.cpp with as many bits, and a scale for as many weights."""
+_SHAPE = '--like llama --hidden-size 1536 --num-layers 24 --set architectures=["LlamaForCausalLM"]'
+_MADE: Final = tuple(_SHAPE.split())
 
 
 def start(model: str, quantization: str, cache_bytes: int, folder: str) -> dict[str, Any]:
@@ -117,7 +125,18 @@ def _files(model: Path) -> list[Path]:
     return [*model.glob("*.safetensors")] if model.is_dir() else [model]
 
 
-def measure(model: Path, quantization: str, folder: Path) -> Table:
+def llama_quantize(model: Path, quantization: str, folder: Path) -> dict[str, float]:
+    """Quantize the model's weights with llama.cpp's tool, from a GGUF file in bfloat16 that was written just before.
+    Returns times in seconds."""
+    source = folder / "model.gguf"
+    convert(model, source)
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    quantize(source, folder / "quantized.gguf", LLAMA_TYPES[quantization])
+    took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {"load_s": took, "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime}
+
+
+def measure(model: Path, quantization: str, folder: Path, *, beside_llama: bool = False) -> Table:
     """Run all rows and return their table."""
     table = Table(title=f"starts of {model.name}, {quantization}; cpu {cpu()}, commit {commit()}")
     for column in ("row", "weights cache", "load s", "first token s", "GB/s per core", "MiB above weights"):
@@ -138,6 +157,12 @@ def measure(model: Path, quantization: str, folder: Path) -> Table:
         add(f"weights alone, {num_threads} threads", [str(num_threads)])
     for name, cache_bytes in STARTS:
         add(name, [str(cache_bytes), str(folder)])
+    if beside_llama:
+        found = llama_quantize(model, quantization, folder)
+        rate = num_bytes / found["cpu_s"] / 1e9
+        table.add_row(
+            f"llama-quantize {LLAMA_TYPES[quantization]}", "", f"{found['load_s']:.2f}", "", f"{rate:.2f}", ""
+        )
     return table
 
 
@@ -151,13 +176,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__)
     parser.add_argument("model", nargs="?", type=Path, help="a checkpoint in bfloat16; default: a random one is made")
     parser.add_argument("--quantization", choices=("int4", "int8", "file"), default="int4")
+    parser.add_argument("--beside-llama", action="store_true", help="llama-quantize, too")
     own = parser.parse_args()
+    if own.beside_llama and own.quantization not in LLAMA_TYPES:
+        parser.error("llama-quantize has nothing to do where weights stay as in the file")
     with tempfile.TemporaryDirectory() as scratch:
         model = own.model or Path(scratch) / "random"
         if own.model is None:
             make = [sys.executable, "-m", "forebay", "models", "make", "--out", str(model), *_MADE]
             subprocess.run(make, check=True, stdout=subprocess.DEVNULL, env=os.environ)
-        Console(width=120).print(measure(model, own.quantization, Path(scratch) / "cache"))
+        table = measure(model, own.quantization, Path(scratch) / "cache", beside_llama=own.beside_llama)
+        Console(width=120).print(table)
 
 
 if __name__ == "__main__":

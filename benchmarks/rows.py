@@ -156,7 +156,12 @@ def real_size(model: str, alone: Goal) -> Iterator[Row]:
     yield replace(prompt, goals=(Goal("llama.cpp", 1, 1, 1),))
     prompt = replace(prompt, name=f"{model}-prefill-4k", title=f"{model}, one 4,096-token prompt")
     yield replace(prompt, load=Load(num_prompts=1, concurrency=1, input_len=4096, output_len=1))
-    for length in (1, 8, 32):  # of a context that ends at 32,768
+    yield from behind(model)
+
+
+def behind(model: str) -> Iterator[Row]:
+    """Rows of tokens that are generated behind a context, which ends at 32,768 in these models."""
+    for length in (1, 8, 32):
         yield Row(
             name=f"{model}-{length}k",
             title=f"{model}, decode behind {length * 1000:,} tokens",
@@ -229,4 +234,5 @@ ROWS = (
     # Of models that are made only if they are named (`benchmarks.peers.install --models`).
     *(row for model in ("4b", "8b") for row in real_size(model, Goal("llama.cpp", 1.15, 1.15, 1.15))),
     *(row for model in ("moe", "gpt-oss") for row in real_size(model, Goal("llama.cpp", 1.5, 1.5, 1.5))),
+    *behind("long"),
 )

@@ -223,7 +223,7 @@ def make_model(target: Path, model: places.RandomModel) -> None:
     """A random model: as a checkpoint, as a GGUF file by llama.cpp's converter, then quantized."""
     say(f"making {target}")
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        made, file, imported = Path(scratch) / "model", Path(scratch) / "model.gguf", Path(scratch) / "imported"
+        made, file = Path(scratch) / "model", Path(scratch) / "model.gguf"
         run(
             Path(sys.executable).parent / "forebay",
             "models",
@@ -232,11 +232,17 @@ def make_model(target: Path, model: places.RandomModel) -> None:
             made,
             *shlex.split(model.make, posix=False),
         )
-        # The converter imports this before it looks which tokenizer there is.
-        run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", imported, "sentencepiece")
-        converter = places.llama_tree() / "convert_hf_to_gguf.py", made, *model.convert, "--outtype", "bf16"
-        run(sys.executable, *converter, "--outfile", file, env={"PYTHONPATH": str(imported)})
+        convert(made, file, model.convert)
         quantize(file, target, model.codes)
+
+
+def convert(checkpoint: Path, target: Path, options: Sequence[str] = ()) -> None:
+    """Write a checkpoint as a GGUF file in bfloat16 with llama.cpp's converter."""
+    with tempfile.TemporaryDirectory() as imported:
+        # It imports this before it looks which tokenizer there is.
+        run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", imported, "sentencepiece")
+        command = places.llama_tree() / "convert_hf_to_gguf.py", checkpoint, *options, "--outtype", "bf16"
+        run(sys.executable, *command, "--outfile", target, env={"PYTHONPATH": imported})
 
 
 def quantize(source: Path, target: Path, kind: str) -> None:

@@ -40,7 +40,8 @@ class RandomModel:
 # The layers of Llama-3.2-1B, and of Qwen3.5-0.8B, a hybrid (three gated delta nets for each attention). The
 # configuration of the hybrid declares a draft head, which the random weights do not have. Then the layers of Qwen3-4B
 # and of Llama-3.1-8B, a sixth of the layers of Qwen3-30B-A3B, and a third of those of gpt-oss-20b, published in MXFP4:
-# a step computes them as it would the whole.
+# a step computes them as it would the whole. "long" is one layer of Qwen3-1.7B, whose prompts of 32,000 tokens take
+# minutes.
 RANDOM_MODELS = {
     "1b": RandomModel(
         make="--like llama --hidden-size 2048 --num-layers 16 --set intermediate_size=8192 --set num_attention_heads=32"
@@ -72,10 +73,16 @@ RANDOM_MODELS = {
         ' --set architectures=["Qwen3MoeForCausalLM"]',
         disk_gib=26,
     ),
+    "long": RandomModel(
+        make="--like qwen3 --hidden-size 2048 --num-layers 1 --set intermediate_size=6144"
+        " --set num_attention_heads=16 --set num_key_value_heads=8 --set head_dim=128"
+        ' --set architectures=["Qwen3ForCausalLM"]',
+        disk_gib=1,
+    ),
     "gpt-oss": RandomModel(
         make="--like gpt_oss --hidden-size 2880 --num-layers 8 --set intermediate_size=2880"
         " --set num_attention_heads=64 --set num_key_value_heads=8 --set head_dim=64 --set num_local_experts=32"
-        " --set num_experts_per_tok=4 --set sliding_window=128"
+        " --set num_experts_per_tok=4 --set sliding_window=128 --set tie_word_embeddings=false"
         ' --set architectures=["GptOssForCausalLM"]',
         codes="MXFP4_MOE",
         disk_gib=31,

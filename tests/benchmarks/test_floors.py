@@ -41,6 +41,14 @@ def test_a_shared_prefix_is_read_once_and_computed_before() -> None:
     assert more - WORK.ideal(load, READING)["duration"] == pytest.approx((63 * 82 * 10 + 64 * 2 * 50) / 1e3)
 
 
+def test_experts_that_no_token_takes_are_neither_read_nor_multiplied() -> None:
+    work = replace(WORK, layer_products=900, head_products=100, expert_products=800, chosen=0.25)
+    load = Load(num_prompts=1, concurrency=1, input_len=2, output_len=1)
+    first = 1000 * (1 - 0.8 * 0.75**2) + 2 * 50
+    assert work.ideal(load, READING)["median_ttft_ms"] == pytest.approx(first)
+    assert work.ideal(load, MULTIPLYING)["median_ttft_ms"] == pytest.approx(2 * (100 + 800 / 4) + 100)
+
+
 @pytest.mark.parametrize("row", [row for row in ROWS if row.load is not None], ids=lambda row: row.name)
 def test_every_row_with_a_load_has_a_floor(row: Row) -> None:
     assert row.load is not None
