@@ -14,7 +14,7 @@ namespace {
 
 constexpr long kRoundingCost = 4;  // times that of copying, by which work is cut
 constexpr long kFetchAhead = 8192;  // bytes of a panel that are fetched ahead of what is read
-constexpr int kMostDots = 4;        // for each W outputs, that stay in registers beside the sums of as many rows
+constexpr int kMostDots = 4;        // accumulators of integers by W outputs: twice as many fit beside the rows' sums
 
 // ROWS rows by VECS times W outputs of a stripe -> sums [ROWS][kPanel].
 template <class C, int PLANES, int ROWS, int VECS>
