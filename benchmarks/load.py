@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import commit, cpu
+from benchmarks.peers import places
 from benchmarks.peers.install import convert, quantize
 
 STARTS: Final = (("start without the cache", 0), ("first start", 64 << 30), ("second start", 64 << 30))
@@ -179,7 +180,9 @@ def main() -> None:
     parser.add_argument("--beside-llama", action="store_true", help="llama-quantize, too")
     own = parser.parse_args()
     if own.beside_llama and own.quantization not in LLAMA_TYPES:
-        parser.error("llama-quantize has nothing to do where weights stay as in the file")
+        parser.error("--beside-llama needs --quantization int4 or int8: llama-quantize leaves nothing as in the file")
+    if own.beside_llama and not places.llama_folder().is_dir():
+        parser.error("llama-quantize is not installed: run python -m benchmarks.peers.install llamacpp")
     with tempfile.TemporaryDirectory() as scratch:
         model = own.model or Path(scratch) / "random"
         if own.model is None:

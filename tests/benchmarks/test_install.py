@@ -76,8 +76,10 @@ def test_make_model_converter_options_suit_architecture(
     """llama.cpp's converter rejects --no-mtp for an architecture without a draft head."""
     commands: list[tuple[str, ...]] = []
     monkeypatch.setattr(install, "run", lambda *words, env=None: commands.append(tuple(map(str, words))))
-    monkeypatch.setattr(install, "quantize", lambda *words: None)
+    kinds: list[str] = []
+    monkeypatch.setattr(install, "quantize", lambda source, target, kind: kinds.append(kind))
     install.make_model(tmp_path / "model.gguf", install.places.RANDOM_MODELS[name])
     (convert,) = [words for words in commands if any(word.endswith("convert_hf_to_gguf.py") for word in words)]
     make = next(words for words in commands if "make" in words)
     assert ("--no-mtp" in convert) == ("qwen3_5_text" in make)
+    assert kinds == ["MXFP4_MOE" if "gpt_oss" in make else "Q4_K_M"]
