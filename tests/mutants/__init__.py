@@ -3,6 +3,7 @@
     python -m tests.mutants                     all of them, and the score
     python -m tests.mutants memory/ overtak     those whose file or rule has one of these words in it
     python -m tests.mutants --write             docs/contracts.md anew
+    python -m tests.mutants draw AREA --seed N  changes drawn at random, see `draw.py`
 
 `tests/simulation/mutations.py` is the other half: bugs for which the simulator must find a seed, whoever else finds
 them too.

@@ -4,7 +4,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.mutants import MUTANTS
+from tests.mutants import MUTANTS, draw
 from tests.mutants.contracts import write
 from tests.mutants.mutant import Overlay, Stale
 
@@ -13,6 +13,8 @@ def main(words: list[str]) -> int:
     if words == ["--write"]:
         write(MUTANTS)
         return 0
+    if words[:1] == ["draw"]:
+        return draw.main(words[1:])
     chosen = [mutant for mutant in MUTANTS if not words or any(w in f"{mutant.file} {mutant.rule}" for w in words)]
     num_found = 0
     with tempfile.TemporaryDirectory() as folder:

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -67,28 +69,32 @@ class Overlay:
         shutil.copytree(REPOSITORY / "tests", root / "tests")
 
     def finds(self, mutant: Mutant) -> bool:
-        """Whether the mutant's test fails. Stale where it cannot tell."""
-        file = self.root / "forebay" / mutant.file
-        right = file.read_text()
-        file.write_text(mutant.text(right))
-        try:
-            return self._fails(mutant.test)
-        finally:
-            file.write_text(right)
+        """Whether the mutant's test fails. Raises Stale if it cannot tell."""
+        with self.changed(mutant.file, mutant.text):
+            return self._fails_itself(mutant.test)
 
-    def _fails(self, test: str) -> bool:
-        """Whether a test fails here: not its module, its fixtures or its name, which would prove nothing."""
-        options = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", ""]
+    @contextmanager
+    def changed(self, file: str, change: Callable[[str], str]) -> Iterator[None]:
+        """Replace the text of a file below `forebay/` by `change` of it, inside the block."""
+        path = self.root / "forebay" / file
+        right = path.read_text()
+        path.write_text(change(right))
         try:
-            done = subprocess.run(
-                [sys.executable, "-m", "pytest", *options, f"tests/{test}"],
-                cwd=self.root,
-                # Bytecode is known by its source's second and size: two mutants within one second could be mixed up.
-                env={**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"},
-                capture_output=True,
-                text=True,
-                timeout=_HANGS_S,
-            )
+            yield
+        finally:
+            path.write_text(right)
+
+    def fails(self, tests: Sequence[str]) -> bool:
+        """Whether any of the quick tests of `tests` fails, cannot be imported or hangs here."""
+        try:
+            return self._run(["-m", "not slow", *tests]).returncode != 0
+        except subprocess.TimeoutExpired:
+            return True
+
+    def _fails_itself(self, test: str) -> bool:
+        """Whether a test fails here: not its module, its fixtures or its name, which would prove nothing."""
+        try:
+            done = self._run(["-m", "", f"tests/{test}"])
         except subprocess.TimeoutExpired as hangs:
             raise Stale(f"{test} hangs, where it should fail") from hangs
         if done.returncode == 1 and f"FAILED tests/{test}" in done.stdout:
@@ -96,3 +102,16 @@ class Overlay:
         if done.returncode == 0 and " passed" in done.stdout:
             return False
         raise Stale(f"{test} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-1000:]}")
+
+    def _run(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """Run pytest here up to the first failure. Raises TimeoutExpired after `_HANGS_S`."""
+        options = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *arguments],
+            cwd=self.root,
+            # Bytecode is known by its source's second and size: two mutants within one second could be mixed up.
+            env={**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=_HANGS_S,
+        )

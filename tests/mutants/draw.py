@@ -1,0 +1,159 @@
+"""Draws changes of an area's source at random, and runs the area's tests against each.
+
+    python -m tests.mutants draw transfer --seed 7 --count 40
+
+A change that survives is to be read: either a rule has no test, or nobody can observe the change. `MUTANTS` keeps the
+rules that got a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Final
+
+from tests.mutants.mutant import REPOSITORY, Overlay
+from tests.mutants.sites import Site, sites
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Area:
+    """Globs of files below `forebay/`, and globs of files and folders below `tests/` that hold their rules."""
+
+    sources: Sequence[str]
+    tests: Sequence[str]
+
+    def files(self) -> list[str]:
+        """Return the sources, relative to `forebay/`. Raises AssertionError if a glob matches nothing."""
+        return _matching(REPOSITORY / "forebay", self.sources)
+
+    def tests_of(self, file: str) -> list[str]:
+        """Return the area's tests, relative to the repository, those that name the module of `file` first.
+
+        The first failure ends a run: a test of the module itself finds most changes within seconds.
+        """
+        module = Path(file).stem
+        found = _matching(REPOSITORY / "tests", self.tests)
+        found.sort(key=lambda test: module not in Path(test).stem)
+        return [f"tests/{test}" for test in found]
+
+
+def _matching(root: Path, globs: Sequence[str]) -> list[str]:
+    found: dict[str, None] = {}
+    for glob in globs:
+        matching = sorted(path for path in root.glob(glob) if path.name != "__init__.py")
+        assert matching, f"{glob} matches nothing below {root.name}/"
+        found.update((str(path.relative_to(root)), None) for path in matching)
+    return list(found)
+
+
+AREAS: Final = {
+    "adapters": Area(
+        sources=("*/adapters.py", "*/*/adapter*.py"),
+        tests=("*/test_*adapter*.py", "integration/test_*adapter*.py", "cli/test_adapter*.py"),
+    ),
+    "cluster": Area(sources=("cluster/*.py",), tests=("cluster/test_*.py",)),
+    "dialects": Area(sources=("server/api/*.py",), tests=("server/test_*.py",)),
+    "engine": Area(sources=("engine/**/*.py",), tests=("engine/test_*.py",)),
+    "engine/loop": Area(sources=("engine/loop/*.py",), tests=("engine/test_*.py", "server/test_metrics.py")),
+    "grammar": Area(sources=("grammar/*.py",), tests=("grammar/test_*.py",)),
+    "hisparse": Area(
+        sources=(
+            "memory/kinds/resident/*.py",
+            "runtime/kinds/resident.py",
+            "pools/tiers.py",
+            "pools/host_file.py",
+            "ops/tiers.py",
+            "config/hisparse.py",
+        ),
+        tests=("*/test_hisparse.py", "*/test_residents.py", "*/test_tier*.py", "ops/test_tiers.py"),
+    ),
+    "images": Area(
+        sources=("*/pictures.py", "server/images/*.py"), tests=("*/test_*picture*.py", "server/images/test_*.py")
+    ),
+    "memory": Area(sources=("memory/**/*.py",), tests=("memory/test_*.py", "simulation/test_scenarios.py")),
+    "requests": Area(sources=("requests/*.py",), tests=("requests/test_*.py", "scheduler/test_*.py")),
+    "route": Area(sources=("route/*.py",), tests=("route/test_*.py",)),
+    "runtime": Area(sources=("runtime/**/*.py",), tests=("runtime/test_*.py",)),
+    "scheduler": Area(sources=("scheduler/*.py",), tests=("scheduler/test_*.py", "simulation/test_scenarios.py")),
+    "transfer": Area(sources=("transfer/**/*.py",), tests=("transfer/test_*.py",)),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """A change of a file below `forebay/`."""
+
+    file: str
+    site: Site
+
+    def __str__(self) -> str:
+        before = self.site.quote((REPOSITORY / "forebay" / self.file).read_text())
+        return f"{self.file}:{self.site.line}: {self.site.operator}\n    - {before}\n    + {self.site.replacement}"
+
+
+def draw(files: Sequence[str], count: int, seed: int) -> list[Drawn]:
+    """Return `count` different changes of `files` below `forebay/`, even by file: each has its turn before any has two.
+
+    A seed draws the same changes from the same sources. There are fewer if the files have no more.
+    """
+    chance = random.Random(seed)
+    left: dict[str, list[Site]] = {}
+    for file in files:
+        left[file] = sites((REPOSITORY / "forebay" / file).read_text())
+        chance.shuffle(left[file])
+    drawn: list[Drawn] = []
+    while len(drawn) < count and (turn := [file for file in files if left[file]]):
+        chance.shuffle(turn)
+        drawn += [Drawn(file=file, site=left[file].pop()) for file in turn[: count - len(drawn)]]
+    return drawn
+
+
+def outcomes(area: Area, drawn: Sequence[Drawn], jobs: int) -> Iterator[tuple[Drawn, bool]]:
+    """Yield each change and whether a test of the area failed with it, in the given order; `jobs` run at a time.
+
+    Raises AssertionError if the tests fail without any change: then they prove nothing.
+    """
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as threads:
+        overlays: SimpleQueue[Overlay] = SimpleQueue()
+        for i in range(jobs):
+            overlays.put(Overlay(Path(folder) / str(i)))
+        unchanged = overlays.get()
+        assert not unchanged.fails(area.tests_of("")), "the area's tests fail without a change"
+        overlays.put(unchanged)
+
+        def try_one(change: Drawn) -> bool:
+            overlay = overlays.get()
+            try:
+                with overlay.changed(change.file, change.site.apply):
+                    return overlay.fails(area.tests_of(change.file))
+            finally:
+                overlays.put(overlay)
+
+        yield from zip(drawn, threads.map(try_one, drawn), strict=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants draw")
+    parser.add_argument("area", choices=AREAS)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--jobs", type=int, default=2, help="copies of the tree that are tried at a time")
+    options = parser.parse_args(arguments)
+    area = AREAS[options.area]
+    drawn = draw(area.files(), options.count, options.seed)
+    num_found = 0
+    for change, found in outcomes(area, drawn, options.jobs):
+        num_found += found
+        print(
+            f"{'found   ' if found else 'SURVIVED'} {change if not found else str(change).partition(chr(10))[0]}",
+            flush=True,
+        )
+    print(f"{options.area}, seed {options.seed}: {num_found} of {len(drawn)} found")
+    return 0
