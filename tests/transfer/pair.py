@@ -12,7 +12,6 @@ from functools import partial
 from types import MappingProxyType
 
 import numpy as np
-import pytest
 import torch
 
 from forebay.config.engine_config import CacheTypes, DisaggregationMode, DisaggregationOptions, TransferBackend
@@ -24,21 +23,16 @@ from forebay.transfer.session.layout import columns_of
 from forebay.transfer.wire.frames import Layout
 from forebay.transfer.worker import Worker, transfers_of
 from tests.deadlines import wait_until
+from tests.transfer import fake_libraries
 
-LIBRARIES = {"nixl": ("nixl_cu12._bindings", "nixl-cu12"), "mooncake": ("mooncake.engine", "Mooncake")}
-
-
-def library(backend: str) -> object:
-    """Skipped with the reason for which it cannot be loaded."""
-    module, name = LIBRARIES[backend]
+LIBRARIES = {"nixl": "nixl_cu12._bindings", "mooncake": "mooncake.engine"}
+for _module in LIBRARIES.values():
     try:
-        importlib.import_module(module)
-    except ImportError as error:
-        return pytest.param(backend, marks=pytest.mark.skip(reason=f"{name}: {error}"))
-    return backend
+        importlib.import_module(_module)
+    except ImportError:
+        fake_libraries.install(_module)
 
-
-BACKENDS = ["shm", "tcp", *map(library, LIBRARIES)]
+BACKENDS = ["shm", "tcp", *LIBRARIES]
 WINDOW = 8
 PLAIN = (FullAttention(num_kv_heads=2, head_dim=8),) * 3
 EVERYTHING = (
