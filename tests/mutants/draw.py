@@ -72,7 +72,7 @@ AREAS: Final = {
             "ops/tiers.py",
             "config/hisparse.py",
         ),
-        tests=("*/test_hisparse.py", "*/test_residents.py", "*/test_tier*.py", "ops/test_tiers.py"),
+        tests=("*/test_hisparse.py", "*/test_resident*.py", "*/test_tier*.py", "pools/test_host_file.py"),
     ),
     "images": Area(
         sources=("*/pictures.py", "server/images/*.py"), tests=("*/test_*picture*.py", "server/images/test_*.py")

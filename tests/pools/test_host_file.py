@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -40,8 +41,11 @@ def test_host_tier_file_has_its_blocks_before_it_is_written(tmp_path: Path, monk
 
 @pytest.mark.parametrize(
     ("error", "why"),
-    [(28, "the KV of a layer takes 4.0 KiB more"), (13, "name a folder that can be written to")],
-    ids=["no room", "no permission"],
+    [
+        *((code, "the KV of a layer takes 4.0 KiB more") for code in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)),
+        *((code, "name a folder that can be written to") for code in (errno.EACCES, errno.EROFS)),
+    ],
+    ids=lambda value: errno.errorcode[value] if isinstance(value, int) else "",
 )
 def test_host_tier_file_that_cannot_be_made_is_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, why: str
@@ -57,3 +61,9 @@ def test_host_tier_file_that_cannot_be_made_is_a_clear_error(
 def test_host_tier_in_a_folder_that_is_missing_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone: No such file or directory"):
         Regions().take_tiers(Tag.KV_CACHE, 4096, 4096, folder=str(tmp_path / "gone"))
+
+
+def test_host_tier_memory_that_cannot_be_mapped_is_a_clear_error(tmp_path: Path) -> None:
+    """mmap returns its failure as the last address, which is negative only as a 32-bit number."""
+    with pytest.raises(ConfigError, match=r"Invalid argument"):
+        map_over(Regions().take(Tag.KV_CACHE, 3 * 4096)[1:4097], str(tmp_path))
