@@ -141,3 +141,25 @@ def test_prefill_sets_nothing_aside_for_a_check_that_decode_has_refused_itself()
         refused = Failure("Unavailable", "layout_mismatch", "prefill and decode do not fit together")
         assert prefill.checks.take(Offered(ticket, 16, CHECK, 0, declined=refused), 0.0)
         assert prefill.at_rest
+
+
+def test_check_prefill_silent_ends_at_its_deadline_with_a_code_and_its_places_wait_for_the_peer() -> None:
+    with sides() as (prefill, decode):
+        decode.checks.begin(CheckTransfers(serial=7, host="127.0.0.1", port=prefill.half.transfers.port), 0.0)
+        decode.checks.expire(OPTIONS.lease_s)
+        assert decode.checks.take_answers() == []
+        for _ in range(2):  # once only
+            decode.checks.expire(OPTIONS.lease_s + 0.1)
+        [(serial, failure)] = decode.checks.take_answers()
+        assert serial == 7
+        assert isinstance(failure, Failure)
+        assert failure.code == "lease_timeout"
+        assert f"{OPTIONS.lease_s:g} s" in failure.message
+
+        def at_rest() -> bool:
+            prefill.hear()
+            decode.hear()
+            return prefill.at_rest and decode.at_rest
+
+        wait_until(at_rest)
+        assert decode.checks.take_answers() == []

@@ -15,6 +15,7 @@ from forebay.base.clock import RunClock
 from forebay.config.engine_config import SpeculationOptions
 from forebay.engine.frames import AddRequest
 from forebay.engine.loop.core import MAX_FAILURES_IN_A_ROW, EngineBroken, EngineCore
+from forebay.requests.request import RequestFault
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update
 from forebay.speculation.adaptive import Widths
@@ -151,6 +152,33 @@ def test_core_recovers_while_its_reserve_of_memory_is_free(name: str, monkeypatc
     assert all(free)
     assert core._reserve.is_there
     assert set(client.codes().values()) == {None}
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["of one request", "of none"])
+@pytest.mark.parametrize("kind", ["runtime", "memory"])
+def test_core_failure_between_steps_tells_clients_what_failed_and_no_internals(
+    kind: str, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, _runner = fake_core(changed(max_running_requests=2))
+    core.add(wanted(1, [1, 2]))
+    [req] = core.scheduler.waiting
+    cause = MemoryError("pool 7") if kind == "memory" else KeyError("slot 7")
+
+    def plan(*args: object, **others: object) -> None:
+        if is_known:
+            raise RequestFault(req) from cause
+        raise cause
+
+    told: list[Any] = []
+    monkeypatch.setattr(core.scheduler, "plan", plan)
+    monkeypatch.setattr(core.scheduler, "recover", lambda error, culprit: told.append((error, culprit)))
+    core.step()
+    [(error, culprit)] = told
+    assert culprit is (req if is_known else None)
+    what = "request 1" if is_known else "a step"
+    assert error.code == ("out_of_memory" if kind == "memory" else "step_failed")
+    assert error.message.startswith(f"{what} {'ran out of memory' if kind == 'memory' else 'failed inside the engine'}")
+    assert "7" not in error.message
 
 
 @DEPTHS
