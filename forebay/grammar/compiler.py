@@ -13,6 +13,7 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 from forebay.base import json_text
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.one_of import one_of_as_any_of
+from forebay.grammar.schema_words import in_known_words
 from forebay.requests.sampling_params import Grammar, GrammarKind
 
 MAX_BYTES: Final = 64 << 10
@@ -77,7 +78,7 @@ def _explained(grammar: Grammar, error: str) -> str:
     """Return the branches that overlap for an error about `oneOf`, of which llguidance names none."""
     if "oneOf" not in error or grammar.kind is not GrammarKind.JSON_SCHEMA:
         return error
-    return one_of_as_any_of(_json(grammar))[1] or error
+    return one_of_as_any_of(in_known_words(_json(grammar)))[1] or error
 
 
 def why_broken(matcher: LLMatcher) -> str:
@@ -114,6 +115,11 @@ def source_of(grammar: Grammar) -> str:
         raise refused(grammar, str(error) or "it is malformed") from error
 
 
+def compilable(schema: Any) -> Any:
+    """Return a schema of the same values in words that llguidance compiles, as far as there are such."""
+    return one_of_as_any_of(in_known_words(schema))[0]
+
+
 def json_options(schema: Any) -> Any:
     """`x-guidance` of a JSON schema, what it says itself among it."""
     own = schema.get("x-guidance") if isinstance(schema, dict) else None
@@ -124,8 +130,7 @@ def json_options(schema: Any) -> Any:
 def _translated(grammar: Grammar, value: Any) -> str:
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            schema, _ = one_of_as_any_of(value)
-            text = grammar.text if schema is value else json.dumps(schema, ensure_ascii=False)
+            text = json.dumps(compilable(value), ensure_ascii=False)
             return str(LLMatcher.grammar_from_json_schema(text, overrides=json_options(value)))
         case GrammarKind.JSON_OBJECT:
             return str(LLMatcher.grammar_from_json_schema(_ANY_OBJECT, json_options(None)))
@@ -157,8 +162,7 @@ def _tags(value: Any) -> Iterable[StructTag]:
         found = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
         if found is None:
             raise ValueError(f"no trigger is what {begin!r} begins with")
-        schema, _ = one_of_as_any_of(structure["schema"])
-        yield StructTag(trigger=found, begin=begin, grammar=schema, end=structure["end"])
+        yield StructTag(trigger=found, begin=begin, grammar=compilable(structure["schema"]), end=structure["end"])
 
 
 def _json(grammar: Grammar) -> Any:

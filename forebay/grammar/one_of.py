@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-Schema: TypeAlias = Any  # a dict or a bool, if it is one at all
+from forebay.grammar.schema_words import Schema, inside
 
 MAX_LOOKS: Final = 20_000  # at schemas and values, for all proofs of a grammar: about 20 ms
 MAX_DEPTH: Final = 8  # of properties and references in one proof
 _TYPES: Final = frozenset({"null", "boolean", "integer", "fraction", "string", "array", "object"})
 _NUMBER: Final = frozenset({"integer", "fraction"})
-_MEMBERS: Final = ("properties", "patternProperties", "$defs", "definitions")
-_BRANCHES: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SINGLE: Final = ("items", "additionalProperties", "additionalItems", "unevaluatedProperties", "unevaluatedItems")
 _BOUNDS: Final = {
     "integer": ("minimum", "maximum"),
     "fraction": ("minimum", "maximum"),
@@ -45,19 +42,12 @@ class _Rewriting:
     def rewritten(self, schema: Schema, path: str) -> Schema:
         if not isinstance(schema, dict):
             return schema
-        made = {key: self._inside(key, value, f"{path}/{key}") for key, value in schema.items()}
+        made = inside(schema, lambda each, place: self.rewritten(each, f"{path}/{place}"))
         branches = schema.get("oneOf")
         if isinstance(branches, list) and self._are_disjoint(schema, branches, path):
             options = {"anyOf": made.pop("oneOf")}
             made = {**made, "allOf": [*made.get("allOf", ()), options]} if "anyOf" in made else {**made, **options}
         return made
-
-    def _inside(self, key: str, value: Any, path: str) -> Any:
-        if key in _MEMBERS and isinstance(value, dict):
-            return {name: self.rewritten(each, f"{path}/{name}") for name, each in value.items()}
-        if key in _BRANCHES and isinstance(value, list):
-            return [self.rewritten(each, f"{path}/{i}") for i, each in enumerate(value)]
-        return self.rewritten(value, path) if key in _SINGLE else value
 
     def _are_disjoint(self, schema: dict[str, Any], branches: Sequence[Schema], path: str) -> bool:
         beside = {key: value for key, value in schema.items() if key != "oneOf"}

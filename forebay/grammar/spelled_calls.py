@@ -10,8 +10,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from forebay.base.errors import InvalidRequest
-from forebay.grammar.compiler import json_options
-from forebay.grammar.one_of import one_of_as_any_of
+from forebay.grammar.compiler import compilable, json_options
 from forebay.grammar.quoted import quoted
 from forebay.text.answers.calls import Tagged, is_text, resolved
 from forebay.text.answers.formats import CALL_FORMATS, CallFormat
@@ -20,15 +19,26 @@ from forebay.text.token_bytes import TokenBytes
 _TERMINALS: Final = (r"TEXT: /(.|\n)*/", r"SPACE: /[ \r\n\t]{1,8}/")
 _FENCE: Final = "\n```json\n"
 _LINE: Final = r'"\n"'
+_ANY_KEY: Final = r"/[^<>\"\n]+/"  # between tags
+_PYTHON: Final = (  # keyword arguments of any values
+    'keywords: (keyword (", " keyword)*)?',
+    'keyword: /[A-Za-z_][A-Za-z0-9_]*/ "=" python',
+    'python: "True" | "False" | "None" | P_NUMBER | P_TEXT | p_list | p_dict',
+    'p_list: "[" (python (", " python)*)? "]"',
+    'p_dict: "{" (p_item (", " p_item)*)? "}"',
+    'p_item: P_TEXT ": " python',
+    r"P_NUMBER: /-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?/",
+    r"""P_TEXT: /'([^'\\\n]|\\[^\n])*'|"([^"\\\n]|\\[^\n])*"/""",
+)
 _NOT_IN_TEXT: Final = ("pattern", "format", "minLength", "maxLength")
 
 Schema: TypeAlias = Mapping[str, Any]
 
 
 class CallRule(NamedTuple):
-    """A tool that may be called. Its arguments are any object, or where they are `enforced` what `parameters` say;
-    `field` is where the client has said that. Of a tool that takes one text, `text` is the Lark grammar of it, if it
-    has one."""
+    """A tool that may be called. If it is `enforced`, its arguments are what `parameters` say, which is a schema that
+    compiles; otherwise they are any object. `field` is where the client has said that. Of a tool that takes one text,
+    `text` is the Lark grammar of it, if it has one."""
 
     name: str
     parameters: Schema
@@ -109,7 +119,7 @@ class Lark:
 
     def json(self, schema: Schema) -> str:
         """Add a rule for JSON values of the schema, and return its name."""
-        offered, _ = one_of_as_any_of({**schema, "x-guidance": json_options(schema)})
+        offered = compilable({**schema, "x-guidance": json_options(schema)})
         return self.rule(f"%json {_compact(offered)}")
 
     def embedded(self, source: str) -> str:
@@ -205,16 +215,16 @@ class _Member(NamedTuple):
 
 
 def _members(call: CallRule) -> list[_Member]:
-    """In the order of the schema, which is theirs in the answer."""
+    """Return the arguments of an enforced call, in the order of the schema, which is theirs in the answer."""
     properties = call.parameters.get("properties")
     if not isinstance(properties, dict):
         return []
-    required = call.parameters.get("required") if call.enforced else ()
+    required = call.parameters.get("required")
     shared = {name: call.parameters[name] for name in ("$defs", "definitions") if name in call.parameters}
     found = []
     for key, schema in properties.items():
         schema = resolved(schema, call.parameters)
-        own = {**schema, **shared} if call.enforced and isinstance(schema, dict) else {}
+        own = {**schema, **shared} if isinstance(schema, dict) else {}
         found.append(_Member(key, own, key not in (required or ()), is_text(call.parameters, key), call.text))
     return found
 
@@ -272,19 +282,34 @@ class _Tags:
         each = []
         for call in calls:
             head = f"\n{tags.opens}{call.name}{tags.opened[0]}\n" if tags.opens else f"{call.name}\n"
-            members = [
-                f"{self._member(lark, tags, call, member)}{'?' if member.optional else ''}" for member in _members(call)
-            ]
-            each.append(f"{literal(head)} {' '.join(members)} {lark.marker(tags.closes)} {ends}")
+            members = self._arguments(lark, tags, call) if call.enforced else f"{self._any_member(lark, tags)}*"
+            each.append(f"{literal(head)} {members} {lark.marker(tags.closes)} {ends}")
         return Spelled(lark.one_of(each), "\n")
 
+    def _arguments(self, lark: Lark, tags: Tagged, call: CallRule) -> str:
+        made = ((self._member(lark, tags, call, member), member.optional) for member in _members(call))
+        return " ".join(f"{rule}{'?' if optional else ''}" for rule, optional in made)
+
     def _member(self, lark: Lark, tags: Tagged, call: CallRule, member: _Member) -> str:
-        line = "" if tags.value else f"{tags.key_end}\n" if tags.lines else tags.key_end
-        key = f"{lark.marker(tags.key)} {literal(member.key + line)}"
+        end = self._end(tags)
+        return self._pair(lark, tags, literal(member.key), self._value(lark, tags, call, member, end))
+
+    def _any_member(self, lark: Lark, tags: Tagged) -> str:
+        return self._pair(lark, tags, _ANY_KEY, self._any_text(lark, tags, self._end(tags)))
+
+    def _pair(self, lark: Lark, tags: Tagged, key: str, value: str) -> str:
+        """Add a rule for an argument: its key, and its value with the tag that ends it."""
         if tags.value:
-            key += f" {lark.marker(tags.key_end)} {_LINE} {lark.marker(tags.value)}"
-        end = f"\n{tags.value_end}" if tags.lines else tags.value_end
-        return lark.rule(f"{key} {self._value(lark, tags, call, member, end)} {_LINE}")
+            between = f"{lark.marker(tags.key_end)} {_LINE} {lark.marker(tags.value)}"
+        else:
+            between = literal(f"{tags.key_end}\n" if tags.lines else tags.key_end)
+        return lark.rule(f"{lark.marker(tags.key)} {key} {between} {value} {_LINE}")
+
+    def _end(self, tags: Tagged) -> str:
+        return f"\n{tags.value_end}" if tags.lines else tags.value_end
+
+    def _any_text(self, lark: Lark, tags: Tagged, end: str) -> str:
+        return lark.until(end, without="|".join(map(_pattern, tags.ends_inside)))
 
     def _value(self, lark: Lark, tags: Tagged, call: CallRule, member: _Member, end: str) -> str:
         if member.text:
@@ -298,7 +323,7 @@ class _Tags:
             raise cannot(what, call.field)
         if texts := _texts(options):
             return f"({' | '.join(map(literal, texts))}) {lark.marker(end)}"
-        return lark.until(end, without="|".join(map(_pattern, tags.ends_inside)))
+        return self._any_text(lark, tags, end)
 
 
 def _python(lark: Lark, calls: Sequence[CallRule], one: bool, *, end: str = "") -> Spelled:
@@ -308,7 +333,11 @@ def _python(lark: Lark, calls: Sequence[CallRule], one: bool, *, end: str = "") 
 
 
 def _keywords(lark: Lark, call: CallRule) -> str:
-    """In their order, with commas between those that are there."""
+    """Return an expression for the arguments, in their order, with commas between those that are there. Without
+    enforcement they are any keywords."""
+    if not call.enforced:
+        lark.rules += _PYTHON if _PYTHON[0] not in lark.rules else ()
+        return "keywords"
     first, more = '""', '""'
     for member in reversed(_members(call)):
         own = lark.quoted(member.text, call.field) if member.text else _python_value(lark, member.schema)

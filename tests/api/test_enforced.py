@@ -232,7 +232,7 @@ def test_what_cannot_be_enforced_is_refused_by_its_field(api: openai.OpenAI) -> 
     strict = {**tool, "function": {"name": "f", "parameters": bad, "strict": True}}
     for wishes, param in (
         ({"tools": [tool, strict]}, "tools.1.function.parameters"),
-        ({"tools": [tool, {**tool, "function": {"name": "f", "parameters": bad}}]}, "tools.1.function.parameters"),
+        ({"tools": [tool, named(bad)], "tool_choice": "required"}, "tools.1.function.parameters"),
         (
             {"response_format": {**FORM, "json_schema": {"name": "n", "schema": bad}}},
             "response_format.json_schema.schema",
@@ -242,6 +242,48 @@ def test_what_cannot_be_enforced_is_refused_by_its_field(api: openai.OpenAI) -> 
         with pytest.raises(openai.BadRequestError) as refused:
             ask(api, **wishes)
         assert (refused.value.code, refused.value.param) == ("grammar_invalid", param)
-    more_than_can_be_enforced = {"not": {"required": ["b"]}, "if": {"minProperties": 1}}
-    free = {**tool, "function": {"name": "f", "parameters": more_than_can_be_enforced}}
-    assert ask(api, tools=[free]).choices[0].finish_reason in ("stop", "length", "tool_calls")
+
+
+def named(schema: Any, **more: Any) -> Any:
+    return {"type": "function", "function": {"name": "f", "parameters": schema, **more}}
+
+
+# What tool servers publish, of which no grammar can be made.
+NOT_COMPILABLE: dict[str, Any] = {
+    "look-ahead": {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?!tmp).*$"}}},
+    "back reference": {"type": "object", "properties": {"a": {"type": "string", "pattern": r"(a)\1"}}},
+    "dangling": {"type": "object", "properties": {"a": {"$ref": "#/$defs/Missing"}}, "required": ["a"]},
+    "remote": {"$ref": "https://example.com/schema.json"},
+    "any": {"type": "object", "properties": {"a": {"type": "any"}, "b": {"type": None}}},
+    "not a schema": {"type": "object", "properties": None, "required": {}},
+    "a flag as a schema": {"type": "object", "properties": {"a": {"minimum": "0"}, "b": 5}, "required": True},
+    "more than can be": {"not": {"required": ["b"]}, "if": {"minProperties": 1}, "unevaluatedProperties": False},
+}
+
+
+@pytest.mark.parametrize("name", NOT_COMPILABLE)
+def test_schema_of_a_tool_is_compiled_only_if_the_tool_is_enforced(api: openai.OpenAI, name: str) -> None:
+    """Also beside a tool that is."""
+    bad, beside = (
+        named(NOT_COMPILABLE[name]),
+        {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}},
+    )
+    for tools in ([bad], [beside, bad], [named(NOT_COMPILABLE[name], strict=False)]):
+        assert ask(api, tools=tools, max_tokens=5).choices[0].finish_reason in ("stop", "length", "tool_calls")
+    for tool, choice in (
+        (bad, "required"),
+        (named(NOT_COMPILABLE[name], strict=False), {"type": "function", "function": {"name": "f"}}),
+        (named(NOT_COMPILABLE[name], strict=True), "auto"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask(api, tools=[tool], tool_choice=choice)
+        assert (refused.value.code, refused.value.param) == ("grammar_invalid", "tools.0.function.parameters")
+
+
+@pytest.mark.parametrize("strict", [None, False, True])
+def test_call_that_must_be_made_keeps_its_schema_whatever_strict_says(api: openai.OpenAI, strict: bool | None) -> None:
+    tools = [named(SCHEMA, **({} if strict is None else {"strict": strict}))]
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        (made,) = ask(api, tools=tools, tool_choice=choice, parallel_tool_calls=False).choices
+        (call,) = made.message.tool_calls
+        jsonschema_rs.validate(SCHEMA, json.loads(call.function.arguments))

@@ -21,6 +21,7 @@ from forebay.text.answers.formats import CALL_PARSERS, CHANNEL_SPELLINGS, CHANNE
 from forebay.text.answers.parts import CallArguments, CallBegun, Said, Thought
 from forebay.text.answers.reading import AnswerFormats, reader_for
 from forebay.text.token_bytes import TokenBytes
+from tests.text.answers.spellings import SPELLINGS, Answer
 
 SCHEMA = {
     "type": "object",
@@ -195,6 +196,36 @@ def test_where_nothing_is_to_be_enforced_there_is_no_grammar(vocabulary: Vocabul
     for form in (AnswerFormats(), THINKING, formats(CHANNELS)):
         assert answer_grammar(form, vocabulary.table, AnswerRules(calls=free)) is None
     assert answer_grammar(AnswerFormats("hermes"), vocabulary.table, AnswerRules(content=JSON)) is JSON
+
+
+BROKEN = {"$ref": "#/nowhere", "properties": {"a": {"type": "any", "pattern": "(?!x)"}}, "required": ["a"]}
+FREE = CallRule("free", BROKEN, False, "tools.1")
+ANY_ARGUMENTS = {"other": [1, {"a": None}], "text": "x y", "n": 5}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_call_of_a_tool_that_is_not_enforced_has_any_arguments_beside_one_that_is(
+    vocabulary: Vocabulary, name: str
+) -> None:
+    """With a schema that does not compile."""
+    spelling = SPELLINGS[name]
+    form = spelling.formats
+    if form.calls == CHANNELS and len(vocabulary.table.skipped) == 1:
+        pytest.skip("their markers are special in every model that has them")
+    if form.calls == "mistral" and (name == "mistral") != (vocabulary.table.added("[ARGS]") is not None):
+        pytest.skip("the other form of these")
+    text = spelling.spell(Answer(calls=(("free", json.dumps(ANY_ARGUMENTS)),))).removesuffix("<|call|>")
+    for space in ("[TOOL_CALLS] ", "<tool_call>\nfree"):  # which the grammar does not write there
+        text = text.replace(space, "".join(space.split()))
+    tokens = tokens_of(vocabulary, text)
+    for content in (None, JSON):
+        grammar = answer_grammar(form, vocabulary.table, AnswerRules(calls=[CALLS[0], FREE], content=content))
+        matcher = vocabulary.matcher(grammar)
+        assert matcher.validate_tokens(tokens) == len(tokens), text
+    reader = reader_for(form, {**TOOLS, "free": BROKEN})
+    parts = reader.push(text) + reader.finish()
+    arguments = "".join(part.text for part in parts if isinstance(part, CallArguments))
+    assert json.loads(arguments) == ANY_ARGUMENTS
 
 
 def test_what_text_cannot_be_held_to_is_refused_by_its_field(vocabulary: Vocabulary) -> None:

@@ -9,8 +9,14 @@ from typing import Any
 import openai
 import pytest
 
+from forebay.base.errors import InvalidRequest
 from forebay.grammar.compiler import compiled
 from forebay.grammar.vocabulary import Vocabulary
+from forebay.server.api.messages_request import MessagesRequest
+from forebay.server.api.ollama_request import OllamaChatRequest
+from forebay.server.api.responses_request import ResponsesRequest
+from forebay.server.protocol.requests import ChatRequest
+from forebay.server.protocol.strict import Strict
 from tests.deadlines import HANGS_S
 from tests.server.scripted_server import ScriptedServer
 from tests.text.answers.templates import GPT_OSS, QWEN3, QWEN3_THINKING, QWEN25
@@ -298,3 +304,33 @@ def test_what_cannot_be_enforced_is_refused(
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param)
     assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"), [("mcp.server-a_" + "n" * 115, True), ("n" * 129, False), ("a b", False), ("", False)]
+)
+def test_name_of_a_tool_may_have_128_characters_in_every_dialect(name: str, fits: bool) -> None:
+    function = {"name": name, "parameters": {"type": "object"}}
+    choice = {"type": "function", "function": {"name": name}}
+    chat = {"messages": ASK, "tools": [{"type": "function", "function": function}], "tool_choice": choice}
+    called = {"type": "tool", "name": name}
+    messages = {"model": "m", "messages": ASK, "max_tokens": 1, "tool_choice": called}
+    bodies: list[tuple[type[Strict], dict[str, Any]]] = [
+        (ChatRequest, chat),
+        (MessagesRequest, {**messages, "tools": [{"name": name, "input_schema": {"type": "object"}}]}),
+        (
+            ResponsesRequest,
+            {
+                "input": "x",
+                "tools": [{"type": "function", **function}],
+                "tool_choice": {"type": "function", "name": name},
+            },
+        ),
+        (OllamaChatRequest, {"model": "m", "messages": ASK, "tools": chat["tools"]}),
+    ]
+    for kind, body in bodies:
+        if fits:
+            kind.parse(body)
+            continue
+        with pytest.raises(InvalidRequest, match="name"):
+            kind.parse(body)

@@ -19,8 +19,9 @@ async def enforced_grammar(server: ServerContext, body: ChatRequest, prompt: lis
     """Build the grammar that constrains answers to `prompt`, in the formats of the model; None if unconstrained. Raises
     InvalidRequest `grammar_invalid` that names the client's field."""
     found, rules = server.model.answers, rules_of(body)
-    for call in rules.calls:
-        await server.grammars.check(Grammar(GrammarKind.JSON_SCHEMA, _schema_of(call)), call.field)
+    for call in (call for call in rules.calls if call.enforced):
+        schema = json.dumps({"type": "object", **call.parameters}, ensure_ascii=False)
+        await server.grammars.check(Grammar(GrammarKind.JSON_SCHEMA, schema), call.field)
         if call.text:
             await server.grammars.check(Grammar(GrammarKind.LARK, call.text), call.field)
     if found.formats.thinking is not None:
@@ -30,15 +31,6 @@ async def enforced_grammar(server: ServerContext, body: ChatRequest, prompt: lis
     if grammar is None or grammar is rules.content:
         return grammar
     return await server.grammars.check(grammar, "tools" if rules.calls else "messages")
-
-
-def _schema_of(call: CallRule) -> str:
-    """Return the schema to enforce. One that is not enforced may use more than can be enforced."""
-    schema = {"type": "object", **call.parameters}
-    if not call.enforced:
-        own = schema.get("x-guidance")
-        schema["x-guidance"] = {**(own if isinstance(own, dict) else {}), "lenient": True}
-    return json.dumps(schema, ensure_ascii=False)
 
 
 def rules_of(body: ChatRequest) -> AnswerRules:
@@ -57,17 +49,12 @@ def rules_of(body: ChatRequest) -> AnswerRules:
 
 
 def _call_rule(number: int, tool: AnyTool, *, enforced: bool) -> CallRule:
-    """`enforced`: unless it says otherwise."""
+    """`enforced`: a tool must be called, whatever it says of `strict`."""
     function, field = tool.function, f"tools.{number}.function.parameters"
     if isinstance(tool, TextTool) and tool.grammar is not None:
         field = f"tools.{number}.custom.format.grammar.definition"
         return CallRule(function.name, function.parameters or {}, True, field, _as_lark(tool.grammar))
-    return CallRule(
-        function.name,
-        function.parameters or {},
-        enforced if function.strict is None else function.strict,
-        field,
-    )
+    return CallRule(function.name, function.parameters or {}, enforced or bool(function.strict), field)
 
 
 def _as_lark(grammar: GrammarDefinition) -> str:

@@ -15,7 +15,7 @@ from forebay.server.protocol.validation import branch, by_shape
 MAX_TOOLS: Final = 128
 INVALID_JSON: Final = "invalid_json"  # the key of arguments that are not a JSON object
 INPUT: Final = "input"  # the parameter by which a model is told of a tool that takes one text
-ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
 
 class CalledFunction(History):
@@ -72,8 +72,7 @@ def _call_for_template(call_id: str, name: str, arguments: dict[str, Any] | str)
 
 
 class ToolFunction(Strict):
-    """Where it is `strict`, or must be called and does not say that it is not, its arguments are what `parameters`
-    say."""
+    """If it is `strict`, or a tool must be called, its arguments are what `parameters` say."""
 
     name: ToolName
     description: Text | None = None
