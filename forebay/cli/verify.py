@@ -117,13 +117,13 @@ def _lines(outcome: Outcome, verification: Verification) -> Iterator[str]:
 
 
 def _difference_text(difference: Difference, verification: Verification) -> str:
-    question = verification.questions[difference.number]
     expected, found = (
         "an end" if token is None else repr(verification.tokenizer.decode([token]))
         for token in (difference.expected, difference.found)
     )
     gap = "" if difference.gap is None else f", which alone was {difference.gap:.3g} nats likelier"
-    where = f"prompt {difference.number} ({len(question.prompt)} tokens, {question.way})"
+    adapter = f", adapter {difference.adapter}" if difference.adapter else ""
+    where = f"prompt {difference.number} ({difference.prompt_len} tokens, {difference.way}{adapter})"
     return f"{where}, token {difference.place}: {found} instead of {expected}{gap}"
 
 

@@ -205,11 +205,21 @@ class SchedulingOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KnownAnswer:
+    """The tokens that follow a prompt. Each has an alternative, which is another token."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    alternatives: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculationOptions:
     """Speculative decoding: which proposer drafts tokens, which the model then verifies in one step.
 
     `num_draft_tokens` is W, the most tokens that one decode step computes of a request: the one that is certain, and up
     to W - 1 guesses behind it; 1 for none. `adaptive`: steps take the width up to it that pays, 1 included.
+    `known_answers`, which no flag sets, become the drafts on the host, with wrong tokens planted (`forebay verify`).
     """
 
     algorithm: SpeculativeAlgorithm = SpeculativeAlgorithm.OFF
@@ -218,6 +228,7 @@ class SpeculationOptions:
     draft_model_path: str | None = None  # of EAGLE, EAGLE3, FROZEN_KV_MTP and STANDALONE
     ngram_max_trie_depth: int = 18  # tokens: the longest match, and the most that one is trusted for
     ngram_capacity: int = 1 << 18  # tokens of recent outputs in all namespaces together; 36 bytes each
+    known_answers: tuple[KnownAnswer, ...] = field(default=(), repr=False)
 
     @property
     def by_own_head(self) -> bool:

@@ -169,6 +169,7 @@ def merge(first: Update, then: Update) -> Update:
     first.failure = then.failure
     first.matched_stop = then.matched_stop
     first.speculation = then.speculation
+    first.num_partly_accepted = then.num_partly_accepted
     first.vector = then.vector
     first.memory = then.memory
     if then.cache is not None:

@@ -80,6 +80,7 @@ class Request:
     num_retractions: int = 0
     num_charged: int = 0  # tokens of the prompt that its tenant has been charged for, or that were cached
     num_recomputed: int = 0  # tokens, after retractions
+    num_partly_accepted: int = 0  # drafts of which a token was accepted and a later one rejected
     resume_after: int = 0  # after a retraction: the last step that still computes for it
     last_progress: float = 0.0
     cache_report: CacheReport | None = None  # of the first admission; sent with the first token

@@ -96,6 +96,7 @@ class Update(msgspec.Struct, array_like=True, gc=False):
     matched_stop: int | None = None  # the stop or end token that ended it
     speculation: SpeculationReport | None = None  # with the last, where something was guessed
     weight_version: int = 0  # of the weights that compute it, with the first
+    num_partly_accepted: int = 0  # with the last: its drafts of which a token was accepted and a later one rejected
     restarted: bool = False  # the weights have changed: the tokens told so far count for nothing, others follow
     vector: bytes = b""
     memory: MemoryReport | None = None  # with the last, where there is something to tell

@@ -24,6 +24,7 @@ OF_SCHEDULER: Final = (
     Counter("generated_tokens", "Tokens sampled so far, those of running choices included"),
     Counter("draft_tokens", "Draft tokens verified"),
     Counter("accepted_tokens", "Draft tokens accepted"),
+    Counter("partly_accepted_drafts", "Drafts of which a token was accepted and a later one rejected"),
     Counter("retractions", "Times that a running choice gave its pages up and waited again"),
     Counter("retractions_kept", "Retractions whose KV and state were kept on the host"),
     Counter("displaced", "Times that a running choice gave its pages up to another tenant"),

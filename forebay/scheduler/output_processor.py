@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import compress, islice
 
+import numpy as np
+
 from forebay.config.engine_config import SchedulerConfig
 from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepResult, TokenLogprob
@@ -46,6 +48,16 @@ class OutputProcessor(Queues):
                 num_updated += 1
         self.counters["generated_tokens"] += num_generated
         self.counters["accepted_tokens"] += num_generated - num_updated
+
+    def _count_partly_accepted(self, flight: Flight, num_new: list[int]) -> None:
+        """Count the sequences whose step kept a draft token and rejected a later one. A prompt's last chunk samples one
+        token, so that it is never counted."""
+        sampled = np.flatnonzero(flight.plan.sample_mask)
+        counts = np.array(num_new)
+        partly = sampled[(counts > 1) & (counts < flight.plan.q_lens[sampled])]
+        for index in partly.tolist():
+            flight.reqs[index].num_partly_accepted += 1
+        self.counters["partly_accepted_drafts"] += len(partly)
 
     def _take_vectors(self, flight: Flight, vectors: Mapping[int, bytes]) -> None:
         """End the pooled prompts of the step with their vectors, given by index in the step; retracted ones, too."""
@@ -121,6 +133,7 @@ class OutputProcessor(Queues):
             self.suspects.clear(req)
         self.handoff.ended(req, failure)
         self.remove(req, was)
+        update.num_partly_accepted = req.num_partly_accepted
         update.memory = self._let_go(req, was, failed=reason is FinishReason.ERROR)
 
     def _let_go(self, req: Request, was: Status, *, failed: bool) -> MemoryReport | None:

@@ -262,6 +262,8 @@ class Scheduler(OutputProcessor):
         self._commit_chunks(flight, result, now)
         if self.finishing:
             self._release_finished(flight, failed)
+        if result.num_new:
+            self._count_partly_accepted(flight, result.num_new)
         self._take_tokens(sampled, now)
         if result.vectors:
             self._take_vectors(flight, result.vectors)

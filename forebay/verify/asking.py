@@ -30,8 +30,8 @@ class Answer:
     """The answer to a question: its tokens, their log-probabilities, and what was around it.
 
     `cache` and `memory` are the engine's reports on it. `concurrency` is the most answers that decoded at the same
-    time, itself included; `accepted_per_step` its tokens per decode step, 1 without an accepted draft; `interrupted`
-    whether all memory was released while it decoded.
+    time, itself included; `num_partly_accepted` the number of its drafts of which a token was accepted and a later one
+    rejected; `interrupted` whether all memory was released while it decoded.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -40,17 +40,20 @@ class Answer:
     cache: CacheReport = field(default_factory=CacheReport)
     memory: MemoryReport = field(default_factory=MemoryReport)
     concurrency: int = 0
-    accepted_per_step: float = 1.0
+    num_partly_accepted: int = 0
     interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A token that differs: of question `number` token `place` is `found` (None: there is none), and alone it was
-    `expected`. `gap` is by how much that one was likelier there, in nats; None where the other was not among the
-    likeliest."""
+    """A token that differs: of prompt `number` (of `prompt_len` tokens, asked in this `way` of `adapter`, "" for the
+    model) token `place` is `found` (None: there is none), and alone it was `expected`. `gap` is by how much that one
+    was likelier there, in nats; None where the other was not among the likeliest."""
 
     number: int
+    prompt_len: int
+    way: str
+    adapter: str
     place: int
     expected: int | None
     found: int | None
@@ -66,28 +69,29 @@ class Findings:
     differences: list[Difference] = field(default_factory=list)
     largest_logprob_gap: float = 0.0
 
-    def compare(self, number: int, alone: Answer, found: Answer) -> None:
+    def compare(self, question: Question, alone: Answer, found: Answer) -> None:
         """An answer that was given up need only be the beginning of the other."""
         self.num_answers += 1
         self.num_tokens += len(found.tokens)
         expected = alone.tokens[: len(found.tokens)] if found.finish is FinishReason.ABORT else alone.tokens
         if found.tokens != expected:
             place = next(i for i in range(len(expected) + 1) if found.tokens[i : i + 1] != expected[i : i + 1])
-            self.differences.append(_difference(number, place, alone, found))
+            self.differences.append(_difference(question, place, alone, found))
             return
         for ours, theirs in zip(found.logprobs, alone.logprobs, strict=False):
             pairs = zip((ours.logprob, *ours.top_logprobs), (theirs.logprob, *theirs.top_logprobs), strict=True)
             self.largest_logprob_gap = max(self.largest_logprob_gap, *(abs(a - b) for a, b in pairs))
 
 
-def _difference(number: int, place: int, alone: Answer, found: Answer) -> Difference:
+def _difference(question: Question, place: int, alone: Answer, found: Answer) -> Difference:
     expected, other = (next(iter(tokens[place : place + 1]), None) for tokens in (alone.tokens, found.tokens))
     gap = None
     if expected is not None and other is not None:
         said = alone.logprobs[place]
         others = dict(zip(said.top_ids, said.top_logprobs, strict=True))
         gap = said.logprob - others[other] if other in others else None
-    return Difference(number, place, expected, other, gap)
+    prompt = question.number, len(question.prompt), question.way, question.adapter
+    return Difference(*prompt, place, expected, other, gap)
 
 
 class Engines:
@@ -163,8 +167,7 @@ class Engines:
                     answer.finish = update.finish
                     answer.cache = update.cache or answer.cache
                     answer.memory = update.memory or answer.memory
-                    if update.speculation:
-                        answer.accepted_per_step = update.speculation.accepted_per_step
+                    answer.num_partly_accepted = update.num_partly_accepted
                     self._decoding[stream.request_id] = answer
                     num_decoding = len(self._decoding)
                     self.most_at_once = max(self.most_at_once, num_decoding)
@@ -184,7 +187,7 @@ class Engines:
         self.answers[number] = answer
         self.all.append((number, answer))
         if self.alone:
-            self.findings.compare(number, self.alone[number], answer)
+            self.findings.compare(question, self.alone[number], answer)
 
     async def load_anew(self) -> None:
         """Load each adapter under the name of the next one, in its place: questions name it so from then on."""

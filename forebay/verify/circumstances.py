@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from forebay.base.units import ceil_div, human_bytes
-from forebay.config.engine_config import DisaggregationMode, TransferBackend
+from forebay.config.engine_config import DisaggregationMode, SpeculativeAlgorithm, TransferBackend
 from forebay.config.flag import Value
 from forebay.engine.frames import TAGS
 from forebay.memory.miss_reason import MissReason
@@ -40,6 +40,8 @@ ALONE: Final[Flags] = {
     "log_level": "error",
     "ledger": "raise",
 }
+# Drafts of the host, which is given the known answers with wrong tokens planted.
+PLANTED: Final[Flags] = {"speculative_algorithm": SpeculativeAlgorithm.NGRAM.value}
 _SPARE_PAGES: Final = 4
 _PRESSED_PAGES: Final = 3
 _HOST_BYTES: Final = 1 << 30
@@ -101,7 +103,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         Circumstance(
             "retracted to the host", {**pressed, "retraction_host_bytes": _HOST_BYTES}, _pressed, _kept, _copied_back
         ),
-        Circumstance("speculative decoding", {**replayed, **speculative}, _twice, _acceptance, _accepted),
+        *_with_drafts(speculative, replayed),
         Circumstance("others give up", {**cached, **overlapped}, _giving_up, _given_up, _went_on),
         Circumstance("asleep in the middle", cached, _asleep, _released, _interrupted),
         *(_apart(backend) for backend in (TransferBackend.SHM, TransferBackend.TCP)),
@@ -117,12 +119,22 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
             {**tight, **cached, **replayed, **chunks, **speculative},
             _all,
             _much,
-            _was_concurrent,
+            _drafted(speculative),
         ),
     ]
     found += _in_tiers(tiers, {**replayed, **cached}, {**tight, **chunks, **speculative}) if tiers else []
     if num_threads > 1:
         found.insert(2, Circumstance("one thread", {"num_threads": 1}, _at_once, _concurrency, _was_concurrent))
+    return found
+
+
+def _with_drafts(speculative: Flags, replayed: Flags) -> list[Circumstance]:
+    """Return the circumstance with planted drafts, and that with those of a proposer on the device, if any."""
+    planted = speculative if _are_planted(speculative) else PLANTED
+    found = [Circumstance("speculative decoding", {**replayed, **planted}, _twice, _rejections, _partly_accepted)]
+    if planted is not speculative:
+        name = f"drafts by {speculative['speculative_algorithm']}"
+        found.append(Circumstance(name, {**replayed, **speculative}, _twice, _acceptance, _answered))
     return found
 
 
@@ -137,10 +149,20 @@ def _apart(backend: TransferBackend) -> Circumstance:
 
 def _in_tiers(tiers: Flags, some: Flags, others: Flags) -> list[Circumstance]:
     everything: Flags = {**some, **others, **tiers}
+    drafted = _drafted(others)
     return [
         Circumstance("KV in two tiers", {**some, **tiers}, _twice, _from_tiers, _was_concurrent),
-        Circumstance("all of it, KV in two tiers", everything, _all, _from_tiers, _was_concurrent),
+        Circumstance("all of it, KV in two tiers", everything, _all, _from_tiers, drafted),
     ]
+
+
+def _are_planted(flags: Flags) -> bool:
+    return flags["speculative_algorithm"] in PLANTED.values()
+
+
+def _drafted(flags: Flags) -> Touched:
+    """Return the test of an answer with drafts. Those of a proposer on the device may all be wrong."""
+    return _partly_accepted if _are_planted(flags) else _was_concurrent
 
 
 def with_adapters(room: Room, speculative: Flags) -> list[Circumstance]:
@@ -164,7 +186,7 @@ def with_adapters(room: Room, speculative: Flags) -> list[Circumstance]:
         adapted("adapters loaded anew", {**replayed, **cached}, _reloaded, _loads, _hit),
         adapted("adapters, retracted", {**pressed, **replayed}, _pressed, _retracted, _computed_again),
         adapted("adapters, prefill and decode", apart.flags, _coming, _transferred, _answered, prefill_flags=prefill),
-        adapted("all of it, adapters", everything, _all, _much, _was_concurrent),
+        adapted("all of it, adapters", everything, _all, _much, _drafted(speculative)),
     ]
 
 
@@ -219,9 +241,10 @@ async def _all(engines: Engines) -> None:
 async def _reloaded(engines: Engines) -> None:
     """Each name gets another adapter, while requests of the one before go on, and its prompts are cached."""
     await engines.ask_as_they_come()
+    engines.half_decode.clear()
     async with asyncio.TaskGroup() as group:
         group.create_task(engines.ask_all())
-        await engines.half_decode.wait()
+        await engines.half_decode.wait()  # by then all are submitted, under the names that adapters have now
         await engines.load_anew()
     await engines.ask_as_they_come()
     await engines.ask_all()
@@ -280,7 +303,12 @@ def _kept(engines: Engines, count: Counter[str]) -> str:
 
 def _acceptance(engines: Engines, count: Counter[str]) -> str:
     accepted, drafted = count["accepted_tokens"], count["draft_tokens"]
-    return f"{accepted:,.0f} of {drafted:,.0f} draft tokens were accepted" if accepted and accepted < drafted else ""
+    return f"{accepted:,.0f} of {drafted:,.0f} draft tokens were accepted" if drafted else ""
+
+
+def _rejections(engines: Engines, count: Counter[str]) -> str:
+    partly = count["partly_accepted_drafts"]
+    return f"{_acceptance(engines, count)}, {_times(partly)} only some of a draft" if partly else ""
 
 
 def _from_tiers(engines: Engines, count: Counter[str]) -> str:
@@ -313,6 +341,7 @@ def _much(engines: Engines, count: Counter[str]) -> str:
         "retracted": count["retractions"],
         "given up": count["finished.abort"],
         "draft tokens accepted": count["accepted_tokens"],
+        "drafts accepted in part": count["partly_accepted_drafts"],
     }
     return ", ".join(f"{value:,.0f} {what}" for what, value in parts.items() if value)
 
@@ -351,8 +380,8 @@ def _copied_back(engines: Engines, question: Question, answer: Answer) -> bool:
     return memory.retractions > 0 and memory.recomputed_tokens < memory.retractions * len(question.prompt)
 
 
-def _accepted(engines: Engines, question: Question, answer: Answer) -> bool:
-    return answer.accepted_per_step > 1.0
+def _partly_accepted(engines: Engines, question: Question, answer: Answer) -> bool:
+    return answer.num_partly_accepted > 0
 
 
 def _went_on(engines: Engines, question: Question, answer: Answer) -> bool:

@@ -29,6 +29,10 @@ _TEXTS: Final = (
     "Question: why is the sky blue? Answer: because air scatters short waves of light more than long ones. Question: "
     "and why is the evening red? Answer: ",
 )
+# Of a random model a JSON object is `{}`. In a long text most tokens are allowed, so that a draft can be wrong in it.
+_OBJECT: Final = (
+    '{"type": "object", "properties": {"text": {"type": "string", "minLength": 8192}}, "required": ["text"]}'
+)
 # How tokens are chosen. Seeds are the question's number, so that draws are the same beside any other questions.
 _WAYS: Final[tuple[tuple[str, SamplingParams], ...]] = (
     ("greedy", SamplingParams(temperature=0.0)),
@@ -37,18 +41,19 @@ _WAYS: Final[tuple[tuple[str, SamplingParams], ...]] = (
     ("temperature 1, top_k 40", SamplingParams(top_k=40)),
     ("greedy", SamplingParams(temperature=0.0)),
     ("temperature 1.2, min_p 0.02", SamplingParams(temperature=1.2, min_p=0.02)),
-    ("a JSON object", SamplingParams(temperature=0.7, grammar=Grammar(GrammarKind.JSON_OBJECT))),
+    ("a JSON object", SamplingParams(temperature=0.7, grammar=Grammar(GrammarKind.JSON_SCHEMA, _OBJECT))),
     ("presence penalty, temperature 0.9", SamplingParams(temperature=0.9, presence_penalty=0.6)),
 )
 
 
 class Question(NamedTuple):
-    """`way`: how its tokens are chosen, in words. `adapter` is the name of the adapter to apply, "" for the model
-    alone."""
+    """`way`: how its tokens are chosen, in words. `number` is that of the prompt, the same for each adapter. `adapter`
+    is the name of the adapter to apply, "" for the model alone."""
 
     prompt: list[int]
     params: SamplingParams
     way: str
+    number: int
     adapter: str = ""
 
 
@@ -84,7 +89,7 @@ def make_questions(
             params, max_tokens=max_tokens, seed=number, ignore_eos=params.grammar is None, logprobs=TOPS
         )
         prompt = trunk[:shared] + _text(tokenizer, rng, length - shared)
-        questions.append(Question(prompt, params, way))
+        questions.append(Question(prompt, params, way, number))
     return questions
 
 

@@ -13,20 +13,19 @@ from pathlib import Path
 from typing import Final
 
 from forebay.base.errors import ConfigError, Conflict, ForebayError, ModelError
-from forebay.config.engine_config import EngineConfig
+from forebay.config.engine_config import EngineConfig, KnownAnswer
 from forebay.config.flag import Value
 from forebay.config.resolve import resolve
 from forebay.config.speculation import PREFIX
 from forebay.text.tokenizer import Tokenizer
 from forebay.verify.adapters import SETTINGS, adapted, made_adapters, settings
 from forebay.verify.asking import NONE, Answer, Engines, Findings, started
-from forebay.verify.circumstances import ALONE, Circumstance, Flags, Room, circumstances, with_adapters
+from forebay.verify.circumstances import ALONE, PLANTED, Circumstance, Flags, Room, circumstances, with_adapters
 from forebay.verify.questions import Question, make_questions
 
 TIERS: Final = "hisparse_"  # settings of the host tier and of hot buffers, for the circumstances that have them
 _CLUSTER_KEY: Final = secrets.token_bytes(32)
 MOST_ROUNDS: Final = 8  # of asking everything; one or two are enough for most circumstances
-BY_DEFAULT: Final[Flags] = {"speculative_algorithm": "NGRAM"}  # guesses
 
 
 class Verdict(StrEnum):
@@ -78,7 +77,7 @@ class Verification:
             {"max_total_tokens": one.roomy, "max_running_requests": num * factor}
             for factor, one in enumerate(rooms, start=1)
         ]
-        guess, num_threads = {**BY_DEFAULT, **guess}, self.config.num_threads
+        guess, num_threads = {**PLANTED, **guess}, self.config.num_threads
         without = circumstances(room, guess, num_threads, self._in_tiers(tiers))
         self.circumstances = [*without, *with_adapters(beside, guess)]
         self.alone: list[Answer] = []
@@ -124,7 +123,7 @@ class Verification:
         """The engines of a circumstance, with adapters where it has some, whose answers alone are asked for once."""
         sides = [side for side in (circumstance.flags, circumstance.prefill_flags) if side] or [{}]
         if not circumstance.adapted:
-            configs = [self._resolved({**self._roomy[0], **side}) for side in sides]
+            configs = self._configs(sides, self._roomy[0], self.questions, self.alone)
             async with started(configs, self.questions, self.alone) as engines:
                 yield engines
             return
@@ -134,9 +133,22 @@ class Verification:
                 num = len(self.questions)
                 found = await self._ask_alone(self._adapted[:num], common, paths)
                 self._adapted_alone = [*found, *self.alone]
-            configs = [self._resolved({**common, **side}) for side in sides]
+            configs = self._configs(sides, common, self._adapted, self._adapted_alone)
             async with started(configs, self._adapted, self._adapted_alone, paths) as engines:
                 yield engines
+
+    def _configs(
+        self, sides: Sequence[Flags], common: Flags, questions: Sequence[Question], alone: Sequence[Answer]
+    ) -> list[EngineConfig]:
+        """Return the configurations of one engine or two. A proposer on the host is given the answers."""
+        known = known_answers(questions, alone)
+        found = [self._resolved({**common, **side}) for side in sides]
+        return [
+            replace(config, speculation=replace(config.speculation, known_answers=known))
+            if config.speculation.algorithm.on_host
+            else config
+            for config in found
+        ]
 
     def _in_tiers(self, given: Flags) -> Flags:
         """Return the settings of KV in two tiers, with hot buffers as small as may be unless they are given; nothing
@@ -163,6 +175,21 @@ class Verification:
             return resolve(given, warn=lambda text: None).engine
         engine = resolve({**given, "insecure_no_cluster_key": True}, warn=lambda text: None).engine
         return replace(engine, disaggregation=replace(engine.disaggregation, cluster_key=_CLUSTER_KEY))
+
+
+def known_answers(questions: Sequence[Question], alone: Sequence[Answer]) -> tuple[KnownAnswer, ...]:
+    """Return the answers to plant wrong draft tokens in. The alternative of a token is the likeliest other one."""
+    return tuple(
+        KnownAnswer(
+            prompt=tuple(question.prompt),
+            tokens=tuple(answer.tokens),
+            alternatives=tuple(
+                next(other for other in (*entry.top_ids, (token or 2) - 1) if other != token)
+                for token, entry in zip(answer.tokens, answer.logprobs, strict=True)
+            ),
+        )
+        for question, answer in zip(questions, alone, strict=True)
+    )
 
 
 async def _play(circumstance: Circumstance, engines: Engines) -> list[str]:

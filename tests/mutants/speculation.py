@@ -4,6 +4,13 @@ from tests.mutants.mutant import Mutant
 
 SPECULATION = (
     Mutant(
+        "a draft is accepted in part only if a token behind an accepted one was rejected",
+        "scheduler/output_processor.py",
+        "(counts > 1) & (counts < flight.plan.q_lens[sampled])",
+        "counts < flight.plan.q_lens[sampled]",
+        "scheduler/test_widths.py::test_c16_tokens_are_the_same_whatever_is_guessed",
+    ),
+    Mutant(
         "C29 guesses come from the request's own namespace",
         "speculation/ngram.py",
         "        if kept and kept[0] == reader.namespace:\n",

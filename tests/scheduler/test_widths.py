@@ -51,6 +51,10 @@ def test_c16_tokens_are_the_same_whatever_is_guessed(tokens, page_size):
         assert rig.finish_of(req) is FinishReason.LENGTH
     counters = rig.scheduler.counters
     assert counters["accepted_tokens"] == sum(n - 1 for req in reqs for n in told(rig, req))
+    partly = [update.num_partly_accepted for update in rig.updates if update.finish]
+    assert counters["partly_accepted_drafts"] == sum(partly)
+    # The width leaves three draft tokens: (RIGHT, WRONG, RIGHT) alone has a rejection behind an accepted one.
+    assert all(partly) if tokens == (RIGHT, WRONG, RIGHT) else not any(partly)
     assert rig.free_pages + rig.scheduler.held.cache.num_pages == 64
 
 

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from forebay.base.errors import ConfigError, Conflict
 from forebay.cli.main import main
 from forebay.cli.verify import summary_of
+from forebay.config.engine_config import EngineConfig
+from forebay.engine.client.async_engine import AsyncEngine
+from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import FinishReason
 from forebay.text.tokenizer import Tokenizer
 from forebay.verify import run
-from forebay.verify.asking import Answer, Difference, Engines, Findings
+from forebay.verify.asking import NONE, Answer, Difference, Engines, Findings
 from forebay.verify.circumstances import Circumstance
 from forebay.verify.questions import Question, make_questions
 from forebay.verify.run import Outcome, Verdict, Verification
@@ -34,6 +42,9 @@ def small_model(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) 
     path = tmp_path_factory.mktemp("small") / "small"
     assert main(["models", "make", "--like", "llama", "--out", str(path), "--hidden-size", "64"]) == 0
     return path
+
+
+QUESTION = Question([1, 2, 3, 4], SamplingParams(), "greedy", 3, "one")
 
 
 def said(tokens: list[int], finish: FinishReason = FinishReason.LENGTH, logprob: float = -0.5) -> Answer:
@@ -69,20 +80,20 @@ def test_the_first_token_that_differs_is_named(
     found: Answer, place: int, expected: int | None, other: int | None, gap: float | None
 ) -> None:
     findings = Findings()
-    findings.compare(3, said([5, 6, 7]), found)
-    assert findings.differences == [Difference(3, place, expected, other, gap)]
+    findings.compare(QUESTION, said([5, 6, 7]), found)
+    assert findings.differences == [Difference(3, 4, "greedy", "one", place, expected, other, gap)]
 
 
 def test_an_answer_that_was_given_up_is_the_beginning_of_the_whole() -> None:
     findings = Findings()
     for finish in FinishReason.ABORT, FinishReason.LENGTH:
-        findings.compare(0, said([5, 6, 7]), said([5, 6], finish))
+        findings.compare(QUESTION, said([5, 6, 7]), said([5, 6], finish))
     assert (findings.num_answers, findings.num_tokens, len(findings.differences)) == (2, 4, 1)
 
 
 def test_differing_log_probabilities_of_equal_tokens_are_reported() -> None:
     findings = Findings()
-    findings.compare(0, said([5, 6]), said([5, 6], logprob=-0.75))
+    findings.compare(QUESTION, said([5, 6]), said([5, 6], logprob=-0.75))
     assert not findings.differences
     outcome = Outcome("a", Verdict.SAME, "so far", findings)
     assert summary_of([outcome, Outcome("b", Verdict.LEFT_OUT, "")]) == (
@@ -109,6 +120,127 @@ async def test_what_changes_tokens_is_found_and_what_did_not_come_about_is_not_c
         Verdict.LEFT_OUT,
         Verdict.FAILED,
     ]
+
+
+@asynccontextmanager
+async def without_processes(
+    configs: Sequence[EngineConfig],
+    questions: Sequence[Question],
+    alone: Sequence[Answer] = (),
+    adapters: Mapping[str, Path] = NONE,
+) -> AsyncIterator[Engines]:
+    """Engines whose answers a test gives."""
+    engines = Engines(configs[0], cast(AsyncEngine, None), None, questions, alone, adapters)
+
+    async def counters() -> Counter[str]:
+        return Counter()
+
+    async def ask(number: int, **others: object) -> None:
+        engines.answers[number] = said([5, 6, 7])
+
+    engines.counters, engines.ask = counters, ask  # type: ignore[method-assign, assignment]
+    yield engines
+
+
+@pytest.mark.parametrize("json_wanted", [False, True], ids=["text", "json"])
+def test_verify_differences_in_every_circumstance_are_reported_with_their_prompts(
+    json_wanted: bool,
+    small_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of each circumstance every answer differs, those of adapters included, which are asked of more questions."""
+    num, report, played = 4, tmp_path / "report.md", []
+
+    async def play(engines: Engines) -> None:
+        for question, alone in zip(engines.questions, engines.alone, strict=True):
+            engines.findings.compare(question, alone, said([5, 1 << 30]))
+        played.append([(question.number, question.adapter) for question in engines.questions])
+
+    made = Verification.__init__
+
+    def init(self: Verification, *args: Any, **settings: Any) -> None:
+        made(self, *args, **settings)
+        self.circumstances = [
+            replace(
+                one, play=play, shown=lambda engines, count: "so far", touched=lambda engines, question, answer: True
+            )
+            for one in self.circumstances
+        ]
+
+    monkeypatch.setattr(Verification, "__init__", init)
+    monkeypatch.setattr(run, "started", without_processes)
+    monkeypatch.setattr(run, "MOST_ROUNDS", 1)
+    words = [f"--requests={num}", "-n=8", f"--report={report}", *(["--json"] if json_wanted else [])]
+    assert main(["verify", str(small_model), *words]) == 1
+    printed, text = capsys.readouterr().out, report.read_text()
+    assert len(played) > 18
+    assert {len(asked) for asked in played} == {num, 2 * num}
+    if json_wanted:
+        outcomes = json.loads(printed)
+        assert {one["verdict"] for one in outcomes} == {"different"}
+        found = [[(one["number"], one["adapter"]) for one in each["findings"]["differences"]] for each in outcomes]
+        assert found == played
+    else:
+        assert printed.count("different ") == len(played)
+        assert re.search(r"prompt 0 \(\d+ tokens, greedy, adapter one\), token 1: '", " ".join(printed.split()))
+    for number, adapter in played[-1]:
+        assert f"adapters: prompt {number} (" in text
+        assert not adapter or f", adapter {adapter}), token 1: " in text
+
+
+def test_verify_shows_speculation_by_rejections_behind_accepted_drafts_of_each_way(
+    small_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(small_model), "--requests=8", "-n=16", "--only=speculative decoding", "--json"]) == 0
+    (outcome,) = json.loads(capsys.readouterr().out)
+    assert outcome["verdict"] == "same"
+    assert re.search(r"draft tokens were accepted, \d+ times only some of a draft", outcome["what"])
+
+
+@pytest.mark.parametrize(("partly", "shown"), [(0, ""), (1, "573 of 574 draft tokens were accepted, 1 time")])
+def test_verify_speculation_without_a_rejection_behind_an_accepted_token_is_not_shown(
+    partly: int, shown: str, small_model: Path
+) -> None:
+    verification = Verification({"model_path": str(small_model)}, num=2, max_tokens=8, seed=0)
+    (one,) = (one for one in verification.circumstances if one.name == "speculative decoding")
+    count = Counter(accepted_tokens=573, draft_tokens=574, partly_accepted_drafts=partly)
+    assert one.shown(cast(Engines, None), count)[: len(shown) or None] == shown
+    answer = replace(said([5]), num_partly_accepted=partly)
+    assert one.touched(cast(Engines, None), QUESTION, answer) is bool(partly)
+
+
+def test_verify_proposer_on_the_device_has_a_circumstance_beside_planted_drafts(tmp_path: Path) -> None:
+    path = str(tmp_path / "deepseek_v3")
+    assert main(["models", "make", "--like", "deepseek_v3", "--out", path, "--hidden-size", "64"]) == 0
+    given = {"model_path": path, "speculative_algorithm": "NEXTN"}
+    by_name = {one.name: one for one in Verification(given, num=2, max_tokens=8, seed=0).circumstances}
+    assert by_name["speculative decoding"].flags["speculative_algorithm"] == "NGRAM"
+    assert by_name["drafts by NEXTN"].flags["speculative_algorithm"] == "NEXTN"
+    assert by_name["all of it, speculative"].flags["speculative_algorithm"] == "NEXTN"
+
+
+async def test_verify_adapters_are_loaded_anew_once_all_requests_beside_it_are_submitted(small_model: Path) -> None:
+    """A request that is submitted during the change names an adapter that has the other's weights by then."""
+    verification = Verification({"model_path": str(small_model)}, num=2, max_tokens=8, seed=0)
+    (anew,) = (one for one in verification.circumstances if one.name == "adapters loaded anew")
+    events: list[str] = []
+    async with without_processes([verification.config], verification.questions) as engines:
+
+        async def ask(number: int, *, under_way: asyncio.Event | None = None, **others: object) -> None:
+            events.append("ask")
+            await asyncio.sleep(0)
+            engines.half_decode.set()
+            if under_way:
+                under_way.set()
+
+        async def load_anew() -> None:
+            events.append("load")
+
+        engines.ask, engines.load_anew = ask, load_anew  # type: ignore[method-assign, assignment]
+        await anew.play(engines)
+    assert events == ["ask"] * 4 + ["load"] + ["ask"] * 4
 
 
 async def _refusing(code: str, engines: Engines) -> None:

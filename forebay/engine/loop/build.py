@@ -61,6 +61,7 @@ from forebay.scheduler.proposer import Proposer
 from forebay.scheduler.scheduler import Scheduler
 from forebay.speculation.adaptive import Widths
 from forebay.speculation.ngram import Ngram
+from forebay.speculation.planted import Planted
 
 PROGRESS_STEP: Final = 0.25  # of the weights, between two log lines
 _M_TRIM_THRESHOLD: Final = -1  # numbers of glibc's malloc.h
@@ -181,7 +182,9 @@ def _mixed(config: EngineConfig) -> MixedChunks | None:
 
 def _proposer(options: SpeculationOptions) -> Proposer | None:
     """Make the proposer of draft tokens on the host; None without one."""
-    return _PROPOSERS[options.algorithm](options) if options.algorithm.on_host else None
+    if not options.algorithm.on_host:
+        return None
+    return Planted(options.known_answers) if options.known_answers else _PROPOSERS[options.algorithm](options)
 
 
 def _grammars(config: EngineConfig, model: ModelConfig) -> Grammars:
