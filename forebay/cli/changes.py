@@ -40,6 +40,11 @@ class Outcome(Protocol):
         """The longest context in tokens, and how many requests of it run at once."""
         ...
 
+    @property
+    def num_running(self) -> int:
+        """Most requests at once, of any length."""
+        ...
+
 
 P = TypeVar("P", bound=Outcome)
 
@@ -88,13 +93,21 @@ def find_changes(parsed: Parsed, memory: Amount, plan: Callable[[Parsed, Amount]
 
 def _of_options(parsed: Parsed, memory: Amount, plan: Callable[[Parsed, Amount], P]) -> Iterator[Change[P]]:
     written = parsed.written
-    for way in WAYS:
+    for way in (*_fewer_requests(parsed, memory, plan), *WAYS):
         if any(written.get(name) == value for name, value in way.items()):
             continue
         changed = _planned(replace(parsed, flags={**parsed.flags, **way}), memory, plan)
         if changed is not None:
             words = " ".join(f"{BY_NAME[name].option} {value}" for name, value in way.items())
             yield Change(words, len(way) == 1, changed)
+
+
+def _fewer_requests(parsed: Parsed, memory: Amount, plan: Callable[[Parsed, Amount], P]) -> Iterator[dict[str, str]]:
+    """Yield the number of requests that the default lowers itself to, so that one of them has its context. Written, it
+    also leaves memory that steps of more requests compute in."""
+    found = _planned(replace(parsed, flags={**parsed.flags, "max_running_requests": "auto"}), memory, plan)
+    if found is not None and parsed.written.get("max_running_requests") != str(found.num_running):
+        yield {"max_running_requests": str(found.num_running)}
 
 
 def _of_memory(parsed: Parsed, memory: Amount, plan: Callable[[Parsed, Amount], P]) -> Iterator[Change[P]]:

@@ -26,7 +26,7 @@ from forebay.config.resolve import Survey
 from forebay.config.rules import value_bytes
 from forebay.engine.lifecycle.bring import described
 from forebay.engine.lifecycle.model_shape import Shape, read_shape
-from forebay.engine.lifecycle.sizing import memory_demand
+from forebay.engine.lifecycle.sizing import divided_settings, memory_demand
 from forebay.families.model_config import ModelConfig
 from forebay.formats.store import find_model, model_title
 from forebay.formats.weight_shapes import HeldWeights
@@ -117,6 +117,7 @@ class Plan:
     fits: bool  # with a context that is worth serving
     capacity_words: str
     lowered: bool  # the context, below what the model or somebody wants
+    num_running: int  # most requests at once, of any length
 
     @property
     def size(self) -> tuple[int, int]:
@@ -200,6 +201,7 @@ def make_plan(parsed: Parsed, memory: Amount, *, path: Path | None, read: Callab
         capacity_words=capacity_text(
             budget.num_pages, budget.page_size, budget.max_running_requests, budget.context_length
         ),
+        num_running=budget.max_running_requests,
         lowered=budget.context_length < config.engine.memory.context_length,
     )
 
@@ -233,34 +235,16 @@ def _settings(config: Config, written: dict[str, str], budget: MemoryBudget) -> 
     there = {kind.name for kind in budget.demand.kinds}
     demands = [declared.demand_type for declared in KINDS]
     absent = {name: kind.absent for kind in demands if kind.name not in there for name in kind.settings}
+    divided = divided_settings(config.engine, budget)
     rows = []
     for name in SETTINGS:
         effective, reason = by_name[name].value, by_name[name].reason
         if name in absent:
             effective, reason = "-", absent[name]
-        elif (divided := _divided(name, config, budget)) is not None:
-            effective, reason = divided
+        elif name in divided:
+            effective, reason = divided[name]
         rows.append(SettingRow(name, written.get(name, "auto"), effective, reason))
     return rows
-
-
-def _divided(name: str, config: Config, budget: MemoryBudget) -> tuple[str, str] | None:
-    """Return a setting's value after the division of memory; None if that does not change it."""
-    reasons = {line.item: line.reason for line in budget.lines}
-    if name == "kv_cache_bytes" and budget.demand.kv_cache_bytes < config.engine.memory.kv_cache_bytes:
-        return human_bytes(budget.demand.kv_cache_bytes), reasons["KV pages"]
-    if name == "max_total_tokens":
-        return str(budget.max_total_tokens), reasons["KV pages"]
-    for kind in budget.demand.kinds:
-        if name == kind.sized_by:
-            return str(budget.num_slots[kind.name]), reasons[kind.unit]
-    if name == "max_running_requests" and budget.max_running_requests < config.engine.memory.max_running_requests:
-        return str(budget.max_running_requests), reasons["request rows"]
-    if name == "disaggregation_decode_extra_slots" and budget.pre_alloc_size < budget.demand.pre_alloc_size:
-        return str(budget.pre_alloc_size), reasons["request rows"]
-    if name == "context_length" and budget.context_length < config.engine.memory.context_length:
-        return str(budget.context_length), reasons["context length"]
-    return None
 
 
 def capacity(budget: MemoryBudget, context: int) -> Capacity:

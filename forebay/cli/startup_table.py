@@ -12,9 +12,10 @@ from typing import Final
 
 from forebay.base.log import event, get_logger
 from forebay.base.streams import give_up_stdout
-from forebay.config.config import Config, ServerConfig
+from forebay.config.config import SETTINGS, Config, ServerConfig, as_divided
 from forebay.config.keys import share_lines
 from forebay.engine.frames import Ready
+from forebay.memory.budget import LEAST_CONTEXT
 from forebay.memory.holding import num_at_once
 
 # Settings that are always shown; others only where somebody set them.
@@ -33,7 +34,6 @@ SHOWN: Final = (
     "cache_isolation",
 )
 MEMORY: Final = "memory"
-LEAST_CONTEXT: Final = 2048  # tokens: in fewer, a system prompt and one question do not have an answer
 _ITEM: Final = 28  # columns of what is told about
 _UNBROKEN: Final = 1 << 20  # where nobody looks at a screen a line is a row, for programs
 
@@ -45,10 +45,10 @@ log = get_logger("server")
 def print_startup(config: Config, ready: Ready, url: str, seconds: float) -> None:
     """Print address, capacity, memory and settings; `seconds` is the time since the start."""
     of_memory = [row[1:] for row in ready.report if row[0] == MEMORY]
-    others = [row[1:] for row in ready.report if row[0] != MEMORY]
+    others = [row[1:] for row in ready.report if row[0] not in (MEMORY, SETTINGS)]
     rows = [("model", config.engine.served_model_name, ""), ("fits", _fits_text(config, ready), "")]
     sections = [(MEMORY, of_memory), ("model", others), *tenants_section(config.server)]
-    sections.append(("settings", list(_settings(config))))
+    sections.append((SETTINGS, list(_settings(config, ready))))
     print_ready(url, seconds, rows, sections)
 
 
@@ -106,7 +106,8 @@ def _row(item: str, value: str, why: str, width: int, column: int) -> list[str]:
     return wrapper.wrap(f"{value}  {why}".rstrip())
 
 
-def _settings(config: Config) -> Rows:
-    for setting in config.settings:
-        if setting.name in SHOWN or setting.source in ("flag", "env", "file"):
+def _settings(config: Config, ready: Ready) -> Rows:
+    asked = {setting.name for setting in config.settings if setting.source in ("flag", "env", "file")}
+    for setting in as_divided(config.settings, ready.report):
+        if setting.name in SHOWN or setting.name in asked:
             yield setting.name, setting.value, setting.reason

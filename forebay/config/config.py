@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
 from forebay.config.engine_config import CacheIsolation, EngineConfig
 from forebay.config.media import MediaOptions
 from forebay.families.sampling import NEUTRAL, SamplingDefaults
+
+SETTINGS: Final = "settings"  # section of a start report with settings that the division of memory decided
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +65,18 @@ class Setting(msgspec.Struct, frozen=True):
     value: str
     source: str
     reason: str
+
+
+def as_divided(settings: Iterable[Setting], report: Iterable[tuple[str, str, str, str]]) -> list[Setting]:
+    """Return `settings` with the values that the division of memory gave them: the rows `SETTINGS` of an engine's
+    start report."""
+    divided = {name: (value, reason) for section, name, value, reason in report if section == SETTINGS}
+    return [
+        Setting(setting.name, divided[setting.name][0], "rule", divided[setting.name][1])
+        if setting.name in divided
+        else setting
+        for setting in settings
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -117,8 +117,9 @@ class CacheTypes:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryOptions:
     """Limits of the caches' memory. `memory.division` divides it into pages, slots and rows before weights are
-    loaded; `max_total_tokens` and `max_running_requests` are upper limits to it. Without `spare_cache` the caches take
-    no more than `max_running_requests` of the full context need."""
+    loaded; `max_total_tokens` and `max_running_requests` are upper limits to it. The context of one request comes
+    before a second request, unless `requests_first`. Without `spare_cache` the caches take no more than
+    `max_running_requests` of the full context need."""
 
     kv_cache_bytes: int
     page_size: int
@@ -126,6 +127,7 @@ class MemoryOptions:
     context_length: int
     max_total_tokens: int | None = None  # None: what the memory holds
     spare_cache: bool = True
+    requests_first: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -121,7 +121,7 @@ def resolve(
         raise ConfigError(problem)
     check_fit(facts, settled, given)
     _cut_to_model(given, facts, settled, reasons)
-    values = _field_values(settled) | {"spare_cache": facts.gpu is not None or _is_cache_sized(given)}
+    values = _field_values(settled) | _written_sizes(given, facts)
     values |= hisparse.field_values(settled, facts.model) | adapters.field_values(settled, survey.adapter)
     values |= speculation.field_values(settled, auto=given["speculative_algorithm"].value is AUTO)
     values |= disaggregation.field_values(settled, cluster_key(settled)) | key_fields(keys)
@@ -353,8 +353,11 @@ def _cut_to_model(given: dict[str, Given], facts: Facts, settled: Settled, reaso
         raise ModelError(f"{facts.model_path}: the vocabulary is empty")
 
 
-def _is_cache_sized(given: dict[str, Given]) -> bool:
-    return any(not isinstance(given[name].value, Auto) for name in ("kv_cache_bytes", "mem_fraction_static"))
+def _written_sizes(given: dict[str, Given], facts: Facts) -> dict[str, bool]:
+    """Return the fields that say whether a size was written, or is a GPU's."""
+    written = {name for name, item in given.items() if not isinstance(item.value, Auto)}
+    sized = facts.gpu is not None or not written.isdisjoint(("kv_cache_bytes", "mem_fraction_static"))
+    return {"spare_cache": sized, "requests_first": "max_running_requests" in written}
 
 
 def _field_values(settled: Settled) -> dict[str, Any]:

@@ -5,6 +5,7 @@ What a kind of cache needs and what it can use is its own `KindDemand`.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from forebay.config.engine_config import MemoryOptions
 from forebay.memory.kv_allocator import KV
 
 _ROW_BYTES: Final = 64  # last token, length and sampling columns of one request row
+LEAST_CONTEXT: Final = 2048  # tokens: in fewer, a system prompt and one question do not have an answer
 PARTS: Final = 1000  # ratios are taken to three places, so that the division is exact
 
 Decided = tuple[int, str]
@@ -111,9 +113,19 @@ class MemoryDemand(MemoryOptions):
         return self.page_size * (self.kv_bytes_per_token + self.host_bytes_per_token)
 
     @property
+    def following(self) -> tuple[KindDemand, ...]:
+        """The kinds with slots by the number of KV pages."""
+        return tuple(kind for kind in self.kinds if kind.per_page is not None)
+
+    @property
+    def full_pages(self) -> int:
+        """Pages of KV of one request with as many tokens as it may have."""
+        return min(ceil_div(self.context_length, self.page_size), self.most_pages or sys.maxsize)
+
+    @property
     def keeps_tokens(self) -> bool:
         """Whether any layer keeps something of every token, or of the last ones."""
-        return self.page_bytes > 0 or any(kind.per_page is not None for kind in self.kinds)
+        return self.page_bytes > 0 or bool(self.following)
 
     @property
     def most_pages(self) -> int | None:

@@ -6,23 +6,37 @@ not a single request could run is it an error. `forebay plan` and the start-up r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from forebay.base.errors import NotEnoughMemory
 from forebay.base.units import ceil_div, human_bytes
-from forebay.memory.budget import PARTS, BudgetLine, Decided, KindDemand, MemoryBudget, MemoryDemand, in_tokens
+from forebay.memory.budget import (
+    LEAST_CONTEXT,
+    PARTS,
+    BudgetLine,
+    Decided,
+    KindDemand,
+    MemoryBudget,
+    MemoryDemand,
+    in_tokens,
+)
 from forebay.memory.kv_allocator import KV
 
 # Pages of models that keep no KV cost nothing on the device and about 50 bytes each on the host.
 _MOST_EMPTY_PAGES: Final = 1 << 20
 _DRAFT_SHARE: Final = 8  # what verifying guesses needs is at most one part in so many: it holds no conversation
+# If one request cannot have its full context, further requests shorten that context by at most one part in so many: a
+# server of one request at a time helps few, and a context of a few tokens nobody.
+_OTHERS_SHARE: Final = 8
 
 
 def divide_memory(demand: MemoryDemand) -> MemoryBudget:
-    """Divide `demand.kv_cache_bytes`: first what requests need at least, then the kinds that do not follow the pages,
-    then KV pages and those that do, by their ratio.
+    """Divide `demand.kv_cache_bytes`.
+
+    The full context of one request comes first, then as many requests as fit. The kinds that do not follow the pages
+    are next, then KV pages and the kinds that do, by their ratio.
 
     Without `spare_cache` only as much of it as all requests at full context need. Raises NotEnoughMemory when not a
     single request could run.
@@ -62,14 +76,13 @@ def _least_for_all(demand: MemoryDemand, width: int) -> int | None:
 
 def _divide(demand: MemoryDemand, why_pages: str = "") -> MemoryBudget:
     _refuse_too_little(demand)
-    asked, demand = demand, _no_wider_than_fits(demand)
-    whole, demand = demand, replace(demand, kv_cache_bytes=demand.kv_cache_bytes - demand.draft_bytes)
-    reasons = {"width": _why_so_wide(asked, whole)}
-    rows, reasons["rows"] = _num_rows(demand)
-    num_slots: dict[str, int] = {}
-    for kind in demand.kinds:
-        if kind.per_page is None:
-            num_slots[kind.name], reasons[kind.name] = kind.num_slots(demand, rows, num_slots)
+    asked, fitting = demand, _for_requests_beside_context(demand)
+    whole = _no_wider_than_fits(fitting)
+    demand = _without_drafts(whole)
+    reasons = {"width": _why_so_wide(fitting, whole)}
+    rows, reasons["rows"] = _num_rows(demand, asked)
+    num_slots, why_slots = _independent_slots(demand, rows)
+    reasons |= why_slots
     num_slots[KV], reasons[KV] = _divide_pages(demand, rows, num_slots)
     reasons[KV] = why_pages or reasons[KV]
     context = min(demand.context_length, num_slots[KV] * demand.page_size)
@@ -113,6 +126,10 @@ def _no_wider_than_fits(demand: MemoryDemand) -> MemoryDemand:
     return next((narrower for narrower in widths if narrower.draft_bytes <= room), replace(demand, width=1))
 
 
+def _without_drafts(demand: MemoryDemand) -> MemoryDemand:
+    return replace(demand, kv_cache_bytes=demand.kv_cache_bytes - demand.draft_bytes)
+
+
 def _why_so_wide(asked: MemoryDemand, settled: MemoryDemand) -> str:
     if settled.width == asked.width:
         return "the certain one, and guesses"
@@ -123,17 +140,21 @@ def _why_so_wide(asked: MemoryDemand, settled: MemoryDemand) -> str:
     return f"lowered from {asked.width}: {taken}, have {share}: lower --max-running-requests or raise --kv-cache-bytes"
 
 
-def _num_rows(demand: MemoryDemand) -> Decided:
-    """As many requests as were asked for, those that do not run yet among them, and as their least needs allow."""
-    asked = demand.max_running_requests + demand.pre_alloc_size
+def _num_rows(demand: MemoryDemand, wanted: MemoryDemand) -> Decided:
+    """As many requests as `wanted` asked for, those that do not run yet among them, as leave one its context, and as
+    their least needs allow."""
+    asked = wanted.max_running_requests + wanted.pre_alloc_size
     one = demand.least_bytes(1)
     by_memory = 1 + (demand.kv_cache_bytes - one) // (demand.least_bytes(2) - one)
     pages = "a page" if demand.pages_at_least == 1 else f"{demand.pages_at_least} pages"
     needs = [f"{pages} of its own"] if demand.page_bytes else []
     needs += [f"a hot buffer of {human_bytes(demand.hot_row_bytes)}"] if demand.hot_tokens else []
     needs += [f"{kind.least(demand, 1) - kind.least(demand, 0)} {kind.unit}" for kind in demand.kinds]
+    first = "more than a short context" if demand.requests_first else "one request's context"
+    beside = demand.max_running_requests + demand.pre_alloc_size
     limits = [
         (asked, "--max-running-requests" + " and the extra slots of decode" * bool(demand.pre_alloc_size)),
+        (beside, f"lowered from {asked}: {first} comes first; each running request needs {', '.join(needs)}"),
         (by_memory, f"lowered from {asked}: each running request needs {', '.join(needs)}"),
     ]
     if demand.most_pages is not None:
@@ -143,16 +164,75 @@ def _num_rows(demand: MemoryDemand) -> Decided:
     return min(limits, key=lambda limit: limit[0])
 
 
+def _for_requests_beside_context(demand: MemoryDemand) -> MemoryDemand:
+    """Return `demand` for as many requests as leave one of them its context, and have KV for all tokens of their
+    windows: a window of 4,096 tokens never fills without KV for as many.
+
+    Only hot buffers and kinds whose slots and KV pages share the memory are concerned. A row of any other model costs
+    as good as nothing, or has a share of its own.
+    """
+    if not demand.page_bytes or not (demand.following or demand.hot_row_bytes):
+        return demand
+    low, high = 1, demand.max_running_requests + demand.pre_alloc_size
+    read = max((kind.num_read(demand) for kind in demand.following), default=0)
+    context, each = _pages_before_rows(demand), max(demand.pages_at_least, ceil_div(read, demand.page_size))
+    while low < high:
+        rows = (low + high + 1) // 2
+        pages = rows * each
+        enough = _pages_beside(_for_rows(demand, rows), rows) >= max(context, min(pages, demand.most_pages or pages))
+        low, high = (rows, high) if enough else (low, rows - 1)
+    return _for_rows(demand, low)
+
+
+def _for_rows(demand: MemoryDemand, rows: int) -> MemoryDemand:
+    running = min(rows, demand.max_running_requests)
+    return replace(demand, max_running_requests=running, pre_alloc_size=rows - running)
+
+
+def _pages_before_rows(demand: MemoryDemand) -> int:
+    """Return the KV pages of one request that are reserved before a second one has a row."""
+    full, alone = demand.full_pages, _pages_beside(_for_rows(demand, 1), 1)
+    pages = full if alone >= full else alone - alone // _OTHERS_SHARE
+    return min(pages, ceil_div(LEAST_CONTEXT, demand.page_size)) if demand.requests_first else pages
+
+
+def _pages_beside(demand: MemoryDemand, rows: int) -> int:
+    """Return the most KV pages beside drafts, and what `rows` requests need of all other kinds."""
+    return _most_pages(_without_drafts(_no_wider_than_fits(demand)), rows)
+
+
+def _independent_slots(demand: MemoryDemand, rows: int) -> tuple[dict[str, int], dict[str, str]]:
+    """Return the slots of the kinds that do not follow the pages, and the reasons."""
+    num_slots: dict[str, int] = {}
+    reasons: dict[str, str] = {}
+    for kind in demand.kinds:
+        if kind.per_page is None:
+            num_slots[kind.name], reasons[kind.name] = kind.num_slots(demand, rows, num_slots)
+    return num_slots, reasons
+
+
+def _left_for_pages(demand: MemoryDemand, rows: int, num_slots: Mapping[str, int]) -> int:
+    """Return the bytes of KV pages and of the kinds that follow them, without a padding page of each."""
+    used = demand.row_bytes(rows, demand.possible_context)
+    used += sum(kind.bytes_of(num_slots[kind.name]) for kind in demand.kinds if kind.per_page is None)
+    return demand.kv_cache_bytes - used - demand.page_bytes - sum(kind.slot_bytes for kind in demand.following)
+
+
+def _most_pages(demand: MemoryDemand, rows: int) -> int:
+    """Return the most KV pages beside what `rows` requests need of all other kinds."""
+    left = _left_for_pages(demand, rows, _independent_slots(demand, rows)[0])
+    least = sum(kind.least(demand, rows) * kind.slot_bytes for kind in demand.following)
+    return max(0, left - least) // demand.page_bytes
+
+
 def _divide_pages(demand: MemoryDemand, rows: int, num_slots: dict[str, int]) -> Decided:
     """KV pages, and what limits them, from what rows and `num_slots` leave; the kinds that follow the pages get their
     `num_slots`."""
-    following = [kind for kind in demand.kinds if kind.per_page is not None]
-    used = demand.row_bytes(rows, demand.possible_context)
-    used += sum(kind.bytes_of(num_slots[kind.name]) for kind in demand.kinds if kind not in following)
-    # A padding page of each kind.
-    left = demand.kv_cache_bytes - used - demand.page_bytes - sum(kind.slot_bytes for kind in following)
+    following, left = demand.following, _left_for_pages(demand, rows, num_slots)
     if demand.page_bytes:
         pages, why = _kv_pages(demand, left, rows, following)
+        if pages < (context := min(demand.full_pages, _most_pages(demand, rows))):
+            pages, why = context, "one request's context comes before what other kinds have beyond the least"
     else:
         per_request, most = ceil_div(demand.context_length, demand.page_size), rows + (sum(num_slots.values()) or rows)
         pages = max(per_request, min(most * per_request, _MOST_EMPTY_PAGES))
@@ -168,7 +248,7 @@ def _divide_pages(demand: MemoryDemand, rows: int, num_slots: dict[str, int]) ->
     return pages, why
 
 
-def _kv_pages(demand: MemoryDemand, left: int, rows: int, following: list[KindDemand]) -> Decided:
+def _kv_pages(demand: MemoryDemand, left: int, rows: int, following: Sequence[KindDemand]) -> Decided:
     """By the ratios of `following` to KV, unless that would leave one of them fewer slots than requests need."""
     needs: list[str] = []
     while True:

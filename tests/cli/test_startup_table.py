@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forebay.cli.startup_table import print_startup
+from forebay.config.config import SETTINGS
 from forebay.config.resolve import resolve
 from forebay.engine.frames import Ready
 
@@ -25,3 +26,19 @@ def test_print_startup_context_below_2048_is_no_fit(
     )  # fmt: skip
     print_startup(resolve(), ready, "http://localhost", 1.0)
     assert f"  fits       {fits}\n" in capsys.readouterr().out
+
+
+def test_print_startup_setting_that_memory_lowers_has_one_value(capsys: pytest.CaptureFixture[str]) -> None:
+    report = [
+        ("memory", "context length", "1232 tokens", "lowered from 8192"),
+        (SETTINGS, "context_length", "1232", "lowered from 8192"),
+        (SETTINGS, "max_running_requests", "10", "lowered from 64"),
+    ]
+    ready = Ready(
+        max_total_tokens=1232, max_running_requests=10, max_requests=64, context_length=1232, page_size=16,
+        vocab_size=8, eos_token_ids=[], load_seconds=1.0, report=report, pid=1,
+    )  # fmt: skip
+    print_startup(resolve({"max_running_requests": 64}), ready, "http://localhost", 1.0)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[1] for line in lines if line[:1] == ["context_length"]] == ["1232"]
+    assert [line[1:] for line in lines if line[:1] == ["max_running_requests"]] == [["10", "lowered", "from", "64"]]

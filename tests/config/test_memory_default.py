@@ -133,3 +133,9 @@ def test_weights_that_do_not_fit_name_the_quantizations_that_leave_memory_for_ca
 def test_written_sizes_that_do_not_fit_beside_the_weights_name_the_most() -> None:
     with pytest.raises(ConfigError, match=r"--kv-cache-bytes \(60\.0 GiB\) and .* give at most"):
         decided(16 * GIB, kv_cache_bytes="60GiB")
+
+
+def test_a_number_of_requests_that_somebody_wrote_comes_first() -> None:
+    assert not decided(16 * GIB).engine.memory.requests_first
+    assert not decided(16 * GIB, max_running_requests="auto").engine.memory.requests_first
+    assert decided(16 * GIB, max_running_requests=64).engine.memory.requests_first

@@ -49,6 +49,8 @@ class KeysDemand(KindDemand):
 
     name: ClassVar[str] = "keys"
     unit: ClassVar[str] = "key pages"
+    settings: ClassVar[frozenset[str]] = frozenset()
+    absent: ClassVar[str] = "no keys"
 
     def least(self, demand: MemoryDemand, num_requests: int) -> int:
         return num_requests
@@ -93,6 +95,7 @@ demands = st.builds(
         logits_bytes=st.sampled_from([0, 4000, 1 << 20]),
         inputs_bytes=st.sampled_from([0, 3000]),
         spare_cache=st.booleans(),
+        requests_first=st.booleans(),
     ),
     st.sampled_from([0, 0, 100, 1 << 16]),
 )
@@ -135,18 +138,29 @@ def test_what_may_run_at_once_has_what_it_needs(demand: MemoryDemand) -> None:
         assert budget.num_slots[kind.name] >= kind.least(divided_up, rows) >= rows
 
 
+def is_no_worse(budget: MemoryBudget, other: MemoryBudget) -> bool:
+    """Whether `budget` has as many requests, or a longer context if that comes first. Beside states, whose share is of
+    whole slots, either may differ by a few."""
+    demand = budget.demand
+    if demand.following and len(demand.following) < len(demand.kinds):
+        return True
+    if not demand.following or not demand.page_bytes or demand.requests_first:
+        return budget.max_running_requests >= other.max_running_requests
+    sizes = [(one.context_length, one.max_running_requests) for one in (budget, other)]
+    return sizes[0] >= sizes[1]
+
+
 @given(demands)
-def test_more_memory_never_means_fewer_requests(demand: MemoryDemand) -> None:
+def test_divide_memory_more_memory_never_serves_less(demand: MemoryDemand) -> None:
     less = divided(demand)
-    more = divide_memory(replace(demand, kv_cache_bytes=2 * demand.kv_cache_bytes))
-    assert more.max_running_requests >= less.max_running_requests
+    assert is_no_worse(divide_memory(replace(demand, kv_cache_bytes=2 * demand.kv_cache_bytes)), less)
 
 
 @given(demands)
-def test_larger_slots_never_mean_more_requests(demand: MemoryDemand) -> None:
+def test_divide_memory_larger_slots_never_serve_more(demand: MemoryDemand) -> None:
     kinds = tuple(replace(kind, slot_bytes=2 * kind.slot_bytes) for kind in demand.kinds)
     larger = divided(replace(demand, kinds=kinds))
-    assert divide_memory(demand).max_running_requests >= larger.max_running_requests
+    assert is_no_worse(divide_memory(demand), larger)
 
 
 def serves_all(budget: MemoryBudget, demand: MemoryDemand, width: int) -> bool:
@@ -266,6 +280,62 @@ def test_windows_of_all_requests_come_before_the_ratio() -> None:
         budget.num_slots["window"] == 20 * 19 + 32
     )  # 255 tokens, a page behind and one begun at either end; one step's chunks
     assert "what 20 requests need" in reasons(budget)["window pages"]
+
+
+# A window of 1,024 tokens, 4 MiB of it, and 16 MiB of KV of a full context: a request with both takes 20 MiB.
+LONG = partial(
+    with_kinds, PLAIN, window=1024, window_bytes_per_token=4096, context_length=16384, chunked_prefill_size=16
+)
+
+
+def test_divide_memory_full_context_of_one_request_comes_before_further_windows() -> None:
+    for kv_cache_bytes, least_rows, most_rows in ((23 * MIB, 1, 1), (36 * MIB, 3, 5), (512 * MIB, 64, 64)):
+        budget = divide_memory(LONG(kv_cache_bytes=kv_cache_bytes))
+        assert budget.context_length == 16384
+        assert least_rows <= budget.max_running_requests <= most_rows
+    lowered = divide_memory(LONG(kv_cache_bytes=36 * MIB))
+    assert reasons(lowered)["request rows"].startswith("lowered from 64: one request's context comes first; each ")
+    assert "what one request's context leaves" in reasons(divide_memory(LONG(kv_cache_bytes=23 * MIB)))["window pages"]
+
+
+def test_divide_memory_context_of_one_request_comes_before_the_ratio_of_windows() -> None:
+    wide = divide_memory(LONG(kv_cache_bytes=64 * MIB, max_running_requests=1, swa_full_tokens_ratio=1.0))
+    assert (wide.context_length, wide.num_slots["window"] * 16 * 4096 > 40 * MIB) == (16384, True)
+
+
+@pytest.mark.parametrize("num_mib", [8, 12, 16])
+def test_divide_memory_without_a_full_context_others_shorten_it_by_an_eighth_at_most(num_mib: int) -> None:
+    alone, many = (
+        divide_memory(LONG(kv_cache_bytes=num_mib * MIB, max_running_requests=num, window=64)) for num in (1, 64)
+    )
+    assert alone.context_length < 16384
+    assert many.context_length >= alone.context_length * 7 // 8
+    assert many.max_running_requests > 1
+
+
+def test_divide_memory_window_pages_have_kv_for_as_many_tokens() -> None:
+    """A window never fills without KV for its tokens."""
+    budget = divide_memory(LONG(kv_cache_bytes=200 * MIB, context_length=2048, kv_bytes_per_token=4096))
+    assert 20 <= budget.max_running_requests < 64
+    assert budget.max_total_tokens >= budget.max_running_requests * 1024
+
+
+def test_divide_memory_written_number_of_requests_comes_before_all_but_a_short_context() -> None:
+    memory = {"kv_cache_bytes": 36 * MIB, "max_running_requests": 6}
+    written = divide_memory(LONG(**memory, requests_first=True))
+    assert (written.max_running_requests, 2048 < written.context_length < 12288) == (6, True)
+    assert divide_memory(LONG(**memory)).context_length == 16384
+    many = divide_memory(LONG(kv_cache_bytes=36 * MIB, max_running_requests=64, requests_first=True))
+    assert many.context_length >= 2048
+    assert "more than a short context comes first" in reasons(many)["request rows"]
+
+
+def test_divide_memory_drafts_are_those_of_requests_that_can_run() -> None:
+    """C4: with drafts for 64 rows, one request would lose a third of its context."""
+    drafts = {"width": 8, "logits_bytes": 16 * KIB, "spare_cache": False}
+    one, many = (divide_memory(LONG(kv_cache_bytes=24 * MIB, max_running_requests=num, **drafts)) for num in (1, 64))
+    assert many.context_length == one.context_length == 16384
+    assert many.demand.draft_bytes <= 8 * 16 * KIB * many.max_running_requests
 
 
 def test_a_window_longer_than_the_context_is_as_long_as_the_context() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Final
 
+from forebay.base.units import human_bytes
 from forebay.config import estimates
 from forebay.config.engine_config import EngineConfig, KindConfig, SchedulerConfig, SpeculationOptions
 from forebay.config.pictures import PictureConfig
@@ -56,6 +57,35 @@ def memory_demand(config: EngineConfig, sizes: CacheSizes, model: ModelConfig) -
             Sizing(sizes, memory.page_size, config.kinds, scheduling, speculation.num_draft_tokens, certain, options)
         ),
     )
+
+
+def divided_settings(config: EngineConfig, budget: MemoryBudget) -> dict[str, tuple[str, str]]:
+    """Return value and reason of each setting that the division of memory decides, or lowers below `config`'s."""
+    memory, reasons = config.memory, {line.item: line.reason for line in budget.lines}
+    lowered: list[tuple[str, int, int, str]] = [
+        ("max_running_requests", budget.max_running_requests, memory.max_running_requests, "request rows"),
+        ("context_length", budget.context_length, memory.context_length, "context length"),
+        (
+            "disaggregation_decode_extra_slots",
+            budget.pre_alloc_size,
+            config.disaggregation.decode_extra_slots,
+            "request rows",
+        ),
+        (
+            "speculative_num_draft_tokens",
+            budget.demand.width,
+            config.speculation.num_draft_tokens,
+            "tokens verified per request",
+        ),
+    ]
+    found = {name: (str(value), reasons[line]) for name, value, asked, line in lowered if value < asked}
+    found["max_total_tokens"] = str(budget.max_total_tokens), reasons["KV pages"]
+    if (num_bytes := budget.demand.kv_cache_bytes) < memory.kv_cache_bytes:
+        found["kv_cache_bytes"] = human_bytes(num_bytes), reasons["KV pages"]
+    for kind in budget.demand.kinds:
+        if kind.sized_by:
+            found[kind.sized_by] = str(budget.num_slots[kind.name]), reasons[kind.unit]
+    return found
 
 
 def within_memory(options: SpeculationOptions, budget: MemoryBudget) -> SpeculationOptions:

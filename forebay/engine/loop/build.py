@@ -24,6 +24,7 @@ from forebay.base.heap import give_back_freed_memory
 from forebay.base.log import event, get_logger
 from forebay.base.parts import I32
 from forebay.base.units import human_bytes
+from forebay.config.config import SETTINGS
 from forebay.config.engine_config import EngineConfig, SchedulerConfig, SpeculationOptions, SpeculativeAlgorithm
 from forebay.config.machine import available_memory
 from forebay.config.pictures import PictureConfig
@@ -33,7 +34,13 @@ from forebay.engine.lifecycle.drafting import by_draft_model, draft_cache_specs
 from forebay.engine.lifecycle.occupation import Occupation
 from forebay.engine.lifecycle.packed_cache import PackedCache
 from forebay.engine.lifecycle.pictures import picture_config
-from forebay.engine.lifecycle.sizing import memory_demand, most_prompt_tokens, scheduler_config, within_memory
+from forebay.engine.lifecycle.sizing import (
+    divided_settings,
+    memory_demand,
+    most_prompt_tokens,
+    scheduler_config,
+    within_memory,
+)
 from forebay.engine.lifecycle.weights import DTYPES, EngineWeights, Loaded
 from forebay.engine.loop.core import EngineCore
 from forebay.engine.loop.mixed import MixedChunks
@@ -45,7 +52,7 @@ from forebay.grammar.matching import Grammars
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.memory.budget import MemoryBudget
 from forebay.memory.division import divide_memory
-from forebay.models import Needs, needs_of
+from forebay.models import needs_of
 from forebay.models.encoders.encoder import Encoder
 from forebay.ops import Ops
 from forebay.ops.weight_memory import WeightMemory
@@ -88,8 +95,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     fault.point("engine.load")
     checkpoint = open_checkpoint(config.model_path, draft_head=(draft_head := config.speculation.by_own_head))
     _name_what_is_not_used(checkpoint, draft_head)
-    needs = needs_of(checkpoint.config, draft_head=draft_head)
-    config, budget = _divided(config, needs, checkpoint.config)
+    asked, (config, budget) = config, _divided(config, checkpoint.config, draft_head)
     regions = _regions(config)
     memory = WeightMemory(partial(regions.take, Tag.WEIGHTS, large_pages=True))
     ops = make_ops(config.kernels, config.num_threads, config.activation_bits, memory)
@@ -114,6 +120,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     _load_adapters(config, core)
     load_seconds = time.monotonic() - begin
     report = start_report(config, budget, loaded.model, runner, ops, (load_seconds, cache))
+    report += [(SETTINGS, name, *divided) for name, divided in divided_settings(asked, budget).items()]
     ready = _ready(limits, budget, checkpoint, report, load_seconds, transfers, loaded.model.weight_bytes)
     if core.adapters is not None:
         ready = msgspec.structs.replace(ready, adapters=core.adapters.report)
@@ -131,8 +138,9 @@ def _load_adapters(config: EngineConfig, core: EngineCore) -> None:
             raise ModelError(f"--lora-modules {name}: {error.message}") from error
 
 
-def _divided(config: EngineConfig, needs: Needs, model: ModelConfig) -> tuple[EngineConfig, MemoryBudget]:
+def _divided(config: EngineConfig, model: ModelConfig, draft_head: bool) -> tuple[EngineConfig, MemoryBudget]:
     """The memory, and the configuration with steps as wide as there is room for."""
+    needs = needs_of(model, draft_head=draft_head)
     sizes = cache_sizes((*needs.cache_specs, *draft_cache_specs(config, model)), config.types)
     budget = divide_memory(memory_demand(config, sizes, model))
     return replace(config, speculation=within_memory(config.speculation, budget)), budget

@@ -16,6 +16,7 @@ from forebay.base.exposure import is_loopback
 from forebay.base.log import event, get_logger
 from forebay.base.package import __version__
 from forebay.base.sampling import OF_MODELS
+from forebay.config.config import SETTINGS, as_divided
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.frames import LoadedAdapter, Ready, State
 from forebay.scheduler.state import PoolState
@@ -324,7 +325,7 @@ async def server_info(request: Request, server: ServerContext) -> Response:
             },
             "texts": server.model.texts.evidence,
             "accepts_images": server.images is not None and not server.images.why_not,
-            "settings": server.model.settings,
+            "settings": as_divided(server.model.settings, [] if info is None else info.report),
             "engine": None if info is None else {**msgspec.to_builtins(info), "report": _report(info)},
             "server": limits,
             "weight_version": str(0 if state is None else state.memory.weight_version),
@@ -349,7 +350,9 @@ async def model_info(request: Request, server: ServerContext) -> Response:
 
 
 def _report(info: Ready) -> list[dict[str, str]]:
-    return [dict(zip(("section", "item", "value", "reason"), row, strict=True)) for row in info.report]
+    return [
+        dict(zip(("section", "item", "value", "reason"), row, strict=True)) for row in info.report if row[0] != SETTINGS
+    ]
 
 
 async def flush_cache(request: Request, server: ServerContext) -> Response:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from forebay.base.units import ceil_div, human_bytes
-from forebay.memory.budget import BudgetLine, KindDemand, MemoryBudget, MemoryDemand, in_tokens
+from forebay.memory.budget import PARTS, BudgetLine, KindDemand, MemoryBudget, MemoryDemand, in_tokens
 from forebay.memory.kinds.window.windows import WINDOW
 
 
@@ -64,8 +64,11 @@ class WindowDemand(KindDemand):
     def lines(self, budget: MemoryBudget, reason: str) -> list[BudgetLine]:
         rows, page_size, num_pages = budget.num_rows, budget.page_size, budget.num_slots[self.name]
         least = self.least(budget.demand, rows)
-        ratio = f"{self.ratio:g} of the KV pages (--swa-full-tokens-ratio)"
-        why = f"what {rows} requests need" if num_pages == least else ratio
+        why = f"{self.ratio:g} of the KV pages (--swa-full-tokens-ratio)"
+        if num_pages == least:
+            why = f"what {rows} requests need"
+        elif num_pages < budget.num_pages * (self.per_page or 0) // PARTS:
+            why = f"what one request's context leaves, below {why}"
         size = f"{human_bytes(self.slot_bytes // page_size)} per token, {self.num_read(budget.demand)} tokens of window"
         num_bytes = human_bytes(budget.num_bytes[self.name])
         return [
