@@ -5,6 +5,7 @@ The table says for each such type where its configuration and its files have the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -17,6 +18,9 @@ OTHER_NAMES: Final = {"kimi_k2": "deepseek_v3"}
 """Types by the names that remote code has for them."""
 
 _HEAD: Final = "language_model.lm_head"
+
+OUTER_NAMES: Final = re.compile(r"(?:(?:model|language_model|text_model)\.)*")
+"""How names of modules begin that lie in models around a language model."""
 
 # What the outer configuration says of the language model, too, where the inner one is silent.
 _SHARED: Final = ("bos_token_id", "eos_token_id", "quantization_config", "auto_map", "dtype", "torch_dtype")
@@ -81,6 +85,11 @@ class Outer:
     def is_of_encoder(self, name: str) -> bool:
         """Return whether a tensor of this name in the files is of the encoder of pictures."""
         return name.startswith(self.parts) and not name.startswith(self.never_served)
+
+    def is_beside(self, module: str) -> bool:
+        """Return whether a module of this name is beside the language model, in the whole or in all but its head."""
+        begin = "model."
+        return f"{module.removeprefix(begin)}.".startswith(tuple(part.removeprefix(begin) for part in self.parts))
 
     def inner_names(self, stored: Iterable[str], where: str, *, with_encoder: bool) -> tuple[dict[str, str], list[str]]:
         """Return the language model's tensors, with the names that they would have in files of that alone, and the

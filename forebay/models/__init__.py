@@ -15,10 +15,11 @@ from pathlib import Path
 
 import torch
 
-from forebay.base.errors import ModelError
+from forebay.base.errors import ModelError, brief
 from forebay.families import ASSISTANTS, HEADS
 from forebay.families.checkpoint import Checkpoint
 from forebay.families.model_config import ModelConfig, family
+from forebay.families.outer import OUTER_NAMES
 from forebay.formats.adapters import Adapter, AdapterFiles, Shape, read_adapter
 from forebay.formats.quantization import Quantization
 from forebay.layers.adapters import AdapterSlots
@@ -66,23 +67,33 @@ def needs_of(config: ModelConfig, *, draft_head: bool = False, adapters: Adapter
 def adapter_of(folder: Path, config: ModelConfig, *, layers: Mapping[str, Shape], max_rank: int) -> Adapter:
     """Read and check the adapter in `folder` for a model of this configuration and these adaptable `layers`; see
     `read_adapter`."""
-    return read_adapter(folder, layers=layers, rename=_renamed(config, layers), max_rank=max_rank)
+    return read_adapter(folder, layers=layers, rename=_renamed(config, layers, folder), max_rank=max_rank)
 
 
 def check_adapter(files: AdapterFiles, config: ModelConfig, *, max_rank: int) -> None:
     """Check that the adapter is one of a model of this configuration, by names, shapes and ranks. Raises ModelError."""
     layers = needs_of(config, adapters=AdapterSlots(max_loras=1, max_rank=max_rank)).adaptable
-    files.layers_of(layers, _renamed(config, layers), max_rank)
+    files.layers_of(layers, _renamed(config, layers, files.folder), max_rank)
 
 
-def _renamed(config: ModelConfig, layers: Mapping[str, Shape]) -> Callable[[str], str]:
-    """Return what maps the name of a trained layer to ours, of a model with these adaptable `layers`."""
+def _renamed(config: ModelConfig, layers: Mapping[str, Shape], folder: Path) -> Callable[[str], str]:
+    """Return what maps the name of a trained layer to ours, of a model with these adaptable `layers`.
+
+    As of weights, names begin in the middle if the layers alone were trained, or the language model without what is
+    around it. They begin with `OUTER_NAMES` if a model with images was trained, by PEFT of any version: of the whole,
+    or of the part without its head. The same adapter fits the language model alone.
+    """
     names = family(config.model_type).names
 
     def rename(layer: str) -> str:
-        # As of weights, names begin in the middle if the layers alone were trained.
-        ours = names.layer(layer, config.num_layers)
-        return ours if ours in layers else names.layer(f"model.{layer}", config.num_layers)
+        if config.outer is not None and config.outer.is_beside(layer):
+            raise ModelError(
+                f"{folder}: {brief(layer)} is beside the language model, whose layers alone can have an adapter: train "
+                r"with target_modules of these, such as r'.*(language_model|text_model).*\.(q_proj|v_proj)'"
+            )
+        inner = OUTER_NAMES.sub("", layer)
+        found = [names.layer(name, config.num_layers) for name in (layer, f"model.{layer}", inner, f"model.{inner}")]
+        return next((ours for ours in found if ours in layers), found[-1])
 
     return rename
 

@@ -82,9 +82,9 @@ def adapted(checkpoint: str, case: str) -> Adapted:
         rank_pattern=_others(ranks, made.ranks[0]),
         alpha_pattern=_others(alphas, made.alphas[0]),
     )
-    with _as_they_are():
+    with as_they_are():
         model = get_peft_model(copy.deepcopy(tiny.oracle), config).eval()
-        _randomize(model, made.seed)
+        randomize(model, made.seed)
         model.save_pretrained(folder / "adapter")
         merged = copy.deepcopy(model).merge_and_unload()
         merged.save_pretrained(folder / "merged")
@@ -95,7 +95,7 @@ def adapted(checkpoint: str, case: str) -> Adapted:
 
 
 @contextmanager
-def _as_they_are() -> Iterator[None]:
+def as_they_are() -> Iterator[None]:
     """Inside, PEFT makes adapters for the layers that are named: not for experts, which it takes shared experts for,
     and for the last layers of Mamba mixers too, whose fused kernels on a GPU would leave them out."""
     with (
@@ -111,7 +111,7 @@ def _others(values: Mapping[str, Any], first: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != first}
 
 
-def _randomize(model: nn.Module, seed: int) -> None:
+def randomize(model: nn.Module, seed: int) -> None:
     """Give A and B entries of such sizes that each adapter changes the outputs of its layer by about a tenth."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -207,4 +207,18 @@ ADAPTERS: Final = (
         "",
         _ENGINE + "test_adapters_are_there_after_a_sleep_and_after_an_update_of_the_weights",
     ),
+    Mutant(
+        "C28 layers of an outer model are those of the language model inside",
+        "models/__init__.py",
+        'inner = OUTER_NAMES.sub("", layer)',
+        "inner = layer",
+        "models/test_outer_adapters.py::test_adapter_of_a_model_with_images_gives_the_logits_of_peft",
+    ),
+    Mutant(
+        "C28 an adapter of an encoder's layer is refused",
+        "models/__init__.py",
+        "if config.outer is not None and config.outer.is_beside(layer):",
+        "if False:",
+        "models/test_outer_adapters.py::test_adapter_of_the_encoder_is_refused_by_its_part",
+    ),
 )
