@@ -6,16 +6,20 @@ These belong below ASGI: an application is only called when the headers are comp
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from forebay.base.errors import ForebayError, Overloaded
 from forebay.base.log import event, get_logger
 from forebay.base.loop_clock import LoopClock, Timer
 from forebay.config.config import ServerConfig
 from forebay.server.http.errors import HttpError, error_headers, error_json
+from forebay.server.http.parser import RequestParser
 from forebay.server.http.security import PUBLIC
 
 CONNECTION: Final = "forebay.connection"
@@ -51,6 +55,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = RequestParser(self)  # type: ignore[assignment]
         self.timeout_keep_alive = self.limits.keep_alive_s  # type: ignore[assignment]  # uvicorn takes whole seconds
         self._deadline: Timer | None = None
         self._write_deadline: Timer | None = None
@@ -59,6 +64,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self._parsed_bytes = 0  # of complete header lines, and trailer lines
         self._unread_chunks = 0
         self._refusal: ForebayError | None = None
+        self._ends_with_connection = False  # the body that is written, which has neither a length nor chunks
         self.over_cap = False
 
     # Reading
@@ -112,6 +118,8 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             limit = self.limits.max_connections
             self._refusal = Overloaded(f"{limit} connections are open; no more are taken: try again later")
             raise httptools.HttpParserError("no room")
+        if self._is_old():
+            self.expect_100_continue = False  # which HTTP/1.0 does not have (RFC 9110, 10.1.1)
         super().on_headers_complete()
         if self.over_cap:
             self.cycle.keep_alive = False
@@ -138,6 +146,10 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
         else:
             self._refuse(HttpError(408, "the request came so slowly that others needed its place", code=_TIMEOUT))
+
+    def _is_old(self) -> bool:
+        """Whether the request is one of HTTP/1.0, which has neither chunks nor interim answers."""
+        return self.parser.get_http_version() != "1.1"
 
     def _take_authority(self) -> None:
         """A target that names a host is the one that counts, and not the Host field (RFC 9112, 3.2.2)."""
@@ -205,10 +217,26 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             self._write_deadline.cancel()
             self._write_deadline = None
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] != "1.1":
+            app = _before_sending(app, partial(self._send_without_chunks, cycle))
+        elif cycle.waiting_for_100_continue:
+            app = _before_sending(app, partial(_close_unless_read, cycle))
+        super()._start_asgi_task(cycle, app)
+
+    def _send_without_chunks(self, cycle: RequestResponseCycle, message: Message) -> None:
+        """End a body of unknown length with the connection, as HTTP/1.0 has it (RFC 9112, 6.3)."""
+        if message["type"] == "http.response.start":
+            names = [name.lower() for name, _ in message.get("headers", ())]
+            self._ends_with_connection = b"content-length" not in names
+            cycle.chunked_encoding = False if self._ends_with_connection else None
+        elif self._ends_with_connection:
+            cycle.expected_content_length = len(message.get("body", b""))  # of this piece
+
     def write_chunk(self, data: bytes) -> bool:
         if self.transport.is_closing():
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self.transport.write(data if self._ends_with_connection else b"%x\r\n%b\r\n" % (len(data), data))
         return self._write_deadline is None or self._reader_keeps_up()
 
     def _reader_keeps_up(self) -> bool:
@@ -222,6 +250,26 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def _cut(self) -> None:
         log.warning(event("slow_reader_cut", buffered_bytes=self.transport.get_write_buffer_size()))
         self.transport.abort()
+
+
+def _close_unless_read(cycle: RequestResponseCycle, message: Message) -> None:
+    """Close behind an answer to a request whose client still waits with the body, which then does not come (RFC 9110,
+    10.1.1)."""
+    if message["type"] == "http.response.start" and cycle.waiting_for_100_continue and cycle.more_body:
+        cycle.keep_alive = False
+
+
+def _before_sending(app: ASGIApp, look: Callable[[Message], None]) -> ASGIApp:
+    """Return the application, each message of which `look` sees before it is sent."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        async def look_and_send(message: Message) -> None:
+            look(message)
+            await send(message)
+
+        await app(scope, receive, look_and_send)
+
+    return run
 
 
 SPARE: Final = 32  # connections above the cap, for /health
