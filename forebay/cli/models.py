@@ -176,9 +176,9 @@ def _remove(words: Sequence[str]) -> None:
 
 def _named(name: str) -> Path:
     """Return a listed model by its name. A folder or file elsewhere is its owner's to remove."""
-    matches = [
-        path for known, revision, path in _here() if name.lower() in (known.lower(), f"{known}@{revision}".lower())
-    ]
+    here = [(full, path) for known, revision, path in _here() for full in (known, f"{known}@{revision}")]
+    matches = [path for known, path in here if known == name]
+    matches = matches or [path for known, path in here if known.lower() == name.lower()]
     if len(matches) != 1:
         several = f"{len(matches)} are called {name}: add @ and a revision" if matches else f"no {name} is here"
         raise ModelError(f"{several}; `forebay models list` shows what is")

@@ -16,7 +16,7 @@ import shutil
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final
@@ -33,7 +33,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+from huggingface_hub.utils import CachedRepoInfo, DeleteCacheStrategy, HFCacheInfo, build_hf_headers  # type: ignore[attr-defined]
 from huggingface_hub.utils import logging as hub_logging
 
 from forebay.base.errors import ConfigError, ModelError, brief
@@ -303,16 +303,47 @@ class _Counted:
 
 def remove(path: Path) -> int:
     """Remove a snapshot, or one GGUF model of it by any part, and what no other needs of its repository. Returns the
-    bytes that are free then."""
-    cache = scan_cache_dir(next(folder.parent for folder in path.parents if folder.name.startswith("models--")))
+    bytes that are free then.
+
+    Commits of two repositories can have one hash, and links can lead into another repository: nothing that belongs to
+    another is removed. Raises ModelError for a repository that the hub's library cannot read, ConfigError for files
+    that another one links to or that the system keeps.
+    """
+    repository = next(folder for folder in path.parents if folder.name.startswith("models--"))
+    if link := next((link for link in (path, repository) if link.is_symlink() and link.is_dir()), None):
+        link.unlink()
+        return 0
+    cache = scan_cache_dir(repository.parent)
+    own = frozenset(repo for repo in cache.repos if repo.repo_path.name == repository.name)
+    if not own:
+        why = "; ".join(str(warning) for warning in cache.warnings if repository.name in str(warning))
+        raise ModelError(f"{path} was not removed, as its repository is incomplete ({why}): remove {repository}")
     if path.is_dir():
-        chosen = cache.delete_revisions(path.name)
+        chosen = replace(cache, repos=own).delete_revisions(path.name)
     else:
-        files = (file for repo in cache.repos for revision in repo.revisions for file in revision.files)
-        parts = set(part_paths(path))
-        chosen = cache.delete_files(*(file for file in files if file.file_path in parts))
+        parts = set(map(_entry, part_paths(path)))
+        files = (file for repo in own for revision in repo.revisions for file in revision.files)
+        chosen = cache.delete_files(*(file for file in files if _entry(file.file_path) in parts))
+    _refuse_linked(cache, own, chosen)
     chosen.execute()
+    if os.path.lexists(path):
+        raise ConfigError(f"{path} could not be removed: check who may write there")
     return chosen.expected_freed_size
+
+
+def _refuse_linked(cache: HFCacheInfo, own: frozenset[CachedRepoInfo], chosen: DeleteCacheStrategy) -> None:
+    """Raise ConfigError if a file that would be removed is one of another repository, by a link."""
+    blobs, folders = set(map(_entry, chosen.blobs)), set(map(_entry, chosen.repos))
+    for repo in cache.repos - own:
+        for file in (file for revision in repo.revisions for file in revision.files):
+            blob = _entry(file.blob_path)
+            if blob in blobs or not folders.isdisjoint(blob.parents):
+                raise ConfigError(f"{repo.repo_id} has a link to {blob}: remove {repo.repo_id} first")
+
+
+def _entry(path: Path) -> Path:
+    """Return where an entry of a folder is, whatever links lead to the folder. The entry may be a link itself."""
+    return path.parent.resolve() / path.name
 
 
 def _partial(blob: Path) -> Path:

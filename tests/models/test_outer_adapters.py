@@ -143,5 +143,5 @@ def test_modules_that_were_saved_whole_are_refused_by_the_field(
     folder = renamed(made, made.body, tmp_path / "saved")
     path = folder / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "modules_to_save": ["multi_modal_projector"]}))
-    with pytest.raises(ModelError, match="modules_to_save is .*multi_modal_projector.*merge the adapter"):
+    with pytest.raises(ModelError, match=r"modules_to_save is .*multi_modal_projector.*merge the adapter"):
         read(made, folder)
