@@ -95,7 +95,7 @@ async def _complete(model: LocalModel, prompt: str, own: argparse.Namespace) -> 
     if own.chat:
         ids = model.tokenizer.encode_chat([{"role": "user", "content": prompt}], max_tokens=model.context_length)
     else:
-        ids = model.tokenizer.encode(prompt, max_tokens=model.context_length)
+        ids = model.tokenizer.encode(prompt, parse_special=True, max_tokens=model.context_length)
     params = sampling(own, model.sampling, model.room(len(ids), own.max_tokens))
     async for piece in model.stream(ids, params):
         print(piece, end="", flush=True)

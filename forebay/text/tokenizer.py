@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -100,11 +101,12 @@ class Tokenizer:
         return self._with_bos(ids) if add_special_tokens else ids
 
     def spellings(self, words: Iterable[str | tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each word, as it is and with a space before it. Tokens stay."""
+        """The tokens of each word, as it is and with a space before it, control tokens among them. Tokens stay."""
         found: dict[tuple[int, ...], None] = {}
+        encode = partial(self.encode, add_special_tokens=False, parse_special=True)
         for word in words:
             texts = (word, " " + word.lstrip()) if isinstance(word, str) else ()
-            found |= dict.fromkeys(tuple(self.encode(text, add_special_tokens=False)) for text in texts)
+            found |= dict.fromkeys(map(tuple, map(encode, texts)))
             found |= {word: None} if isinstance(word, tuple) else {}
         return tuple(word for word in found if word)
 

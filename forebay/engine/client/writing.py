@@ -172,7 +172,7 @@ def output_of(prompt: Prompt, tokenizer: Tokenizer) -> RequestOutput:
             raise InvalidRequest(f"a prompt has the fields {', '.join(prompt)}: give prompt or prompt_token_ids")
         return output_of(found[0], tokenizer)
     if isinstance(prompt, str):
-        return RequestOutput(prompt=prompt, prompt_token_ids=tokenizer.encode(prompt))
+        return RequestOutput(prompt=prompt, prompt_token_ids=tokenizer.encode(prompt, parse_special=True))
     return RequestOutput(prompt=None, prompt_token_ids=list(prompt))
 
 

@@ -31,6 +31,7 @@ from forebay.server.protocol.requests import (
     I32,
     Bootstrap,
     CompletionRequest,
+    PlainText,
     Prompts,
     Sampler,
 )
@@ -181,7 +182,7 @@ class NativeSampling(Sampler):
     ebnf: Text | None = None
 
 
-class NativeRequest(Bootstrap):
+class NativeRequest(PlainText, Bootstrap):
     """Either `text` or `input_ids`, one or several; `lora_path` is the name of a loaded adapter."""
 
     ignored: ClassVar[dict[str, Harmless]] = {"logprob_start_len": one_of(None, -1)}
@@ -232,7 +233,10 @@ class NativeRequest(Bootstrap):
         return self
 
     def _as_completion(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("stream", "priority", *Bootstrap.model_fields)}
+        own = {
+            name: getattr(self, name)
+            for name in ("stream", "priority", *PlainText.model_fields, *Bootstrap.model_fields)
+        }
         sampling = {name: getattr(self.sampling_params, theirs) for name, theirs in _SAMPLING.items()}
         prompt = self.text if self.input_ids is None else self.input_ids
         logprobs = self.top_logprobs_num if self.return_logprob else None

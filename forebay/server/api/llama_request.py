@@ -12,7 +12,7 @@ from forebay.requests.sampling_params import LOGIT_BIAS, MAX_LOGIT_BIAS, MAX_TOP
 from forebay.server.api.renaming import renamed
 from forebay.server.protocol.ignored import Harmless, one_of
 from forebay.server.protocol.numbers import Numbered
-from forebay.server.protocol.requests import I32, Bias, CompletionRequest, DecimalId, Prompts, Stop
+from forebay.server.protocol.requests import I32, Bias, CompletionRequest, DecimalId, PlainText, Prompts, Stop
 from forebay.server.protocol.strict import Text
 from forebay.server.protocol.structured import Object
 from forebay.server.protocol.validation import INVALID_VALUE, UNSUPPORTED_FIELD, branch, by_shape, refusal
@@ -82,7 +82,7 @@ LogitBias = Annotated[
 ]
 
 
-class LlamaCompletionRequest(LlamaSampling):
+class LlamaCompletionRequest(PlainText, LlamaSampling):
     """`n_predict` -1 stands for the room that is left in the context; 0 computes the prompt only."""
 
     ignored: ClassVar[dict[str, Harmless]] = {
@@ -167,5 +167,6 @@ class LlamaCompletionRequest(LlamaSampling):
             "prompt": self.prompt,
             "stream": self.stream,
             "ignore_eos": self.ignore_eos,
-            "parse_special": True,  # as llama-server does
+            "add_special_tokens": self.add_special_tokens,
+            "parse_special": self.parse_special,
         }

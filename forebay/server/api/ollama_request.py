@@ -235,7 +235,7 @@ class OllamaGenerateRequest(Generating):
         fields = {"n_predict": -1, **self._common()}
         if "max_tokens" in fields:
             del fields["n_predict"]
-        return CompletionRequest.parse({**fields, **scores, "prompt": self.prompt, "parse_special": True})
+        return CompletionRequest.parse({**fields, **scores, "prompt": self.prompt})
 
 
 class OllamaEmbedRequest(OllamaBody):

@@ -245,7 +245,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "parallel_tool_calls": "Whether an answer may have several calls.",
     "param": "The field that is wrong; null where it is none.",
     "parameters": "The JSON schema of the arguments.",
-    "parse_special": "Whether special tokens written in the text become those tokens.",
+    "parse_special": "Whether control tokens that the text spells become those tokens; without it they are letters.",
     "paused": "Whether computing is paused.",
     "phase": "`serving`, or where it is between that and `asleep`.",
     "pooling": "What of a text's tokens its vector is.",

@@ -199,10 +199,10 @@ class Sampling(Sampler, Sender, Structured, Bootstrap):
 
 
 class PlainText(Strict):
-    """How a text that goes through no template becomes tokens."""
+    """How a text that goes through no template becomes tokens: as the checkpoint's tokenizer makes them."""
 
     add_special_tokens: bool = True
-    parse_special: bool = False
+    parse_special: bool = True
 
 
 class CompletionRequest(PlainText, Sampling):
@@ -339,11 +339,10 @@ class TokenizeRequest(PlainText, Templated):
 
     @property
     def plain(self) -> PlainText:
-        """How the text becomes tokens. In a `content` control tokens are read, unless it says otherwise."""
+        """How the text becomes tokens."""
         if self.content is None:
             return self
-        reads_control = self.parse_special or "parse_special" not in self.model_fields_set
-        return PlainText(add_special_tokens=self.add_special, parse_special=reads_control)
+        return PlainText(add_special_tokens=self.add_special, parse_special=self.parse_special)
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
