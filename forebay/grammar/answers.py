@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from forebay.grammar.compiler import source_of
-from forebay.grammar.spelled_calls import SPELLED, CallRule, Lark, call_in_text, cannot, literal
+from forebay.grammar.lark import CallRule, Lark, cannot, literal
+from forebay.grammar.spelled_calls import SPELLED, Spelled, call_in_text, in_list
 from forebay.requests.sampling_params import Grammar, GrammarKind
-from forebay.text.answers.formats import CALL_FORMATS, CHANNELS, THINK_TAGS, CallFormat
+from forebay.text.answers.calls import objects
+from forebay.text.answers.formats import CHANNELS, THINK_TAGS, CallFormat, ThinkTags
 from forebay.text.answers.reading import AnswerFormats
 from forebay.text.token_bytes import TokenBytes
 
@@ -76,16 +79,17 @@ def _embedded(content: Grammar | None) -> list[dict[str, Any]]:
 
 def _tags(lark: Lark, formats: AnswerFormats, rules: AnswerRules) -> str:
     thinking = _thinking(lark, formats, rules)
-    form = CALL_FORMATS.get(formats.calls or "") if rules.calls else None
+    form = formats.call_format if rules.calls else None
     if form is None:
         return f"{thinking} TEXT" if rules.content is None else f"{thinking} SPACE? {_content(lark, rules.content)}"
+    calls = _Calls(lark, formats, form, rules)
     if rules.must_call:
-        return f"{thinking} SPACE? {_calls_alone(lark, form, rules)}"
+        return f"{thinking} SPACE? {calls.alone()}"
     if rules.content is not None:
-        return f"{thinking} SPACE? ({_content(lark, rules.content)} | {_calls_alone(lark, form, rules)})"
+        return f"{thinking} SPACE? ({_content(lark, rules.content)} | {calls.alone()})"
     if rules.restricted or any(call.enforced for call in rules.calls):
-        return f"{thinking} {_calls_in_text(lark, form, rules)}"
-    return f"{thinking} {_calls_as_they_come(lark, form)}"
+        return f"{thinking} {calls.in_text()}"
+    return f"{thinking} {calls.as_they_come()}"
 
 
 def _thinking(lark: Lark, formats: AnswerFormats, rules: AnswerRules) -> str:
@@ -94,33 +98,53 @@ def _thinking(lark: Lark, formats: AnswerFormats, rules: AnswerRules) -> str:
         raise cannot("this model does not think, as far as its chat template tells", "max_thinking_tokens")
     if tags is None:
         return ""
-    closed = lark.until(tags.closes, rules.max_thinking_tokens)
-    return closed if rules.opened else f"({lark.marker(tags.opens)} {closed})?"
+    form = formats.call_format if rules.calls else None
+    calls = lark.as_text(*form.marks) if form is not None else ""  # one in the thinking would be read, unenforced
+    closed = lark.until(tags.closes, rules.max_thinking_tokens, without=calls)
+    return closed if rules.opened else f"({lark.marker(tags.opens)} {_label(tags)} {closed})?"
 
 
-def _calls_alone(lark: Lark, form: CallFormat, rules: AnswerRules) -> str:
-    spelled = SPELLED[form.name](lark, rules.calls, rules.one_call)
-    section = lark.rule(spelled.section if form.bare else f"{lark.marker(form.begins[0])} {spelled.section}")
-    if rules.one_call or spelled.between is None:
-        return section
-    return f"{section} ({literal(spelled.between)} {section})*" if spelled.between else f"{section}+"
+def _label(tags: ThinkTags) -> str:
+    return f"{literal(tags.label)}?" if tags.label else ""
 
 
-def _calls_in_text(lark: Lark, form: CallFormat, rules: AnswerRules) -> str:
-    """Text, in which what follows a marker of calls is one, or at whose head there are some."""
-    section = lark.rule(SPELLED[form.name](lark, rules.calls, rules.one_call).section)
-    unmarked = call_in_text(form, [call.name for call in rules.calls])
-    called = f"({lark.until(form.begins[0], without=unmarked)} {section})*"
-    if not form.bare:
-        return f"{called} {lark.without(unmarked)}"
-    other = lark.other_than(form.bare, unmarked)
-    return f"(SPACE? {section} | {lark.marker(form.begins[0])} {section} | {other})"
+class _Calls:
+    """Calls in a model's format, if with the marks of its chat template then behind these alone."""
 
+    def __init__(self, lark: Lark, formats: AnswerFormats, form: CallFormat, rules: AnswerRules) -> None:
+        self._lark, self._form, self._rules = lark, form, rules
+        self._bare = "" if formats.marks[0] else form.bare
+        marked = any(formats.marks) and form.body is objects
+        self._spell = partial(in_list, end=formats.marks[1]) if marked else SPELLED[form.name]
 
-def _calls_as_they_come(lark: Lark, form: CallFormat) -> str:
-    """Text with all markers of calls that are tokens."""
-    tokens = sorted(token for word in form.spellings if (token := lark.table.added(word)) is not None)
-    return f"(TEXT <[{','.join(map(str, tokens))}]>)* TEXT" if tokens else "TEXT"
+    def _spelled(self) -> Spelled:
+        return self._spell(self._lark, self._rules.calls, self._rules.one_call)
+
+    def alone(self) -> str:
+        """An answer of calls alone."""
+        spelled, begin = self._spelled(), self._lark.marker(self._form.begins[0])
+        section = self._lark.rule(spelled.section if self._bare else f"{begin} {spelled.section}")
+        if self._rules.one_call or spelled.between is None:
+            return section
+        return f"{section} ({literal(spelled.between)} {section})*" if spelled.between else f"{section}+"
+
+    def in_text(self) -> str:
+        """Text, in which what follows a marker of calls is one, or at whose head there are some."""
+        lark, begin = self._lark, self._form.begins[0]
+        section = lark.rule(self._spelled().section)
+        unmarked = call_in_text(self._form, [call.name for call in self._rules.calls])
+        calls = "|".join(filter(None, (unmarked, lark.as_text(*self._form.begins))))
+        called = f"({lark.until(begin, without=calls)} {section})*"
+        if not self._bare:
+            return f"{called} {lark.without(calls)}"
+        other = lark.other_than(self._bare, calls)
+        return f"(SPACE? {section} | {lark.marker(begin)} {section} | {other})"
+
+    def as_they_come(self) -> str:
+        """Text with all markers of calls that are tokens."""
+        spellings = self._form.spellings
+        tokens = sorted(token for word in spellings if (token := self._lark.table.added(word)) is not None)
+        return f"(TEXT <[{','.join(map(str, tokens))}]>)* TEXT" if tokens else "TEXT"
 
 
 def _channels(lark: Lark, rules: AnswerRules) -> str:

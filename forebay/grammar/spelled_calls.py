@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from forebay.base.errors import InvalidRequest
-from forebay.grammar.compiler import compilable, json_options
-from forebay.grammar.quoted import quoted
-from forebay.text.answers.calls import Tagged, is_text, resolved
+from forebay.grammar.lark import CallRule, Lark, Schema, as_pattern, cannot, literal
+from forebay.text.answers.argument_types import ArgumentType, argument_type, resolved, subschemas, texts_of
 from forebay.text.answers.formats import CALL_FORMATS, CallFormat
-from forebay.text.token_bytes import TokenBytes
+from forebay.text.answers.gemma_calls import TEXT_MARK
+from forebay.text.answers.tagged_calls import Tagged
 
-_TERMINALS: Final = (r"TEXT: /(.|\n)*/", r"SPACE: /[ \r\n\t]{1,8}/")
 _FENCE: Final = "\n```json\n"
 _LINE: Final = r'"\n"'
 _ANY_KEY: Final = r"/[^<>\"\n]+/"  # between tags
@@ -32,20 +29,6 @@ _PYTHON: Final = (  # keyword arguments of any values
 )
 _NOT_IN_TEXT: Final = ("pattern", "format", "minLength", "maxLength")
 
-Schema: TypeAlias = Mapping[str, Any]
-
-
-class CallRule(NamedTuple):
-    """A tool that may be called. If it is `enforced`, its arguments are what `parameters` say, which is a schema that
-    compiles; otherwise they are any object. `field` is where the client has said that. Of a tool that takes one text,
-    `text` is the Lark grammar of it, if it has one."""
-
-    name: str
-    parameters: Schema
-    enforced: bool
-    field: str
-    text: str = ""
-
 
 class Spelled(NamedTuple):
     """`section` is what stands behind the first marker; `between`, between two that have a marker each, None where one
@@ -57,95 +40,6 @@ class Spelled(NamedTuple):
 
 Spell: TypeAlias = Callable[["Lark", Sequence[CallRule], bool], Spelled]
 """With the flag, one call alone."""
-
-
-def literal(text: str) -> str:
-    """Return the text as a Lark string literal."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def cannot(what: str, param: str) -> InvalidRequest:
-    """Return the error for tools that no grammar can enforce; `param` names the field of the request."""
-    return InvalidRequest(what, code="grammar_invalid", param=param)
-
-
-@dataclass(slots=True)
-class Lark:
-    """A grammar while it is written."""
-
-    table: TokenBytes
-    rules: list[str] = field(default_factory=lambda: list(_TERMINALS))
-    grammars: list[dict[str, str]] = field(default_factory=list)  # of others, which the rules name
-
-    def rule(self, body: str, options: str = "") -> str:
-        """The name of a rule that says so."""
-        name = f"r{len(self.rules)}"
-        self.rules.append(f"{name}{options}: {body}")
-        return name
-
-    def marker(self, spelling: str) -> str:
-        """Return the terminal of a marker: the added token if the vocabulary has one, its text otherwise."""
-        token = self.table.added(spelling)
-        return literal(spelling) if token is None else f"<[{token}]>"
-
-    def without(self, pattern: str) -> str:
-        """The name of a terminal: free text in which nothing matches; the pattern "" stands for nothing."""
-        if not pattern:
-            return "TEXT"
-        name = f"T{len(self.rules)}"
-        self.rules.append(rf"{name}: /(.|\n)*/ & ~/(.|\n)*({pattern})(.|\n)*/")
-        return name
-
-    def other_than(self, first: str, pattern: str) -> str:
-        """The name of a terminal: text that does not begin so, behind white space, and in which nothing matches."""
-        name = f"T{len(self.rules)}"
-        self.rules.append(rf"{name}: /(\s*[^\s\{first}](.|\n)*)?/ & ~/(.|\n)*({pattern})(.|\n)*/")
-        return name
-
-    def until(self, spelling: str, max_tokens: int | None = None, *, without: str = "") -> str:
-        """Free text, at most so much of it and with nothing that matches `without`, and the marker behind it."""
-        token, text = self.table.added(spelling), self.without(without)
-        if token is None and max_tokens is not None:
-            raise cannot(f"{spelling} is no token of this model's, so it cannot be forced", "max_thinking_tokens")
-        if token is None:
-            return self.rule(f"{text} {literal(spelling)}", "[lazy]")
-        if max_tokens == 0:
-            return f"<[{token}]>"
-        return f"{self.rule(text, '' if max_tokens is None else f'[max_tokens={max_tokens}]')} <[{token}]>"
-
-    def json(self, schema: Schema) -> str:
-        """Add a rule for JSON values of the schema, and return its name."""
-        offered = compilable({**schema, "x-guidance": json_options(schema)})
-        return self.rule(f"%json {_compact(offered)}")
-
-    def embedded(self, source: str) -> str:
-        """The name of a grammar within this one."""
-        name = f"text{len(self.grammars)}"
-        self.grammars.append({"name": name, "lark_grammar": source})
-        return f"@{name}"
-
-    def quoted(self, text: str, field: str) -> str:
-        """A JSON string of what the grammar `text` says."""
-        return f"{literal(chr(34))} {self.embedded(quoted(text, field))} {literal(chr(34))}"
-
-    def arguments(self, call: CallRule) -> str:
-        """Add a rule for the arguments object of a call, and return its name."""
-        if call.text:
-            head = f"{{{literal(next(iter(call.parameters['properties'])))}: "
-            return self.rule(f'{literal(head)} {self.quoted(call.text, call.field)} "}}"')
-        return self.json({"type": "object", **call.parameters} if call.enforced else {"type": "object"})
-
-    def one_of(self, bodies: Sequence[str]) -> str:
-        """Add a rule that matches any of the bodies, and return its name."""
-        return self.rule(" | ".join(map(self.rule, bodies)))
-
-    def some(self, item: str, between: str, one: bool) -> str:
-        """Return an expression for one item, or with `one` false for one or more that `between` separates."""
-        return item if one else f"{item} ({literal(between)} {item})*" if between else f"{item}+"
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
@@ -160,8 +54,13 @@ def _hermes(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
     return Spelled(f'"\\n" {_object(lark, calls)} "\\n" {lark.marker("</tool_call>")}', "\n")
 
 
-def _hunyuan(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
-    return Spelled(f'"[" {lark.some(_object(lark, calls), ", ", one)} "]" {lark.marker("</tool_calls>")}')
+def in_list(lark: Lark, calls: Sequence[CallRule], one: bool, *, end: str) -> Spelled:
+    """Write a JSON list of calls, up to the marker `end`."""
+    return Spelled(f'"[" {lark.some(_object(lark, calls), ", ", one)} "]" {lark.marker(end)}')
+
+
+def _gigachat3(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
+    return Spelled(f'"\\n" {_object(lark, calls)}')
 
 
 def _llama3_json(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
@@ -210,7 +109,9 @@ class _Member(NamedTuple):
     key: str
     schema: Schema
     optional: bool
-    is_text: bool
+    kind: ArgumentType
+    texts: Sequence[str] | None  # all that it takes, if it is a text; None for any
+    limit: str = ""  # the word of the schema that limits a text otherwise
     text: str = ""  # the grammar of a tool's one text
 
 
@@ -223,38 +124,20 @@ def _members(call: CallRule) -> list[_Member]:
     shared = {name: call.parameters[name] for name in ("$defs", "definitions") if name in call.parameters}
     found = []
     for key, schema in properties.items():
-        schema = resolved(schema, call.parameters)
+        root, schema = call.parameters, resolved(schema, call.parameters)
         own = {**schema, **shared} if isinstance(schema, dict) else {}
-        found.append(_Member(key, own, key not in (required or ()), is_text(call.parameters, key), call.text))
+        parts = list(subschemas(own, root))
+        limit = next((word for word in _NOT_IN_TEXT for part in parts if word in part), "")
+        optional = key not in (required or ())
+        found.append(_Member(key, own, optional, argument_type(root, key), texts_of(own, root), limit, call.text))
     return found
-
-
-def _options(schema: Schema) -> Iterator[Schema]:
-    """A schema and its alternatives, as `is_text` looks at them."""
-    yield schema
-    for word in ("anyOf", "oneOf", "allOf"):
-        for option in schema.get(word) or ():
-            yield from _options(option) if isinstance(option, dict) else ()
-
-
-def _texts(options: Sequence[Schema]) -> list[str]:
-    """The texts that the options allow; none if one of them allows any text."""
-    free = [option for option in options if option.get("type") == "string" and not _choices(option)]
-    listed = [text for option in options for text in _choices(option) if isinstance(text, str)]
-    nested = [option for option in free if not any(word in option for word in ("anyOf", "oneOf", "allOf"))]
-    return [] if nested else listed
-
-
-def _pattern(text: str) -> str:
-    """A regular expression of a text, as a Lark terminal has it."""
-    return "".join(rf"\x{ord(char):02x}" if char in "\n/" else re.escape(char) for char in text)
 
 
 def call_in_text(form: CallFormat, names: Sequence[str]) -> str:
     """Return the beginning of a call of one of these tools, for readers that accept calls without a marker."""
-    either = "|".join(map(_pattern, names))
+    either = "|".join(map(as_pattern, names))
     match form.name:
-        case "qwen3_coder":
+        case "qwen3_coder" | "seed_oss":
             return rf"<function=\s*({either})\s*>"
         case "minimax_m2":
             return rf"<invoke name=\"\s*({either})\s*\">"
@@ -309,21 +192,46 @@ class _Tags:
         return f"\n{tags.value_end}" if tags.lines else tags.value_end
 
     def _any_text(self, lark: Lark, tags: Tagged, end: str) -> str:
-        return lark.until(end, without="|".join(map(_pattern, tags.ends_inside)))
+        return lark.until(end, without="|".join(map(as_pattern, tags.ends_inside)))
 
     def _value(self, lark: Lark, tags: Tagged, call: CallRule, member: _Member, end: str) -> str:
         if member.text:
             return f"{lark.embedded(member.text)} {lark.marker(end)}"
-        if not member.is_text:
+        if not member.kind.text:
             return f"{lark.json(member.schema)} {lark.marker(end)}"
-        options = list(_options(member.schema))
-        unread = next((word for word in _NOT_IN_TEXT for option in options if word in option), None)
-        if unread is not None:
-            what = f"{unread} of {member.key} cannot be enforced where arguments are text: leave it out, or strict"
-            raise cannot(what, call.field)
-        if texts := _texts(options):
+        if member.limit:
+            what = f"{member.limit} of {member.key} cannot be enforced where arguments are text: "
+            raise cannot(f"{what}leave it out, or strict", call.field)
+        if member.texts is not None:
+            texts = [*member.texts, *(["null"] if member.kind.nullable else [])]
             return f"({' | '.join(map(literal, texts))}) {lark.marker(end)}"
         return self._any_text(lark, tags, end)
+
+
+def _gemma4(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
+    """`call:name{key:value,...}`; a text whose length or form is limited is written as JSON, which is read as well."""
+    ends, each = CALL_FORMATS["gemma4"].after[0], []
+    for call in calls:
+        head = literal(f"call:{call.name}{{")
+        members = f"{_in_order(lark, call, ',', _gemma4_member)} {literal('}')} {lark.marker(ends)}"
+        each.append(f"{head} {members if call.enforced else _any_gemma4(lark, ends)}")
+    return Spelled(lark.one_of(each), "")
+
+
+def _any_gemma4(lark: Lark, ends: str) -> str:
+    texts = f"({lark.until(TEXT_MARK)})*" if lark.table.added(TEXT_MARK) is not None else ""
+    return f"{texts} {lark.until('}' + ends)}"
+
+
+def _gemma4_member(lark: Lark, call: CallRule, member: _Member) -> str:
+    key, mark = literal(f"{member.key}:"), lark.marker(TEXT_MARK)
+    if member.text:
+        return f"{key} {lark.quoted(member.text, call.field)}"
+    if not member.kind.text or member.kind.nullable or member.limit:
+        return f"{key} {lark.json(member.schema)}"
+    if member.texts is not None:
+        return f"{key} {mark} ({' | '.join(map(literal, member.texts))}) {mark}"
+    return f"{key} {mark} {lark.until(TEXT_MARK)}"
 
 
 def _python(lark: Lark, calls: Sequence[CallRule], one: bool, *, end: str = "") -> Spelled:
@@ -333,19 +241,27 @@ def _python(lark: Lark, calls: Sequence[CallRule], one: bool, *, end: str = "") 
 
 
 def _keywords(lark: Lark, call: CallRule) -> str:
-    """Return an expression for the arguments, in their order, with commas between those that are there. Without
-    enforcement they are any keywords."""
-    if not call.enforced:
-        lark.rules += _PYTHON if _PYTHON[0] not in lark.rules else ()
-        return "keywords"
+    """Return an expression for the arguments. Without enforcement they are any keywords."""
+    if call.enforced:
+        return _in_order(lark, call, ", ", _keyword)
+    lark.rules += _PYTHON if _PYTHON[0] not in lark.rules else ()
+    return "keywords"
+
+
+def _in_order(lark: Lark, call: CallRule, between: str, write: Callable[[Lark, CallRule, _Member], str]) -> str:
+    """Members in their order, with `between` those that are there."""
     first, more = '""', '""'
     for member in reversed(_members(call)):
-        own = lark.quoted(member.text, call.field) if member.text else _python_value(lark, member.schema)
-        value = f"{literal(f'{member.key}=')} {own}"
-        alone, behind = f"{value} {more}", f'", " {value} {more}'
+        value = write(lark, call, member)
+        alone, behind = f"{value} {more}", f"{literal(between)} {value} {more}"
         first = lark.rule(f"{alone} | {first}" if member.optional else alone)
         more = lark.rule(f"{behind} | {more}" if member.optional else behind)
     return first
+
+
+def _keyword(lark: Lark, call: CallRule, member: _Member) -> str:
+    own = lark.quoted(member.text, call.field) if member.text else _python_value(lark, member.schema)
+    return f"{literal(f'{member.key}=')} {own}"
 
 
 def _python_value(lark: Lark, schema: Schema) -> str:
@@ -362,8 +278,12 @@ def _python_value(lark: Lark, schema: Schema) -> str:
 
 SPELLED: Final[dict[str, Spell]] = {
     "hermes": _hermes,
-    "hunyuan": _hunyuan,
+    "hunyuan": partial(in_list, end="</tool_calls>"),
+    "nemotron": partial(in_list, end="</TOOLCALL>"),
+    "gigachat3": _gigachat3,
+    "gemma4": _gemma4,
     "qwen3_coder": _Tags("qwen3_coder"),
+    "seed_oss": _Tags("seed_oss"),
     "glm45": _Tags("glm45"),
     "minimax_m2": _Tags("minimax_m2"),
     "mistral": _mistral,

@@ -69,9 +69,18 @@ def check(case: Case) -> None:
         assert is_within(told, "".join(text[at] for at in of_kind))
     if not begun and formats.thinking in THINK_TAGS:
         told = "".join(part.text for part in parts if isinstance(part, Said | Thought))
-        opens, closes = map(len, THINK_TAGS[formats.thinking].spellings)
-        lost = len("".join(text.split())) - len("".join(told.split()))
-        assert lost in (0, opens, closes, opens + closes), "only the tags around the thinking are no text"
+        tags, layout = THINK_TAGS[formats.thinking], formats.call_format.layout if formats.call_format else ()
+        opens, closes, label = len(tags.opens), len(tags.closes), len(tags.label)
+        lost = visible(text, layout) - visible(told, layout)
+        around = {0, opens, closes, opens + closes, opens + label, opens + label + closes}
+        assert lost in around, "only the tags around the thinking are no text"
+
+
+def visible(text: str, layout: tuple[str, ...]) -> int:
+    """The number of characters that are neither white space nor layout."""
+    for word in layout:
+        text = text.replace(word, "")
+    return len("".join(text.split()))
 
 
 def is_within(part: str, whole: str) -> bool:

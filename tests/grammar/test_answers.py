@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.answers import AnswerRules, answer_grammar
 from forebay.grammar.compiler import compiled
-from forebay.grammar.spelled_calls import CallRule
+from forebay.grammar.lark import CallRule
 from forebay.requests.sampling_params import Grammar, GrammarKind
 from forebay.text.answers.formats import CALL_PARSERS, CHANNEL_SPELLINGS, CHANNELS
 from forebay.text.answers.parts import CallArguments, CallBegun, Said, Thought
@@ -140,6 +140,21 @@ def tokens_of(vocabulary: Vocabulary, text: str) -> list[int]:
 
 THINKING = AnswerFormats("hermes", "think")
 JSON = Grammar(GrammarKind.JSON_SCHEMA, '{"enum": [1, "x"]}')
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "minimax_m2", "glm45", "gigachat3"])
+def test_enforced_call_cannot_be_written_within_the_thinking(vocabulary: Vocabulary, name: str) -> None:
+    """A reader would take it for one."""
+    form = AnswerFormats(name, "think")
+    assert form.call_format is not None
+    must, may = AnswerRules(calls=CALLS, must_call=True), AnswerRules(calls=CALLS)
+    for rules, marks in ((must, form.call_format.marks), (may, form.call_format.begins)):
+        grammar = answer_grammar(form, vocabulary.table, rules)
+        for mark in marks:
+            tokens = tokens_of(vocabulary, f"<think>So: {mark} </think>")
+            assert vocabulary.matcher(grammar).try_consume_tokens(tokens) < len(tokens), mark
+        tokens = tokens_of(vocabulary, "<think>So: <b> </think>")
+        assert vocabulary.matcher(grammar).try_consume_tokens(tokens) == len(tokens)
 
 
 @pytest.mark.parametrize(

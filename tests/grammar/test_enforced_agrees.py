@@ -8,7 +8,7 @@ import pytest
 
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.answers import AnswerRules, answer_grammar
-from forebay.grammar.spelled_calls import CallRule
+from forebay.grammar.lark import CallRule
 from forebay.text.answers.parts import CallBegun
 from forebay.text.answers.reading import AnswerFormats, reader_for
 from tests.grammar.test_answers import Vocabulary
@@ -44,7 +44,10 @@ def _num_calls(form: str, text: str) -> int:
 UNMARKED = {
     "minimax_m2": ['<invoke name="go">', 'a <invoke name="go">\n<parameter name="n">', '<invoke name=" go-on ">'],
     "qwen3_coder": ["<function=go>", "a <function=go>\n<parameter=n>", "<function= go-on >"],
-    "llama3_json": ['a {"name": "go", "parameters": {}}', 'So {\n"name" : "go-on", "x": 1, "arguments": 5}'],
+    "llama3_json": [
+        'a {"name": "go", "parameters": {}}',
+        'So {\n"name" : "go-on", "type": "function", "arguments": {}}',
+    ],
     "pythonic": ["I call [go(n='x')]", "x [ go-on()]"],
 }
 PROSE = {

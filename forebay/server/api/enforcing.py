@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from forebay.grammar.answers import AnswerRules, answer_grammar
-from forebay.grammar.spelled_calls import CallRule
+from forebay.grammar.lark import CallRule
 from forebay.requests.sampling_params import Grammar, GrammarKind
 from forebay.server.api.prompts import TAIL_TOKENS
 from forebay.server.context import ServerContext

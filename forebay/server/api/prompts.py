@@ -22,7 +22,7 @@ from forebay.server.protocol.validation import UNSUPPORTED_FIELD
 from forebay.text.answers.formats import call_id_of
 from forebay.text.answers.probes import Findings, Wanted
 from forebay.text.answers.reading import reader_for
-from forebay.text.answers.tools_as_text import calls_in_text, tools_as_text
+from forebay.text.answers.tools_as_text import HERMES, calls_in_text, tools_as_text, tools_described
 from forebay.text.token_bytes import TokenBytes
 from forebay.text.tokenizer import Tokenizer
 
@@ -103,12 +103,42 @@ def check_answerable(body: ChatRequest, found: Findings) -> None:
 
 def for_template(messages: list[dict[str, Any]], variables: dict[str, Any], found: Findings) -> list[dict[str, Any]]:
     """The messages as the chat template wants them, `variables` less what it does not read."""
-    if not found.calls.as_text or found.ignores_tools:
+    if not found.calls.as_text:
         messages = [_with_objects(message) for message in messages]
     if found.ignores_tools:
-        return tools_as_text(messages, variables.pop("tools", []))
+        tools = variables.pop("tools", [])
+        if found.calls.hidden:
+            return tools_as_text(messages, tools)
+        messages = tools_described(messages, tools, found.calls.example)
+    if found.calls.one_call:
+        messages = one_call_each(messages)
     numbered = _numbered(messages, call_id_of(found.formats.calls))
-    return [_as_wanted(message, found.calls) if "tool_calls" in message else message for message in numbered]
+    form = found.formats.calls or HERMES
+    return [_as_wanted(message, found.calls, form) if "tool_calls" in message else message for message in numbered]
+
+
+def one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the conversation with a message for each call, its result behind it, as models of a template that takes
+    one call of a message would have called."""
+    split: list[dict[str, Any]] = []
+    place = 0
+    while place < len(messages):
+        message, place = messages[place], place + 1
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            split.append(message)
+            continue
+        behind = place
+        while behind < len(messages) and messages[behind]["role"] == "tool":
+            behind += 1
+        results, place = messages[place:behind], behind
+        for number, call in enumerate(calls):
+            first = message if number == 0 else {"role": message["role"], "content": None}
+            own = [result for result in results if result.get("tool_call_id") == call["id"]]
+            split += [{**first, "tool_calls": [call]}, *own]
+        ids = {call["id"] for call in calls}
+        split += [result for result in results if result.get("tool_call_id") not in ids]
+    return split
 
 
 def _numbered(messages: list[dict[str, Any]], pattern: str) -> list[dict[str, Any]]:
@@ -139,9 +169,9 @@ def object_of(arguments: dict[str, Any] | str) -> dict[str, Any]:
     return {INVALID_JSON: arguments} if isinstance(arguments, str) else arguments
 
 
-def _as_wanted(message: dict[str, Any], wanted: Wanted) -> dict[str, Any]:
+def _as_wanted(message: dict[str, Any], wanted: Wanted, form: str) -> dict[str, Any]:
     if wanted.hidden:
-        return calls_in_text(message)
+        return calls_in_text(message, form)
     message = {**message, "content": wanted.content if message["content"] is None else message["content"]}
     if not wanted.as_text:
         return message

@@ -119,10 +119,10 @@ class Answer:
         self.cursor.record = []
         self.settled = self.cursor.taken
 
-    def give_up(self) -> None:
-        """Say what has been recorded: it was no call, or stands behind one."""
+    def give_up(self, kind: TextKind = Said) -> None:
+        """Count what has been recorded as text of `kind`: it was no call, or stands behind one."""
         recorded, self.cursor.record = self.cursor.record or [], None
-        self.say("".join(recorded))
+        self._append_text(kind, "".join(recorded))
 
     def finish(self) -> None:
         """End the answer; held-back white space becomes text if nothing else came."""

@@ -53,6 +53,11 @@ class Cursor:
         self._at -= len(text)
         self.taken -= len(text)
 
+    def restore(self, text: str) -> None:
+        """Read `text` again, which has been taken last, in whatever pieces."""
+        self._text, self._at = text + self._text[self._at :], 0
+        self.taken -= len(text)
+
     def peek(self, count: int = 1) -> Reading[str]:
         """The next characters; fewer only at the end."""
         while len(self._text) - self._at < count and not self.ended:

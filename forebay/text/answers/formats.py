@@ -8,6 +8,8 @@ from typing import Final
 
 from forebay.text.answers import calls
 from forebay.text.answers.calls import Body
+from forebay.text.answers.gemma_calls import TEXT_MARK, gemma_calls
+from forebay.text.answers.tagged_calls import Tagged
 
 _CALL_ID: Final = "call{:05}"  # nine letters and digits are all that some templates take
 
@@ -17,9 +19,9 @@ class CallFormat:
     """Calls stand behind one of `begins`, anywhere; with `bare` also without one at the head of an answer, where only
     names of tools that there are make a call of it. `before` may stand between marker and call, what is in `after`
     behind a call; `inside` are further markers. With `own` calls also begin anywhere in text, without a marker: there
-    `in_text` reads them (or `body`), and only names of tools that there are make a call of it. `call_id` are ids that
-    the model was trained on, by a call's number. With `told` it is told of tools, where that is not with one of
-    `begins`."""
+    `in_text` reads them (or `body`), and only names of tools that there are make a call of it. `layout` is never text.
+    `call_id` are ids that the model was trained on, by a call's number. With `told` it is told of tools, where that is
+    not with one of `begins`."""
 
     name: str
     body: Body
@@ -30,22 +32,29 @@ class CallFormat:
     bare: str = ""
     own: tuple[str, ...] = ()
     in_text: Body | None = None
+    layout: tuple[str, ...] = ()
     call_id: str = _CALL_ID
     told: str = ""
 
     @property
     def spellings(self) -> tuple[str, ...]:
         """All that must be seen in the text for it."""
-        return tuple(filter(None, (*self.begins, self.before, *self.after, *self.inside)))
+        return tuple(filter(None, (*self.begins, self.before, *self.after, *self.inside, *self.layout)))
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Return what calls begin with, except single characters: those are common in a thought."""
+        return (*self.begins, *(word for word in self.own if len(word) > 1))
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkTags:
-    """The pair of tags around a model's reasoning."""
+    """The pair of tags around a model's reasoning; `label` may follow the first."""
 
     name: str
     opens: str
     closes: str
+    label: str = ""
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -67,22 +76,44 @@ CALL_FORMATS: Final = {
     for each in (
         CallFormat("hermes", calls.objects, begins=("<tool_call>",), after=("</tool_call>",)),
         CallFormat("hunyuan", calls.objects, begins=("<tool_calls>",), after=("</tool_calls>",)),
+        CallFormat("nemotron", calls.objects, begins=("<TOOLCALL>",), after=("</TOOLCALL>",)),
+        CallFormat(
+            "gigachat3",
+            calls.objects,
+            begins=("function call<|role_sep|>", "<|function_call|>"),
+            inside=("<|role_sep|>",),
+            layout=("<|message_sep|>",),
+        ),
         CallFormat(
             "qwen3_coder",
-            calls.Tagged("<function=", (">",), "<parameter=", ">", "", "</parameter>", "</function>", lines=True),
+            Tagged("<function=", (">",), "<parameter=", ">", "", "</parameter>", "</function>", lines=True),
             begins=("<tool_call>",),
             after=("</tool_call>",),
             own=("<function=",),
         ),
         CallFormat(
+            "seed_oss",
+            Tagged("<function=", (">",), "<parameter=", ">", "", "</parameter>", "</function>"),
+            begins=("<seed:tool_call>",),
+            after=("</seed:tool_call>",),
+            own=("<function=",),
+        ),
+        CallFormat(
+            "gemma4",
+            gemma_calls,
+            begins=("<|tool_call>",),
+            after=("<tool_call|>", "<|tool_response>"),
+            inside=(TEXT_MARK,),
+        ),
+        CallFormat(
             "glm45",
-            calls.Tagged("", ("<arg_key>", "</tool_call>"), *_ARG_TAGS, "</tool_call>"),
+            Tagged("", ("<arg_key>", "</tool_call>"), *_ARG_TAGS, "</tool_call>"),
             begins=("<tool_call>",),
             inside=(*_ARG_TAGS, "</tool_call>"),
         ),
         CallFormat(
             "minimax_m2",
-            calls.Tagged('<invoke name="', ('">',), '<parameter name="', '">', "", "</parameter>", "</invoke>"),
+            Tagged('<invoke name="', ('">',), '<parameter name="', '">', "", "</parameter>", "</invoke>"),
             begins=("<minimax:tool_call>",),
             after=("</minimax:tool_call>",),
             own=('<invoke name="',),
@@ -140,7 +171,13 @@ CALL_FORMATS: Final = {
     )
 }
 THINK_TAGS: Final = {
-    each.name: each for each in (ThinkTags("think", "<think>", "</think>"), ThinkTags("mistral", "[THINK]", "[/THINK]"))
+    each.name: each
+    for each in (
+        ThinkTags("think", "<think>", "</think>"),
+        ThinkTags("mistral", "[THINK]", "[/THINK]"),
+        ThinkTags("seed_oss", "<seed:think>", "</seed:think>"),
+        ThinkTags("gemma4", "<|channel>", "<channel|>", label="thought"),
+    )
 }
 CHANNELS: Final = "gpt_oss"
 CHANNEL_SPELLINGS: Final = (
@@ -165,6 +202,8 @@ CALL_NAMES: Final = _by_name(
     {
         "hermes": "qwen qwen25 qwen3",
         "hunyuan": "hunyuan_a13b",
+        "nemotron": "nemotron_json llama_nemotron_json",
+        "gigachat3": "gigachat",
         "qwen3_coder": "qwen3_xml",
         "llama3_json": "llama3 llama4_json",
         "pythonic": "llama4_pythonic",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from forebay.base.errors import ConfigError, InvalidRequest
 from forebay.base.log import event, get_logger
@@ -20,8 +20,9 @@ from forebay.text.answers.formats import (
     THINK_TAGS,
     call_id_of,
 )
-from forebay.text.answers.parts import CallArguments, CallBegun
+from forebay.text.answers.parts import CallArguments, CallBegun, Said
 from forebay.text.answers.reading import AnswerFormats, reader_for
+from forebay.text.answers.tools_as_text import HERMES
 from forebay.text.tokenizer import Tokenizer
 
 log = get_logger("text")
@@ -45,24 +46,33 @@ _VARIABLES: Final[Mapping[str, tuple[Any, Any]]] = {
 _MAX_EVIDENCE: Final = 160
 AUTO: Final = "auto"
 NONE: Final = "none"
-_HERMES: Final = "hermes"  # the format in which tools are described in text
 _IGNORED: Final = "the chat template writes nothing of tools: a system text tells of them"
+_SECOND: Final = "second_tool"
+_RESULT: Final = "probe result"
+_SAID: Final = "Said."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """`hidden`: the template writes nothing of calls. `as_text`: it wants their arguments as text, and not as objects.
-    `content`: what it takes for that of a message of calls alone."""
+    """How a template takes calls of earlier messages.
+
+    `hidden`: it writes nothing of calls. `as_text`: it wants their arguments as text, and not as objects. `content`:
+    what it takes for that of a message of calls alone. `one_call`: it takes or writes one call of a message.
+    `example`: what it writes of a call.
+    """
 
     hidden: bool = False
     as_text: bool = False
     content: str | None = None
+    one_call: bool = False
+    example: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """`ignores_tools`: the template writes nothing of tools. `calls`: how it wants them in a conversation. `variables`
-    are those for thinking that change what it writes. `evidence` says why, for who asks."""
+    """`ignores_tools`: the template writes nothing of tools. If it shows calls (`calls.hidden` false), these are in the
+    format that the model is told of. `variables` are those for thinking that change what it writes. `evidence` gives
+    the reasons."""
 
     formats: AnswerFormats = field(default_factory=AnswerFormats)
     ignores_tools: bool = True
@@ -98,22 +108,25 @@ def find_formats(tokenizer: Tokenizer, *, calls: str = AUTO, thinking: str = AUT
     if plain is None:
         return Findings(evidence={"tool_calls": "the chat template refuses a question"})
     ignores = shown is None or shown == plain
-    names = CALL_PARSERS if calls in (AUTO, NONE) else (calls,)
-    wanted, found, why = _calls(render, names) if not ignores else (Wanted(), _HERMES, _IGNORED)
-    if not found:
-        found, why = _tools_form(shown or "")
-    if ignores and calls not in (AUTO, NONE, _HERMES):
-        raise ConfigError(
-            f"--tool-call-parser {calls}: {why}, in the form of {_HERMES}: give --chat-template, or {_HERMES}"
-        )
-    if calls != AUTO:
-        found, why = _named(calls), f"--tool-call-parser {calls}"
     thinks, seen = _thinking(render)
     if thinking != AUTO:
         thinks, seen = _named(thinking), f"--reasoning-parser {thinking}"
+    names = CALL_PARSERS if calls in (AUTO, NONE) else (calls,)
+    written = _calls(render, names, thinks)
+    wanted, found, why, marks = written.wanted, written.name, written.why, written.marks
+    if ignores and not (found and _shows_results(render, wanted)):
+        wanted, found, why, marks = Wanted(hidden=True), HERMES, _IGNORED, ("", "")
+        if calls not in (AUTO, NONE, HERMES):
+            raise ConfigError(
+                f"--tool-call-parser {calls}: {why}, in the form of {HERMES}: give --chat-template, or {HERMES}"
+            )
+    elif not found:
+        found, why = _tools_form(shown or "")
+    if calls != AUTO:
+        found, why, marks = _named(calls), f"--tool-call-parser {calls}", marks if found == calls else ("", "")
     log.info(event("answers", tool_calls=found or NONE, reasoning=thinks or NONE, why=f"{why}; {seen}"))
     return Findings(
-        formats=AnswerFormats(found or None, thinks or None),
+        formats=AnswerFormats(found or None, thinks or None, marks),
         ignores_tools=ignores,
         calls=wanted,
         variables=frozenset(name for name, values in _VARIABLES.items() if _heeds(render, name, values)),
@@ -153,21 +166,61 @@ def _answered(render: Render, answer: Message) -> str:
     return whole[common:]
 
 
-def _calls(render: Render, names: Sequence[str]) -> tuple[Wanted, str, str]:
-    """How calls are wanted, and in which of the formats they are written ("" for none of them), and why."""
-    hidden = True
+class _Written(NamedTuple):
+    """How a template writes calls: `name` is the format of those that reads most of it, "" if none does; `marks` are
+    what that format leaves over on both sides."""
+
+    wanted: Wanted
+    name: str = ""
+    why: str = ""
+    marks: tuple[str, str] = ("", "")
+
+    @property
+    def num_left(self) -> int:
+        return sum(map(len, self.marks))
+
+
+def _calls(render: Render, names: Sequence[str], thinks: str) -> _Written:
+    best, hidden = _Written(Wanted(content="")), True
+    said = _answered(render, {"role": "assistant", "content": _SAID})
+    ending = said.partition(_SAID)[2].strip()
     written = (_ARGUMENTS, json.dumps(_ARGUMENTS)), (None, ""), sorted({call_id_of(name) for name in names})
     for arguments, content, pattern in product(*written):
-        call = {"id": pattern.format(0, name=_NAME), "type": "function", "function": _function(arguments)}
+        call = _call(_NAME, arguments, pattern)
         text = _answered(render, {"role": "assistant", "content": content, "tool_calls": [call]})
         hidden = hidden and _NAME not in text
         if content is None and "None" in text:
             continue
         for name in names:
-            if call_id_of(name) == pattern and _reads(name, text):
-                wanted = Wanted(as_text=isinstance(arguments, str), content=content)
-                return wanted, name, f"a call is written {text.strip()[:_MAX_EVIDENCE]!r}"
-    return Wanted(hidden=hidden, content=""), "", ""
+            left = _left_over(name, thinks, text, ending) if call_id_of(name) == pattern else None
+            if left is not None and (not best.name or sum(map(len, left)) < best.num_left):
+                example = text.strip().removesuffix(ending).strip()
+                wanted = Wanted(as_text=isinstance(arguments, str), content=content, example=example)
+                best = _Written(wanted, name, f"a call is written {text.strip()[:_MAX_EVIDENCE]!r}", left)
+    if not best.name:
+        return best._replace(wanted=Wanted(hidden=hidden, content=""))
+    return best._replace(wanted=replace(best.wanted, one_call=_takes_one_call(render, best)))
+
+
+def _call(name: str, arguments: Any, pattern: str, number: int = 0) -> Message:
+    function = {"name": name, "arguments": arguments}
+    return {"id": pattern.format(number, name=name), "type": "function", "function": function}
+
+
+def _takes_one_call(render: Render, written: _Written) -> bool:
+    """Return whether the template refuses a message of two calls, or leaves one of them out."""
+    arguments = json.dumps(_ARGUMENTS) if written.wanted.as_text else _ARGUMENTS
+    pattern = call_id_of(written.name)
+    calls = [_call(name, arguments, pattern, number) for number, name in enumerate((_NAME, _SECOND))]
+    text = _answered(render, {"role": "assistant", "content": written.wanted.content, "tool_calls": calls})
+    return _NAME not in text or _SECOND not in text
+
+
+def _shows_results(render: Render, wanted: Wanted) -> bool:
+    call = _call(_NAME, json.dumps(_ARGUMENTS) if wanted.as_text else _ARGUMENTS, call_id_of(None))
+    answer = {"role": "assistant", "content": wanted.content, "tool_calls": [call]}
+    result = {"role": "tool", "content": _RESULT, "tool_call_id": call["id"]}
+    return _RESULT in (_rendered(render, [_ASKED, answer, result]) or "")
 
 
 def _tools_form(shown: str) -> tuple[str, str]:
@@ -179,23 +232,32 @@ def _tools_form(shown: str) -> tuple[str, str]:
     return "", "the chat template writes calls in no form that is known"
 
 
-def _function(arguments: Any) -> dict[str, Any]:
-    return {"name": _NAME, "arguments": arguments}
-
-
-def _reads(name: str, text: str) -> bool:
-    reader = reader_for(AnswerFormats(name, name if name == CHANNELS else None), {_NAME: _SCHEMA})
+def _left_over(name: str, thinks: str, text: str, ending: str) -> tuple[str, str] | None:
+    """Return what a format leaves over of a call on both sides, less tags of thinking, brackets and what `ending` ends
+    every answer with; None if it does not read the call."""
+    thinking = name if name == CHANNELS else thinks if thinks != CHANNELS else None
+    reader = reader_for(AnswerFormats(name, thinking), {_NAME: _SCHEMA})
     parts = reader.push(text) + reader.finish()
     names = [part.name for part in parts if isinstance(part, CallBegun)]
     arguments = "".join(part.text for part in parts if isinstance(part, CallArguments))
     try:
-        return names == [_NAME] and json.loads(arguments) == _ARGUMENTS
+        if names != [_NAME] or json.loads(arguments) != _ARGUMENTS:
+            return None
     except ValueError:
-        return False
+        return None
+    if name == CHANNELS:
+        return "", ""
+    at = next(i for i, part in enumerate(parts) if isinstance(part, CallBegun))
+    before, behind = (
+        "".join(part.text for part in some if isinstance(part, Said)) for some in (parts[:at], parts[at:])
+    )
+    for tag in THINK_TAGS[thinks].spellings if thinks in THINK_TAGS else ():
+        before = before.replace(tag, "")
+    return before.strip().rstrip("[ \n"), behind.strip().removesuffix(ending).lstrip("] \n").strip()
 
 
 def _thinking(render: Render) -> tuple[str, str]:
-    thought: Message = {"role": "assistant", "content": "Said.", "reasoning_content": "Probed.", "thinking": "Probed."}
+    thought: Message = {"role": "assistant", "content": _SAID, "reasoning_content": "Probed.", "thinking": "Probed."}
     switches: tuple[dict[str, bool], ...] = (
         {},
         {"enable_thinking": True, "thinking": True},
@@ -207,7 +269,7 @@ def _thinking(render: Render) -> tuple[str, str]:
             if each.opens in text:
                 at = text.index(each.opens)
                 return each.name, f"the chat template writes {text[at : at + _MAX_EVIDENCE]!r}"
-    call = {"type": "function", "function": _function(_ARGUMENTS)}
+    call = {"type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
     if any("<|channel|>" in text for text in (*texts, _answered(render, {**thought, "tool_calls": [call]}))):
         return CHANNELS, "the chat template writes '<|channel|>'"
     return "", "the chat template writes nothing of thinking"

@@ -50,12 +50,13 @@ def python_value(cursor: Cursor, sink: Sink) -> Reading[bool]:
         else:
             word: list[str] = []
             yield from cursor.run(_WORD, word.append)
-            sink(_atom("".join(word)))
+            sink(atom("".join(word)))
         if not depth:
             return True
 
 
-def _atom(word: str) -> str:
+def atom(word: str) -> str:
+    """Return the JSON of a word that stands without quotes: a string if it is no number and no constant."""
     if word in _NAMES:
         return _NAMES[word]
     if _PADDED.fullmatch(word):

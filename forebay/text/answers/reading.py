@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -29,10 +29,12 @@ _RECIPIENT: Final = re.compile(r"to=functions\.([\w.\-/]+?)(?=[\s<]|$)")
 
 @dataclass(frozen=True)
 class AnswerFormats:
-    """How a model spells calls and thinking, by the names of `answers.formats`; None where it has none."""
+    """How a model spells calls and thinking, by the names of `answers.formats`; None where it has none. `marks` are
+    what its chat template writes before and behind calls that the format has no marks for."""
 
     calls: str | None = None
     thinking: str | None = None
+    marks: tuple[str, str] = ("", "")
 
     @cached_property
     def spellings(self) -> frozenset[str]:
@@ -40,27 +42,37 @@ class AnswerFormats:
         found = set[str]()
         if CHANNELS in (self.calls, self.thinking):
             found |= set(CHANNEL_SPELLINGS)
-        for each in (CALL_FORMATS.get(self.calls or ""), THINK_TAGS.get(self.thinking or "")):
+        for each in (self.call_format, THINK_TAGS.get(self.thinking or "")):
             found |= set(each.spellings if each is not None else ())
         return frozenset(found)
+
+    @cached_property
+    def call_format(self) -> CallFormat | None:
+        """The format of calls, with the marks that this model has around them."""
+        form = CALL_FORMATS.get(self.calls or "")
+        if form is None or not any(self.marks):
+            return form
+        begin, end = self.marks
+        begins = tuple(dict.fromkeys(filter(None, (begin, *form.begins))))
+        return replace(form, begins=begins, after=tuple(dict.fromkeys(filter(None, (end, *form.after)))))
 
     @property
     def with_thinking_said(self) -> AnswerFormats:
         """Return formats that treat thinking as text. Channels stay separate, since their marks would show in it."""
-        return AnswerFormats(CHANNELS if self.thinking == CHANNELS else self.calls, None)
+        return AnswerFormats(CHANNELS if self.thinking == CHANNELS else self.calls, None, self.marks)
 
 
 class AnswerReader:
-    """A `Reader`. `thinking` says whether what comes next belongs to the thinking."""
+    """A `Reader`."""
 
     def __init__(self, formats: AnswerFormats, tools: Tools | None, *, opened: bool = False) -> None:
         """Without `tools` nothing is a call. `opened`: the prompt ends within the thinking."""
-        self.thinking = opened
+        self._in_thought = opened
         self._cursor = Cursor()
         channels = CHANNELS in (formats.calls, formats.thinking)
         begins: Kind = Thought if opened or channels else Said
         self._answer = Answer(self._cursor, tools or {}, exact=channels, marks=[(0, begins)])
-        self._calls = CALL_FORMATS.get(formats.calls or "") if tools else None
+        self._calls = formats.call_format if tools else None
         self._think = THINK_TAGS.get(formats.thinking or "")
         self._shows_thinking = formats.thinking is not None
         self._calls_in_channels = bool(tools) and formats.calls == CHANNELS
@@ -68,6 +80,11 @@ class AnswerReader:
         self._kinds: dict[Sink, Kind] = {answer.say: Said, answer.think: Thought, answer.argue: CallArguments}
         self._program = self._channels() if channels else self._tags()
         self._go_on()
+
+    @property
+    def thinking(self) -> bool:
+        """Return whether what comes next belongs to the thinking."""
+        return self._in_thought and self._answer.marks[-1][1] is not CallArguments
 
     def push(self, text: str) -> list[Part]:
         """Read more text of the answer, and return the parts that are certain by now."""
@@ -87,7 +104,7 @@ class AnswerReader:
         """Return the last parts; unfinished markers become text."""
         self._cursor.ended = True
         self._go_on()
-        if self.thinking:
+        if self._in_thought:
             self._answer.turn()
         self._answer.finish()
         return self._answer.taken()
@@ -104,43 +121,86 @@ class AnswerReader:
         next(self._program, None)
 
     def _tags(self) -> Reading[None]:
+        closes = ""
         if self._think is not None:
-            yield from self._thinking(self._think)
+            closes = yield from self._thinking(self._think)
         if self._calls is None:
             yield from self._cursor.until(markers_of(), self._answer.say)
             return
-        if self._calls.bare:
+        if self._calls.bare and not closes:
             yield from self._bare(self._calls)
-        own = self._calls.own
-        while marker := (yield from self._cursor.until(markers_of(*self._calls.begins, *own), self._answer.say)):
-            self._cursor.record = [] if marker in own else [marker]
-            if marker in own:
-                self._cursor.put_back(marker)
-            yield from self._call(self._calls, known=marker in own, in_text=marker in own)
+        layout = (*self._calls.layout, *filter(None, [closes]))
+        markers = markers_of(*self._calls.begins, *self._calls.own, *layout)
+        while marker := (yield from self._cursor.until(markers, self._answer.say)):
+            if marker in layout:
+                self._answer.turn()
+                continue
+            yield from self._marked(self._calls, marker)
             self._answer.give_up()
 
-    def _thinking(self, tags: ThinkTags) -> Reading[None]:
+    def _thinking(self, tags: ThinkTags) -> Reading[str]:
+        """Return the closing tag if a call ended the thinking instead, else ""."""
         cursor, answer = self._cursor, self._answer
         cursor.record = []
         yield from cursor.spaces()
         found = yield from cursor.literal(tags.opens)
-        if not found and not self.thinking:
+        if not found and not self._in_thought:
             answer.give_up()
-            return
+            return ""
+        if found and not (yield from cursor.literal(tags.label)):
+            begun = yield from cursor.peek(len(tags.label))
+            if cursor.ended and tags.label.startswith(begun):  # the answer was cut off within the label
+                cursor.take(len(begun))
         recorded, cursor.record = cursor.record or [], None
-        self.thinking = True
+        self._in_thought = True
         answer.turn(Thought)
         if not found:
             answer.think("".join(recorded))
-        yield from cursor.until(markers_of(tags.closes), answer.think)
-        self.thinking = False
+        called = yield from self._thought(tags)
+        self._in_thought = False
+        if called:
+            answer.give_up()
+            return tags.closes
         answer.turn()
+        return ""
+
+    def _thought(self, tags: ThinkTags) -> Reading[bool]:
+        """Read up to the closing tag, or behind a call of a tool that exists: models also call without closing the
+        thinking. Return whether there was one."""
+        cursor, answer, calls = self._cursor, self._answer, self._calls
+        if calls is None:
+            yield from cursor.until(markers_of(tags.closes), answer.think)
+            return False
+        markers = markers_of(tags.closes, *calls.marks)
+        while (marker := (yield from cursor.until(markers, answer.think))) not in ("", tags.closes):
+            before = answer.calls
+            yield from self._marked(calls, marker, known=True)
+            if answer.calls > before:
+                return True
+            answer.give_up(Thought)
+        return False
+
+    def _marked(self, calls: CallFormat, marker: str, *, known: bool = False) -> Reading[None]:
+        """Read calls behind a marker, or those that begin with it. What follows a marker without a call is read
+        again: there may be another one."""
+        cursor, own, before = self._cursor, marker in calls.own, self._answer.calls
+        cursor.record = [] if own else [marker]
+        if own:
+            cursor.put_back(marker)
+        yield from self._call(calls, known=known or own, in_text=own)
+        if self._answer.calls == before:
+            cursor.restore("".join(cursor.record))
+            cursor.record = []
+            cursor.take(len(marker))
 
     def _bare(self, calls: CallFormat) -> Reading[None]:
         self._cursor.record = []
         yield from self._cursor.spaces()
         if (yield from self._cursor.peek()) == calls.bare:
             yield from self._call(calls, known=True)
+        if not self._answer.calls:
+            self._cursor.restore("".join(self._cursor.record))
+            self._cursor.record = []
         self._answer.give_up()
 
     def _call(self, calls: CallFormat, *, known: bool, in_text: bool = False) -> Reading[None]:
@@ -188,10 +248,10 @@ class AnswerReader:
             answer.end()
             answer.give_up()
             return (yield from self._cursor.until(_BODY_END, answer.say))
-        self.thinking = self._shows_thinking and channel is not None and channel[1] == "analysis"
-        sink: Sink = answer.think if self.thinking else answer.say
+        self._in_thought = self._shows_thinking and channel is not None and channel[1] == "analysis"
+        sink: Sink = answer.think if self._in_thought else answer.say
         marker = yield from self._cursor.until(_BODY_END, sink)
-        self.thinking = False
+        self._in_thought = False
         return marker
 
 

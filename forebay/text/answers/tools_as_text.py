@@ -6,16 +6,23 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
+from forebay.text.answers.formats import CALL_FORMATS
+
 Message = dict[str, Any]
+HERMES: Final = "hermes"  # the format in which tools are described where a template writes nothing of them
+_IN_PYTHON: Final = ("lfm2", "pythonic")
 
 _TOLD: Final = """You may call these tools, one JSON schema a line:
 <tools>
 {tools}
 </tools>
-To call one, write its name and its arguments as JSON between these tags, and nothing behind the last call:
-<tool_call>
-{{"name": "NAME", "arguments": {{...}}}}
+To call one, write its name and its arguments {how}, and nothing behind the last call:
+{example}"""
+_HOW: Final = "as JSON between these tags"
+_EXAMPLE: Final = """<tool_call>
+{"name": "NAME", "arguments": {...}}
 </tool_call>"""
+_HOW_HERE: Final = "as in this call of a tool that does not exist"
 
 
 _BEFORE, _AFTER = "<tool_response>\n", "\n</tool_response>"
@@ -23,13 +30,20 @@ _BEFORE, _AFTER = "<tool_response>\n", "\n</tool_response>"
 
 def tools_as_text(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
     """Return the conversation with calls and results as text, and a system message that describes `tools`."""
-    written = [_result_in_text(calls_in_text(message)) for message in messages]
+    return tools_described([_result_in_text(calls_in_text(message)) for message in messages], tools)
+
+
+def tools_described(messages: Sequence[Message], tools: Sequence[dict[str, Any]], example: str = "") -> list[Message]:
+    """Return the conversation with a system message that describes `tools`. `example` is a call as the model's chat
+    template writes it; without one, calls are in the format of Hermes."""
     if not tools:
-        return written
-    told = _TOLD.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools))
-    if written and written[0]["role"] == "system":
-        return [{**written[0], "content": f"{written[0]['content']}\n\n{told}"}, *written[1:]]
-    return [{"role": "system", "content": told}, *written]
+        return list(messages)
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    how = _HOW_HERE if example else _HOW
+    told = _TOLD.format(tools=listed, how=how, example=example or _EXAMPLE)
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{told}"}, *messages[1:]]
+    return [{"role": "system", "content": told}, *messages]
 
 
 def _result_in_text(message: Message) -> Message:
@@ -42,11 +56,22 @@ def _result_in_text(message: Message) -> Message:
     return {"role": "user", "content": f"{_BEFORE}{content}{_AFTER}"}
 
 
-def calls_in_text(message: Message) -> Message:
-    """Move a message's tool calls into its content, as `<tool_call>` blocks."""
+def calls_in_text(message: Message, form: str = HERMES) -> Message:
+    """Move a message's tool calls into its content, in the format `form` if that can be written, else in Hermes'."""
     calls = message.get("tool_calls")
     if not calls:
         return message
-    lines = [f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>" for call in calls]
     kept = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**kept, "content": "\n".join(filter(None, (message["content"], *lines)))}
+    called = [call["function"] for call in calls]
+    written = _as_python(called, form) if form in _IN_PYTHON else _as_objects(called)
+    return {**kept, "content": "\n".join(filter(None, (message["content"], written)))}
+
+
+def _as_objects(calls: Sequence[dict[str, Any]]) -> str:
+    return "\n".join(f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls)
+
+
+def _as_python(calls: Sequence[dict[str, Any]], form: str) -> str:
+    marks = CALL_FORMATS[form]
+    written = (f"{call['name']}({', '.join(f'{k}={v!r}' for k, v in call['arguments'].items())})" for call in calls)
+    return f"{marks.begins[0]}[{', '.join(written)}]{marks.after[0]}"

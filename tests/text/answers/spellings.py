@@ -54,9 +54,9 @@ def _raw(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _tags(name: str, text: str) -> str:
+def _tags(name: str, text: str, line: str = "\n") -> str:
     values = json.loads(text).items()
-    inside = "".join(f"<parameter={key}>\n{_raw(value)}\n</parameter>\n" for key, value in values)
+    inside = "".join(f"<parameter={key}>{line}{_raw(value)}{line}</parameter>\n" for key, value in values)
     return f"<function={name}>\n{inside}</function>"
 
 
@@ -141,6 +141,48 @@ def hunyuan(answer: Answer) -> str:
     return think(answer) + answer.said + (f"<tool_calls>[{calls}]</tool_calls>" if calls else "")
 
 
+def nemotron(answer: Answer) -> str:
+    calls = ", ".join(_object(name, text) for name, text in answer.calls)
+    return think(answer) + answer.said + (f"<TOOLCALL>[{calls}]</TOOLCALL>" if calls else "")
+
+
+def gigachat(answer: Answer) -> str:
+    """A message of its own for each call."""
+    texts = [answer.said] if answer.said or not answer.calls else []
+    texts += [f"function call<|role_sep|>\n{_object(name, text)}" for name, text in answer.calls]
+    return think(answer) + "<|message_sep|>\n\n".join(texts)
+
+
+def seed(answer: Answer) -> str:
+    thought = f"<seed:think>{answer.thought}</seed:think>\n" if answer.thought else ""
+    calls = [f"<seed:tool_call>\n{_tags(name, text, line='')}\n</seed:tool_call>" for name, text in answer.calls]
+    return thought + answer.said + "\n".join(calls)
+
+
+def gemma(answer: Answer) -> str:
+    thought = f"<|channel>thought\n{answer.thought}\n<channel|>" if answer.thought else ""
+    calls = (
+        f"<|tool_call>call:{name}{{{_gemma_members(json.loads(text))}}}<tool_call|>" for name, text in answer.calls
+    )
+    return thought + answer.said + "".join(calls)
+
+
+def _gemma_members(values: dict[str, Any]) -> str:
+    return ",".join(f"{key}:{_gemma_value(value)}" for key, value in values.items())
+
+
+def _gemma_value(value: Any) -> str:
+    match value:
+        case str():
+            return f'<|"|>{value}<|"|>'
+        case dict():
+            return f"{{{_gemma_members(value)}}}"
+        case list():
+            return f"[{','.join(map(_gemma_value, value))}]"
+        case _:
+            return json.dumps(value)
+
+
 def gpt_oss(answer: Answer) -> str:
     messages = [f"<|channel|>analysis<|message|>{answer.thought}"] if answer.thought else []
     if answer.said or not (answer.thought or answer.calls):
@@ -161,6 +203,11 @@ SPELLINGS = {
     "hermes": Spelling(AnswerFormats("hermes", "think"), blocks(_object)),
     "qwen3_coder": Spelling(AnswerFormats("qwen3_coder", "think"), blocks(_tags), copies=False),
     "minimax_m2": Spelling(AnswerFormats("minimax_m2", "think"), minimax, copies=False),
+    "seed_oss": Spelling(AnswerFormats("seed_oss", "seed_oss"), seed, copies=False),
+    "nemotron": Spelling(AnswerFormats("nemotron", "think"), nemotron),
+    "gigachat3": Spelling(AnswerFormats("gigachat3", "think"), gigachat),
+    "gemma4": Spelling(AnswerFormats("gemma4", "gemma4"), gemma, copies=False),
+    "marked": Spelling(AnswerFormats("llama3_json", "think", ("<TOOLCALL>", "</TOOLCALL>")), nemotron),
     "glm45": Spelling(AnswerFormats("glm45", "think"), blocks(_glm), copies=False),
     "llama3_json": Spelling(AnswerFormats("llama3_json", "think"), llama),
     "pythonic": Spelling(AnswerFormats("pythonic", "think"), pythonic, copies=False),

@@ -185,6 +185,62 @@ HUNYUAN = (
 )
 
 
+# Seed-OSS: marks of its own around the tags of Qwen 3 Coder, and values on the line of their tag.
+SEED = (
+    "{% if tools %}<seed:bos>system\n{{ tools | tojson }}<seed:eos>{% endif %}{% for m in messages %}<seed:bos>"
+    "{{ m.role }}\n{% if m.role == 'assistant' %}{% if m.reasoning_content %}<seed:think>{{ m.reasoning_content }}"
+    "</seed:think>{% endif %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}\n<seed:tool_call>\n<function="
+    "{{ c.function.name }}>\n{% for k, v in c.function.arguments | items %}<parameter={{ k }}>{{ v }}</parameter>\n"
+    "{% endfor %}</function>\n</seed:tool_call>{% endfor %}{% else %}{{ m.content }}{% endif %}<seed:eos>{% endfor %}"
+    f"{_OPEN}<seed:bos>assistant\n{{% endif %}}"
+)
+
+# Nemotron Nano 2: a list between marks; the thinking begins in the prompt.
+NEMOTRON = (
+    "<SPECIAL_10>System\n{% if tools %}<AVAILABLE_TOOLS>{{ tools | tojson }}</AVAILABLE_TOOLS>{% endif %}\n"
+    "{% for m in messages %}{% if m.role == 'tool' %}<SPECIAL_11>User\n<TOOL_RESPONSE>[{{ m.content }}]"
+    "</TOOL_RESPONSE>\n{% elif m.role == 'assistant' %}<SPECIAL_11>Assistant\n{{ m.content or '' }}"
+    "{% if m.tool_calls %}<TOOLCALL>["
+    + _EACH
+    + _JSON % "arguments"
+    + "{{ ', ' if not loop.last else '' }}{% endfor %}]</TOOLCALL>{% endif %}\n<SPECIAL_12>\n\n"
+    "{% else %}<SPECIAL_11>{{ m.role }}\n{{ m.content }}\n{% endif %}{% endfor %}"
+    f"{_OPEN}<SPECIAL_11>Assistant\n<think>\n\n{{% endif %}}"
+)
+OTHER_MARKS = NEMOTRON.replace("TOOLCALL", "MY_CALLS")  # of no format that is known
+
+# GigaChat 3: the first call alone, as a message of its own.
+GIGACHAT = (
+    "{% if tools %}function descriptions<|role_sep|>\n{{ tools | tojson }}<|message_sep|>\n\n{% endif %}"
+    "{% for m in messages %}{{ 'function result' if m.role == 'tool' else m.role }}<|role_sep|>\n{{ m.content or '' }}"
+    "<|message_sep|>\n\n{% if m.tool_calls %}{% set c = m.tool_calls[0] %}function call<|role_sep|>\n"
+    + _JSON
+    % "arguments"
+    + "<|message_sep|>\n\n{% endif %}{% endfor %}"
+    f"{_OPEN}assistant<|role_sep|>\n{{% endif %}}"
+)
+
+# Gemma 4: keys without quotes, texts between marks; without thinking an empty thought stands in the prompt.
+GEMMA4 = (
+    '{% macro show(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is mapping %}{{ "{" }}'
+    "{% for k, x in v | dictsort %}{{ k }}:{{ show(x) }}{{ '' if loop.last else ',' }}{% endfor %}{{ '}' }}{% else %}"
+    "{{ v | tojson }}{% endif %}{% endmacro %}{% if tools or enable_thinking %}<|turn>system\n"
+    "{{ '<|think|>' if enable_thinking else '' }}{% for t in tools or [] %}<|tool>{{ t.function.name }}<tool|>"
+    "{% endfor %}<turn|>\n{% endif %}{% for m in messages %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{% for c in m.tool_calls or [] %}<|tool_call>call:{{ c.function.name }}{{ show(c.function.arguments) }}"
+    "<tool_call|>{% endfor %}{{ m.content or '' }}<turn|>\n{% endfor %}"
+    f"{_OPEN}<|turn>model\n{{% if not enable_thinking %}}<|channel>thought\n<channel|>{{% endif %}}{{% endif %}}"
+)
+
+# DeepSeek V3.1 as it is published: nothing of tools, and calls in a form of its own.
+DEEPSEEK_V31_ALONE = DEEPSEEK_V31.removeprefix(_TOLD)
+# Calls are shown, results are not: such a history can be shown in text alone.
+RESULTS_LEFT_OUT = QWEN25[QWEN25.index("{% for m") :].replace(
+    "{% if m.role == 'tool' %}<tool_response>\n{{ m.content }}\n</tool_response>{% elif",
+    "{% if m.role == 'tool' %}{% elif",
+)
+
+
 class Manner(NamedTuple):
     """What is to be found in a template."""
 
@@ -196,7 +252,8 @@ class Manner(NamedTuple):
     as_text: bool = False
     ignores: bool = False
     hidden: bool = False
-    num_calls: int = 2  # in one message, at most
+    one_call: bool = False  # of a message
+    marks: tuple[str, str] = ("", "")
 
 
 MANNERS = {
@@ -204,18 +261,27 @@ MANNERS = {
     "Qwen 3": Manner(QWEN3, "hermes", "think", frozenset({"enable_thinking"})),
     "Qwen 3 Thinking": Manner(QWEN3_THINKING, "hermes", "think", opens=True),
     "Qwen 3 Coder": Manner(QWEN3_CODER, "qwen3_coder"),
-    "Llama 3.1 and 3.2": Manner(LLAMA, "llama3_json", num_calls=1),
+    "Llama 3.1 and 3.2": Manner(LLAMA, "llama3_json", one_call=True),
     "Llama 4": Manner(LLAMA4, "pythonic"),
     "Mistral": Manner(MISTRAL, "mistral"),
     "Magistral": Manner(MAGISTRAL, "mistral", "mistral"),
     "DeepSeek V3": Manner(DEEPSEEK_V3, "deepseek_v3", as_text=True),
     "DeepSeek V3.1": Manner(DEEPSEEK_V31, "deepseek_v31", "think", frozenset({"thinking"}), as_text=True),
-    "DeepSeek R1": Manner(DEEPSEEK_R1, "hermes", "think", opens=True, ignores=True),
+    "DeepSeek V3.1 alone": Manner(
+        DEEPSEEK_V31_ALONE, "deepseek_v31", "think", frozenset({"thinking"}), as_text=True, ignores=True
+    ),
+    "DeepSeek R1": Manner(DEEPSEEK_R1, "deepseek_v3", "think", opens=True, as_text=True, ignores=True),
+    "results left out": Manner(RESULTS_LEFT_OUT, "hermes", ignores=True, hidden=True),
+    "Seed-OSS": Manner(SEED, "seed_oss", "seed_oss"),
+    "Nemotron Nano 2": Manner(NEMOTRON, "nemotron", "think", opens=True),
+    "other marks": Manner(OTHER_MARKS, "llama3_json", "think", opens=True, marks=("<MY_CALLS>", "</MY_CALLS>")),
+    "GigaChat 3": Manner(GIGACHAT, "gigachat3", one_call=True),
+    "Gemma 4": Manner(GEMMA4, "gemma4", "gemma4", frozenset({"enable_thinking"})),
     "GLM 4.5": Manner(GLM45, "glm45", "think", frozenset({"enable_thinking"})),
     "MiniMax M2": Manner(MINIMAX_M2, "minimax_m2", "think", opens=True),
     "Kimi K2": Manner(KIMI_K2, "kimi_k2"),
     "Hunyuan": Manner(HUNYUAN, "hunyuan", "think", frozenset({"enable_thinking"})),
     "LFM 2": Manner(LFM2, "lfm2", hidden=True),
     "LFM 2.5": Manner(LFM25, "lfm2"),
-    "gpt-oss": Manner(GPT_OSS, "gpt_oss", "gpt_oss", frozenset({"reasoning_effort"}), num_calls=1),
+    "gpt-oss": Manner(GPT_OSS, "gpt_oss", "gpt_oss", frozenset({"reasoning_effort"}), one_call=True),
 }

@@ -11,7 +11,7 @@ from forebay.base.errors import ConfigError
 from forebay.server.api.prompts import for_template
 from forebay.text.answers.formats import CALL_NAMES, CALL_PARSERS, REASONING_NAMES, REASONING_PARSERS
 from forebay.text.answers.parts import CallBegun
-from forebay.text.answers.probes import find_formats
+from forebay.text.answers.probes import Findings, Wanted, find_formats
 from forebay.text.answers.reading import AnswerFormats, reader_for
 from forebay.text.answers.tools_as_text import tools_as_text
 from tests.text.answers.spellings import TOOLS
@@ -36,12 +36,9 @@ def in_this_process() -> Iterator[None]:
 def test_formats_are_found_in_templates_of_each_manner(manner: Manner) -> None:
     tokenizer = tiny_tokenizer(600, manner.template)
     found = find_formats(tokenizer)
-    assert found.formats == AnswerFormats(manner.calls, manner.thinking)
-    assert (found.ignores_tools, found.calls.as_text, found.calls.hidden) == (
-        manner.ignores,
-        manner.as_text,
-        manner.hidden,
-    )
+    assert found.formats == AnswerFormats(manner.calls, manner.thinking, manner.marks)
+    how = (found.ignores_tools, found.calls.as_text, found.calls.hidden, found.calls.one_call)
+    assert how == (manner.ignores, manner.as_text, manner.hidden, manner.one_call)
     assert found.variables == manner.switches
     prompt = tokenizer.render([{"role": "user", "content": "Hi."}])
     assert found.opens_thinking(prompt) == manner.opens
@@ -52,10 +49,9 @@ def test_formats_are_found_in_templates_of_each_manner(manner: Manner) -> None:
 def test_a_conversation_with_calls_is_written_as_the_model_writes_them(manner: Manner) -> None:
     tokenizer = tiny_tokenizer(600, manner.template)
     found = find_formats(tokenizer)
-    calls = CALLS[: manner.num_calls]
     asked = [{"role": "user", "content": "Hi."}]
-    answer = {"role": "assistant", "content": None, "tool_calls": calls}
-    results = [{"role": "tool", "content": f"result {i}", "tool_call_id": call["id"]} for i, call in enumerate(calls)]
+    answer = {"role": "assistant", "content": None, "tool_calls": CALLS}
+    results = [{"role": "tool", "content": f"result {i}", "tool_call_id": call["id"]} for i, call in enumerate(CALLS)]
 
     def written(messages: list[Any], **options: Any) -> str:
         variables = {"tools": TOLD}
@@ -63,13 +59,39 @@ def test_a_conversation_with_calls_is_written_as_the_model_writes_them(manner: M
 
     before = written(asked)
     whole = written([*asked, answer, *results])
-    assert all(result["content"] in whole for result in results)
-    if not manner.hidden:
-        said = written([*asked, answer], add_generation_prompt=False).removeprefix(before.removesuffix("<think>\n"))
-        reader = reader_for(found.formats, TOOLS)
-        names = [part.name for part in [*reader.push(said), *reader.finish()] if isinstance(part, CallBegun)]
-        assert names == [call["function"]["name"] for call in calls]
+    assert [whole.count(result["content"]) for result in results] == [1, 1]
+    assert all(tool["function"]["name"] in before for tool in TOLD)
+    said = written([*asked, answer], add_generation_prompt=False)
+    said = said.removeprefix(written(asked, add_generation_prompt=False))
+    reader = reader_for(found.formats, TOOLS)
+    parts = [*reader.push(said), *reader.finish()]
+    assert [part.name for part in parts if isinstance(part, CallBegun)] == [call["function"]["name"] for call in CALLS]
+    if manner.one_call:
+        assert whole.index("result 0") < whole.index("search", len(before) - 8) < whole.index("result 1")
     assert "None" not in whole
+
+
+@pytest.mark.parametrize("name", ["DeepSeek V3.1 alone", "DeepSeek R1"])
+def test_tools_are_told_of_in_the_form_in_which_the_template_shows_calls(name: str) -> None:
+    tokenizer = tiny_tokenizer(600, MANNERS[name].template)
+    found = find_formats(tokenizer)
+    variables: dict[str, Any] = {"tools": TOLD}
+    told = for_template([{"role": "user", "content": "Hi."}], variables, found)[0]["content"]
+    example = told.partition("does not exist, and nothing behind the last call:\n")[2]
+    reader = reader_for(found.formats, {"probe_tool": {}})
+    assert [part.name for part in reader.push(example) if isinstance(part, CallBegun)] == ["probe_tool"]
+    assert "tool_call>" not in told
+    assert not variables
+
+
+def test_a_result_out_of_order_follows_its_call_and_one_of_no_call_is_kept() -> None:
+    found = Findings(calls=Wanted(one_call=True), ignores_tools=False)
+    results = [{"role": "tool", "content": text, "tool_call_id": call} for text, call in
+               [("b", "call_1"), ("a", "call_0"), ("c", "call_9")]]  # fmt: skip
+    answer = {"role": "assistant", "content": "Both.", "tool_calls": CALLS}
+    shown = for_template([answer, *results, {"role": "user", "content": "So?"}], {}, found)
+    assert [message["content"] for message in shown] == ["Both.", "a", None, "b", "c", "So?"]
+    assert [len(message.get("tool_calls", ())) for message in shown] == [1, 0, 1, 0, 0, 0]
 
 
 def test_a_flag_says_what_no_template_tells_and_a_wrong_one_is_refused() -> None:
@@ -77,8 +99,9 @@ def test_a_flag_says_what_no_template_tells_and_a_wrong_one_is_refused() -> None
     found = find_formats(tokenizer, calls="none", thinking="none")
     assert (found.formats.calls, found.formats.thinking) == (None, None)
     assert found.evidence == {"tool_calls": "--tool-call-parser none", "reasoning": "--reasoning-parser none"}
+    marks = ("<tool_call>", "</tool_call>")
     assert find_formats(tokenizer, calls="llama3", thinking="mistral").formats == AnswerFormats(
-        "llama3_json", "mistral"
+        "llama3_json", "mistral", marks
     )
     with pytest.raises(ConfigError, match=r"--tool-call-parser: 'mine' is not one of auto, none, hermes"):
         find_formats(tokenizer, calls="mine")

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from forebay.text.answers.calls import is_text
+from forebay.text.answers.argument_types import is_text
 from forebay.text.answers.cursor import Cursor
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
 from forebay.text.answers.reading import AnswerFormats, reader_for
