@@ -26,7 +26,7 @@ from forebay.scheduler.scheduler import Scheduler
 PACKAGE = Path(__file__).resolve().parent.parent / "forebay"
 NUM_REQUESTS = 3
 PROMPT_LEN = 40
-HYBRID = KindConfig(num_slots={"state": 64, "window": 64}, num_read={"window": 32}, track_interval=16)
+HYBRID = KindConfig(num_slots={"state": 64, "window": 512}, num_read={"window": 32}, track_interval=16)
 
 
 @dataclass

@@ -64,9 +64,12 @@ class Allocations(Releases):
 
     @property
     def scarce(self) -> Kind | None:
-        """The kind of which one more request cannot be given what it needs at once, with all that is locked staying."""
+        """The kind that one more request would lack, None for none. A kind lacks slots if it cannot give at once what
+        an admission takes, with all that is locked staying, or cannot promise what the request may take later."""
         for kind in self.kinds:
             if kind.slots_per_request and kind.num_available < kind.slots_per_request:
+                return kind
+            if kind.reserve.per_row > self.num_unpromised(kind):
                 return kind
         return None
 

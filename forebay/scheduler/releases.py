@@ -11,6 +11,7 @@ from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.adapters import Adapters
 from forebay.memory.holding import Allocation, DeferredFree, Holding, RowTable, Steps, Transfer
 from forebay.memory.kinds.build import make_kinds, make_rows
+from forebay.memory.kinds.kind import Kind
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.pictures import COUNTERS as OF_PICTURES
@@ -61,6 +62,7 @@ class Releases:
         self.table = RowTable(self.rows.slots.num_rows, config.page_size)
         self.steps = Steps()
         self.deferred: list[DeferredFree] = []  # what has been let go of and is not released yet
+        self._aside: list[DeferredFree] = []  # of it, what `clear` found in use by other engines, and no request's
         self.pictures: Pictures | None = None  # without an encoder
         if config.pictures is not None:
             num_tokens = config.num_pages * config.page_size
@@ -78,6 +80,16 @@ class Releases:
     def usable_pages(self) -> int:
         """Pages that a request could have if it were alone: all but those that are set aside for good."""
         return self.kv.capacity - self.kv.num_quarantined
+
+    def num_unpromised(self, kind: Kind) -> int:
+        """Return the slots of a kind beside those that rows in use were promised. Quarantined slots count as gone, as
+        do those that other engines may touch after `clear`. All other slots that wait for release are part of what the
+        row was promised, which waits with them."""
+        aside_rows = sum(freed.row != NO_SLOT for freed in self._aside)
+        num_rows = self.rows.slots.capacity - self.rows.slots.num_free - aside_rows
+        holdings = [holding for freed in self._aside for holding in freed.holdings if holding.kind is kind]
+        gone = kind.slots.num_quarantined + sum(len(holding.ids) for holding in holdings)
+        return kind.slots.capacity - gone - kind.reserve.in_flight - num_rows * kind.reserve.per_row
 
     @property
     def is_freeing(self) -> bool:
@@ -238,6 +250,8 @@ class Releases:
             self.rows.free_row(freed.row)
         for holding in freed.holdings:
             holding.kind.return_slots(holding, freed.request_id)
+        if self._aside:
+            self._aside = [other for other in self._aside if other is not freed]
         if freed.pin is not None:
             self.cache.unpin(freed.pin)
 
@@ -273,6 +287,7 @@ class Releases:
         as such."""
         self._draft_anew(void, committed)
         self.deferred.clear()
+        self._aside = []
         self.steps.committed = self.steps.launched
         self.adapters.clear()
         if self.pictures is not None:
@@ -313,9 +328,10 @@ class Releases:
         rows = np.unique(np.concatenate([NO_IDS, *(left.ids[kind.name] for kind in named if kind.of_rows)]))
         self.rows.claim(rows)
         own: dict[str, Any] = {"fence": self.steps.fence(), "ticket": left.ticket, "request_id": left.request_id}
-        self.let_go(DeferredFree(pages=left.ids[self.kv.name], holdings=holdings, **own))
-        for row in rows.tolist():
-            self.let_go(DeferredFree(row=row, **own))
+        self._aside = [DeferredFree(pages=left.ids[self.kv.name], holdings=holdings, **own)]
+        self._aside += [DeferredFree(row=row, **own) for row in rows.tolist()]
+        for freed in self._aside:
+            self.let_go(freed)
 
     # -- checking -------------------------------------------------------------------------------------------------
 

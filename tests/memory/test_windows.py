@@ -83,6 +83,7 @@ def test_the_cache_takes_over_windows_that_it_had_lost():
     pool.take(ids(1, 2), ALICE)
     pool.give_to_cache(ids(1, 2), ALICE)
     pool.evict_from(ids(1), 1)
+    pool.lock_windows(ids(2))
     pool.take(ids(11, 12), BOB)
     window = int(pool.full_to_window[11])
     assert pool.replaced([], ids(1, 2), ids(11, 12), BOB).tolist() == [1]
@@ -98,6 +99,7 @@ def test_c18_c22_of_two_copies_of_a_window_page_the_cache_keeps_the_one_that_beg
     pool.take(ids(1, 2), ALICE)
     pool.begins[[1, 2]] = 2, 1
     pool.give_to_cache(ids(1, 2), ALICE)
+    pool.lock_windows(ids(1, 2))
     pool.take(ids(11, 12), BOB)
     pool.begins[[11, 12]] = 1, 2
     theirs, ours = pool.full_to_window[[1, 11]].tolist()
@@ -106,6 +108,26 @@ def test_c18_c22_of_two_copies_of_a_window_page_the_cache_keeps_the_one_that_beg
     assert pool.begins[[1, 2, 11, 12]].tolist() == [1, 1, 2, 2]
     assert pool.slots.owner[[ours, theirs]].tolist() == [CACHE, BOB]
     assert pool.num_cached == 2
+
+
+@pytest.mark.parametrize("reader", [False, True])
+def test_c18_of_two_equal_copies_the_cache_keeps_the_request_s_and_frees_one_without_readers(reader):
+    """The request goes on reading what it read: it never holds two windows for a page, unless another reads one."""
+    pool = make()
+    pool.take(ids(1, 2), ALICE)
+    pool.give_to_cache(ids(1, 2), ALICE)
+    if reader:
+        pool.lock_windows(ids(1, 2))
+    pool.take(ids(11, 12), BOB)
+    theirs, ours = pool.full_to_window[[1, 2]].tolist(), pool.full_to_window[[11, 12]].tolist()
+    num_free = pool.slots.num_free
+    assert pool.replaced([], ids(1, 2), ids(11, 12), BOB).tolist() == ([] if reader else [1, 2])
+    assert pool.full_to_window[[1, 2]].tolist() == (theirs if reader else ours)
+    assert pool.full_to_window[[11, 12]].tolist() == (ours if reader else [0, 0])
+    assert pool.slots.num_free == num_free + 2 * (not reader)
+    assert pool.num_cached == 2
+    held = Holder(CACHE, ids(*(theirs if reader else ours))), Holder(BOB, pool.detach(ids(11, 12)))
+    pool.slots.audit(held)
 
 
 def test_a_plan_writes_each_changed_page_once_as_it_is_now():

@@ -205,9 +205,30 @@ MEMORY = (
     Mutant(
         "C18 C22 of two copies of a window page the cache keeps the one that begins first",
         "memory/kinds/window/windows.py",
-        "(~there | (self.begins[own] < self.begins[cached]))",
-        "~there",
+        "(~there | (later < 0) | ((later == 0) & idle))",
+        "(~there | ((later == 0) & idle))",
         "memory/test_windows.py::test_c18_c22_of_two_copies_of_a_window_page_the_cache_keeps_the_one_that_begins_first",
+    ),
+    Mutant(
+        "C18 of two equal copies of a window the request keeps none",
+        "memory/kinds/window/windows.py",
+        "(~there | (later < 0) | ((later == 0) & idle))",
+        "(~there | (later < 0))",
+        "memory/test_windows.py::test_c18_of_two_equal_copies_the_cache_keeps_the_request_s_and_frees_one_without_readers",
+    ),
+    Mutant(
+        "C22 a row is given out only if all that it is promised is there",
+        "scheduler/allocations.py",
+        "            if kind.reserve.per_row > self.num_unpromised(kind):",
+        "            if kind.reserve.per_row > kind.slots.capacity:",
+        "scheduler/test_windows.py::test_c8_quarantined_windows_are_promised_to_no_row",
+    ),
+    Mutant(
+        "C22 slots that other engines may touch after a clear are promised to no row",
+        "scheduler/releases.py",
+        "        gone = kind.slots.num_quarantined + sum(len(holding.ids) for holding in holdings)",
+        "        gone = kind.slots.num_quarantined",
+        "scheduler/test_decode_role.py::test_c22_windows_left_to_a_ticket_are_promised_to_no_row_until_it_is_closed",
     ),
     Mutant(
         "C4 no more tokens are verified than their logits have room for",

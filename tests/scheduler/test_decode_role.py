@@ -7,6 +7,7 @@ import pytest
 
 from forebay.base.errors import EngineError, Unavailable
 from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions, StateStrategy
+from forebay.memory.kinds.window.demand import window_pages_per_request
 from forebay.requests.request import Status
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import (
@@ -358,6 +359,33 @@ def test_c22_with_wrong_books_the_row_of_an_offered_ring_is_nobody_s_until_its_t
     half.run()
     half.scheduler.audit()
     assert rows.num_free == 2
+
+
+def test_c22_windows_left_to_a_ticket_are_promised_to_no_row_until_it_is_closed(monkeypatch):
+    """With the fewest windows that two rows need: a chunk of the second row once found none."""
+    windows = kind_config(num_window_pages=2 * window_pages_per_request(6, 1, 0) + 4, window=6)
+    own = {"page_size": 1, "chunked_prefill_size": 4, "max_running_requests": 2, "extra": 0, "radix_cache": False}
+    half = decode(kinds=windows, **own)
+    half.add(3, max_new=8)
+    half.step()
+    half.meet(10, room=1)
+    half.step()
+    (offer,) = half.orders
+    assert len(offer.spans["window"].ids) == 5
+    half.launch()
+    with monkeypatch.context() as patch:
+        patch.setattr(Allocations, "start_over", lambda self, *args: 1 / 0)
+        half.updates += half.fail(EngineError("step"))
+    reqs = [half.add(12, max_new=12), half.add(12, max_new=12)]
+    for _ in range(12):
+        assert half.step()
+        assert half.scheduler.num_running <= 1
+    assert half.scheduler.held.rows.slots.num_free == 1
+    half.hear(Closed(offer.ticket))
+    half.step()
+    assert half.scheduler.num_running == 2
+    half.run()
+    assert [len(half.tokens_of(req)) for req in reqs] == [12, 12]
 
 
 def test_c27_request_whose_transfer_was_cleared_has_no_lease(monkeypatch):

@@ -53,7 +53,7 @@ def test_c26_what_was_offloaded_comes_back_and_nothing_is_computed_twice(depth, 
 
 
 def test_c26_the_windows_that_are_still_read_come_back_too():
-    rig = pressed(num_window_pages=60, window=5)
+    rig = pressed(num_window_pages=120, window=5)
     retract(rig)
     rig.run()
     (save,) = [copy for plan in rig.plans for copy in plan.host.saves]

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from forebay.base.errors import EngineError
+from forebay.config.engine_config import Ledger
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.requests.request import Status
 from forebay.requests.step_plan import StepPlan
+from forebay.requests.updates import FinishReason
 from tests.kinds_of import kind_config, windows_of
 from tests.scheduler.rig import Rig
 
@@ -75,6 +77,36 @@ def test_the_least_number_of_window_pages_is_enough(depth, chunk, rows, page_siz
                 rig.abort(req.id)
         if rig.flights and (len(rig.flights) > depth or plan is None):
             rig.commit()
+
+
+def test_rows_hold_no_more_windows_than_they_were_promised_while_twins_of_cached_requests_end():
+    """C8: a request that ends with what is cached already holds its own copies, and locks the cached ones."""
+    rig = windowed(1, rows=8, chunk=1, page_size=1, num_pages=1000)
+    held = rig.scheduler.held
+    (kind,) = held.kinds
+    for prompt in (*range(4), *range(4), *range(10, 14)):
+        rig.add([prompt], max_new=36)
+        for _ in range(2 if prompt < 3 else 6):
+            rig.step()
+    while not rig.scheduler.idle:
+        rig.step()
+        assert kind.num_available >= held.num_unpromised(kind)
+
+
+@pytest.mark.parametrize("num_lost", [1, 5, 40])
+def test_c8_quarantined_windows_are_promised_to_no_row(num_lost):
+    """Leaked windows are gone for good: fewer requests run, or none and each ends typed, but no step finds too few."""
+    rig = windowed(1, rows=3, chunk=4, page_size=1, ledger=Ledger.COUNT)
+    held = rig.scheduler.held
+    windows_of(held).slots.take_ids(num_lost, 99)
+    assert rig.scheduler.reclaim_leaks() == num_lost
+    reqs = [rig.add(30, max_new=30) for _ in range(6)]
+    most = 0
+    for _ in range(600):
+        rig.step()
+        most = max(most, rig.scheduler.num_running)
+    assert most == max(0, held.num_unpromised(windows_of(held)) // windows_of(held).reserve.per_row)
+    assert [rig.finish_of(req) for req in reqs] == [FinishReason.LENGTH if most else FinishReason.ERROR] * 6
 
 
 def test_c18_a_hit_locks_its_window_until_it_has_moved_past_it():

@@ -11,6 +11,7 @@ import numpy as np
 
 from forebay.base.parts import I32
 from forebay.config.engine_config import SchedulerConfig
+from forebay.memory.kinds.window.windows import WINDOW
 from forebay.memory.radix_node import Node
 from forebay.memory.slots import PAD
 from forebay.requests.request import Request, Status
@@ -309,9 +310,22 @@ class Oracles:
             0 <= scheduler.held.offloaded.num_bytes <= room,
             f"{scheduler.held.offloaded.num_bytes} bytes on the host, of {room}",
         )
+        self._check_promises()
         self._checks += 1
         if self._checks % 16 == 0 and self.caches_are_there:
             self.check_cache()
+
+    def _check_promises(self) -> None:
+        """Admission promised no more of any kind than there is, and requests took no more than was promised."""
+        held = self.scheduler.held
+        for kind in held.kinds:
+            left = held.num_unpromised(kind)
+            in_use = held.rows.available_size() < held.rows.slots.capacity
+            require(
+                left >= 0 or not in_use, f"{kind.name}: rows in use were promised {-left} slots more than there are"
+            )
+            excess = left - kind.num_available
+            require(kind.name != WINDOW or excess <= 0, f"{kind.name}: rows took {excess} slots more than promised")
 
     def check_cache(self) -> None:
         """Every cached page, window and state holds what exactly the tokens that the tree says leave, in their

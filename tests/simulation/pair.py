@@ -51,6 +51,7 @@ from tests.simulation.workload import (
     Traffic,
     random_config,
     random_traffic,
+    spare_slots,
     speculating,
 )
 
@@ -514,12 +515,12 @@ def sized(rng: Random, base: SchedulerConfig, mode: DisaggregationMode, *, patie
     if num_states(kinds):
         tracks = strategy is StateStrategy.EXTRA_BUFFER and radix_cache
         per_request = 1 + tracking_slots(tracks, base.overlap_depth)
-        kinds = resized(kinds, num_slots=rows * per_request + rng.choice([0, 1, 4]))
+        kinds = resized(kinds, num_slots=rows * per_request + spare_slots(rng, 0, 1, 4))
     if num_window_pages(kinds):
         tracked = kinds.track_interval if num_states(kinds) else 0
         pages = rows * window_pages_per_request(window_of(kinds), page_size, base.overlap_depth, tracked)
         pages += window_pages_in_flight(base.chunked_prefill_size, page_size, base.overlap_depth)
-        kinds = resized(kinds, num_window_pages=pages + rng.choice([0, 2, 16]))
+        kinds = resized(kinds, num_window_pages=pages + spare_slots(rng, 0, 2, 16))
     options = DisaggregationOptions(
         mode=mode,
         bootstrap_timeout_s=1e3 if patient else BOOTSTRAP_S,

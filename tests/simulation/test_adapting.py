@@ -76,6 +76,10 @@ def test_c22_adapters_of_two_engines_both_halves_compute_with_one_or_end_typed(s
     assert min(outcome.moved, outcome.unknown, outcome.mismatched, outcome.loads, outcome.unloads) > 0
 
 
+def test_c22_windows_that_two_open_tickets_hold_are_nobody_s_and_no_chunk_finds_too_few() -> None:
+    adapting_pair.run_seed(972386)
+
+
 def nothing(req: Request) -> object:
     return NO_ADAPTER
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
+from unittest.mock import patch
 
 from forebay.config.engine_config import (
     EvictionPolicy,
@@ -26,8 +28,21 @@ from tests.simulation.hashing import HashModel
 from tests.simulation.restricted import restricted
 
 MOST_WIDTH: Final = 8
+_SPARE_FACTOR = 1
 NGRAM_CAPACITY: Final = 60  # tokens: outputs come and go
 PROPOSED_ON: Final = (SpeculativeAlgorithm.NGRAM, SpeculativeAlgorithm.EAGLE)  # the host, the device
+
+
+@contextmanager
+def least_pools() -> Iterator[None]:
+    """Inside, no engine has more states or windows than its rows need at least."""
+    with patch(f"{__name__}._SPARE_FACTOR", 0):
+        yield
+
+
+def spare_slots(rng: Random, *choices: int) -> int:
+    """Choose the slots of a pool beside those that rows need."""
+    return _SPARE_FACTOR * rng.choice(choices)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +160,7 @@ def _num_slots(rng: Random, config: SchedulerConfig, strategy: StateStrategy) ->
     """Few: what running requests need, and some to cache states in."""
     extra_buffer = strategy is StateStrategy.EXTRA_BUFFER and config.radix_cache
     per_request = 1 + tracking_slots(extra_buffer, config.overlap_depth)
-    return config.max_running_requests * per_request + rng.choice([0, 1, 1, 2, 4, 16])
+    return config.max_running_requests * per_request + spare_slots(rng, 0, 1, 1, 2, 4, 16)
 
 
 def _with_windows(rng: Random, config: SchedulerConfig, state: KindConfig) -> KindConfig:
@@ -154,7 +169,7 @@ def _with_windows(rng: Random, config: SchedulerConfig, state: KindConfig) -> Ki
     tracked = state.track_interval if num_states(state) else 0
     pages = config.max_running_requests * window_pages_per_request(window, config.page_size, depth, tracked)
     pages += window_pages_in_flight(config.chunked_prefill_size, config.page_size, depth)
-    return resized(state, window=window, num_window_pages=pages + rng.choice([0, 0, 2, 16]))
+    return resized(state, window=window, num_window_pages=pages + spare_slots(rng, 0, 0, 2, 16))
 
 
 def random_traffic(rng: Random, config: SchedulerConfig) -> Traffic:

@@ -29,6 +29,14 @@ class Arrival(NamedTuple):
     branches: Iterable[int] = ()
 
 
+class Reserve(NamedTuple):
+    """Slots of a kind that requests may take without asking for room: `per_row` in each row, and `in_flight` for the
+    chunks of all together. Admission gives out a row only if its share is there."""
+
+    per_row: int = 0
+    in_flight: int = 0
+
+
 class Tree(Protocol):
     """The prefix tree, as far as a kind knows it."""
 
@@ -62,7 +70,7 @@ class CachedKind:
     @property
     def num_available(self) -> int:
         """Slots that are free, or cached and not locked."""
-        return self.slots.num_free + self.num_evictable
+        return self.slots.num_free + self.num_cached - self.num_locked
 
     def make_room(self, num_slots: int) -> None:
         """Evict until `num_slots` are free, or nothing more can be evicted."""
@@ -125,6 +133,7 @@ class Kind(CachedKind):
 
     of_rows: ClassVar[bool] = False  # a request's slot is its row, and is taken and released with that
     is_transferred: ClassVar[bool] = True  # goes with a request to other memories; else it is a copy of what does
+    reserve = Reserve()
     slots_per_request = 0  # slots that a request must be given at its admission, together with its row
 
     def admit(self, held: Allocation, arrival: Arrival, draft: Draft) -> None:

@@ -53,7 +53,7 @@ class CachedStates(CachedKind):
     @property
     def has_useless(self) -> bool:
         """Whether the next state to evict is one that nobody will miss."""
-        victim = next(self._victims(), None) if self.num_evictable else None
+        victim = next(self._victims(), None) if self.num_cached > self.num_locked else None
         return victim is not None and self._at[victim].rank == _SHADOWED
 
     def slot_of(self, node: Node) -> int:

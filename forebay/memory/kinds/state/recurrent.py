@@ -12,7 +12,7 @@ from forebay.config.engine_config import SchedulerConfig, StateStrategy
 from forebay.memory.anchors import Anchor, Reason, plan_anchors
 from forebay.memory.draft import Draft
 from forebay.memory.holding import Allocation, Holding, RowTable
-from forebay.memory.kinds.kind import Arrival, Kind
+from forebay.memory.kinds.kind import Arrival, Kind, Reserve
 from forebay.memory.kinds.state.cached_states import CachedStates
 from forebay.memory.kinds.state.hybrid_rows import HybridReqToTokenPool
 from forebay.memory.slots import NO_IDS, NO_SLOT, Holder, Ids, as_ids
@@ -116,6 +116,7 @@ class States(CachedStates, Kind):
         super().__init__(rows.mamba_pool)
         self._rows, self._config = rows, config
         self.slots_per_request = rows.slots_per_req
+        self.reserve = Reserve(per_row=rows.slots_per_req)
         self._extra_buffer = config.kinds.strategy is StateStrategy.EXTRA_BUFFER
         self._tracking: list[Tracking | None] = [None] * rows.slots.num_rows
         self.num_taken = self.num_skipped = 0

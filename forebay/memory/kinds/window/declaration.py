@@ -8,8 +8,14 @@ from forebay.base.units import human_bytes
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.budget import PARTS
 from forebay.memory.kinds.declared import DeclaredKind, KindSize, Sizing
+from forebay.memory.kinds.kind import Reserve
 from forebay.memory.kinds.state.hybrid_rows import STATE
-from forebay.memory.kinds.window.demand import WindowDemand, window_margin
+from forebay.memory.kinds.window.demand import (
+    WindowDemand,
+    window_margin,
+    window_pages_in_flight,
+    window_pages_per_request,
+)
 from forebay.memory.kinds.window.windows import WINDOW, Windows
 from forebay.memory.kinds.window.work import WindowWork
 from forebay.memory.req_to_token_pool import ReqToTokenPool
@@ -34,13 +40,27 @@ def _make(config: SchedulerConfig, rows: ReqToTokenPool) -> Windows | None:
     num_pages = kinds.num_slots_of(WINDOW)
     if not num_pages:
         return None
+    track_interval = kinds.track_interval if kinds.num_slots_of(STATE) else 0
     return Windows(
         num_pages,
         config.num_pages,
         rows,
         window=kinds.num_read[WINDOW],
-        margin=window_margin(config.page_size, kinds.track_interval if kinds.num_slots_of(STATE) else 0),
+        margin=window_margin(config.page_size, track_interval),
+        reserve=_reserve(config, track_interval),
         ledger=config.ledger,
+    )
+
+
+def _reserve(config: SchedulerConfig, track_interval: int) -> Reserve:
+    """Return what `WindowDemand.least` counts, for the limits that were settled."""
+    page_size, depth = config.page_size, config.overlap_depth
+    longest = max(config.chunked_prefill_size, 0 if config.pictures is None else config.pictures.longest_span)
+    window = min(config.kinds.num_read[WINDOW], config.context_length)
+    width = config.speculation.num_draft_tokens
+    return Reserve(
+        per_row=window_pages_per_request(window, page_size, depth, track_interval, width=width),
+        in_flight=window_pages_in_flight(longest, page_size, depth),
     )
 
 

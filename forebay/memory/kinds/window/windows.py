@@ -18,7 +18,7 @@ from forebay.base.units import ceil_div
 from forebay.config.engine_config import Ledger
 from forebay.memory.draft import Draft
 from forebay.memory.holding import Allocation, Holding, RowTable
-from forebay.memory.kinds.kind import Arrival, Kind
+from forebay.memory.kinds.kind import Arrival, Kind, Reserve
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Node
 from forebay.memory.req_to_token_pool import ReqToTokenPool
@@ -31,9 +31,10 @@ class Windows(Kind):
     """`num_window_pages` pages for the `num_pages` full pages, and which is whose.
 
     A request holds the windows of its pages from `start[row]` on: those of its pinned pages are locked, the others are
-    its own. There are always enough: what all rows can need at once is reserved when memory is divided. The window
-    moves with what completed steps have written. So no step in flight reads what it moves past, which can be given back
-    at once; and what a step in flight writes has its whole window when the cache adopts it.
+    its own. Each row is promised its share of the `reserve`, and admission gives out no row whose share is not there:
+    what other engines may still touch, and what is quarantined, is not. The window moves with what completed steps have
+    written. So no step in flight reads what it moves past, which can be given back at once; and what a step in flight
+    writes has its whole window when the cache adopts it.
 
     `locks[page]` counts the requests that still read a cached page's window. One that came from elsewhere may lack its
     first tokens: it `begins` behind as many, and nobody goes on from it who would read them. The device's copy of
@@ -52,10 +53,11 @@ class Windows(Kind):
         *,
         window: int,
         margin: int = 0,
+        reserve: Reserve = Kind.reserve,
         ledger: Ledger = Ledger.RAISE,
     ) -> None:
         self.slots = Slots("window", num_window_pages, ledger=ledger)
-        self.page_size, self.window, self.margin = rows.page_size, window, margin
+        self.page_size, self.window, self.margin, self.reserve = rows.page_size, window, margin, reserve
         self.start: Ids = np.zeros(rows.slots.num_rows, dtype=np.int64)
         self.full_to_window: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
         self.locks: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
@@ -253,11 +255,14 @@ class Windows(Kind):
         self._nodes[node.tenant][node] = None
 
     def replaced(self, nodes: Sequence[Node], cached: Ids, own: Ids, owner: int) -> Ids:
-        """The cache takes over the windows that it had lost, and those that begin before its own, which the request
-        has instead and lets go of: no step in flight may read them then."""
-        there = self.is_there(cached)
-        better = self.is_there(own) & (~there | (self.begins[own] < self.begins[cached]))
-        own, cached, there = own[better], cached[better], there[better]
+        """The cache takes over the windows that it had lost, those that begin before its own, and those that do as well
+        as its own that no request reads. What it had instead is freed at once if no request reads it, so that the
+        request goes on reading no more windows than it was promised; else it is the request's to let go of: no step in
+        flight may read it then."""
+        there, idle = self.is_there(cached), self.locks[cached] == 0
+        later = self.begins[own] - self.begins[cached]
+        better = self.is_there(own) & (~there | (later < 0) | ((later == 0) & idle))
+        own, cached, there, idle = own[better], cached[better], there[better], (there & idle)[better]
         if len(own):
             kept = [self.num_kept(node) for node in nodes]
             for column in (self.full_to_window, self.begins):
@@ -265,6 +270,7 @@ class Windows(Kind):
             self.slots.transfer(self.full_to_window[own[there]].astype(np.int64), CACHE, owner)
             self.num_cached -= int(np.count_nonzero(there))
             self.give_to_cache(cached, owner)
+            self.slots.return_ids(self.detach(own[idle]), owner)
             for node, before in zip(nodes, kept, strict=True):
                 self.shares.add(node.tenant, self.num_kept(node) - before)
         for node in nodes:

@@ -1,0 +1,35 @@
+"""Engines with exactly the fewest states and windows that their rows need (C4, C8, C22): what admission promised is
+there whenever a step takes it, whatever other engines may still touch. `Oracles` compare the two for each kind."""
+
+from collections.abc import Callable
+
+import pytest
+
+from forebay.memory.kinds.window import declaration
+from tests.simulation import adapting_pair, pair, simulator, sleeping, sleeping_pair
+from tests.simulation.workload import least_pools
+
+SIMULATORS: dict[str, tuple[Callable[[int], object], int]] = {
+    "simulator": (simulator.run_seed, 40),
+    "sleeping": (sleeping.run_seed, 40),
+    "pair": (pair.run_pair, 12),
+    "sleeping_pair": (sleeping_pair.run_seed, 12),
+    "adapting_pair": (adapting_pair.run_seed, 12),
+}
+
+
+@pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 50))])
+@pytest.mark.parametrize("name", SIMULATORS)
+def test_c8_steps_take_what_was_promised_from_the_least_pools(name: str, chunk: int) -> None:
+    run, count = SIMULATORS[name]
+    with least_pools():
+        for seed in range(30_000 + chunk * count, 30_000 + (chunk + 1) * count):
+            run(seed)
+
+
+def test_a_kind_that_promises_too_little_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three windows less for each row than it may hold."""
+    made = declaration.window_pages_per_request
+    monkeypatch.setattr(declaration, "window_pages_per_request", lambda *args, **others: made(*args, **others) - 3)
+    with least_pools(), pytest.raises(Exception, match="rows took"):
+        simulator.run_seeds(range(200))
