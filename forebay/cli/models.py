@@ -28,6 +28,7 @@ from forebay.config.machine import available_memory
 from forebay.config.rules import ITEM_BYTES, value_bytes
 from forebay.engine.lifecycle.bring import pull
 from forebay.engine.lifecycle.model_shape import read_shape
+from forebay.engine.lifecycle.served_files import check_served_files
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import config_of, family_title
 from forebay.families.small import LIKES, small_config
@@ -208,11 +209,13 @@ def _quantize(words: Sequence[str]) -> None:
 
 
 def inspect(name: str | None) -> None:
-    """Print a checkpoint's shape, quantisation and memory needs, or what an adapter is. Reads headers only."""
+    """Print a checkpoint's shape, quantisation and memory needs, or what an adapter is. Reads no weights. Raises
+    ModelError for a checkpoint that cannot be served."""
     if (folder := _adapter(name)) is not None:
         _print_items(str(folder), _adapter_items(open_adapter(folder)))
         return
     checkpoint = open_checkpoint(find_model(name))
+    check_served_files(checkpoint.path)
     _print_items(str(checkpoint.path), [*_shape(checkpoint), *_memory(checkpoint)])
 
 

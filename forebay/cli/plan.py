@@ -26,6 +26,7 @@ from forebay.config.resolve import Survey
 from forebay.config.rules import value_bytes
 from forebay.engine.lifecycle.bring import described
 from forebay.engine.lifecycle.model_shape import Shape, read_shape
+from forebay.engine.lifecycle.served_files import check_served_files
 from forebay.engine.lifecycle.sizing import divided_settings, memory_demand
 from forebay.families.model_config import ModelConfig
 from forebay.formats.store import find_model, model_title
@@ -143,7 +144,8 @@ def run(words: Sequence[str]) -> int:
             raise ConfigError("--concurrency and --max-running-requests are two words for one thing: give one")
         parsed = replace(parsed, flags={**parsed.flags, "max_running_requests": num})
     with described(model) if (model := parsed.absent_model()) else contextlib.nullcontext(None) as path:
-        planned = functools.partial(make_plan, path=path, read=functools.cache(read_shape))
+        read, check = functools.cache(read_shape), functools.cache(check_served_files)
+        planned = functools.partial(make_plan, path=path, read=read, check=check)
         try:
             plan = planned(parsed, memory)
         except NotEnoughMemory as error:
@@ -170,11 +172,14 @@ def _memory(text: str | None) -> Amount:
         raise ConfigError(f"--memory: {error.message}") from None
 
 
-def make_plan(parsed: Parsed, memory: Amount, *, path: Path | None, read: Callable[..., Shape]) -> Plan:
+def make_plan(
+    parsed: Parsed, memory: Amount, *, path: Path | None, read: Callable[..., Shape], check: Callable[..., None]
+) -> Plan:
     """Plan the memory of the model at `path`, or of the named model, as `read_shape` reads it. Raises NotEnoughMemory
-    where the weights or not a single request would fit, as serving would."""
+    where the weights or not a single request would fit, as serving would, and ModelError if `check` does."""
     found: dict[str, Any] = {"adapter": Path} | ({} if path is None else {"find": lambda *named: path})
     config = parsed.resolve(Survey(model=lambda *which: read(*which)[::2], memory=lambda: memory, **found))
+    check(Path(config.engine.model_path), config.server.chat_template)
     model, needs, weights = read(Path(config.engine.model_path), config.engine.speculation.by_own_head)
     kernels = kernels_on(this_cpu(), config.engine.kernels)
     held = weights.held(config.engine.quantization, value_bytes(config.engine.types.dtype, kernels))

@@ -61,13 +61,14 @@ def _with_needs(asked: Survey, facts: Facts) -> Facts:
     from forebay.cli.plan import make_plan
     from forebay.cli.serve import parse
     from forebay.engine.lifecycle.model_shape import read_shape
+    from forebay.engine.lifecycle.served_files import check_served_files
 
     with contextlib.redirect_stderr(io.StringIO()):  # notes on settings, which the command prints
         parsed = parse(asked.words)
         if model := parsed.absent_model():
             raise ConfigError(f"the model {model} is not on this node: run forebay models pull there, or name a folder")
         memory = Amount(asked.memory_bytes // asked.share, f"for one of {asked.share} servers of this node")
-        plan = make_plan(parsed, memory, path=None, read=functools.cache(read_shape))
+        plan = make_plan(parsed, memory, path=None, read=functools.cache(read_shape), check=check_served_files)
     threads = parsed.values.get("num_threads", max(1, int(asked.num_cpus) // asked.share))
     return msgspec.structs.replace(
         facts,

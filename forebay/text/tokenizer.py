@@ -14,9 +14,10 @@ from forebay.text import tokenizer_files
 from forebay.text.backend import Backend
 from forebay.text.chat_template import ChatTemplate
 from forebay.text.detokenizer import decode
+from forebay.text.gguf_tokenizer import from_gguf
 from forebay.text.resumption import IMAGE_CHARS, Breakpoint, ChatPrompt, Content, Message, places, token_counts
-from forebay.text.token_bytes import TokenBytes, byte_level
-from forebay.text.tokenizer_files import TokenizerParts
+from forebay.text.token_bytes import TokenBytes
+from forebay.text.tokenizer_parts import TokenizerParts
 
 MAX_BYTES_PER_TOKEN: Final = 8  # a longer prompt than this times the context cannot fit; it is refused before the work
 MAX_PLACES_S: Final = 1.0  # for all renderings beside the one that is asked for; hints are not worth more
@@ -41,8 +42,8 @@ class Tokenizer:
     def __init__(self, parts: TokenizerParts, chat_template: str | None = None) -> None:
         """`chat_template` is the operator's own, instead of the checkpoint's."""
         self._backend = Backend(parts.backend)
-        self._added, self._add_bos = parts.added, parts.add_bos
-        self._is_byte_level = parts.reader is byte_level
+        self._added, self._add_bos, self._add_eos = parts.added, parts.add_bos, parts.add_eos
+        self._space_prefix = parts.space_prefix
         self.table = TokenBytes(parts.pieces, parts.reader, set(parts.added.values()), set(parts.hidden))
         self.whole_table = self.table.showing(parts.added)  # with the tokens that are no part of a text
         control = sorted((word for word, token in parts.added.items() if token in parts.control), key=len, reverse=True)
@@ -67,7 +68,7 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], chat_template: str | None = None) -> Tokenizer:
         """Build the tokenizer from a GGUF file's metadata; `chat_template` replaces the one in it."""
-        return cls(tokenizer_files.from_gguf(metadata), chat_template)
+        return cls(from_gguf(metadata), chat_template)
 
     def check_chat_template(self) -> None:
         """Start what renders conversations, which otherwise the first one does. Raises ModelError for a template that
@@ -98,7 +99,7 @@ class Tokenizer:
         `max_tokens`, before any work is done, and InvalidRequest for lone surrogates."""
         _check_text(text, max_tokens)
         ids = self._encode(text, add_special_tokens, plain=not parse_special).ids
-        return self._with_bos(ids) if add_special_tokens else ids
+        return self._framed(ids) if add_special_tokens else ids
 
     def spellings(self, words: Iterable[str | tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
         """The tokens of each word, as it is and with a space before it, control tokens among them. Tokens stay."""
@@ -227,9 +228,9 @@ class Tokenizer:
         self._image_frame = written, text
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        """A whole text. A SentencePiece text loses the space that encoding puts in front."""
+        """Return a whole text, without the space that encoding puts in front."""
         text = decode(self.table, token_ids, skip_special=skip_special_tokens)
-        if not self._is_byte_level and text.startswith(" "):
+        if self._space_prefix and text.startswith(" "):
             return text[1:]
         return text
 
@@ -246,9 +247,14 @@ class Tokenizer:
     def _may_be_control(self, text: str) -> bool:
         return self._control_is_normalized or self._control.search(text) is not None
 
-    def _with_bos(self, ids: list[int]) -> list[int]:
-        bos = self.bos_token_id
-        return [bos, *ids] if self._add_bos and bos is not None and ids[:1] != [bos] else ids
+    def _framed(self, ids: list[int]) -> list[int]:
+        """Return `ids` with the begin and end tokens that a GGUF file asks for, each once."""
+        bos, eos = self.bos_token_id, self.eos_token_id
+        if self._add_bos and bos is not None and ids[:1] != [bos]:
+            ids = [bos, *ids]
+        if self._add_eos and eos is not None and ids[-1:] != [eos]:
+            ids = [*ids, eos]
+        return ids
 
     def _guard(
         self, messages: Sequence[Message], variables: dict[str, Any], max_tokens: int | None

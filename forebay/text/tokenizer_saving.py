@@ -10,8 +10,8 @@ from typing import Any
 from tokenizers import AddedToken, decoders, processors
 
 from forebay.base.errors import ModelError
+from forebay.text.gguf_tokenizer import from_gguf
 from forebay.text.token_bytes import byte_level
-from forebay.text.tokenizer_files import from_gguf
 
 
 def save_tokenizer(

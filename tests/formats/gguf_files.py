@@ -77,6 +77,15 @@ def set_scales(blocks: npt.NDArray[np.uint8], type_name: str, scales: npt.NDArra
         blocks[:, 48:] = (words | fourths << 12).astype(np.uint16).view(np.uint8)
 
 
+TOKENIZER: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": [*map(chr, range(ord("a"), ord("z") + 1)), "ab", *"01234"],
+    "tokenizer.ggml.merges": ["a b"],
+}
+"""The tokenizer of that llama: entries of the metadata."""
+
+
 def llama_metadata(**overrides: Any) -> dict[str, Any]:
     """A one-layer llama: hidden 256, 4 heads, 2 KV heads, vocabulary 32. Keys without a dot are `llama.`'s."""
     return {

@@ -24,7 +24,7 @@ from forebay.formats.gguf_parts import MAX_PARTS, first_parts, model_file, part_
 from forebay.formats.store import cached, find_model, short_name
 from forebay.formats.stored_tensor import read_tensor
 from forebay.text.tokenizer import Tokenizer
-from tests.formats.gguf_files import llama_metadata, llama_tensors, write_gguf
+from tests.formats.gguf_files import TOKENIZER, llama_metadata, llama_tensors, write_gguf
 from tests.formats.hostile import NOT_FILES
 from tests.text.tiny_tokenizer import tiny_metadata
 
@@ -43,7 +43,7 @@ def write_parts(folder: Path, changed: Changed | None = None, tensors: dict[int,
     own = {0: {}, 1: {name: TENSORS[name] for name in names[:6]}, 2: {name: TENSORS[name] for name in names[6:]}}
     own |= tensors or {}
     for number, name in enumerate(NAMES):
-        extra: dict[str, Any] = {"general.name": "Tiny"} if number == 0 else {}
+        extra: dict[str, Any] = {"general.name": "Tiny", **TOKENIZER} if number == 0 else {}
         extra |= {"split.no": number, "split.count": 3, "split.tensors.count": len(TENSORS)}
         extra |= (changed or {}).get(number, {})
         extra = {key: value for key, value in extra.items() if value is not None}

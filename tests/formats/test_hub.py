@@ -28,9 +28,16 @@ CHUNK = 1 << 12  # bytes, of which what has come is written
 WEIGHTS = bytes(range(256)) * 400
 CONFIG = small_config("llama", hidden_size=32, num_layers=1, vocab_size=64)
 SHARDS = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+TOKENIZER = {
+    "added_tokens": [],
+    "pre_tokenizer": _BYTES,
+    "decoder": _BYTES,
+    "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+}
 FILES = {
     "config.json": json.dumps(CONFIG).encode(),
-    "tokenizer.json": b"{}",
+    "tokenizer.json": json.dumps(TOKENIZER).encode(),
     "chat_template.jinja": b"{{ messages }}",
     "model.safetensors.index.json": json.dumps({"weight_map": dict(zip("ab", SHARDS, strict=True))}).encode(),
     **dict(zip(SHARDS, (WEIGHTS, WEIGHTS[::-1]), strict=True)),
@@ -207,6 +214,8 @@ def test_the_token_goes_to_the_hub_and_not_to_where_it_sends_us(
             "model_type 'foo' is not supported",
         ),
         ({"files": {k: v for k, v in FILES.items() if k != SHARDS[1]}}, "org/name", f"has no {SHARDS[1]}"),
+        ({"files": {**FILES, "tokenizer.json": b"{}"}}, "org/name", "cannot be read as a tokenizer"),
+        ({"files": {**FILES, "chat_template.jinja": b"{% if"}}, "org/name", "the chat template does not compile"),
     ],
 )
 def test_what_stands_in_the_way_is_said_before_weights_are_fetched(

@@ -30,7 +30,11 @@ def made(tmp_path_factory: pytest.TempPathFactory, embedded_model: Path) -> File
     folder = tmp_path_factory.mktemp("hub") / "made"
     assert main(["models", "make", "--like", "llama", "--out", str(folder), "--hidden-size", "32"]) == 0
     file = gguf_files.write_gguf(
-        folder.parent / "m.gguf", gguf_files.llama_metadata(), gguf_files.llama_tensors("Q8_0"), type_name="Q8_0"
+        folder.parent / "m.gguf",
+        gguf_files.llama_metadata(),
+        gguf_files.llama_tensors("Q8_0"),
+        type_name="Q8_0",
+        extra=gguf_files.TOKENIZER,
     )
     parts = folder.parent / "parts"
     parts.mkdir()
@@ -40,6 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, embedded_model: Path) -> File
         gguf_files.llama_tensors("Q8_0"),
         type_name="Q8_0",
         part_tensors=6,
+        extra=gguf_files.TOKENIZER,
     )
     files = [*folder.iterdir(), *parts.iterdir()]
     return {path.name: path.read_bytes() for path in files} | {"m-Q8_0.gguf": file.read_bytes()}

@@ -15,6 +15,7 @@ from forebay.base.units import human_bytes
 from forebay.config.config import Config
 from forebay.config.resolve import Survey
 from forebay.engine.lifecycle.model_shape import Shape, read_shape
+from forebay.engine.lifecycle.served_files import check_served_files
 from forebay.engine.lifecycle.sizing import memory_demand
 from forebay.families.model_config import ModelConfig
 from forebay.formats.adapters import PICKLED_NAME, WEIGHTS_NAME, WHY_NOT_PICKLED, AdapterFiles, open_adapter
@@ -133,14 +134,16 @@ def _weight_names(repository: Repository, path: Path) -> list[str]:
 
 
 def _check_fits(path: Path, resolved: Callable[[Survey], Config]) -> None:
-    """Check that the model fits, without its draft model: that may not be here either."""
+    """Check that the model can be served and fits, without its draft model: that may not be here either."""
     shape: list[Shape] = []
 
     def survey(*which: Any) -> tuple[ModelConfig, WeightShapes]:
         shape.append(read_shape(*which))
         return shape[-1].config, shape[-1].weights
 
-    engine = resolved(Survey(find=lambda *_: path, model=survey, adapter=Path)).engine
+    config = resolved(Survey(find=lambda *_: path, model=survey, adapter=Path))
+    check_served_files(path, config.server.chat_template)
+    engine = config.engine
     sizes = cache_sizes(shape[-1].needs.cache_specs, engine.types)
     divide_memory(memory_demand(engine, sizes, shape[-1].config))
 
