@@ -99,7 +99,8 @@ async def _route(config: ServerConfig, parsed: Parsed, sock: socket.socket | Non
     router = Router(config, members)
     router.spawn(members.watch())
     if own.standby:
-        router.spawn(Standby(own.standby, members.prefixes, config.cluster_key, router.metrics).run())
+        standby = Standby(own.standby, members.prefixes, config.cluster_key, router.metrics, router_id=router.id)
+        router.spawn(standby.run())
     app = create_app(router)
     on_ready = lambda url: print(f"routing at {url}", flush=True)  # noqa: E731
     await listen(config, app, router.lifecycle, router, sock=sock, inherited=sock is not None, on_ready=on_ready)

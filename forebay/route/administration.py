@@ -13,6 +13,7 @@ from forebay.base.errors import ForebayError, InvalidRequest
 from forebay.base.log import event, get_logger
 from forebay.route.announcement import LEASE_S, MEMBERS_PATH, Accepted, Announcement
 from forebay.route.forwarding import ask, json_response
+from forebay.route.hops import LOOP_STATUS, hops
 from forebay.route.members import Member, as_object
 from forebay.route.router import Router
 from forebay.route.standby import PREFIXES_PATH, Batch, Received
@@ -47,7 +48,9 @@ async def list_members(request: Request, router: Router) -> Response:
 
 
 async def learn(request: Request, router: Router) -> Response:
-    """Take changes of the active router's prefix table, for which this one is the standby."""
+    """Take changes of the active router's prefix table, for which this one is the standby. Raises HttpError 508 if the
+    sender is this router itself."""
+    hops(request.headers, router.id)
     context = RequestContext.of(request.scope)
     async with router.bodies.content(request.scope, context.receive) as content:
         batch = _decoded(content, Batch)
@@ -76,7 +79,8 @@ async def administer_without_body(request: Request, router: Router) -> Response:
 
 async def _at_all(request: Request, router: Router, content: bytes) -> Response:
     members = router.members.all or [router.members.select_for_answer()]  # which raises
-    answers = await asyncio.gather(*(_outcome(request, member, content) for member in members))
+    answers = await asyncio.gather(*(_outcome(request, router.id, member, content) for member in members))
+    answers = [answer for answer in answers if answer["status"] != LOOP_STATUS] or answers
     if request.scope["path"] in _EMPTY_CACHES:
         for member in members:
             router.members.forget(member)
@@ -91,10 +95,10 @@ async def _at_all(request: Request, router: Router, content: bytes) -> Response:
     return json_response(body, status)
 
 
-async def _outcome(request: Request, member: Member, content: bytes) -> dict[str, Any]:
+async def _outcome(request: Request, router_id: str, member: Member, content: bytes) -> dict[str, Any]:
     """Return the status and the answer of a member; of one that does not answer, the error."""
     try:
-        head, body = await ask(request, member, content, ADMIN_TIMEOUT_S)
+        head, body = await ask(request, router_id, member, content, ADMIN_TIMEOUT_S)
         status, answer = head.status, as_object(body)
     except ForebayError as error:
         status, answer = error.status, as_object(error_json(error, request.scope["path"]))

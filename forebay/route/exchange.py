@@ -15,6 +15,7 @@ from typing import Final
 from forebay.base.errors import ForebayError, Unavailable
 from forebay.base.log import event, get_logger
 from forebay.base.proof import BOOTSTRAP
+from forebay.route.hops import LOOP_STATUS
 from forebay.route.members import Member, Members, as_object
 from forebay.route.selection import Selected
 from forebay.route.upstream import MEMBER_LOST, Head, Upstream
@@ -22,7 +23,8 @@ from forebay.server.http.lifecycle import Watch
 
 ROOM_BITS: Final = 62  # a request with several choices counts on from its room
 MOST_ATTEMPTS: Final = 3
-_AGAIN: Final = (503, 504)  # the server, or the one that it needs, is going, coming or gone: another one may not be
+# The server, or the one that it needs, is going, coming or gone, or leads back to this router: another one may not.
+_AGAIN: Final = (503, 504, LOOP_STATUS)
 
 Select = Callable[[Collection[Member]], Selected[Member]]
 """Returns the members for an attempt, given those that were tried. Raises Unavailable."""

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.base.errors import Unavailable
+from forebay.route.hops import VIA, hops
 from forebay.route.members import Member
 from forebay.route.selection import Selected
 from forebay.route.upstream import MEMBER_LOST, Head
@@ -28,11 +29,12 @@ def path_of(request: Request) -> str:
     return raw.decode("latin-1")
 
 
-def passed_on(request: Request, context: RequestContext) -> dict[str, str]:
-    """Return the headers by which members know clients and read bodies. No other header of a client reaches a
-    member."""
+def passed_on(request: Request, router_id: str) -> dict[str, str]:
+    """Return the headers by which members know clients, read bodies and find loops. No other header of a client reaches
+    a member. Raises HttpError 508 for a request that has passed this router before."""
     kept = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
-    return {**kept, "x-request-id": context.request_id}
+    context = RequestContext.of(request.scope)
+    return {**kept, "x-request-id": context.request_id, VIA: hops(request.headers, router_id)}
 
 
 def passed_back(head: Head) -> dict[str, str]:
@@ -52,10 +54,10 @@ def name_servers(context: RequestContext, selected: Selected[Member]) -> None:
 
 
 async def ask(
-    request: Request, member: Member, content: bytes | None = None, timeout_s: float | None = None
+    request: Request, router_id: str, member: Member, content: bytes | None = None, timeout_s: float | None = None
 ) -> tuple[Head, bytes]:
     """Return the answer of a member to the client's request. Raises Unavailable if there is none in time."""
-    headers = passed_on(request, RequestContext.of(request.scope))
+    headers = passed_on(request, router_id)
     limit_s = ASK_TIMEOUT_S if timeout_s is None else timeout_s
     query = request.scope["query_string"].decode("latin-1")
     path = f"{path_of(request)}?{query}" if query else path_of(request)

@@ -50,7 +50,7 @@ async def _computed(request: Request, router: Router, select_by: Callable[[bytes
             watch = undo.enter_context(Watch(context.receive))
             routed = RoutedRequest(
                 path=path_of(request),
-                headers=passed_on(request, context),
+                headers=passed_on(request, router.id),
                 content=content,
                 select=await select_by(content),
                 on_selected=partial(_note_selected, router, context),

@@ -13,6 +13,7 @@ from forebay.base.package import __version__
 from forebay.config.engine_config import DisaggregationMode
 from forebay.route.announcement import Role
 from forebay.route.forwarding import ASK_TIMEOUT_S, answered, ask, json_response, name_servers, passed_on
+from forebay.route.hops import PATH, shortest_path
 from forebay.route.members import Member, as_object
 from forebay.route.router import Router
 from forebay.route.selection import Reason, Selected
@@ -26,9 +27,9 @@ async def forward(request: Request, router: Router) -> Response:
     context, member = RequestContext.of(request.scope), router.members.select_for_answer()
     name_servers(context, Selected((member,), Reason.LOAD))
     if request.method != "POST":
-        return answered(await ask(request, member))
+        return answered(await ask(request, router.id, member))
     async with router.bodies.content(request.scope, context.receive) as content:
-        return answered(await ask(request, member, content))
+        return answered(await ask(request, router.id, member, content))
 
 
 async def health(request: Request, router: Router) -> Response:
@@ -73,6 +74,7 @@ async def server_info(request: Request, router: Router) -> Response:
             "version": __version__,
             "accepts_images": bool(up) and all(info.get("accepts_images") for info in up),
             "engine": first.get("engine"),
+            PATH: shortest_path(members.router_id, (member.info for member in members.usable(Role, members.now))),
             "members": [member.as_dict(members.now) for member in members.all],
         }
     )
@@ -106,7 +108,8 @@ async def _answers(request: Request, router: Router) -> list[tuple[Head, bytes]]
     first = members.select_for_answer()
     name_servers(RequestContext.of(request.scope), Selected((first,), Reason.LOAD))
     others = [member for member in members.usable(Role, members.now) if member is not first]
-    found = await asyncio.gather(*(ask(request, member) for member in (first, *others)), return_exceptions=True)
+    asked = (ask(request, router.id, member) for member in (first, *others))
+    found = await asyncio.gather(*asked, return_exceptions=True)
     if answers := [answer for answer in found if not isinstance(answer, BaseException)]:
         return answers
     raise next(error for error in found if isinstance(error, BaseException))
@@ -115,7 +118,7 @@ async def _answers(request: Request, router: Router) -> list[tuple[Head, bytes]]
 async def debug_state(request: Request, router: Router) -> Response:
     """Return the state of all members that answer: their pools under their own names, and the sums of their
     counters."""
-    headers = passed_on(request, RequestContext.of(request.scope))
+    headers = passed_on(request, router.id)
     members = router.members.all
     answers = await asyncio.gather(*(_debug_report(member, headers) for member in members))
     told: list[dict[str, Any]] = [state for state in answers if "pools" in state]

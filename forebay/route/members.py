@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from forebay.base.errors import ForebayError
 from forebay.base.http_client import Origin
 from forebay.base.proof import BOOTSTRAP, PROOF, proof_of
 from forebay.route.announcement import Role
+from forebay.route.hops import loop_of
 from forebay.route.membership import MemberRecord, Membership
 from forebay.route.selection import Selected, Selection, is_ready, select_for_answer, select_for_prompt
 from forebay.route.upstream import Pool
@@ -63,6 +65,7 @@ class Members(Membership[Member]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(self._member)
+        self.router_id = secrets.token_hex(16)  # of this start of the router
         self._hold_s, self._ready_at = hold_s, -math.inf
         self._passed = asyncio.Event()  # set for a moment: a server has passed a check
         self._api_key, self._clock = api_key, clock
@@ -162,7 +165,9 @@ class Members(Membership[Member]):
         head, body = await member.pool.ask("GET", "/server_info", {**member.headers(), **probe})
         info = as_object(body) if head.status == 200 else {}
         mode = info.get("disaggregation_mode")
-        if head.status == 403:
+        if loop := loop_of(self.router_id, info):
+            self.failed_check(member, f"{loop}: leave it out of this router's servers")
+        elif head.status == 403:
             self.failed_check(member, "it refuses this router's headers: give both the same --cluster-key-file")
         elif Role.of(mode) is not member.role:
             self.failed_check(member, f"it is no {member.role.noun}: its --disaggregation-mode is {mode}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Final
@@ -27,7 +26,6 @@ class Router:
 
     def __init__(self, config: ServerConfig, members: Members) -> None:
         self.config, self.members = config, members
-        self.id = secrets.token_hex(16)  # of this start of the router
         self.metrics = RouteMetrics()
         self.lifecycle = Lifecycle(lambda: MOST_REQUESTS, config.tenants)
         self.dead: Failure | None = None
@@ -37,6 +35,11 @@ class Router:
         self.bodies = Bodies(config.max_body_bytes, self._worker)
         self._died = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def id(self) -> str:
+        """The id of this start of the router."""
+        return self.members.router_id
 
     async def blocks(self, tenant: Tenant, content: bytes) -> list[bytes]:
         """Return the blocks of the prompt in a tenant's body; a large body is read beside the event loop."""

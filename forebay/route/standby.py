@@ -14,6 +14,7 @@ from forebay.base.http_client import Origin
 from forebay.base.log import event, get_logger
 from forebay.base.proof import PROOF, proof_of
 from forebay.route.announcement import MAX_URL_CHARS
+from forebay.route.hops import VIA
 from forebay.route.prefixes import MOST_BLOCKS, Prefixes
 from forebay.route.upstream import Pool
 
@@ -76,10 +77,12 @@ class Standby:
     While the other router is away nothing waits for it: changes are dropped, and afterwards the whole table is sent.
     """
 
-    def __init__(self, url: str, prefixes: Prefixes, cluster_key: bytes, metrics: CountsDropped) -> None:
+    def __init__(
+        self, url: str, prefixes: Prefixes, cluster_key: bytes, metrics: CountsDropped, *, router_id: str
+    ) -> None:
         self._pool, self._prefixes, self._metrics = Pool(Origin(url)), prefixes, metrics
         proof = {PROOF: proof_of(cluster_key)} if cluster_key else {}
-        self._headers = {**proof, "content-type": "application/json"}
+        self._headers = {**proof, VIA: router_id, "content-type": "application/json"}
         self._waiting: deque[Change] = deque()
         self._changed = asyncio.Event()
         self._receiver = ""  # "": the whole table must be sent

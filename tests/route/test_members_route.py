@@ -198,7 +198,13 @@ def test_members_route_standby_learns_what_the_active_router_learns(route: Route
         ask(active, LONG)  # before the standby is known: part of the table that is sent first
         active.loop.call_soon_threadsafe(
             lambda: active.router.spawn(
-                Standby(standby.url, active.router.members.prefixes, CLUSTER_KEY, active.router.metrics).run()
+                Standby(
+                    standby.url,
+                    active.router.members.prefixes,
+                    CLUSTER_KEY,
+                    active.router.metrics,
+                    router_id=active.router.id,
+                ).run()
             )
         )
         known, theirs = (each.router.members.prefixes for each in (active, standby))

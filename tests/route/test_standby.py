@@ -60,7 +60,7 @@ class Run:
 
     def play(self, script: Coroutine[Any, Any, None]) -> None:
         async def main() -> None:
-            sender = Standby(A, self.table, b"key", self)
+            sender = Standby(A, self.table, b"key", self, router_id="0" * 32)
             sender._pool = self.receiver  # type: ignore[assignment]
             sending = asyncio.create_task(sender.run())
             await script
