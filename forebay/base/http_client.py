@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
+from http import HTTPStatus
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
@@ -18,7 +20,15 @@ DONE: Final = b"[DONE]"
 _MAX_EVENT_BYTES: Final = 16 << 20
 _MAX_ERROR_CHARS: Final = 500
 
+# After 30 s of silence the kernel asks whether the other machine is there, and breaks the connection after three more.
+_KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+
 OnEvent = Callable[[bytes], None]
+
+
+def is_interim(status: int) -> bool:
+    """Return whether another answer follows this one (RFC 9110, 15.2). A 101 is the last one of HTTP."""
+    return 100 <= status < 200 and status != HTTPStatus.SWITCHING_PROTOCOLS
 
 
 class Origin:
@@ -66,8 +76,13 @@ class KeptAlive(asyncio.Protocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport; called by asyncio."""
+        """Keep the transport, and let the kernel notice a machine that is gone; called by asyncio."""
         self._transport = transport
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE:
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Connection(KeptAlive):
@@ -107,7 +122,7 @@ class Connection(KeptAlive):
         """Feed the HTTP parser; bytes that are not HTTP fail the pending request and close the connection."""
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(f"{self.origin} does not speak HTTP: {error}")
             self.close()
 
@@ -147,6 +162,8 @@ class Connection(KeptAlive):
 
     def on_message_complete(self) -> None:
         """Resolve the pending request with the body; called by the parser."""
+        if is_interim(self.status):
+            return
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(bytes(self._body))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 import httptools
 
 from forebay.base.errors import Unavailable
-from forebay.base.http_client import KeptAlive, Origin
+from forebay.base.http_client import KeptAlive, Origin, is_interim
 
 CONNECT_TIMEOUT_S: Final = 5.0
 IDLE_S: Final = 5.0  # less than our servers keep an idle connection: of the two we are the one that closes
@@ -82,7 +83,7 @@ class Upstream(KeptAlive):
         """Feed the HTTP parser; bytes that are not HTTP, or that no request asked for, close the connection."""
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, AttributeError):  # an answer that nobody asked for
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade, AttributeError):  # or one that nobody asked for
             self._fail("does not speak HTTP")
             self.close()
 
@@ -104,8 +105,14 @@ class Upstream(KeptAlive):
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Resolve the head of the answer; called by the parser."""
-        self._head.set_result(Head(self._parser.get_status_code(), self._headers))
+        """Resolve the head of the answer, unless another one follows; called by the parser."""
+        status = self._parser.get_status_code()
+        if is_interim(status):
+            self._headers = {}
+        elif status == HTTPStatus.SWITCHING_PROTOCOLS:
+            raise httptools.HttpParserError("no request asked for another protocol")
+        else:
+            self._head.set_result(Head(status, self._headers))
 
     def on_body(self, body: bytes) -> None:
         """Pass the piece on, or buffer it until a sink is set; called by the parser."""
@@ -116,6 +123,8 @@ class Upstream(KeptAlive):
 
     def on_message_complete(self) -> None:
         """Resolve the end of the answer; the connection stays open if the server keeps it alive."""
+        if is_interim(self._parser.get_status_code()):
+            return
         if not self._parser.should_keep_alive():
             self.close()
         self._end.set_result(None)

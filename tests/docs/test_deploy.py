@@ -73,6 +73,17 @@ def test_recommended_torch_satisfies_the_bounds_of_the_wheel() -> None:
     assert pinned == [TORCH.removeprefix("torch==")]
 
 
+def test_image_has_what_decodes_pictures() -> None:
+    """Without Pillow a model with images starts and refuses each image."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = re.findall(r"forebay-\*\.whl\)\[(\w+)\]", (DEPLOY / "Dockerfile").read_text())
+    installed = [
+        *project["dependencies"],
+        *(each for extra in extras for each in project["optional-dependencies"][extra]),
+    ]
+    assert any(package.startswith("pillow") for package in installed)
+
+
 def test_probes_and_ports_are_those_of_the_server() -> None:
     pod = kind("Deployment")["spec"]["template"]["spec"]
     container = pod["containers"][0]

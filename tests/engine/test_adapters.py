@@ -157,6 +157,28 @@ def test_an_unload_answers_late_where_requests_go_on(llm):
     assert core.scheduler.held.adapters.slots.num_free == 1
 
 
+@pytest.mark.parametrize("given_up", [False, True], ids=["unloaded", "and a load given up"])
+def test_unload_of_a_draining_adapter_waits_as_the_first_one(llm, adapters, given_up):
+    core, loader = llm._core, llm._core.adapters
+    core.add(AddRequest(request_id=1, prompt_token_ids=PROMPTS[0], params=GREEDY.with_seed(), adapter="one"))
+    loader.handle(UnloadAdapter(serial=1, name="one", timeout_s=NEVER_S))
+    if given_up:
+        llm.unload_adapter("two")
+        loader.beside = lambda work: None  # files that are never read
+        loader.handle(LoadAdapter(serial=9, name="one", path=str(adapters["one"])))
+    loader.handle(UnloadAdapter(serial=2, name="one", timeout_s=NEVER_S))
+    loader.handle(UnloadAdapter(serial=3, name="one", timeout_s=0.0))
+    answers = dict(loader.take_answers())
+    assert answers.pop(9).code == "adapter_unloaded" if given_up else 9 not in answers
+    assert [(serial, failure.code) for serial, failure in answers.items()] == [(3, "adapter_draining")]
+    core.abort(1)
+    loader.go_on()
+    assert loader.take_answers() == [(1, None), (2, None)]
+    loader.handle(UnloadAdapter(serial=4, name="one"))
+    ((serial, failure),) = loader.take_answers()
+    assert (serial, failure.code) == (4, "model_not_found")
+
+
 def test_adapters_are_there_after_a_sleep_and_after_an_update_of_the_weights(llm, right, checkpoint):
     llm.sleep()
     llm.wake_up()

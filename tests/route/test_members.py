@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from starlette.datastructures import Headers
 
 from forebay.base.errors import Unavailable
 from forebay.base.http_client import Origin
@@ -216,9 +217,9 @@ def test_router_member_that_does_not_answer_in_time_is_told_of(monkeypatch):
     pool = Pool()
     pool.waits = True
     scope = {"raw_path": b"/v1/models", "query_string": b""}
-    request: Any = SimpleNamespace(method="GET", headers={}, scope=scope)
+    request: Any = SimpleNamespace(method="GET", headers=Headers(), scope=scope)
     with pytest.raises(Unavailable) as failed:
-        asyncio.run(forwarding.ask(request, checked(pool, 0)[1]))
+        asyncio.run(forwarding.ask(request, "0" * 32, checked(pool, 0)[1]))
     assert failed.value.code == MEMBER_LOST
 
 
@@ -234,7 +235,7 @@ def test_router_administration_that_one_member_refuses_is_refused(monkeypatch):
     found = pairs_up(2)
     monkeypatch.setattr(found, "check_now", check)
     request: Any = SimpleNamespace(scope={"path": "/flush_cache"})
-    answer = asyncio.run(_at_all(request, SimpleNamespace(members=found), b""))  # type: ignore[arg-type]
+    answer = asyncio.run(_at_all(request, SimpleNamespace(id="0" * 32, members=found), b""))  # type: ignore[arg-type]
     said = members.as_object(bytes(answer.body))
     assert (answer.status_code, said["success"]) == (409, False)
     assert [each["status"] for each in said["members"]] == [200, 409, 200, 200]

@@ -11,6 +11,7 @@ import pytest
 
 from forebay.base.errors import Unavailable
 from forebay.route.announcement import Role
+from forebay.route.hops import VIA
 from forebay.route.selection import BALANCE_ABS_THRESHOLD
 from forebay.route.upstream import MEMBER_LOST, Upstream
 from tests.deadlines import HANGS_S
@@ -339,7 +340,7 @@ def test_router_members_get_the_bytes_and_headers_of_the_client(route: Route, mo
     (prefill, one), (decode, other) = (sent[server.url] for server in (routed.prefill[0], routed.decode[0]))
     assert one == other == content
     room = {"x-forebay-bootstrap-room": decode["x-forebay-bootstrap-room"]}
-    kept = {"content-type": said["content-type"], "x-request-id": "mine", **PROVEN, **room}
+    kept = {"content-type": said["content-type"], "x-request-id": "mine", VIA: routed.router.id, **PROVEN, **room}
     assert prefill == kept
     assert decode == {**kept, "x-forebay-bootstrap-host": "127.0.0.1"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,39 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n"
 
 def test_upstream_idle_connection_is_used_again() -> None:
     assert asked(OK + b"\r\n", 3) == 1
+
+
+def test_upstream_answer_behind_interim_ones_is_the_answer() -> None:
+    interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n"
+    assert asked(interim + OK + b"\r\n", 3) == 1
+
+
+@pytest.mark.parametrize("rest", [b"\r\n", b"Upgrade: x\r\nConnection: upgrade\r\n\r\nabc"])
+def test_upstream_server_that_switches_protocols_is_lost(rest: bytes) -> None:
+    with pytest.raises(Unavailable, match="does not speak HTTP") as lost:
+        asked(b"HTTP/1.1 101 Switching Protocols\r\n" + rest, 1)
+    assert lost.value.code == MEMBER_LOST
+
+
+async def test_upstream_connection_is_checked_by_the_kernel_while_it_is_silent() -> None:
+    """A server whose machine has gone sends no FIN: without keepalive a request waits for its own time-out."""
+    served = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        served.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        connection = await Upstream.connect(Origin(f"http://{host}:{port}"))
+        sock = connection._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        assert [sock.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [30, 10, 3]
+        connection.close()
+        await served.wait()
 
 
 def test_upstream_connection_idle_for_too_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +170,9 @@ def test_c33_upstream_server_that_answers_unasked_is_closed() -> None:
 
         def is_closing(self) -> bool:
             return not self.is_open
+
+        def get_extra_info(self, name: str) -> None:
+            return None
 
         def close(self) -> None:
             self.is_open = False

@@ -157,11 +157,16 @@ class AdapterLoader:
             self._adapters.failed(load.adapter)
             why = f"the adapter {frame.name!a} was unloaded while it was being loaded"
             self._answer(load.serial, Conflict(why, code="adapter_unloaded"))
-        if given_up and frame.name not in {adapter.name for adapter in self._adapters}:
+        is_loaded = frame.name in {adapter.name for adapter in self._adapters}
+        draining = [adapter for adapter in self._adapters.draining if adapter.name == frame.name]
+        if is_loaded or not (given_up or draining):
+            adapter = self._adapters.unload(frame.name)
+            log.info(event("adapter_unloading", name=adapter.name, number=adapter.number, users=adapter.num_users))
+        elif draining:
+            adapter = draining[-1]  # it was unloaded before: wait for its requests as well
+        else:
             self._answer(frame.serial, None)
             return
-        adapter = self._adapters.unload(frame.name)
-        log.info(event("adapter_unloading", name=adapter.name, number=adapter.number, users=adapter.num_users))
         self._unloads.append(_Unload(adapter, frame.serial, self._clock() + frame.timeout_s))
 
     def load_now(self, name: str, path: str) -> None:

@@ -8,11 +8,13 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
+from forebay.base.http_client import is_interim
 from forebay.server.images.sources import MAX_SHOWN, Unreadable, check_bytes
 
 TIMEOUT_S: Final = 5.0  # of resolving, connecting and reading together
@@ -113,7 +115,6 @@ class Fetcher:
 
     async def _answer(self, reader: asyncio.StreamReader, place: _Place, on_bytes: Callable[[int], None]) -> bytes:
         answer = _Answer()
-        parser = httptools.HttpResponseParser(answer)
         received = 0
         while not answer.is_whole:
             block = await reader.read(_BLOCK_BYTES)
@@ -121,8 +122,8 @@ class Fetcher:
             if not block:
                 break
             on_bytes(len(block))
-            parser.feed_data(block)
-            answer.check(parser.get_status_code(), place.host)
+            answer.feed(block)
+            answer.check(place.host)
             check_bytes(max(answer.announced, len(answer.content), received - _HEAD_BYTES), self._max_bytes)
         if not answer.is_whole and (answer.has_length or not answer.has_head):
             raise Unreadable(f"ended after {len(answer.content)} bytes at {place.host}: send it as a data URL")
@@ -154,36 +155,56 @@ def _target(parts: SplitResult) -> str:
 
 
 class _Answer:
-    """The callbacks of the parser, which must not raise."""
+    """One answer, of which heads of interim ones (1xx) may come first. The parser's callbacks must not raise."""
 
     def __init__(self) -> None:
         self.content = bytearray()
-        self.announced = 0
+        self.announced = self.status = 0
         self.is_whole = self.has_head = self.has_length = False
+        self._parser = httptools.HttpResponseParser(self)
+
+    def feed(self, block: bytes) -> None:
+        """Take more of the answer. Raises HttpParserError for what is not HTTP."""
+        try:
+            self._parser.feed_data(block)
+        except httptools.HttpParserUpgrade:  # behind the head of a 101
+            self.is_whole = True
+        except httptools.HttpParserError:
+            # Behind the end nothing counts, and of another status than 200 that is what is wrong.
+            if not self.is_whole and (not self.has_head or self.status == HTTPStatus.OK):
+                raise
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Note how the end of the content is known."""
+        if self.is_whole:
+            return
         self.has_length |= name.lower() in (b"content-length", b"transfer-encoding")
         if name.lower() == b"content-length" and value.isdigit():
             self.announced = int(value[:20])
 
     def on_headers_complete(self) -> None:
         """Note that the status is known."""
-        self.has_head = True
+        if not self.is_whole:
+            self.status = self._parser.get_status_code()
+            self.has_head = not is_interim(self.status)
 
     def on_body(self, body: bytes) -> None:
         """Append a piece of the content."""
-        self.content += body
+        if self.has_head and not self.is_whole:
+            self.content += body
 
     def on_message_complete(self) -> None:
-        """Note the end."""
-        self.is_whole = True
+        """Note the end. What comes behind it is not read; behind an interim answer comes another one."""
+        if self.has_head:
+            self.is_whole = True
+        else:
+            self.announced, self.has_length = 0, False
 
-    def check(self, status: int, host: str) -> None:
+    def check(self, host: str) -> None:
         """Raise Unreadable for an answer that is no content."""
-        if self.has_head and 300 <= status < 400:
+        if self.has_head and 300 <= self.status < 400:
             raise Unreadable(
-                f"is answered by {host} with a redirect ({status}), which is not followed: name its target"
+                f"is answered by {host} with a redirect ({self.status}), which is not followed: name its target"
             )
-        if self.has_head and status != 200:
-            raise Unreadable(f"is answered by {host} with status {status}: check the URL")
+        if self.has_head and self.status != HTTPStatus.OK:
+            raise Unreadable(f"is answered by {host} with status {self.status}: check the URL")

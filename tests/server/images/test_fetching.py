@@ -18,6 +18,8 @@ pytestmark = pytest.mark.usefixtures("patience")
 HOST = "images.test"
 CERTIFICATE = Path(__file__).parent / "images_test.pem"  # of this host, by itself, with its key; for 100 years
 OK = b"HTTP/1.1 200 OK\r\n"
+WHOLE = OK + b"Content-Length: 5\r\n\r\nabcde"
+INTERIM = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -117,6 +119,10 @@ def test_fetch_https_host_without_a_certificate_of_its_own_is_refused(
     ("pieces", "why"),
     [
         ((b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\n\r\n",), "redirect .302., which is not followed"),
+        ((b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nabc",), "with status 101"),
+        ((b"HTTP/1.1 101 Switching Protocols\r\n\r\nabc",), "with status 101"),
+        ((INTERIM,), "ended after 0 bytes"),
+        ((INTERIM * 3, b"HTTP/1.1 404 Not Found\r\n\r\n"), "with status 404"),
         ((b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",), "with status 404"),
         ((b"HTTP/1.1 206 Partial Content\r\nContent-Length: 2\r\n\r\nab",), "with status 206"),
         ((OK, b"Content-Length: 101\r\n\r\n"), "has 101 bytes or more; at most 100 are read"),
@@ -132,6 +138,32 @@ def test_fetch_https_host_without_a_certificate_of_its_own_is_refused(
 def test_fetch_answer_that_is_no_image_is_refused(pieces: tuple[bytes, ...], why: str) -> None:
     with pytest.raises(Unreadable, match=why):
         asyncio.run(Host(says(*pieces)).fetch())
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (b"HTTP/1.1 100 Continue\r\n\r\n", WHOLE),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + INTERIM * 3 + WHOLE,),
+        (b"HTTP/1.1 102 Processing\r\n\r\n", INTERIM, WHOLE[:20], WHOLE[20:]),
+        (WHOLE + WHOLE,),  # what no request asked for
+        (WHOLE + b"SSH",),
+        (b"HTTP/1.1 200 OK\r\nUpgrade: h2c\r\nConnection: upgrade\r\nContent-Length: 5\r\n\r\nabcde",),
+    ],
+)
+def test_fetch_content_behind_interim_answers_is_read_and_what_follows_is_not(pieces: tuple[bytes, ...]) -> None:
+    assert asyncio.run(Host(says(*pieces)).fetch()) == b"abcde"
+
+
+@pytest.mark.parametrize("status", [100, 101, 103, 199, 201, 204, 299, 300, 304, 399, 400, 503, 99, 600, 999])
+@pytest.mark.parametrize(
+    "rest",
+    [b"\r\n", b"\r\nabc", b"Content-Length: 3\r\n\r\nabc", b"Upgrade: websocket\r\nConnection: upgrade\r\n\r\nabc"],
+    ids=["nothing", "content", "length", "upgrade"],
+)
+def test_fetch_answer_of_each_other_status_is_refused_in_words(status: int, rest: bytes) -> None:
+    with pytest.raises(Unreadable, match=f"status {status}|redirect .{status}.|ended after 0 bytes|cannot be fetched"):
+        asyncio.run(Host(says(b"HTTP/1.1 %d Word\r\n%s" % (status, rest))).fetch())
 
 
 def test_fetch_host_that_sends_a_byte_now_and_then_is_left() -> None:
