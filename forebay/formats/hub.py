@@ -51,6 +51,7 @@ _WORKERS: Final = 4  # files at a time
 _CHUNK_BYTES: Final = 1 << 20
 _PIECE_BYTES: Final = 32 << 30  # of one request: the library refuses 50 GB and more
 _MAX_FILES: Final = 1 << 16
+_MAX_BYTES: Final = 1 << 50  # of one file
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SMALL: Final = (".json", ".jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 
@@ -64,14 +65,18 @@ class RemoteFile:
     digest: str
 
     def __post_init__(self) -> None:
-        path = PurePosixPath(self.name)
+        path = PurePosixPath(str(self.name))
         is_plain = str(path) == self.name and self.name.isprintable() and not path.is_absolute()
         if not is_plain or ".." in path.parts or self.name == ".":
             raise ModelError(f"the hub announces a file {brief(self.name)}, which is not a path inside a folder")
-        if not _DIGEST.fullmatch(str(self.digest)) or type(self.num_bytes) is not int or self.num_bytes < 0:
+        if (
+            not _DIGEST.fullmatch(str(self.digest))
+            or type(self.num_bytes) is not int
+            or not 0 <= self.num_bytes <= _MAX_BYTES
+        ):
             raise ModelError(
                 f"the hub announces {self.name} with the hash {brief(self.digest)} and {brief(self.num_bytes)} bytes: "
-                "expected a git hash (40 hexadecimal digits) or a sha256 (64), and a size"
+                f"expected a git hash (40 hexadecimal digits) or a sha256 (64), and a size up to {_MAX_BYTES}"
             )
 
     @property
@@ -120,13 +125,9 @@ class Hub:
             if commit is None or not COMMIT.fullmatch(commit):
                 raise ModelError(f"{self.endpoint} gave {brief(commit)} as the commit of {model}: is it a hub?")
             tree = list(islice(api.list_repo_tree(model.repo, recursive=True, revision=commit), _MAX_FILES + 1))
+            files = [_remote_file(entry) for entry in tree if isinstance(entry, RepoFile)]
         if len(tree) > _MAX_FILES:
             raise ModelError(f"{model.repo} has more than {_MAX_FILES} files; at most {_MAX_FILES} are listed")
-        files = [
-            RemoteFile(name=file.path, num_bytes=file.size, digest=file.lfs.sha256 if file.lfs else file.blob_id)
-            for file in tree
-            if isinstance(file, RepoFile)
-        ]
         return Repository(model=model, commit=commit, files={file.name: file for file in files})
 
     def fetch(self, repository: Repository, names: Sequence[str], progress: Progress) -> Path:
@@ -260,7 +261,7 @@ class Hub:
             ) from error
         except HFValidationError as error:
             raise ModelError(f"no repository can be called {model.repo}: {error}") from error
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
             what = f"{type(error).__name__}: {error}"
             raise ModelError(
                 f"the answer of {self.endpoint} about {model.repo} is not that of a hub ({what})"
@@ -344,6 +345,12 @@ def _refuse_linked(cache: HFCacheInfo, own: frozenset[CachedRepoInfo], chosen: D
 def _entry(path: Path) -> Path:
     """Return where an entry of a folder is, whatever links lead to the folder. The entry may be a link itself."""
     return path.parent.resolve() / path.name
+
+
+def _remote_file(entry: RepoFile) -> RemoteFile:
+    return RemoteFile(
+        name=entry.path, num_bytes=entry.size, digest=entry.lfs.sha256 if entry.lfs is not None else entry.blob_id
+    )
 
 
 def _partial(blob: Path) -> Path:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from huggingface_hub import scan_cache_dir, try_to_load_from_cache
@@ -227,6 +228,70 @@ def test_what_stands_in_the_way_is_said_before_weights_are_fetched(
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert hub.fetched() == []
+
+
+OTHERS: Final = [None, -1, 10**30, "x", [5], {}]
+LISTED: Final = {
+    "type": "file",
+    "path": "a.bin",
+    "size": 3,
+    "oid": "b" * 40,
+    "lfs": {"oid": "c" * 64, "size": 3, "pointerSize": 134},
+    "lastCommit": {"id": "d" * 40, "title": "t", "date": "2026-01-01T00:00:00.000Z"},
+}
+REVISION: Final = {"id": "org/name", "sha": COMMIT, "siblings": [{"rfilename": "a"}], "tags": [], "cardData": {}}
+
+
+def altered(value: Any) -> Iterator[Any]:
+    """Yield documents with each of the `OTHERS` in the place of each part, and without each key."""
+    yield from OTHERS
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield {other: each for other, each in value.items() if other != key}
+            yield from ({**value, key: each} for each in altered(part))
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            yield from ([*value[:number], each, *value[number + 1 :]] for each in altered(part))
+
+
+@pytest.mark.parametrize(("what", "document"), [("tree", [LISTED]), ("revision", REVISION)])
+def test_hub_answer_with_another_type_anywhere_is_read_or_refused_in_words(
+    hub: hub_server.Hub, what: str, document: object
+) -> None:
+    num_refused = num_read = 0
+    answers = [*altered(document)]
+    for answer in answers:
+        hub.answers[what] = json.dumps(answer).encode()
+        try:
+            found = Hub().look(MODEL)
+        except ForebayError as error:
+            num_refused += "\n" not in error.message
+        else:
+            num_read += 1
+            for file in found.files.values():
+                assert (type(file.name), type(file.num_bytes), type(file.digest)) == (str, int, str)
+    assert num_refused + num_read == len(answers), "each refusal is one line"
+    assert min(num_refused, num_read) > 5
+
+
+@pytest.mark.parametrize("what", ["tree", "revision"])
+@pytest.mark.parametrize(
+    "body", [b"", b"\xff\xfe", b"[" * 100_000, b"{", b"NaN", b"[1e999]", b"[" + b"9" * 5000 + b"]", b'["\\ud800"]']
+)
+def test_hub_answer_that_is_no_json_is_refused_in_words(hub: hub_server.Hub, what: str, body: bytes) -> None:
+    hub.answers[what] = body
+    with pytest.raises(ModelError, match=r"the answer of http://\S+ about org/name is not that of a hub"):
+        Hub().look(MODEL)
+
+
+@pytest.mark.parametrize("path", [5, None, ["a"], {"a": 1}, True])
+def test_hub_tree_with_a_path_that_is_no_text_ends_the_command_in_one_line(
+    hub: hub_server.Hub, path: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.listed = [{**LISTED, "path": path}]
+    assert main(["models", "pull", "org/name"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "which is not a path inside a folder" in line or "is not that of a hub" in line
 
 
 def test_what_does_not_fit_is_said_with_what_would_before_weights_are_fetched(
