@@ -37,6 +37,27 @@ HISPARSE = (
         _OPS + "test_swap_in_rejected_draft_token_is_bound_again_before_it_is_read",
     ),
     Mutant(
+        "C11 C23 the coordinator gets the plan's host values",
+        "runtime/kinds/resident.py",
+        "mirrors = self._mirrors or (None, None)",
+        "mirrors = (None, None)",
+        "runtime/test_hisparse.py::test_layer_input_gives_the_plan_s_host_values_and_reads_nothing_back",
+    ),
+    Mutant(
+        "C23 host values are checked before a step is replayed",
+        "runtime/kinds/resident.py",
+        "        self._check_mirrors(*self._mirrors)",
+        "        pass",
+        "runtime/test_hisparse.py::test_check_plan_with_wrong_mirrors_is_refused_before_a_step_is_replayed",
+    ),
+    Mutant(
+        "C23 a sequence of one token is let in",
+        "runtime/kinds/resident.py",
+        "(shortest := int(seq_lens_cpu.min())) < 1:",
+        "(shortest := int(seq_lens_cpu.min())) <= 1:",
+        "runtime/test_hisparse.py::test_layer_input_gives_the_plan_s_host_values_and_reads_nothing_back",
+    ),
+    Mutant(
         "C23 a row that is given out has an empty hot buffer",
         "runtime/kinds/resident.py",
         'rows.reset_rows(columns["admit_rows"])',

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,14 @@ import pytest
 import torch
 
 from forebay.config.engine_config import CacheTypes
+from forebay.memory.kinds.resident.work import ResidentWork
+from forebay.memory.slots import as_ids
+from forebay.ops.attention import PagedKv
 from forebay.ops.interface import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import IndexKeys, LatentAttention
 from forebay.pools.tiers import HotSizes
+from forebay.requests.step_plan import KindWork, StepPlan
 from forebay.runtime.bounds import IndexOutOfPool
 from forebay.runtime.kinds.resident import HisparseCoordinator
 from tests.kernels import VARIANTS, native_ops
@@ -48,10 +51,11 @@ def test_map_last_loc_to_buffer_binds_newest_tokens_without_a_readback(cache: Ca
     """C11: row 2 decodes, row 1 computes its prompt, whose page 5 has a copy, and row 0 is padding."""
     found = coordinator(cache, ops)
     found.change({"admit_rows": ids(1, 2), "hot_rows": ids(2)})
+    mirrors = np.array([7, 1]), np.array([1, 2])  # of a decode the host knows that it has a token
     found.change({"resident_pages": ids(5), "resident_slots": ids(2, dtype=torch.int32)})
     lens, locations = ids(7, 11, 1, dtype=torch.int32), ids(5 * PAGE + 2, 3 * PAGE + 2, 0)
     with readbacks() as copies:
-        step = found.map_last_loc_to_buffer(lens, locations, ids(1, 2, 0, dtype=torch.int32))
+        step = found.map_last_loc_to_buffer(lens, locations, ids(1, 2, 0, dtype=torch.int32), *mirrors)
     assert copies == []
     layout = step.layout
     in_row = layout.hot_base + 2 * layout.row_tokens + COLUMNS + 10 % PAGE
@@ -61,20 +65,83 @@ def test_map_last_loc_to_buffer_binds_newest_tokens_without_a_readback(cache: Ca
 
 
 @pytest.mark.parametrize(
-    ("mirrors", "error"),
+    ("lens", "rows", "error"),
     [
-        ({"req_pool_indices_cpu": [ROWS + 1]}, "rows 4..4 of a step; there are 4 hot buffers"),
-        ({"req_pool_indices_cpu": [-1]}, "rows -1..-1 of a step"),
-        ({"seq_lens_cpu": [0]}, "a sequence of a step has 0 tokens"),
+        ([1], [ROWS + 1], "rows 4..4 of a step; there are 4 hot buffers"),
+        ([1], [-1], "rows -1..-1 of a step"),
+        ([0], [1], "a sequence of a step has 0 tokens"),
     ],
 )
 def test_map_last_loc_to_buffer_wrong_host_mirror_is_refused(
-    cache: CachePool, ops: Ops, mirrors: dict[str, list[int]], error: str
+    cache: CachePool, ops: Ops, lens: list[int], rows: list[int], error: str
 ) -> None:
-    arrays = {name: np.array(values, dtype=np.int64) for name, values in mirrors.items()}
+    mirrors = np.array(lens, dtype=np.int64), np.array(rows, dtype=np.int64)
     given: Any = ids(3, dtype=torch.int32), ids(PAGE), ids(1, dtype=torch.int32)
     with pytest.raises(IndexOutOfPool, match=error):
-        coordinator(cache, ops).map_last_loc_to_buffer(*given, **arrays)
+        coordinator(cache, ops).map_last_loc_to_buffer(*given, *mirrors)
+
+
+def step_of(starts: list[int], q_lens: list[int], rows: list[int], *slots: int) -> StepPlan:
+    """Extends behind `starts` first, then decodes."""
+    work = KindWork(
+        resident=ResidentWork(resident_pages=as_ids([*range(1, len(slots) + 1)]), resident_slots=as_ids(slots))
+    )
+    num_tokens = sum(q_lens[: len(starts)])
+    return StepPlan(
+        step=1,
+        num_extends=len(starts),
+        rows=as_ids(rows),
+        q_lens=as_ids(q_lens),
+        starts=as_ids(starts),
+        input_ids=as_ids([5] * num_tokens),
+        sample_mask=np.ones(len(rows), dtype=np.bool_),
+        kinds=work,
+    )
+
+
+@pytest.mark.parametrize(
+    ("starts", "q_lens", "rows", "error"),
+    [
+        ([], [1], [ROWS + 1], "there are 4 hot buffers"),
+        ([0], [0], [1], "has 0 tokens"),
+        ([4], [2, 0], [1, 2], "has 0 tokens"),
+    ],
+)
+def test_check_plan_with_wrong_mirrors_is_refused_before_a_step_is_replayed(
+    cache: CachePool, ops: Ops, starts: list[int], q_lens: list[int], rows: list[int], error: str
+) -> None:
+    with pytest.raises(IndexOutOfPool, match=error):
+        coordinator(cache, ops).check(step_of(starts, q_lens, rows))
+
+
+def test_layer_input_gives_the_plan_s_host_values_and_reads_nothing_back(
+    cache: CachePool, ops: Ops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C11, C23: a prompt of one token, the first chunk of another, and a decode of which the host knows no more."""
+    found, heard, bind = coordinator(cache, ops), [], HisparseCoordinator.map_last_loc_to_buffer
+
+    def listening(self: HisparseCoordinator, *given: Any, **others: Any) -> Any:
+        heard.append(given[3:])
+        return bind(self, *given, **others)
+
+    monkeypatch.setattr(HisparseCoordinator, "map_last_loc_to_buffer", listening)
+    plan = step_of([0, 4], [1, 2, 1], [1, 2, 3])
+    positions = ids(0, 4, 5, 7)
+    full = PagedKv(
+        page_table=torch.zeros(ROWS + 1, 4, dtype=torch.int32),
+        rows=ids(1, 2, 3, dtype=torch.int32),
+        q_start=ids(0, 1, 3, 4, dtype=torch.int32),
+        seq_lens=ids(1, 6, 8, dtype=torch.int32),
+        page_size=PAGE,
+        out_cache_loc=positions + PAGE,
+    )
+    with readbacks() as copies:
+        found.check(plan)
+        step = found.layer_input(full, positions)
+    assert copies == []
+    assert step is not None
+    ((lens, rows),) = heard
+    assert (lens.tolist(), rows.tolist()) == ([1, 6, 1], [1, 2, 3])
 
 
 def test_a_row_that_is_given_out_has_an_empty_hot_buffer(cache: CachePool, ops: Ops) -> None:
@@ -106,14 +173,11 @@ def test_resident_copies_are_filled_from_the_host_tier(cache: CachePool, ops: Op
             assert not copies[0].any()
 
 
-def test_a_plan_with_one_copy_of_two_pages_is_refused() -> None:
-    def plan(*slots: int) -> Any:
-        work = SimpleNamespace(resident_slots=np.array(slots, dtype=np.int64))
-        return SimpleNamespace(kinds=SimpleNamespace(resident=work))
-
-    HisparseCoordinator.check(plan(0, 3, 0, 1))
+def test_a_plan_with_one_copy_of_two_pages_is_refused(cache: CachePool, ops: Ops) -> None:
+    found = coordinator(cache, ops)
+    found.check(step_of([], [1], [1], 0, 3, 0, 1))
     with pytest.raises(IndexOutOfPool, match="name a resident page twice"):
-        HisparseCoordinator.check(plan(3, 0, 3))
+        found.check(step_of([], [1], [1], 3, 0, 3))
 
 
 def test_columns_of_full_kv_are_the_same_with_and_without_tiers(cache: CachePool) -> None:

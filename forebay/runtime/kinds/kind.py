@@ -52,8 +52,7 @@ class DeviceKind:
         """`counts` [R + 1] int32 are 0, 1, 2 and so on; a step has at most R sequences, padding included."""
         self._cache, self._ops = cache, ops
 
-    @staticmethod
-    def check(plan: StepPlan) -> None:
+    def check(self, plan: StepPlan) -> None:
         """Raise IndexOutOfPool for a plan that the bounds of its columns do not show to be wrong."""
 
     def arrays(self, plan: StepPlan, shape: Shape, q_start: Array) -> dict[str, Array]:

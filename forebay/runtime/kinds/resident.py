@@ -6,8 +6,9 @@ Shape letters: S sequences, T tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,19 @@ from forebay.requests.step_plan import StepPlan
 from forebay.runtime.bounds import IndexOutOfPool
 from forebay.runtime.kinds.kind import Columns, DeviceKind
 from forebay.runtime.shape import Shape
+
+
+class HostMirrors(NamedTuple):
+    """The rows of a step and what the host knows of their lengths, from the plan: [S] int64 each. Only the device knows
+    the length of a decode: it has at least the tokens of the step."""
+
+    seq_lens_cpu: I64
+    req_pool_indices_cpu: I64
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> Self:
+        """Return the mirrors of a plan's sequences."""
+        return cls(np.concatenate([plan.ends, plan.q_lens[plan.num_extends :]]), plan.rows)
 
 
 class HisparseCoordinator(DeviceKind):
@@ -37,10 +51,13 @@ class HisparseCoordinator(DeviceKind):
         assert cache.tiers is not None, "resident copies without a host tier"
         self._tiers = cache.tiers
         self.counts: Tensor = torch.zeros(2, dtype=torch.int64, device=counts.device)
+        self._mirrors: HostMirrors | None = None  # of the step that is launched
 
-    @staticmethod
-    def check(plan: StepPlan) -> None:
-        """Raise IndexOutOfPool for a resident page that two pages share."""
+    def check(self, plan: StepPlan) -> None:
+        """Raise IndexOutOfPool for a resident page that two pages share, or for wrong host mirrors: a step that is
+        replayed does not come to `map_last_loc_to_buffer`."""
+        self._mirrors = HostMirrors.of(plan)
+        self._check_mirrors(*self._mirrors)
         slots = plan.kinds.resident.resident_slots
         if len(slots) and len(held := slots[slots != 0]) != len(set(held.tolist())):
             raise IndexOutOfPool(f"resident_slots {slots} of a plan name a resident page twice")
@@ -71,16 +88,12 @@ class HisparseCoordinator(DeviceKind):
 
         seq_lens [S] int32 count the step's tokens, out_cache_loc [T] int64 are their locations in full KV, and
         req_pool_indices [S] int32 the rows. `positions` [T] int64 and `q_start` [S + 1] int32 None: a token of each
-        row. The host mirrors, where the host has them, are checked: IndexOutOfPool for a row that there is not, or for
-        a sequence without tokens.
+        row. The host mirrors of both, where the host has them, are checked: IndexOutOfPool for a row that there is not,
+        or for a sequence without tokens.
         """
         tiers, num_seqs = self._tiers, len(req_pool_indices)
-        if req_pool_indices_cpu is not None and len(req_pool_indices_cpu):
-            least, most = int(req_pool_indices_cpu.min()), int(req_pool_indices_cpu.max())
-            if least < 0 or most >= tiers.rows.num_rows:
-                raise IndexOutOfPool(f"rows {least}..{most} of a step; there are {tiers.rows.num_rows} hot buffers")
-        if seq_lens_cpu is not None and len(seq_lens_cpu) and int(seq_lens_cpu.min()) < 1:
-            raise IndexOutOfPool(f"a sequence of a step has {int(seq_lens_cpu.min())} tokens, at least its own is one")
+        if seq_lens_cpu is not None and req_pool_indices_cpu is not None:
+            self._check_mirrors(seq_lens_cpu, req_pool_indices_cpu)
         if q_start is None:
             q_start = torch.arange(num_seqs + 1, dtype=torch.int32, device=out_cache_loc.device)
         if positions is None:
@@ -106,9 +119,24 @@ class HisparseCoordinator(DeviceKind):
         """Return None in steps of draft models and heads, whose KV is on the device."""
         if inputs is None:
             return None
+        mirrors = self._mirrors or (None, None)
         return self.map_last_loc_to_buffer(
-            full.seq_lens, full.out_cache_loc, full.rows, positions=inputs, q_start=full.q_start
+            full.seq_lens, full.out_cache_loc, full.rows, *mirrors, positions=inputs, q_start=full.q_start
         )
+
+    def _check_mirrors(self, seq_lens_cpu: I64, req_pool_indices_cpu: I64) -> None:
+        """Raise IndexOutOfPool for a row without a hot buffer, or for a sequence without tokens; one is enough."""
+        if not len(req_pool_indices_cpu):
+            return
+        least, most, num_rows = (
+            int(req_pool_indices_cpu.min()),
+            int(req_pool_indices_cpu.max()),
+            self._tiers.rows.num_rows,
+        )
+        if least < 0 or most >= num_rows:
+            raise IndexOutOfPool(f"rows {least}..{most} of a step; there are {num_rows} hot buffers")
+        if (shortest := int(seq_lens_cpu.min())) < 1:
+            raise IndexOutOfPool(f"a sequence of a step has {shortest} tokens, at least its own is one")
 
 
 DEVICE_KIND: Final = HisparseCoordinator

@@ -65,8 +65,7 @@ class RecurrentStates(DeviceKind):
         nothing = counts[:0]
         self._nothing = States(StateBatch(**{field.name: nothing for field in fields(StateBatch)}))
 
-    @staticmethod
-    def check(plan: StepPlan) -> None:
+    def check(self, plan: StepPlan) -> None:
         """Raise IndexOutOfPool unless the plan's state slots are valid.
 
         The model and the copies before it write each slot at most once and never the padding slot. Snapshots lie inside
