@@ -44,22 +44,25 @@ def draft_tokens(
 ) -> tuple[Ids, list[int]]:
     """How many draft tokens each request gets, at most `most` of it, and the tokens, where they are guessed here; where
     they are not, each gets as many as it may, but none under a grammar: what may follow a guess is asked here."""
-    if proposer:
-        proposer.begin_step(len(reqs))
+    if proposer is None:
+        wanted = most.tolist()
+        return as_ids([0 if req.params.grammar else max(n, 0) for req, n in zip(reqs, wanted, strict=True)]), []
+    proposer.begin_step(len(reqs))
+    propose, living = proposer.propose, constraints.living
     tokens: list[int] = []
     counts: list[int] = []
     for req, count in zip(reqs, most.tolist(), strict=True):
-        if count > 0 and proposer:
-            try:  # what `blamed_on` does, without its 1 us
-                proposed = proposer.propose(req, count)
-                if pictures is not None and len(proposed):
-                    proposed = proposed[: _first_picture(pictures, proposed)]
+        if count <= 0:
+            counts.append(0)
+            continue
+        try:  # what `blamed_on` does, without its 1 us
+            proposed = propose(req, count)
+            if pictures is not None and len(proposed):
+                proposed = proposed[: _first_picture(pictures, proposed)]
+            if req.id in living:
                 proposed = constraints.allowed_drafts(req, proposed, count)
-            except Exception as error:
-                raise RequestFault(req) from error
-            tokens += proposed
-            count = len(proposed)
-        elif req.params.grammar:
-            count = 0
-        counts.append(max(count, 0))
+        except Exception as error:
+            raise RequestFault(req) from error
+        tokens += proposed
+        counts.append(len(proposed))
     return as_ids(counts), tokens

@@ -40,6 +40,14 @@ class LastPlaces:
         place: int = self._slots[(token + 1) * SINGLE & self._mask]
         return place
 
+    def add_and_find(self, before: int, token: int, following: int, place: int) -> tuple[int, int]:
+        """Enter one token as `add` does, with the place behind it; return what `of_pair` and `of_single` then find for
+        the token that follows it."""
+        slots, mask = self._slots, self._mask
+        slots[(before * BEFORE ^ token * TOKEN) & mask] = place
+        slots[(token + 1) * SINGLE & mask] = place
+        return slots[(token * BEFORE ^ following * TOKEN) & mask], slots[(following + 1) * SINGLE & mask]
+
     def add(self, tokens: array[int], first: int, end: int) -> None:
         """Enter each of these tokens, and the pair that it ends, with the place behind it, one by one."""
         slots, mask = self._slots, self._mask

@@ -148,13 +148,23 @@ class Ngram:
         own, end = reader.own, len(tokens)
         if own.length and own.follows(tokens, reader.num_read, self._depth):
             return
-        self._index(reader, tokens, end - 1)
-        token = tokens[-1]
         own.length = 0
-        if end > 1 and (place := reader.places.of_pair(tokens[-2], token)):
-            own.begin(tokens, place, tokens, self._depth)
+        pair, single = self._places_of_last(reader, tokens, end)
+        if pair:
+            own.begin(tokens, pair, tokens, self._depth)
         if own.length < 2:
-            own.begin(tokens, reader.places.of_single(token), tokens, self._depth)
+            own.begin(tokens, single, tokens, self._depth)
+
+    def _places_of_last(self, reader: Reader, tokens: array[int], end: int) -> tuple[int, int]:
+        """Return where the last two tokens stood before, and where the last one did; the tokens before it are indexed
+        first."""
+        if reader.num_indexed == end - 2 > 0 and self._effort and end * _OWN_SLOTS <= reader.places.num_slots:
+            self._effort -= 1
+            reader.num_indexed = end - 1
+            return reader.places.add_and_find(tokens[-3], tokens[-2], tokens[-1], end - 1)
+        self._index(reader, tokens, end - 1)
+        pair = reader.places.of_pair(tokens[-2], tokens[-1]) if end > 1 else 0
+        return pair, reader.places.of_single(tokens[-1])
 
     def _follow_recent(self, reader: Reader, tokens: array[int]) -> None:
         recent, end = reader.recent, len(tokens)

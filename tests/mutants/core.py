@@ -198,8 +198,8 @@ CORE = (
     Mutant(
         "C16 the device drafts nothing for a request under a grammar",
         "scheduler/proposer.py",
-        "        elif req.params.grammar:\n            count = 0\n",
-        "",
+        "[0 if req.params.grammar else max(n, 0)",
+        "[max(n, 0)",
         "simulation/test_grammar_seeds.py::test_c16_outputs_are_the_references_under_grammars_too",
     ),
     Mutant(

@@ -179,8 +179,8 @@ PICTURES: Final = (
     Mutant(
         "C33 no draft is or contains a picture's id",
         "scheduler/proposer.py",
-        "                    proposed = proposed[: _first_picture(pictures, proposed)]\n",
-        "                    pass\n",
+        "                proposed = proposed[: _first_picture(pictures, proposed)]\n",
+        "                pass\n",
         _SCHEDULER + "test_drafts_end_in_front_of_a_picture",
     ),
     Mutant(

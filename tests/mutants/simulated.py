@@ -331,8 +331,8 @@ SIMULATED = (
     Mutant(
         "C16 the device drafts nothing under a grammar",
         "scheduler/proposer.py",
-        "        elif req.params.grammar:\n            count = 0\n",
-        "",
+        "[0 if req.params.grammar else max(n, 0)",
+        "[max(n, 0)",
         "scheduler/test_proposer.py::test_draft_tokens_on_the_device_none_under_a_grammar",
     ),
     Mutant(

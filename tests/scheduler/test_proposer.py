@@ -20,7 +20,9 @@ def request(request_id: int, **params: object) -> Request:
 
 
 class Constraints:
-    """Allows the first of each request's guesses."""
+    """Allows the first of each request's guesses, if it has a grammar."""
+
+    living = range(10)
 
     def allowed_drafts(self, req: Request, guesses: list[int], most: int) -> list[int]:
         return guesses[:1] if req.params.grammar else guesses

@@ -233,6 +233,21 @@ def test_last_places_added_in_bulk_equal_those_added_one_by_one(tokens: list[int
     assert bytes(one_by_one._slots) == bytes(bulk._slots)
 
 
+@given(tokens=st.lists(st.integers(0, 9), min_size=3, max_size=60), first=st.integers(1, 50))
+def test_last_places_one_token_added_and_the_next_looked_up_at_once_are_as_one_after_the_other(
+    tokens: list[int], first: int
+):
+    apart, at_once = LastPlaces(64, np.int32), LastPlaces(64, np.int32)
+    text, first = array("i", tokens), min(first, len(tokens) - 2)
+    for places in (apart, at_once):
+        places.add(text, 0, first)
+    for end in range(first + 1, len(text)):
+        apart.add(text, end - 1, end)
+        found = at_once.add_and_find(*text[end - 2 : end + 1], end)
+        assert found == (apart.of_pair(text[end - 1], text[end]), apart.of_single(text[end]))
+    assert bytes(apart._slots) == bytes(at_once._slots)
+
+
 def test_ngram_index_of_a_request_takes_at_most_48_bytes_a_token():
     for num_tokens in (1000, 20_000, 65_535, 65_536, 100_000):
         proposer = Ngram(SpeculationOptions(ngram_capacity=1 << 10))
