@@ -1,0 +1,93 @@
+"""C18, C19, C24, C26: requests of DeepSeek V4 that share a prefix and end apart, at the lengths where blocks of 4 and
+128 tokens and windows of 128 end.
+
+Entries and rings of one request must reach no other, whether they come from a hit, from host memory after a retraction
+or from a prefill engine.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration.rig import Rig
+from tests.integration.test_hybrid_tokens import Known, greedy
+from tests.integration.test_two_engines import Two
+from tests.kernels import NATIVE
+from tests.models.tiny import VOCAB, make_oracle
+
+PAGE = 128  # whole entries of both kinds
+LENGTHS = [size + d for size in (4, 128, 256, 384, 512) for d in (-1, 0, 1)]
+PUBLISHED = {
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
+    "sliding_window": 128,
+    "head_dim": 32,  # an entry of 128 tokens has 128 bytes, one to be sent with each token
+    "index_topk": 16,
+    "max_position_embeddings": 640,
+}
+SHAPE = {"page_size": PAGE, "chunked_prefill_size": 200, "overlap_depth": 1}
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    path = tmp_path_factory.mktemp("v4")
+    make_oracle("deepseek_v4", **PUBLISHED).save_pretrained(path)
+    made = Rig(path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=640)
+    if not made.ops.name.startswith("native"):
+        pytest.skip("only the native kernels compute a row alike in every batch")
+    return made
+
+
+@pytest.fixture(scope="module")
+def pairs(rig: Rig) -> Known:
+    """Of each length two prompts whose prefixes are equal up to there; their suffixes differ in length, too."""
+    rng = random.Random(6)
+    trunk = [rng.randrange(3, VOCAB) for _ in range(LENGTHS[-1])]
+    prompts = [[*trunk[:length], *suffix] for length in LENGTHS for suffix in ([5, 6, 7], [8])]
+    return Known.of(rig, prompts, [greedy(6)] * len(prompts))
+
+
+def part(pairs: Known, first: int) -> Known:
+    """The two of one length."""
+    one = slice(first, first + 2)
+    return Known(pairs.rig, pairs.prompts[one], pairs.params[one], pairs.alone[one])
+
+
+def test_prefix_hit_of_either_and_of_both_at_once_gives_the_bits_of_a_cold_cache(pairs: Known) -> None:
+    engine = pairs.rig.engine(radix_cache=True, num_tokens=24 * PAGE, **SHAPE)
+    for first in range(0, len(pairs.prompts), 2):
+        two = part(pairs, first)
+        engine.flush_cache()
+        two.check(engine, apart=2)  # the second while the first decodes
+        again = two.check(engine)
+        assert [result.cached_tokens for result in again] == [
+            (len(prompt) - 1) // PAGE * PAGE for prompt in two.prompts
+        ]
+    engine.flush_cache()
+    pairs.check(engine, apart=3)
+    pairs.check(engine)
+
+
+@pytest.mark.parametrize("on_host", [0, 1 << 30], ids=["computed again", "copied to the host"])
+def test_retraction_of_either_gives_the_bits_of_a_request_alone(pairs: Known, on_host: int) -> None:
+    tight: dict[str, Any] = {"num_tokens": 11 * PAGE, "schedule_conservativeness": 0.0, "max_running_requests": 6}
+    engine = pairs.rig.engine(radix_cache=False, retraction_host_bytes=on_host, **tight, **SHAPE)
+    long = [greedy(70 if len(prompt) % PAGE > 60 or len(prompt) < 10 else 6) for prompt in pairs.prompts]
+    known = Known.of(pairs.rig, pairs.prompts, long)
+    known.check(engine)
+    assert engine.count("retractions") > 0
+
+
+def test_pair_of_engines_gives_the_bits_of_one(pairs: Known) -> None:
+    """Twice: the second time prefill has the prefixes."""
+    two = Two(
+        pairs.rig,
+        {"radix_cache": True, "num_tokens": 24 * PAGE, **SHAPE},
+        {"num_tokens": 24 * PAGE, **SHAPE},
+    )
+    for _ in range(2):
+        results = two.run(pairs.prompts, pairs.params)
+        assert [(result.token_ids, result.logprobs) for result in results] == pairs.alone
