@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 import torch
 
+from forebay.pools.cache_pool import CachePool
+from forebay.pools.cache_spec import cache_sizes
 from tests.integration.rig import Rig
 from tests.integration.test_hybrid_tokens import Known, greedy
 from tests.integration.test_two_engines import Two
 from tests.kernels import NATIVE
 from tests.models.tiny import VOCAB, make_oracle
+from tests.pools.caches import cache_types
 
 PAGE = 128  # whole entries of both kinds
 LENGTHS = [size + d for size in (4, 128, 256, 384, 512) for d in (-1, 0, 1)]
@@ -91,3 +94,22 @@ def test_pair_of_engines_gives_the_bits_of_one(pairs: Known) -> None:
     for _ in range(2):
         results = two.run(pairs.prompts, pairs.params)
         assert [(result.token_ids, result.logprobs) for result in results] == pairs.alone
+
+
+@pytest.mark.parametrize("page_size", [128, 256, 512])
+def test_planned_bytes_are_those_of_the_rows_that_locations_reach(rig: Rig, page_size: int) -> None:
+    """Pools of the field were sized by the window and addressed by the page: twice the memory."""
+    specs, types = rig._model.cache_specs(), cache_types(torch.float32)
+    sizes, num = cache_sizes(specs, types), {"kv": 5, "window": 3, "ring": 4}
+    cache = CachePool(specs, types, page_size=page_size, num_slots=num, device="cpu")
+    planned = {
+        "kv": (num["kv"] + 1) * page_size * sizes.kv_bytes_per_token,
+        "window": (num["window"] + 1) * (page_size * sizes.num_bytes("window") + sizes.kinds["window"].page_bytes),
+        "ring": (num["ring"] + 1) * sizes.num_bytes("ring"),
+    }
+    assert {kind: cache.num_bytes[kind] for kind in num} == planned
+    for spec in specs:
+        for column in spec.columns(types):
+            if column.per == "kv" and column.tokens:
+                [entries] = column.entries(page_size)
+                assert entries * column.tokens == page_size  # a location of the page for each, and for no more
