@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from forebay.config.engine_config import CacheTypes, DisaggregationMode, DisaggregationOptions, TransferBackend
+from forebay.memory.kinds.build import has_pages
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import CacheSpec, FullAttention, LatentAttention, RecurrentState, SlidingWindow
 from forebay.pools.regions import Regions, Tag
@@ -45,7 +46,7 @@ LARGE = (FullAttention(num_kv_heads=4, head_dim=64),) * 4
 EIGHT_BITS = CacheTypes(kv_cache_dtype="int8")
 KEY = b"k" * 32
 OPTIONS = DisaggregationOptions(bootstrap_port=0, cluster_key=KEY)
-NUM_SLOTS = MappingProxyType({"kv": 200, "window": 60, "state": 6})
+NUM_SLOTS = MappingProxyType({"kv": 200, "window": 60, "state": 6, "ring": 6})
 
 
 @dataclass(kw_only=True)
@@ -85,7 +86,7 @@ class Half:
 
     def bytes_of(self, kind: str, span: Span, first: int, end: int) -> list[np.ndarray]:
         """Of positions [first, end), region by region."""
-        size = 1 if kind == "state" else self.cache.page_size
+        size = self.cache.page_size if has_pages(kind) else 1
         at = np.arange(first - span.start, end - span.start)
         places = torch.from_numpy(span.ids[at // size] * size + at % size)
         return [
@@ -158,16 +159,25 @@ def pair(
         prefill.transfers.close()
 
 
+def first_read(half: Half, kind: str, num_tokens: int) -> int:
+    """The first position that is sent of a kind with pages."""
+    num_read = half.cache.num_read.get(kind, 0)
+    return max(0, num_tokens - num_read + 1) if num_read else 0
+
+
 def spans_of(half: Half, num_tokens: int, *, start: int = 0, seed: int = 0) -> dict[str, Span]:
-    """Pages anywhere for so many tokens, window pages for the last, and a state."""
+    """Pages anywhere for so many tokens, window pages for the last, and one slot of what a sequence has whole."""
     rng = np.random.default_rng(seed)
     size, found = half.cache.page_size, {}
-    for kind, begin in (("kv", start), ("window", max(0, num_tokens - WINDOW + 1) // size * size)):
-        if list(half.cache.tables[kind].tensors):
-            pages = rng.permutation(np.arange(1, half.cache.num_ids[kind]))[: -(-(num_tokens - begin) // size)]
-            found[kind] = Span(start=begin, ids=pages.astype(np.int64))
-    if list(half.cache.tables["state"].tensors):
-        found["state"] = Span(start=0, ids=rng.integers(1, half.cache.num_ids["state"], 1))
+    for kind, table in half.cache.tables.items():
+        if not list(table.tensors):
+            continue
+        if not has_pages(kind):
+            found[kind] = Span(start=0, ids=rng.integers(1, half.cache.num_ids[kind], 1))
+            continue
+        begin = start if kind == "kv" else first_read(half, kind, num_tokens) // size * size
+        pages = rng.permutation(np.arange(1, half.cache.num_ids[kind]))[: -(-(num_tokens - begin) // size)]
+        found[kind] = Span(start=begin, ids=pages.astype(np.int64))
     return found
 
 
@@ -204,19 +214,20 @@ def transfer(prefill: Half, decode: Half, num_tokens: int, *, start: int = 0, in
     ticket = prefill.wait(Offered, offered.ticket).ticket
     ours = spans_of(prefill, num_tokens, seed=seed + 1)
     size = prefill.cache.page_size
-    first = start // size
-    while in_pages and first + in_pages <= num_tokens // size:
-        ids = ours["kv"].ids[first : first + in_pages]
-        prefill.transfers.submit(Send(ticket=ticket, spans={"kv": Span(start=first * size, ids=ids)}))
-        first += in_pages
-    last = {**ours, "kv": Span(start=first * size, ids=ours["kv"].ids[first:])}
+    first, last = start // size, dict(ours)
+    if "kv" in ours:
+        while in_pages and first + in_pages <= num_tokens // size:
+            ids = ours["kv"].ids[first : first + in_pages]
+            prefill.transfers.submit(Send(ticket=ticket, spans={"kv": Span(start=first * size, ids=ids)}))
+            first += in_pages
+        last["kv"] = Span(start=first * size, ids=ours["kv"].ids[first:])
     prefill.transfers.submit(Send(ticket=ticket, spans=last, tail=Tail(num_tokens=num_tokens, token_id=5)))
     decode.wait(Closed, ticket)
     prefill.wait(Closed, ticket)
     assert [n for n in decode.by_ticket[ticket.nonce] if n != "Renewed"] == ["Arrived", "Closed"]
     assert prefill.by_ticket[ticket.nonce] == ["Offered", "Sent", "Closed"]
     for kind, span in theirs.items():
-        end = 1 if kind == "state" else num_tokens
-        first = num_tokens - WINDOW + 1 if kind == "window" else span.start
+        end = num_tokens if has_pages(kind) else 1
+        first = first_read(decode, kind, num_tokens) if kind == "window" else span.start
         there, here = decode.bytes_of(kind, span, first, end), prefill.bytes_of(kind, ours[kind], first, end)
         assert all((a == b).all() for a, b in zip(there, here, strict=True)), kind

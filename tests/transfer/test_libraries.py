@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import socket
 import sys
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -111,6 +113,27 @@ def test_nixl_write_that_ends_with_another_status_breaks_the_ticket(monkeypatch:
         made = sent(prefill, decode, N)
         assert code_of(prefill, made.ticket)
         assert code_of(decode, made.ticket)
+
+
+def test_nixl_write_that_lands_behind_every_timeout_finds_its_places_still_reserved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    status, lands = nixlAgent.getXferStatus, threading.Event()
+    monkeypatch.setattr(nixlAgent, "getXferStatus", lambda *a: status(*a) if lands.is_set() else 1)
+    with pair(backend="nixl", options=replace(STEADY, lease_s=0.5)) as (prefill, decode):
+        made = sent(prefill, decode, N)
+        assert code_of(decode, made.ticket) == "lease_timeout"
+        assert code_of(prefill, made.ticket) == "lease_timeout"
+        for half in (prefill, decode):
+            half.take_updates()
+            assert "Closed" not in half.by_ticket[made.ticket.nonce]
+        before = decode.bytes_of("kv", made.spans["kv"], 0, N)
+        lands.set()
+        for half in (prefill, decode):
+            half.wait(Closed, made.ticket)
+        after = decode.bytes_of("kv", made.spans["kv"], 0, N)
+        assert any((old != new).any() for old, new in zip(before, after, strict=True)), "the late write went elsewhere"
+        assert decode.transfers.num_unfenced == 0
 
 
 def test_nixl_requests_are_released_when_they_end() -> None:
