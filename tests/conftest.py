@@ -20,8 +20,9 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
-from forebay.base.cpu import this_cpu
+from forebay.base.cpu import Cpu, this_cpu
 from forebay.base.errors import ModelError
+from forebay.base.variants import VARIANTS
 from forebay.config.gpu import gpu_memory
 from forebay.formats.store import find_model
 from tests.deadlines import HANGS_S
@@ -152,6 +153,14 @@ def freed_memory() -> Iterator[None]:
     assert gc.isenabled(), "a test of this module has left the collector off"
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@pytest.fixture
+def decides_for_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor by which defaults are decided has AVX2 and no more, whatever this machine has: numbers that a test
+    expects are then the same everywhere. A test of another processor hands that over."""
+    (avx2,) = (variant for variant in VARIANTS if variant.name == "avx2")
+    monkeypatch.setattr("forebay.base.cpu._cpu", lambda simulated: Cpu(flags=avx2.needs, simulated=avx2.name))
 
 
 @pytest.fixture(scope="session")

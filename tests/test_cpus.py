@@ -21,7 +21,6 @@ SELECTION = (
     "tests/engine/test_sizing.py",
     "tests/engine/test_build.py",
     "tests/engine/test_draft_models.py",
-    "tests/cli/test_plan.py",
 )
 # Of the best variant that this machine runs, the suite itself tells.
 CPUS = [name for name in ("avx2", "avx512vnni") if name in {variant.name for variant in this_cpu().variants[1:]}]

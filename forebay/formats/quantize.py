@@ -14,8 +14,8 @@ def quantize_rows(values: F32, bits: int) -> GroupQuantized:
     """values [N, K], K a multiple of `GROUP`, to the nearest code of 8 or 4 bits, in the format of `QUANTIZED_FORMATS`.
 
     8 bits as ggml's Q8_0: scale = largest |value| / 127. 4 bits as its Q4_1: minimum = least value, scale = (largest -
-    least) / 15. Codes are nearest with scale and minimum as they were rounded to float16. No minimum is -0. ModelError
-    beyond float16.
+    least) / 15. Codes are nearest with scale and minimum as they were rounded to float16. No scale and no minimum is -0.
+    ModelError beyond float16.
     """
     num_rows, width = values.shape
     groups = values.reshape(num_rows, width // GROUP, GROUP)
@@ -49,9 +49,10 @@ def _in_8_bits(groups: F32) -> tuple[U8, F16, None]:
 
 
 def _in_4_bits(groups: F32) -> tuple[U8, F16, F16]:
-    least = groups.min(axis=-1) + np.float32(0)
+    # Of zeros of both signs, numpy returns another one on each CPU.
+    least, largest = groups.min(axis=-1) + np.float32(0), groups.max(axis=-1) + np.float32(0)
     minimums = half(least)
-    scales = half((groups.max(axis=-1) - least) / 15)
+    scales = half((largest - least) / 15)
     codes = _nearest(groups - minimums[..., None].astype(np.float32), scales).clip(0, 15)
     return codes.astype(np.uint8), scales, minimums
 

@@ -16,6 +16,8 @@ from forebay.config.flag import Settled
 from forebay.config.keys import cluster_key
 from forebay.config.resolve import resolve, written_values
 
+pytestmark = pytest.mark.usefixtures("decides_for_avx2")
+
 KEY = "sk-canary-0123456789"
 
 

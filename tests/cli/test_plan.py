@@ -12,6 +12,8 @@ from forebay.cli.main import main
 from forebay.pools.cache_spec import CacheSpec, FullAttention, LatentAttention, RecurrentState, SlidingWindow
 from tests.cli.public_configs import FALCON_H1_0_5B, GEMMA_3_27B, LLAMA_3_8B, NEMOTRON_H_8B, QWEN3_NEXT_80B_A3B
 
+pytestmark = pytest.mark.usefixtures("decides_for_avx2")
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

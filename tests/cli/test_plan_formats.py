@@ -17,6 +17,8 @@ from forebay.formats.weight_shapes import ValueBytes
 from forebay.models import needs_of
 from tests.cli.public_configs import GPT_OSS_20B, GPT_OSS_20B_BYTES, LLAMA_3_8B, QWEN3_30B_A3B
 
+pytestmark = pytest.mark.usefixtures("decides_for_avx2")
+
 _NEAR: Final = 0.03
 # Of the files of each format, bits of a weight, with the scales.
 _BITS: Final = {

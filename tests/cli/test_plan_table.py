@@ -19,6 +19,8 @@ from tests.cli.public_configs import (
     SMOLLM2_135M,
 )
 
+pytestmark = pytest.mark.usefixtures("decides_for_avx2")
+
 INT4, FLOAT32 = ("--quantization", "int4"), ("--dtype", "float32")
 # All but experts is in no codes: in float32, the default without bfloat16 instructions, that is 6.8 GiB instead of 3.4.
 BFLOAT16 = ("--dtype", "bfloat16")

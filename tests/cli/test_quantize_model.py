@@ -27,7 +27,8 @@ def model(tmp_path: Path, embedded_model: Path, capsys: pytest.CaptureFixture[st
 
 
 def tokens(path: Path, **flags: Any) -> list[list[int]]:
-    asked = {"model": str(path), "kv_cache_bytes": "4MiB", "context_length": 64, "max_running_requests": 8}
+    shape = {"kv_cache_bytes": "4MiB", "context_length": 64, "max_running_requests": 8}
+    asked = {"model": str(path), "dtype": "float32", **shape}
     core, _ = build_engine(resolve({**asked, **flags}).engine)
     return tokens_of(core, PROMPTS)
 

@@ -21,7 +21,16 @@ from tests.integration.tree import Tree, serving
 FOREBAY = (sys.executable, "-m", "forebay.cli.main")
 KEY = "sk-canary-0123456789abcdef"
 EXACT = ("--activation-bits", "16")  # with 8 the model does not know the capital of France
-SMALL = ("--kv-cache-bytes", "64MiB", "--max-running-requests", "4")
+SMALL = (
+    "--dtype",
+    "float32",
+    "--kv-cache-dtype",
+    "bfloat16",
+    "--kv-cache-bytes",
+    "64MiB",
+    "--max-running-requests",
+    "4",
+)
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +140,6 @@ def test_sigterm_ends_it_with_code_0(embedded_model: Path, tmp_path: Path) -> No
     "words", [pytest.param(["-", "--max-tokens", "4"], marks=pytest.mark.slow), ["-n", "4"]], ids=["dash", "pipe"]
 )
 def test_generate_continues_a_prompt_from_standard_input(words: list[str], embedded_model: Path) -> None:
-    command = [*FOREBAY, "generate", *words, "--temp", "0", "--kv-cache-bytes", "32MiB"]
+    command = [*FOREBAY, "generate", *words, "--temp", "0", "--dtype", "float32", "--kv-cache-bytes", "32MiB"]
     done = subprocess.run(command, input="The capital of France is\n", capture_output=True, text=True, timeout=HANGS_S)
     assert (done.returncode, done.stdout.split(".")[0].strip()) == (0, "Paris"), done.stderr

@@ -9,6 +9,8 @@ from forebay.config.config import SETTINGS
 from forebay.config.resolve import resolve
 from forebay.engine.frames import Ready
 
+pytestmark = pytest.mark.usefixtures("decides_for_avx2")
+
 
 @pytest.mark.parametrize(
     ("num_pages", "context", "fits"),

@@ -170,7 +170,7 @@ def test_extra_slots_are_the_first_to_have_no_room() -> None:
 @pytest.mark.parametrize("flags", [{**DECODE}, {"pd": "local"}])
 def test_a_role_without_a_server_is_refused_by_name(flags: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"LLM and --(disaggregation-mode \(decode\)|pd \(local:1p1d\))"):
-        LLM(**flags)
+        LLM(dtype="float32", **flags)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_options_that_nobody_knows_are_named_once(tmp_path: Path, caplog: pytest
     make_tiny("llama", tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "warp_factor": 9, "use_alibi": True, "z": None}))
-    settings = {"model": str(tmp_path), "context_length": 64, "kv_cache_bytes": "8MiB"}
+    settings = {"model": str(tmp_path), "dtype": "float32", "context_length": 64, "kv_cache_bytes": "8MiB"}
     with caplog.at_level(logging.WARNING, logger="forebay"):
         build_engine(resolve(settings).engine)
     (line,) = [record.message for record in caplog.records if "unknown_model_options" in record.message]
@@ -66,6 +66,7 @@ def out_of_the_system() -> None:
 def test_start_up_without_memory_prints_one_line(take, monkeypatch: pytest.MonkeyPatch):
     """A limit on address space, or a machine that lends no more than it has."""
     monkeypatch.setattr("forebay.runtime.model_runner.ModelRunner.warm_up", lambda self: take())
-    settings = {"model": str(shared_tiny("llama").path), "context_length": 64, "kv_cache_bytes": "8MiB"}
+    settings = {"model": str(shared_tiny("llama").path), "dtype": "float32", "context_length": 64}
+    settings["kv_cache_bytes"] = "8MiB"
     with pytest.raises(ConfigError, match=r"8(\.0)? MiB for its caches do not fit .*--kv-cache-bytes"):
         build_engine(resolve(settings).engine)

@@ -193,7 +193,7 @@ def test_a_setting_of_the_server_is_refused_where_there_is_none(checkpoint: Tiny
             pass
 
     with pytest.raises(ConfigError, match=f"^{setting} is a setting of the HTTP server"):
-        LLM(str(checkpoint.path), **{setting: 1})
+        LLM(str(checkpoint.path), dtype="float32", **{setting: 1})
     with pytest.raises(ConfigError, match=f"^{setting} is a setting of the HTTP server"):
         asyncio.run(start())
 

@@ -23,7 +23,7 @@ def test_a_made_model_answers_twice_alike(model_type: str, tmp_path: Path, embed
     assert main(["models", "make", "--like", model_type, "--out", str(path), "--hidden-size", "32"]) == 0
     llm = LLM(
         str(path), page_size=16, chunked_prefill_size=16, kv_cache_bytes="16MiB", context_length=256,
-        max_running_requests=2, num_threads=1, kernels=NATIVE, log_level="warning",
+        max_running_requests=2, num_threads=1, dtype="float32", kernels=NATIVE, log_level="warning",
     )  # fmt: skip
     (first,), (second,) = (llm.chat(CHAT, GREEDY) for _ in range(2))
     assert first.error is None

@@ -187,7 +187,7 @@ def test_llm_single_file_repository_answers_as_local_folder(hub: hub_server.Hub,
     greedy = SamplingParams(max_tokens=4, temperature=0.0)
     answers = []
     for name in ("org/name", str(local)):
-        with LLM(name, max_total_tokens=512, context_length=128) as llm:
+        with LLM(name, dtype="float32", max_total_tokens=512, context_length=128) as llm:
             answers.append([output.token_ids for output in llm.generate(["Hello there"], greedy)])
     assert answers[0] == answers[1]
 

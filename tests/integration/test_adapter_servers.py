@@ -33,10 +33,10 @@ def root(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def right(model: Path, root: Path) -> dict[str | None, str]:
+def right(model: Path, root: Path, pair: Tree) -> dict[str | None, str]:
     """The text of one engine, of the base (None) and of each adapter."""
     greedy = SamplingParams(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
-    with LLM(str(model), enable_lora=True, kv_cache_bytes="16MiB") as llm:
+    with LLM(str(model), **pair.computes, enable_lora=True, kv_cache_bytes="16MiB") as llm:
         for name in NAMES:
             llm.load_adapter(name, str(root / name))
         return {name: llm.generate([PROMPT], greedy, lora=name or "")[0].outputs[0].text for name in (None, *NAMES)}

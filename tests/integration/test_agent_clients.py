@@ -36,7 +36,8 @@ ASKED = "How is the weather in Paris?"
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory, embedded_model: Path) -> Iterator[Tree]:
     folder = tmp_path_factory.mktemp("agents")
-    with serving(folder / "tree", embedded_model, "--context-length=4096", "--kv-cache-bytes=256MiB") as started:
+    flags = ("--dtype=float32", "--context-length=4096", "--kv-cache-bytes=256MiB")
+    with serving(folder / "tree", embedded_model, *flags) as started:
         yield started
 
 

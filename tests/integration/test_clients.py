@@ -37,7 +37,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory, embedded_model: Path) -> Iter
     folder = tmp_path_factory.mktemp("clients")
     file = folder / "forebay.toml"
     file.write_text(CONFIG)
-    with serving(folder / "tree", embedded_model, "--config", str(file), "--max-running-requests=8") as started:
+    flags = ("--dtype=float32", "--config", str(file), "--max-running-requests=8")
+    with serving(folder / "tree", embedded_model, *flags) as started:
         yield started
 
 

@@ -35,7 +35,14 @@ from tests import loopback
 from tests.deadlines import HANGS_S, wait_until
 from tests.integration.tree import child, children, command, serving
 
-SMALL = ("--kv-cache-bytes=192MiB", "--max-running-requests=4", "--ledger=raise", "--log-level=warning")
+TYPES = {"dtype": "float32", "kv_cache_dtype": "bfloat16"}  # of servers and of the engines beside them
+SMALL = (
+    *(f"--{name.replace('_', '-')}={value}" for name, value in TYPES.items()),
+    "--kv-cache-bytes=192MiB",
+    "--max-running-requests=4",
+    "--ledger=raise",
+    "--log-level=warning",
+)
 # Faults are found sooner than in production, and not so soon that a busy machine is taken for one.
 SOON = ("--disaggregation-heartbeat=1", "--disaggregation-lease=8", "--disaggregation-bootstrap-timeout=6")
 ROLES = ("prefill", "decode")
@@ -396,7 +403,7 @@ def test_c21_windows_and_states_arrive_in_another_process(kind: str, guesses: bo
     make(None, Namespace(like=kind, out=model, **shape, seed=0, draft_head=guesses, set=[]))
     rng = random.Random(0)
     prompts = [[rng.randrange(1000, 9000) for _ in range(length)] for length in (1, 70, 300, 700)]
-    alone = LLM(model, kv_cache_bytes="192MiB", max_running_requests=4, context_length=1024)
+    alone = LLM(model, **TYPES, kv_cache_bytes="192MiB", max_running_requests=4, context_length=1024)
     outputs = alone.generate(prompts, SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=1))
     expected = [
         [token.logprob for each in output.logprobs or () for token in list(each.values())[:1]] for output in outputs

@@ -28,7 +28,7 @@ ASKED: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory, embedded_model: Path) -> Iterator[dict[str, Tree]]:
     folder = tmp_path_factory.mktemp("guessing")
-    flags = ("--max-running-requests=4", "--kv-cache-bytes=64MiB", "--context-length=1024")
+    flags = ("--dtype=float32", "--max-running-requests=4", "--kv-cache-bytes=64MiB", "--context-length=1024")
     with (
         serving(folder / "off", embedded_model, *flags, "--speculative-algorithm=off") as off,
         serving(folder / "ngram", embedded_model, *flags, "--speculative-algorithm=NGRAM") as ngram,

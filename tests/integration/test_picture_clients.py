@@ -39,7 +39,8 @@ def tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("picture-clients")
     request.getfixturevalue("embedded_model")
     assert main(["models", "make", MODEL, "--like", request.param, "--out", str(folder / MODEL)]) == 0
-    with serving(folder / "tree", folder / MODEL, "--kv-cache-bytes=16MiB", "--context-length=2048") as started:
+    flags = ("--dtype=float32", "--kv-cache-bytes=16MiB", "--context-length=2048")
+    with serving(folder / "tree", folder / MODEL, *flags) as started:
         yield started
 
 

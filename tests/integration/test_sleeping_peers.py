@@ -187,7 +187,7 @@ async def test_c31_prefill_and_decode_of_different_weights_exchange_nothing_and_
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "layout_mismatch")
     assert answer.json()["error"]["message"].endswith("weight_version: prefill has 1, decode 0")
     assert post(two.decode, "/update_weights_from_disk", model_path="other")["weight_version"] == 1
-    alone = LLM(two.other, kv_cache_bytes="8MiB", max_running_requests=1)
+    alone = LLM(two.other, **two.decode.computes, kv_cache_bytes="8MiB", max_running_requests=1)
     (output,) = alone.generate([[5, 6, 7, 8, 9]], SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True))
     prefill, decode = await two.ask(202)
     assert (prefill.status_code, decode.status_code) == (200, 200), decode.text

@@ -18,6 +18,8 @@ from tests import loopback
 from tests.deadlines import wait_until
 
 ROOT = Path(__file__).parents[2]
+# Settings that change numbers, of which a CPU, a checkpoint or a size chooses the defaults.
+NUMBERS = ("dtype", "kv_cache_dtype", "mamba_ssm_dtype", "kernels", "quantization", "activation_bits")
 _READY = re.compile(r"ready at (http://127\.0\.0\.1:(\d+))")
 
 
@@ -62,6 +64,7 @@ class Tree:
         self.folder = folder
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True)
+        self._words = words
         self._log = folder / "output.txt"
         # A suite started in the background ignores SIGINT, and what it starts would inherit that: a child of a process
         # that has a handler begins with the default instead.
@@ -93,6 +96,13 @@ class Tree:
         assert match is not None, self.output
         self.url, self.port = match[1], int(match[2])
         return self
+
+    @property
+    def computes(self) -> dict[str, str]:
+        """The settings among its flags that decide the numbers of its answers: an engine that is compared with it takes
+        them over, for what the CPU would choose is not what a flag says."""
+        pairs = [str(word).removeprefix("--").partition("=") for word in self._words if str(word).startswith("--")]
+        return {key: value for flag, _, value in pairs if (key := flag.replace("-", "_")) in NUMBERS}
 
     def client(self, **options: Any) -> httpx.Client:
         return loopback.client(base_url=self.url, **options)

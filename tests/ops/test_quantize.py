@@ -85,6 +85,18 @@ def test_quantize_special_groups_equal_the_definition(dtype: str, bits: int, nat
 
 
 @pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_quantize_zeros_of_both_signs_have_no_negative_zero(dtype: str, bits: int, native: NativeOps) -> None:
+    """Which of two zeros is the largest depends on the CPU, in numpy as in our kernels."""
+    signs = np.random.default_rng(0).integers(0, 2, size=(64, GROUP)) * 2 - 1
+    zeros = np.concatenate([signs * 0.0, np.full((1, GROUP), -0.0), np.zeros((1, GROUP))]).astype(np.float32)
+    found = both(native, as_stored(zeros, dtype), bits)
+    assert_equal(found)
+    for part in (found[1].scales, found[1].minimums):
+        assert part is None or not part.view(np.uint16)[1:].any()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
 def test_quantize_every_float16_as_a_scale_equals_the_definition(bits: int, native: NativeOps) -> None:
     """Also numbers half-way between two of float16."""
     steps = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)

@@ -73,7 +73,7 @@ bool quantize_row(const T* x, uint8_t* codes, uint16_t* scales, uint16_t* minimu
             step = hmax(max(high, low)) / 127;
         } else {
             const float least = 0.0f - hmax(low);
-            step = (hmax(high) - least) / 15;
+            step = (hmax(high) + 0.0f - least) / 15;  // no scale is -0, whichever zero `max` returns
             in_range &= std::abs(least) <= kLargestHalf;
             minimum = value_of(*minimums++ = half_of(least));
         }
