@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.base.errors import Conflict, NotFound
+from forebay.base.errors import Conflict, NotFound, Unavailable
 from forebay.config.engine_config import Ledger
 from forebay.memory.holding import Holding
 from forebay.memory.slots import PAD, Holder, Slots, as_ids
@@ -25,7 +25,7 @@ class AdapterLoad:
 
     `digest` is equal where another engine of the same model adds the same numbers in slots of the same dtype.
     `num_users` are the requests that compute with it, from their arrival to their end. One that is `retired` takes no
-    more."""
+    more. `slot` is PAD until there is one."""
 
     name: str
     path: str
@@ -47,7 +47,7 @@ class Adapters:
     ) -> None:
         self.slots = Slots(ADAPTER, num_slots, ledger=ledger)
         self._let_go = let_go
-        self._by_name: dict[str, AdapterLoad] = {}
+        self._by_name: dict[str, AdapterLoad] = {}  # retired, if a load waits for its slot
         self._loading: dict[str, AdapterLoad] = {}
         self._retired: list[AdapterLoad] = []  # that have their slot still
         self._last_number = 0
@@ -60,13 +60,24 @@ class Adapters:
         """Return whether requests may name this adapter, or soon may: it is loaded, or being loaded."""
         return name in self._by_name or name in self._loading
 
+    @property
+    def accepting(self) -> list[AdapterLoad]:
+        """Return the adapters that take requests: a load waits for no slot of these."""
+        return [adapter for adapter in self if not adapter.retired]
+
     def in_slots(self) -> list[AdapterLoad]:
         """Return the adapters whose slots hold something that requests read: those that are loaded, and retired ones
         with users."""
-        return [*self, *(adapter for adapter in self._retired if adapter.num_users)]
+        return [*self.accepting, *(adapter for adapter in self._retired if adapter.num_users)]
 
     def _all(self) -> list[AdapterLoad]:
-        return [*self, *self._loading.values(), *self._retired]
+        """Return what holds a slot."""
+        loading = (adapter for adapter in self._loading.values() if adapter.slot != PAD)
+        return [*self.accepting, *loading, *self._retired]
+
+    @property
+    def _num_waiting(self) -> int:
+        return sum(adapter.slot == PAD for adapter in self._loading.values())
 
     @property
     def draining(self) -> list[AdapterLoad]:
@@ -75,7 +86,7 @@ class Adapters:
 
     def named(self, name: str, number: int = 0) -> AdapterLoad:
         """Return the adapter of a name, and with a `number` of that load. Raises NotFound, with the names that there
-        are, and Conflict for another load."""
+        are, Conflict for another load, and Unavailable while another load waits for its slot."""
         if (adapter := self._by_name.get(name)) is None:
             names = ", ".join(sorted(self._by_name)[:_SHOWN]) or "none"
             raise NotFound(
@@ -84,13 +95,19 @@ class Adapters:
         if number and adapter.number != number:
             why = f"the adapter {name!a} was loaded anew meanwhile: send the request again"
             raise Conflict(why, code="adapter_lost")
+        if adapter.retired:
+            raise Unavailable(
+                f"the adapter {name!a} is being replaced, once {adapter.num_users} requests that use it have ended: "
+                "send the request again",
+                code="adapter_loading",
+            )
         return adapter
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def begin(self, name: str, path: str, *, replace: bool = False) -> AdapterLoad:
-        """Take a slot for an adapter that is about to be loaded. Raises Conflict if the name is taken, unless it is to
-        be replaced, or if there is no free slot."""
+        """Begin the load of an adapter, which takes a free slot. If there is none, and it is to `replace` that of its
+        name, `take_slot` finds one. Raises Conflict if the name is taken, or if there is no slot."""
         if name in self._loading:
             raise Conflict(f"the adapter {name!a} is being loaded: wait for its answer", code="adapter_loading")
         if name in self._by_name and not replace:
@@ -98,7 +115,8 @@ class Adapters:
                 f"the adapter {name!a} is loaded already: unload it first, or send load_inplace: true",
                 code="adapter_loaded",
             )
-        if not self.slots.num_free:
+        is_free = self.slots.num_free > self._num_waiting
+        if not is_free and name not in self._by_name:
             held = ", ".join(f"{adapter.name} ({adapter.num_users} requests)" for adapter in self._all())
             raise Conflict(
                 f"all {self.slots.capacity} slots for adapters are taken, by {held}: unload one, or restart with "
@@ -106,9 +124,26 @@ class Adapters:
                 code="adapter_slots_taken",
             )
         self._last_number += 1
-        slot = self.slots.take_one(self._last_number)
+        slot = self.slots.take_one(self._last_number) if is_free else PAD
         adapter = self._loading[name] = AdapterLoad(name, path, self._last_number, slot)
         return adapter
+
+    def take_slot(self, adapter: AdapterLoad) -> bool:
+        """Return whether a load has a slot to write. If no slot becomes free for it otherwise, the adapter that it
+        replaces is retired: its requests end with it, and new ones are refused until the load is complete."""
+        if adapter.slot != PAD:
+            return True
+        if self.slots.num_free + len(self._retired) < self._num_waiting:
+            replaced = self._by_name.get(adapter.name)
+            if replaced is not None and not replaced.retired:
+                self._retire(replaced)
+        if self.slots.num_free:
+            adapter.slot = self.slots.take_one(adapter.number)
+        return adapter.slot != PAD
+
+    def is_slot_free(self, adapter: AdapterLoad) -> bool:
+        """Return whether `take_slot` would find one at once."""
+        return adapter.slot != PAD or self.slots.num_free > 0
 
     def loaded(self, adapter: AdapterLoad) -> None:
         """Let requests name the adapter, whose slot has been written. One that it replaces serves the requests that it
@@ -116,13 +151,17 @@ class Adapters:
         del self._loading[adapter.name]
         replaced = self._by_name.get(adapter.name)
         self._by_name[adapter.name] = adapter
-        if replaced is not None:
+        if replaced is not None and not replaced.retired:
             self._retire(replaced)
 
     def failed(self, adapter: AdapterLoad) -> None:
-        """Free the slot of an adapter that could not be loaded: no request has named it."""
+        """Free the slot of an adapter that could not be loaded: no request has named it. One that was retired for it
+        is gone."""
         del self._loading[adapter.name]
-        self.slots.return_ids(as_ids([adapter.slot]), adapter.number)
+        if adapter.slot != PAD:
+            self.slots.return_ids(as_ids([adapter.slot]), adapter.number)
+        if (replaced := self._by_name.get(adapter.name)) is not None and replaced.retired:
+            del self._by_name[adapter.name]
 
     def unload(self, name: str) -> AdapterLoad:
         """Take no more requests for the adapter, which serves those that it has. Raises NotFound."""

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from forebay.base import fault
@@ -144,6 +145,40 @@ def test_loads_and_unloads_go_on_between_the_steps_of_others(llm, right, adapter
     wait_until(lambda: loader.go_on() or not loader.busy)
     assert loader.take_answers() == [(3, None)]
     assert tokens_of(llm, "two") == right["one"]
+
+
+def test_replacing_the_one_adapter_waits_for_its_requests_and_refuses_others_meanwhile(checkpoint, right, adapters):
+    flags = {**FLAGS, "enable_lora": True, "lora_modules": [f"one={adapters['one']}"], "max_loras": 1}
+    with LLM(str(checkpoint.path), **flags) as llm:
+        core, loader, answers, tokens = llm._core, llm._core.adapters, {}, []
+        loader.handle(LoadAdapter(serial=1, name="one", path=str(checkpoint.path), replace=True))
+        wait_until(lambda: loader.go_on() or not loader.busy)
+        ((_, failure),) = loader.take_answers()
+        assert failure.code == "invalid_adapter"
+        assert tokens_of(llm, "one") == right["one"], "files that are no adapter replace nothing"
+        asked = AddRequest(request_id=1, prompt_token_ids=PROMPTS[0], params=GREEDY.with_seed(), adapter="one")
+        assert core.add(asked) == []
+        loader.handle(LoadAdapter(serial=2, name="one", path=str(adapters["two"]), replace=True))
+        refused = []
+
+        def turn() -> bool:
+            for update in core.step():
+                tokens.extend(update.token_ids)
+            loader.go_on()
+            answers.update(loader.take_answers())
+            if not core.idle and not refused and core.scheduler.held.adapters.draining:
+                (update,) = core.add(msgspec.structs.replace(asked, request_id=2))
+                refused.append(update.failure.code)
+                assert [each.name for each in loader.report] == ["one"]
+            return core.idle and bool(answers)
+
+        wait_until(turn)
+        assert (answers, refused, tokens) == ({2: None}, ["adapter_loading"], right["one"][0])
+        assert tokens_of(llm, "one") == right["two"]
+        loader.handle(LoadAdapter(serial=3, name="one", path=str(adapters["one"]), replace=True))
+        wait_until(lambda: loader.go_on() or not loader.busy)
+        assert loader.take_answers() == [(3, None)]
+        assert tokens_of(llm, "one") == right["one"], "without requests it is replaced at once"
 
 
 def test_an_unload_answers_late_where_requests_go_on(llm):

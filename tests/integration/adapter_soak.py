@@ -1,8 +1,9 @@
 """Clients of several adapters, on every route, while adapters are loaded, reloaded and unloaded:
 `python -m tests.integration.adapter_soak --minutes 2`.
 
-Each answer must be, to the letter, that of a load that its name had meanwhile; 404 or `adapter_lost` may come only
-while the name is being changed or is not loaded. In the end the server must hold what it held in the beginning.
+Each answer must be, to the letter, that of a load that its name had meanwhile; 404, `adapter_lost` or `adapter_loading`
+may come only while the name is being changed or is not loaded. In the end the server must hold what it held in the
+beginning.
 """
 
 from __future__ import annotations
@@ -278,9 +279,10 @@ class AdapterSoak:
 
     def _check_refusal(self, text: str, loads: set[Load], where: str) -> None:
         lost = text.startswith("409") and ("adapter_lost" in text or "was loaded anew" in text)
-        assert lost or text.startswith("404"), f"{where}: {text}"
+        replaced = text.startswith("503") and "adapter_loading" in text
+        assert lost or replaced or text.startswith("404"), f"{where}: {text}"
         assert len(loads) > 1 or {load.variant for load in loads} == {None}, f"{where} was there all the time: {text}"
-        self.counts["adapter_lost" if lost else "404"] += 1
+        self.counts["adapter_lost" if lost else "adapter_loading" if replaced else "404"] += 1
 
     async def _ask(self, connection: Connection, route: Route, prompt: str, name: str) -> list[Any]:
         body = {

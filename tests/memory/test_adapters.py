@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from forebay.base.errors import Conflict, NotFound
+from forebay.base.errors import Conflict, NotFound, Unavailable
 from forebay.memory.adapters import AdapterLoad, Adapters
 from forebay.memory.holding import DeferredFree, Holding, Steps
 
@@ -92,6 +92,71 @@ def test_without_a_free_slot_the_error_names_who_holds_them() -> None:
     assert refused.value.code == "adapter_slots_taken"
 
 
+def test_replacing_without_a_free_slot_waits_for_the_users_of_the_old_one() -> None:
+    """C8."""
+    rig = Rig(num_slots=1)
+    old = rig.load("a")
+    rig.adapters.enter(old)
+    rig.steps.launched = 1
+    new = rig.adapters.begin("a", "/new", replace=True)
+    assert rig.adapters.named("a") is old, "its files are being read"
+    assert not rig.adapters.take_slot(new)
+    with pytest.raises(Unavailable, match="being replaced, once 1 requests") as refused:
+        rig.adapters.named("a")
+    assert refused.value.code == "adapter_loading"
+    with pytest.raises(Conflict, match="all 1 slots"):
+        rig.adapters.begin("b", "/b")
+    rig.adapters.leave(old)
+    assert not rig.adapters.take_slot(new), "a step in flight references it"
+    rig.commit()
+    with pytest.raises(Conflict, match="all 1 slots"):
+        rig.adapters.begin("b", "/b")  # the slot is promised
+    assert rig.adapters.take_slot(new)
+    rig.adapters.audit({})
+    rig.adapters.loaded(new)
+    assert rig.adapters.named("a") is new
+    assert rig.adapters.in_slots() == [new]
+
+
+def test_replacing_without_users_takes_the_slot_at_once() -> None:
+    rig = Rig(num_slots=1)
+    old = rig.load("a")
+    new = rig.adapters.begin("a", "/new", replace=True)
+    assert rig.adapters.take_slot(new)
+    assert new.slot == old.slot
+    rig.adapters.failed(new)
+    with pytest.raises(NotFound):
+        rig.adapters.named("a")
+    assert rig.adapters.slots.num_free == 1
+
+
+def test_replacing_takes_a_slot_that_drains_before_it_retires_the_old_one() -> None:
+    rig = Rig(num_slots=2)
+    old, other = rig.load("a"), rig.load("b")
+    rig.adapters.enter(other)
+    rig.adapters.unload("b")
+    new = rig.adapters.begin("a", "/new", replace=True)
+    assert not rig.adapters.take_slot(new)
+    assert rig.adapters.named("a") is old
+    rig.adapters.leave(other)
+    assert rig.adapters.take_slot(new)
+    rig.adapters.loaded(new)
+    assert rig.adapters.slots.num_free == 1
+
+
+def test_a_load_that_waits_and_is_given_up_leaves_its_promise() -> None:
+    rig = Rig(num_slots=1)
+    old = rig.load("a")
+    rig.adapters.failed(rig.adapters.begin("a", "/new", replace=True))
+    assert rig.adapters.named("a") is old, "nothing was retired for files that could not be read"
+    rig.adapters.enter(old)
+    waiting = rig.adapters.begin("a", "/new", replace=True)
+    rig.adapters.take_slot(waiting)
+    rig.adapters.failed(waiting)
+    rig.adapters.leave(old)
+    assert rig.load("b").slot == old.slot
+
+
 def test_a_load_that_fails_leaves_its_slot_and_its_name_free() -> None:
     rig = Rig(num_slots=1)
     rig.adapters.failed(rig.adapters.begin("a", "/a"))
@@ -134,7 +199,7 @@ class AdapterMachine(RuleBasedStateMachine):
         except Conflict:
             return
         assert adapter.number not in self.numbers, "a number came again"
-        assert all(other.slot != adapter.slot for other in (*self.users, *self.in_flight)), "a slot in use is written"
+        assert self._is_apart(adapter), "a slot in use is written"
         self.numbers.add(adapter.number)
         self.loading.append(adapter)
 
@@ -142,21 +207,40 @@ class AdapterMachine(RuleBasedStateMachine):
     @rule(data=st.data(), fails=st.booleans())
     def end(self, data: st.DataObject, fails: bool) -> None:
         adapter = data.draw(st.sampled_from(self.loading))
+        if not fails:
+            if not self.rig.adapters.take_slot(adapter):
+                return
+            assert self._is_apart(adapter), "a slot in use is written"
         self.loading.remove(adapter)
         (self.rig.adapters.failed if fails else self.rig.adapters.loaded)(adapter)
+
+    def _is_apart(self, adapter: AdapterLoad) -> bool:
+        return all(other.slot != adapter.slot for other in (*self.users, *self.in_flight))
+
+    @rule()
+    def rest(self) -> None:
+        """When no request is left, each load that waits finds a slot."""
+        for user in self.users:
+            self.rig.adapters.leave(user)
+        self.users.clear()
+        self.commit()
+        for adapter in self.loading:
+            if not self.rig.adapters.take_slot(adapter):
+                self.commit()
+                assert self.rig.adapters.take_slot(adapter), "a load waits for ever"
 
     @rule(name=NAMES)
     def unload(self, name: str) -> None:
         try:
             self.rig.adapters.unload(name)
-        except NotFound:
+        except (NotFound, Unavailable):
             return
 
     @rule(name=NAMES)
     def arrive(self, name: str) -> None:
         try:
             adapter = self.rig.adapters.named(name)
-        except NotFound:
+        except (NotFound, Unavailable):
             return
         assert adapter not in self.loading
         self.rig.adapters.enter(adapter)

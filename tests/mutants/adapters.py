@@ -221,4 +221,25 @@ ADAPTERS: Final = (
         "if False:",
         "models/test_outer_adapters.py::test_adapter_of_the_encoder_is_refused_by_its_part",
     ),
+    Mutant(
+        "C8 a load that waits for a slot writes it when its last user has ended",
+        "memory/adapters.py",
+        "        if self.slots.num_free:\n            adapter.slot = self.slots.take_one(adapter.number)\n",
+        "        adapter.slot = self._by_name[adapter.name].slot\n",
+        "memory/test_adapters.py::test_replacing_without_a_free_slot_waits_for_the_users_of_the_old_one",
+    ),
+    Mutant(
+        "C27 a slot that a load waits for is not given to another",
+        "memory/adapters.py",
+        "is_free = self.slots.num_free > self._num_waiting",
+        "is_free = self.slots.num_free > 0",
+        "memory/test_adapters.py::test_replacing_without_a_free_slot_waits_for_the_users_of_the_old_one",
+    ),
+    Mutant(
+        "C27 an adapter is retired if no other slot becomes free",
+        "memory/adapters.py",
+        "if self.slots.num_free + len(self._retired) < self._num_waiting:",
+        "if True:",
+        "memory/test_adapters.py::test_replacing_takes_a_slot_that_drains_before_it_retires_the_old_one",
+    ),
 )

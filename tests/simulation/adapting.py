@@ -150,7 +150,7 @@ class Adapting:
         return self.scheduler.held.adapters  # type: ignore[attr-defined]
 
     def _adapter(self) -> AdapterLoad | None:
-        there = [*self.registry]
+        there = self.registry.accepting
         return self.dice.choice(there) if there and self.dice.random() < 0.7 else None
 
     def add(self, *args: Any, **others: Any) -> Any:
@@ -218,7 +218,7 @@ class Adapting:
 
     def check_empty(self) -> None:
         """Nobody runs: every adapter can be unloaded, and every slot is free then."""
-        for adapter in [*self.registry]:
+        for adapter in self.registry.accepting:
             self.registry.unload(adapter.name)
         for _ in range(COPIES * len(self.adapter_memory.content) + 1):
             self.loader.go_on()

@@ -78,7 +78,7 @@ class Meeting:
         self, prompt: Sequence[int], params: SamplingParams, namespace: str, priority: int, where: Rendezvous | None
     ) -> Tracked | None:
         name = self.name_of(where.room if where else 0, prompt)
-        self.next = next((adapter for adapter in self.registry if adapter.name == name), None)  # type: ignore[attr-defined]
+        self.next = next((adapter for adapter in self.registry.accepting if adapter.name == name), None)  # type: ignore[attr-defined]
         if name and self.next is None:
             return self._refuse(name, prompt, params, where)
         if self.next:
@@ -99,7 +99,9 @@ class Meeting:
             request_id=self.num_added, prompt_token_ids=list(prompt), params=params, rendezvous=where, adapter=name
         )
         (told,) = self.core.add(wanted)  # type: ignore[attr-defined]
-        require(told.failure is not None and told.failure.code == "model_not_found", f"{name} was not refused: {told}")
+        is_replaced = name in {adapter.name for adapter in self.registry}  # type: ignore[attr-defined]
+        right = "adapter_loading" if is_replaced else "model_not_found"
+        require(told.failure is not None and told.failure.code == right, f"{name} was not refused: {told}")
 
     def _heard(self, updates: list[Update]) -> None:
         codes = [update.failure.code for update in updates if update.failure]
@@ -161,7 +163,9 @@ class WithAdapters:
 
     def _loaded(self) -> list[str]:
         """Names that both engines have, if there are some: anything else ends at once."""
-        prefill, decode = ({adapter.name for adapter in half.registry} for half in (self.prefill, self.decode))
+        prefill, decode = (
+            {adapter.name for adapter in half.registry.accepting} for half in (self.prefill, self.decode)
+        )
         return sorted(prefill & decode) or [*NAMES, *[""] * len(NAMES)]
 
     def drain(self) -> None:

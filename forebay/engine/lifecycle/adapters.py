@@ -64,7 +64,8 @@ class AdapterMemory(Protocol):
 
 @dataclass(slots=True)
 class _Load:
-    """A load under way: `found` is what the thread has read, `copying` what is left to copy."""
+    """A load under way: `found` is what the thread has read, `files` the same once the loop has it, `copying` what is
+    left to copy into the slot, None while there is none."""
 
     adapter: AdapterLoad
     serial: int
@@ -112,10 +113,15 @@ class AdapterLoader:
 
     def patience_s(self) -> float | None:
         """Return how long `go_on` can wait where no step runs and `on_read` is not called; None for any time."""
-        if self._is_there() and any(load.copying is not None or not load.found.empty() for load in self._loads):
+        if self._is_there() and any(self._can_go_on(load) for load in self._loads):
             return 0.0
         now = self._clock()
         return min((max(0.0, unload.deadline - now) for unload in self._unloads), default=None)
+
+    def _can_go_on(self, load: _Load) -> bool:
+        if load.files is None:
+            return not load.found.empty()
+        return self._adapters.is_slot_free(load.adapter)
 
     @property
     def report(self) -> list[LoadedAdapter]:
@@ -192,7 +198,7 @@ class AdapterLoader:
         An adapter whose files are gone, or hold something else, is dropped, and its requests end with `adapter_lost`.
         `progress` is called with each file and each pair of tensors."""
         for load in self._loads:
-            if load.files is not None and not self._memory.holds(load.adapter.slot):
+            if load.copying and load.files and not self._memory.holds(load.adapter.slot):
                 load.copying = self._memory.write(load.adapter.slot, load.files)
         for adapter in self._adapters.in_slots():
             if self._memory.holds(adapter.slot):
@@ -259,20 +265,24 @@ class AdapterLoader:
             found.put(error)
 
     def _go_on(self, load: _Load, until: float) -> bool:
-        """Return whether the load is complete. Raises what is wrong with it."""
-        if load.copying is None:
+        """Return whether the load is complete. Raises what is wrong with it. Files are read before a slot is taken, so
+        that no adapter is retired for a load that fails."""
+        if load.files is None:
             try:
                 found = load.found.get_nowait()
             except Empty:
                 return False
             if isinstance(found, BaseException):
                 raise found if isinstance(found, Exception) else EngineError(f"{type(found).__name__}: {found}")
-            load.files, load.copying = found, self._memory.write(load.adapter.slot, found)
+            load.files = found
+        if load.copying is None:
+            if not self._adapters.take_slot(load.adapter):
+                return False
+            load.copying = self._memory.write(load.adapter.slot, load.files)
         for _ in load.copying:
             fault.point("engine.copy_adapter")
             if self._clock() >= until:
                 return False
-        assert load.files is not None
         self._loaded(load.adapter, load.files, self._clock() - load.began)
         self._answer(load.serial, None)
         return True
