@@ -14,7 +14,7 @@ def quantize_rows(values: F32, bits: int) -> GroupQuantized:
     """values [N, K], K a multiple of `GROUP`, to the nearest code of 8 or 4 bits, in the format of `QUANTIZED_FORMATS`.
 
     8 bits as ggml's Q8_0: scale = largest |value| / 127. 4 bits as its Q4_1: minimum = least value, scale = (largest -
-    least) / 15. Codes are nearest with scale and minimum as they were rounded to float16. No scale and no minimum is -0.
+    least) / 15. Codes are nearest with scale and minimum as they were rounded to float16, neither ever -0.
     ModelError beyond float16.
     """
     num_rows, width = values.shape

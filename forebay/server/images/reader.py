@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -25,7 +24,6 @@ from forebay.text.tokenizer import Tokenizer
 log = get_logger("server")
 
 ROOM_BYTES: Final = 512 << 20  # for the files and pixels of all images that have not reached the engine
-_NO_PILLOW: Final = "images are not decoded here: pip install 'forebay[vision]' on the server, and start it again"
 _DISAGGREGATED: Final = (
     "images are not supported with prefill/decode disaggregation: ask a server that computes whole requests, or leave "
     "them out"
@@ -58,8 +56,7 @@ class ImageReader:
         self._expansion = Expansion(tokenizer, tiling)
         self._decoder = ImageDecoder(tiling, options.max_image_bytes)
         self._fetcher = fetcher or Fetcher(options.allowed_media_domains, options.max_image_bytes)
-        disaggregated, has_pillow = mode is not DisaggregationMode.NULL, importlib.util.find_spec("PIL") is not None
-        self.why_not = _DISAGGREGATED if disaggregated else "" if has_pillow else _NO_PILLOW  # why it reads none
+        self.why_not = _DISAGGREGATED if mode is not DisaggregationMode.NULL else ""  # why it reads none
         if self.why_not:
             log.warning(event("images_refused", why=self.why_not))
         self._held = 0

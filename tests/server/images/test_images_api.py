@@ -421,12 +421,6 @@ def test_disaggregated_prompt_with_images_is_refused(chats: Chats) -> None:
         read_by(chats.tokenizer)(disaggregated=True)
 
 
-def test_server_without_pillow_says_how_to_get_it(chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InvalidRequest, match=r"pip install 'forebay\[vision\]'"):
-        read_by(chats.tokenizer)()
-
-
 def test_source_is_forgotten_once_it_was_taken() -> None:
     body = ChatRequest.parse({"messages": [{"role": "user", "content": [part(IMAGE)]}]}, images=True)
     source = body.messages[0].images[0].image_url.url
