@@ -9,7 +9,17 @@ from typing import Any, Final
 
 from forebay.base.confined import ConfinedProcess, NoAnswer, Processes
 from forebay.base.errors import InvalidRequest, ModelError
-from forebay.text.template_frames import LIMITS, Answer, Compile, Failed, Render, Rendered, decode_answer, encode
+from forebay.text.template_frames import (
+    LIMITS,
+    Answer,
+    Compile,
+    Compiled,
+    Failed,
+    Render,
+    Rendered,
+    decode_answer,
+    encode,
+)
 
 MAX_SOURCE_CHARS: Final = 1 << 20
 MAX_WAIT_S: Final = 20.0  # by the clock, for what the processor may take `LIMITS.cpu_s` for
@@ -36,7 +46,8 @@ class ChatTemplate:
         except UnicodeEncodeError as error:
             raise _unusable(f"or a token's name has a lone surrogate ({error.reason})") from error
         self.source = source
-        self._processes = Processes(partial(_started, compile_it))
+        self._variables: frozenset[str] | None = None  # once it has compiled
+        self._processes = Processes(partial(self._started, compile_it))
 
     def check(self) -> None:
         """Compile it, and keep the process for the first rendering. Raises ModelError where it does not compile, or not
@@ -44,11 +55,31 @@ class ChatTemplate:
         with self._processes.one():
             pass
 
+    @property
+    def variables(self) -> frozenset[str]:
+        """The names of the variables that it reads. Raises what `check` raises."""
+        if self._variables is None:
+            self.check()
+        return self._variables or frozenset()
+
     def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, **variables: Any) -> str:
         """Raises InvalidRequest where the template refuses these messages, fails, takes too long or writes too much."""
         if self._takes_parts:
             messages = [_in_parts(message) for message in messages]
         return self._render(messages, add_generation_prompt=add_generation_prompt, **variables)
+
+    def _started(self, compile_it: bytes) -> TemplateProcess:
+        """A process that has compiled the template."""
+        process = TemplateProcess()
+        try:
+            answer = process.ask(compile_it, MAX_START_S)
+            if isinstance(answer, Failed):
+                raise _unusable(answer.why)
+        except BaseException:
+            process.end()
+            raise
+        self._variables = frozenset(answer.variables) if isinstance(answer, Compiled) else frozenset()
+        return process
 
     @cached_property
     def _takes_parts(self) -> bool:
@@ -84,19 +115,6 @@ def _part(text: str) -> dict[str, str]:
 def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     return {**message, "content": [_part(content)]} if isinstance(content, str) else message
-
-
-def _started(compile_it: bytes) -> TemplateProcess:
-    """One that has compiled the template."""
-    process = TemplateProcess()
-    try:
-        answer = process.ask(compile_it, MAX_START_S)
-        if isinstance(answer, Failed):
-            raise _unusable(answer.why)
-    except BaseException:
-        process.end()
-        raise
-    return process
 
 
 def _unusable(why: str) -> ModelError:

@@ -29,7 +29,9 @@ class Render(msgspec.Struct, tag=True):
 
 
 class Compiled(msgspec.Struct, tag=True):
-    """Answer to a template that compiled."""
+    """Answer to a template that compiled. `variables` are those that it reads and does not set before."""
+
+    variables: list[str]
 
 
 class Rendered(msgspec.Struct, tag=True):

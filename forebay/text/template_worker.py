@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
+from jinja2 import meta
 from jinja2.ext import Extension
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
@@ -103,11 +104,13 @@ class Worker:
 
     def _compile(self, question: Compile) -> Answer:
         self._variables = question.variables
+        environment = _environment()
         try:
-            self._template = _environment().from_string(question.source)
+            self._template = environment.from_string(question.source)
+            read = meta.find_undeclared_variables(environment.parse(question.source))
         except (RecursionError, ValueError, ArithmeticError) as error:
             return Failed(f"does not compile ({type(error).__name__})")
-        return Compiled()
+        return Compiled(sorted(read - environment.globals.keys()))
 
     def _render(self, question: Render) -> Answer:
         if self._template is None:

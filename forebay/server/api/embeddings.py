@@ -38,7 +38,7 @@ from forebay.server.api.prompts import naming, prompt_ids, render
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.http.bodies import ClientGone
 from forebay.server.http.lifecycle import Watch
-from forebay.server.protocol.messages import ChatMessage, Templated, Thinking
+from forebay.server.protocol.messages import ChatMessage, Templated, TemplateVariables
 from forebay.server.protocol.requests import PlainText
 from forebay.server.protocol.strict import Sender
 from forebay.server.protocol.validation import UNSUPPORTED_FIELD
@@ -134,7 +134,7 @@ class OllamaEmbeddings(msgspec.Struct, kw_only=True):
 
 INLINE_NUMBERS: Final = 1 << 14  # to write so many takes about a millisecond
 TOKENIZED_IN_A_ROW: Final = 16  # short texts are tokenized in place, and then it is the turn of others
-_JUDGING: Final = Templated(chat_template_kwargs=Thinking(enable_thinking=False))
+_JUDGING: Final = Templated(chat_template_kwargs=TemplateVariables(enable_thinking=False))
 _PLAIN: Final = PlainText()
 
 log = get_logger("server")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import groupby
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, StringConstraints, Tag, model_validator
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
 from forebay.server.api.renaming import by_type, only
 from forebay.server.protocol.ignored import one_of
@@ -17,7 +16,6 @@ from forebay.server.protocol.messages import (
     MAX_PARTS,
     CacheControl,
     TextPart,
-    text_or_image,
     text_or_list,
 )
 from forebay.server.protocol.strict import History, Label, Text
@@ -82,13 +80,33 @@ class ImageBlock(Image):
         return {"type": "image_url", "image_url": {"url": url}, **_mark(self.cache_control)}
 
 
+class ToolReference(History):
+    """A tool that a client's own search has found. All tools are in the prompt, so that its name is enough."""
+
+    type: Literal["tool_reference"]
+    tool_name: Label
+    cache_control: CacheControl | None = None
+
+    def as_chat(self) -> dict[str, Any]:
+        """Return the name as a text of a chat's message."""
+        return {"type": "text", "text": f"{self.tool_name}\n", **_mark(self.cache_control)}
+
+
+def _result_kind(value: Any) -> str:
+    """Return the branch of a part; that of a text for other types, which it refuses by name."""
+    kind = value.get("type") if isinstance(value, dict) else value.type
+    return branch(kind if kind in ("image", "tool_reference") else "text")
+
+
 ResultContent = Annotated[
     Annotated[Text, Tag(branch("text"))]
     | Annotated[
         list[
             Annotated[
-                Annotated[TextBlock, Tag(branch("text"))] | Annotated[ImageBlock, Tag(branch("image"))],
-                text_or_image("image", ImageBlock),
+                Annotated[TextBlock, Tag(branch("text"))]
+                | Annotated[ImageBlock, Tag(branch("image"))]
+                | Annotated[ToolReference, Tag(branch("tool_reference"))],
+                Discriminator(_result_kind),
             ]
         ],
         Field(max_length=MAX_PARTS, fail_fast=True),
@@ -133,7 +151,7 @@ class ToolResult(History):
 
     def as_chat(self) -> dict[str, Any]:
         """Return the result as a message of role `tool`; an error is marked by a line of text before its content."""
-        content: Any = _parts(self.content) if isinstance(self.content, list) else self.content or ""
+        content: Any = (_parts(self.content) if isinstance(self.content, list) else self.content) or ""
         if self.is_error:
             parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content
             content = [TextPart(type="text", text=_ERROR), *parts]
@@ -167,12 +185,14 @@ class Turn(History):
     role: Literal["user", "assistant", "system"]
     content: Annotated[
         Annotated[Text, Tag(branch("text"))]
-        | Annotated[list[Block], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag(branch("list"))],
+        | Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True), Tag(branch("list"))],
         by_shape(text_or_list, "a string or a list of blocks"),
     ]
 
     @model_validator(mode="after")
     def _check_blocks(self) -> Self:
+        if self.content == [] and self.role != "assistant":
+            raise refusal(INVALID_VALUE, "content", "content is empty: only an assistant's may be")
         for i, block in enumerate(self.content if isinstance(self.content, list) else ()):
             if _ROLES.get(block.type, self.role) != self.role:
                 at, role = f"content.{i}.type", _ROLES[block.type]
@@ -180,21 +200,20 @@ class Turn(History):
         return self
 
     def as_chat(self) -> Iterator[dict[str, Any]]:
-        """One or more of a chat: a tool's result is a message of its own there."""
+        """One or more of a chat: a tool's result is a message of its own there. Results come first, behind their
+        calls."""
         if isinstance(self.content, str):
             yield {"role": self.role, "content": self.content}
         elif self.role == "assistant":
             yield _answer(self.content)
         else:
-            for is_result, blocks in groupby(self.content, lambda block: isinstance(block, ToolResult)):
-                if is_result:
-                    yield from (block.as_chat() for block in blocks if isinstance(block, ToolResult))
-                else:
-                    yield {"role": self.role, "content": _parts(blocks)}
+            yield from (block.as_chat() for block in self.content if isinstance(block, ToolResult))
+            if others := [block for block in self.content if not isinstance(block, ToolResult)]:
+                yield {"role": self.role, "content": _parts(others)}
 
 
 def _parts(blocks: Iterable[Any]) -> list[Any]:
-    return [block.as_chat() if isinstance(block, ImageBlock) else block for block in blocks]
+    return [block.as_chat() if isinstance(block, ImageBlock | ToolReference) else block for block in blocks]
 
 
 def _answer(blocks: list[Any]) -> dict[str, Any]:

@@ -53,12 +53,12 @@ class CustomTool(Strict):
 
     ignored = {
         "eager_input_streaming": one_of(None, True, False),  # arguments are streamed as they are written
-        "defer_loading": one_of(None, False),
         "allowed_callers": one_of(None, ["direct"]),
         "input_examples": one_of(None, []),
     }
     type: Literal["custom"] | None = None
     name: ToolName
+    defer_loading: bool | None = None  # all tools are in the prompt: none has to be searched for
     description: Text | None = None
     input_schema: Annotated[dict[str, Any], Field(fail_fast=True)]
     strict: bool | None = None

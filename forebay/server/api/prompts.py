@@ -23,10 +23,12 @@ from forebay.text.answers.formats import call_id_of
 from forebay.text.answers.probes import Findings, Wanted
 from forebay.text.answers.reading import reader_for
 from forebay.text.answers.tools_as_text import HERMES, calls_in_text, tools_as_text, tools_described
+from forebay.text.histories import adapted
 from forebay.text.token_bytes import TokenBytes
 from forebay.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+_NUMBER: Final = "number"  # of a client's message, while messages for the template are made of these
 
 
 async def encode(server: ServerContext, text: str, body: PlainText) -> list[int]:
@@ -47,12 +49,19 @@ async def render(
 ) -> T:
     """Render a conversation with `encode`, of the tokenizer. Templates always run in a worker."""
     server.tokenizer.wake()
-    variables, said = body.template_variables, [message.for_template() for message in messages]
+    found = server.model.answers
+    unread = unread_variables(server.tokenizer, body)
+    variables = {name: value for name, value in body.template_variables.items() if name not in unread}
+    said = [{**message.for_template(), _NUMBER: number} for number, message in enumerate(messages)]
     if "tools" in variables or any(message.keys() & {"tool_calls", "tool_call_id"} for message in said):
-        said = for_template(said, variables, server.model.answers)
+        said = for_template(said, variables, found)
+    places = {message.pop(_NUMBER): place for place, message in enumerate(said) if _NUMBER in message}
+    history = adapted(said, found.history)
+    if points := options.pop("breakpoints", ()):
+        options["breakpoints"] = [history.moved(point._replace(message=places[point.message])) for point in points]
     return await server.workers.run(
         encode,
-        said,
+        history.messages,
         size=1 << 20,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
@@ -60,6 +69,13 @@ async def render(
         **options,
         **variables,
     )
+
+
+def unread_variables(tokenizer: Tokenizer, body: Templated) -> list[str]:
+    """Return the names of the client's own variables that the chat template does not read."""
+    own = body.chat_template_kwargs.others if body.chat_template_kwargs else {}
+    template = tokenizer.chat_template
+    return [name for name in own if template is not None and name not in template.variables]
 
 
 async def prompt_ids(server: ServerContext, body: PlainText, prompt: str | list[int], field: str) -> list[int]:
@@ -112,6 +128,8 @@ def for_template(messages: list[dict[str, Any]], variables: dict[str, Any], foun
         messages = tools_described(messages, tools, found.calls.example)
     if found.calls.one_call:
         messages = one_call_each(messages)
+    if found.wants_whole_tools and "tools" in variables:
+        variables["tools"] = list(map(_whole, variables["tools"]))
     numbered = _numbered(messages, call_id_of(found.formats.calls))
     form = found.formats.calls or HERMES
     return [_as_wanted(message, found.calls, form) if "tool_calls" in message else message for message in numbered]
@@ -139,6 +157,12 @@ def one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ids = {call["id"] for call in calls}
         split += [result for result in results if result.get("tool_call_id") not in ids]
     return split
+
+
+def _whole(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return the tool with a description and parameters, which are optional: those that say nothing."""
+    empty = {"description": "", "parameters": {"type": "object", "properties": {}}}
+    return {**tool, "function": {**empty, **tool["function"]}}
 
 
 def _numbered(messages: list[dict[str, Any]], pattern: str) -> list[dict[str, Any]]:

@@ -17,14 +17,14 @@ class FunctionTool(ToolFunction):
 
     ignored = {
         "allowed_callers": one_of(None, ["direct"]),
-        "defer_loading": one_of(None, False),
         "output_schema": one_of(None),
     }
     type: Literal["function"]
+    defer_loading: bool | None = None  # all tools are in the prompt: none has to be searched for
 
     def as_chat(self) -> dict[str, Any]:
         """Return the tool as a function of a chat."""
-        return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
+        return {"type": "function", "function": self.model_dump(exclude={"type", "defer_loading"}, exclude_none=True)}
 
 
 class InlineGrammar(GrammarDefinition):
@@ -36,8 +36,9 @@ class InlineGrammar(GrammarDefinition):
 class TextInputTool(Strict):
     """A tool that takes one text."""
 
-    ignored = {"allowed_callers": one_of(None, ["direct"]), "defer_loading": one_of(None, False)}
+    ignored = {"allowed_callers": one_of(None, ["direct"])}
     type: Literal["custom"]
+    defer_loading: bool | None = None
     name: ToolName
     description: Text | None = None
     format: (

@@ -26,7 +26,7 @@ from forebay.server.api.dialect import Dialect, EventStream, EventWriter, collec
 from forebay.server.api.enforcing import enforced_grammar
 from forebay.server.api.generation import Generation, Order
 from forebay.server.api.images import with_images
-from forebay.server.api.prompts import check_answerable, naming, prompt_ids, reading_of, render
+from forebay.server.api.prompts import check_answerable, naming, prompt_ids, reading_of, render, unread_variables
 from forebay.server.api.rendezvous import FIELDS, rendezvous_of
 from forebay.server.context import RequestContext, ServerContext
 from forebay.server.http.bodies import ClientGone
@@ -53,8 +53,11 @@ async def serve_chat(
     InvalidRequest, and what admission raises.
     """
     check_answerable(body, server.model.answers)
+    ignored = unread_variables(server.tokenizer, body)
     if body.verbosity is not None and "verbosity" not in server.model.answers.variables:
-        context.note_ignored(("verbosity",))
+        ignored.append("verbosity")
+    if ignored:
+        context.note_ignored(ignored)
 
     async def prompts() -> list[Prompt]:
         if not server.engine.info.wants_resume_points:

@@ -7,7 +7,17 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from forebay.server.protocol.ignored import MESSAGE_IGNORED
 from forebay.server.protocol.images import Image, ImageUrl, accepts_images
@@ -27,6 +37,7 @@ from forebay.text.resumption import IMAGE_CHARS, MAX_BREAKPOINTS
 
 MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 256
+CHAT_TEMPLATE: Final = "chat_template"
 
 
 _TEXT, _LIST, _IMAGE = branch("text"), branch("list"), branch("image")
@@ -94,7 +105,7 @@ Part = Annotated[
 ]
 Content = Annotated[
     Annotated[Text, Tag(branch("text"))]
-    | Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag(branch("list"))],
+    | Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True), Tag(branch("list"))],
     by_shape(text_or_list, "a string or a list of text parts"),
 ]
 
@@ -132,8 +143,8 @@ class ChatMessage(History):
         wrong = next((field for field, role in own.items() if getattr(self, field) and self.role != role), None)
         if wrong is not None:
             raise refusal(INVALID_COMBINATION, wrong, f"{wrong} is only allowed with role {own[wrong]}")
-        if self.content is None and not self.tool_calls and self.reasoning_content is None:
-            what = "content is missing: only a message with tool_calls or reasoning_content may have none"
+        if not self.content and self.content != "" and self.role not in ("assistant", "tool"):
+            what = "content is missing: only an answer and the result of a tool may have none"
             raise refusal(MISSING_FIELD, "content", what)
         if self.role == "tool" and self.tool_call_id is None:
             raise refusal(MISSING_FIELD, "tool_call_id", "tool_call_id is missing: it says whose result this is")
@@ -214,6 +225,42 @@ class Thinking(Strict):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
+# What the server itself gives to a rendering: messages and tools come in fields of their own.
+_OWN_VARIABLES: Final = frozenset(
+    {
+        *("messages", "tools", "add_generation_prompt", "continue_final_message"),
+        *("max_tokens", "size", "breakpoints", "encode"),
+        *("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"),
+    }
+)
+
+
+class TemplateVariables(Thinking):
+    """Variables for the chat template: those of `Thinking`, and any others that the template reads."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def others(self) -> dict[str, Any]:
+        return self.model_extra or {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
+        for name in data if isinstance(data, dict) else ():
+            if name == CHAT_TEMPLATE:
+                raise _refused_template()
+            if name in _OWN_VARIABLES:
+                what = f"{name[:64]!a} is not a variable that a request may set: the server gives it to the template"
+                raise refusal(UNSUPPORTED_FIELD, name, what)
+        return data
+
+
+def _refused_template() -> PydanticCustomError:
+    what = "chat_template is the operator's choice: the server is started with --chat-template"
+    return refusal(CHAT_TEMPLATE_REFUSED, CHAT_TEMPLATE, what)
+
+
 class RequestedThinking(NamedTuple):
     """Whether the model is to think (None: unstated), how much, and the field that says so."""
 
@@ -228,13 +275,12 @@ class Templated(Strict):
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: Thinking | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     @classmethod
     def _check_unknown(cls, name: str, passing: Passing) -> None:
-        if name == "chat_template":
-            what = "chat_template is the operator's choice: the server is started with --chat-template"
-            raise refusal(CHAT_TEMPLATE_REFUSED, name, what)
+        if name == CHAT_TEMPLATE:
+            raise _refused_template()
         super()._check_unknown(name, passing)
 
     @cached_property
@@ -263,7 +309,8 @@ class Templated(Strict):
         """Return the variables for the chat template that follow from the request."""
         asked = self.requested_thinking
         switches = {} if asked.thinks is None else {"enable_thinking": asked.thinks, "thinking": asked.thinks}
-        return {**switches, **({} if asked.effort is None else {"reasoning_effort": asked.effort})}
+        others = self.chat_template_kwargs.others if self.chat_template_kwargs else {}
+        return {**others, **switches, **({} if asked.effort is None else {"reasoning_effort": asked.effort})}
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

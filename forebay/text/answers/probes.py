@@ -23,6 +23,7 @@ from forebay.text.answers.formats import (
 from forebay.text.answers.parts import CallArguments, CallBegun, Said
 from forebay.text.answers.reading import AnswerFormats, reader_for
 from forebay.text.answers.tools_as_text import HERMES
+from forebay.text.histories import ANY_HISTORY, HistoryRules, rules_of
 from forebay.text.tokenizer import Tokenizer
 
 log = get_logger("text")
@@ -36,6 +37,7 @@ _SCHEMA: Final = {"type": "object", "properties": {"probe_key": {"type": "string
 _TOOLS: Final = [
     {"type": "function", "function": {"name": _NAME, "description": "A probe.", "parameters": _SCHEMA}}
 ]  # fmt: skip
+_BARE: Final = [{"type": "function", "function": {"name": _NAME}}]
 _ASKED: Final[Message] = {"role": "user", "content": "Probe."}
 _VARIABLES: Final[Mapping[str, tuple[Any, Any]]] = {
     "enable_thinking": (True, False),
@@ -71,13 +73,16 @@ class Wanted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """`ignores_tools`: the template writes nothing of tools. If it shows calls (`calls.hidden` false), these are in the
-    format that the model is told of. `variables` are those for thinking that change what it writes. `evidence` gives
-    the reasons."""
+    format that the model is told of. `variables` are those for thinking that change what it writes. `history`: which
+    messages it takes. `wants_whole_tools`: it refuses a tool without a description or parameters. `evidence` gives the
+    reasons."""
 
     formats: AnswerFormats = field(default_factory=AnswerFormats)
     ignores_tools: bool = True
     calls: Wanted = Wanted()
     variables: frozenset[str] = frozenset()
+    history: HistoryRules = ANY_HISTORY
+    wants_whole_tools: bool = False
     evidence: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -96,7 +101,7 @@ class Findings:
 
 
 def find_formats(tokenizer: Tokenizer, *, calls: str = AUTO, thinking: str = AUTO) -> Findings:
-    """By about twenty renderings of a few words. `calls` and `thinking` are what the operator says instead, by name or
+    """By about thirty renderings of a few words. `calls` and `thinking` are what the operator says instead, by name or
     NONE. Raises ConfigError for a name that there is not, or that does not go with the chat template."""
     calls, thinking = CALL_NAMES.get(calls, calls), REASONING_NAMES.get(thinking, thinking)
     _check_known("--tool-call-parser", calls, CALL_PARSERS)
@@ -130,6 +135,8 @@ def find_formats(tokenizer: Tokenizer, *, calls: str = AUTO, thinking: str = AUT
         ignores_tools=ignores,
         calls=wanted,
         variables=frozenset(name for name, values in _VARIABLES.items() if _heeds(render, name, values)),
+        history=_history(render, wanted, found, shows_calls=bool(found) and not wanted.hidden),
+        wants_whole_tools=shown is not None and _rendered(render, [_ASKED], tools=_BARE) is None,
         evidence={"tool_calls": why, "reasoning": seen},
     )
 
@@ -221,6 +228,20 @@ def _shows_results(render: Render, wanted: Wanted) -> bool:
     answer = {"role": "assistant", "content": wanted.content, "tool_calls": [call]}
     result = {"role": "tool", "content": _RESULT, "tool_call_id": call["id"]}
     return _RESULT in (_rendered(render, [_ASKED, answer, result]) or "")
+
+
+def _history(render: Render, wanted: Wanted, calls: str, *, shows_calls: bool) -> HistoryRules:
+    called: list[Message] = []
+    if shows_calls:
+        call = _call(_NAME, json.dumps(_ARGUMENTS) if wanted.as_text else _ARGUMENTS, call_id_of(calls))
+        result = {"role": "tool", "tool_call_id": call["id"], "content": _RESULT}
+        called = [_ASKED, {"role": "assistant", "content": wanted.content, "tool_calls": [call]}, result]
+
+    def writes(messages: Sequence[Message]) -> str | None:
+        has_calls = any("tool_calls" in message for message in messages)
+        return _rendered(render, messages, **({"tools": _TOOLS} if has_calls else {}))
+
+    return rules_of(writes, called)
 
 
 def _tools_form(shown: str) -> tuple[str, str]:

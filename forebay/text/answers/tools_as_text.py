@@ -50,10 +50,11 @@ def _result_in_text(message: Message) -> Message:
     if message["role"] != "tool":
         return message
     content = message["content"]
+    kept = {key: value for key, value in message.items() if key not in ("tool_call_id", "name")}
     if isinstance(content, list):  # there are images in it
         before, after = ({"type": "text", "text": text} for text in (_BEFORE, _AFTER))
-        return {"role": "user", "content": [before, *content, after]}
-    return {"role": "user", "content": f"{_BEFORE}{content}{_AFTER}"}
+        return {**kept, "role": "user", "content": [before, *content, after]}
+    return {**kept, "role": "user", "content": f"{_BEFORE}{content}{_AFTER}"}
 
 
 def calls_in_text(message: Message, form: str = HERMES) -> Message:
