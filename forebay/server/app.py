@@ -24,15 +24,28 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.server.admin import adapters, information, occupation, slots, tree
 from forebay.server.admin.aborting import AbortRequest, abort_request
 from forebay.server.admin.metrics import Metrics
-from forebay.server.api import chat, completions, embeddings, generate, llama, messages, ollama, responses, tokens
+from forebay.server.api import (
+    chat,
+    completions,
+    embeddings,
+    generate,
+    llama,
+    messages,
+    ollama,
+    ollama_models,
+    responses,
+    tokens,
+)
 from forebay.server.api.embeddings_request import EmbeddingRequest, RerankRequest, ScoreRequest
 from forebay.server.api.generate import NativeRequest
 from forebay.server.api.llama_request import LlamaCompletionRequest
 from forebay.server.api.messages_request import CountTokensRequest, MessagesRequest
 from forebay.server.api.ollama_request import (
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
+    OllamaPullRequest,
     OllamaShowRequest,
 )
 from forebay.server.api.response_store import ResponseStore
@@ -90,9 +103,12 @@ ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
     ("POST", "/api/chat", ollama.ollama_chat, OllamaChatRequest),
     ("POST", "/api/generate", ollama.ollama_generate, OllamaGenerateRequest),
     ("POST", "/api/embed", embeddings.ollama_embed, OllamaEmbedRequest),
-    ("POST", "/api/show", ollama.ollama_show, OllamaShowRequest),
-    ("GET", "/api/tags", ollama.ollama_tags, None),
-    ("GET", "/api/version", ollama.ollama_version, None),
+    ("POST", "/api/embeddings", embeddings.ollama_embeddings, OllamaEmbeddingsRequest),
+    ("POST", "/api/show", ollama_models.ollama_show, OllamaShowRequest),
+    ("POST", "/api/pull", ollama_models.ollama_pull, OllamaPullRequest),
+    ("GET", "/api/tags", ollama_models.ollama_tags, None),
+    ("GET", "/api/ps", ollama_models.ollama_ps, None),
+    ("GET", "/api/version", ollama_models.ollama_version, None),
     ("POST", "/abort_request", abort_request, AbortRequest),
     ("POST", MESSAGES, messages.messages, MessagesRequest),
     ("POST", "/v1/messages/count_tokens", messages.count_tokens, CountTokensRequest),

@@ -20,8 +20,10 @@ from forebay.server.api.llama_request import LlamaCompletionRequest
 from forebay.server.api.messages_request import CountTokensRequest, MessagesRequest
 from forebay.server.api.ollama_request import (
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
+    OllamaPullRequest,
     OllamaShowRequest,
 )
 from forebay.server.api.responses_request import InputTokensRequest, ResponsesRequest
@@ -64,7 +66,9 @@ VALID: dict[type[Strict], dict[str, Any]] = {
     },
     OllamaGenerateRequest: {"model": "tiny", "prompt": "hello", "stream": False, "options": {"num_predict": 1}},
     OllamaEmbedRequest: {"model": "tiny", "input": "hello"},
+    OllamaEmbeddingsRequest: {"model": "tiny", "prompt": "hello"},
     OllamaShowRequest: {"model": "tiny"},
+    OllamaPullRequest: {"model": "tiny", "stream": False},
     ResponsesRequest: {"input": "hello", "max_output_tokens": 1},
     InputTokensRequest: {"input": "hello"},
     TokenizeRequest: {"prompt": "hello"},

@@ -13,7 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from forebay.server.api.ollama_request import OllamaChatRequest, OllamaEmbedRequest, OllamaGenerateRequest
+from forebay.server.api.ollama_request import (
+    OllamaChatRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine
 from tests.server.scripted_server import ScriptedServer
@@ -253,11 +258,10 @@ HI = {"model": "tiny", "messages": [ASK]}
     [
         (OllamaChatRequest, {"messages": [ASK]}, "missing_field", "model", "missing"),
         (OllamaChatRequest, {"model": "m", "messages": [{**ASK, "images": ["aGk="]}]}, "unsupported_field",
-         "messages.0.images", "takes text alone"),
-        (OllamaChatRequest, {**HI, "options": {"mirostat": 2}}, "unsupported_field", "options.mirostat", "leave"),
-        (OllamaChatRequest, {**HI, "options": {"num_predict": 0}}, "unsupported_field", "options.num_predict", "-1"),
-        (OllamaChatRequest, {**HI, "options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "unsupported_field",
-         "options.repeat_last_n", "over all tokens"),
+         "messages.0.images", "takes no images"),
+        (OllamaGenerateRequest, {"model": "m", "prompt": "x", "images": ["aGk="]}, "unsupported_field", "images",
+         "takes no images"),
+        (OllamaShowRequest, {}, "missing_field", "model", "/api/tags"),
         (OllamaChatRequest, {**HI, "options": {"top_p": 2}}, "invalid_value", "options.top_p", "at most 1"),
         (OllamaChatRequest, {**HI, "options": {"stop": ["é" * 200]}}, "invalid_value", "options.stop", "bytes"),
         (OllamaChatRequest, {**HI, "format": "xml"}, "invalid_value", "format", ""),
@@ -302,15 +306,89 @@ def test_failure_is_the_last_line_of_a_stream(launch: Callable[..., Running]) ->
     assert lines[-1].keys() == {"error"}
 
 
-def test_body_without_a_media_type_is_read_on_ollamas_routes_alone(plain: Speaker) -> None:
-    """LiteLLM names none; a page of another site that does is refused by its origin."""
+@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "text/plain", ""])
+def test_body_of_any_media_type_is_read_on_ollamas_and_llama_servers_routes(plain: Speaker, kind: str | None) -> None:
+    """LiteLLM names none, `curl -d` a form's; a page of another site that does is refused by its origin."""
     plain.answer = "hello"
+    headers = {} if kind is None else {"content-type": kind}
+    bodies = {
+        "/api/chat": {**HI, "stream": False},
+        "/api/generate": {"model": "tiny", "prompt": "x", "stream": False},
+        "/api/show": {"model": "tiny"},
+        "/completion": {"prompt": "x", "n_predict": 2},
+        "/apply-template": {"messages": [ASK]},
+    }
     with plain.server.client() as client:
-        for path, status in (("/api/chat", 200), ("/v1/chat/completions", 415)):
-            request = client.build_request("POST", path, content=json.dumps({**HI, "stream": False}))
-            assert "content-type" not in request.headers
-            assert client.send(request).status_code == status
-        foreign = client.build_request("POST", "/api/chat", content="{}", headers={"origin": "https://evil.test"})
-        assert client.send(foreign).status_code == 403
-        form = client.post("/api/chat", content="{}", headers={"content-type": "application/x-www-form-urlencoded"})
-        assert form.status_code == 415
+        for path, body in bodies.items():
+            request = client.build_request("POST", path, content=json.dumps(body), headers=headers)
+            assert request.headers.get("content-type") == kind
+            assert client.send(request).status_code == 200, path
+            for foreign in ({"origin": "https://evil.test"}, {"sec-fetch-site": "cross-site"}):
+                page = client.build_request("POST", path, content=json.dumps(body), headers={**headers, **foreign})
+                assert client.send(page).status_code == 403, path
+        openai = client.build_request("POST", "/v1/chat/completions", content=json.dumps(HI), headers=headers)
+        assert client.send(openai).status_code == 415
+
+
+def test_options_of_the_documentation_are_taken_and_those_without_effect_named(plain: Speaker) -> None:
+    """The request of Ollama's documentation with all options, and those of its older versions."""
+    plain.answer = "hello"
+    documented = {
+        "num_keep": 5,
+        "seed": 42,
+        "num_predict": 100,
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.0,
+        "typical_p": 0.7,
+        "repeat_last_n": 33,
+        "temperature": 0.8,
+        "repeat_penalty": 1.2,
+        "presence_penalty": 1.5,
+        "frequency_penalty": 1.0,
+        "penalize_newline": True,
+        "stop": ["\n", "user:"],
+        "numa": False,
+        "num_ctx": 1024,
+        "num_batch": 2,
+        "num_gpu": 1,
+        "main_gpu": 0,
+        "use_mmap": True,
+        "num_thread": 8,
+        "mirostat": 1,
+        "mirostat_eta": 0.6,
+        "mirostat_tau": 0.8,
+        "tfs_z": 1.5,
+    }
+    body = {"model": "tiny", "prompt": "x", "stream": False, "options": documented}
+    ignored = post(plain.server, "/api/generate", body).headers["x-forebay-ignored"]
+    params = plain.server.engine.submitted[-1].params
+    assert (params.seed, params.max_tokens, params.top_k, params.repetition_penalty) == (42, 100, 20, 1.2)
+    named = {"typical_p", "repeat_last_n", "penalize_newline", "mirostat", "tfs_z", "num_ctx"}
+    assert named <= set(ignored.split(", "))
+    for unlimited in (-2, -1, 0):
+        post(plain.server, "/api/generate", {**body, "options": {"num_predict": unlimited}})
+        assert plain.server.engine.submitted[-1].params.max_tokens > 200
+
+
+def test_models_in_memory_are_listed_and_pulled(plain: Speaker) -> None:
+    with plain.server.client() as client:
+        (tag,) = client.get("/api/tags").json()["models"]
+        (running,) = client.get("/api/ps").json()["models"]
+        other = client.post("/api/pull", json={"name": "other"})
+    assert running.items() > tag.items()
+    assert running["size_vram"] == 0
+    assert running["expires_at"] > running["modified_at"]
+    assert (other.status_code, "forebay models pull" in other.json()["error"]) == (404, True)
+    for name in ("model", "name"):
+        assert post(plain.server, "/api/show", {name: "tiny"}).json()["details"] == tag["details"]
+        assert post(plain.server, "/api/pull", {name: "tiny:latest", "stream": False}).json() == {"status": "success"}
+    lines = post(plain.server, "/api/pull", {"model": "tiny", "insecure": False}).text.splitlines()
+    assert [json.loads(line) for line in lines][-1] == {"status": "success"}
+
+
+def test_embeddings_of_the_older_route_are_one_vector(plain: Speaker) -> None:
+    body = {"model": "tiny", "prompt": "a", "options": {"num_ctx": 5}, "keep_alive": "5m"}
+    old = post(plain.server, "/api/embeddings", body).json()
+    new = post(plain.server, "/api/embed", {"model": "tiny", "input": "a"}).json()
+    assert old == {"embedding": new["embeddings"][0]}

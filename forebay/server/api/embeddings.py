@@ -32,9 +32,10 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.scheduler.limits import check_context
 from forebay.server.api.embeddings_request import MAX_INPUTS, EmbeddingRequest, RerankRequest, ScoreRequest
 from forebay.server.api.generation import CachedDetails, CacheUsage, cache_usage
-from forebay.server.api.ollama_request import OllamaEmbedRequest
+from forebay.server.api.ollama_request import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from forebay.server.api.pooling import Batch, Vector
 from forebay.server.api.prompts import naming, prompt_ids, render
+from forebay.server.api.renaming import renamed
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.http.bodies import ClientGone
 from forebay.server.http.lifecycle import Watch
@@ -132,6 +133,12 @@ class OllamaEmbeddings(msgspec.Struct, kw_only=True):
     prompt_eval_count: int
 
 
+class OllamaEmbedding(msgspec.Struct):
+    """The answer of /api/embeddings."""
+
+    embedding: list[float]
+
+
 INLINE_NUMBERS: Final = 1 << 14  # to write so many takes about a millisecond
 TOKENIZED_IN_A_ROW: Final = 16  # short texts are tokenized in place, and then it is the turn of others
 _JUDGING: Final = Templated(chat_template_kwargs=TemplateVariables(enable_thinking=False))
@@ -178,6 +185,15 @@ async def ollama_embed(request: Request, server: ServerContext) -> Response:
 
     large = sum(map(len, made)) > INLINE_NUMBERS
     return _json(await server.json_workers.run(answer) if large else answer())
+
+
+async def ollama_embeddings(request: Request, server: ServerContext) -> Response:
+    """Answer Ollama's older route with the embedding of one prompt."""
+    body = await read_body(request, server, OllamaEmbeddingsRequest)
+    server.check_model(RequestContext.of(request.scope), body.model_name)
+    with renamed({"input": "prompt"}):
+        ((vector,), _) = await _embedded(request, server, body.embedding)
+    return _json(msgspec.json.encode(OllamaEmbedding(embedding=vector.tolist())))
 
 
 async def _embedded(

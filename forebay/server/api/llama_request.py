@@ -27,7 +27,7 @@ NEUTRAL: Final[dict[str, Harmless]] = {
     "top_n_sigma": one_of(None, -1, -1.0),
 }
 # Values of samplers that are left out.
-_IDLE: Final = frozenset(
+IDLE: Final = frozenset(
     {
         *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold"),
         *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
@@ -39,21 +39,12 @@ _NAMES: Final = {**_NUMBERS, "stop": "stop"}
 
 
 class LlamaSampling(Numbered, numbers=_NUMBERS):
-    """A `seed` of -1, or of 2^32 - 1, stands for none. `repeat_last_n` matters only if there is a penalty."""
+    """A `seed` of -1, or of 2^32 - 1, stands for none."""
 
     ignored: ClassVar[dict[str, Harmless]] = NEUTRAL
-    passed = PASSED | _IDLE
-    repeat_last_n: Annotated[int, Field(ge=-1, le=I32)] | None = None
+    passed = PASSED | IDLE
     seed: Annotated[int, Field(ge=-1, le=MAX_U32)] | None = None
     stop: Stop | None = None
-
-    @model_validator(mode="after")
-    def _check_penalties(self) -> Self:
-        penalized = any(getattr(self, number.llama_name) not in (None, number.default) for number in ADJUSTS)
-        if penalized and self.repeat_last_n not in (None, -1):
-            what = f"repeat_last_n is {self.repeat_last_n}: penalties are over all tokens, use -1 or leave it out"
-            raise refusal(UNSUPPORTED_FIELD, "repeat_last_n", what)
-        return self
 
     def sampling(self) -> dict[str, Any]:
         """Return the fields of a completion or a chat that the client has set."""
@@ -83,7 +74,8 @@ LogitBias = Annotated[
 
 
 class LlamaCompletionRequest(PlainText, LlamaSampling):
-    """`n_predict` -1 stands for the room that is left in the context; 0 computes the prompt only."""
+    """`n_predict` -1 stands for the room that is left in the context; 0 computes the prompt only. `repeat_last_n`
+    matters only if there is a penalty."""
 
     ignored: ClassVar[dict[str, Harmless]] = {
         **NEUTRAL,
@@ -110,6 +102,7 @@ class LlamaCompletionRequest(PlainText, LlamaSampling):
     n_probs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
     return_tokens: bool = False
     timings_per_token: bool = False
+    repeat_last_n: Annotated[int, Field(ge=-1, le=I32)] | None = None
     _completion: CompletionRequest = PrivateAttr()
 
     @classmethod
@@ -138,6 +131,14 @@ class LlamaCompletionRequest(PlainText, LlamaSampling):
     def num_top(self) -> int | None:
         """The number of alternatives of each token; None if the tokens are not needed at all."""
         return self.n_probs if self.n_probs or self.return_tokens else None
+
+    @model_validator(mode="after")
+    def _check_penalties(self) -> Self:
+        penalized = any(getattr(self, number.llama_name) not in (None, number.default) for number in ADJUSTS)
+        if penalized and self.repeat_last_n not in (None, -1):
+            what = f"repeat_last_n is {self.repeat_last_n}: penalties are over all tokens, use -1 or leave it out"
+            raise refusal(UNSUPPORTED_FIELD, "repeat_last_n", what)
+        return self
 
     @model_validator(mode="after")
     def _check_bias(self) -> Self:

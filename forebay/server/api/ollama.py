@@ -1,5 +1,5 @@
-"""The routes of Ollama's clients, except /api/embed. Answers are lines of JSON; the last has the counts and durations,
-in nanoseconds."""
+"""Ollama's /api/chat and /api/generate. Answers are lines of JSON; the last has the counts and durations, in
+nanoseconds."""
 
 from __future__ import annotations
 
@@ -13,20 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.base.errors import ForebayError
-from forebay.base.package import __version__
-from forebay.base.sampling import NUMBERS
 from forebay.engine.client.choice import Choice, Piece
 from forebay.engine.client.scores import Scored
 from forebay.server.api.dialect import Dialect
 from forebay.server.api.generation import Generation, Timings
 from forebay.server.api.items import Call, items_of, parts_of, the_choice
-from forebay.server.api.llama import settings_of
 from forebay.server.api.logprobs import chat_logprobs
 from forebay.server.api.messages import input_of
 from forebay.server.api.ollama_request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
-    OllamaShowRequest,
 )
 from forebay.server.api.renaming import renamed
 from forebay.server.api.serving import serve_chat, serve_completion
@@ -87,48 +83,6 @@ class OllamaGenerated(OllamaAnswer):
 
     response: str
     thinking: NotRequired[str]
-
-
-class OllamaDetails(TypedDict):
-    """The format and the family of a model; of an adapter, the model that it is added to."""
-
-    parent_model: NotRequired[str]
-    format: Literal["gguf", "safetensors"]
-    family: str
-    families: list[str]
-
-
-class OllamaModel(TypedDict):
-    """A model or an adapter in the list of /api/tags; `size` is the bytes of its weights, of a model in memory."""
-
-    name: str
-    model: str
-    modified_at: str
-    size: int
-    details: OllamaDetails
-
-
-class OllamaTags(TypedDict):
-    """The answer of /api/tags: the one model that is served, and its adapters."""
-
-    models: list[OllamaModel]
-
-
-class OllamaShown(TypedDict):
-    """The answer of /api/show."""
-
-    modified_at: str
-    template: str
-    parameters: str
-    details: OllamaDetails
-    model_info: dict[str, Any]
-    capabilities: list[Literal["completion", "tools", "thinking", "embedding"]]
-
-
-class OllamaVersion(TypedDict):
-    """The answer of /api/version."""
-
-    version: str
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -252,10 +206,6 @@ def _ending(generation: Generation, choice: Choice) -> dict[str, Any]:
     }
 
 
-# Values of `settings_of` that a Modelfile has, too.
-_PARAMETERS: Final = [number.llama_name for number in NUMBERS.values()]
-
-
 async def ollama_chat(request: Request, server: ServerContext) -> Response:
     """Answer Ollama's /api/chat. A request without messages loads the model, which is loaded already."""
     context = RequestContext.of(request.scope)
@@ -281,72 +231,3 @@ async def ollama_generate(request: Request, server: ServerContext) -> Response:
         if isinstance(body.asked, CompletionRequest):
             return await serve_completion(server, context, body.asked, dialect, cut_to_room=True)
         return await serve_chat(server, context, body.asked, dialect, num_top=body.num_top, cut_to_room=True)
-
-
-async def ollama_tags(request: Request, server: ServerContext) -> Response:
-    """List the model that is served, and its adapters."""
-    adapters = server.engine.adapters.values()
-    sizes = {server.model.name: server.engine.info.weight_bytes, **{each.name: each.num_bytes for each in adapters}}
-    started = _started(server)
-    cards = [
-        OllamaModel(name=name, model=name, modified_at=started, size=size, details=_details(server, name))
-        for name, size in sizes.items()
-    ]
-    return _json(OllamaTags(models=cards))
-
-
-async def ollama_show(request: Request, server: ServerContext) -> Response:
-    """Describe the model, or an adapter of it: template, sampling values and capabilities."""
-    body = await read_body(request, server, OllamaShowRequest)
-    context = RequestContext.of(request.scope)
-    server.check_model(context, body.model_name)
-    info, template, found = server.engine.info, server.tokenizer.chat_template, server.model.answers.formats
-    values = settings_of(server.sampling)
-    capabilities = {
-        "completion": True,
-        "tools": found.calls is not None,
-        "thinking": found.thinking is not None,
-        "embedding": server.model.texts.embedding.is_embedder,
-    }
-    return _json(
-        {
-            "modified_at": _started(server),
-            "template": "" if template is None else template.source,
-            "parameters": "\n".join(f"{name} {values[name]}" for name in _PARAMETERS),
-            "details": _details(server, context.model),
-            "model_info": {
-                "general.architecture": info.model_type,
-                f"{info.model_type}.context_length": info.context_length,
-                f"{info.model_type}.embedding_length": info.hidden_size,
-                f"{info.model_type}.vocab_size": info.vocab_size,
-            },
-            "capabilities": [name for name, has in capabilities.items() if has],
-        }
-    )
-
-
-async def ollama_version(request: Request, server: ServerContext) -> Response:
-    """Forebay's own version: the routes are Ollama's, the number is not."""
-    return _json(OllamaVersion(version=__version__))
-
-
-def _details(server: ServerContext, name: str) -> OllamaDetails:
-    """Return the details of the model or adapter of that name."""
-    family = server.engine.info.model_type
-    is_gguf = server.model.path.endswith(".gguf")
-    details: OllamaDetails = {
-        "format": "gguf" if is_gguf else "safetensors",
-        "family": family,
-        "families": [family],
-    }
-    if name != server.model.name:
-        details |= {"parent_model": server.model.name, "format": "safetensors"}
-    return details
-
-
-def _started(server: ServerContext) -> str:
-    return datetime.fromtimestamp(server.model.created, UTC).isoformat().replace("+00:00", "Z")
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, PrivateAttr, StringConstraints, Tag, model_validator
+from pydantic import Field, PrivateAttr, StringConstraints, Tag, ValidationInfo, model_validator
 
 from forebay.requests.foreign import PASSED
 from forebay.requests.sampling_params import MAX_TOP_LOGPROBS
 from forebay.server.api.embeddings_request import EmbeddingRequest, TextOrTexts
-from forebay.server.api.llama_request import LlamaSampling
+from forebay.server.api.llama_request import IDLE, NEUTRAL, LlamaSampling
 from forebay.server.api.renaming import renamed
 from forebay.server.protocol.ignored import Harmless, one_of
-from forebay.server.protocol.messages import MAX_MESSAGES
+from forebay.server.protocol.images import Source, SourceText, accepts_images
+from forebay.server.protocol.messages import MAX_MESSAGES, MAX_PARTS
 from forebay.server.protocol.requests import I32, ChatRequest, CompletionRequest
 from forebay.server.protocol.strict import History, Label, Strict, Text
 from forebay.server.protocol.structured import Object
 from forebay.server.protocol.tools import MAX_TOOLS, Tool
-from forebay.server.protocol.validation import INVALID_COMBINATION, UNSUPPORTED_FIELD, branch, by_shape, refusal
+from forebay.server.protocol.validation import (
+    INVALID_COMBINATION,
+    MISSING_FIELD,
+    UNSUPPORTED_FIELD,
+    branch,
+    by_shape,
+    refusal,
+)
 
 LATEST: Final = ":latest"  # what Ollama's clients put behind a name without a tag
 _ANY_BOOL: Final = Harmless(lambda value: value is None or isinstance(value, bool), {"type": ["boolean", "null"]})
@@ -29,25 +38,22 @@ _LOADING: Final = frozenset(
         *("use_mmap", "use_mlock", "embedding_only", "num_thread", "numa", "draft_num_predict"),
     }
 )
+# Options of samplers that Ollama's own engine passes over, too, and the window of penalties, which are over all tokens.
+_SAMPLERS: Final = frozenset({*NEUTRAL, *IDLE, "penalize_newline", "repeat_last_n"})
 
 
 class OllamaOptions(LlamaSampling):
-    """`num_predict` -1 or -2 is "as much as there is room for"."""
+    """`num_predict` below 1 is "as much as there is room for"."""
 
-    passed = LlamaSampling.passed | _LOADING
+    ignored: ClassVar[dict[str, Harmless]] = {}
+    passed = LlamaSampling.passed | _LOADING | _SAMPLERS
     num_predict: Annotated[int, Field(ge=-2, le=I32)] | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return those of a chat or a completion."""
         if self.num_predict is None:
             return self.sampling()
-        return {**self.sampling(), **({"n_predict": -1} if self.num_predict < 0 else {"max_tokens": self.num_predict})}
-
-    @model_validator(mode="after")
-    def _check_length(self) -> Self:
-        if self.num_predict == 0:
-            raise refusal(UNSUPPORTED_FIELD, "num_predict", "num_predict is 0: ask for at least 1 token, or -1 for all")
-        return self
+        return {**self.sampling(), **({"max_tokens": self.num_predict} if self.num_predict > 0 else {"n_predict": -1})}
 
 
 def _format_shape(value: Any) -> str | None:
@@ -87,23 +93,42 @@ class OllamaToolCall(History):
     function: OllamaCall
 
 
+Images = Annotated[list[SourceText], Field(max_length=MAX_PARTS, fail_fast=True)]
+"""Files in base64."""
+
+
+def _check_images(images: Sequence[Source] | None, info: ValidationInfo) -> None:
+    if images and not accepts_images(info):
+        raise refusal(UNSUPPORTED_FIELD, "images", "this model takes no images: leave images out")
+
+
+def _content(images: Sequence[Source] | None, text: str) -> str | list[dict[str, Any]]:
+    """Return a chat's content: the images, as Ollama's templates have them, in front of the text."""
+    parts = [{"type": "image_url", "image_url": {"url": _url(image.take())}} for image in images or ()]
+    return [*parts, *([{"type": "text", "text": text}] if text else [])] if parts else text
+
+
+def _url(image: str) -> str:
+    return image if image.startswith("data:") else f"data:;base64,{image}"
+
+
 class OllamaMessage(History):
-    """A message of the conversation. Images are refused."""
+    """A message of the conversation; users send images with it."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
     thinking: Text | None = None
-    images: Annotated[list[Any], Field(fail_fast=True)] | None = None
+    images: Images | None = None
     tool_calls: Annotated[list[OllamaToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_name: Label | None = None
     tool_call_id: Label | None = None
 
     @model_validator(mode="after")
-    def _check_text_only(self) -> Self:
-        if self.images:
-            raise refusal(
-                UNSUPPORTED_FIELD, "images", "images: this route takes text alone; send them to /v1/chat/completions"
-            )
+    def _check_shown(self, info: ValidationInfo) -> Self:
+        _check_images(self.images, info)
+        if self.images and self.role not in ("user", "tool"):
+            what = f"images are for messages of role user and tool, and role is {self.role}: leave them out"
+            raise refusal(INVALID_COMBINATION, "images", what)
         return self
 
 
@@ -139,7 +164,8 @@ class Generating(OllamaBody):
         lengths = dict.fromkeys(("n_predict", "max_tokens"), "options.num_predict")
         formats = dict.fromkeys(("response_format", "guided_json"), "format")
         thinking = dict.fromkeys(("enable_thinking", "reasoning_effort"), "think")
-        return {**LlamaSampling.renamings("options."), **lengths, **formats, **thinking}
+        images = {r"messages\.(\d+)\.content\.\d+(\.image_url(\.url)?)?": r"messages.\1.images"}
+        return {**images, **LlamaSampling.renamings("options."), **lengths, **formats, **thinking}
 
     def _common(self) -> dict[str, Any]:
         """Fields that a chat and a completion have under the same names."""
@@ -180,7 +206,7 @@ class OllamaChatRequest(Generating):
             tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
             asked = {**body._of_chat(), "messages": _linked(body.messages), **({"tools": tools} if tools else {})}
             with renamed(body.own_names):
-                body._chat = ChatRequest.parse(asked)
+                body._chat = ChatRequest.parse(asked, images=images)
         return body
 
     @property
@@ -195,9 +221,9 @@ class OllamaGenerateRequest(Generating):
         "suffix": one_of(None, ""),
         "template": one_of(None, ""),
         "context": one_of(None, []),
-        "images": one_of(None, []),
     }
     prompt: Text = ""
+    images: Images | None = None
     system: Text | None = None
     raw: bool | None = None
     _asked: ChatRequest | CompletionRequest | None = PrivateAttr(None)
@@ -205,9 +231,9 @@ class OllamaGenerateRequest(Generating):
     @classmethod
     def parse(cls, data: dict[str, Any], *, lenient: bool = False, images: bool = False) -> Self:
         body = super().parse(data, lenient=lenient, images=images)
-        if body.prompt:
+        if body.prompt or body.images:
             with renamed(body.own_names):
-                body._asked = body._as_completion() if body.raw else body._as_chat()
+                body._asked = body._as_completion() if body.raw else body._as_chat(images)
         return body
 
     @property
@@ -216,19 +242,24 @@ class OllamaGenerateRequest(Generating):
 
     @property
     def own_names(self) -> dict[str, str]:
-        return {**super().own_names, "messages": "prompt"}
+        return {
+            r"messages\.\d+\.content\.\d+(\.image_url(\.url)?)?": "images",
+            **super().own_names,
+            "messages": "prompt",
+        }
 
     @model_validator(mode="after")
-    def _check_raw(self) -> Self:
-        beside = "system" if self.system else "think" if self.think else ""
+    def _check_raw(self, info: ValidationInfo) -> Self:
+        _check_images(self.images, info)
+        beside = "system" if self.system else "think" if self.think else "images" if self.images else ""
         if self.raw and beside:
             raise refusal(INVALID_COMBINATION, beside, f"a raw prompt goes through no template: leave {beside} out")
         return self
 
-    def _as_chat(self) -> ChatRequest:
+    def _as_chat(self, images: bool) -> ChatRequest:
         system = [{"role": "system", "content": self.system}] if self.system else []
-        messages = [*system, {"role": "user", "content": self.prompt}]
-        return ChatRequest.parse({**self._of_chat(), "messages": messages})
+        messages = [*system, {"role": "user", "content": _content(self.images, self.prompt)}]
+        return ChatRequest.parse({**self._of_chat(), "messages": messages}, images=images)
 
     def _as_completion(self) -> CompletionRequest:
         scores = {} if self.num_top < 0 else {"logprobs": self.num_top}
@@ -251,10 +282,46 @@ class OllamaEmbedRequest(OllamaBody):
         return EmbeddingRequest.parse({"input": self.input, "dimensions": self.dimensions})
 
 
-class OllamaShowRequest(OllamaBody):
+class OllamaEmbeddingsRequest(OllamaBody):
+    """The body of /api/embeddings, which Ollama has replaced by /api/embed: one prompt."""
+
+    passed = PASSED | {"options"}
+    prompt: Text
+
+    @property
+    def embedding(self) -> EmbeddingRequest:
+        return EmbeddingRequest.parse({"input": self.prompt})
+
+
+class NamedModel(Strict):
+    """The bodies that name a model, and nothing to compute: as `model`, or as older clients do as `name`."""
+
+    model: ModelName | None = None
+    name: ModelName | None = None
+
+    @property
+    def model_name(self) -> str:
+        return (self.model or self.name or "").removesuffix(LATEST)
+
+    @model_validator(mode="after")
+    def _has_a_name(self) -> Self:
+        if not self.model_name:
+            raise refusal(MISSING_FIELD, "model", "model is missing: name a model of /api/tags")
+        return self
+
+
+class OllamaShowRequest(NamedModel):
     """The body of /api/show."""
 
     ignored: ClassVar[dict[str, Harmless]] = {"verbose": _ANY_BOOL}
+    passed = PASSED | {"system", "template", "options"}
+
+
+class OllamaPullRequest(NamedModel):
+    """The body of /api/pull."""
+
+    ignored: ClassVar[dict[str, Harmless]] = {"insecure": _ANY_BOOL}
+    stream: bool | None = None
 
 
 def _linked(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
@@ -263,7 +330,7 @@ def _linked(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
     linked: list[dict[str, Any]] = []
     open_calls: list[tuple[str, str]] = []  # id, name
     for number, message in enumerate(messages):
-        said: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        said: dict[str, Any] = {"role": message.role, "content": _content(message.images, message.content or "")}
         if message.thinking and message.role == "assistant":
             said["reasoning_content"] = message.thinking
         if message.tool_calls:

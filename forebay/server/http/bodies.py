@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope
 
 from forebay.base import json_text
 from forebay.base.errors import InvalidRequest, Overloaded, PayloadTooLarge
-from forebay.server.http.errors import OLLAMA, HttpError
+from forebay.server.http.errors import LLAMA_SERVER, OLLAMA, HttpError
 from forebay.server.http.workers import Workers
 
 
@@ -98,11 +98,12 @@ def _parse(kind: type[Body], content: bytes, max_ids: int, lenient: bool, images
 
 def _announced_bytes(scope: Scope) -> int:
     """Return the length that the headers announce, 0 if none. Raises HttpError for another kind of body."""
-    kinds = [value for name, value in scope["headers"] if name == b"content-type"]
-    if not kinds and scope["path"].startswith(OLLAMA):
-        kinds = [JSON]  # some of Ollama's clients name no type; a page's origin is checked before
-    if len(kinds) != 1 or kinds[0].split(b";")[0].strip().lower() != JSON:
-        raise HttpError(415, "send the body as `Content-Type: application/json`", code="unsupported_media_type")
+    # Ollama and llama-server read a body whatever its type is, and `curl -d` says that it is a form. Requests of pages
+    # of other origins, which may send forms, were refused before.
+    if not (scope["path"].startswith(OLLAMA) or scope["path"] in LLAMA_SERVER):
+        kinds = [value for name, value in scope["headers"] if name == b"content-type"]
+        if len(kinds) != 1 or kinds[0].split(b";")[0].strip().lower() != JSON:
+            raise HttpError(415, "send the body as `Content-Type: application/json`", code="unsupported_media_type")
     if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in scope["headers"]):
         raise HttpError(415, "compressed bodies are not read: send it as it is", code="unsupported_content_encoding")
     announced = [value for name, value in scope["headers"] if name == b"content-length"]

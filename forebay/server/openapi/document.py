@@ -12,7 +12,18 @@ from forebay.base.package import __version__
 from forebay.server.admin import adapters, information, occupation, slots
 from forebay.server.admin.aborting import Aborted
 from forebay.server.admin.tree import TreeRows
-from forebay.server.api import chat, completions, embeddings, generate, llama, messages, ollama, responses, tokens
+from forebay.server.api import (
+    chat,
+    completions,
+    embeddings,
+    generate,
+    llama,
+    messages,
+    ollama,
+    ollama_models,
+    responses,
+    tokens,
+)
 from forebay.server.http import errors
 from forebay.server.http.errors import LLAMA_SERVER, MESSAGES, OLLAMA, RESPONSES, speaks_anthropic
 from forebay.server.http.security import ADAPTER_PATHS, ADMIN_PATHS
@@ -46,9 +57,12 @@ _ANSWERS: Final[dict[str, dict[str, Any]]] = {
     "/api/chat": {JSON: ollama.OllamaChat, LINES: Any},
     "/api/generate": {JSON: ollama.OllamaGenerated, LINES: Any},
     "/api/embed": {JSON: embeddings.OllamaEmbeddings},
-    "/api/show": {JSON: ollama.OllamaShown},
-    "/api/tags": {JSON: ollama.OllamaTags},
-    "/api/version": {JSON: ollama.OllamaVersion},
+    "/api/embeddings": {JSON: embeddings.OllamaEmbedding},
+    "/api/show": {JSON: ollama_models.OllamaShown},
+    "/api/pull": {JSON: ollama_models.OllamaPulled, LINES: Any},
+    "/api/tags": {JSON: ollama_models.OllamaTags},
+    "/api/ps": {JSON: ollama_models.OllamaRunningModels},
+    "/api/version": {JSON: ollama_models.OllamaVersion},
     "/abort_request": {JSON: Aborted},
     "/v1/embeddings": {JSON: embeddings.Embeddings},
     "/v1/score": {JSON: embeddings.Scores},

@@ -128,6 +128,27 @@ def test_chat_image_reaches_the_engine_as_tiles_and_placeholders(chats: Chats) -
     assert told["prompt_tokens"] == len(chats.prompt)
 
 
+def test_ollama_images_reach_the_engine_as_a_chats_do(chats: Chats) -> None:
+    """In front of the text, as plain base64 or a data URL."""
+    chats.chat(part(IMAGE), part(OTHER), text(GREEN))
+    prompt, digests = chats.prompt, [each.digest for each in chats.pictures]
+    encoded = [b64encode(IMAGE).decode(), data_of(OTHER, "jpeg")]
+    message = {"role": "user", "content": GREEN, "images": encoded}
+    for path, body in (("chat", {"messages": [message]}), ("generate", {"prompt": GREEN, "images": encoded})):
+        answer = chats.post(f"/api/{path}", **body, stream=False)
+        assert answer.status_code == 200, answer.text
+        assert (chats.prompt, [each.digest for each in chats.pictures]) == (prompt, digests)
+    alone = chats.post("/api/generate", prompt="", images=encoded[:1], stream=False)
+    assert (alone.status_code, len(chats.pictures)) == (200, 1)
+    assert "vision" in chats.post("/api/show").json()["capabilities"]
+    broken = chats.post("/api/chat", messages=[{**message, "images": ["aGk="]}], stream=False)
+    assert (broken.status_code, "messages.0.images" in broken.json()["error"]) == (400, True), broken.text
+    wrong = chats.post("/api/chat", messages=[message, {**message, "role": "assistant"}], stream=False)
+    assert "role is assistant" in wrong.json()["error"]
+    raw = chats.post("/api/generate", prompt="x", images=encoded, raw=True)
+    assert "leave images out" in raw.json()["error"]
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("model_type", WITH_PICTURES)
 def test_chat_image_of_every_type_reaches_the_engine_as_the_type_has_it(
