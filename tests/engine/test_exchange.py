@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,3 +61,13 @@ def test_weights_changed_submits_what_was_decided_with_the_old_ones_first(
     monkeypatch.setattr(made._scheduler.handoff, "take_orders", lambda: ["an order"])
     made.weights_changed(path, 3)
     assert noting.given == ["an order", (path, 3)]
+
+
+def test_state_counts_each_phase_of_a_transfer_in_its_own_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, noting = exchange(DisaggregationMode.DECODE)
+    noting.num_unfenced, noting.num_rejected = 5, 7  # type: ignore[attr-defined]
+    scheduler = SimpleNamespace(pending=[1], transferring=[1, 2], handoff=SimpleNamespace(num_open=3))
+    monkeypatch.setattr(made, "_scheduler", scheduler)
+    state = made.state()
+    counts = (state.pending, state.transferring, state.open, state.unfenced, state.rejected)
+    assert counts == (1, 2, 3, 5, 7)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from forebay.engine.loop.mixed import LEAST_TOKENS, MEDIAN_STEPS, MixedChunks
+from forebay.engine.loop.mixed import LEAST_TOKENS, MEDIAN_STEPS, RECENT, MixedChunks, Recent
 from forebay.scheduler.scheduler import NO_LIMIT
 
 Cost = Callable[[int, int, int], float]
@@ -115,3 +115,14 @@ def test_mixed_chunks_step_of_no_time_says_nothing() -> None:
     assert chunks.limit(16, 16, 0) == NO_LIMIT
     chunks.mixed(16, 96, 0, 0.08)
     assert chunks.limit(16, 16, 0) == LEAST_TOKENS
+
+
+def test_medians_of_a_key_that_was_never_measured_are_those_of_the_nearest() -> None:
+    medians = Recent()
+    assert medians.nearest(3) is None
+    for key, value in ((4, 1.0), (4, 3.0), (4, 2.0), (16, 9.0)):
+        medians.add(key, value)
+    assert [medians.nearest(key) for key in (1, 4, 9, 11, 99)] == [(4, 2.0)] * 3 + [(16, 9.0)] * 2
+    for _ in range(RECENT):
+        medians.add(4, 8.0)
+    assert medians.nearest(4) == (4, 8.0)

@@ -11,11 +11,11 @@ from tests.ops.tiers import PAGE, TierCase, random_steps
 TOP_K = 5
 
 
-@pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("of", [{}, {"int8": True}, {"has_values": True}], ids=["float32", "int8", "values"])
 @pytest.mark.parametrize("num_columns", [TOP_K, TOP_K + 2, 2 * TOP_K])
-def test_swap_in_random_steps_equal_a_dictionary(each_ops: Ops, num_columns: int, int8: bool) -> None:
-    case = TierCase(each_ops, num_columns, int8=int8)
-    random_steps(case, 17 * num_columns + int8, 60, top_k=TOP_K, most_tokens=PAGE)
+def test_swap_in_random_steps_equal_a_dictionary(each_ops: Ops, num_columns: int, of: dict[str, bool]) -> None:
+    case = TierCase(each_ops, num_columns, **of)
+    random_steps(case, 17 * num_columns + len(of), 60, top_k=TOP_K, most_tokens=PAGE)
     assert 0 < case.counts[1] < case.counts[0], "every token was loaded, or none"
 
 

@@ -48,15 +48,17 @@ class DictRow:
 class TierCase:
     """`ROWS` rows and the padding row, whose KV is a number that tells the location in full KV."""
 
-    def __init__(self, ops: Ops, num_columns: int, *, int8: bool = False) -> None:
+    def __init__(self, ops: Ops, num_columns: int, *, int8: bool = False, has_values: bool = False) -> None:
+        """`has_values`: the values are no part of the keys, as they are of latent attention."""
         self.ops, rows = ops, ROWS + 1
         hot_base = NUM_RESIDENT * PAGE
         layout = TierLayout(num_columns, PAGE, hot_base, hot_base + rows * (num_columns + PAGE) + 3)
+        self.has_values = has_values
         self.layout, size = layout, layout.host_base + NUM_PAGES * PAGE
         k = torch.full((size, 1, 3), -1, dtype=torch.int8 if int8 else torch.float32)
         scale = torch.full((size, 1), -1.0) if int8 else None
         self.tiers = TieredKv(
-            KvCache(k, k[..., :2], scale, scale),
+            KvCache(k, k.clone() if has_values else k[..., :2], scale, scale),
             torch.full((rows, num_columns), -1, dtype=torch.int32),
             torch.zeros(rows, num_columns, dtype=torch.int32),
         )
@@ -77,11 +79,15 @@ class TierCase:
         k, scale = self.tiers.kv.k, self.tiers.kv.k_scale
         number = self.location(row, position)
         k[place] = number if scale is None else number % 100
+        if self.has_values:
+            self.tiers.kv.v[place] = -number
         if scale is not None:
             scale[place] = number
 
     def read(self, place: int) -> int:
         k, scale = self.tiers.kv.k, self.tiers.kv.k_scale
+        if self.has_values:
+            assert int(self.tiers.kv.v[place, 0, 0]) == -int(k[place, 0, 0]), "keys and values are of two tokens"
         if scale is None:
             return int(k[place, 0, 0])
         number = int(scale[place, 0])

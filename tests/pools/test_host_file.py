@@ -67,3 +67,31 @@ def test_host_tier_memory_that_cannot_be_mapped_is_a_clear_error(tmp_path: Path)
     """mmap returns its failure as the last address, which is negative only as a 32-bit number."""
     with pytest.raises(ConfigError, match=r"Invalid argument"):
         map_over(Regions().take(Tag.KV_CACHE, 3 * 4096)[1:4097], str(tmp_path))
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL], ids=errno.errorcode.get)
+def test_host_tier_file_system_without_nameless_files_has_none_with_a_name_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    open_file = os.open
+
+    def refuse(path: str, flags: int, *mode: int, **others: int) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(code, os.strerror(code))
+        return open_file(path, flags, *mode, **others)
+
+    monkeypatch.setattr(os, "open", refuse)
+    memory = Regions().take_tiers(Tag.KV_CACHE, 4096, 4096, folder=str(tmp_path))
+    memory[:] = 7
+    assert not list(tmp_path.iterdir())
+
+
+def test_host_tier_folder_that_cannot_be_written_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **others: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ConfigError, match=r"Permission denied: name a folder that can be written to"):
+        Regions().take_tiers(Tag.KV_CACHE, 4096, 4096, folder=str(tmp_path))

@@ -54,3 +54,18 @@ def test_tiers_locations_beyond_32_bits_are_refused_with_their_number_and_the_la
     assert layout.host_base + most * PAGE == INT32
     with pytest.raises(ConfigError, match=r"2,147,483,652 locations, at most 2,147,483,648: lower --kv-cache-bytes"):
         tiers_of(most + 1)
+
+
+def test_tiers_reset_of_padding_zeroes_its_page_and_its_hot_buffer_and_no_other() -> None:
+    """C14: steps write the KV of padding rows there."""
+    tiers = tiers_of(7)
+    tiers.column("0.k", Column(torch.float32, (PAGE, 1, 1), pad=0))
+    tiers.rows.active[:] = 1
+    whole = tiers._columns["0.k"].view(-1)
+    whole[:] = torch.nan
+    tiers.reset_padding()
+    own = RESIDENT * PAGE
+    zeros = [*range(PAGE), *range(own, own + COLUMNS + PAGE)]
+    assert not whole[zeros].any()
+    assert int(whole.isnan().sum()) == len(whole) - len(zeros)
+    assert tiers.rows.active.tolist() == [0, 1, 1]
