@@ -25,7 +25,7 @@ from tests.simulation.command_line import command_line
 from tests.simulation.hash_runner import HashRunner
 from tests.simulation.hash_step import HashStep
 from tests.simulation.host_memory import HostMemory
-from tests.simulation.pair import Half, random_pair
+from tests.simulation.pair import Half, Pair, random_pair
 from tests.simulation.ring_memory import RingMemory
 from tests.simulation.simulator import SHARED, Simulation, scaled_down
 from tests.simulation.sleeping import Kept, SleepingSimulation
@@ -145,23 +145,30 @@ class CompressedSimulation(Compressed, Simulation):
     pass
 
 
-class CompressedSleeping(Compressed, SleepingSimulation):
+class EntriesAsleep:
+    """Mixed into a simulation that sleeps: entries and rings are kept, put back and poisoned with the rest."""
+
+    runner: CompressedRunner
     kept_entries: Mapping[str, list[np.ndarray]] | None = None
 
     def keep(self, places: Mapping[str, I64]) -> int:
         if self.runner.rings:
             self.kept_entries = self.runner.rings.copy(places)
-        return super().keep(places)
+        return super().keep(places)  # type: ignore[misc,no-any-return]
 
     def _put_back(self, kept: Kept) -> None:
-        super()._put_back(kept)
+        super()._put_back(kept)  # type: ignore[misc]
         if self.runner.rings:
             self.runner.rings.put(kept.places, self.kept_entries)
 
     def _poison(self) -> None:
-        super()._poison()
+        super()._poison()  # type: ignore[misc]
         if self.runner.rings:
             self.runner.rings.poison()
+
+
+class CompressedSleeping(EntriesAsleep, Compressed, SleepingSimulation):
+    pass
 
 
 class CompressedHalf(Compressed, Half):
@@ -196,16 +203,22 @@ def rates_of(config: SchedulerConfig) -> tuple[int, int] | None:
     return (found[0], found[0]) if pair else (4 if config.page_size % 4 == 0 else found[0], found[-1])
 
 
+def runners_of(pair: Pair) -> list[CompressedRunner]:
+    """Return the runners of both engines, which compress KV only if both do: a page may have one token on one side."""
+    runners = [pair.prefill.runner, pair.decode.runner]
+    if not all(runner.rings for runner in runners):
+        for runner in runners:
+            runner.rings = None
+    return runners
+
+
 def run_seed(seed: int) -> CompressedOutcome:
     """Whatever is wrong is raised, with the line that replays it."""
     try:
         with scaled_down(Random(seed).choice([SHARED, admission.SHARE_WORTH_WAITING]), **_times(seed)):
             if seed % 3 == 2:
                 pair = random_pair(seed, half=CompressedHalf)
-                runners = [pair.prefill.runner, pair.decode.runner]
-                if not all(runner.rings for runner in runners):  # pages of one token on one side
-                    for runner in runners:
-                        runner.rings = None
+                runners = runners_of(pair)
                 pair.run()
                 return CompressedOutcome.of(runners)
             return CompressedOutcome.of([_run_one(seed)])

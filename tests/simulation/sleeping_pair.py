@@ -66,6 +66,19 @@ class SleepingHalf(Sleeping, Half):
 
 
 class SleepingPair(Pair):
+    patience = 0.0  # chance that a client waits until both engines are awake, with the same weights
+
+    def arrive(self) -> None:
+        """Begin a request, or let its client wait."""
+        if self.patience and not self._can_meet and self.others.random() < self.patience:
+            return
+        super().arrive()
+
+    @property
+    def _can_meet(self) -> bool:
+        prefill, decode = self.prefill.scheduler, self.decode.scheduler
+        return self._gets_on and prefill.weight_version == decode.weight_version
+
     def sleeps(self, rng: Random) -> None:
         chance = rng.choice([0.02, 0.06])
         for half, other in ((self.prefill, self.decode), (self.decode, self.prefill)):

@@ -9,6 +9,7 @@ from forebay.memory.holding import Allocation
 from forebay.memory.kinds.ring.rings import Rings
 from forebay.memory.slots import NO_IDS, Ids
 from forebay.pools.cache_spec import BlockStates
+from tests.simulation import compressed_pair
 from tests.simulation.compressed import run_seeds
 
 SEEDS = range(50, 62)  # with blocks that overlap, host copies and pairs
@@ -19,6 +20,14 @@ def test_compressed_kv_random_traffic_sees_the_entries_of_its_own_tokens(seeds: 
     outcome = run_seeds(seeds)
     assert 0 < outcome.overlapping < outcome.entries, "all blocks overlap, or none"
     assert outcome.copied > 0 < outcome.prebuilt, "no ring came back from the host, or none from another engine"
+
+
+@pytest.mark.parametrize("seeds", [range(24), pytest.param(range(24, 400), marks=pytest.mark.slow)])
+def test_compressed_kv_of_two_engines_that_sleep_gives_many_whole_answers(seeds: range) -> None:
+    """C22, C25: with rings that are copied to the host, between engines and kept over a sleep."""
+    outcome = compressed_pair.run_seeds(seeds)
+    assert outcome.whole > 0.35 * outcome.pairs
+    assert min(outcome.sleeps, outcome.updates, outcome.copied, outcome.prebuilt, outcome.entries) > 0
 
 
 def forget_rings(rings: Rings, held: Allocation, pages: Ids, start: int = 0) -> Ids:
