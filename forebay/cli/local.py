@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -16,6 +17,7 @@ from forebay.engine.lifecycle.launch import launch
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason
 from forebay.text.detokenizer import Detokenizer
+from forebay.text.end_tokens import end_tokens
 from forebay.text.tokenizer import Tokenizer
 
 
@@ -91,6 +93,7 @@ async def local_model(config: Config, adapter: str = "") -> AsyncIterator[LocalM
     engine = await AsyncEngine.connect(launch(config.engine))
     try:
         tokenizer = Tokenizer.from_path(config.engine.model_path, config.server.chat_template)
+        engine.add_end_tokens(await asyncio.to_thread(end_tokens, tokenizer))
         ready = await engine.ready()
         sampling = config.server.sampling
         defaults = SamplingParams.defaults(sampling.values, sampling.source)

@@ -93,7 +93,9 @@ async def connect(config: Config, process: EngineProcess) -> tuple[AsyncEngine, 
     try:
         tokenizer = Tokenizer.from_path(config.engine.model_path, config.server.chat_template)
         await asyncio.to_thread(tokenizer.check_chat_template)
-        return engine, tokenizer, await asyncio.to_thread(_served, config, tokenizer)
+        model = await asyncio.to_thread(_served, config, tokenizer)
+        engine.add_end_tokens(model.end_tokens)
+        return engine, tokenizer, model
     except ForebayError:
         await engine.close(drain_s=0.0)
         raise
@@ -105,6 +107,7 @@ def _served(config: Config, tokenizer: Tokenizer) -> ServedModel:
     from forebay.server.images.tiling import tiling_at
     from forebay.server.served_model import ServedModel
     from forebay.text.answers.probes import find_formats
+    from forebay.text.end_tokens import end_tokens
 
     calls, thinking = config.server.tool_call_parser, config.server.reasoning_parser
     return ServedModel(
@@ -117,6 +120,7 @@ def _served(config: Config, tokenizer: Tokenizer) -> ServedModel:
         stall_timeout_s=config.engine.scheduling.stall_timeout_s,
         mode=config.engine.disaggregation.mode,
         answers=find_formats(tokenizer, calls=calls, thinking=thinking),
+        end_tokens=end_tokens(tokenizer),
         texts=Texts.of(config.engine.model_path, config.server.pooling),
         tiling=tiling_at(config.engine.model_path),
     )

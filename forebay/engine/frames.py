@@ -54,6 +54,13 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defa
     pictures: tuple[Picture, ...] = ()
 
 
+class AddEndTokens(msgspec.Struct, frozen=True, tag="add_end_tokens"):
+    """Have these tokens, too, end the answers of requests that are added from now on: those that the tokenizer's files
+    and the chat template name, which the engine does not read."""
+
+    token_ids: list[int]
+
+
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
     """End a request, wherever it is. An id that has ended already is ignored."""
 
@@ -314,6 +321,7 @@ ToEngine = (
     Configure
     | AddRequest
     | AbortRequest
+    | AddEndTokens
     | FlushCache
     | GetState
     | GetTree

@@ -20,6 +20,7 @@ from forebay.config.config import ServerConfig
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.grammar.vocabulary import Vocabulary
+from forebay.requests.end_tokens import EndTokens
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.admin import adapters, information, occupation, slots, tree
 from forebay.server.admin.aborting import AbortRequest, abort_request
@@ -174,7 +175,11 @@ def create_context(
         json_workers=json_workers,
         workers=TextWorkers(),
         grammars=GrammarWorkers(
-            lambda: Vocabulary.of(tokenizer.table, engine.info.eos_token_ids, engine.info.vocab_size)
+            lambda: Vocabulary.of(
+                tokenizer.table,
+                EndTokens((*engine.info.eos_token_ids, *model.end_tokens), vocab_size=engine.info.vocab_size).ids,
+                engine.info.vocab_size,
+            )
         ),
         responses=ResponseStore(config.responses_store_bytes if model.mode is DisaggregationMode.NULL else 0),
         sampling=SamplingParams.defaults(config.sampling.values, config.sampling.source),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +23,7 @@ class ServedModel:
     engine is given up when a step takes `stall_timeout_s`. With `uses_priority` it looks at the priorities of requests,
     to admit or to evict. `mode`: which half of requests it computes. An engine that is asleep `wakes_on_request`, or
     lets requests wait. `answers`: how the model spells calls and thinking; `texts`: how texts become vectors.
+    `end_tokens`: those that end an answer besides those of the engine's configuration, each with the reason.
     `tiling`: how images become tiles, None where the model has no encoder."""
 
     name: str
@@ -33,5 +35,6 @@ class ServedModel:
     mode: DisaggregationMode = DisaggregationMode.NULL
     wakes_on_request: bool = False
     tiling: Tiling | None = None
+    end_tokens: Mapping[int, str] = field(default_factory=dict)
     answers: Findings = field(default_factory=Findings)
     texts: Texts = field(default_factory=lambda: Texts(embedding=Embedding(), pooling=PoolingKind.LAST))

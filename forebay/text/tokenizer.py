@@ -101,6 +101,15 @@ class Tokenizer:
         ids = self._encode(text, add_special_tokens, plain=not parse_special).ids
         return self._framed(ids) if add_special_tokens else ids
 
+    def added_id(self, spelled: str) -> int | None:
+        """Return the id of an added token by its spelling; None for any other text."""
+        return self._added.get(spelled)
+
+    def control_at(self, text: str) -> str:
+        """Return the spelling of the control token that `text` begins with; "" if it begins with none."""
+        found = self._control.match(text)
+        return found[0] if found else ""
+
     def spellings(self, words: Iterable[str | tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
         """The tokens of each word, as it is and with a space before it, control tokens among them. Tokens stay."""
         found: dict[tuple[int, ...], None] = {}

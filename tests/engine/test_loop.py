@@ -17,6 +17,7 @@ from forebay.engine import channel as channel_module
 from forebay.engine.channel import Channel, ChannelError, FrameDecoder, FrameEncoder
 from forebay.engine.frames import (
     AbortRequest,
+    AddEndTokens,
     AddRequest,
     FlushCache,
     FromEngine,
@@ -38,7 +39,7 @@ from forebay.engine.loop.loop import EngineLoop
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update
 from tests.deadlines import NEVER_S
-from tests.engine.engine_fakes import CONFIG, beat, changed, fake_core, reference
+from tests.engine.engine_fakes import CONFIG, READY, beat, changed, fake_core, reference
 
 
 class Peer:
@@ -113,6 +114,24 @@ def test_each_step_sends_all_its_news_in_one_frame(peer: Peer) -> None:
     assert len(frames) == len(peer.runner.plans) == 5
     for i in range(1, 7):
         assert tokens_of(list(frames), i) == reference([i, i + 1], 5)
+
+
+def test_added_end_tokens_end_later_answers_within_the_vocabulary(peer: Peer) -> None:
+    whole = reference([1, 2], 5)
+    peer.say(add(1, [1, 2]), AddEndTokens([whole[2], READY.vocab_size, -1]), add(2, [1, 2]))
+    frames = peer.work()
+    assert tokens_of(frames, 1) == whole
+    assert tokens_of(frames, 2) == whole[: whole.index(whole[2]) + 1]
+    assert peer.core.end_tokens.ids == (whole[2],)
+
+
+def test_frames_that_arrived_before_the_loop_are_handled_first(peer: Peer) -> None:
+    whole = reference([1, 2], 5)
+    peer.say(add(1, [1, 2]))
+    peer.sock.shutdown(socket.SHUT_WR)
+    peer.loop.run([AddEndTokens([whole[2]]), GetState(serial=4)])
+    assert peer.core.end_tokens.ids == (whole[2],)
+    assert any(isinstance(frame, State) and frame.answers == 4 for frame in peer.heard())
 
 
 def test_a_refusal_is_an_update_with_the_reason(peer: Peer) -> None:

@@ -103,6 +103,19 @@ def test_an_engine_started_ahead_serves_what_it_is_told_later() -> None:
     asyncio.run(scene())
 
 
+def test_end_tokens_sent_while_the_engine_loads_hold_once_it_is_ready() -> None:
+    async def run() -> list[int]:
+        engine = await started(load=0.3, ready=False)
+        engine.add_end_tokens([reference([1, 2], 9)[3]])
+        await asyncio.wait_for(engine.ready(), HANGS_S)
+        updates = await collect(submit(engine, [1, 2], 9))
+        await engine.close(drain_s=0.0)
+        return [token for update in updates for token in update.token_ids]
+
+    whole = reference([1, 2], 9)
+    assert asyncio.run(run()) == whole[: whole.index(whole[3]) + 1]
+
+
 def test_an_engine_that_is_not_wanted_after_all_leaves_nothing_behind() -> None:
     fds = num_fds()
     spawned = spawn(ENTRY)

@@ -17,6 +17,7 @@ from forebay.engine.client.async_engine import AsyncEngine
 from forebay.engine.client.link import _Protocol
 from forebay.engine.frames import (
     AbortRequest,
+    AddEndTokens,
     AddRequest,
     Beat,
     Configure,
@@ -53,6 +54,7 @@ TO_ENGINE: list[msgspec.Struct] = [
     AddRequest(request_id=1, prompt_token_ids=[1, 2, 3], params=PARAMS, namespace="a", priority=-1, resume_points=[2]),
     AddRequest(request_id=2, prompt_token_ids=[5] * 40, params=SamplingParams(max_tokens=3, prompt_logprobs=1)),
     AbortRequest(request_id=2**40),
+    AddEndTokens([2, 3]),
     FlushCache(serial=3),
     GetState(serial=7),
     GetTree(serial=8, begin=True),

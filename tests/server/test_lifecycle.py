@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import uvicorn
@@ -17,7 +18,7 @@ from forebay.memory.miss_reason import MissReason
 from forebay.server.admin.metrics import Metrics
 from forebay.server.http import door
 from tests.deadlines import HANGS_S, NEVER_S, wait_until
-from tests.server.conftest import Running
+from tests.server.conftest import MODEL, Running
 from tests.server.crowds import read_all, request
 from tests.server.fake_engine import FakeEngine
 
@@ -152,6 +153,14 @@ def test_a_miss_is_counted_once_by_reason_and_a_hit_is_none() -> None:
     assert families["forebay:engine_steps"].samples[0].value == 7.0
     assert all(family.documentation for family in families.values())
     assert all(re.fullmatch("forebay:[a-z0-9_]+", name) for name in families)
+
+
+def test_server_info_end_tokens_each_has_its_reason(launch) -> None:
+    with launch(model=replace(MODEL, end_tokens={1: "the chat template writes it"})).client() as http:
+        assert http.get("/server_info").json()["end_tokens"] == {
+            "<|im_start|>": "the chat template writes it",
+            "<|im_end|>": "the configuration's eos_token_id",
+        }
 
 
 def test_server_info_says_who_set_what_and_keeps_the_keys(launch) -> None:

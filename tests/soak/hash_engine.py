@@ -12,6 +12,7 @@ from forebay.config.engine_config import Ledger, SchedulerConfig, StateStrategy
 from forebay.engine.loop.core import EngineCore
 from forebay.memory.kinds.state.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
+from forebay.requests.end_tokens import EndTokens
 from forebay.requests.step_plan import Launched, StepPlan
 from forebay.scheduler.scheduler import Scheduler
 from tests.integration.threaded import ThreadedEngine
@@ -89,7 +90,7 @@ def hash_engine(tenants: Mapping[str, int] = MappingProxyType({})) -> ThreadedEn
     config = scheduler_config(tenants)
     scheduler = Scheduler(config)
     runner = SoakedRunner(scheduler, config)
-    core = EngineCore(scheduler, runner, vocab_size=VOCAB, eos_token_ids=[EOS])
+    core = EngineCore(scheduler, runner, vocab_size=VOCAB, end_tokens=EndTokens([EOS], vocab_size=VOCAB))
     return ThreadedEngine(
         core,
         max_running_requests=ROWS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from forebay.base.errors import Conflict, Overloaded, PayloadTooLarge, Unavailable, from_code
@@ -16,6 +16,7 @@ from forebay.engine.client.texts import TextEngine
 from forebay.engine.frames import (
     TAGS,
     WEIGHTS,
+    AddEndTokens,
     AddRequest,
     Checked,
     CheckTransfers,
@@ -105,6 +106,10 @@ class AsyncEngine(EngineLink, TextEngine):
             raise PayloadTooLarge(f"{len(prompt_token_ids)} tokens, {len(pictures)} images: {error.message}") from error
         mailbox = self._mailboxes[frame.request_id] = Mailbox(frame.request_id, tenant)
         return Stream(mailbox, self._abort)
+
+    def add_end_tokens(self, token_ids: Iterable[int]) -> None:
+        """Have these tokens end the answers of requests that are submitted from now on, too."""
+        self._send(AddEndTokens(list(token_ids)))
 
     async def state(self) -> State:
         """The engine's state, answered between two steps. Raises Unavailable when it is starting or dead."""

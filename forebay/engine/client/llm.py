@@ -45,6 +45,7 @@ from forebay.formats.hub_names import absent_adapter, find_adapter
 from forebay.formats.store import absent_model
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import CacheReport
+from forebay.text.end_tokens import end_tokens
 from forebay.text.resumption import Message
 from forebay.text.tokenizer import Tokenizer
 
@@ -94,6 +95,7 @@ class LLM(InProcess):
         self.default_sampling_params = SamplingParams.defaults(sampling.values, sampling.source)
         self.model = patient.served_model_name
         self._engine, self.info = build_engine(patient)
+        self._engine.end_tokens.add(end_tokens(self.tokenizer))
         self._ids = itertools.count(1)
 
     def __repr__(self) -> str:

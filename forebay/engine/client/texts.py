@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Self
 
 from forebay.base.errors import Conflict
@@ -16,6 +16,7 @@ from forebay.engine.lifecycle.launch import EngineProcess, launch
 from forebay.engine.stream import Stream
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Update
+from forebay.text.end_tokens import end_tokens
 from forebay.text.resumption import Message
 from forebay.text.tokenizer import Tokenizer
 
@@ -45,11 +46,16 @@ class TextEngine(ABC):
             path, sampling = config.engine.model_path, config.server.sampling
             engine._tokenizer = await asyncio.to_thread(Tokenizer.from_path, path, config.server.chat_template)
             engine.on_rest, engine.on_wake = engine._tokenizer.rest, engine._tokenizer.wake
+            engine.add_end_tokens(await asyncio.to_thread(end_tokens, engine._tokenizer))
             engine.default_sampling_params = SamplingParams.defaults(sampling.values, sampling.source)
             await engine.ready()
             yield engine
         finally:
             await engine.close(drain_s=0.0)
+
+    @abstractmethod
+    def add_end_tokens(self, token_ids: Iterable[int]) -> None:
+        """Have these tokens end answers, too."""
 
     @classmethod
     @abstractmethod

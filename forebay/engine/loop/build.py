@@ -58,6 +58,7 @@ from forebay.ops import Ops
 from forebay.ops.weight_memory import WeightMemory
 from forebay.pools.cache_spec import cache_sizes
 from forebay.pools.regions import Regions, Tag
+from forebay.requests.end_tokens import EndTokens
 from forebay.runtime import ModelRunner, build_runner
 from forebay.runtime.graph_backends import Eager, graphs_for
 from forebay.runtime.graph_runner import default_sizes
@@ -104,7 +105,8 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         weights = EngineWeights(config, checkpoint, ops, cache, num_positions=budget.context_length)
         with regions.inside(Tag.WEIGHTS):
             loaded = weights.load(checkpoint, _progress_log, partial(_progress_log, "writing_weights_cache"))
-        grammars = _grammars(config, checkpoint.config)
+        ends = EndTokens(checkpoint.config.eos_token_ids, vocab_size=checkpoint.config.vocab_size)
+        grammars = _grammars(config, ends)
         pictures = picture_config(config, checkpoint.config, loaded.encoder)
         runner = _runner(config, budget, checkpoint, loaded, ops, regions, grammars.take, pictures)
         _keep_freed_memory()
@@ -112,11 +114,10 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     limits = scheduler_config(config, budget, loaded.model.weight_bytes, pictures)
     transfers = transfers_for(config, runner.cache, checkpoint.config.vocab_size, ops.name, regions)
     scheduler = Scheduler(limits, proposer, role_of(limits.disaggregation, transfers), grammars)
-    occupation = Occupation(regions, runner, weights, trim=trim)
-    own: dict[str, Any] = {"transfers": transfers, "memory": occupation}
+    own: dict[str, Any] = {"transfers": transfers, "memory": Occupation(regions, runner, weights, trim=trim)}
     if loaded.model.adapters is not None:
         own["adapters"] = ModelAdapters(loaded.model.adapters, checkpoint.config)
-    core = _core(config, scheduler, runner, checkpoint.config, clock, **own)
+    core = _core(config, scheduler, runner, ends, clock, **own)
     _load_adapters(config, core)
     load_seconds = time.monotonic() - begin
     report = start_report(config, budget, loaded.model, runner, ops, (load_seconds, cache))
@@ -161,7 +162,7 @@ def _core(
     config: EngineConfig,
     scheduler: Scheduler,
     runner: ModelRunner,
-    model: ModelConfig,
+    end_tokens: EndTokens,
     clock: Callable[[], float],
     **others: Any,
 ) -> EngineCore:
@@ -170,8 +171,8 @@ def _core(
     return EngineCore(
         scheduler,
         beside,
-        vocab_size=model.vocab_size,
-        eos_token_ids=model.eos_token_ids,
+        vocab_size=end_tokens.vocab_size,
+        end_tokens=end_tokens,
         clock=clock,
         in_idle_time=beside.capture_next,
         widths=Widths(config.speculation) if config.speculation.num_draft_tokens > 1 else None,
@@ -195,15 +196,15 @@ def _proposer(options: SpeculationOptions) -> Proposer | None:
     return Planted(options.known_answers) if options.known_answers else _PROPOSERS[options.algorithm](options)
 
 
-def _grammars(config: EngineConfig, model: ModelConfig) -> Grammars:
+def _grammars(config: EngineConfig, ends: EndTokens) -> Grammars:
     def make_tokenizer() -> LLTokenizer:
         from forebay.text.tokenizer import Tokenizer  # who has no grammars has no use for text here
 
         tokenizer = Tokenizer.from_path(config.model_path)
-        vocabulary = Vocabulary.of(tokenizer.table, model.eos_token_ids, model.vocab_size)
+        vocabulary = Vocabulary.of(tokenizer.table, ends.ids, ends.vocab_size)
         return vocabulary.tokenizer(partial(tokenizer.encode, add_special_tokens=False))
 
-    return Grammars(make_tokenizer, model.vocab_size)
+    return Grammars(make_tokenizer, ends.vocab_size)
 
 
 def _name_what_is_not_used(checkpoint: Checkpoint, draft_head: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
@@ -25,6 +25,7 @@ from forebay.engine.loop.pictures import check_pictures
 from forebay.engine.loop.stats import Stats
 from forebay.engine.stream import failed
 from forebay.memory.adapters import AdapterLoad
+from forebay.requests.end_tokens import EndTokens
 from forebay.requests.request import Request, RequestFault
 from forebay.requests.sampling_params import check_token_ids
 from forebay.requests.step_plan import Launched, Runner, StepPlan
@@ -98,7 +99,7 @@ class EngineCore:
         runner: Runner,
         *,
         vocab_size: int,
-        eos_token_ids: Sequence[int] = (),
+        end_tokens: EndTokens | None = None,
         clock: Callable[[], float] = time.monotonic,
         in_idle_time: Callable[[], bool] = lambda: False,
         widths: Widths | None = None,
@@ -125,8 +126,7 @@ class EngineCore:
         self.stats = Stats(clock(), widths, self.exchange)
         self._runner = runner
         self._depth = scheduler.config.overlap_depth
-        self._vocab_size = vocab_size
-        self._eos_token_ids = tuple(eos_token_ids)
+        self.end_tokens = end_tokens or EndTokens(vocab_size=vocab_size)
         self._clock = clock
         self._in_flight: deque[InFlight] = deque()
         self._widths, self._mixed = widths, mixed
@@ -171,8 +171,8 @@ class EngineCore:
         self._progressed = True
         try:
             fault.point("engine.add")
-            wanted.params.check(self._vocab_size)  # every id that will index something, whoever sent it
-            check_token_ids("prompt", wanted.prompt_token_ids, self._vocab_size)
+            wanted.params.check(self.end_tokens.vocab_size)  # every id that will index something, whoever sent it
+            check_token_ids("prompt", wanted.prompt_token_ids, self.end_tokens.vocab_size)
             if wanted.pictures:
                 check_pictures(wanted.pictures, wanted.prompt_token_ids, self.scheduler.config)
             now = self._clock()
@@ -186,7 +186,7 @@ class EngineCore:
                 namespace=wanted.namespace,
                 author=wanted.author,
                 tenant=wanted.tenant,
-                eos_token_ids=self._eos_token_ids,
+                eos_token_ids=self.end_tokens.ids,
                 resume_points=wanted.resume_points,
                 rendezvous=self.exchange.with_nonce(wanted.rendezvous) if self.exchange else wanted.rendezvous,
                 adapter=self._adapter(wanted),

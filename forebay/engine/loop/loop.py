@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from forebay.base import fault
@@ -17,6 +17,7 @@ from forebay.engine.channel import Channel, ChannelClosed, FrameTooLarge
 from forebay.engine.frames import (
     TAGS,
     AbortRequest,
+    AddEndTokens,
     AddRequest,
     Beat,
     Checked,
@@ -81,10 +82,12 @@ class EngineLoop:
         self._flushes: list[int] = []  # serials of those who wait for their end
         self._shutdown = False
 
-    def run(self) -> None:
-        """Serve until `Shutdown` or until the peer is gone. Raises ChannelError for a peer that sends what is no frame,
-        and whatever the core could not survive."""
+    def run(self, arrived: Sequence[ToEngine] = ()) -> None:
+        """Serve until `Shutdown` or until the peer is gone. The frames that `arrived` while the model was loaded come
+        first. Raises ChannelError for a peer that sends what is no frame, and whatever the core could not survive."""
         try:
+            if updates := [update for frame in arrived for update in self._handle(frame)]:
+                self._send(updates)
             while not self._shutdown:
                 self.turn()
         except ChannelClosed as error:
@@ -189,6 +192,8 @@ class EngineLoop:
                 return self._core.add(frame)
             case AbortRequest():
                 return self._core.abort(frame.request_id)
+            case AddEndTokens():
+                self._core.end_tokens.add(frame.token_ids)
             case FlushCache():
                 self._core.scheduler.flush_cache()
                 self._flushes.append(frame.serial)

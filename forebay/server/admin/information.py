@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
@@ -126,6 +127,7 @@ class ServerInfo(TypedDict):
     version: str
     weight_version: str
     answers: AnswerFormats
+    end_tokens: dict[str, str]
     texts: Texts
     sampling: SamplingValues
     accepts_images: bool
@@ -292,6 +294,13 @@ async def debug_state(request: Request, server: ServerContext) -> Response:
     return _json({**values, "server": inside})
 
 
+def _end_tokens(server: ServerContext, of_config: Sequence[int]) -> dict[str, str]:
+    """Return the reason of each token that ends an answer, by its spelling."""
+    reasons = {**server.model.end_tokens, **dict.fromkeys(of_config, "the configuration's eos_token_id")}
+    table = server.tokenizer.table
+    return {table.spelled(token).decode(errors="replace") or str(token): why for token, why in reasons.items()}
+
+
 async def server_info(request: Request, server: ServerContext) -> Response:
     """The effective configuration: what each value is, who set it and why; what memory was divided into; limits. The
     state only for whom /debug/state is.
@@ -319,6 +328,7 @@ async def server_info(request: Request, server: ServerContext) -> Response:
                 "reasoning": server.model.answers.formats.thinking,
                 "evidence": dict(server.model.answers.evidence),
             },
+            "end_tokens": _end_tokens(server, [] if info is None else info.eos_token_ids),
             "sampling": {
                 "source": config.sampling.source,
                 **{number.name: getattr(server.sampling, number.name) for number in OF_MODELS},

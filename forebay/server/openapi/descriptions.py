@@ -83,6 +83,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "add_generation_prompt": "Whether the template opens the model's answer behind the messages.",
     "add_special_tokens": "Whether the tokenizer's own tokens (such as a beginning of text) are put around the text.",
     "allowed_token_ids": "Only these tokens may come.",
+    "end_tokens": "The tokens that end an answer, each with where it is named.",
     "answers": "How the model spells calls of tools and thinking.",
     "arguments": "The call's arguments: a JSON object in a string.",
     "background": "Only false: answers are not made in the background.",
