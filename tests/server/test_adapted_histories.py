@@ -24,8 +24,9 @@ MESSAGES_TOOL = {"name": "run", "input_schema": FUNCTION["parameters"]}
 # What the template must be told beside the messages that the client sends.
 _VARIABLES = "{{ '<kept>' if preserve_thinking }}{{ identity }}{% for d in documents or [] %}{{ d.title }}{% endfor %}"
 _BARE = (
-    "{% for t in tools or [] %}{{ '// ' + t.function.description }}{{ t.function.parameters.properties | length }}"
-    "{% endfor %}"
+    "{% for t in tools or [] %}{{ '// ' + t.function.description }}"
+    "{% for name, p in t.function.parameters.properties | items %}{{ name + (p.description or '') }}"
+    "{{ 'text' if 'description' in p and p.description is not string and p.description + '' }}{% endfor %}{% endfor %}"
 )
 
 
@@ -114,10 +115,21 @@ def test_deferred_tools_are_in_the_prompt_and_found_by_name(model: ScriptedServe
     assert refused.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_tool_without_description_or_parameters_is_told_of(model: ScriptedServer) -> None:
-    for function in ({"name": "now"}, {"name": "now", "description": "d"}, {**FUNCTION, "name": "now"}):
-        tools = [{"type": "function", "function": function}]
-        assert ask(model, "/v1/chat/completions", messages=[ASKED], tools=tools).status_code == 200
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"description": "d"},
+        {"parameters": {"type": "object", "properties": {}}},
+        {"parameters": {}},
+        {"parameters": {"anyOf": [{"required": ["a"]}]}},
+        {"parameters": {"properties": None, "required": None}},
+        {"parameters": {"type": "object", "properties": {"a": True, "b": None, "c": {"description": None}, "d": {}}}},
+    ],
+)
+def test_tool_without_what_is_optional_is_told_of(model: ScriptedServer, more: dict[str, Any]) -> None:
+    tools = [{"type": "function", "function": {"name": "now", **more}}]
+    assert "now" in shown(model, "/v1/chat/completions", messages=[ASKED], tools=tools)
 
 
 def test_variables_that_the_template_reads_are_given_to_it(model: ScriptedServer) -> None:

@@ -160,9 +160,19 @@ def one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _whole(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return the tool with a description and parameters, which are optional: those that say nothing."""
-    empty = {"description": "", "parameters": {"type": "object", "properties": {}}}
-    return {**tool, "function": {**empty, **tool["function"]}}
+    """Return the tool with what is optional: a description and parameters, whose properties are objects."""
+    function = {"description": "", "parameters": {}, **tool["function"]}
+    own = function["parameters"]
+    properties = own.get("properties")
+    members = properties.items() if isinstance(properties, dict) else ()
+    whole = {"type": "object", **own, "properties": {name: _without_null(each) for name, each in members}}
+    return {**tool, "function": {**function, "parameters": whole}}
+
+
+def _without_null(schema: Any) -> dict[str, Any]:
+    """Return a property's schema without words that are null; one that says nothing for any other value."""
+    own = schema.items() if isinstance(schema, dict) else ()
+    return {word: value for word, value in own if value is not None or word in ("const", "default")}
 
 
 def _numbered(messages: list[dict[str, Any]], pattern: str) -> list[dict[str, Any]]:

@@ -37,7 +37,6 @@ _SCHEMA: Final = {"type": "object", "properties": {"probe_key": {"type": "string
 _TOOLS: Final = [
     {"type": "function", "function": {"name": _NAME, "description": "A probe.", "parameters": _SCHEMA}}
 ]  # fmt: skip
-_BARE: Final = [{"type": "function", "function": {"name": _NAME}}]
 _ASKED: Final[Message] = {"role": "user", "content": "Probe."}
 _VARIABLES: Final[Mapping[str, tuple[Any, Any]]] = {
     "enable_thinking": (True, False),
@@ -50,6 +49,11 @@ AUTO: Final = "auto"
 NONE: Final = "none"
 _IGNORED: Final = "the chat template writes nothing of tools: a system text tells of them"
 _SECOND: Final = "second_tool"
+_SPARSE: Final = {"type": "object", "properties": {"probe_key": {"description": None}, "other": True}}
+_BARE: Final = [  # without what is optional
+    {"type": "function", "function": {"name": _NAME}},
+    {"type": "function", "function": {"name": _SECOND, "description": "A probe.", "parameters": _SPARSE}},
+]
 _RESULT: Final = "probe result"
 _SAID: Final = "Said."
 
