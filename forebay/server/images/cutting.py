@@ -34,6 +34,8 @@ _UPRIGHT: Final = {
     8: Transpose.ROTATE_90,
 }
 _WHITE: Final = (255, 255, 255, 255)
+_LEVELS: Final = range(1 << 16)
+_HIGH_BYTES: Final = [level >> 8 for level in _LEVELS]
 
 Image.MAX_IMAGE_PIXELS = None  # `_check_size` has the limit
 
@@ -60,8 +62,7 @@ def _decoded(content: bytes) -> Image.Image:
     except UnidentifiedImageError:
         raise Unreadable("is no PNG, JPEG, WebP or GIF file, or its header is broken: send one of these") from None
     _check_size(image.size)
-    if image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False):
-        raise Unreadable(f"has {getattr(image, 'n_frames', 2)} frames: only one is supported, send a still image")
+    _scale_transparent_colour(image)
     image.load()
     turn = _UPRIGHT.get(_orientation(image))
     upright = _rgb(image)
@@ -75,6 +76,17 @@ def _check_size(size: tuple[int, int]) -> None:
         raise Unreadable(
             f"has {width} x {height} = {width * height} pixels; at most {MAX_PIXELS} are decoded: send a smaller one"
         )
+
+
+def _scale_transparent_colour(image: Image.Image) -> None:
+    """Bring a PNG's transparent colour to the 8 bits that Pillow makes of samples of 2, 4 or 16. It leaves the colour
+    as the file has it, which then is none of the image's, or another one."""
+    tiles = getattr(image, "tile", None)  # of a file that Pillow reads
+    colour, layout = image.info.get("transparency"), str(tiles[0].args) if tiles else ""
+    if layout in ("L;2", "L;4") and isinstance(colour, int):
+        image.info["transparency"] = colour * 255 // ((1 << int(layout[-1])) - 1)
+    elif layout == "RGB;16B" and colour is not None:
+        image.info["transparency"] = tuple(sample >> 8 for sample in colour)
 
 
 def _orientation(image: Image.Image) -> int:
@@ -94,10 +106,21 @@ def _rgb(image: Image.Image) -> Image.Image:
     rows = max(1, BAND_PIXELS // image.width)
     for top in range(0, image.height, rows):
         band = image.crop((0, top, image.width, min(image.height, top + rows)))
-        made.paste(_opaque(band) if has_alpha else band.convert("RGB"), (0, top))
+        made.paste(_opaque(band) if has_alpha else _in_8_bits(band).convert("RGB"), (0, top))
     return made
 
 
 def _opaque(image: Image.Image) -> Image.Image:
-    image = image.convert("RGBA")
+    image = _in_8_bits(image).convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", image.size, _WHITE), image).convert("RGB")
+
+
+def _in_8_bits(image: Image.Image) -> Image.Image:
+    """Return the high bytes of grey levels of 16 bits, as Pillow does for colours; it would clip grey ones."""
+    if not image.mode.startswith("I"):
+        return image
+    levels, transparent = image.convert("I"), image.info.get("transparency")
+    grey = levels.point(_HIGH_BYTES, "L")
+    if transparent is None:
+        return grey
+    return Image.merge("LA", (grey, levels.point([255 * (level != transparent) for level in _LEVELS], "L")))
