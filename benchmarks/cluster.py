@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.base.proof import PROOF, proof_of
+from forebay.base.proof import PROOF, Message, prove
 from forebay.config.flag import Settled
 from forebay.config.keys import cluster_key
 from forebay.route.announcement import MEMBERS_PATH
@@ -137,11 +137,12 @@ class Watching:
 
 def watch(url: str, key_file: str, gone: str) -> None:
     """Print a line when the members are known, when another instance is announced, and when it gets requests."""
-    host, headers = url.removeprefix("http://"), {PROOF: proof_of(cluster_key_of(key_file))}
+    host, key = url.removeprefix("http://"), cluster_key_of(key_file)
 
     def members() -> list[dict[str, Any]]:
         connection = http.client.HTTPConnection(host)
-        connection.request("GET", MEMBERS_PATH, headers=headers)
+        proof = prove(key, Message(method="GET", target=MEMBERS_PATH, host=host))
+        connection.request("GET", MEMBERS_PATH, headers={"Host": host, PROOF: proof})
         found: list[dict[str, Any]] = json.loads(connection.getresponse().read())["members"]
         return found
 

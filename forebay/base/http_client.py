@@ -44,8 +44,13 @@ class Origin:
         self.prefix = parts.path.rstrip("/").removesuffix("/v1")
         self.api_key = api_key
 
+    @property
+    def authority(self) -> str:
+        """The value of the header Host."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.host}:{self.port}{self.prefix}"
+        return f"{self.scheme}://{self.authority}{self.prefix}"
 
 
 class KeptAlive(asyncio.Protocol):
@@ -171,7 +176,7 @@ class Connection(KeptAlive):
 def encode_request(origin: Origin, method: str, path: str, payload: dict[str, Any] | None = None) -> bytes:
     """Return an HTTP/1.1 request as bytes, with `payload` as its JSON body and the origin's API key."""
     body = b"" if payload is None else json.dumps(payload, separators=(",", ":")).encode()
-    lines = [f"{method} {origin.prefix}{path} HTTP/1.1", f"Host: {origin.host}:{origin.port}"]
+    lines = [f"{method} {origin.prefix}{path} HTTP/1.1", f"Host: {origin.authority}"]
     if origin.api_key:
         lines.append(f"Authorization: Bearer {origin.api_key}")
     if payload is not None:

@@ -59,10 +59,11 @@ class UpOptions:
 
     def words(self, role: Role) -> tuple[str, ...]:
         """Return the words of `forebay serve` for a server of this role, without what the placement decides."""
+        key = f"--cluster-key-file={self.cluster_key_file}"
         if role is not Role.BOTH:
-            key = [f"--cluster-key-file={self.cluster_key_file}"]
-            return (*words_of_role(_MODES[role], self.values, _OURS | {"cluster_key_file"}), *key)
-        return tuple(word(name, value) for name, value in self.values.items() if name not in _OURS | {_FILES[2]})
+            return (*words_of_role(_MODES[role], self.values, _OURS | {"cluster_key_file"}), key)
+        words = [word(name, value) for name, value in self.values.items() if name not in _OURS | {_FILES[2]}]
+        return (*words, key) if self.cluster_key_file else tuple(words)
 
     def words_to_plan(self, role: Role) -> tuple[str, ...]:
         """Return the words with which a node plans one server: with the sizes that somebody wrote."""

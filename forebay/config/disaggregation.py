@@ -280,7 +280,7 @@ def clashes(given: Mapping[str, object], written: Callable[[str], bool]) -> Iter
             yield "disaggregation_mode", name, "the second is for decode servers"
     if role is DisaggregationMode.NULL:
         for flag in FLAGS[1:]:
-            if written(flag.name):
+            if written(flag.name) and flag.name != "cluster_key_file":  # by which a router checks any server
                 yield flag.name, "disaggregation_mode", "without a role it has no effect: give prefill, decode, or --pd"
     radix, enabled = given["disable_radix_cache"], given["disaggregation_decode_enable_radix_cache"]
     if role is DisaggregationMode.DECODE and not isinstance(radix, Auto) and bool(radix) == bool(enabled):

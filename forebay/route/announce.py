@@ -13,7 +13,7 @@ import msgspec
 
 from forebay.base.http_client import Origin
 from forebay.base.log import event, get_logger
-from forebay.base.proof import PROOF, proof_of
+from forebay.base.proof import PROOF, Message, digest_of, prove
 from forebay.route.announcement import ANNOUNCE_INTERVAL_S, MEMBERS_PATH, Announcement, Role, State
 
 POST_TIMEOUT_S: Final = 2.0
@@ -45,8 +45,7 @@ class Announcer:
         self._changed = threading.Condition()
         self._num_changes = 0
         self._closed = False
-        headers = {PROOF: proof_of(cluster_key)} if cluster_key else {}
-        self._lines = [_Line(self, Origin(router), headers, interval_s) for router in routers]
+        self._lines = [_Line(self, Origin(router), cluster_key, interval_s) for router in routers]
 
     @property
     def instance(self) -> str:
@@ -123,10 +122,10 @@ class Announcer:
 class _Line:
     """The announcements to one router."""
 
-    def __init__(self, announcer: Announcer, router: Origin, headers: dict[str, str], interval_s: float) -> None:
+    def __init__(self, announcer: Announcer, router: Origin, cluster_key: bytes, interval_s: float) -> None:
         self.router, self.num_confirmed = router, -1
         self._announcer, self._interval_s = announcer, interval_s
-        self._headers = {**headers, "Content-Type": "application/json", "Connection": "close"}
+        self._cluster_key = cluster_key
         self._failure = ""
         self.thread = threading.Thread(target=self._run, name=f"announce-{router.host}", daemon=True)
 
@@ -142,12 +141,20 @@ class _Line:
             if not failure:
                 self._announcer.confirm(self, num_sent)
 
+    def _headers(self, body: bytes) -> dict[str, str]:
+        host = self.router.authority
+        headers = {"Host": host, "Content-Type": "application/json", "Connection": "close"}
+        if not self._cluster_key:
+            return headers
+        message = Message(method="POST", target=MEMBERS_PATH, host=host)
+        return {**headers, PROOF: prove(self._cluster_key, message, digest_of(body))}
+
     def _post(self, body: bytes) -> str:
         """Send one announcement; return why it failed, or ""."""
         kind = http.client.HTTPSConnection if self.router.scheme == "https" else http.client.HTTPConnection
         connection = kind(self.router.host, self.router.port, timeout=POST_TIMEOUT_S)
         try:
-            connection.request("POST", self.router.prefix + MEMBERS_PATH, body, self._headers)
+            connection.request("POST", self.router.prefix + MEMBERS_PATH, body, self._headers(body))
             answer = connection.getresponse()
             text = answer.read(1000).decode(errors="replace")
             return "" if answer.status == 200 else f"HTTP {answer.status}: {text}"

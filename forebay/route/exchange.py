@@ -14,7 +14,7 @@ from typing import Final
 
 from forebay.base.errors import ForebayError, Unavailable
 from forebay.base.log import event, get_logger
-from forebay.base.proof import BOOTSTRAP
+from forebay.base.proof import BOOTSTRAP, digest_of
 from forebay.route.hops import LOOP_STATUS
 from forebay.route.members import Member, Members, as_object
 from forebay.route.selection import Selected
@@ -51,7 +51,11 @@ class RoutedRequest:
         room = {f"{BOOTSTRAP}room": str(secrets.randbits(ROOM_BITS))}
         host = {f"{BOOTSTRAP}host": prefill.pool.origin.host}
         port = {f"{BOOTSTRAP}port": str(prefill.bootstrap_port)} if prefill.bootstrap_port else {}
-        return [{**self.headers, **prefill.proof, **room}, {**self.headers, **decode.proof, **room, **host, **port}]
+        digest = digest_of(self.content)
+        return [
+            {**self.headers, **member.proof("POST", self.path, bootstrap, digest)}
+            for member, bootstrap in ((prefill, room), (decode, {**room, **host, **port}))
+        ]
 
 
 class SentRequest:

@@ -31,13 +31,13 @@ def hops(headers: Headers, router_id: str) -> str:
         raise HttpError(400, f"the header {VIA} is for routers: leave it out", code="invalid_header")
     if router_id in passed:
         raise HttpError(
-            LOOP_STATUS,
+            508,
             f"the request has passed this router before, and {len(passed)} routers in all: routers must not name each "
             "other, or themselves, as servers",
             code=LOOP,
         )
     if len(passed) >= MOST_HOPS:
-        raise HttpError(LOOP_STATUS, f"the request has passed {len(passed)} routers, the limit", code=LOOP)
+        raise HttpError(508, f"the request has passed {len(passed)} routers, the limit", code=LOOP)
     return ", ".join([*passed, router_id])
 
 

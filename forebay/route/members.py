@@ -9,13 +9,14 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
 from forebay.base.errors import ForebayError
 from forebay.base.http_client import Origin
-from forebay.base.proof import BOOTSTRAP, PROOF, proof_of
+from forebay.base.proof import BOOTSTRAP, PROOF, Message, digest_of, prove
 from forebay.route.announcement import Role
 from forebay.route.hops import loop_of
 from forebay.route.membership import MemberRecord, Membership
@@ -28,6 +29,9 @@ INFO_TIMEOUT_S: Final = 1.0  # of a server that is up: the other checks wait for
 CHECKS_PER_INFO: Final = 5  # /server_info, whose weight version may change, is read with one check in so many
 GIVEN_UP_AFTER: Final = 3  # failed checks in a row, after which the requests at a server fail
 HOLD_S: Final = 10.0  # a server is back after a crash, or a pair after an update of its weights, within that
+EMPTY: Final = digest_of(b"")
+NONE: Final[Mapping[str, str]] = MappingProxyType({})
+_NOT_TRUSTED: Final = (401, 403)
 # Reasons of /ready with which requests that run come to their end, if later.
 _WELL_BUT_BUSY: Final = ("draining", "queue_full", "asleep", "waking")
 
@@ -37,7 +41,7 @@ class Member(MemberRecord):
     """One server with the connections to it."""
 
     pool: Pool
-    proof: Mapping[str, str] = field(default_factory=dict)  # that the router has the cluster key
+    cluster_key: bytes = field(default=b"", repr=False)
     num_stuck: int = 0  # failed checks in a row
     checks_to_info: int = 0
 
@@ -45,10 +49,23 @@ class Member(MemberRecord):
     def bootstrap_port(self) -> int:
         return int(self.info.get("disaggregation_bootstrap_port") or 0)
 
-    def headers(self) -> dict[str, str]:
-        """Return the authorization header for requests of the router itself."""
+    def proof(
+        self, method: str, target: str, bootstrap: Mapping[str, str] = NONE, digest: str = EMPTY
+    ) -> dict[str, str]:
+        """Return the headers `bootstrap` with the proof for one message to this member, if the router has the key."""
+        if not self.cluster_key:
+            return dict(bootstrap)
+        message = Message(method=method, target=target, host=self.pool.origin.authority, bootstrap=bootstrap)
+        return {**bootstrap, PROOF: prove(self.cluster_key, message, digest)}
+
+    def check_headers(self, path: str, bootstrap: Mapping[str, str] = NONE) -> dict[str, str]:
+        """Return the headers for a check of this member. An announced one, whose URL no operator has written, gets no
+        key of a user but a proof of the cluster key."""
         key = self.pool.origin.api_key
-        return {"authorization": f"Bearer {key}"} if key else {}
+        if not self.is_configured and key:
+            return self.proof("GET", path, bootstrap)
+        authorization = {"authorization": f"Bearer {key}"} if key else {}
+        return {**authorization, **(self.proof("GET", path, bootstrap) if bootstrap else {})}
 
 
 class Members(Membership[Member]):
@@ -69,7 +86,7 @@ class Members(Membership[Member]):
         self._hold_s, self._ready_at = hold_s, -math.inf
         self._passed = asyncio.Event()  # set for a moment: a server has passed a check
         self._api_key, self._clock = api_key, clock
-        self._proof = {PROOF: proof_of(cluster_key)} if cluster_key else {}
+        self._cluster_key = cluster_key
         self._selection = selection or Selection()
         for role, found in urls.items():
             for url in found:
@@ -77,7 +94,7 @@ class Members(Membership[Member]):
 
     def _member(self, url: str, role: Role, is_configured: bool) -> Member:
         pool = Pool(Origin(url, self._api_key))
-        return Member(url=url, role=role, is_configured=is_configured, pool=pool, proof=self._proof)
+        return Member(url=url, role=role, is_configured=is_configured, pool=pool, cluster_key=self._cluster_key)
 
     @property
     def now(self) -> float:
@@ -152,23 +169,25 @@ class Members(Membership[Member]):
 
     async def _check(self, member: Member) -> None:
         num_downs = member.num_downs
-        head, body = await member.pool.ask("GET", "/ready", member.headers())
+        head, body = await member.pool.ask("GET", "/ready", member.check_headers("/ready"))
         member.checks_to_info -= 1
-        if head.status != 200:
+        if head.status in _NOT_TRUSTED:
+            self.failed_check(member, _refusal(head.status, body))
+        elif head.status != 200:
             self.failed_check(member, str(as_object(body).get("reason", f"HTTP {head.status}")))
         elif not member.up:
             await self._read_info(member, num_downs)
 
     async def _read_info(self, member: Member, num_downs: int) -> None:
         # A pair's headers are refused here if requests with them would be.
-        probe = {} if member.role is Role.BOTH else {**member.proof, f"{BOOTSTRAP}room": "0"}
-        head, body = await member.pool.ask("GET", "/server_info", {**member.headers(), **probe})
+        probe = {} if member.role is Role.BOTH else {f"{BOOTSTRAP}room": "0"}
+        head, body = await member.pool.ask("GET", "/server_info", member.check_headers("/server_info", probe))
         info = as_object(body) if head.status == 200 else {}
         mode = info.get("disaggregation_mode")
         if loop := loop_of(self.router_id, info):
             self.failed_check(member, f"{loop}: leave it out of this router's servers")
-        elif head.status == 403:
-            self.failed_check(member, "it refuses this router's headers: give both the same --cluster-key-file")
+        elif head.status in _NOT_TRUSTED:
+            self.failed_check(member, _refusal(head.status, body))
         elif Role.of(mode) is not member.role:
             self.failed_check(member, f"it is no {member.role.noun}: its --disaggregation-mode is {mode}")
         else:
@@ -179,6 +198,15 @@ class Members(Membership[Member]):
         """Close all connections."""
         for member in self.all:
             member.pool.close()
+
+
+def _refusal(status: int, body: bytes) -> str:
+    error = as_object(body).get("error")
+    said = str(error.get("message", ""))[:300] if isinstance(error, dict) else ""
+    both = (
+        "--cluster-key-file" if status == 403 else "--cluster-key-file, or the same --api-key-file to one of --server"
+    )
+    return f"it refuses this router (HTTP {status}: {said}): give both the same {both}"
 
 
 def as_object(body: bytes) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import msgspec
 from forebay.base.errors import ForebayError, Unavailable
 from forebay.base.http_client import Origin
 from forebay.base.log import event, get_logger
-from forebay.base.proof import PROOF, proof_of
+from forebay.base.proof import PROOF, Message, digest_of, prove
 from forebay.route.announcement import MAX_URL_CHARS
 from forebay.route.hops import VIA
 from forebay.route.prefixes import MOST_BLOCKS, Prefixes
@@ -81,8 +81,8 @@ class Standby:
         self, url: str, prefixes: Prefixes, cluster_key: bytes, metrics: CountsDropped, *, router_id: str
     ) -> None:
         self._pool, self._prefixes, self._metrics = Pool(Origin(url)), prefixes, metrics
-        proof = {PROOF: proof_of(cluster_key)} if cluster_key else {}
-        self._headers = {**proof, VIA: router_id, "content-type": "application/json"}
+        self._cluster_key = cluster_key
+        self._headers = {VIA: router_id, "content-type": "application/json"}
         self._waiting: deque[Change] = deque()
         self._changed = asyncio.Event()
         self._receiver = ""  # "": the whole table must be sent
@@ -152,8 +152,15 @@ class Standby:
         if (await self._post(batch)).router != self._receiver:
             raise Unavailable("the standby router was started again")
 
+    def _proof(self, content: bytes) -> dict[str, str]:
+        if not self._cluster_key:
+            return {}
+        message = Message(method="POST", target=PREFIXES_PATH, host=self._pool.origin.authority)
+        return {PROOF: prove(self._cluster_key, message, digest_of(content))}
+
     async def _post(self, batch: Batch) -> Received:
-        asked = self._pool.ask("POST", PREFIXES_PATH, self._headers, msgspec.json.encode(batch))
+        content = msgspec.json.encode(batch)
+        asked = self._pool.ask("POST", PREFIXES_PATH, {**self._headers, **self._proof(content)}, content)
         head, body = await asyncio.wait_for(asked, POST_TIMEOUT_S)
         if head.status != 200:
             raise Unavailable(f"it answered HTTP {head.status}: {body[:200].decode(errors='replace')}")

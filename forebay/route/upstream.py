@@ -46,7 +46,7 @@ class Upstream(KeptAlive):
         self._headers, self._sink = {}, None
         self._head, self._end = self._loop.create_future(), self._loop.create_future()
         self._body.clear()
-        lines = [f"{method} {self.origin.prefix}{path} HTTP/1.1", f"Host: {self.origin.host}:{self.origin.port}"]
+        lines = [f"{method} {self.origin.prefix}{path} HTTP/1.1", f"Host: {self.origin.authority}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         if body is not None:
             lines.append(f"Content-Length: {len(body)}")

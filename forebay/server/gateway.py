@@ -14,10 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.base.errors import ForebayError, NotFound
 from forebay.server.context import REQUEST, RequestContext
-from forebay.server.http.bodies import ClientGone
+from forebay.server.http.bodies import BODY_DIGEST, ClientGone
 from forebay.server.http.errors import HttpError, error_response, internal
 from forebay.server.http.protocol import CONNECTION
-from forebay.server.http.security import ANYBODY, Cluster, Security
+from forebay.server.http.security import ANYBODY, MEMBER_CHECKS, Cluster, Security
 
 _PROBES: Final = {"/livez": "/health", "/ping": "/health", "/readyz": "/ready"}
 _SAFE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -71,10 +71,12 @@ class Gateway:
             public = method == "GET" and path in self._public_paths
             self._security.check_host(headers, public=public)
             is_trusted = path in self._trusted_paths
-            tenant = ANYBODY if is_trusted else self._security.authorize(method, path, headers, public=public)
-            sender = self._cluster.sender(headers)
+            sender = self._cluster.sender(method, _target(scope), headers)
             if is_trusted:
                 self._cluster.check_trusted(sender, is_open=self._security.open)
+            has_no_key = is_trusted or (sender.digest != "" and (method, path) in MEMBER_CHECKS)
+            tenant = ANYBODY if has_no_key else self._security.authorize(method, path, headers, public=public)
+            scope[BODY_DIGEST] = sender.digest
             scope[REQUEST] = RequestContext(
                 request_id=request_id,
                 route=path,
@@ -124,6 +126,12 @@ class _Answer:
             ours = [header for header in self.headers if header[0] not in names]
             message = {**message, "headers": [*message.get("headers", []), *ours]}
         await self._send(message)
+
+
+def _target(scope: Scope) -> str:
+    """Return path and query as they were sent."""
+    path, query = (scope[name].decode("latin-1") for name in ("raw_path", "query_string"))
+    return f"{path}?{query}" if query else path
 
 
 def _request_id(scope: Mapping[str, Any]) -> str:

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from forebay.base.proof import PROOF, proof_of
 from forebay.cli.main import main
 from forebay.cli.make_model import make
 from forebay.engine.client.llm import LLM
@@ -34,6 +33,7 @@ from forebay.requests.sampling_params import SamplingParams
 from tests import loopback
 from tests.deadlines import HANGS_S, wait_until
 from tests.integration.tree import child, children, command, serving
+from tests.proven import Proven
 
 TYPES = {"dtype": "float32", "kv_cache_dtype": "bfloat16"}  # of servers and of the engines beside them
 SMALL = (
@@ -305,8 +305,7 @@ def test_c22_an_unknown_room_times_out_and_one_in_use_is_refused(pair: Servers) 
     body = {"prompt": "a", "max_tokens": 2, "bootstrap_room": 5, **where}
     refused = loopback.post(f"{at['decode']}/v1/completions", json=body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "cluster_key_required")
-    proven = {PROOF: proof_of(cluster_key(pair.member("decode")))}
-    with loopback.client(headers=proven) as http, ThreadPoolExecutor() as threads:
+    with loopback.client(auth=Proven(cluster_key(pair.member("decode")))) as http, ThreadPoolExecutor() as threads:
 
         def ask(url: str, room: int) -> httpx.Response:
             return http.post(f"{url}/v1/completions", json={**body, "bootstrap_room": room})

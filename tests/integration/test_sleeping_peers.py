@@ -15,12 +15,12 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
-from forebay.base.proof import PROOF, proof_of
 from forebay.engine.client.llm import LLM
 from forebay.requests.sampling_params import SamplingParams
 from tests.deadlines import wait_until
 from tests.integration.test_processes import PATIENT, ask, asyncly, model
 from tests.integration.tree import Tree, serving
+from tests.proven import Proven
 
 __all__ = ["model"]  # a fixture
 ROLES = ("prefill", "decode")
@@ -33,7 +33,7 @@ CLUSTER_KEY = "cluster-canary-0123456789"
 def gateway(tree: Tree) -> httpx.AsyncClient:
     """A client that may say where the halves of a request meet."""
     client = asyncly(tree)
-    client.headers[PROOF] = proof_of(CLUSTER_KEY.encode())
+    client.auth = Proven(CLUSTER_KEY.encode())
     return client
 
 

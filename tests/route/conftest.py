@@ -10,7 +10,6 @@ import httpx
 import pytest
 import uvloop
 
-from forebay.base.proof import PROOF, proof_of
 from forebay.config.engine_config import DisaggregationMode
 from forebay.route.announcement import Role
 from forebay.route.app import create_app
@@ -21,6 +20,7 @@ from forebay.server.http.listen import bind, listen
 from forebay.text.tokenizer import Tokenizer
 from tests import loopback
 from tests.deadlines import HANGS_S, POLL_S
+from tests.proven import Proven
 from tests.server.conftest import CONFIG, MODEL, Running, start
 from tests.server.fake_engine import FakeEngine
 from tests.text.tiny_tokenizer import tiny_tokenizer
@@ -28,7 +28,7 @@ from tests.text.tiny_tokenizer import tiny_tokenizer
 PREFILL = replace(MODEL, mode=DisaggregationMode.PREFILL)
 DECODE = replace(MODEL, mode=DisaggregationMode.DECODE)
 CLUSTER_KEY = b"cluster-canary-0123456789"
-PROVEN = {PROOF: proof_of(CLUSTER_KEY)}
+PROVEN = Proven(CLUSTER_KEY)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import msgspec
 import pytest
 
-from forebay.base.proof import PROOF, proof_of
+from forebay.base.proof import PROOF, Message, Proofs, digest_of
 from forebay.route.announce import Announcer
 from forebay.route.announcement import Announcement, Role, State
 from tests.deadlines import HANGS_S, NEVER_S
@@ -24,14 +24,17 @@ class FakeRouter:
 
     def __init__(self) -> None:
         self.heard: queue.Queue[Announcement] = queue.Queue()
-        self.proofs: set[str | None] = set()
+        self.digests: list[tuple[str, str]] = []  # of each body: as it was proved, and as it came
+        self.proofs = Proofs(KEY)
         self.status = 200
         router = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                router.proofs.add(self.headers[PROOF])
+                if PROOF in self.headers:
+                    message = Message(method="POST", target=self.path, host=self.headers["host"])
+                    router.digests.append((router.proofs.check(self.headers[PROOF], message), digest_of(body)))
                 self.send_response(router.status)
                 self.send_header("content-length", "0")
                 self.end_headers()
@@ -91,7 +94,8 @@ def test_announcer_changes_reach_the_router_at_once_in_order(announcer: Make, ro
     assert [each.weight_version for each in heard] == ["", "v2", "v2", "v2"]
     assert {(each.url, each.role, each.instance) for each in heard} == {(URL, Role.BOTH, one.instance)}
     assert sorted({each.sequence for each in heard}) == [each.sequence for each in heard]
-    assert router.proofs == {proof_of(KEY)}
+    assert len(router.digests) == 4
+    assert all(proved == came for proved, came in router.digests)
 
 
 def test_announcer_repeats_itself_and_a_new_process_is_a_new_instance(announcer: Make, router: FakeRouter) -> None:

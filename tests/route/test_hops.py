@@ -13,9 +13,9 @@ from starlette.datastructures import Headers
 from forebay.route.announcement import Role
 from forebay.route.hops import LOOP, MOST_HOPS, PATH, VIA, hops, loop_of, path_of_info, shortest_path
 from forebay.route.members import Member
-from forebay.route.standby import Batch, Standby
+from forebay.route.standby import Batch
 from forebay.server.http.errors import HttpError
-from tests.route.conftest import CLUSTER_KEY, PROVEN, Route, Routed, start_router
+from tests.route.conftest import PROVEN, Route, Routed, start_router
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 OTHERS = [f"{number:032x}" for number in range(MOST_HOPS)]
@@ -183,9 +183,8 @@ def test_router_that_is_its_own_standby_keeps_its_prefix_table(route: Route) -> 
     routed = route(servers=1)
     members = routed.router.members
     members.prefixes.record([bytes(16)], routed.servers[0].url)
-    standby = Standby(routed.url, members.prefixes, CLUSTER_KEY, routed.router.metrics, router_id=routed.router.id)
     batch = Batch(begins_anew=True, changes=[])
-    with routed.client() as http:
-        sent = {**standby._headers, **PROVEN, "content-type": "application/json"}
+    sent = {VIA: routed.router.id, "content-type": "application/json"}  # as `Standby` sends it
+    with routed.client(auth=PROVEN) as http:
         answer = http.post("/members/prefixes", headers=sent, content=msgspec.json.encode(batch))
     assert (answer.status_code, len(members.prefixes)) == (508, 1)

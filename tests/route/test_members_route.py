@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +16,7 @@ from forebay.engine.frames import LoadedAdapter
 from forebay.route.announce import Announcer
 from forebay.route.announcement import Role, State
 from forebay.route.standby import Standby
+from forebay.route.upstream import Pool
 from tests.deadlines import HANGS_S
 from tests.route.conftest import CLUSTER_KEY, PROVEN, Route, Routed, start_router
 from tests.route.records import announcement
@@ -111,7 +113,7 @@ def test_members_route_announced_server_gets_requests_until_it_drains(route: Rou
     assert {where(ask(routed, letter * 2000))[0] for letter in "abc"} == {server.url for server in routed.servers}
     assert announcer.announce(State.DRAINING, wait_s=HANGS_S) == []
     assert {where(ask(routed, letter * 2000))[0] for letter in "abc"} == {routed.servers[0].url}
-    with routed.client(headers=PROVEN) as http:
+    with routed.client(auth=PROVEN) as http:
         listed = {member["url"]: member for member in http.get("/members").json()["members"]}
     told = listed[other.url]
     assert (told["state"], told["why"], told["weight_version"]) == ("draining", "it is draining", "v1/0")
@@ -122,9 +124,11 @@ def test_members_route_announced_server_gets_requests_until_it_drains(route: Rou
     assert [member.url for member in routed.router.members.all] == [routed.servers[0].url]
 
 
-def post(routed: Routed, headers: dict[str, str], said: Any = None) -> httpx.Response:
+def post(
+    routed: Routed, said: Any = None, *, headers: dict[str, str] | None = None, auth: httpx.Auth | None = PROVEN
+) -> httpx.Response:
     content = msgspec.json.encode(announcement(1) if said is None else said)
-    with routed.client(headers={"content-type": "application/json", **headers}) as http:
+    with routed.client(headers={"content-type": "application/json", **(headers or {})}, auth=auth) as http:
         return http.post("/members", content=content)
 
 
@@ -132,21 +136,65 @@ def post(routed: Routed, headers: dict[str, str], said: Any = None) -> httpx.Res
 def test_members_route_needs_the_cluster_key_and_no_api_key(route: Route, headers: dict[str, str]) -> None:
     keys = {"api_keys": ("sk-user-0123456789",), "admin_api_keys": ("sk-admin-0123456789",)}
     routed = route(servers=1, **keys)
-    assert post(routed, headers).json()["error"]["code"] == "cluster_key_required"
+    assert post(routed, headers=headers, auth=None).json()["error"]["code"] == "cluster_key_required"
     with routed.client(headers=headers) as http:
         assert http.get("/members").status_code == 403
         assert http.post("/members/prefixes", json={}).status_code == 403
     assert len(routed.router.members.all) == 1
-    assert post(routed, PROVEN).json() == {"lease_s": 10.0, "members": 2}
+    assert post(routed).json() == {"lease_s": 10.0, "members": 2}
     assert ask(routed).status_code == 401
     assert ask(routed, key="sk-user-0123456789").is_success
+
+
+def test_members_route_announced_server_is_checked_without_a_users_key(
+    route: Route, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that announces itself has the cluster key, and gets no client's before a client's request."""
+    keys: dict[str, Any] = {"api_keys": ("sk-user-0123456789",)}
+    routed = route(servers=1, **keys)
+    other = start(tiny_tokenizer(), FakeEngine, cluster_key=CLUSTER_KEY, **keys)
+    routed.servers.append(other)
+    sent: list[tuple[str, str, bool]] = []
+    asked = Pool.ask
+
+    async def ask_pool(self: Pool, method: str, path: str, headers: Mapping[str, str], *rest: Any) -> Any:
+        sent.append((str(self.origin), path, "authorization" in headers))
+        return await asked(self, method, path, headers, *rest)
+
+    monkeypatch.setattr(Pool, "ask", ask_pool)
+    announcer = Announcer([routed.url], other.url, Role.BOTH, CLUSTER_KEY)
+    announcer.start()
+    assert announcer.announce(State.READY, wait_s=HANGS_S) == []
+    routed.until(lambda: all(member.up for member in routed.router.members.all))
+    routed.check()
+    assert ask(routed, key="sk-user-0123456789").is_success
+    announcer.close(HANGS_S)
+    checks = {(url, path, with_key) for url, path, with_key in sent if path in ("/ready", "/server_info")}
+    assert (other.url, "/ready", False) in checks
+    assert (other.url, "/server_info", False) in checks
+    assert {with_key for url, _, with_key in checks if url == other.url} == {False}
+    assert {with_key for url, _, with_key in checks if url != other.url} == {True}, "of the command line"
+
+
+def test_members_route_announced_server_without_the_cluster_key_is_not_used_and_says_why(route: Route) -> None:
+    keys: dict[str, Any] = {"api_keys": ("sk-user-0123456789",)}
+    routed = route(servers=1, **keys)
+    other = start(tiny_tokenizer(), FakeEngine, **keys)
+    routed.servers.append(other)
+    announcer = Announcer([routed.url], other.url, Role.BOTH, CLUSTER_KEY)
+    announcer.start()
+    assert announcer.announce(State.READY, wait_s=HANGS_S) == []
+    member = next(each for each in routed.router.members.all if each.url == other.url)
+    routed.until(lambda: "it refuses this router (HTTP 403: " in member.why)
+    assert member.why.endswith("give both the same --cluster-key-file")
+    announcer.close(HANGS_S)
 
 
 def test_members_route_without_any_key_is_open_and_with_api_keys_alone_is_not() -> None:
     for keys, status in (({}, 200), ({"api_keys": ("sk-user-0123456789",)}, 403)):
         routed = start_router([], [], cluster_key=b"", **keys)
         try:
-            assert post(routed, {}).status_code == status
+            assert post(routed, auth=None).status_code == status
         finally:
             routed.close()
 
@@ -158,10 +206,10 @@ def test_members_route_without_any_key_is_open_and_with_api_keys_alone_is_not() 
 def test_members_route_malformed_announcement_is_a_400(route: Route, wrong: dict[str, Any]) -> None:
     routed = route(servers=1)
     said = {**msgspec.to_builtins(announcement(1)), **wrong}
-    assert post(routed, PROVEN, said).status_code == 400
+    assert post(routed, said).status_code == 400
     assert len(routed.router.members.all) == 1
     late = announcement(2, State.GONE), announcement(3)
-    assert [post(routed, PROVEN, each).status_code for each in late] == [200, 409]
+    assert [post(routed, each).status_code for each in late] == [200, 409]
 
 
 def test_members_route_administration_reaches_every_member(route: Route) -> None:

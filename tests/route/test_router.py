@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from forebay.base.errors import Unavailable
+from forebay.base.proof import PROOF
 from forebay.route.announcement import Role
 from forebay.route.hops import VIA
 from forebay.route.selection import BALANCE_ABS_THRESHOLD
@@ -31,7 +32,7 @@ def direct(routed: Routed, prompt: Any = "a", **fields: Any) -> dict[str, Any]:
     with routed.decode[0].client() as http:
         where = {"bootstrap_host": "127.0.0.1", "bootstrap_room": 1}
         body = {"prompt": prompt, "max_tokens": 3, **where, **fields}
-        answer: dict[str, Any] = http.post("/v1/completions", json=body, headers=PROVEN).json()
+        answer: dict[str, Any] = http.post("/v1/completions", json=body, auth=PROVEN).json()
     return answer
 
 
@@ -340,7 +341,8 @@ def test_router_members_get_the_bytes_and_headers_of_the_client(route: Route, mo
     (prefill, one), (decode, other) = (sent[server.url] for server in (routed.prefill[0], routed.decode[0]))
     assert one == other == content
     room = {"x-forebay-bootstrap-room": decode["x-forebay-bootstrap-room"]}
-    kept = {"content-type": said["content-type"], "x-request-id": "mine", VIA: routed.router.id, **PROVEN, **room}
+    kept = {"content-type": said["content-type"], "x-request-id": "mine", VIA: routed.router.id, **room}
+    assert prefill.pop(PROOF) != decode.pop(PROOF), "each is for one message"
     assert prefill == kept
     assert decode == {**kept, "x-forebay-bootstrap-host": "127.0.0.1"}
 
@@ -354,4 +356,5 @@ def test_router_with_another_cluster_key_finds_no_server(route: Route) -> None:
     stranger.prefill = stranger.decode = []
     stranger.close()
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_prefill_server")
-    assert whys == {"it refuses this router's headers: give both the same --cluster-key-file"}
+    assert {why.partition(" (")[0] for why in whys} == {"it refuses this router"}
+    assert {why.rpartition(": ")[2] for why in whys} == {"give both the same --cluster-key-file"}

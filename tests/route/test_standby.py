@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from forebay.base.errors import Unavailable
+from forebay.base.http_client import Origin
 from forebay.route import standby
 from forebay.route.prefixes import MOST_BLOCKS, Prefixes
 from forebay.route.standby import MOST_PER_BATCH, Batch, Change, Received, Standby
@@ -29,7 +30,7 @@ class Receiver:
     def __init__(self) -> None:
         self.table, self.router, self.is_away, self.status = Prefixes(), "first", False, 200
         self.batches: list[Batch] = []
-        self.origin = "http://standby:1"
+        self.origin = Origin("http://standby:1")
 
     async def ask(self, method: str, path: str, headers: object, body: bytes) -> tuple[Head, bytes]:
         await asyncio.sleep(0.01)

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
-from forebay.base.proof import PROOF, proof_of
+from forebay.base.proof import PROOF
 from forebay.config.engine_config import DisaggregationMode
 from forebay.requests.transfers import Rendezvous
+from tests.proven import Proven, proof_for
 from tests.server.conftest import MODEL, Running
 from tests.server.fake_engine import FakeEngine
 
@@ -21,12 +23,18 @@ Launch = Callable[..., Running]
 
 
 KEY = b"cluster-canary-0123456789"
-PROVEN = {PROOF: proof_of(KEY)}
+PROVEN = Proven(KEY)
 SERVERS = ("10.0.0.7:7000", "Prefill.example")
 
 
-def ask(server: Running, prompt: Any = "a", headers: Mapping[str, str] = PROVEN, **fields: Any) -> Any:
-    with server.client(headers=headers) as http:
+def ask(
+    server: Running,
+    prompt: Any = "a",
+    headers: Mapping[str, str] | None = None,
+    auth: httpx.Auth | None = PROVEN,
+    **fields: Any,
+) -> Any:
+    with server.client(headers=headers, auth=auth) as http:
         return http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 2, **fields})
 
 
@@ -36,7 +44,7 @@ def test_a_gateways_words_reach_the_engine_once_for_each_choice(launch: Launch) 
     # What the field's gateways send where they know no port, and a room for each choice.
     assert ask(server, ["a", "b"], n=2, **{**HERE, "bootstrap_port": None, "bootstrap_room": [7, 3, 9, 1]}).is_success
     assert ask(server, n=2, **HERE).is_success
-    with server.client(headers=PROVEN) as http:
+    with server.client(auth=PROVEN) as http:
         chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
         assert http.post("/v1/chat/completions", json={**chat, **HERE}).is_success
     first, wrapped = Rendezvous("10.0.0.7", 7000, 2**63 - 1), Rendezvous("10.0.0.7", 7000, 0)
@@ -100,29 +108,31 @@ def in_headers(**words: object) -> dict[str, str]:
 def test_rendezvous_in_headers_of_a_key_holder_reaches_the_engine(launch: Launch) -> None:
     server = launch(FakeEngine, model=DECODE, cluster_key=KEY)
     where = in_headers(host="10.0.0.7", port=7000, room=2**63 - 1)
-    assert ask(server, headers={**PROVEN, **where}, n=2).is_success
-    assert ask(server, headers={**PROVEN, **in_headers(host="::1", room=5)}).is_success
+    assert ask(server, headers=where, n=2).is_success
+    assert ask(server, headers=in_headers(host="::1", room=5)).is_success
     told = [Rendezvous("10.0.0.7", 7000, 2**63 - 1), Rendezvous("10.0.0.7", 7000, 0), Rendezvous("::1", 8998, 5)]
     assert server.engine.rendezvous == told
 
 
 @pytest.mark.parametrize("model", [DECODE, PREFILL, MODEL], ids=["decode", "prefill", "whole"])
 @pytest.mark.parametrize(
-    "headers",
+    ("headers", "auth"),
     [
-        in_headers(host="10.0.0.7", room=5),
-        {**in_headers(room=5), PROOF: proof_of(b"another-cluster-key")},
-        {**in_headers(room=5), PROOF: KEY.decode()},
-        {PROOF: ""},
-        in_headers(anything="5"),
+        (in_headers(host="10.0.0.7", room=5), None),
+        (in_headers(room=5), Proven(b"another-cluster-key")),
+        ({**in_headers(room=5), PROOF: KEY.decode()}, None),
+        ({PROOF: ""}, None),
+        (in_headers(anything="5"), None),
     ],
     ids=["none", "another key", "the key itself", "empty", "unknown header"],
 )
-def test_rendezvous_in_headers_without_the_proof_is_a_403(launch: Launch, model: Any, headers: dict[str, str]) -> None:
+def test_rendezvous_in_headers_without_the_proof_is_a_403(
+    launch: Launch, model: Any, headers: dict[str, str], auth: httpx.Auth | None
+) -> None:
     server = launch(FakeEngine, model=model, cluster_key=KEY if model is not MODEL else b"")
-    answer = ask(server, headers=headers)
+    answer = ask(server, headers=headers, auth=auth)
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "cluster_key_required")
-    with server.client(headers=headers) as http:
+    with server.client(headers=headers, auth=auth) as http:
         assert http.get("/v1/models").status_code == 403
     assert server.engine.submitted == []
 
@@ -132,7 +142,7 @@ def test_rendezvous_in_the_body_without_the_proof_is_a_403(launch: Launch, model
     """A user's `bootstrap_host` made a decode server connect to any address."""
     server = launch(FakeEngine, model=model, cluster_key=KEY)
     for fields in (HERE, {"bootstrap_room": 5}, {"bootstrap_host": "169.254.169.254", "bootstrap_port": 80}):
-        answer = ask(server, headers={}, **fields)
+        answer = ask(server, auth=None, **fields)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "cluster_key_required")
     with server.client() as http:
         messages = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
@@ -145,22 +155,83 @@ def test_rendezvous_in_the_body_without_the_proof_is_a_403(launch: Launch, model
 def test_rendezvous_in_the_body_with_a_configured_prefill_server_is_taken(launch: Launch) -> None:
     """Gateways of the field have no proof, and pass their clients' headers on."""
     server = launch(FakeEngine, model=DECODE, cluster_key=KEY, prefill_servers=SERVERS)
-    assert ask(server, headers={}, **HERE).is_success
-    assert ask(server, headers={}, bootstrap_host="prefill.EXAMPLE", bootstrap_room=5).is_success
+    assert ask(server, auth=None, **HERE).is_success
+    assert ask(server, auth=None, bootstrap_host="prefill.EXAMPLE", bootstrap_room=5).is_success
     for host, port in (("10.0.0.7", 7001), ("10.0.0.8", 7000), (["10.0.0.7", "10.0.0.8"], [7000, 7000])):
         many = {"n": 2, "bootstrap_room": [5, 6]} if isinstance(host, list) else {"bootstrap_room": 5}
-        answer = ask(server, headers={}, bootstrap_host=host, bootstrap_port=port, **many)
+        answer = ask(server, auth=None, bootstrap_host=host, bootstrap_port=port, **many)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "cluster_key_required")
+        assert ask(server, bootstrap_host=host, bootstrap_port=port, **many).status_code == 403, "whoever asks"
     prefill = launch(FakeEngine, model=PREFILL, cluster_key=KEY, prefill_servers=SERVERS)
-    assert ask(prefill, headers={}, bootstrap_room=5).is_success
+    assert ask(prefill, auth=None, bootstrap_room=5).is_success
+
+
+@pytest.mark.parametrize("changes", [{"cluster_key": KEY}, {"insecure_no_cluster_key": True}], ids=["key", "no key"])
+def test_list_of_prefill_servers_binds_each_sender(launch: Launch, changes: dict[str, Any]) -> None:
+    server = launch(FakeEngine, model=DECODE, prefill_servers=SERVERS, **changes)
+    auth = PROVEN if "cluster_key" in changes else None
+    for host, port, status in (("10.0.0.7", 7000, 200), ("10.0.0.7", 7001, 403), ("169.254.169.254", 80, 403)):
+        answer = ask(server, headers=in_headers(host=host, port=port, room=5), auth=auth)
+        assert answer.status_code == status, answer.text
+    with server.client(auth=auth) as http:
+        asked = {"bootstrap_host": "169.254.169.254", "bootstrap_port": 80}
+        assert http.post("/check_transfers", json=asked).status_code == 403
+    assert "'169.254.169.254:80' is not among --disaggregation-prefill-servers" in answer.text
+
+
+def recorded(server: Running, path: str = "/v1/completions", **fields: Any) -> httpx.Request:
+    """A message of a key holder, as somebody between the machines reads it."""
+    content = {"prompt": "a", "max_tokens": 2, **HERE, **fields}
+    with server.client() as http:
+        request = http.build_request("POST", path, json=content)
+    request.headers[PROOF] = proof_for(KEY, request)
+    return request
+
+
+def test_proof_counts_once_for_its_own_message(launch: Launch) -> None:
+    server, other = (launch(FakeEngine, model=DECODE, cluster_key=KEY) for _ in range(2))
+    first = recorded(server)
+
+    def send(to: Running = server, **changes: Any) -> tuple[int, str]:
+        with to.client() as http:
+            said = {"url": first.url.path, "headers": dict(first.headers), "content": first.content, **changes}
+            answer = http.post(**said)
+        return answer.status_code, "" if answer.is_success else answer.json()["error"]["code"]
+
+    longer = first.content.replace(b'"max_tokens":2', b'"max_tokens":3')
+    assert len(longer) == len(first.content)
+    refused = (403, "cluster_key_required")
+    assert send(url="/v1/chat/completions") == refused
+    assert send(url="/v1/completions?x=1") == refused
+    assert send(headers={**first.headers, **in_headers(room=6)}) == refused
+    assert send(to=other, headers={**first.headers, "host": other.url.removeprefix("http://")}) == refused
+    assert send() == (200, "")
+    assert send() == (403, "proof_used")
+    again = recorded(server)
+    assert send(headers=dict(again.headers), content=longer) == refused, "another body"
+    large = recorded(server, prompt="a" * 20_000)
+    assert send(headers=dict(large.headers), content=large.content.replace(b"aaa", b"aab")) == refused
+
+
+def test_proof_opens_the_checks_of_a_router_and_nothing_else(launch: Launch) -> None:
+    keys = {"api_keys": ("sk-user-0123456789",), "admin_api_keys": ("sk-admin-0123456789",)}
+    server = launch(FakeEngine, cluster_key=KEY, **keys)
+    with server.client(auth=PROVEN) as http, server.client() as anybody:
+        for path in ("/ready", "/server_info"):
+            assert http.get(path).status_code == 200
+            assert anybody.get(path).status_code == 401
+        for path in ("/v1/models", "/metrics", "/debug/state", "/model_info"):
+            assert http.get(path).status_code == 401, path
+        assert http.post("/v1/completions", json={"prompt": "a"}).status_code == 401
+        assert http.post("/flush_cache").status_code == 401
 
 
 def test_rendezvous_without_any_key_is_anybodys_where_the_operator_allows_that(launch: Launch) -> None:
     server = launch(FakeEngine, model=DECODE, insecure_no_cluster_key=True)
-    assert ask(server, headers={}, **HERE).is_success
-    assert ask(server, headers=in_headers(host="127.0.0.1", room=5)).is_success
+    assert ask(server, auth=None, **HERE).is_success
+    assert ask(server, headers=in_headers(host="127.0.0.1", room=5), auth=None).is_success
     closed = launch(FakeEngine, model=DECODE)
-    assert ask(closed, headers={}, **HERE).status_code == 403
+    assert ask(closed, auth=None, **HERE).status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -178,13 +249,13 @@ def test_rendezvous_in_headers_that_makes_no_sense_is_a_400(
     launch: Launch, headers: dict[str, str], param: str
 ) -> None:
     server = launch(FakeEngine, model=DECODE, cluster_key=KEY)
-    answer = ask(server, headers={**PROVEN, **headers})
+    answer = ask(server, headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
 
 
 def test_rendezvous_header_that_comes_twice_is_a_400(launch: Launch) -> None:
     server = launch(FakeEngine, model=DECODE, cluster_key=KEY)
-    twice = [*PROVEN.items(), *in_headers(room=5).items(), *in_headers(room=6).items()]
+    twice = [*in_headers(room=5).items(), *in_headers(room=6).items()]
     with server.client() as http:
         answer = http.post("/v1/completions", json={"prompt": "a"}, headers=twice)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_header")
@@ -193,7 +264,7 @@ def test_rendezvous_header_that_comes_twice_is_a_400(launch: Launch) -> None:
 def test_rendezvous_in_headers_beside_the_body_s_own_is_a_400(launch: Launch) -> None:
     """The body is the client's, and a client of a router chooses no room."""
     server = launch(FakeEngine, model=DECODE, cluster_key=KEY)
-    answer = ask(server, headers={**PROVEN, **in_headers(host="a", room=5)}, bootstrap_room=6)
+    answer = ask(server, headers=in_headers(host="a", room=5), bootstrap_room=6)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "unsupported_field", "bootstrap_room")
 
@@ -207,5 +278,5 @@ def test_check_transfers_names_no_server_that_is_not_allowed(launch: Launch) -> 
     with server.client() as http, unkeyed.client() as anybody:
         assert http.post("/check_transfers", json=asked, headers=admin).status_code != 403
         assert anybody.post("/check_transfers", json=asked).json()["error"]["code"] == "cluster_key_required"
-        assert anybody.post("/check_transfers", json=asked, headers=PROVEN).status_code != 403
+        assert anybody.post("/check_transfers", json=asked, auth=PROVEN).status_code != 403
         assert anybody.post("/check_transfers", json={**asked, "bootstrap_host": "localhost"}).status_code != 403

@@ -55,8 +55,15 @@ def rendezvous_of(
 
 
 def check_named(cluster: Cluster, sender: Sender, servers: Sequence[tuple[str, int]]) -> None:
-    """Raises HttpError 403 unless the sender has the cluster key or the operator has named all these servers."""
-    if sender.is_gateway or (cluster.has_configured_servers and all(cluster.is_configured(*at) for at in servers)):
+    """Raises HttpError 403 unless the operator has named all these servers or, if none is named, the sender has the
+    cluster key. Its holders are bound by a list, too."""
+    if cluster.has_configured_servers:
+        if others := [f"{host}:{port}" for host, port in servers if not cluster.is_configured(host, port)]:
+            raise refused(
+                f"{others[0][:200]!a} is not among --disaggregation-prefill-servers, which are all that may be named"
+            )
+        return
+    if sender.is_gateway:
         return
     raise refused(
         f"bootstrap_host, bootstrap_port and bootstrap_room are for gateways that prove the cluster key ({PROOF}), or "

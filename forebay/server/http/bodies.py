@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope
 
 from forebay.base import json_text
 from forebay.base.errors import InvalidRequest, Overloaded, PayloadTooLarge
+from forebay.base.proof import PROOF, digest_of
 from forebay.server.http.errors import LLAMA_SERVER, OLLAMA, HttpError
 from forebay.server.http.workers import Workers
 
@@ -28,6 +29,7 @@ class Parsed(Protocol):
 
 Body = TypeVar("Body", bound=Parsed)
 
+BODY_DIGEST: Final = "forebay.body_digest"  # of a scope: the SHA-256 that its body must have, or ""
 JSON: Final = b"application/json"
 INLINE_BYTES: Final = 16 << 10  # parsing that much takes less than a millisecond
 ROOM_BYTES: Final = 128 << 20  # for all large bodies together, while they arrive and wait to be parsed
@@ -78,9 +80,23 @@ class Bodies:
                 more = message.get("more_body", False)
             if size > self._max_bytes:
                 raise self._too_large(size)
-            yield bytes(content)
+            whole = bytes(content)
+            await self._check_digest(scope, whole)
+            yield whole
         finally:
             self._held -= held
+
+    async def _check_digest(self, scope: Scope, content: bytes) -> None:
+        """Raise HttpError 403 for another body than the one that the sender has proved."""
+        expected = scope.get(BODY_DIGEST)
+        if not expected:
+            return
+        found = (
+            digest_of(content) if len(content) <= INLINE_BYTES else await self._workers.run(partial(digest_of, content))
+        )
+        if found != expected:
+            why = f"the proof in {PROOF} is of another body: make one for each message"
+            raise HttpError(403, why, code="cluster_key_required", type="permission_error")
 
     def _too_large(self, size: int) -> PayloadTooLarge:
         return PayloadTooLarge(

@@ -3,8 +3,8 @@
 Deny by default: with keys configured every request needs one, whatever its path looks like, except `PUBLIC`.
 
 A gateway says in headers where the two halves of a request meet, so that it forwards the client's body unchanged. It
-proves that it has the cluster key with an HMAC of the key, which is worth nothing on the port of transfers. Without the
-proof these headers are refused: they make a decode server connect to a host (SSRF).
+proves for each message that it has the cluster key (`base/proof.py`). Without the proof these headers are refused: they
+make a decode server connect to a host (SSRF).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 
 from forebay.base.errors import ConfigError, NotFound, Unauthorized
 from forebay.base.exposure import check_exposure
-from forebay.base.proof import BOOTSTRAP, PROOF, proof_of
+from forebay.base.proof import BOOTSTRAP, PROOF, BadProof, Fault, Message, Proofs
 from forebay.config.config import ServerConfig
 from forebay.config.disaggregation import peer_address
 from forebay.config.engine_config import CacheIsolation
@@ -41,6 +41,8 @@ ADMIN_PATHS: Final = frozenset(
         *("/pause_generation", "/continue_generation", "/update_weights_from_disk", "/check_transfers"),
     }
 )
+# What a router reads of a server that announced itself: it proves the cluster key, and sends no key of a user.
+MEMBER_CHECKS: Final = frozenset({("GET", "/ready"), ("GET", "/server_info")})
 TOTALS: Final = frozenset(
     {"/metrics", "/debug/state", "/debug/tree", "/slots"}
 )  # what they count is everybody's together
@@ -242,10 +244,12 @@ KEY_REQUIRED: Final = "cluster_key_required"
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """The sender of a request by its headers. `is_gateway`: it has the cluster key, or needs none. `bootstrap` are its
-    own words about the other half, by name (`NAMES`)."""
+    """The sender of a request by its headers. `is_gateway`: it has the cluster key, or needs none. `digest` is the
+    SHA-256 of the body that it has proved, "" for a sender without a proof. `bootstrap` are its own words about the
+    other half, by name (`NAMES`)."""
 
     is_gateway: bool = False
+    digest: str = ""
     bootstrap: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -253,7 +257,7 @@ class Cluster:
     """Decides from the configuration who may say where a prefill server is, and which servers may be named."""
 
     def __init__(self, config: ServerConfig) -> None:
-        self._proof = proof_of(config.cluster_key).encode() if config.cluster_key else b""
+        self._proofs = Proofs(config.cluster_key) if config.cluster_key else None
         self._trusts_all = config.insecure_no_cluster_key and not config.cluster_key
         self._prefill_servers = frozenset(map(peer_address, config.prefill_servers))
 
@@ -268,32 +272,47 @@ class Cluster:
     def check_trusted(self, sender: Sender, *, is_open: bool) -> None:
         """Raises HttpError 403 for a sender that is not trusted as a server of this cluster. A server without any key,
         which is on loopback (`is_open`), trusts all that reach it."""
-        if not (sender.is_gateway or (is_open and not self._proof)):
+        if not (sender.is_gateway or (is_open and self._proofs is None)):
             raise refused(
                 f"this is for servers and routers with the cluster key: start them and this router with the same "
                 f"--cluster-key-file; they prove it in the header {PROOF}"
             )
 
-    def sender(self, headers: Headers) -> Sender:
-        """Raises HttpError 403 for headers of gateways without the right proof, and 400 for one that comes twice."""
+    def sender(self, method: str, target: str, headers: Headers) -> Sender:
+        """Return the sender of a request with this first line. Raises HttpError 403 for headers of gateways without the
+        right proof, and 400 for one that comes twice."""
         ours = [
-            (name.decode("latin-1"), value) for name, value in headers if name == _PROOF or name.startswith(_BOOTSTRAP)
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in headers
+            if name == _PROOF or name.startswith(_BOOTSTRAP)
         ]
         if not ours:
             return Sender(self._trusts_all)
         found = dict(ours)
         if len(found) != len(ours):
             raise HttpError(400, f"a header {BOOTSTRAP}* or {PROOF} occurs twice", code="invalid_header")
-        if not (self._trusts_all or self._is_right(found.get(PROOF, b""))):
-            raise refused(f"the headers {BOOTSTRAP}* and {PROOF} are for gateways that have the cluster key")
+        proof = found.pop(PROOF, "")
+        host = next((value.decode("latin-1") for name, value in headers if name == b"host"), "")
+        message = Message(method=method, target=target, host=host, bootstrap=found)
+        digest = "" if self._trusts_all else self._proved(proof, message)
         words = {name: found.get(BOOTSTRAP + name) for name in NAMES}
-        unknown = found.keys() - {PROOF, *(BOOTSTRAP + name for name in NAMES)}
-        if unknown:
+        if unknown := found.keys() - {BOOTSTRAP + name for name in NAMES}:
             raise HttpError(400, f"{min(unknown)[:64]!a} is no header of a gateway", code="invalid_header")
-        return Sender(True, {name: word.decode("latin-1") for name, word in words.items() if word is not None})
+        return Sender(True, digest, {name: word for name, word in words.items() if word is not None})
 
-    def _is_right(self, proof: bytes) -> bool:
-        return bool(self._proof) and hmac.compare_digest(proof, self._proof)
+    def _proved(self, proof: str, message: Message) -> str:
+        """Return the digest of the body that the proof is about. Raises HttpError 403."""
+        try:
+            if self._proofs is None:
+                raise BadProof(Fault.WRONG, "this server has no cluster key")
+            return self._proofs.check(proof, message)
+        except BadProof as bad:
+            why = f"the headers {BOOTSTRAP}* and {PROOF} are for gateways that have the cluster key: {bad}"
+            if bad.fault is Fault.USED:
+                raise HttpError(403, why, code="proof_used", type="permission_error") from None
+            if bad.fault is Fault.EXPIRED:
+                raise HttpError(403, why, code="proof_expired", type="permission_error") from None
+            raise refused(why) from None
 
 
 def refused(why: str) -> HttpError:
