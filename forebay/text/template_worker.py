@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 from jinja2 import meta
 from jinja2.ext import Extension
-from jinja2.nodes import CallBlock, Node
+from jinja2.nodes import Assign, CallBlock, Filter, Name, Node, Template, Test
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -79,6 +79,25 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
+def _variables(tree: Template) -> set[str]:
+    """Return the names that a template reads of what it is given. A name that it sets itself, in some branch, counts if
+    the template looks first whether it is given."""
+    stored = {name.name for name in tree.find_all(Name) if name.ctx == "store"}
+    looks: list[Node | None] = [
+        test.node for test in tree.find_all(Test) if test.name in ("defined", "undefined", "none")
+    ]
+    looks += [found.node for found in tree.find_all(Filter) if found.name in ("default", "d")]
+    for assign in tree.find_all(Assign):
+        looks += [name for name in [assign.node, *assign.node.find_all(Name)] if name == _read(assign.target)]
+    given = {node.name for node in looks if isinstance(node, Name)}
+    return meta.find_undeclared_variables(tree) - (stored - given)
+
+
+def _read(target: Node) -> Node | None:
+    """Return the reading of the name that is assigned to."""
+    return Name(target.name, "load") if isinstance(target, Name) else None
+
+
 class Worker:
     """Answers questions one after the other. The first one is `Compile`."""
 
@@ -107,7 +126,7 @@ class Worker:
         environment = _environment()
         try:
             self._template = environment.from_string(question.source)
-            read = meta.find_undeclared_variables(environment.parse(question.source))
+            read = _variables(environment.parse(question.source))
         except (RecursionError, ValueError, ArithmeticError) as error:
             return Failed(f"does not compile ({type(error).__name__})")
         return Compiled(sorted(read - environment.globals.keys()))

@@ -344,3 +344,25 @@ def test_template_of_a_processor_is_read_where_the_tokenizer_has_none(tmp_path: 
     path.write_text(json.dumps({"chat_template": 3}))
     with pytest.raises(ModelError, match=r"chat_template.json: the chat_template is int"):
         tokenizer_files._template(tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        (
+            "{{ a }}{% if b is defined and b %}x{% endif %}{% for m in messages %}{{ m.c }}{% endfor %}",
+            {"a", "b", "messages"},
+        ),
+        ("{% if not a is defined %}{% set a = 1 %}{% endif %}{{ a }}", {"a"}),
+        ("{% set a = a | default('x') %}{{ a }}", {"a"}),
+        ("{% set a = a or 'x' %}{{ a }}", {"a"}),
+        ("{% set a = (b if b is not none else a) %}{{ a }}", {"a", "b"}),
+        ("{% if b %}{% set a = 1 %}{% else %}{% set a = 2 %}{% endif %}{{ a }}", {"b"}),
+        ("{% macro f(x) %}{{ x }}{{ y }}{% endmacro %}{{ f(1) }}{{ raise_exception }}{{ strftime_now }}", {"y"}),
+        ("{% for c in b %}{% if c %}{% set d = c %}{% endif %}{% endfor %}{% if c.e is defined %}{% endif %}", {"b"}),
+        ("{% set n = namespace(a=a) %}{{ n.a }}{% generation %}{{ z }}{% endgeneration %}", {"a", "z"}),
+        ("no variables", set()),
+    ],
+)
+def test_template_variables_are_the_names_that_it_reads_of_what_it_is_given(source: str, names: set[str]) -> None:
+    assert ChatTemplate(source, {}).variables == names
