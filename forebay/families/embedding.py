@@ -25,6 +25,9 @@ _BY_FLAG: Final = {
     "pooling_mode_mean_tokens": MEAN,
     "pooling_mode_cls_token": CLS,
 }
+_GGUF_NONE: Final = 0
+_GGUF_RANK: Final = 4
+_OF_GGUF: Final = {1: MEAN, 2: CLS, 3: LAST}
 _BY_NAME: Final = {"lasttoken": LAST, "mean": MEAN, "cls": CLS}
 
 
@@ -43,12 +46,28 @@ class Embedding:
 
 
 def embedding_of(path: Path) -> Embedding:
-    """Read the settings of the checkpoint at `path`; a single file has none. Raises ModelError for files that are not
+    """Read the settings of the checkpoint at `path`, a folder or a GGUF file. Raises ModelError for files that are not
     what their names say."""
     if not path.is_dir():
-        return Embedding()
+        return _of_gguf(path) if path.suffix == ".gguf" and path.exists() else Embedding()
     found = _pooling(path) if is_there(path / _POOLING) else Embedding()
     return _with_modules(found, path) if is_there(path / MODULES) else found
+
+
+def _of_gguf(path: Path) -> Embedding:
+    from forebay.formats.gguf import GgufFile  # brings numpy, which --help does without
+    from forebay.formats.gguf_parts import model_file
+
+    file = GgufFile(model_file(path))
+    key = f"{file.metadata.get('general.architecture')}.pooling_type"
+    kind = file.metadata.get(key, _GGUF_NONE)
+    if type(kind) is not int or kind not in (_GGUF_NONE, _GGUF_RANK, *_OF_GGUF):
+        raise ModelError(f"{file.path}: {key} is {brief(kind)}; llama.cpp has 0 (none) to 4 (rank)")
+    if kind == _GGUF_NONE:
+        return Embedding()
+    if kind == _GGUF_RANK:
+        return Embedding(is_embedder=True, refused=f"{key} is {kind}: scores by a classifier's head are not served")
+    return Embedding(is_embedder=True, pooling=_OF_GGUF[kind], why=f"{key} says so")
 
 
 def _pooling(path: Path) -> Embedding:

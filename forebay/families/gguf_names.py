@@ -55,6 +55,8 @@ _CHECKED_KEYS: Final = (
     "rope.scaling.finetuned",
     "expert_weights_scale",
     "tensor_data_layout",
+    "pooling_type",  # see `families.embedding`
+    "attention.causal",
 )
 
 
@@ -76,7 +78,9 @@ def _find(name: str) -> tuple[str, Architecture] | None:
 def architecture_of(file: GgufFile) -> tuple[str, Architecture]:
     """The model_type, and how its files are read. ModelError where the file holds a kind of model, or a part of one,
     that cannot be served."""
-    name = file.metadata.get("general.architecture")
+    name, kind = (file.metadata.get(f"general.{key}") for key in ("architecture", "type"))
+    if kind not in (None, "model"):
+        raise ModelError(f"{file.path}: general.type is {brief(kind)}: it is no language model by itself")
     found = _find(name) if isinstance(name, str) else None
     if found is None:
         known = ", ".join(name for name, *_ in architectures())
@@ -132,6 +136,11 @@ def _own_metadata(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
             )
         if not isinstance(value, int | float | str) and not (key in architecture.checked and key in _LISTS):
             raise ModelError(f"{file.path}: {prefix + key!r} is a list: layers of different shapes are not supported")
+    if own.get("attention.causal", True) is not True:
+        raise ModelError(
+            f"{file.path}: {prefix}attention.causal is {brief(own['attention.causal'])}: attention to later tokens is "
+            "not served"
+        )
     honoured = "expert_weights_scale" in architecture.keys
     if not honoured and own.get("expert_weights_scale", 1.0) not in (0.0, 1.0):
         raise ModelError(f"{file.path}: {prefix}expert_weights_scale {own['expert_weights_scale']!r} is not supported")

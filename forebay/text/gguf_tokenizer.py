@@ -10,10 +10,13 @@ import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from forebay.base.errors import ModelError, brief
+from forebay.base.log import event, get_logger
 from forebay.formats.strings import Strings
 from forebay.text.pre_tokenizers import Words, pre_tokenizer, words_of
 from forebay.text.token_bytes import byte_level, sentencepiece
 from forebay.text.tokenizer_parts import MAX_TOKENS, TokenizerParts
+
+log = get_logger("text")
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # ggml's token types
 _NAMED: Final = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator"}  # llama.cpp's
@@ -39,6 +42,7 @@ def from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
         raise ModelError(f"tokenizer.ggml.model is {brief(model)}; known are {known}")
     pre = "gemma4" if model == "gemma4" else metadata.get("tokenizer.ggml.pre", "default")
     words = Words(byte_level=False, add_bos=True) if model == "llama" else words_of(pre)
+    _check_harmless(metadata)
     types = _numbers(metadata, "token_type", len(tokens), default=1)
     ids = _ids(metadata, len(tokens), _SENTENCEPIECE_IDS if model == "llama" else {})
     if model == "llama" and _UNKNOWN in types:
@@ -63,6 +67,17 @@ def from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
         add_eos=_adds(metadata, "eos", ids, default=False),
         template=_template(metadata),
     )
+
+
+def _check_harmless(metadata: Mapping[str, Any]) -> None:
+    """Raise ModelError for what would change texts and is not done here. `add_sep_token` changes none: it is for pairs
+    of texts alone, which a classifier's head reads."""
+    _flag(metadata, "add_sep_token", default=False)
+    for name in ("normalizer.lowercase", "normalizer.strip_accents"):
+        if _flag(metadata, name, default=False) and metadata["tokenizer.ggml.model"] == "whitespace":
+            raise ModelError(f"tokenizer.ggml.{name} is true, and texts are not normalized so: it is not supported")
+    if "tokenizer.ggml.suppress_tokens" in metadata:  # as of the field of this name in generation_config.json
+        log.warning(event("suppress_tokens_ignored", effect="answers may have tokens that the file wants suppressed"))
 
 
 def _adds(metadata: Mapping[str, Any], name: str, ids: Mapping[str, int], *, default: bool) -> bool:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import ModelError
+from forebay.families.checkpoint import open_checkpoint
 from forebay.families.embedding import Embedding, embedding_of
+from tests.formats.gguf_files import llama_metadata, llama_tensors, write_gguf
 
 BODY = {"path": "", "type": "sentence_transformers.models.Transformer"}
 NORM = {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
@@ -68,6 +70,50 @@ def test_a_judge_names_its_tokens(tmp_path: Path) -> None:
     assert found(tmp_path, files).judges_by == (9, 4)
     alone = {**config, "false_token_id": None}
     assert "no two tokens" in found(tmp_path, {**files, "1_LogitScore/config.json": alone}).refused
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling"), [(0, None), (1, "mean"), (2, "cls"), (3, "last"), (4, None), (5, None), (True, None)]
+)
+def test_pooling_of_a_gguf_file_is_the_files(tmp_path: Path, kind: int, pooling: str | None) -> None:
+    path = write_gguf(tmp_path / "m.gguf", llama_metadata(pooling_type=kind), llama_tensors("Q8_0"), type_name="Q8_0")
+    if kind is True or kind == 5:
+        with pytest.raises(ModelError, match=r"llama.pooling_type is"):
+            embedding_of(path)
+        return
+    embedding = embedding_of(path)
+    assert embedding.is_embedder == (kind != 0)
+    assert ("llama.pooling_type is 4" in embedding.refused) == (kind == 4)
+    assert pooling is None or (embedding.pooling, embedding.why) == (pooling, "llama.pooling_type says so")
+    assert open_checkpoint(path).config.model_type == "llama"
+
+
+@pytest.mark.parametrize(
+    ("own", "extra", "message"),
+    [
+        ({"attention.causal": False}, {}, "attention to later tokens is not served"),
+        ({}, {"general.type": "adapter"}, "general.type is 'adapter'"),
+        ({"classifier.output_labels": ["yes", "no"]}, {}, "classifier.output_labels' is not supported"),
+        ({"dense_2_feat_in": 8}, {}, "dense_2_feat_in' is not supported"),
+    ],
+)
+def test_gguf_keys_that_change_a_model_are_refused_with_the_reason(
+    own: dict[str, Any], extra: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(path, llama_metadata(**own), llama_tensors("Q8_0"), type_name="Q8_0", extra=extra)
+    with pytest.raises(ModelError, match=message):
+        open_checkpoint(path)
+
+
+def test_gguf_keys_that_say_what_is_done_anyway_are_accepted(tmp_path: Path) -> None:
+    own, extra = llama_metadata(**{"attention.causal": True}), {"general.type": "model"}
+    assert (
+        open_checkpoint(
+            write_gguf(tmp_path / "m.gguf", own, llama_tensors("Q8_0"), type_name="Q8_0", extra=extra)
+        ).config.num_layers
+        == 1
+    )
 
 
 def test_nothing_said_is_the_last_token(tmp_path: Path) -> None:

@@ -275,6 +275,16 @@ def test_gguf_tokenizer_unknown_name_is_refused_with_the_known_ones(pre: Any) ->
         from_gguf({**tiny_metadata(600), "tokenizer.ggml.pre": pre})
 
 
+def test_gguf_tokenizer_keys_for_pairs_and_normalizers_are_checked() -> None:
+    metadata = tiny_metadata(600)
+    from_gguf({**metadata, "tokenizer.ggml.add_sep_token": True})
+    with pytest.raises(ModelError, match=r"add_sep_token is 3"):
+        from_gguf({**metadata, "tokenizer.ggml.add_sep_token": 3})
+    lower = {**spaced_metadata("whitespace", model="whitespace"), "tokenizer.ggml.normalizer.lowercase": True}
+    with pytest.raises(ModelError, match=r"normalizer.lowercase is true"):
+        from_gguf(lower)
+
+
 @pytest.mark.parametrize("name", ["bos", "eos"])
 def test_gguf_tokenizer_token_to_add_is_added_once_or_refused_if_the_file_lacks_it(name: str) -> None:
     metadata = {**tiny_metadata(600), f"tokenizer.ggml.add_{name}_token": True}
