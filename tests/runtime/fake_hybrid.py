@@ -93,6 +93,7 @@ def hybrid_runner(
     vocab_size: int = VOCAB,
     dtype: torch.dtype = torch.float32,
     ssm_dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
     ops: Ops | None = None,
     device: str = "cpu",
     width: int = 1,
@@ -111,7 +112,7 @@ def hybrid_runner(
         max_num_tokens=max_num_tokens,
         width=width,
         vocab_size=vocab_size,
-        types=cache_types(dtype, ssm_dtype),
+        types=cache_types(dtype, ssm_dtype, kv_dtype),
         device=device,
         **graphs,
     )
