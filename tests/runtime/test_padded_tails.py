@@ -1,0 +1,121 @@
+"""C13, C15: tails of static buffers. What an earlier, larger step left there reaches no later one.
+
+Engines of the field cleared the tail only if rows were padded, and not if tokens alone were; or filled the head of a
+buffer whose whole a kernel reads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from forebay import models
+from forebay.families.checkpoint import open_checkpoint
+from forebay.memory.slots import PAD
+from forebay.ops.native import NativeOps
+from forebay.pools.regions import Regions
+from forebay.pools.table import Table
+from forebay.requests.step_plan import StepResult
+from forebay.runtime.graph_backends import CpuGraphs, Eager
+from forebay.runtime.graph_runner import GraphRunner
+from forebay.runtime.ragged import RaggedInputs
+from tests.models.tiny import VOCAB, random_ids, shared_tiny
+from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
+from tests.runtime.fake_model import NUM_ROWS
+from tests.runtime.graph_steps import poison
+
+CASES = ("llama", "gpt_oss", "deepseek_v4-short-blocks", "falcon_h1", "lfm3", "kimi_linear")
+WIDTH, SIZES = 4, (4, 8, 16, 24)  # captured numbers of tokens: most steps pad some
+
+
+def runners(plans: HybridPlanner) -> Iterator[GraphRunner]:
+    made = plans.runner
+    return (runner for runner in (made.decode, made.verify, made.extend) if runner is not None)
+
+
+def poison_all(plans: HybridPlanner) -> None:
+    """Nonsense in each static input of each kind of step, its tails included."""
+    for runner in runners(plans):
+        inputs = runner._inputs
+        for table in (
+            (inputs._tokens, inputs._sequences, *inputs._others) if isinstance(inputs, RaggedInputs) else (inputs,)
+        ):
+            assert isinstance(table, Table)
+            poison(table)
+
+
+def steps(plans: HybridPlanner, seed: int, *, poisoned: bool) -> list[StepResult]:
+    """Prompts, then decodes of a batch whose rows and tokens grow and shrink apart: the same rows have other numbers of
+    drafts in the next step, so tokens are padded and rows are not."""
+    rng, rows = random.Random(seed), list(range(1, NUM_ROWS + 1))
+    results: list[StepResult] = []
+
+    def step(extends: list[tuple[int, int]], decodes: list[int | tuple[int, list[int]]]) -> None:
+        if poisoned:
+            poison_all(plans)
+        results.append(plans.step(extends, decodes))
+
+    for row in rows:
+        plans.begin(row, random_ids(3 + row, seed=row))
+    step([(row, 3 + row) for row in rows[:3]], [])
+    step([(row, 2) for row in rows[3:]], [*rows[:3]])
+    step([(row, 1 + row) for row in rows[3:]], [*rows[:3]])
+    for i in range(5):
+        chosen = rows if i % 2 == 0 else rng.sample(rows, rng.randint(1, len(rows)))
+        drafts = [random_ids(rng.randint(0, WIDTH - 1), seed=rng.randrange(99)) for _ in chosen]
+        step([], [(row, own) if own else row for row, own in zip(chosen, drafts, strict=True)])
+    return results
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_replays_behind_poisoned_buffers_give_the_bits_of_steps_of_exact_size(case: str, native_ops: NativeOps) -> None:
+    model = models.load(open_checkpoint(shared_tiny(case).path), ops=native_ops, dtype=torch.float32)
+
+    def planner(backend: CpuGraphs | Eager, sizes: list[int]) -> HybridPlanner:
+        runner = hybrid_runner(model, vocab_size=VOCAB, ops=native_ops, graphs=backend, graph_sizes=sizes, width=WIDTH)
+        for steps_of in (runner.verify, runner.extend):
+            if steps_of is not None:
+                steps_of.sizes = sizes
+        return HybridPlanner(runner)
+
+    most = NUM_ROWS * WIDTH
+    exact = planner(Eager(), list(range(1, most + 1)))
+    graphed = planner(CpuGraphs(native_ops, Regions()), [size for size in SIZES if size <= most])
+    for seed in range(2):
+        got = [(r.token_ids, r.logprobs) for r in steps(graphed, seed, poisoned=True)]
+        assert got == [(r.token_ids, r.logprobs) for r in steps(exact, seed, poisoned=False)]
+        for plans in (exact, graphed):
+            for row in range(1, NUM_ROWS + 1):
+                plans.leave(row)
+    assert graphed.runner.verify is not None
+    assert graphed.runner.verify.graphs, "no step was replayed"
+
+
+@pytest.mark.parametrize("kind", ["verify", "extend"])
+def test_padded_columns_say_the_same_as_a_recomputation_from_them(kind: str, native_ops: NativeOps) -> None:
+    """Every number that is derived from a step is one of its padded columns; each token belongs to one sequence."""
+    model = models.load(open_checkpoint(shared_tiny("falcon_h1").path), ops=native_ops, dtype=torch.float32)
+    runner = hybrid_runner(
+        model, vocab_size=VOCAB, ops=native_ops, graphs=CpuGraphs(native_ops, Regions()), width=WIDTH
+    )
+    graphs = getattr(runner, kind)
+    inputs, rng = graphs._inputs, random.Random(9)
+    sequences = inputs._sequences
+    for _ in range(50):
+        lens = [rng.randint(1, WIDTH) for _ in range(rng.randint(1, NUM_ROWS))]
+        ends, size = torch.tensor(lens).cumsum(0), sum(lens) + rng.randint(0, 5)
+        for table in (inputs._tokens, sequences, *inputs._others):
+            poison(table)
+        values = {"req_pool_indices": torch.arange(len(lens)) + 1, "q_ends": ends}
+        padded = inputs.fill(values, sum(lens), size)
+        q_start = sequences.q_start.tolist()
+        assert q_start[0] == 0
+        assert q_start == sorted(q_start)
+        counts = [stop - start for start, stop in itertools.pairwise(q_start)]
+        assert counts == [*lens, size - sum(lens), *[0] * (len(counts) - len(lens) - 1)]
+        assert sum(counts) == size == padded.num_rows
+        assert padded["req_pool_indices"].tolist() == [*range(1, len(lens) + 1), *[PAD] * (len(counts) - len(lens))]
