@@ -6,13 +6,10 @@ print(LLM().generate("The capital of France is", SamplingParams(max_tokens=8))[0
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from forebay.base.package import __version__
-
+TYPE_CHECKING = False  # that of `typing`, whose import would be most of the time before Ctrl-C can be handled
 if TYPE_CHECKING:
     from forebay.base.errors import GenerationError, InvalidRequest
+    from forebay.base.package import __version__
     from forebay.engine.client.async_engine import AsyncEngine
     from forebay.engine.client.llm import LLM
     from forebay.engine.client.writing import CompletionOutput, RequestOutput, TextDelta
@@ -33,6 +30,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "__version__": "forebay.base.package",
     "LLM": "forebay.engine.client.llm",
     "AsyncEngine": "forebay.engine.client.async_engine",
     "CompletionOutput": "forebay.engine.client.writing",
@@ -46,8 +44,10 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Imported when asked for: the command line must answer before torch could be loaded."""
     if name in _HOMES:
+        import importlib
+
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'forebay' has no attribute {name!r}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.cli.main import COMMANDS
+from forebay.cli.commands import COMMANDS
 from tests.mentions import Tree, missing
 
 ROOT = Path(__file__).parent.parent

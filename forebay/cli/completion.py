@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from forebay.base.errors import ConfigError
 from forebay.cli.arguments import DESCRIBE, Described, Parser
-from forebay.cli.main import COMMANDS
+from forebay.cli.commands import COMMANDS
 
 _INNER: Final = {
     "bench": ("serve", "throughput", "latency"),

@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import NoReturn
 
-from forebay.cli.main import guarded
+from forebay.cli.commands import guarded
 from forebay.cli.serve import parse
 from forebay.engine.lifecycle.spawn import spawn
 

@@ -65,13 +65,18 @@ def key_file(name: str) -> Path:
     return path
 
 
-def running() -> Head | None:
-    """Return the head that runs, if any: its raylet, without which there are no servers."""
+def started() -> Head | None:
+    """Return the head that was started last and not stopped. Any of its processes may have ended since."""
     try:
-        head = msgspec.json.decode((folder() / "head.json").read_bytes(), type=Head)
+        return msgspec.json.decode((folder() / "head.json").read_bytes(), type=Head)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
-    return head if any("raylet" in command for _, command in _processes(head)) else None
+
+
+def running() -> Head | None:
+    """Return the head that runs, if any: its raylet, without which there are no servers."""
+    head = started()
+    return head if head and any("raylet" in command for _, command in _processes(head)) else None
 
 
 def environment() -> dict[str, str]:

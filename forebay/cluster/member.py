@@ -22,7 +22,7 @@ def main() -> NoReturn:
 
         sys.argv[1:] = [listening, lease, *words]
         member.main()
-    from forebay.cli.main import guarded
+    from forebay.cli.commands import guarded
     from forebay.cli.member import end_with
     from forebay.cli.route import run
 

@@ -172,17 +172,31 @@ def down(words: Sequence[str]) -> None:
     add_address(parser)
     parser.option("--now", action="store_true", help="end requests that run, too")
     own = parser.parse(words).own
-    with connected(own.address) as group:
+    head = None if own.address else local.started()
+    try:
+        _end_all(own.address, drains=not own.now)
+    except Exception as error:  # of Ray's own kinds, too: its processes can be ended without it
+        if head is None:
+            raise
+        report(f"Ray does not answer ({_first_line(error)}): all servers end with it, without a drain")
+    if head is not None:
+        local.stop(head)
+        report("Ray has ended")
+
+
+def _end_all(address: str, *, drains: bool) -> None:
+    with connected(address) as group:
         names = group.rays.actors()
         outcomes = group.rays.call_all(names, "spec")
         specs = [as_spec(name, outcomes[name].value) for name in names]
-        servers = [spec for spec in specs if spec.role is not None]
-        if not own.now:
-            group.drain(servers)
+        if drains:
+            group.drain([spec for spec in specs if spec.role is not None])
         group.end(specs)
-    if not own.address and (head := local.running()):
-        local.stop(head)
-        report("Ray has ended")
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
 
 
 def as_spec(name: str, data: bytes) -> Spec:

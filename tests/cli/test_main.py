@@ -13,9 +13,10 @@ from forebay.base.cpu import Cpu
 from forebay.base.variants import ARM_VARIANTS, VARIANTS, X86_VARIANTS, Variant
 from forebay.cli import doctor_machine
 from forebay.cli.arguments import Parser
+from forebay.cli.commands import COMMANDS
 from forebay.cli.doctor import kernels_finding
 from forebay.cli.doctor_machine import Verdict, cpu_finding
-from forebay.cli.main import COMMANDS, main
+from forebay.cli.main import main
 from forebay.config.server_args import FLAGS
 
 
@@ -274,3 +275,32 @@ def test_an_unknown_variable_is_a_note_for_whoever_runs_the_command(
 def test_a_path_is_not_broken_over_lines_for_a_script(capsys: pytest.CaptureFixture[str], embedded_model: Path) -> None:
     assert main(["models", "ls"]) == 0
     assert str(embedded_model) in capsys.readouterr().out
+
+
+def interrupted(module: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in which Ctrl-C lands at the import of a module, and of each one behind it."""
+    code = (
+        "import importlib.abc, os, signal, sys\n"
+        "class Finder(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from forebay.cli.main import main\n"
+        "sys.exit(main(['models', 'list']))\n"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "module", ["forebay.cli.commands", "forebay.base.errors", "forebay.cli.models", "forebay.cli.arguments"]
+)
+def test_main_ctrl_c_during_imports_exits_with_130_and_says_nothing(module: str) -> None:
+    done = interrupted(module)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_main_imports_nothing_of_forebay_before_it_handles_ctrl_c() -> None:
+    code = "import forebay.cli.main, sys; print(*sorted(name for name in sys.modules if name.startswith('forebay')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["forebay", "forebay.cli", "forebay.cli.main"]

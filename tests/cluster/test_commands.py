@@ -6,10 +6,12 @@ import ast
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
 
+from forebay.base.errors import ConfigError, Unavailable
 from forebay.base.package import __version__
 from forebay.cli.main import main
 from forebay.cluster import local, up
@@ -184,3 +186,50 @@ def test_head_that_has_ended_does_not_run(home: Path) -> None:
     head = local.Head(address="127.0.0.1:1", folder=f"/tmp/forebay-{os.getuid()}/ray-that-is-not")
     (local.folder() / "head.json").write_bytes(msgspec.json.encode(head))
     assert local.running() is None
+
+
+class SilentRay:
+    """A cluster whose GCS has died, and what was ended of it without Ray."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+        self.error, self.stopped = error, list[local.Head]()
+        monkeypatch.setattr(up, "connected", self.connected)
+        monkeypatch.setattr(local, "stop", self.stopped.append)
+
+    def connected(self, address: str) -> NoReturn:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unavailable("Ray's GCS does not answer at 127.0.0.1:1 (refused): servers and routers run on"),
+        ConfigError("no cluster of Forebay's runs on this machine"),
+        RuntimeError("RpcError: unavailable\nmore"),
+        TimeoutError(),
+    ],
+)
+@pytest.mark.parametrize("words", [[], ["--now"]])
+def test_cluster_down_ends_own_ray_that_does_not_answer(
+    home: Path, error: Exception, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = local.Head(address="127.0.0.1:1", folder=f"/tmp/forebay-{os.getuid()}/ray-that-is-not")
+    (local.folder() / "head.json").write_bytes(msgspec.json.encode(head))
+    ray = SilentRay(monkeypatch, error)
+    assert main(["cluster", "down", *words]) == 0
+    assert ray.stopped == [head]
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("Ray does not answer (")
+    assert second == "Ray has ended"
+
+
+def test_cluster_down_of_another_ray_or_of_none_tells_why_it_cannot(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray = SilentRay(monkeypatch, Unavailable("Ray's GCS does not answer"))
+    assert main(["cluster", "down"]) == 1
+    head = local.Head(address="127.0.0.1:1", folder=f"/tmp/forebay-{os.getuid()}/ray-that-is-not")
+    (local.folder() / "head.json").write_bytes(msgspec.json.encode(head))
+    assert main(["cluster", "down", "--address=10.0.0.1:6379"]) == 1
+    assert capsys.readouterr().err.count("Ray's GCS does not answer") == 2
+    assert ray.stopped == []

@@ -96,6 +96,20 @@ def test_cluster_of_one_replica_goes_up_and_down_and_leaves_nothing(machines: Ma
     wait_until(lambda: not of_home(machines.home), lambda: str(of_home(machines.home)))
 
 
+def test_cluster_down_after_the_gcs_has_died_ends_all(machines: Machines, model: Path) -> None:
+    machines.run("up", model, *SMALL, f"--port={free_port()}")
+    pid = machines.status()["server-1"]["pid"]
+    commands = {each: Path(f"/proc/{each}/cmdline").read_text() for each in of_home(machines.home)}
+    (gcs,) = (each for each, command in commands.items() if "gcs_server" in command.partition("\0")[0])
+    os.kill(gcs, signal.SIGKILL)
+    wait_until(lambda: not is_alive(gcs))
+    assert is_alive(pid)
+    text = machines.run("down")
+    assert "Ray does not answer (Ray's GCS does not answer" in text
+    assert "Ray has ended" in text
+    wait_until(lambda: not of_home(machines.home), lambda: str(of_home(machines.home)))
+
+
 def test_servers_that_die_come_back_and_changes_lose_no_request(
     machines: Machines, model: Path, expected: dict[int, list[int]]
 ) -> None:
