@@ -28,6 +28,7 @@ from benchmarks.disaggregation import PATH as COMPLETIONS
 from benchmarks.disaggregation import body, served
 from forebay.base.http_client import Connection, Origin
 from forebay.cli.main import main as forebay
+from forebay.server.http.preparation import Preparation, staying_client
 from forebay.server.images.decoding import ImageDecoder
 from forebay.server.images.sources import Unreadable
 from tests.server.images.smolvlm import TILING
@@ -42,13 +43,13 @@ ELSEWHERE = ("http://127.0.0.1/a.png", "https://localhost/a.png", "file:///etc/p
 async def files() -> list[bytes]:
     """Return the contents that are refused."""
     found = [*bombs().values(), *other_files().values()]
-    decoder = ImageDecoder(TILING, MAX_BYTES)
+    decoder, client = ImageDecoder(Preparation({}), TILING, MAX_BYTES), staying_client()
     try:
         for content in FILES.values():
             found += [content[:size] for size in (0, 1, 8, 20, len(content) // 2, len(content) - 40)]
             for changed in (mutated(content, seed) for seed in range(NUM_MUTATED)):
                 try:
-                    await decoder.decode(changed, splits=True)
+                    await decoder.decode(client, changed, splits=True)
                 except Unreadable:
                     found.append(changed)
     finally:

@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from forebay.base.child import environment, held_back
@@ -84,6 +85,10 @@ class ConfinedProcess:
             raise self._obituary()
         return answer
 
+    def kill(self) -> None:
+        """Have the process end soon. Any thread may call this: the socket is left to the thread that reads it."""
+        self._child.kill()
+
     def end(self) -> None:
         """Nothing if it has ended."""
         self._sock.close()
@@ -107,8 +112,63 @@ class Endable(Protocol):
     @property
     def has_ended(self) -> bool: ...
 
+    def kill(self) -> None:
+        """Have the process end soon. Any thread may call this; the thread that uses the process sees its end."""
+
     def end(self) -> None:
         """Stop the process; no-op if it has stopped already."""
+
+
+class Stopped(Exception):
+    """Nobody waits for the result any more: the process that worked for it was ended."""
+
+
+class Stop:
+    """Ends the processes that work for one call once nobody waits for its result. Thread-safe.
+
+    A process is used deep below functions that need not know of clients. A thread therefore names the stop of its call
+    in a context variable (`stopped_by`), and `Processes` reads it there.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: Endable | None = None
+        self._is_set = False
+
+    def set(self) -> None:
+        """End the process that works now, and let no other begin."""
+        with self._lock:
+            self._is_set = True
+            if self._process is not None:
+                self._process.kill()
+
+    @contextlib.contextmanager
+    def ending(self, process: Endable) -> Iterator[None]:
+        """Inside, `set` ends the process. Raises Stopped at the beginning or at the end if it was called."""
+        with self._lock:
+            if self._is_set:
+                raise Stopped
+            self._process = process
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._process = None
+                if self._is_set:
+                    raise Stopped
+
+
+_stop: ContextVar[Stop] = ContextVar("stop")
+
+
+@contextlib.contextmanager
+def stopped_by(stop: Stop) -> Iterator[None]:
+    """Inside, `stop` ends the processes that this thread uses."""
+    token = _stop.set(stop)
+    try:
+        yield
+    finally:
+        _stop.reset(token)
 
 
 P = TypeVar("P", bound=Endable)
@@ -128,7 +188,8 @@ class Processes(Generic[P]):
 
     @contextlib.contextmanager
     def one(self) -> Iterator[P]:
-        """For the caller alone. It is kept unless it has ended. Raises what `start` raises."""
+        """For the caller alone. It is kept unless it has ended. Raises what `start` raises, and Stopped once nobody
+        waits for what this thread computes (`stopped_by`)."""
         with self._lock:
             idle = self._idle.pop() if self._idle else None
         if idle is not None and idle.has_ended:
@@ -136,7 +197,8 @@ class Processes(Generic[P]):
             idle = None
         process = idle or self._new()
         try:
-            yield process
+            with _stop.get(Stop()).ending(process):
+                yield process
         except BaseException:
             self._drop(process)  # which question it answers next is not known
             raise

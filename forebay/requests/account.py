@@ -16,6 +16,7 @@ class Account:
     service: float = 0.0
     num_requests: int = 0  # that have not ended
     waits_since: int = 0  # the step after which it had a waiting request and started none
+    waits_since_s: float = 0.0  # the time of that
     computed_tokens: int = 0  # of prompts; without those from the prefix cache, and none of them twice
     encoded_tokens: float = 0.0  # the work on pictures of prompts, in tokens of prompts
     generated_tokens: int = 0

@@ -34,7 +34,7 @@ log = get_logger("route")
 async def announce(request: Request, router: Router) -> Response:
     """Take an announcement of a server. The gateway has checked that its sender has the cluster key."""
     context = RequestContext.of(request.scope)
-    async with router.bodies.content(request.scope, context.receive) as content:
+    async with router.bodies.content(request.scope, context.client) as content:
         announcement = _decoded(content, Announcement)
     if member := router.members.announce(announcement, router.members.now):
         router.spawn(router.members.check_now(member))
@@ -52,7 +52,7 @@ async def learn(request: Request, router: Router) -> Response:
     sender is this router itself."""
     hops(request.headers, router.id)
     context = RequestContext.of(request.scope)
-    async with router.bodies.content(request.scope, context.receive) as content:
+    async with router.bodies.content(request.scope, context.client) as content:
         batch = _decoded(content, Batch)
     batch.apply(router.members.prefixes)
     return json_response(Received(router=router.id))
@@ -68,7 +68,7 @@ def _decoded(content: bytes, kind: type[Body]) -> Body:
 async def administer(request: Request, router: Router) -> Response:
     """Send a request to every member, and return what each answered. Its status is the highest of theirs."""
     context = RequestContext.of(request.scope)
-    async with router.bodies.content(request.scope, context.receive) as content:
+    async with router.bodies.content(request.scope, context.client) as content:
         return await _at_all(request, router, content)
 
 

@@ -17,9 +17,8 @@ from forebay.route.members import Member
 from forebay.route.router import Router
 from forebay.route.selection import Selected
 from forebay.server.context import RequestContext
-from forebay.server.http.bodies import ClientGone
 from forebay.server.http.errors import error_ending
-from forebay.server.http.lifecycle import Watch
+from forebay.server.http.lifecycle import ClientGone
 from forebay.server.http.protocol import Connection
 
 
@@ -27,7 +26,8 @@ async def generate(request: Request, router: Router) -> Response:
     """Send a request to a server, or to a prefill and a decode server, and return the answer."""
 
     async def select_by(content: bytes) -> Select:
-        blocks = await router.blocks(RequestContext.of(request.scope).tenant, content)
+        context = RequestContext.of(request.scope)
+        blocks = await router.blocks(context.client, context.tenant, content)
         return partial(router.members.select, blocks)
 
     return await _computed(request, router, select_by)
@@ -45,9 +45,9 @@ async def pooled(request: Request, router: Router) -> Response:
 async def _computed(request: Request, router: Router, select_by: Callable[[bytes], Awaitable[Select]]) -> Response:
     context = RequestContext.of(request.scope)
     async with contextlib.AsyncExitStack() as undo:
-        async with router.bodies.content(request.scope, context.receive) as content:
+        async with router.bodies.content(request.scope, context.client) as content:
             undo.enter_context(router.lifecycle.admit(context.tenant.name, 1))
-            watch = undo.enter_context(Watch(context.receive))
+            watch = context.client.watch
             routed = RoutedRequest(
                 path=path_of(request),
                 headers=passed_on(request, router.id),

@@ -28,7 +28,7 @@ async def forward(request: Request, router: Router) -> Response:
     name_servers(context, Selected((member,), Reason.LOAD))
     if request.method != "POST":
         return answered(await ask(request, router.id, member))
-    async with router.bodies.content(request.scope, context.receive) as content:
+    async with router.bodies.content(request.scope, context.client) as content:
         return answered(await ask(request, router.id, member, content))
 
 

@@ -15,6 +15,7 @@ from forebay.route.metrics import RouteMetrics
 from forebay.route.prefixes import PromptBlocks
 from forebay.server.http.bodies import INLINE_BYTES, Bodies
 from forebay.server.http.lifecycle import Lifecycle
+from forebay.server.http.preparation import Client, Preparation
 from forebay.server.http.security import Tenant
 from forebay.server.http.workers import Workers
 
@@ -30,9 +31,9 @@ class Router:
         self.lifecycle = Lifecycle(lambda: MOST_REQUESTS, config.tenants)
         self.dead: Failure | None = None
         self.under_way: set[Exchange] = set()
-        self._worker = Workers("JSON", 1)
+        self._worker = Workers(Preparation(config.tenants).lane("JSON", 1))
         self._prompts = PromptBlocks(config.cache_isolation, config.cluster_key)
-        self.bodies = Bodies(config.max_body_bytes, self._worker)
+        self.bodies = Bodies(config.max_body_bytes, self._worker, config.tenants)
         self._died = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -41,11 +42,11 @@ class Router:
         """The id of this start of the router."""
         return self.members.router_id
 
-    async def blocks(self, tenant: Tenant, content: bytes) -> list[bytes]:
+    async def blocks(self, client: Client, tenant: Tenant, content: bytes) -> list[bytes]:
         """Return the blocks of the prompt in a tenant's body; a large body is read beside the event loop."""
         if len(content) <= INLINE_BYTES:
             return self._prompts.of_body(tenant, content)
-        return await self._worker.run(partial(self._prompts.of_body, tenant, content))
+        return await self._worker.run(client, partial(self._prompts.of_body, tenant, content))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run beside everything else, until `close`."""

@@ -70,8 +70,8 @@ def most_requests(config: SchedulerConfig) -> int:
 
 
 class Room:
-    """Places for requests that tenants share by their weights: a tenant may take any that are free. Where all are
-    taken, a tenant still gets in as long as it has fewer than its share, so that nobody's queue keeps others out (C32).
+    """Places for requests, or bytes, that tenants share by their weights: a tenant may take any that are free. If all
+    are taken, a tenant still gets in as long as it has fewer than its share: no tenant's queue keeps others out (C32).
 
     With T tenants of one weight at most `limit * (1 + 1/2 + ... + 1/T)` requests are inside.
     """

@@ -113,6 +113,7 @@ class Queues:
         self.flights: deque[Flight] = deque()
         self.num_waiting_tokens = 0
         self.admits = True  # whether requests start; see `scheduler.halt`
+        self.now = 0.0  # when the scheduler was last called with a time
         self.weight_version = 0  # of the weights that compute whatever is computed now
         self.suspects = Suspects()
         self.counters = zeros(OF_SCHEDULER)
@@ -183,13 +184,13 @@ class Queues:
             level = min(line.of, key=lambda other: other.service) if line.of else None
             service = level.service if level else max(other.service for other in self.accounts.values())
             account.service = max(account.service, service)
-            account.waits_since = self.held.steps.launched
+            account.waits_since, account.waits_since_s = self.held.steps.launched, self.now
 
     def start(self, req: Request, report: CacheReport, now: float) -> None:
         """A waiting request has been admitted; `report` says what of it was cached."""
         self.waiting.remove(req)
         self.num_waiting_tokens -= len(req.tokens)
-        req.account.waits_since = self.held.steps.launched
+        req.account.waits_since, req.account.waits_since_s = self.held.steps.launched, now
         req.move(Status.EXTENDING)
         req.last_progress = now
         req.prompt_logprobs = []  # a retraction before the first token: every position is computed again

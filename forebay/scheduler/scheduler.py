@@ -23,7 +23,7 @@ from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.requests.updates import Failure, FinishReason
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
 from forebay.scheduler.audit import audit
-from forebay.scheduler.displacing import PATIENCE, Places
+from forebay.scheduler.displacing import Places, is_patient
 from forebay.scheduler.encoding import take_in
 from forebay.scheduler.grammars import Grammars
 from forebay.scheduler.handoff import Handoff
@@ -57,6 +57,7 @@ class Scheduler(OutputProcessor):
 
     def add(self, req: Request, now: float, pictures: Sequence[Picture] = ()) -> None:
         """Queue a request, or raise InvalidRequest, RequestTooLarge or Overloaded with the numbers and keep nothing."""
+        self.now = now
         if req.id in self.requests:
             raise InvalidRequest(f"request id {req.id} is in use")
         self.handoff.admit(req)
@@ -112,6 +113,7 @@ class Scheduler(OutputProcessor):
         """Decide the next step, or None when there is nothing that could be done before a commit. Decodes compute up to
         `width` tokens each, the last ones of them guessed, unless there are prompts in the step. Prompts have at most
         `mixed_limit` tokens beside decodes."""
+        self.now = now
         if width > 1 and self.proposer and self.flights:
             return None  # who guesses here must know the last token
         if self.pending.of or self.transferring:
@@ -202,7 +204,7 @@ class Scheduler(OutputProcessor):
         """Where a tenant has waited long enough for places that are within its share, take them from one that is above
         its own. Nobody else starts before; and nothing is taken while memory is on its way back."""
         req = blocked.req
-        if req.status is not Status.WAITING or self.held.steps.launched - req.account.waits_since < PATIENCE:
+        if req.status is not Status.WAITING or is_patient(req.account, self.held.steps.launched, self.now):
             return
         victim = Places(self, self.ratio.value).victim(blocked)
         if victim is None:

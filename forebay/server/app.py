@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
-from functools import cache, partial
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import cache
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -53,12 +54,13 @@ from forebay.server.api.response_store import ResponseStore
 from forebay.server.api.responses_request import InputTokensRequest, ResponsesRequest
 from forebay.server.assets import file_endpoint, pass_on, with_cors
 from forebay.server.console import HEADERS, Asset, load_assets
-from forebay.server.context import ServerContext
+from forebay.server.context import RequestContext, ServerContext
 from forebay.server.gateway import Gateway
 from forebay.server.grammars import GrammarWorkers
 from forebay.server.http.bodies import Bodies
 from forebay.server.http.errors import MESSAGES, RESPONSES
 from forebay.server.http.lifecycle import Lifecycle
+from forebay.server.http.preparation import Preparation, staying_client
 from forebay.server.http.security import Cluster, Isolation, Security
 from forebay.server.http.workers import TextWorkers, Workers
 from forebay.server.images.reader import ImageReader
@@ -160,7 +162,8 @@ def create_context(
 ) -> ServerContext:
     """Raises ConfigError for a server that anybody on the network could use, ModelError for impossible defaults."""
 
-    json_workers, lenient = Workers("JSON", 1), config.unknown_fields == "warn"
+    preparation, lenient = Preparation(config.tenants), config.unknown_fields == "warn"
+    json_workers, has_images = Workers(preparation.lane("JSON", 1)), model.tiling is not None
     return ServerContext(
         config=config,
         model=model,
@@ -171,20 +174,22 @@ def create_context(
         isolation=Isolation(config.cache_isolation),
         lifecycle=Lifecycle(lambda: engine.info.max_requests, config.tenants),
         metrics=Metrics(model.name, config.metrics_compat),
-        bodies=Bodies(config.max_body_bytes, json_workers, lenient=lenient, images=model.tiling is not None),
+        bodies=Bodies(config.max_body_bytes, json_workers, config.tenants, lenient=lenient, images=has_images),
         json_workers=json_workers,
-        workers=TextWorkers(),
+        workers=TextWorkers(preparation),
         grammars=GrammarWorkers(
+            preparation,
             lambda: Vocabulary.of(
                 tokenizer.table,
                 EndTokens((*engine.info.eos_token_ids, *model.end_tokens), vocab_size=engine.info.vocab_size).ids,
                 engine.info.vocab_size,
-            )
+            ),
         ),
         responses=ResponseStore(config.responses_store_bytes if model.mode is DisaggregationMode.NULL else 0),
         sampling=SamplingParams.defaults(config.sampling.values, config.sampling.source),
         started_at=time.time(),
-        images=None if model.tiling is None else ImageReader(model.tiling, tokenizer, config, model.mode),
+        images=None if model.tiling is None else ImageReader(model.tiling, tokenizer, config, preparation, model.mode),
+        client=staying_client(),
     )
 
 
@@ -199,12 +204,21 @@ def create_app(server: ServerContext) -> ASGIApp:
 
 def create_routes(server: ServerContext, assets: dict[str, Asset]) -> Starlette:
     """The routes alone."""
-    routes = [Route(path, partial(handler, server=server), methods=[method]) for method, path, handler, _ in ROUTES]
+    routes = [Route(path, _endpoint(handler, server), methods=[method]) for method, path, handler, _ in ROUTES]
     routes += [Route(path, file_endpoint(asset)) for path, asset in assets.items()]
     routes += [Route(OPENAPI, _openapi), Route(DOCS, _docs)]
     app = Starlette(routes=routes, exception_handlers=dict.fromkeys((ForebayError, 404, 405, Exception), pass_on))
     app.router.redirect_slashes = False
     return app
+
+
+def _endpoint(
+    handler: Callable[..., Awaitable[Response]], server: ServerContext
+) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return await handler(request, server=replace(server, client=RequestContext.of(request.scope).client))
+
+    return endpoint
 
 
 async def _openapi(request: Request) -> Response:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope, Send
 
 from forebay.base.errors import InvalidRequest, NotFound
 from forebay.config.config import ServerConfig
@@ -19,6 +19,7 @@ from forebay.server.api.response_store import ResponseStore
 from forebay.server.grammars import GrammarWorkers
 from forebay.server.http.bodies import Bodies
 from forebay.server.http.lifecycle import Lifecycle, UnderWay
+from forebay.server.http.preparation import Client
 from forebay.server.http.protocol import Connection
 from forebay.server.http.security import Cluster, Isolation, Security, Sender, Tenant
 from forebay.server.http.workers import TextWorkers, Workers
@@ -58,6 +59,7 @@ class ServerContext:
     sampling: SamplingParams  # of what requests do not say
     started_at: float
     responses: ResponseStore
+    client: Client  # of the request, whose turns its work takes; each request has a context of its own
     images: ImageReader | None = None  # None: the model has no encoder
     under_way: UnderWay = field(default_factory=UnderWay)
     trees: Trees = field(default_factory=Trees)
@@ -96,10 +98,9 @@ class RequestContext:
     route: str
     tenant: Tenant
     sender: Sender
-    receive: Receive
+    client: Client
     send: Send
     connection: Connection
-    arrived_at: float
     headers: list[tuple[bytes, bytes]]  # of the answer, beside those that its route gives it
     model: str = ""  # what computes it, as answers name it; see `ServerContext.check_model`
     adapter: str = ""  # the LoRA adapter to apply, and the number of its load
@@ -111,6 +112,10 @@ class RequestContext:
         value = ", ".join([*before, *(name.encode("unicode_escape").decode() for name in names)])  # no line breaks
         others = [header for header in self.headers if header[0] != IGNORED_HEADER]
         self.headers[:] = [*others, (IGNORED_HEADER, value[:MAX_HEADER_CHARS].encode())]
+
+    @property
+    def arrived_at(self) -> float:
+        return self.client.arrived_at
 
     @classmethod
     def of(cls, scope: Scope) -> RequestContext:
@@ -124,7 +129,7 @@ async def read_body(request: Request, server: ServerContext, kind: type[Known]) 
     known from it alone."""
     max_ids = server.engine.info.context_length * server.config.max_prompts
     context = RequestContext.of(request.scope)
-    body = await server.bodies.read(kind, request.scope, context.receive, max_ids)
+    body = await server.bodies.read(kind, request.scope, context.client, max_ids)
     if body.passed_over:
         context.note_ignored(body.passed_over)
     return body

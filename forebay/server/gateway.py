@@ -14,8 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.base.errors import ForebayError, NotFound
 from forebay.server.context import REQUEST, RequestContext
-from forebay.server.http.bodies import BODY_DIGEST, ClientGone
+from forebay.server.http.bodies import BODY_DIGEST
 from forebay.server.http.errors import HttpError, error_response, internal
+from forebay.server.http.lifecycle import ClientGone, Watch
+from forebay.server.http.preparation import Client
 from forebay.server.http.protocol import CONNECTION
 from forebay.server.http.security import ANYBODY, MEMBER_CHECKS, Cluster, Security
 
@@ -54,16 +56,16 @@ class Gateway:
         self._trusted_paths = frozenset(trusted_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
+        if scope["type"] != "http":  # no websockets here
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":
-            return  # no websockets here
         if scope["method"] == "HEAD":  # what GET would say; the connection, which keeps its own scope, sends no body
             scope = {**scope, "method": "GET"}
         request_id = _request_id(scope)
         if scope["path"] not in self._paths:
             scope = {**scope, "path": usual_path(scope["path"], self._paths)}
+        watch = Watch(receive)
         answer = _Answer(send, [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")])
         try:
             # The decoded path as the router sees it, and nothing else: no header, no raw path, no root path.
@@ -82,10 +84,9 @@ class Gateway:
                 route=path,
                 tenant=tenant,
                 sender=sender,
-                receive=receive,
+                client=Client(watch, tenant.name, time.monotonic()),
                 send=send,
                 connection=scope["extensions"][CONNECTION],
-                arrived_at=time.monotonic(),
                 headers=answer.headers,
             )
             await self._app(scope, receive, answer)
@@ -97,6 +98,8 @@ class Gateway:
             await self._refuse(_routing_error(error), scope, receive, answer)
         except Exception as error:
             await self._refuse(internal(error, str(scope["path"])[:100]), scope, receive, answer)
+        finally:
+            watch.stop()
 
     async def _refuse(self, error: ForebayError, scope: Scope, receive: Receive, answer: _Answer) -> None:
         self._metrics.count_error(error.code)

@@ -10,6 +10,7 @@ from forebay.base.errors import InvalidRequest
 from forebay.grammar.checking import GrammarChecks
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import Grammar
+from forebay.server.http.preparation import Client, Preparation
 from forebay.server.http.workers import Workers
 
 NUM_THREADS: Final = 2  # a grammar that takes all the time it may does not hold up everybody else's
@@ -19,16 +20,16 @@ class GrammarWorkers:
     """Each thread has a process, which is ended where a grammar takes too much (`grammar.checking`). What is known of
     a grammar is said in place."""
 
-    def __init__(self, make_vocabulary: Callable[[], Vocabulary]) -> None:
+    def __init__(self, preparation: Preparation, make_vocabulary: Callable[[], Vocabulary]) -> None:
         self._checks = GrammarChecks(make_vocabulary)
-        self._workers = Workers("grammar", NUM_THREADS)
+        self._workers = Workers(preparation.lane("grammar", NUM_THREADS))
 
-    async def check(self, grammar: Grammar, field: str) -> Grammar:
+    async def check(self, client: Client, grammar: Grammar, field: str) -> Grammar:
         """Check a grammar and return it, for an engine to compile. Raises InvalidRequest `grammar_invalid` that names
-        the client's `field` and the fault; Overloaded if no worker is free."""
+        the client's `field` and the fault, and what `Workers.run` raises."""
         try:
             if not self._checks.recall(grammar):
-                await self._workers.run(partial(self._checks.check, grammar))
+                await self._workers.run(client, partial(self._checks.check, grammar))
         except InvalidRequest as error:
             error.param = field
             raise

@@ -226,9 +226,10 @@ CONTRACTS: Final = {
         "Tenants",
         "API keys share an engine's throughput by their weights. No tenant waits for another's backlog beyond a stated "
         "bound (decision 50), and a full queue rejects requests of the tenant that fills it. The prefix cache evicts "
-        "from the tenant that holds the most for its weight (decision 51).",
-        "scheduler/admission.py, scheduler/displacing.py, scheduler/queues.py, scheduler/limits.py, "
-        "memory/radix_node.py",
+        "from the tenant that holds the most for its weight (decision 51). Work before admission has turns by tenant "
+        "(decision 64).",
+        "server/http/preparation.py, scheduler/admission.py, scheduler/displacing.py, scheduler/queues.py, "
+        "scheduler/limits.py, memory/radix_node.py",
     ),
 }
 

@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 _TEST = "scheduler/test_tenants.py::test_c32_"
+_TURNS = "server/test_preparation.py::test_c32_"
 _SHARES = "memory/test_shares.py::test_c32_"
 _NODES = "memory/radix_node.py"
 
@@ -55,6 +56,56 @@ TENANTS = (
         " or own + count <= self.share(tenant, limit)",
         "",
         f"{_TEST}full_queue_refuses_the_tenant_that_fills_it_and_takes_others",
+    ),
+    Mutant(
+        "C32 patience ends with the time as well",
+        "scheduler/displacing.py",
+        " and now - account.waits_since_s < PATIENCE_S",
+        "",
+        f"{_TEST}long_steps_end_the_patience_by_time",
+    ),
+    # -- work before admission ----------------------------------------------------------------------------------------
+    Mutant(
+        "C32 the tenant served least has the next turn",
+        "server/http/preparation.py",
+        "key=lambda tenant: (service(tenant), begun[tenant])",
+        "key=lambda tenant: begun[tenant]",
+        f"{_TURNS}lanes_charge_one_account",
+    ),
+    Mutant(
+        "C32 a turn is charged by the weight",
+        "server/http/preparation.py",
+        "account.paid += rate * (self.clock() - began_at) / account.weight",
+        "account.paid += rate * (self.clock() - began_at)",
+        f"{_TURNS}lane_tenants_are_served_by_their_weights",
+    ),
+    Mutant(
+        "C32 a tenant that joins the queue of turns has no credit",
+        "server/http/preparation.py",
+        "if not account.num_turns:\n            others",
+        "if False:\n            others",
+        f"{_TURNS}lane_tenant_that_was_idle_has_no_credit",
+    ),
+    Mutant(
+        "C32 a lane has a spare place for others",
+        "server/http/preparation.py",
+        "self._preparation, self._width, self._max_waiting = preparation, width, max_waiting",
+        "self._preparation, self._width, self._max_waiting = preparation, width + SPARE, max_waiting",
+        f"{_TURNS}lane_full_of_one_tenant_serves_another_at_once[2]",
+    ),
+    Mutant(
+        "C32 a spare place has a limit",
+        "server/http/preparation.py",
+        "if not begun[tenant] and service(tenant) <= most]",
+        "if not begun[tenant]]",
+        f"{_TURNS}lane_tenant_served_far_more_than_others_gets_no_spare_place[2.5-False]",
+    ),
+    Mutant(
+        "C32 a full lane takes a tenant within its share",
+        "server/http/preparation.py",
+        "if not self._room.has_room(client.tenant, self._max_waiting):",
+        "if self._room.num_inside >= self._max_waiting:",
+        f"{_TURNS}full_lane_refuses_the_tenant_that_fills_it_and_takes_others",
     ),
     # -- the prefix cache ---------------------------------------------------------------------------------------------
     Mutant(

@@ -369,3 +369,17 @@ def test_c32_plan_looks_at_no_more_requests_the_more_wait(monkeypatch):
         plan = rig.scheduler.flights[0].plan
         rig.flights.append(plan)
         rig.commit()
+
+
+def test_c32_long_steps_end_the_patience_by_time():
+    """Steps of whole chunks of prompts take a second: 32 of them are no bound that a client would accept."""
+    rig = shared(max_running_requests=4)
+    flood(rig, "a", 8, max_new=300)
+    rig.step()
+    one, num_steps = rig.add(4, tenant="b"), 0
+    while one.status is Status.WAITING:
+        rig.now += 1.0
+        rig.step()
+        num_steps += 1
+    assert num_steps <= 4
+    assert rig.scheduler.counters["displaced"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import tracemalloc
@@ -18,6 +19,8 @@ from forebay.base.errors import InvalidRequest, Overloaded, RequestError
 from forebay.server.api.completions import CompletionDialect
 from forebay.server.http import bodies
 from forebay.server.http.bodies import INLINE_BYTES, ROOM_BYTES, Bodies, _check_size, parse_json_object
+from forebay.server.http.lifecycle import Watch
+from forebay.server.http.preparation import Client, Preparation
 from forebay.server.http.workers import Workers
 from forebay.server.protocol import strict
 from forebay.server.protocol.requests import ChatRequest, CompletionRequest, DetokenizeRequest
@@ -27,7 +30,7 @@ from tests.server.conftest import CONFIG, Running
 from tests.server.process_status import MIB
 from tests.server.test_connections import ask
 
-SCOPE = {"headers": [(b"content-type", b"application/json")]}
+SCOPE = {"path": "/v1/completions", "headers": [(b"content-type", b"application/json")]}
 FEW = 40  # as many as the fields of a type
 MESSAGE = b'{"role":"nobody","content":5}'
 PART = b'{"type":"text","text":5}'
@@ -133,6 +136,8 @@ def received(*blocks: bytes) -> Receive:
     left = list(blocks)
 
     async def receive() -> dict[str, Any]:
+        if not left:
+            await asyncio.Event().wait()
         block = left.pop(0)
         return {"type": "http.request", "body": block, "more_body": bool(left)}
 
@@ -156,10 +161,10 @@ def test_a_large_body_is_not_parsed_by_the_event_loop(monkeypatch: pytest.Monkey
     monkeypatch.setattr(bodies, "parse_json_object", parse)
 
     async def main() -> None:
-        reader = Bodies(1 << 22, Workers("test", 1))
-        small = await reader.read(CompletionRequest, SCOPE, received(prompt_of(100)), 0)
+        reader = Bodies(1 << 22, Workers(Preparation({}).lane("test", 1)), {})
+        small = await reader.read(CompletionRequest, SCOPE, Client(Watch(received(prompt_of(100)))), 0)
         asyncio.get_running_loop().call_later(0.01, turned.set)
-        large = await reader.read(CompletionRequest, SCOPE, received(prompt_of(1 << 20)), 0)
+        large = await reader.read(CompletionRequest, SCOPE, Client(Watch(received(prompt_of(1 << 20)))), 0)
         assert (len(small.prompt), len(large.prompt)) == (100, 1 << 20)
 
     asyncio.run(main())
@@ -169,7 +174,7 @@ def test_a_large_body_is_not_parsed_by_the_event_loop(monkeypatch: pytest.Monkey
 
 def test_large_bodies_that_dawdle_have_limited_room_and_small_ones_pass() -> None:
     async def main() -> None:
-        reader = Bodies(ROOM_BYTES // 4, Workers("test", 1))
+        reader = Bodies(ROOM_BYTES // 4, Workers(Preparation({}).lane("test", 1)), {})
         never = asyncio.Event()
 
         def dawdling(block: bytes) -> Receive:
@@ -182,19 +187,20 @@ def test_large_bodies_that_dawdle_have_limited_room_and_small_ones_pass() -> Non
 
             return receive
 
+        quarter = b" " * (ROOM_BYTES // 4 - 1)
         waiting = [
-            asyncio.create_task(reader.read(CompletionRequest, SCOPE, dawdling(b" " * (ROOM_BYTES // 4 - 1)), 0))
+            asyncio.create_task(reader.read(CompletionRequest, SCOPE, Client(Watch(dawdling(quarter))), 0))
             for _ in range(4)
         ]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="large bodies"):
-            await reader.read(CompletionRequest, SCOPE, received(prompt_of(INLINE_BYTES)), 0)
-        await reader.read(CompletionRequest, SCOPE, received(prompt_of(100)), 0)
+            await reader.read(CompletionRequest, SCOPE, Client(Watch(received(prompt_of(INLINE_BYTES)))), 0)
+        await reader.read(CompletionRequest, SCOPE, Client(Watch(received(prompt_of(100)))), 0)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        await reader.read(CompletionRequest, SCOPE, received(prompt_of(INLINE_BYTES)), 0)
+        await reader.read(CompletionRequest, SCOPE, Client(Watch(received(prompt_of(INLINE_BYTES)))), 0)
 
     asyncio.run(main())
 
@@ -232,9 +238,30 @@ def test_an_answer_with_many_scores_is_not_written_by_the_event_loop(
 
 def test_errors_are_typed_wherever_a_body_is_parsed() -> None:
     async def main() -> None:
-        reader = Bodies(1 << 22, Workers("test", 1))
+        reader = Bodies(1 << 22, Workers(Preparation({}).lane("test", 1)), {})
         for padding in (b"", b" " * INLINE_BYTES):
             with pytest.raises(RequestError, match="not a JSON object"):
-                await reader.read(CompletionRequest, SCOPE, received(b"[" + padding), 0)
+                await reader.read(CompletionRequest, SCOPE, Client(Watch(received(b"[" + padding))), 0)
+
+    asyncio.run(main())
+
+
+def test_c32_large_bodies_of_one_tenant_leave_another_its_share_of_the_room() -> None:
+    async def main() -> None:
+        reader = Bodies(ROOM_BYTES // 4, Workers(Preparation({}).lane("test", 1)), {"a": 1, "b": 1})
+        quarter, held = b" " * (ROOM_BYTES // 4 - 1), asyncio.Event()
+
+        async def hold() -> None:
+            async with reader.content(SCOPE, Client(Watch(received(quarter)), "a")):
+                await held.wait()
+
+        holding = [asyncio.create_task(hold()) for _ in range(4)]
+        await asyncio.sleep(0)
+        for tenant, refused in (("a", True), ("b", False)):
+            client = Client(Watch(received(prompt_of(INLINE_BYTES))), tenant)
+            with pytest.raises(Overloaded) if refused else contextlib.nullcontext():
+                await reader.read(CompletionRequest, SCOPE, client, 0)
+        held.set()
+        await asyncio.gather(*holding)
 
     asyncio.run(main())

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from forebay.server.api import serving
+from forebay.server import gateway
+from forebay.server.http import workers
+from forebay.server.http.preparation import Client, Lane, staying_client
 from forebay.server.http.workers import TextWorkers
 from tests.deadlines import HANGS_S, wait_until
 
@@ -33,13 +35,13 @@ def test_c27_of_a_client_that_leaves_while_its_text_is_tokenized_the_engine_hear
         assert await asyncio.to_thread(go_on.wait, HANGS_S)
         return await run(self, *args, **options)
 
-    class Watch(serving.Watch):
+    class Watch(gateway.Watch):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             watches.append(self)
 
     monkeypatch.setattr(TextWorkers, "run", slow)
-    monkeypatch.setattr(serving, "Watch", Watch)
+    monkeypatch.setattr(gateway, "Watch", Watch)
     server = launch()
     with server.connect() as sock:
         sock.sendall(REQUEST)
@@ -48,4 +50,49 @@ def test_c27_of_a_client_that_leaves_while_its_text_is_tokenized_the_engine_hear
     go_on.set()
     with server.client() as http:
         wait_until(lambda: http.get("/debug/state").json()["server"]["num_inside"] == 0)
+    assert server.engine.submitted == []
+
+
+LONG = "word " * 1000  # so that it is tokenized beside the event loop
+SAID = {"messages": [{"role": "user", "content": LONG}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": LONG}),
+        ("/v1/chat/completions", SAID),
+        ("/tokenize", {"prompt": LONG}),
+        ("/v1/messages/count_tokens", SAID),
+    ],
+)
+def test_c27_client_that_leaves_while_it_waits_for_a_turn_leaves_its_request_on_every_route(
+    path: str, body: dict[str, Any], launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All routes share one queue: what a route asks for is given up with its client."""
+    waits, ran = threading.Event(), []
+    turn = Lane.turn
+
+    async def never(self: Lane, client: Client) -> Any:
+        busy = [
+            await turn(self, staying_client()),
+            await turn(self, Client(gateway.Watch(client.watch.receive), "another")),
+        ]
+        waits.set()
+        try:
+            return await turn(self, client)
+        finally:
+            ran.append(client.watch.gone)
+            for each in busy:
+                each.end()
+
+    monkeypatch.setattr(Lane, "turn", never)
+    content = json.dumps({"model": "tiny", **body}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    monkeypatch.setattr(workers, "NUM_THREADS", 1)
+    server = launch(tenants={"another": 1})
+    with server.connect() as sock:
+        sock.sendall(head.encode() + f"content-length: {len(content)}\r\n\r\n".encode() + content)
+        assert waits.wait(HANGS_S)
+    server.until(lambda: ran == [True])
     assert server.engine.submitted == []

@@ -15,9 +15,14 @@ from functools import partial
 import pytest
 
 from forebay.base.errors import Overloaded
-from forebay.server.http import workers
+from forebay.server.http import preparation, workers
+from forebay.server.http.preparation import Preparation, staying_client
 from forebay.server.http.workers import TextWorkers, Workers
 from tests.deadlines import HANGS_S
+
+
+def pool_of(num_threads: int, **limits: int) -> Workers:
+    return Workers(Preparation({}).lane("test", num_threads, **limits))
 
 
 @asynccontextmanager
@@ -30,7 +35,7 @@ async def stuck(pool: Workers, count: int = 1) -> AsyncIterator[None]:
         loop.call_soon_threadsafe(begun[number].set)
         release.wait(HANGS_S)
 
-    tasks = [asyncio.create_task(pool.run(lambda i=i: call(i))) for i in range(count)]  # type: ignore[misc]
+    tasks = [asyncio.create_task(pool.run(staying_client(), lambda i=i: call(i))) for i in range(count)]  # type: ignore[misc]
     for event in begun:
         await event.wait()
     yield
@@ -40,13 +45,13 @@ async def stuck(pool: Workers, count: int = 1) -> AsyncIterator[None]:
 
 def test_a_call_returns_or_raises_what_its_function_does() -> None:
     async def main() -> None:
-        pool = Workers("test", 2)
-        assert await pool.run(lambda: 7) == 7
+        pool = pool_of(2)
+        assert await pool.run(staying_client(), lambda: 7) == 7
         with pytest.raises(ZeroDivisionError):
-            await pool.run(lambda: 1 // 0)
+            await pool.run(staying_client(), lambda: 1 // 0)
         with pytest.raises(SystemExit):
-            await pool.run(sys.exit)
-        assert await pool.run(lambda: 8) == 8
+            await pool.run(staying_client(), sys.exit)
+        assert await pool.run(staying_client(), lambda: 8) == 8
         pool.close()
 
     asyncio.run(main())
@@ -58,9 +63,9 @@ def test_text_that_finds_no_worker_in_time_raises_overloaded(monkeypatch) -> Non
     release = threading.Event()
 
     async def main() -> None:
-        pool = TextWorkers()
+        pool = TextWorkers(Preparation({}))
         with pytest.raises(Overloaded) as told:
-            await pool.run(release.wait, size=workers.INLINE_CHARS + 1)
+            await pool.run(staying_client(), release.wait, size=workers.INLINE_CHARS + 1)
         assert told.value.code == "tokenizer_timeout"
         pool.close()
 
@@ -70,35 +75,35 @@ def test_text_that_finds_no_worker_in_time_raises_overloaded(monkeypatch) -> Non
 
 def test_the_queue_has_an_end() -> None:
     async def main() -> None:
-        pool = Workers("test", 2, max_waiting=3)
+        pool = pool_of(2, max_waiting=3)
         async with stuck(pool, 2):
-            waiting = [asyncio.create_task(pool.run(lambda: 1)) for _ in range(3)]
+            waiting = [asyncio.create_task(pool.run(staying_client(), lambda: 1)) for _ in range(3)]
             await asyncio.sleep(0)
             with pytest.raises(Overloaded, match="3 requests wait for a free test worker"):
-                await pool.run(lambda: 1)
+                await pool.run(staying_client(), lambda: 1)
             assert not any(task.done() for task in waiting)
         assert await asyncio.gather(*waiting) == [1, 1, 1]
-        assert await pool.run(lambda: 1) == 1
+        assert await pool.run(staying_client(), lambda: 1) == 1
         pool.close()
 
     asyncio.run(main())
 
 
 def test_workers_waiting_call_times_out_and_cancelled_call_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "MAX_WAIT_S", 0.01)
+    monkeypatch.setattr(preparation, "MAX_WAIT_S", 0.01)
     done = []
 
     async def main() -> None:
-        pool = Workers("test", 1)
+        pool = pool_of(1)
         async with stuck(pool):
             with pytest.raises(Overloaded, match="no test worker came free"):
-                await pool.run(lambda: done.append(1))
-            gone = asyncio.create_task(pool.run(lambda: done.append(2)))
+                await pool.run(staying_client(), lambda: done.append(1))
+            gone = asyncio.create_task(pool.run(staying_client(), lambda: done.append(2)))
             await asyncio.sleep(0)
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
-        monkeypatch.setattr(workers, "MAX_WAIT_S", 60)
-        await pool.run(lambda: done.append(3))
+        monkeypatch.setattr(preparation, "MAX_WAIT_S", 60)
+        await pool.run(staying_client(), lambda: done.append(3))
         pool.close()
 
     asyncio.run(main())
@@ -107,11 +112,11 @@ def test_workers_waiting_call_times_out_and_cancelled_call_never_runs(monkeypatc
 
 def test_a_call_over_its_time_is_left_to_itself() -> None:
     async def main() -> None:
-        pool = Workers("test", 2)
+        pool = pool_of(2)
         release = threading.Event()
         with pytest.raises(TimeoutError):
-            await pool.run(lambda: release.wait(HANGS_S), 0.01)
-        assert await pool.run(lambda: 1, 60) == 1
+            await pool.run(staying_client(), lambda: release.wait(HANGS_S), 0.01)
+        assert await pool.run(staying_client(), lambda: 1, 60) == 1
         release.set()
         pool.close()
 
@@ -123,9 +128,9 @@ def test_nothing_of_a_call_stays_with_its_thread() -> None:
         pass
 
     async def main() -> None:
-        pool = Workers("test", 1)
-        given, made = Large(), await pool.run(Large)
-        await pool.run(partial(id, given))
+        pool = pool_of(1)
+        given, made = Large(), await pool.run(staying_client(), Large)
+        await pool.run(staying_client(), partial(id, given))
         left = [weakref.ref(given), weakref.ref(made)]
         del given, made
         for _ in range(100):
@@ -142,10 +147,11 @@ def test_nothing_of_a_call_stays_with_its_thread() -> None:
 def test_a_call_that_never_ends_does_not_keep_the_process_from_ending() -> None:
     code = (
         "import asyncio, contextlib, threading\n"
+        "from forebay.server.http.preparation import Preparation, staying_client\n"
         "from forebay.server.http.workers import Workers\n"
         "async def main():\n"
         "    with contextlib.suppress(TimeoutError):\n"
-        "        await Workers('test', 1).run(threading.Event().wait, 0.01)\n"
+        "        await Workers(Preparation({}).lane('test', 1)).run(staying_client(), threading.Event().wait, 0.01)\n"
         "asyncio.run(main())\n"
         "print('over')\n"
     )

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from math import inf
 from random import Random
 from typing import Any, ClassVar, Final
 from unittest.mock import patch
@@ -29,7 +30,7 @@ from forebay.requests.request import Request, RequestFault
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.requests.updates import Failure, FinishReason, Update
-from forebay.scheduler import admission, recovery, scheduler
+from forebay.scheduler import admission, displacing, recovery
 from forebay.scheduler.grammars import Constraints
 from forebay.scheduler.proposer import Proposer
 from forebay.speculation.adaptive import Mark, Widths
@@ -504,7 +505,8 @@ def scaled_down(
         patch.object(radix_cache, "_LEAVES_PER_SLICE", FEW),
         patch.object(admission, "MAX_OVERTAKES", FEW),
         patch.object(admission, "SHARE_WORTH_WAITING", share),
-        patch.object(scheduler, "PATIENCE", FEW),
+        patch.object(displacing, "PATIENCE", FEW),
+        patch.object(displacing, "PATIENCE_S", inf),
         patch.object(core, "EXPIRE_INTERVAL_S", expire_interval_s),
         patch.object(core, "log"),
         patch.object(sleep, "log"),

@@ -22,8 +22,8 @@ from forebay.engine.client.scores import Scored
 from forebay.server.api.generation import Generation
 from forebay.server.api.logprobs import RankedLogprob, prompt_logprobs
 from forebay.server.context import ServerContext
-from forebay.server.http.bodies import ClientGone
 from forebay.server.http.errors import DONE, error_ending, internal
+from forebay.server.http.lifecycle import ClientGone
 from forebay.server.http.protocol import Connection
 from forebay.text.answers.parts import Part, Said
 from forebay.text.token_bytes import TokenBytes
@@ -181,7 +181,7 @@ async def collect(server: ServerContext, dialect: Dialect, generation: Generatio
         raise ClientGone
     texts = list(map("".join, collected.texts))
     whole = partial(dialect.whole, generation, texts, collected.parts, collected.scores)
-    return whole() if generation.num_scores <= INLINE_SCORES else await server.json_workers.run(whole)
+    return whole() if generation.num_scores <= INLINE_SCORES else await server.json_workers.run(server.client, whole)
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -37,8 +36,7 @@ from forebay.server.api.pooling import Batch, Vector
 from forebay.server.api.prompts import naming, prompt_ids, render
 from forebay.server.api.renaming import renamed
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.http.bodies import ClientGone
-from forebay.server.http.lifecycle import Watch
+from forebay.server.http.lifecycle import ClientGone
 from forebay.server.protocol.messages import ChatMessage, Templated, TemplateVariables
 from forebay.server.protocol.requests import PlainText
 from forebay.server.protocol.strict import Sender
@@ -140,7 +138,6 @@ class OllamaEmbedding(msgspec.Struct):
 
 
 INLINE_NUMBERS: Final = 1 << 14  # to write so many takes about a millisecond
-TOKENIZED_IN_A_ROW: Final = 16  # short texts are tokenized in place, and then it is the turn of others
 _JUDGING: Final = Templated(chat_template_kwargs=TemplateVariables(enable_thinking=False))
 _PLAIN: Final = PlainText()
 
@@ -162,7 +159,7 @@ async def embeddings(request: Request, server: ServerContext) -> Response:
         return msgspec.json.encode(Embeddings(object="list", data=data, model=name, usage=usage))
 
     large = sum(map(len, made)) > INLINE_NUMBERS
-    return _json(await server.json_workers.run(answer) if large else answer())
+    return _json(await server.json_workers.run(server.client, answer) if large else answer())
 
 
 async def ollama_embed(request: Request, server: ServerContext) -> Response:
@@ -184,7 +181,7 @@ async def ollama_embed(request: Request, server: ServerContext) -> Response:
         )
 
     large = sum(map(len, made)) > INLINE_NUMBERS
-    return _json(await server.json_workers.run(answer) if large else answer())
+    return _json(await server.json_workers.run(server.client, answer) if large else answer())
 
 
 async def ollama_embeddings(request: Request, server: ServerContext) -> Response:
@@ -286,12 +283,7 @@ async def _scores(
 async def _encoded(
     server: ServerContext, body: PlainText, texts: Sequence[str | list[int | str]], source: str
 ) -> list[list[int]]:
-    made = []
-    for number, text in enumerate(texts, 1):
-        made.append(await _input_ids(server, body, text, source))
-        if number % TOKENIZED_IN_A_ROW == 0:
-            await asyncio.sleep(0)
-    return made
+    return [await _input_ids(server, body, text, source) for text in texts]
 
 
 async def _input_ids(server: ServerContext, body: PlainText, pieces: str | list[int | str], source: str) -> list[int]:
@@ -335,16 +327,16 @@ async def _pooled(
     own |= {"adapter": context.adapter, "adapter_number": context.adapter_number if count > 1 else 0}
     submit = partial(server.engine.submit, params=params, **own)
 
-    with server.lifecycle.admit(context.tenant.name, most), Watch(context.receive) as watch:
+    with server.lifecycle.admit(context.tenant.name, most):
         with naming(source):
             made = await prompts()
             for token_ids in made:
                 check_context(len(token_ids), 0, info.context_length)
-        if watch.gone:
+        if context.client.watch.gone:
             raise ClientGone
         batch = Batch(lambda token_ids: submit(prompt_token_ids=token_ids), made)
         batch.started_at = context.arrived_at
-        watch.on_gone(batch.leave)
+        context.client.watch.on_gone(batch.leave)
         try:
             batch.start(most)
             vectors = await batch.ended()

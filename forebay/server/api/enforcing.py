@@ -21,16 +21,16 @@ async def enforced_grammar(server: ServerContext, body: ChatRequest, prompt: lis
     found, rules = server.model.answers, rules_of(body)
     for call in (call for call in rules.calls if call.enforced):
         schema = json.dumps({"type": "object", **call.parameters}, ensure_ascii=False)
-        await server.grammars.check(Grammar(GrammarKind.JSON_SCHEMA, schema), call.field)
+        await server.grammars.check(server.client, Grammar(GrammarKind.JSON_SCHEMA, schema), call.field)
         if call.text:
-            await server.grammars.check(Grammar(GrammarKind.LARK, call.text), call.field)
+            await server.grammars.check(server.client, Grammar(GrammarKind.LARK, call.text), call.field)
     if found.formats.thinking is not None:
         tail = server.tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
         rules = replace(rules, opened=found.opens_thinking(tail))
     grammar = answer_grammar(found.formats, server.tokenizer.table, rules)
     if grammar is None or grammar is rules.content:
         return grammar
-    return await server.grammars.check(grammar, "tools" if rules.calls else "messages")
+    return await server.grammars.check(server.client, grammar, "tools" if rules.calls else "messages")
 
 
 def rules_of(body: ChatRequest) -> AnswerRules:

@@ -35,6 +35,7 @@ async def encode(server: ServerContext, text: str, body: PlainText) -> list[int]
     """Return the tokens of a text, made by a worker if it is long. Raises what `Tokenizer.encode` raises."""
     server.tokenizer.wake()
     return await server.workers.run(
+        server.client,
         server.tokenizer.encode,
         text,
         size=server.tokenizer.work_chars(text),
@@ -60,6 +61,7 @@ async def render(
     if points := options.pop("breakpoints", ()):
         options["breakpoints"] = [history.moved(point._replace(message=places[point.message])) for point in points]
     return await server.workers.run(
+        server.client,
         encode,
         history.messages,
         size=1 << 20,

@@ -29,8 +29,7 @@ from forebay.server.api.images import with_images
 from forebay.server.api.prompts import check_answerable, naming, prompt_ids, reading_of, render, unread_variables
 from forebay.server.api.rendezvous import FIELDS, rendezvous_of
 from forebay.server.context import RequestContext, ServerContext
-from forebay.server.http.bodies import ClientGone
-from forebay.server.http.lifecycle import Watch
+from forebay.server.http.lifecycle import ClientGone
 from forebay.server.protocol.requests import I32, ChatRequest, CompletionRequest, Sampling
 from forebay.server.protocol.validation import INVALID_COMBINATION, UNSUPPORTED_FIELD
 
@@ -165,9 +164,9 @@ async def _serve(
         source, num_prompts = ("prompt", len(body.prompts)) if isinstance(body, CompletionRequest) else ("messages", 1)
         undo.enter_context(server.lifecycle.admit(context.tenant.name, num_prompts * body.choices))
         order = _order(server, context, body, params, num_prompts)
-        watch = undo.enter_context(Watch(context.receive))
+        watch = context.client.watch
         for asked in body.grammars:
-            await server.grammars.check(asked.grammar, asked.field)
+            await server.grammars.check(server.client, asked.grammar, asked.field)
         with naming(source):
             made = await prompts()
         if watch.gone:
@@ -279,5 +278,5 @@ def with_room(
 
 async def with_words(server: ServerContext, params: SamplingParams, words: list[str]) -> SamplingParams:
     """Return `params` with the token sequences that spell `words`, which may not be generated."""
-    found = await server.workers.run(server.tokenizer.spellings, words, size=sum(map(len, words)))
+    found = await server.workers.run(server.client, server.tokenizer.spellings, words, size=sum(map(len, words)))
     return msgspec.structs.replace(params, bad_words=found)

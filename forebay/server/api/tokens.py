@@ -95,7 +95,9 @@ async def detokenize(request: Request, server: ServerContext) -> Response:
     info = server.engine.info
     check_token_ids("tokens", body.tokens, info.vocab_size)
     skip, size = body.skip_special_tokens, len(body.tokens)
-    text = await server.workers.run(server.tokenizer.decode, body.tokens, size=size, skip_special_tokens=skip)
+    text = await server.workers.run(
+        server.client, server.tokenizer.decode, body.tokens, size=size, skip_special_tokens=skip
+    )
     return _json(Detokenized(prompt=text, content=text))
 
 

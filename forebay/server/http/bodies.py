@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any, Final, Protocol, Self, TypeVar
 
-from starlette.types import Receive, Scope
+from starlette.types import Scope
 
 from forebay.base import json_text
 from forebay.base.errors import InvalidRequest, Overloaded, PayloadTooLarge
 from forebay.base.proof import PROOF, digest_of
+from forebay.scheduler.limits import Room
 from forebay.server.http.errors import LLAMA_SERVER, OLLAMA, HttpError
+from forebay.server.http.lifecycle import ClientGone
+from forebay.server.http.preparation import Client
 from forebay.server.http.workers import Workers
 
 
@@ -32,67 +35,76 @@ Body = TypeVar("Body", bound=Parsed)
 BODY_DIGEST: Final = "forebay.body_digest"  # of a scope: the SHA-256 that its body must have, or ""
 JSON: Final = b"application/json"
 INLINE_BYTES: Final = 16 << 10  # parsing that much takes less than a millisecond
-ROOM_BYTES: Final = 128 << 20  # for all large bodies together, while they arrive and wait to be parsed
-
-
-class ClientGone(Exception):
-    """The client went away; there is nobody to answer."""
+ROOM_BYTES: Final = 128 << 20  # for all large bodies together, while they arrive and wait to be parsed; see `Room`
 
 
 class Bodies:
     """Reads what clients send. Belongs to the event loop."""
 
-    def __init__(self, max_bytes: int, workers: Workers, *, lenient: bool = False, images: bool = False) -> None:
-        """`max_bytes` is the limit of one body; two of them always have room. `lenient` and `images`: as for
-        `Parsed`."""
+    def __init__(
+        self,
+        max_bytes: int,
+        workers: Workers,
+        weights: Mapping[str, int],
+        *,
+        lenient: bool = False,
+        images: bool = False,
+    ) -> None:
+        """`max_bytes` is the limit of one body; two of them always have room. Tenants share the room by their
+        `weights`. `lenient` and `images`: as for `Parsed`."""
         self._lenient, self._images = lenient, images
         self._max_bytes = max_bytes
-        self._room = max(ROOM_BYTES, 2 * max_bytes)
-        self._held = 0
+        self._room_bytes = max(ROOM_BYTES, 2 * max_bytes)
+        self._room = Room(weights)
         self._workers = workers
 
-    async def read(self, kind: type[Body], scope: Scope, receive: Receive, max_ids: int) -> Body:
+    async def read(self, kind: type[Body], scope: Scope, client: Client, max_ids: int) -> Body:
         """The request's body as `kind`, which may hold `max_ids` token ids. Raises InvalidRequest and what `content`
         raises."""
-        async with self.content(scope, receive) as content:
+        async with self.content(scope, client) as content:
             parse = partial(_parse, kind, content, max_ids, self._lenient, self._images)
-            return parse() if len(content) <= INLINE_BYTES else await self._workers.run(parse)
+            return parse() if len(content) <= INLINE_BYTES else await self._workers.run(client, parse)
 
     @contextlib.asynccontextmanager
-    async def content(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
-        """The request's body as it was sent; a large one takes room as long as it is in use. Raises HttpError for
-        another kind of body, PayloadTooLarge as soon as too many bytes are announced or arrive, and Overloaded where
-        other bodies take the room."""
+    async def content(self, scope: Scope, client: Client) -> AsyncIterator[bytes]:
+        """The request's body as it was sent; a large one takes room as long as it is in use.
+
+        When the body is complete, its client is watched. Raises HttpError for another kind of body, ClientGone, and
+        PayloadTooLarge as soon as too many bytes are announced or arrive. Raises Overloaded if other bodies take the
+        room, and those of this tenant its share.
+        """
         size, content = _announced_bytes(scope), bytearray()
         held = 0
         try:
             more = True
             while more and size <= self._max_bytes:
-                message = await receive()
+                message = await client.watch.receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGone
                 content += message.get("body", b"")
                 size = len(content)
                 if size > INLINE_BYTES:
-                    self._held += len(content) - held
+                    self._take_room(client.tenant, len(content) - held)
                     held = len(content)
-                    self._check_room()
                 more = message.get("more_body", False)
             if size > self._max_bytes:
                 raise self._too_large(size)
+            client.watch.start()
             whole = bytes(content)
-            await self._check_digest(scope, whole)
+            await self._check_digest(scope, client, whole)
             yield whole
         finally:
-            self._held -= held
+            self._room.leave(client.tenant, held)
 
-    async def _check_digest(self, scope: Scope, content: bytes) -> None:
+    async def _check_digest(self, scope: Scope, client: Client, content: bytes) -> None:
         """Raise HttpError 403 for another body than the one that the sender has proved."""
         expected = scope.get(BODY_DIGEST)
         if not expected:
             return
         found = (
-            digest_of(content) if len(content) <= INLINE_BYTES else await self._workers.run(partial(digest_of, content))
+            digest_of(content)
+            if len(content) <= INLINE_BYTES
+            else await self._workers.run(client, partial(digest_of, content))
         )
         if found != expected:
             why = f"the proof in {PROOF} is of another body: make one for each message"
@@ -103,9 +115,10 @@ class Bodies:
             f"the body has {size} bytes or more; at most {self._max_bytes} are read: raise --max-body-bytes"
         )
 
-    def _check_room(self) -> None:
-        if self._held > self._room:
-            raise Overloaded(f"large bodies take {self._held} bytes; all may have {self._room}: try again later")
+    def _take_room(self, tenant: str, num_bytes: int) -> None:
+        if not self._room.has_room(tenant, self._room_bytes, num_bytes):
+            raise Overloaded(f"large bodies take the {self._room_bytes} bytes that all may have: try again later")
+        self._room.enter(tenant, num_bytes)
 
 
 def _parse(kind: type[Body], content: bytes, max_ids: int, lenient: bool, images: bool) -> Body:

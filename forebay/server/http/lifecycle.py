@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from starlette.types import Receive
@@ -54,35 +53,57 @@ class Lifecycle:
         await self._empty.wait()
 
 
-@dataclass
+class ClientGone(Exception):
+    """The client went away; there is nobody to answer."""
+
+
 class Watch:
     """Notices that the client went away, from the end of its body on."""
 
-    _receive: Receive
-    _then: Callable[[], None] | None = None
-    _task: asyncio.Task[None] | None = None
-    gone: bool = False
+    def __init__(self, receive: Receive) -> None:
+        self.receive = receive
+        self._then: dict[Callable[[], object], None] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.gone = False
 
-    def on_gone(self, then: Callable[[], None]) -> None:
+    def on_gone(self, then: Callable[[], object]) -> None:
         """Call `then` when the client disconnects; at once if it has already."""
-        self._then = then
+        self._then[then] = None
         if self.gone:
             then()
 
-    def __enter__(self) -> Watch:
-        self._task = asyncio.create_task(self._wait())
-        return self
+    @contextmanager
+    def calling(self, then: Callable[[], object]) -> Iterator[None]:
+        """Inside, `then` is called when the client disconnects; at once if it has already."""
+        self.on_gone(then)
+        try:
+            yield
+        finally:
+            del self._then[then]
 
-    def __exit__(self, *_: object) -> None:
+    def start(self) -> None:
+        """Begin to watch; no-op if it has begun."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._wait())
+
+    def stop(self) -> None:
+        """Stop watching."""
         if self._task is not None:
             self._task.cancel()
 
+    def __enter__(self) -> Watch:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     async def _wait(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
+        while (await self.receive())["type"] != "http.disconnect":
             pass
         self.gone = True
-        if self._then is not None:
-            self._then()
+        for then in [*self._then]:
+            then()
 
 
 class _Known(NamedTuple):

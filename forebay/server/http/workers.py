@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,43 +12,50 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
+from forebay.base.confined import Stop, Stopped, stopped_by
 from forebay.base.errors import ForebayError, InvalidRequest, Overloaded
 from forebay.base.log import event, get_logger
+from forebay.server.http.lifecycle import ClientGone
+from forebay.server.http.preparation import Client, Lane, Preparation
 
 T = TypeVar("T")
 
-MAX_WAITING: Final = 512  # calls, for a free thread
-MAX_WAIT_S: Final = 30.0  # of one of them
-
 
 class Workers:
-    """`num_threads` threads and a queue of limited length in front of them.
+    """A thread for each place of a lane.
 
-    They are daemons: a call that does not end keeps neither the process from ending nor, for longer than `MAX_WAIT_S`,
-    a client from its answer. Belongs to one event loop.
+    They are daemons: a call that does not end keeps neither the process from ending nor a client from its answer for
+    longer than `preparation.MAX_WAIT_S`. Belongs to one event loop.
     """
 
-    def __init__(self, name: str, num_threads: int, max_waiting: int = MAX_WAITING) -> None:
-        self._name = name
-        self._num_threads = num_threads
-        self._max_waiting = max_waiting
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
         self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    async def run(self, function: Callable[[], T], timeout_s: float | None = None) -> T:
-        """Run `function` on a thread, and return or raise its result. Raises Overloaded where no thread comes free, and
-        TimeoutError when it has run for `timeout_s`; it is then left to itself."""
-        if self._calls.qsize() >= self._max_waiting:
-            raise Overloaded(f"{self._calls.qsize()} requests wait for a free {self._name} worker: try again later")
+    async def run(self, client: Client, function: Callable[[], T], timeout_s: float | None = None) -> T:
+        """Run `function` on a thread in a turn of the client's, and return or raise its result.
+
+        Raises what `Lane.turn` raises, and TimeoutError when the function has run for `timeout_s`. If that happens, or
+        the client leaves (ClientGone), the processes that work for the call are ended; what runs on the thread itself
+        cannot be stopped, and has its place until it ends.
+        """
+        turn = await self._lane.turn(client)
         if not self._threads:
             self._start()
-        call = _Call(function)
+        call = _Call(function, partial(asyncio.get_running_loop().call_soon_threadsafe, turn.end))
+        call.result.set_running_or_notify_cancel()  # it is not cancelled: its end is that of the work
         self._calls.put(call)
+        result = asyncio.wrap_future(call.result)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(call.started), MAX_WAIT_S)  # the queue's time is not this call's
-        except TimeoutError:
-            raise Overloaded(f"no {self._name} worker came free within {MAX_WAIT_S:g} s: try again later") from None
-        return await asyncio.wait_for(asyncio.wrap_future(call.result), timeout_s)
+            with client.watch.calling(result.cancel):
+                return await asyncio.wait_for(result, timeout_s)
+        except asyncio.CancelledError:
+            if client.watch.gone:
+                raise ClientGone from None
+            raise
+        finally:
+            call.stop.set()
 
     def close(self) -> None:
         """End each thread after the calls that wait."""
@@ -55,8 +63,9 @@ class Workers:
             self._calls.put(None)
 
     def _start(self) -> None:
+        numbers = range(self._lane.num_places)
         self._threads = [
-            threading.Thread(target=self._work, name=f"{self._name}-{i}", daemon=True) for i in range(self._num_threads)
+            threading.Thread(target=self._work, name=f"{self._lane.name}-{i}", daemon=True) for i in numbers
         ]
         for thread in self._threads:
             thread.start()
@@ -73,24 +82,27 @@ class Workers:
         return call is not None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Call(Generic[T]):
-    """One call. Its futures are cancelled with the tasks that wait for them."""
+    """One call. `stop` ends the processes that work for it; `ended` is called when it is over, before the result is
+    known."""
 
     function: Callable[[], T]
-    started: Future[None] = field(default_factory=Future)
+    ended: Callable[[], object]
+    stop: Stop = field(default_factory=Stop)
     result: Future[T] = field(default_factory=Future)
 
     def run(self) -> None:
-        """Call the function, unless no task waits for the start any more."""
-        if not self.started.set_running_or_notify_cancel():
-            return
-        self.result.set_running_or_notify_cancel()  # from now on it is not cancelled
-        self.started.set_result(None)
+        """Call the function."""
+        done: Callable[[], None]
         try:
-            self.result.set_result(self.function())
+            with stopped_by(self.stop):
+                done = partial(self.result.set_result, self.function())
         except BaseException as error:  # the tokenizer's panics are no Exceptions
-            self.result.set_exception(error)
+            done = partial(self.result.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.ended()
+        done()
 
 
 INLINE_CHARS: Final = 2048  # tokenizing that much takes less than a millisecond, a hop to a thread and back 0.1
@@ -101,23 +113,25 @@ log = get_logger("server")
 
 
 class TextWorkers:
-    """`TIMEOUT_S` answers the client, but a thread cannot be stopped: it works on until it is done. That is bounded by
-    what it was given. A text has at most 8 bytes per token of context; longer ones are refused before any work. Token
-    ids fit into the capped body, and chat templates run in processes that are killed (`text.chat_template`). What waits
-    for a free thread is limited in number and in time.
+    """Rendering and tokenizing. `TIMEOUT_S` answers the client, but tokenizing cannot be stopped: the thread works on
+    until it is done. That is bounded by what it was given. A text has at most 8 bytes per token of context; longer ones
+    are refused before any work. Token ids fit into the capped body, and chat templates run in processes that are killed
+    (`text.chat_template`).
     """
 
-    def __init__(self) -> None:
-        self._workers = Workers("text", NUM_THREADS)
+    def __init__(self, preparation: Preparation) -> None:
+        self._workers = Workers(preparation.lane("text", NUM_THREADS))
 
-    async def run(self, function: Callable[..., T], *args: Any, size: int, **kwargs: Any) -> T:
-        """`function`'s result. `size` is the input's length in characters: short ones run in place. Whatever fails is
-        InvalidRequest unless it is typed already: the tokenizer's own panics are no Exceptions."""
+    async def run(self, client: Client, function: Callable[..., T], *args: Any, size: int, **kwargs: Any) -> T:
+        """`function`'s result. `size` is the input's length in characters: short ones run in place, as many as have
+        `INLINE_CHARS` together for one client. Whatever fails is InvalidRequest unless it is typed already: the
+        tokenizer's own panics are no Exceptions."""
         call = partial(_guarded, function, *args, **kwargs)
-        if size <= INLINE_CHARS:
+        if client.num_inline_chars + size <= INLINE_CHARS:
+            client.num_inline_chars += size
             return call()
         try:
-            return await self._workers.run(call, TIMEOUT_S)
+            return await self._workers.run(client, call, TIMEOUT_S)
         except TimeoutError:
             raise Overloaded(
                 f"the text was not rendered and tokenized within {TIMEOUT_S:g} s: the server is busy, try again later",
@@ -132,7 +146,7 @@ class TextWorkers:
 def _guarded(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     try:
         return function(*args, **kwargs)
-    except ForebayError:
+    except (ForebayError, Stopped):
         raise
     except BaseException as error:
         log.warning(event("tokenizer_failed", kind=type(error).__name__))

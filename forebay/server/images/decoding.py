@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from forebay.base.confined import ConfinedProcess, Late, NoAnswer, Processes
 from forebay.base.errors import Overloaded
 from forebay.requests.pictures import digest_of
+from forebay.server.http.preparation import Client, Preparation
 from forebay.server.http.workers import Workers
 from forebay.server.images.frames import LIMITS, Decode, Decoded, Refused, decode_answer, encode
 from forebay.server.images.sources import Unreadable, check_data
@@ -28,15 +29,15 @@ class CutImage(NamedTuple):
 class ImageDecoder:
     """Each thread has a process, which is ended where an image takes too much. Belongs to one event loop."""
 
-    def __init__(self, tiling: Tiling, max_bytes: int) -> None:
+    def __init__(self, preparation: Preparation, tiling: Tiling, max_bytes: int) -> None:
         self._tiling, self._max_bytes = tiling, max_bytes
         self._processes = Processes(partial(ConfinedProcess, _MODULE, LIMITS, "decoding images"))
-        self._workers = Workers("image", NUM_THREADS)
+        self._workers = Workers(preparation.lane("image", NUM_THREADS))
 
-    async def decode(self, file: str | bytes, *, splits: bool) -> CutImage:
-        """Decode a file, or the one in a `data:` URL. Raises Unreadable, and Overloaded where that could not be found
-        out."""
-        return await self._workers.run(partial(self._decode, file, splits))
+    async def decode(self, client: Client, file: str | bytes, *, splits: bool) -> CutImage:
+        """Decode a file, or the one in a `data:` URL. Raises Unreadable, Overloaded where that could not be found
+        out, and what `Workers.run` raises."""
+        return await self._workers.run(client, partial(self._decode, file, splits))
 
     def _decode(self, file: str | bytes, splits: bool) -> CutImage:
         content, url = (b"", file) if isinstance(file, str) else (file, "")

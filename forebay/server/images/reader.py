@@ -12,6 +12,9 @@ from forebay.base.errors import InvalidRequest, Overloaded
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import DisaggregationMode
 from forebay.config.media import MediaOptions
+from forebay.scheduler.limits import Room
+from forebay.server.http.lifecycle import ClientGone
+from forebay.server.http.preparation import Client, Preparation
 from forebay.server.images.decoding import CutImage, ImageDecoder
 from forebay.server.images.expansion import Expanded, Expansion
 from forebay.server.images.fetching import Fetcher
@@ -23,7 +26,8 @@ from forebay.text.tokenizer import Tokenizer
 
 log = get_logger("server")
 
-ROOM_BYTES: Final = 512 << 20  # for the files and pixels of all images that have not reached the engine
+ROOM_BYTES: Final = 512 << 20  # for the files and pixels of all images that have not reached the engine; see `Room`
+NUM_FETCHES: Final = 64  # at a time
 _DISAGGREGATED: Final = (
     "images are not supported with prefill/decode disaggregation: ask a server that computes whole requests, or leave "
     "them out"
@@ -47,6 +51,7 @@ class ImageReader:
         tiling: Tiling,
         tokenizer: Tokenizer,
         options: MediaOptions,
+        preparation: Preparation,
         mode: DisaggregationMode = DisaggregationMode.NULL,
         *,
         fetcher: Fetcher | None = None,
@@ -54,17 +59,19 @@ class ImageReader:
         """Raises ModelError for a tokenizer that is not the model's."""
         self._max_images, self._max_bytes = options.limit_mm_per_prompt, options.max_image_bytes
         self._expansion = Expansion(tokenizer, tiling)
-        self._decoder = ImageDecoder(tiling, options.max_image_bytes)
+        self._decoder = ImageDecoder(preparation, tiling, options.max_image_bytes)
         self._fetcher = fetcher or Fetcher(options.allowed_media_domains, options.max_image_bytes)
         self.why_not = _DISAGGREGATED if mode is not DisaggregationMode.NULL else ""  # why it reads none
         if self.why_not:
             log.warning(event("images_refused", why=self.why_not))
-        self._held = 0
+        self._fetching = preparation.lane("download", NUM_FETCHES)
+        self._room = Room(preparation.weights)
 
     @contextlib.contextmanager
-    def admitted(self, asked: Sequence[Asked], *, disaggregated: bool) -> Iterator[AdmittedImages]:
+    def admitted(self, client: Client, asked: Sequence[Asked], *, disaggregated: bool) -> Iterator[AdmittedImages]:
         """Inside, the images have room. `disaggregated`: their prompt is computed by one server and their answer by
-        another. Raises InvalidRequest for images that cannot be read, and Overloaded where others take the room."""
+        another. Raises InvalidRequest for images that cannot be read, and Overloaded if others take the room and those
+        of this tenant its share."""
         if why_not := self.why_not or (_DISAGGREGATED if disaggregated else ""):
             raise InvalidRequest(why_not, code=UNSUPPORTED_FIELD, param=asked[0].place)
         if len(asked) > self._max_images:
@@ -74,12 +81,12 @@ class ImageReader:
                 code="too_many_images",
                 param=asked[self._max_images].place,
             )
-        images = AdmittedImages(self, asked)
+        images = AdmittedImages(self, client, asked)
         try:
             images.hold(sum(len(image.source.text) for image in asked))
             yield images
         finally:
-            self._held -= images.held
+            self._room.leave(client.tenant, images.held)
 
     def close(self) -> None:
         """End the threads once their current work is done."""
@@ -89,17 +96,16 @@ class ImageReader:
 class AdmittedImages:
     """Images of one prompt, which have room. Made by `ImageReader.admitted`."""
 
-    def __init__(self, reader: ImageReader, asked: Sequence[Asked]) -> None:
-        self._reader, self._asked = reader, asked
+    def __init__(self, reader: ImageReader, client: Client, asked: Sequence[Asked]) -> None:
+        self._reader, self._client, self._asked = reader, client, asked
         self.held = 0  # bytes
 
     def hold(self, num_bytes: int) -> None:
         """Take more room, until the images are in the engine. Raises Overloaded where there is none."""
-        reader = self._reader
-        if reader._held + num_bytes > ROOM_BYTES:
-            what = f"images of other requests take {reader._held} bytes; all may have {ROOM_BYTES}: try again later"
-            raise Overloaded(what)
-        reader._held += num_bytes
+        room, tenant = self._reader._room, self._client.tenant
+        if not room.has_room(tenant, ROOM_BYTES, num_bytes):  # no number of other tenants' is told (C29)
+            raise Overloaded(f"images of requests take the {ROOM_BYTES} bytes that all may have: try again later")
+        room.enter(tenant, num_bytes)
         self.held += num_bytes
 
     async def expanded(self, token_ids: Sequence[int], resume_points: Sequence[int]) -> Expanded:
@@ -112,22 +118,36 @@ class AdmittedImages:
     async def _files(self) -> list[str | bytes]:
         """All that are elsewhere at once: each may take seconds."""
         tasks = [asyncio.ensure_future(self._file(i)) for i in range(len(self._asked))]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
+
+        def cancel() -> None:
             for task in tasks:
                 task.cancel()
+
+        watch = self._client.watch
+        try:
+            with watch.calling(cancel):
+                return list(await asyncio.gather(*tasks))
+        except asyncio.CancelledError:
+            if watch.gone:
+                raise ClientGone from None
+            raise
+        finally:
+            cancel()
 
     async def _file(self, number: int) -> str | bytes:
         url = self._asked[number].source.take()
         if is_data(url):
             return url
-        with self._naming(number):
-            return await self._reader._fetcher.fetch(url, self.hold)
+        turn = await self._reader._fetching.turn(self._client)
+        try:
+            with self._naming(number):
+                return await self._reader._fetcher.fetch(url, self.hold)
+        finally:
+            turn.end()
 
     async def _image(self, number: int, file: str | bytes) -> CutImage:
         with self._naming(number):
-            image = await self._reader._decoder.decode(file, splits=self._asked[number].splits)
+            image = await self._reader._decoder.decode(self._client, file, splits=self._asked[number].splits)
         self.hold(len(image.tiles.pixels))
         return image
 

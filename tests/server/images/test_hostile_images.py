@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from forebay.server.http.preparation import Preparation, staying_client
 from forebay.server.images.decoding import CutImage, ImageDecoder
 from forebay.server.images.headers import webp_size
 from forebay.server.images.sources import Unreadable, data_of
@@ -35,10 +36,10 @@ MAX_BYTES = 1 << 20
 
 class Decoding:
     def __init__(self) -> None:
-        self.decoder = ImageDecoder(TILING, MAX_BYTES)
+        self.decoder = ImageDecoder(Preparation({}), TILING, MAX_BYTES)
 
     def image(self, content: bytes) -> CutImage:
-        return asyncio.run(self.decoder.decode(content, splits=True))
+        return asyncio.run(self.decoder.decode(staying_client(), content, splits=True))
 
     def refusal(self, content: bytes) -> str:
         with pytest.raises(Unreadable) as refused:
@@ -181,11 +182,11 @@ def test_decoder_another_type_of_file_is_refused(decoding: Decoding, kind: str) 
 
 def test_decoder_data_url_is_decoded_in_the_process(decoding: Decoding) -> None:
     url = "data:image/png;base64," + b64encode(FILES["png"]).decode()
-    assert asyncio.run(decoding.decoder.decode(url, splits=True)) == decoding.image(FILES["png"])
+    assert asyncio.run(decoding.decoder.decode(staying_client(), url, splits=True)) == decoding.image(FILES["png"])
     with pytest.raises(Unreadable, match="base64 is broken"):
-        asyncio.run(decoding.decoder.decode(url + "!", splits=True))
+        asyncio.run(decoding.decoder.decode(staying_client(), url + "!", splits=True))
     with pytest.raises(Unreadable, match=f"at most {MAX_BYTES} are read"):
-        asyncio.run(decoding.decoder.decode(url + "A" * 2 * MAX_BYTES, splits=True))
+        asyncio.run(decoding.decoder.decode(staying_client(), url + "A" * 2 * MAX_BYTES, splits=True))
 
 
 def test_decoder_process_that_died_is_replaced(decoding: Decoding) -> None:

@@ -18,6 +18,7 @@ from forebay.config.media import MediaOptions
 from forebay.families.small_pictures import WITH_PICTURES
 from forebay.requests.pictures import digest_of
 from forebay.requests.sampling_params import SamplingParams
+from forebay.server.http.preparation import Preparation, staying_client
 from forebay.server.images import reader
 from forebay.server.images.cutting import tiles_of
 from forebay.server.images.reader import Asked, ImageReader
@@ -423,11 +424,11 @@ def test_template_that_shows_no_images_is_named(tmp_path: Path) -> None:
 
 
 def read_by(tokenizer: Tokenizer, mode: DisaggregationMode = DisaggregationMode.NULL) -> Callable[..., None]:
-    found = ImageReader(TILING, tokenizer, MediaOptions(), mode)
+    found = ImageReader(TILING, tokenizer, MediaOptions(), Preparation({}), mode)
 
     def admit(*, disaggregated: bool = False) -> None:
         asked = Asked(source=Source("data:"), place="messages.0.content.0", splits=True)
-        with found.admitted([asked], disaggregated=disaggregated):
+        with found.admitted(staying_client(), [asked], disaggregated=disaggregated):
             pass
 
     return admit

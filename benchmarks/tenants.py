@@ -1,0 +1,159 @@
+"""How long a request of one API key waits for its first token beside 250 requests of another key.
+
+    python -m benchmarks.tenants [--load words prompts choices images mixed] [--requests 250] [--probes 5]
+
+Of a server with a model like SmolVLM-256M with random weights. The first key keeps the requests in flight: of 16 words
+with answers of 256 tokens, of 1,500 tokens each, with `n` = 8, or each with an image of 16 million pixels. The second
+key sends requests of 16 words and of an image of 32 x 32 pixels, one after the other. For each load: the median and the
+longest time to the first token, and the processor time that all the server's processes took meanwhile; then the codes
+of the first key's answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import os
+import random
+import tempfile
+import time
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+from PIL import Image
+
+from benchmarks.disaggregation import served
+from forebay.base.errors import ForebayError
+from forebay.base.http_client import Connection, Origin
+from forebay.cli.main import main as forebay
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+FIRST, SECOND = "key-of-the-first-tenant", "key-of-the-second-tenant"
+EDGE = 4000  # pixels, of the first key's images
+NUM_IMAGES = 16  # that differ
+
+
+def words(count: int, max_tokens: int, **more: Any) -> tuple[str, dict[str, Any]]:
+    ids = [random.randrange(1000, 40_000) for _ in range(count)]
+    return COMPLETIONS, {"prompt": ids, "max_tokens": max_tokens, "ignore_eos": True, "stream": True, **more}
+
+
+@cache
+def url_of(edge: int, gray: int) -> str:
+    file = io.BytesIO()
+    Image.new("RGB", (edge, edge), (gray, 0, 0)).save(file, "PNG")
+    return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
+
+
+def image(edge: int) -> tuple[str, dict[str, Any]]:
+    url = url_of(edge, random.randrange(NUM_IMAGES))
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+    return CHAT, {"messages": [{"role": "user", "content": parts}], "max_tokens": 1, "stream": True}
+
+
+Ask = Callable[[], tuple[str, dict[str, Any]]]
+LOADS: dict[str, Ask] = {
+    "words": lambda: words(16, 256),
+    "prompts": lambda: words(1500, 256),
+    "choices": lambda: words(1500, 256, n=8),
+    "images": lambda: image(EDGE),
+    "mixed": lambda: random.choice([LOADS[name] for name in ("words", "prompts", "choices", "images")])(),
+}
+PROBES: dict[str, Ask] = {"words": lambda: words(16, 1), "an image": lambda: image(32)}
+
+
+async def send(origin: Origin, ask: Ask) -> tuple[str, float]:
+    """Return the status, and the seconds to the first event of the answer."""
+    (path, body), times = ask(), list[float]()
+    begin, connection = time.monotonic(), await Connection.connect(origin)
+    try:
+        await connection.request("POST", path, body, lambda _: times.append(time.monotonic()))
+    finally:
+        connection.close()
+    return str(connection.status), (times or [time.monotonic()])[0] - begin
+
+
+def cpu_s(pid: int) -> float:
+    first = psutil.Process(pid)
+    total = 0.0
+    for each in (first, *first.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            total += sum(each.cpu_times()[:2])
+    return total
+
+
+async def keep(origin: Origin, ask: Ask, codes: Counter[str]) -> None:
+    while True:
+        try:
+            code, _ = await send(origin, ask)
+        except (ForebayError, OSError) as error:
+            code = type(error).__name__
+        codes[code] += 1
+        if code != "200":
+            await asyncio.sleep(1)
+
+
+async def probe(pid: int, origin: Origin, name: str, num: int) -> None:
+    for what, ask in PROBES.items():
+        found = []
+        for _ in range(num):
+            before = cpu_s(pid)
+            code, seconds = await send(origin, ask)
+            found.append((seconds, cpu_s(pid) - before, code))
+        print(
+            f"{name:<10} {what:<9} first token p50 {median(s for s, _, _ in found):.2f} s  most {max(found)[0]:.2f} s  "
+            f"processor p50 {median(s for _, s, _ in found):.2f} s  most {max(s for _, s, _ in found):.2f} s  "
+            f"{dict(Counter(code for *_, code in found))}",
+            flush=True,
+        )
+
+
+async def measure(pid: int, url: str, args: argparse.Namespace) -> None:
+    first, second = Origin(url, FIRST), Origin(url, SECOND)
+    await probe(pid, second, "warm", 1)
+    await probe(pid, second, "alone", args.probes)
+    for name in args.load:
+        codes: Counter[str] = Counter()
+        tasks = [asyncio.create_task(keep(first, LOADS[name], codes)) for _ in range(args.requests)]
+        await asyncio.sleep(args.settle)
+        await probe(pid, second, name, args.probes)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        print(f"{name:<10} the first key's answers: {dict(codes)}", flush=True)
+        await asyncio.sleep(args.settle)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--load", nargs="+", choices=LOADS, default=[*LOADS])
+    parser.add_argument("--requests", type=int, default=250, help="of the first key, in flight")
+    parser.add_argument("--probes", type=int, default=5, help="of the second key, of each kind")
+    parser.add_argument("--settle", type=float, default=5.0, help="seconds after which a load has built up")
+    parser.add_argument("--max-running-requests", type=int, default=8)
+    parser.add_argument("--hidden-size", type=int, default=576)
+    parser.add_argument("--num-layers", type=int, default=30)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        out, keys = Path(folder) / "model", Path(folder) / "keys"
+        shape = (f"--hidden-size={args.hidden_size}", f"--num-layers={args.num_layers}")
+        assert forebay(["models", "make", "--like=smolvlm", f"--out={out}", *shape]) in (None, 0)
+        keys.touch(mode=0o600)
+        keys.write_text(f"{FIRST} name=first\n{SECOND} name=second\n")
+        os.chmod(keys, 0o600)
+        flags = ("--speculative-algorithm=off", "--context-length=8192")
+        flags += (f"--max-running-requests={args.max_running_requests}",)
+        with served(str(out), *flags, f"--api-key-file={keys}") as (pid, origin):
+            asyncio.run(measure(pid, str(origin), args))
+
+
+if __name__ == "__main__":
+    main()
