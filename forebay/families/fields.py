@@ -124,6 +124,13 @@ class Fields:
             raise self.wrong(name, "a number of at least 0")
         return float(value)
 
+    def positive(self, name: str, *, default: float) -> float:
+        """Return a number above 0; neither 0 nor a null means "off" to transformers. Raises ModelError for them."""
+        value = self.number(name, default=default)
+        if not value or self.is_null(name):
+            raise self.wrong(name, "above 0")
+        return value
+
     def flag(self, name: str, *, default: bool) -> bool:
         """Return true or false; a null is false. Raises ModelError for anything else."""
         value = False if self.is_null(name) else self.get(name, default)

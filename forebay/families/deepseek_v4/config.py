@@ -218,7 +218,7 @@ def _experts(fields: Fields, inner: int) -> HashedExperts:
         per_token=fields.size("num_experts_per_tok", default=6, most=number),
         intermediate_size=inner,
         scale=fields.number("routed_scaling_factor", default=1.5),
-        limit=fields.number("swiglu_limit", default=10.0),
+        limit=fields.positive("swiglu_limit", default=10.0),
     )
 
 

@@ -45,10 +45,7 @@ def cap(fields: Fields, name: str, *, default: float) -> float:
     file."""
     if fields.is_null(name):
         return 0.0
-    held = fields.number(name, default=default)
-    if held == 0 and fields.get(name) is not None:
-        raise fields.wrong(name, "above 0")
-    return held
+    return default if fields.get(name) is None else fields.positive(name, default=default)
 
 
 def small(shape: Shape) -> dict[str, Any]:

@@ -50,8 +50,16 @@ def parse(fields: Fields) -> GptOssConfig:
             intermediate_size=values["intermediate_size"],
         ),
         swiglu_alpha=fields.number("swiglu_alpha", default=1.702),
-        swiglu_limit=fields.number("swiglu_limit", default=7.0),
+        swiglu_limit=_limit(fields),
     )
+
+
+def _limit(fields: Fields) -> float:
+    """Return what gate and up are cut at, which may be 0. Raises ModelError for a null, with which transformers fails:
+    it may have been meant as no limit."""
+    if fields.is_null("swiglu_limit"):
+        raise fields.wrong("swiglu_limit", "a number of at least 0")
+    return fields.number("swiglu_limit", default=7.0)
 
 
 def small(shape: Shape) -> dict[str, Any]:
