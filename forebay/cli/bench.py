@@ -79,7 +79,7 @@ def _serve(words: Sequence[str]) -> int:
 
 def _serve_parser() -> Parser:
     parser = Parser("bench serve", "Send requests to a running server and measure what a client sees.", "[options]")
-    parser.option("--base-url", metavar="URL", help="the server", default="http://127.0.0.1:30000")
+    parser.option("--base-url", "--url", metavar="URL", help="the server", default="http://127.0.0.1:30000")
     parser.option("--host", metavar="HOST", help="its host, instead of --base-url")
     parser.option("--port", type=whole(1, 65535), metavar="N", help="its port, instead of --base-url")
     parser.option("--api-key", metavar="KEY", help="where it asks for one", default_text="$FOREBAY_API_KEY")

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -117,8 +118,12 @@ class Conversation:
         }  # fmt: skip
         if word in commands:
             await commands[word](rest.strip())
-        else:
+        elif word == "/help":
             self._screen.say(HELP)
+        else:
+            near = get_close_matches(word, [*commands, "/help", "/exit"], n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError(f"there is no command {word}: {hint}/help lists all; a message begins with another sign")
 
     async def _answer(self) -> None:
         """To the last question. What fails takes the question back, what is stopped is kept as far as it went."""
@@ -202,7 +207,7 @@ class Conversation:
 
     async def _image(self, name: str) -> None:
         if not self._talker.accepts_images:
-            raise ConfigError("images need a server: forebay serve MODEL, and then forebay chat without a model's name")
+            raise ConfigError(self._talker.why_no_images)
         self._images.append(image_part(Path(name).expanduser()))
         self._screen.say(f"{name} is sent with the next message, as image {len(self._images)}")
 

@@ -305,7 +305,9 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
         sizes = cache_sizes(specs, CacheTypes(dtype=dtype, kv_cache_dtype=dtype))
         kv = ", ".join(f"{human_bytes(sizes.kv_bytes_per_token * context)} for {context:,}" for context in contexts)
         weights = shapes.held_bytes(Quantization.NONE, value_bytes(dtype, kernels))
-        rows.append((f"memory, {dtype}", f"weights {human_bytes(weights)}"))
+        narrow = dtype == "float32" and weights < parameters * ITEM_BYTES["float32"]
+        note = ", of which bfloat16 numbers stay in 2 bytes and are widened as they are read" if narrow else ""
+        rows.append((f"memory, {dtype}", f"weights {human_bytes(weights)}{note}"))
         rows.append(("", f"KV {human_bytes(sizes.kv_bytes_per_token)} a token: {kv}"))
         rows += [("", words) for words in describe_request(sizes)]
     memory = available_memory()

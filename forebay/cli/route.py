@@ -19,6 +19,9 @@ _ROLES: Final = {
 }
 
 
+_HOW_TO_ADD: Final = "Give --server URL, or --prefill URL and --decode URL"
+
+
 def run(words: Sequence[str], sock: socket.socket | None = None) -> int:
     """Run the router until a signal; return the exit code. `sock` listens already, in the place of --host and
     --port."""
@@ -102,5 +105,11 @@ async def _route(config: ServerConfig, parsed: Parsed, sock: socket.socket | Non
         standby = Standby(own.standby, members.prefixes, config.cluster_key, router.metrics, router_id=router.id)
         router.spawn(standby.run())
     app = create_app(router)
-    on_ready = lambda url: print(f"routing at {url}", flush=True)  # noqa: E731
+    has_servers = bool(own.server or own.prefill)
+
+    def on_ready(url: str) -> None:
+        print(f"routing at {url}", flush=True)
+        if not has_servers:
+            print(f"no server yet: requests are answered by 503 until one announces itself. {_HOW_TO_ADD}", flush=True)
+
     await listen(config, app, router.lifecycle, router, sock=sock, inherited=sock is not None, on_ready=on_ready)

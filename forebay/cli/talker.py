@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from forebay.base.errors import ConfigError
+from forebay.base.errors import ConfigError, ForebayError
 from forebay.base.http_client import Origin, get_json, stream_json
 from forebay.cli.generate import given, sampling
 from forebay.cli.local import LocalModel, Took
@@ -24,7 +24,12 @@ class Talker(Protocol):
 
     @property
     def accepts_images(self) -> bool:
-        """Return whether messages may have images; the model may refuse them all the same."""
+        """Return whether messages may have images."""
+        ...
+
+    @property
+    def why_no_images(self) -> str:
+        """Return what to do for images if it accepts none."""
         ...
 
     def reply(self, messages: list[Message], took: Took) -> AsyncIterator[str]:
@@ -36,12 +41,21 @@ class Talker(Protocol):
         ...
 
 
+async def _accepts_images(origin: Origin) -> bool:
+    try:
+        return bool((await get_json(origin, "/server_info")).get("accepts_images", True))
+    except ForebayError:  # a server of another project, or one that shows this to others only
+        return True
+
+
 class Remote:
     """Chat over HTTP with a server of the OpenAI API."""
 
-    accepts_images: Final = True
+    why_no_images: Final = "the server's model takes no images: serve one that does, such as a smolvlm"
 
-    def __init__(self, origin: Origin, model: str, own: argparse.Namespace) -> None:
+    def __init__(self, origin: Origin, model: str, own: argparse.Namespace, *, accepts_images: bool = True) -> None:
+        """A server of another project says nothing of images: they are sent, and it may refuse them."""
+        self.accepts_images = accepts_images
         self.name, self._origin, self._model = f"{model} at {origin}", origin, model
         self._options = given(own)
         self._options |= {} if own.max_tokens is None else {"max_completion_tokens": own.max_tokens}
@@ -50,7 +64,8 @@ class Remote:
     @classmethod
     async def find(cls, origin: Origin, own: argparse.Namespace) -> Remote:
         """Connect to the server and choose the adapter of `--lora`, else its first model."""
-        talker = cls(origin, (await get_json(origin, "/v1/models"))["data"][0]["id"], own)
+        model = (await get_json(origin, "/v1/models"))["data"][0]["id"]
+        talker = cls(origin, model, own, accepts_images=await _accepts_images(origin))
         if own.lora:
             await talker.choose(own.lora)
         return talker
@@ -80,6 +95,7 @@ class Local:
     """Chat with an engine that this command has started. `name` is that of its model."""
 
     accepts_images: Final = False
+    why_no_images: Final = "images need a server: forebay serve MODEL, and then forebay chat without a model's name"
 
     def __init__(self, name: str, model: LocalModel, own: argparse.Namespace) -> None:
         self._base, self._model, self._own = name, model, own

@@ -35,6 +35,15 @@ class Amount:
     why: str
 
 
+def warn_of_threads(num_threads: int, cores: Amount, warn: Callable[[str], None]) -> None:
+    """Warn if more threads than cores shall compute."""
+    if num_threads > cores.value:
+        warn(
+            f"--num-threads {num_threads} is more than the {cores.value} cores here ({cores.why}): threads that share "
+            "a core wait for each other"
+        )
+
+
 def usable_cores(cgroup: Path = CGROUP, proc: Path = PROC) -> Amount:
     """Cores this process may use: its affinity, cut to the cgroup's quota."""
     affinity = len(usable_cpus())

@@ -286,6 +286,7 @@ def _decide(given: dict[str, Given], facts: Facts, warn: Callable[[str], None]) 
     if settled["sampling_defaults"] == "model":
         reasons["sampling_defaults"] = facts.model.sampling.source
     settled["model_path"] = str(facts.model_path)
+    machine.warn_of_threads(settled.number("num_threads"), facts.cores, warn)
     return settled, reasons
 
 

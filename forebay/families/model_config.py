@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -155,6 +156,17 @@ def image_processor(folder: Path) -> Mapping[str, Any]:
     return inner if isinstance(inner, dict) else own
 
 
+def _unknown_type(model_type: object) -> str:
+    if model_type is None:
+        return "there is no model_type, which names the kind of model: take the config.json of the original checkpoint"
+    near = get_close_matches(str(model_type), TYPES, n=3)
+    like = f"; similar ones are {', '.join(near)}" if near else ""
+    return (
+        f"model_type {brief(model_type)} is not one of the {len(TYPES)} that are supported{like}: "
+        "`forebay models make --help` lists them"
+    )
+
+
 def config_of(
     raw: Mapping[str, Any],
     where: str = "config.json",
@@ -167,7 +179,7 @@ def config_of(
     raw = _as_head(_of_assistant(raw, where) if outer is None else text_config(raw, outer, where))
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in (*TYPES, *ASSISTANTS, *HEADS):
-        raise ModelError(f"{where}: model_type {brief(model_type)} is not supported; supported are {', '.join(TYPES)}")
+        raise ModelError(f"{where}: {_unknown_type(model_type)}")
     in_blocks = block_packing(raw.get("quantization_config"))
     if in_blocks is not None:  # of any family, also of one that reads the field itself
         raw = {name: value for name, value in raw.items() if name != "quantization_config"}

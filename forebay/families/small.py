@@ -5,6 +5,7 @@ Widths follow from the hidden size, kinds of layers from their number; every par
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any, Final
 
 from forebay.base.errors import ConfigError
@@ -23,11 +24,17 @@ LIKES: Final = (*TYPES, *WITH_PICTURES)
 """The types of which there is a small model."""
 
 
+def _unknown_like(model_type: str) -> str:
+    near = get_close_matches(model_type, LIKES, n=3)
+    similar = f": similar are {', '.join(near)}" if near else ""
+    return f"there is no small model like {model_type!r}{similar}; `forebay models make --help` lists all {len(LIKES)}"
+
+
 def small_config(model_type: str, *, hidden_size: int, num_layers: int, vocab_size: int) -> dict[str, Any]:
     """ConfigError for a type that there is none of, and a hidden size that does not divide into heads. `vocab_size` is
     that of text."""
     if model_type not in LIKES:
-        raise ConfigError(f"there is no small model like {model_type!r}; there are {', '.join(LIKES)}")
+        raise ConfigError(_unknown_like(model_type))
     shape = Shape(hidden_size, num_layers, vocab_size)
     if hidden_size % shape.head_dim or hidden_size <= 0:
         raise ConfigError(f"a hidden size of {hidden_size} does not divide into heads of {shape.head_dim}")

@@ -17,7 +17,7 @@ from prompt_toolkit.output import DummyOutput
 from forebay.base.errors import ConfigError, InvalidRequest
 from forebay.cli.chat import Conversation
 from forebay.cli.local import Took
-from forebay.cli.talker import Message
+from forebay.cli.talker import Local, Message
 from forebay.cli.terminal import Piped, Terminal, split_blocks
 
 
@@ -25,6 +25,7 @@ class Parrot:
     """Answers with a number and the question."""
 
     name = "parrot"
+    why_no_images = Local.why_no_images
 
     def __init__(self, accepts_images: bool = True) -> None:
         self.answers, self.accepts_images = 0, accepts_images
@@ -133,6 +134,18 @@ async def test_image_command_without_a_server_or_a_file_is_one_line(
         await conversation.hold()
         assert [message["content"] for message in conversation.messages] == ["a", "1 a"]
         assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("line", "says"), [("/rest", "did you mean /reset?"), ("/nonsense", "/help lists all")])
+async def test_unknown_command_is_named_and_sends_nothing(
+    line: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, screen = await held(line, "a")
+    assert found == [("u", "a"), ("a", "1 a")]
+    told = capsys.readouterr().err
+    assert f"there is no command {line}: " in told
+    assert says in told
+    assert not any("/system [TEXT]" in text for text in screen.said)
 
 
 async def test_image_command_before_a_reset_adds_nothing(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_it_writes_a_folder_that_can_be_opened(
         (["x"], "--like"),
         (["--like", "lfm2"], "plain name"),
         (["a/b", "--like", "lfm2"], "plain name"),
-        (["x", "--like", "gpt2"], "no small model like 'gpt2'; there are "),
+        (["x", "--like", "gpt2"], "no small model like 'gpt2'"),
         (["x", "--like", "lfm2", "--out", "{taken}"], "is there already"),
         (["x", "--like", "lfm2", "--out", "{new}", "--hidden-size", "100"], "100 does not divide"),
         (["x", "--like", "lfm2", "--out", "{new}", "--set", "conv_L_cache"], "FIELD=VALUE"),

@@ -436,3 +436,13 @@ def test_retracted_requests_keep_little_by_default_and_nothing_when_told() -> No
     """C26."""
     assert 0 < resolve().engine.kinds.retraction_host_bytes <= 1 << 30
     assert resolve({"retraction_host_bytes": 0}).engine.kinds.retraction_host_bytes == 0
+
+
+def test_more_threads_than_cores_are_warned_about() -> None:
+    lines: list[str] = []
+    resolve({"num_threads": 500}, warn=lines.append)
+    (line,) = [line for line in lines if "cores here" in line]
+    assert line.startswith("--num-threads 500 is more than the ")
+    lines.clear()
+    resolve({"num_threads": 1}, warn=lines.append)
+    assert not any("cores here" in line for line in lines)

@@ -149,6 +149,12 @@ def test_completion_sampler_that_is_not_there_passes_only_if_left_out(speaking: 
         ({"n_predict": -2}, "invalid_value", "n_predict", "at least -1"),
         ({"repeat_penalty": 1.1, "repeat_last_n": 64}, "unsupported_field", "repeat_last_n", "over all tokens"),
         ({"grammar": "x", "json_schema": {}}, "invalid_combination", "grammar", "send one of them"),
+        (
+            {"logit_bias": [[[], 1]]},
+            "invalid_value",
+            "logit_bias.0.0",
+            "must be an integer, a number or true",
+        ),
         ({"logit_bias": [[7, True]]}, "invalid_value", "logit_bias", "token id"),
         ({"logit_bias": [[7.5, 1]]}, "invalid_value", "logit_bias", "token id"),
         ({"stop": ["é" * 200]}, "invalid_value", "stop", "bytes"),

@@ -167,7 +167,9 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _unfit(status: str, reason: str, message: str) -> Response:
-    return _json({"status": status, "reason": reason, "message": message}, 503)
+    answer = _json({"status": status, "reason": reason, "message": message}, 503)
+    answer.headers["retry-after"] = "1"  # as other answers of 503 have it
+    return answer
 
 
 def _card(server: ServerContext, adapter: LoadedAdapter | None = None) -> ModelCard:

@@ -34,6 +34,7 @@ from forebay.server.protocol.strict import Label, Sender, Strict, Text
 from forebay.server.protocol.structured import Structured
 from forebay.server.protocol.tools import MAX_TOOLS, AllowedTools, AnyTool, TextTool, ToolChoice
 from forebay.server.protocol.validation import (
+    DECIMAL_ID,
     INVALID_COMBINATION,
     INVALID_VALUE,
     MISSING_FIELD,
@@ -52,7 +53,7 @@ TokenId = Annotated[int, Field(ge=0, le=I32)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS, fail_fast=True)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_BYTES)]
 Bias = Annotated[float, Field(ge=LOGIT_BIAS[0], le=LOGIT_BIAS[1])]
-DecimalId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+DecimalId = Annotated[str, StringConstraints(pattern=DECIMAL_ID)]
 
 
 def _prompt_shape(value: Any) -> str | None:

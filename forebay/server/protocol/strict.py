@@ -122,7 +122,7 @@ class Strict(BaseModel):
         except ValidationError as error:
             details = [dict(item) for item in error.errors(include_url=False)]
             raise validation_error(
-                details, frozenset(name for kind in body_types() for name in kind.names()), list(cls.names())
+                details, frozenset(name for kind in body_types() for name in kind.names()), list(cls.names()), data
             ) from error
 
 

@@ -30,6 +30,7 @@ OwnCode = Literal[
     "chat_template_refused",
 ]
 _OWN_CODES: Final = frozenset(get_args(OwnCode))
+DECIMAL_ID: Final = r"^(0|[1-9][0-9]{0,9})$"  # a key that is a token id
 _MAX_NAME_CHARS: Final = 64
 _LARGEST_SHOWN: Final = 1e15
 _WORDS: Final = {
@@ -72,11 +73,13 @@ def branch(name: str) -> str:
     return f"<{name}>"
 
 
-def validation_error(details: list[dict[str, Any]], names: frozenset[str], fields: list[str]) -> InvalidRequest:
+def validation_error(
+    details: list[dict[str, Any]], names: frozenset[str], fields: list[str], body: Any
+) -> InvalidRequest:
     """The first complaint, unknown fields before others.
 
     `details` are pydantic's, with contexts and inputs. `names` are the fields of every type that may be nested in the
-    body, `fields` those of the body itself, for a did-you-mean.
+    `body`, `fields` those of the body itself, for a did-you-mean.
     """
     first = next((item for item in details if item["type"] == UNKNOWN_FIELD), details[0])
     kind, context = first["type"], first.get("ctx", {})
@@ -90,8 +93,16 @@ def validation_error(details: list[dict[str, Any]], names: frozenset[str], field
     param = _join(parts)
     if kind == "missing":
         return InvalidRequest(f"{param} is missing", code=MISSING_FIELD, param=param)
-    words = first["msg"] if kind in _OWN_CODES else _words(kind, context, first["input"])
-    return InvalidRequest(f"{param}{_entry(first['loc'], names)} {words}", param=param)
+    entry = _entry(first["loc"], names, body)
+    if kind in _OWN_CODES:
+        return InvalidRequest(f"{param}{entry} {first['msg']}", param=param)
+    branches = [item for item in details if item["input"] is first["input"] and _at(item["loc"]) == _at(first["loc"])]
+    return InvalidRequest(f"{param}{entry} {_words_of_union(branches)}", param=param)
+
+
+def _at(loc: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a location without its last part if that may be the branch of a union."""
+    return loc[:-1] if isinstance(loc[-1], str) else loc
 
 
 def _unknown(parts: list[Any], name: str, fields: list[str], why: str) -> InvalidRequest:
@@ -104,14 +115,34 @@ def _unknown(parts: list[Any], name: str, fields: list[str], why: str) -> Invali
 
 def _words(kind: str, context: dict[str, Any], value: Any) -> str:
     words = _WORDS.get(kind, "has a value that is not allowed").format_map(context)
+    if context.get("pattern") == DECIMAL_ID:
+        words = "must be a token id in decimal digits"
     if type(value) in (int, float) and abs(value) < _LARGEST_SHOWN:
         words += f", not {value}"
     return words
 
 
-def _entry(loc: tuple[Any, ...], names: frozenset[str]) -> str:
-    """The key of an object whose keys are the client's, as `['5']`."""
-    keys = [part for part in loc if isinstance(part, str) and part not in names and part[:1] not in ("<", "[")]
+def _words_of_union(branches: list[dict[str, Any]]) -> str:
+    """Return what every branch of a union wants if each wants a type, else what the first wants."""
+    texts = [_WORDS.get(item["type"], "") for item in branches]
+    value = branches[0]["input"]
+    if len(branches) > 1 and all(text.startswith("must be ") and "{" not in text for text in texts):
+        kinds = list(dict.fromkeys(text.removeprefix("must be ") for text in texts))
+        shown = f", not {value}" if type(value) in (int, float) and abs(value) < _LARGEST_SHOWN else ""
+        return f"must be {', '.join(kinds[:-1])} or {kinds[-1]}{shown}" if kinds[1:] else f"must be {kinds[0]}{shown}"
+    return _words(branches[0]["type"], branches[0].get("ctx", {}), value)
+
+
+def _entry(loc: tuple[Any, ...], names: frozenset[str], body: Any) -> str:
+    """The key of an object whose keys are the client's, as `['5']`. What the `body` does not have at that place is the
+    name of a branch, which pydantic adds."""
+    keys, at = [], body
+    for part in loc:
+        if isinstance(at, dict) and part in at:
+            keys += [part] if isinstance(part, str) and part not in names else []
+            at = at[part]
+        elif isinstance(at, list) and isinstance(part, int) and part < len(at):
+            at = at[part]
     return "".join(f"[{key[:_MAX_NAME_CHARS]!a}]" for key in keys)
 
 
