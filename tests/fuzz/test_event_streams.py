@@ -68,6 +68,9 @@ class Line:
                 self._connection.data_received(part)
         self._connection.connection_lost(None)
 
+    def get_extra_info(self, name: str) -> None:
+        return None
+
     def is_closing(self) -> bool:
         return self._closing
 
@@ -167,7 +170,7 @@ def make_text(rng: random.Random) -> tuple[int, list[str]]:
 
 
 def written(kind: type[Any], parts: list[str]) -> list[bytes]:
-    options = {"logprobs": False} if kind is ChatDialect else {"num_top": None, "echo": False}
+    options = {"logprobs": False} if kind is ChatDialect else {"num_top": None, "echo": False, "whole_table": TABLE}
     fields = {"id": "id-1", "object": "", "created": 7, "model": 'mo"del\n'}
     dialect = kind(fields=fields, table=TABLE, include_usage=True, **options)
     order = Order(params=SamplingParams(), namespace="", author="")

@@ -108,5 +108,17 @@ def test_add_special_tokens_false_leaves_the_begin_token_out(server: Running, mo
             assert asked.pop() is adds
 
 
+def test_echoed_prompt_with_log_probabilities_has_its_control_tokens(server: Running) -> None:
+    body = {"prompt": TEXT, "max_tokens": 2, "echo": True, "logprobs": 0}
+    with server.client() as client:
+        (choice,) = client.post("/v1/completions", json=body).json()["choices"]
+    assert choice["text"].startswith(TEXT)
+    scores = choice["logprobs"]
+    places = [
+        place for place, token in zip(scores["text_offset"], scores["tokens"], strict=True) if token == "<|im_start|>"
+    ]
+    assert places == [0, TEXT.rindex("<|im_start|>")]
+
+
 def test_bad_word_may_be_a_control_token() -> None:
     assert TOKENIZER.spellings(["<|im_end|>"])[0] == (END,)

@@ -236,10 +236,11 @@ class Choice:
         num_tokens = len(self.prompt_logprobs or ()) + (self.num_tokens if self._wants_scores else 0)
         return num_tokens * self._scores_per_token
 
-    def prompt_scores(self) -> list[Scored]:
-        """Takes time by the prompt's length."""
+    def prompt_scores(self, table: TokenBytes | None = None) -> list[Scored]:
+        """Return the scores of the prompt's tokens, with places in the text that `table` makes of them (default: that
+        of the answer). Takes time by the prompt's length."""
         if self.prompt_logprobs is None:
             return []
-        decoder = Detokenizer(self._table)
+        decoder = Detokenizer(table or self._table)
         decoder.push(self.prompt.token_ids)
         return list(map(Scored, self.prompt.token_ids, decoder.offsets, self.prompt_logprobs))

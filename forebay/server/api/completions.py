@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import msgspec
@@ -20,6 +20,7 @@ from forebay.server.api.serving import check_counts, serve_completion
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import NO_OPTIONS, CompletionRequest
 from forebay.text.answers.parts import Part
+from forebay.text.token_bytes import TokenBytes
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -47,13 +48,15 @@ class Completion(msgspec.Struct, kw_only=True):
 
 @dataclass(kw_only=True)
 class CompletionDialect(ChunkDialect):
-    """`num_top` is None where no log-probabilities are wanted; `echo` puts the prompt in front."""
+    """`num_top` is None where no log-probabilities are wanted; `echo` puts the prompt in front, which `whole_table`
+    spells with its control tokens."""
 
     addition = b"text"
     event_object = "text_completion"
 
     num_top: int | None
     echo: bool
+    whole_table: TokenBytes
 
     def whole(
         self, generation: Generation, texts: list[str], parts: list[list[Part]], scores: list[list[Scored]]
@@ -109,20 +112,34 @@ class CompletionDialect(ChunkDialect):
     def _prompt_text(self, choice: Choice) -> str:
         if not self.echo:
             return ""
-        if choice.prompt.text is not None and self.num_top is None:
-            return choice.prompt.text
-        # As its tokens spell it, so that text_offset points into it.
-        raw = b"".join(map(self.table.in_text, choice.prompt.token_ids))
-        return raw.decode("utf-8", "replace")
+        text = choice.prompt.text
+        if text is not None and (self.num_top is None or self._num_before(choice) >= 0):
+            return text
+        return _spelled(self.table, choice)  # so that text_offset points into it
+
+    def _num_before(self, choice: Choice) -> int:
+        """Return how many characters the tokenizer put before the prompt's text; -1 if its tokens spell another one."""
+        text, spelled = choice.prompt.text, _spelled(self.whole_table, choice)
+        return len(spelled) - len(text) if text is not None and spelled.endswith(text) else -1
+
+    def _prompt_scores(self, choice: Choice) -> list[Scored]:
+        if (num_before := self._num_before(choice)) < 0:
+            return choice.prompt_scores()
+        scores = choice.prompt_scores(self.whole_table)
+        return [replace(scored, offset=max(0, scored.offset - num_before)) for scored in scores]
 
     def _scores(self, choice: Choice, tokens: list[Scored], shift: int) -> CompletionLogprobs | None:
         if self.num_top is None:
             return None
         generated = [Scored(token.token_id, token.offset + shift, token.score) for token in tokens]
-        return self._tokens([*choice.prompt_scores(), *generated] if self.echo else generated)
+        return self._tokens([*self._prompt_scores(choice), *generated] if self.echo else generated)
 
     def _tokens(self, tokens: list[Scored]) -> CompletionLogprobs:
         return completion_logprobs(self.table, tokens, self.num_top or 0)
+
+
+def _spelled(table: TokenBytes, choice: Choice) -> str:
+    return b"".join(map(table.in_text, choice.prompt.token_ids)).decode("utf-8", "replace")
 
 
 async def completions(request: Request, server: ServerContext) -> Response:
@@ -137,6 +154,7 @@ async def completions(request: Request, server: ServerContext) -> Response:
         table=server.table(body),
         num_top=body.logprobs,
         echo=bool(body.echo),
+        whole_table=server.tokenizer.whole_table,
         include_usage=options.include_usage,
         usage_of_each=options.continuous_usage_stats,
         num_prompt_top=body.prompt_logprobs,
