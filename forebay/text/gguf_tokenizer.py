@@ -20,6 +20,7 @@ log = get_logger("text")
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # ggml's token types
 _NAMED: Final = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator"}  # llama.cpp's
+_TEMPLATE: Final = "tokenizer.chat_template"
 _STRUCTURE: Final = ("bos", "eos", "eot", "eom")  # control tokens, whatever type a converter gave them
 _SENTENCEPIECE_IDS: Final = {"bos": 1, "eos": 2}  # of a `llama` tokenizer that does not say
 _TIKTOKEN: Final = "kimi-k2"  # a tiktoken vocabulary: files may leave its merges out, which follow from the ids
@@ -65,7 +66,12 @@ def from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
         add_bos=_adds(metadata, "bos", ids, default=words.add_bos) or (pre == "gemma4" and "bos" in ids),
         space_prefix=_space_prefix(metadata),
         add_eos=_adds(metadata, "eos", ids, default=False),
-        template=_template(metadata),
+        template=_template(metadata, _TEMPLATE),
+        named_templates={
+            key.removeprefix(f"{_TEMPLATE}."): _template(metadata, key) or ""
+            for key in metadata
+            if key.startswith(f"{_TEMPLATE}.")
+        },
     )
 
 
@@ -118,11 +124,11 @@ def _ids(metadata: Mapping[str, Any], num_tokens: int, otherwise: Mapping[str, i
     return {name: token for name, token in found.items() if type(token) is int and 0 <= token < num_tokens}
 
 
-def _template(metadata: Mapping[str, Any]) -> str | None:
-    template = metadata.get("tokenizer.chat_template")
+def _template(metadata: Mapping[str, Any], key: str) -> str | None:
+    template = metadata.get(key)
     if template is None or isinstance(template, str):
         return template
-    raise ModelError(f"tokenizer.chat_template is a {type(template).__name__}: it must be text")
+    raise ModelError(f"{key} is a {type(template).__name__}: it must be text")
 
 
 def _backend(metadata: Mapping[str, Any], tokens: Strings, words: Words, unknown: str | None) -> tokenizers.Tokenizer:

@@ -22,6 +22,7 @@ from forebay.text.tokenizer_parts import TokenizerParts
 MAX_BYTES_PER_TOKEN: Final = 8  # a longer prompt than this times the context cannot fit; it is refused before the work
 MAX_PLACES_S: Final = 1.0  # for all renderings beside the one that is asked for; hints are not worth more
 MAX_WORK_CHARS: Final = 1 << 20
+_FITTING: Final = {"tool_use": "tools", "rag": "documents"}  # named templates, by the variable that wants them
 _MARKS: Final = range(0xF0000, 0xFFFFE)  # a private-use plane to choose a mark from
 
 
@@ -57,6 +58,8 @@ class Tokenizer:
         self.bos_token_id = parts.added.get(parts.names.get("bos_token", ""))
         source = chat_template or parts.template
         self.chat_template = ChatTemplate(source, parts.names) if source else None
+        named = {} if chat_template else parts.named_templates
+        self._named_templates = {name: ChatTemplate(named[name], parts.names) for name in _FITTING if name in named}
         self._image_frame: tuple[str, str] | None = None
 
     @classmethod
@@ -73,8 +76,18 @@ class Tokenizer:
     def check_chat_template(self) -> None:
         """Start what renders conversations, which otherwise the first one does. Raises ModelError for a template that
         cannot be used."""
-        if self.chat_template is not None:
-            self.chat_template.check()
+        for template in self._templates:
+            template.check()
+
+    @property
+    def _templates(self) -> list[ChatTemplate]:
+        own = [] if self.chat_template is None else [self.chat_template]
+        return [*own, *self._named_templates.values()]
+
+    def _fitting(self, variables: Mapping[str, Any]) -> ChatTemplate | None:
+        """Return the template for a conversation with these variables, as transformers chooses it."""
+        fitting = (self._named_templates.get(name) for name, wanted in _FITTING.items() if variables.get(wanted))
+        return next((template for template in fitting if template is not None), self.chat_template)
 
     def rest(self) -> None:
         """Give back the memory of what the next text makes again: all but what tokens are in texts."""
@@ -223,12 +236,13 @@ class Tokenizer:
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
         """The text of a conversation, control tokens spelled out."""
-        if self.chat_template is None:
+        template = self._fitting(variables)
+        if template is None:
             raise InvalidRequest(
                 "this model has no chat template: use /v1/completions, or start the server with --chat-template",
                 code="no_chat_template",
             )
-        text = self.chat_template.render(list(messages), add_generation_prompt=add_generation_prompt, **variables)
+        text = template.render(list(messages), add_generation_prompt=add_generation_prompt, **variables)
         return text if self._image_frame is None else text.replace(*self._image_frame)
 
     def frame_images(self, written: str, text: str) -> None:
@@ -274,8 +288,8 @@ class Tokenizer:
         texts = list(_texts([*messages, variables]))
         _check_text("\0".join(texts), max_tokens)
         used = {ord(ch) for text in texts for ch in set(text) if ord(ch) >= _MARKS.start}
-        if self.chat_template is not None:
-            used |= set(map(ord, set(self.chat_template.source)))
+        for template in self._templates:
+            used |= set(map(ord, set(template.source)))
         mark = chr(next(code for code in _MARKS if code not in used))
         guarded = []
         for message in messages:

@@ -21,6 +21,9 @@ from forebay.text.gguf_tokenizer import from_gguf
 from forebay.text.token_bytes import PieceReader, byte_level, sentencepiece
 from forebay.text.tokenizer_parts import MAX_TOKENS, TokenizerParts
 
+_TEMPLATES: Final = "additional_chat_templates"
+_MAX_TEMPLATES: Final = 16
+_DEFAULT: Final = "default"
 _FRAMES_IMAGES: Final = re.compile(r"<(image|fake_token_around_image|global-img|row_\d+_col_\d+)>")
 _STRANGE: Final = "a \u0378"  # no character has this code
 _MAX_JSON_VALUES: Final = 3_000_000  # Gemma 3's tokenizer.json has 1.9 million, its merges being lists of two
@@ -60,7 +63,8 @@ def from_folder(folder: Path) -> TokenizerParts:
     if not is_there(path):
         raise ModelError(f"{folder} has no tokenizer.json: save the model with its fast tokenizer")
     config = _read_optional(folder / "tokenizer_config.json")
-    template = _template(folder, config)
+    template, named = _template(folder, config), _named_templates(folder, config)
+    sources = [source for source in (template, *named.values()) if source is not None]
     layout = read_large_json(path, most_values=_MAX_JSON_VALUES)
     try:
         # An added token that frames images, or that the template writes, structures the conversation, whatever its
@@ -69,7 +73,7 @@ def from_folder(folder: Path) -> TokenizerParts:
             added["special"] = added["special"] or _FRAMES_IMAGES.fullmatch(added["content"]) is not None
         hidden = frozenset(int(added["id"]) for added in layout.get("added_tokens", []) if added["special"])
         for added in layout.get("added_tokens", []):
-            added["special"] = added["special"] or (template is not None and added["content"] in template)
+            added["special"] = added["special"] or any(added["content"] in source for source in sources)
         backend = tokenizers.Tokenizer.from_str(json.dumps(layout, ensure_ascii=False))
         backend.encode(_STRANGE)  # it fails where what stands for the unknown is unknown itself
     except Exception as error:  # the package raises bare Exception for a file it cannot read
@@ -87,6 +91,7 @@ def from_folder(folder: Path) -> TokenizerParts:
         space_prefix=_space_prefix(backend),
         names=_names({**_read_optional(folder / "special_tokens_map.json"), **config}),
         template=template,
+        named_templates=named,
     )
 
 
@@ -121,7 +126,7 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
         named = {str(entry.get("name")): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        template = named.get(_DEFAULT)
     where = "tokenizer_config.json"
     if template is None:
         where = "chat_template.json"
@@ -129,6 +134,19 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
     if template is not None and not isinstance(template, str):
         raise ModelError(f"{folder / where}: the chat_template is {type(template).__name__}, not a text")
     return template
+
+
+def _named_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the templates besides the default one, by name: those of a list in tokenizer_config.json, and the files
+    of a folder, which count first."""
+    listed = config.get("chat_template")
+    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    found: dict[str, Any] = {str(entry.get("name")): entry.get("template") for entry in entries}
+    found.pop(_DEFAULT, None)
+    if wrong := [name for name, template in found.items() if not isinstance(template, str)]:
+        raise ModelError(f"{folder / 'tokenizer_config.json'}: the chat_template {brief(wrong[0])} is not a text")
+    files = sorted((folder / _TEMPLATES).glob("*.jinja")) if (folder / _TEMPLATES).is_dir() else []
+    return {**found, **{path.stem: read_text(path) for path in files[:_MAX_TEMPLATES]}}
 
 
 def _space_prefix(backend: tokenizers.Tokenizer) -> bool:

@@ -30,3 +30,4 @@ class TokenizerParts:
     add_bos: bool = False  # put there by us; a tokenizer.json has both in its post-processor
     add_eos: bool = False
     template: str | None = None
+    named_templates: dict[str, str] = field(default_factory=dict)  # for some conversations, instead of `template`
