@@ -210,6 +210,20 @@ MEMORY = (
         "memory/test_windows.py::test_c18_c22_of_two_copies_of_a_window_page_the_cache_keeps_the_one_that_begins_first",
     ),
     Mutant(
+        "C1 generations go on when a pool is cleared",
+        "memory/slots.py",
+        "        self.owner[:] = FREE\n        self.owner[PAD] = QUARANTINE\n",
+        "        self.owner[:] = FREE\n        self.owner[PAD] = QUARANTINE\n        self._last_generation = 0\n",
+        "scheduler/test_recovery.py::test_c1_generations_survive_whatever_clears_the_pools",
+    ),
+    Mutant(
+        "C28 a row is given out only behind the last step that computes for its request",
+        "memory/holding.py",
+        "        return self.step <= self.steps.committed",
+        "        return self.step <= self.steps.committed + 1",
+        "simulation/test_moving_rows.py::test_c28_rows_that_move_between_launch_and_commit_keep_their_tokens",
+    ),
+    Mutant(
         "C18 of two equal copies of a window the request keeps none",
         "memory/kinds/window/windows.py",
         "(~there | (later < 0) | ((later == 0) & idle))",

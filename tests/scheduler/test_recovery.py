@@ -3,8 +3,10 @@
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from forebay.base.errors import EngineError
@@ -13,6 +15,7 @@ from forebay.config.engine_config import KindConfig, Ledger
 from forebay.memory.slots import CACHE
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import FinishReason
+from forebay.scheduler.halt import forget_caches, keep_cached, weights_changed
 from tests.kinds_of import kind_config, resized
 from tests.scheduler.rig import Rig
 
@@ -58,6 +61,57 @@ def test_quarantine_leaks_slot_booked_to_the_cache_and_in_no_node_is_found(state
     rig.run()
     assert rig.finish_of(again) is FinishReason.LENGTH
     assert held.cache.num_pages >= cached > 0
+
+
+def flush(rig: Rig) -> None:
+    rig.scheduler.flush_cache()
+    while rig.scheduler.go_on_flushing():
+        pass
+
+
+def sleep(rig: Rig) -> None:
+    forget_caches(rig.scheduler)
+
+
+def sleep_and_keep(rig: Rig) -> None:
+    keep_cached(rig.scheduler)
+
+
+def other_weights(rig: Rig) -> None:
+    weights_changed(rig.scheduler, 1)
+
+
+def lose_books(rig: Rig) -> None:
+    """A step fails while a ledger is wrong."""
+    rig.add(list(range(200, 209)), max_new=4)
+    plan = rig.launch()
+    assert plan is not None
+    rig.scheduler.held.kv.take_ids(1, 99)
+    rig.flights.clear()
+    rig.scheduler.fail(plan, EngineError("the step failed"))
+    assert rig.scheduler.counters["books_cleared"] == 1
+    rig.run()
+
+
+@pytest.mark.parametrize("clear", [flush, sleep, sleep_and_keep, other_weights, lose_books])
+@pytest.mark.parametrize("state", [kind_config(), BOTH], ids=["plain", "hybrid"])
+def test_c1_generations_survive_whatever_clears_the_pools(state: KindConfig, clear: Callable[[Rig], None]) -> None:
+    """A reader that noted a row, page or slot with its generation never takes a later tenant's for what it noted."""
+    rig = Rig(kinds=state)
+    rig.add(9, max_new=4)
+    rig.run()
+    pools = [slots for slots, _ in rig.scheduler.held.pools]
+    noted = [slots.generation.copy() for slots in pools]
+    clear(rig)
+    for slots, before in zip(pools, noted, strict=True):
+        assert (slots.generation >= before).all(), slots.name
+    rig.add(list(range(300, 309)), max_new=4)
+    rig.step()
+    for slots, before in zip(pools, noted, strict=True):
+        taken = np.flatnonzero(slots.owner > 0)
+        assert len(taken), slots.name
+        assert (slots.generation[taken] > before.max()).all(), f"{slots.name}: a generation came twice"
+    rig.run()
 
 
 def failing(num_pages: int, state: KindConfig, num_lost: int) -> tuple[Rig, StepPlan]:
