@@ -220,6 +220,19 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.parametrize(("num_bytes", "is_moved"), [(9, False), (10, False), (11, True)])
+def test_log_is_moved_above_its_limit_alone_and_is_its_users(tmp_path: Path, num_bytes: int, is_moved: bool) -> None:
+    log = Log(tmp_path / "logs" / "server-1.log", max_bytes=10)
+    descriptor = log.open()
+    os.write(descriptor, b"x" * num_bytes)
+    os.close(descriptor)
+    log.trim()
+    assert log.path.stat().st_size == (0 if is_moved else num_bytes)
+    assert (tmp_path / "logs" / "server-1.log.1").exists() is is_moved
+    assert log.path.stat().st_mode & 0o777 == 0o600
+    assert log.path.parent.stat().st_mode & 0o777 == 0o700
+
+
 def test_log_that_is_too_long_is_moved_and_read_on(tmp_path: Path) -> None:
     log = Log(tmp_path / "server-1.log", max_bytes=10)
     descriptor = log.open()

@@ -11,6 +11,7 @@ import pytest
 from forebay.base.errors import Unavailable
 from forebay.base.http_client import Origin
 from forebay.route.exchange import Exchange, RoutedRequest, SentRequest, _outcome, begin
+from forebay.route.generation import _end
 from forebay.route.router import Router
 from forebay.route.selection import Reason, Selected
 from tests.server.conftest import CONFIG
@@ -19,6 +20,8 @@ REQUEST = RoutedRequest(path="/v1/completions", headers={}, content=b"{}", selec
 
 
 class Upstream:
+    at_rest = True
+
     def send(self, *request: object) -> None:
         pass
 
@@ -48,8 +51,8 @@ class Pool:
 
 
 def member(error: Unavailable | None = None, obstacle: str = "") -> Any:
-    facts = {"proof": {}, "bootstrap_port": 0, "in_flight": 0, "num_requests": 0, "obstacle": lambda now: obstacle}
-    return SimpleNamespace(url="http://m", pool=Pool(error), **facts)
+    facts = {"bootstrap_port": 0, "in_flight": 0, "num_requests": 0, "obstacle": lambda now: obstacle}
+    return SimpleNamespace(url="http://m", pool=Pool(error), proof=lambda *message: dict(message[2]), **facts)
 
 
 def sent(of: Any) -> SentRequest:
@@ -87,6 +90,20 @@ def test_halves_drained_prefill_ends_also_where_its_connection_breaks() -> None:
     prefill, decode = member(), member()
     asyncio.run(Exchange([sent(prefill), sent(decode)]).drain())
     assert (prefill.in_flight, decode.in_flight) == (0, 1)
+
+
+@pytest.mark.parametrize(("at_rest", "gone", "drained"), [(True, False, 1), (True, True, 0), (False, False, 0)])
+def test_halves_are_drained_only_behind_a_whole_answer_of_a_client_that_waits(
+    at_rest: bool, gone: bool, drained: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Upstream, "at_rest", at_rest)
+    prefill, decode, spawned = member(), member(), list[Any]()
+    exchange = Exchange([sent(prefill), sent(decode)])
+    exchange.gone = gone
+    _end(SimpleNamespace(spawn=spawned.append), exchange)  # type: ignore[arg-type]
+    assert (prefill.in_flight, decode.in_flight, len(spawned)) == (drained, 0, drained)
+    for work in spawned:
+        work.close()
 
 
 def test_c27_halves_whose_answer_nobody_waits_for_any_more_end() -> None:

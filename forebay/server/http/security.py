@@ -301,18 +301,21 @@ class Cluster:
         return Sender(True, digest, {name: word for name, word in words.items() if word is not None})
 
     def _proved(self, proof: str, message: Message) -> str:
-        """Return the digest of the body that the proof is about. Raises HttpError 403."""
+        """Return the digest of the body that the proof is about. Raises HttpError 403, which says no more to a sender
+        without the key than a server that has none."""
         try:
             if self._proofs is None:
                 raise BadProof(Fault.WRONG, "this server has no cluster key")
             return self._proofs.check(proof, message)
         except BadProof as bad:
-            why = f"the headers {BOOTSTRAP}* and {PROOF} are for gateways that have the cluster key: {bad}"
+            why = f"the proof in {PROOF} does not count: {bad}"
             if bad.fault is Fault.USED:
                 raise HttpError(403, why, code="proof_used", type="permission_error") from None
             if bad.fault is Fault.EXPIRED:
                 raise HttpError(403, why, code="proof_expired", type="permission_error") from None
-            raise refused(why) from None
+            raise refused(
+                f"the headers {BOOTSTRAP}* and {PROOF} are for gateways that prove the cluster key for each message"
+            ) from None
 
 
 def refused(why: str) -> HttpError:
