@@ -45,15 +45,14 @@ ABSENT: Final = _by_name(
         "prompts are never cut: send what fits into the context": "truncate_prompt_tokens truncation_side truncate",
         "call it max_tokens": "max_new_tokens num_predict max_length",
         "call it seed": "sampling_seed",
-        "call it stop": "stop_str stop_sequences",
         "call it cache_salt": "extra_key",
+        "call it stop": "stop_str stop_sequences",
         "call it include_stop_str_in_output": "no_stop_trim",
         "call it logprobs": "n_probs return_logprob top_logprobs_num top_n_tokens",
         "call it prompt_logprobs": "decoder_input_details logprob_start_len",
         "call it reasoning_effort or enable_thinking": "think reasoning_budget thinking_forced_open",
         "call it structured_outputs, or response_format": (
-            "regex ebnf json_schema grammar format structural_tag guided_whitespace_pattern grammar_lazy "
-            "grammar_triggers preserved_tokens"
+            "regex ebnf format structural_tag guided_whitespace_pattern grammar_lazy grammar_triggers preserved_tokens"
         ),
         "the tokens of a text are told by /tokenize, and those of an answer with their logprobs": (
             "return_tokens_as_token_ids return_text_in_logprobs details detokenize"
@@ -95,6 +94,33 @@ ABSENT: Final = _by_name(
 )
 
 
+OTHER_ROUTES: Final = _by_name(
+    {
+        "this route gives one answer: ask again, or /v1/chat/completions for several": "n best_of",
+        "this route's answer has no place for it: /v1/chat/completions has, or /v1/completions": (
+            "logprobs prompt_logprobs return_token_ids echo include_reasoning separate_reasoning stream_reasoning"
+        ),
+        "a chat says how its prompt ends: ask /v1/chat/completions": "add_generation_prompt continue_final_message",
+        "this route says it in its own words: reasoning (/v1/responses), thinking (/v1/messages), and a plain prompt "
+        "goes through no chat template": (
+            "enable_thinking thinking chat_template_kwargs reasoning_effort max_thinking_tokens"
+        ),
+        "it is for plain prompts: /v1/completions takes it": "add_special_tokens parse_special",
+        "call it metadata.user_id": "user",
+        "call it max_tokens, max_output_tokens of /v1/responses, or n_predict of /completion": (
+            "max_tokens max_completion_tokens n_predict"
+        ),
+        "answers are text alone, with nothing behind them: leave it out": "suffix modalities audio web_search_options",
+        "tell it where this route has it: text.verbosity of /v1/responses": "verbosity",
+        "it belongs to another route's stream: leave it out": "stream_options",
+        "requests are numbered by the server, or by the header x-request-id": "request_id",
+        "call it cache_salt": "safety_identifier prompt_cache_key",
+        "call it n_probs, of /completion, or ask another route": "top_logprobs",
+    }
+)
+"""Fields that some routes take, for the others."""
+
+
 def why_absent(name: str) -> str:
     """The line about a field that the field has and this version has not; empty for all others."""
-    return ABSENT.get(name, "")
+    return ABSENT.get(name) or OTHER_ROUTES.get(name, "")

@@ -9,6 +9,8 @@ from forebay.cli import main
 from forebay.config import elsewhere
 from forebay.config.server_args import FLAGS
 from forebay.requests import foreign
+from forebay.server.api.fields_by_route import BODIES
+from forebay.server.api.fields_by_route import rows as fields_by_route_rows
 from scripts.site.tables import code, codes, table
 
 
@@ -44,7 +46,13 @@ def absent_flags() -> str:
 
 def fields() -> str:
     passed = f"These cannot change an answer, and pass: {codes(sorted(foreign.PASSED))}."
-    return f"{passed}\n\n{table(('field', 'what is said'), _by_line(foreign.ABSENT))}"
+    lines = table(("field", "what is said"), _by_line({**foreign.ABSENT, **foreign.OTHER_ROUTES}))
+    return f"{passed}\n\n{lines}"
+
+
+def fields_by_route() -> str:
+    rows = [(code(name), *(each.value for each in fates.values())) for name, fates in fields_by_route_rows()]
+    return table(("field", *map(code, BODIES)), rows)
 
 
 def commands() -> str:

@@ -22,6 +22,7 @@ MADE: Final[Mapping[str, Callable[[], str]]] = {
     "absent": elsewhere.absent_flags,
     "accepted": elsewhere.accepted_flags,
     "fields": elsewhere.fields,
+    "fields_by_route": elsewhere.fields_by_route,
     "commands": elsewhere.commands,
     "routes": api.page,
     "errors": errors.page,

@@ -12,9 +12,7 @@ from forebay.requests.sampling_params import LOGIT_BIAS, MAX_LOGIT_BIAS, MAX_TOP
 from forebay.server.api.renaming import renamed
 from forebay.server.protocol.ignored import Harmless, one_of
 from forebay.server.protocol.numbers import Numbered
-from forebay.server.protocol.requests import I32, Bias, CompletionRequest, DecimalId, PlainText, Prompts, Stop
-from forebay.server.protocol.strict import Text
-from forebay.server.protocol.structured import Object
+from forebay.server.protocol.requests import I32, Bias, Choosing, CompletionRequest, DecimalId, PlainText, Prompts, Stop
 from forebay.server.protocol.validation import INVALID_VALUE, UNSUPPORTED_FIELD, branch, by_shape, refusal
 
 MAX_U32: Final = 2**32 - 1
@@ -73,7 +71,7 @@ LogitBias = Annotated[
 ]
 
 
-class LlamaCompletionRequest(PlainText, LlamaSampling):
+class LlamaCompletionRequest(PlainText, LlamaSampling, Choosing):
     """`n_predict` -1 stands for the room that is left in the context; 0 computes the prompt only. `repeat_last_n`
     matters only if there is a penalty."""
 
@@ -95,10 +93,7 @@ class LlamaCompletionRequest(PlainText, LlamaSampling):
     prompt: Prompts
     n_predict: Annotated[int, Field(ge=-1, le=I32)] = -1
     stream: bool = False
-    ignore_eos: bool = False
-    logit_bias: LogitBias | None = None
-    grammar: Text | None = None
-    json_schema: Object | None = None
+    logit_bias: LogitBias | None = None  # type: ignore[assignment]  # pairs as well
     n_probs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
     return_tokens: bool = False
     timings_per_token: bool = False
@@ -119,7 +114,7 @@ class LlamaCompletionRequest(PlainText, LlamaSampling):
     @property
     def own_names(self) -> dict[str, str]:
         """The names here by a completion's field."""
-        own = {"max_tokens": "n_predict", "guided_json": "json_schema", "guided_grammar": "grammar"}
+        own = {"max_tokens": "n_predict"}
         return {**self.renamings(), **own, "logprobs": "n_probs"}
 
     @property
@@ -156,18 +151,16 @@ class LlamaCompletionRequest(PlainText, LlamaSampling):
         length = {"n_predict": -1} if self.n_predict < 0 else {"max_tokens": self.n_predict}
         optional = {
             "logit_bias": bias,
-            "guided_grammar": self.grammar or None,
-            "guided_json": self.json_schema,
             "logprobs": self.num_top if self.n_predict else None,
             "echo": True if self.n_predict == 0 else None,  # a completion without tokens shows its prompt
         }
         return {
+            **self.chosen,
             **self.sampling(),
             **length,
             **{name: value for name, value in optional.items() if value is not None},
             "prompt": self.prompt,
             "stream": self.stream,
-            "ignore_eos": self.ignore_eos,
             "add_special_tokens": self.add_special_tokens,
             "parse_special": self.parse_special,
         }

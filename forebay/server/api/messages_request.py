@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 
 from forebay.base.errors import InvalidRequest
+from forebay.requests.foreign import PASSED
 from forebay.requests.sampling_params import MAX_STOP
 from forebay.server.api.messages_blocks import BlockText, ToolResult, Turn
 from forebay.server.api.renaming import renamed
@@ -18,8 +19,7 @@ from forebay.server.protocol.messages import (
     TextPart,
     check_breakpoints,
 )
-from forebay.server.protocol.numbers import WITHIN
-from forebay.server.protocol.requests import I32, Bootstrap, ChatRequest, StopString
+from forebay.server.protocol.requests import I32, Bootstrap, ChatRequest, Choosing, StopString
 from forebay.server.protocol.strict import Label, Strict, Text
 from forebay.server.protocol.tools import MAX_TOOLS, ToolName
 from forebay.server.protocol.validation import (
@@ -228,7 +228,7 @@ class CountTokensRequest(Strict):
         }
 
 
-class MessagesRequest(Bootstrap, CountTokensRequest):
+class MessagesRequest(Choosing, Bootstrap, CountTokensRequest):
     """The body of /v1/messages."""
 
     ignored = {
@@ -237,14 +237,19 @@ class MessagesRequest(Bootstrap, CountTokensRequest):
         "diagnostics": one_of(None),
         "inference_geo": one_of(None),
     }
-    passed = frozenset({"service_tier"})
+    passed = PASSED
     max_tokens: Annotated[int, Field(ge=1, le=I32)]
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP, fail_fast=True)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_p: Annotated[float, WITHIN["top_p"]] | None = None
-    top_k: Annotated[int, Field(ge=0, le=I32)] | None = None
     metadata: Metadata | None = None
+
+    @model_validator(mode="after")
+    def _says_once_what_it_looks_like(self) -> Self:
+        if self.grammars and self.output_config is not None and self.output_config.format is not None:
+            what = f"both output_config.format and {self.grammars[0].field} say what the answer looks like: "
+            raise refusal(INVALID_COMBINATION, self.grammars[0].field, f"{what}send one of them")
+        return self
 
     @model_validator(mode="after")
     def _check_budget(self) -> Self:
@@ -257,11 +262,13 @@ class MessagesRequest(Bootstrap, CountTokensRequest):
 
     def as_chat(self) -> dict[str, Any]:
         """Return the request as the fields of a chat completion, with its limits and sampling."""
-        names = ("max_tokens", "stream", "temperature", "top_p", "top_k")
+        names = ("max_tokens", "stream")
         own = {name: getattr(self, name) for name in (*names, *Bootstrap.model_fields)}
-        own |= {"stop": self.stop_sequences, "user": self.metadata.user_id if self.metadata else None}
+        stops = [*(self.stop_sequences or ()), *(self.stop or ())]
+        own |= {"stop": stops or None, "user": self.metadata.user_id if self.metadata else None}
         own["max_thinking_tokens"] = self.thinking.budget_tokens if self.thinking is not None else None
-        return {**super().as_chat(), **{name: value for name, value in own.items() if value is not None}}
+        kept = {name: value for name, value in own.items() if value is not None}
+        return {**super().as_chat(), **self.chosen, **kept}
 
 
 def behind_the_system_text(chat: ChatRequest) -> ChatRequest:

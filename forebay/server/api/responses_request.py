@@ -7,17 +7,17 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, PrivateAttr, StringConstraints, Tag, model_validator
 
+from forebay.requests.foreign import PASSED
 from forebay.requests.sampling_params import MAX_TOP_LOGPROBS
 from forebay.server.api.renaming import renamed
 from forebay.server.api.responses_items import Item, MessageItem, messages_of
 from forebay.server.api.responses_tools import FunctionTool, TextInputTool, Tool, ToolChoice
 from forebay.server.protocol.ignored import MAX_METADATA, MAX_METADATA_KEY, one_of
 from forebay.server.protocol.messages import MAX_MESSAGES, text_or_list
-from forebay.server.protocol.numbers import WITHIN
-from forebay.server.protocol.requests import I32, Bootstrap, ChatRequest
+from forebay.server.protocol.requests import I32, Bootstrap, ChatRequest, Choosing
 from forebay.server.protocol.strict import Label, Strict, Text
 from forebay.server.protocol.tools import MAX_TOOLS
-from forebay.server.protocol.validation import UNSUPPORTED_FIELD, branch, by_shape, refusal
+from forebay.server.protocol.validation import INVALID_COMBINATION, UNSUPPORTED_FIELD, branch, by_shape, refusal
 
 LOGPROBS: Final = "message.output_text.logprobs"
 ENCRYPTED: Final = "reasoning.encrypted_content"
@@ -138,7 +138,7 @@ class InputTokensRequest(Strict):
         return {"messages": messages, **kept, **(self.text.as_chat() if self.text else {})}
 
 
-class ResponsesRequest(Bootstrap, InputTokensRequest):
+class ResponsesRequest(Choosing, Bootstrap, InputTokensRequest):
     """`store` and `previous_response_id` need a server that stores responses."""
 
     ignored = {
@@ -147,11 +147,8 @@ class ResponsesRequest(Bootstrap, InputTokensRequest):
         "prompt": one_of(None),
         "stream_options": one_of(None, {}, {"include_obfuscation": False}),
     }
-    passed = frozenset({"client_metadata", "prompt_cache_options", "prompt_cache_retention", "service_tier"})
+    passed = PASSED | {"client_metadata"}
     max_output_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
-    temperature: Annotated[float, WITHIN["temperature"]] | None = None
-    top_p: Annotated[float, WITHIN["top_p"]] | None = None
-    top_k: Annotated[int, WITHIN["top_k"]] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     stream: bool | None = None
     include: (
@@ -181,6 +178,13 @@ class ResponsesRequest(Bootstrap, InputTokensRequest):
             raise refusal(UNSUPPORTED_FIELD, "background", what)
         return self
 
+    @model_validator(mode="after")
+    def _says_once_what_it_looks_like(self) -> Self:
+        if self.grammars and self.text is not None and self.text.format is not None:
+            what = f"both text.format and {self.grammars[0].field} say what the answer looks like: send one of them"
+            raise refusal(INVALID_COMBINATION, self.grammars[0].field, what)
+        return self
+
     @property
     def wants_sealed(self) -> bool:
         return ENCRYPTED in (self.include or ())
@@ -191,10 +195,11 @@ class ResponsesRequest(Bootstrap, InputTokensRequest):
         return self.top_logprobs or (0 if LOGPROBS in (self.include or ()) else -1)
 
     def _as_chat(self, earlier: Sequence[Item]) -> dict[str, Any]:
-        names = ("temperature", "top_p", "top_k", "stream", "user", "safety_identifier", "prompt_cache_key")
+        names = ("stream", "user", "safety_identifier", "prompt_cache_key")
         own = {name: getattr(self, name) for name in (*names, *Bootstrap.model_fields)}
         own["max_completion_tokens"] = self.max_output_tokens
-        return {**super()._as_chat(earlier), **{name: value for name, value in own.items() if value is not None}}
+        kept = {name: value for name, value in own.items() if value is not None}
+        return {**super()._as_chat(earlier), **self.chosen, **kept}
 
     def echo(self, *, stored: bool) -> dict[str, Any]:
         """Return the fields that the answer repeats, without those that may be long."""
@@ -212,7 +217,7 @@ class ResponsesRequest(Bootstrap, InputTokensRequest):
             "safety_identifier": self.safety_identifier,
             "service_tier": "default",
             "store": stored,
-            "temperature": self.temperature,
+            "temperature": self.chosen.get("temperature"),
             "text": {"format": {"type": ((self.text and self.text.format) or {}).get("type", "text")}},
             "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.model_dump(),
             "tools": [
@@ -220,7 +225,7 @@ class ResponsesRequest(Bootstrap, InputTokensRequest):
                 for tool in self.own_tools
             ],
             "top_logprobs": self.top_logprobs or 0,
-            "top_p": self.top_p,
+            "top_p": self.chosen.get("top_p"),
             "truncation": "disabled",
             "user": self.user,
         }

@@ -13,6 +13,9 @@ ROUTES: Final[Mapping[str, str]] = {
     "/api/chat": "Answer a conversation, in Ollama's form; streams unless told not to.",
     "/api/generate": "Answer a prompt, in Ollama's form; streams unless told not to.",
     "/api/embed": "The vectors of texts, in Ollama's form.",
+    "/api/embeddings": "The vector of one text, in Ollama's older form.",
+    "/api/ps": "What is in memory, the model and its adapters, as Ollama's clients ask for it.",
+    "/api/pull": "Whether a model is there; no other one is loaded.",
     "/api/show": "Template, limits and abilities of the model or an adapter, as Ollama's clients ask for them.",
     "/api/tags": "The one model that is served and its adapters, as Ollama's clients ask for them.",
     "/api/version": "Forebay's version, as Ollama's clients ask for it.",
@@ -89,6 +92,10 @@ FIELDS: Final[Mapping[str, str]] = {
 
 OF: Final[Mapping[str, Mapping[str, str]]] = {
     "LlamaError": {"code": "The status.", "type": "The kind of error, in llama-server's words."},
+    "OllamaRunningModel": {
+        "expires_at": "Never: the model stays in memory.",
+        "size_vram": "The bytes of it on a GPU.",
+    },
     "OllamaShown": {"parameters": "The default sampling values, a line each."},
     "OllamaChat": {"created_at": "When the request came."},
     "OllamaGenerated": {"created_at": "When the request came."},

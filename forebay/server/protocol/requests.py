@@ -30,7 +30,7 @@ from forebay.requests.transfers import MAX_ROOM
 from forebay.server.protocol.ignored import IGNORED, one_of
 from forebay.server.protocol.messages import Messages, Templated, Thinking, text_or_list
 from forebay.server.protocol.numbers import Numbered
-from forebay.server.protocol.strict import Label, Sender, Strict, Text
+from forebay.server.protocol.strict import CacheSalt, Label, Sender, Strict, Text
 from forebay.server.protocol.structured import Structured
 from forebay.server.protocol.tools import MAX_TOOLS, AllowedTools, AnyTool, TextTool, ToolChoice
 from forebay.server.protocol.validation import (
@@ -148,7 +148,28 @@ class Sampler(Numbered, numbers={name: name for name in NUMBERS}):
     skip_special_tokens: bool = True
 
 
-class Sampling(Sampler, Sender, Structured, Bootstrap):
+class Choosing(Sampler, Structured):
+    """Which tokens an answer may have: fields that all dialects take by these names, beside names of their own."""
+
+    seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
+    include_stop_str_in_output: bool = False
+    logit_bias: Annotated[dict[DecimalId, Bias], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=I32)] = 0
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)] | None
+    ) = None
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=I32)] = 0
+    cache_salt: CacheSalt | None = None
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Return the fields of this class that the client sent, as a chat or a completion takes them."""
+        sent = self.model_fields_set & Choosing.model_fields.keys()
+        return {k: v for k, v in self.model_dump(include=sent, by_alias=True, warnings=False).items() if v is not None}
+
+
+class Sampling(Choosing, Sender, Bootstrap):
     """Fields that completions and chats share. None is "the default"."""
 
     ignored = IGNORED
@@ -156,19 +177,10 @@ class Sampling(Sampler, Sender, Structured, Bootstrap):
     n: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
-    include_stop_str_in_output: bool = False
     n_predict: Annotated[int, Field(ge=-1, le=I32)] | None = None
-    logit_bias: Annotated[dict[DecimalId, Bias], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=I32)] = 0
-    allowed_token_ids: (
-        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)] | None
-    ) = None
-    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     return_token_ids: bool = False
     request_id: Label | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=I32)] = 0
 
     @cached_property
     def choices(self) -> int:

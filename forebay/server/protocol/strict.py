@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from forebay.requests.foreign import why_absent
+from forebay.requests.foreign import ABSENT, why_absent
 from forebay.server.http.security import Session
 from forebay.server.protocol.ignored import MAX_LABEL, Harmless
 from forebay.server.protocol.validation import UNKNOWN_FIELD, refusal, validation_error
@@ -70,7 +70,8 @@ class Strict(BaseModel):
         if not unknown:
             return kept
         for key in unknown:
-            cls._check_unknown(key, passing)
+            if kept[key] is not None or not why_absent(key):  # null asks for nothing
+                cls._check_unknown(key, passing)
             passing.count(key, kept[key])
         return {key: value for key, value in kept.items() if key in cls.names()}
 
@@ -83,7 +84,7 @@ class Strict(BaseModel):
     def _check_unknown(cls, name: str, passing: Passing) -> None:
         """Raise a refusal if an unknown field may change the answer."""
         why = why_absent(name)
-        if name not in cls.passed and (why or not passing.lenient):
+        if name not in cls.passed and (name in ABSENT or not passing.lenient):
             raise refusal(UNKNOWN_FIELD, name[:MAX_LABEL].encode("utf-8", "backslashreplace").decode(), why)
 
     @classmethod
@@ -156,6 +157,9 @@ def body_types(kind: type[Strict] = Strict) -> Iterator[type[Strict]]:
         yield from body_types(inside)
 
 
+CacheSalt = Annotated[str, StringConstraints(max_length=128)]
+
+
 class Sender(Strict):
     """The fields that say which model is asked, and on whose behalf."""
 
@@ -163,7 +167,7 @@ class Sender(Strict):
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
-    cache_salt: Annotated[str, StringConstraints(max_length=128)] | None = None
+    cache_salt: CacheSalt | None = None
 
     @property
     def session(self) -> Session:

@@ -15,7 +15,14 @@ from pydantic import Field, StringConstraints, Tag, model_validator
 from forebay.grammar.compiler import MAX_CHOICES
 from forebay.requests.sampling_params import Grammar, GrammarKind
 from forebay.server.protocol.strict import Label, Strict, Text
-from forebay.server.protocol.validation import INVALID_COMBINATION, INVALID_VALUE, branch, by_shape, refusal
+from forebay.server.protocol.validation import (
+    INVALID_COMBINATION,
+    INVALID_VALUE,
+    MISSING_FIELD,
+    branch,
+    by_shape,
+    refusal,
+)
 
 
 class Asked(NamedTuple):
@@ -78,24 +85,38 @@ class TextFormat(Strict):
 
 
 class ObjectFormat(Strict):
-    """Any JSON object."""
+    """Any JSON object, or as llama-server has it one that matches `schema`."""
 
     type: Literal["json_object"]
+    schema_: Object | None = Field(None, alias="schema")
 
     def asked(self, field: str) -> Asked:
-        """Return the grammar of any JSON object; `field` names the place in the request for errors."""
-        return Asked(Grammar(GrammarKind.JSON_OBJECT), field)
+        """Return the grammar of any JSON object, or of the schema; `field` names the place in the request for
+        errors."""
+        if self.schema_ is None:
+            return Asked(Grammar(GrammarKind.JSON_OBJECT), field)
+        return _schema(f"{field}.schema", self.schema_)
 
 
 class SchemaFormat(Strict):
     """JSON that matches a schema."""
 
     type: Literal["json_schema"]
-    json_schema: NamedSchema
+    json_schema: NamedSchema | None = None
+    schema_: Object | None = Field(None, alias="schema")  # as llama-server has it
 
     def asked(self, field: str) -> Asked:
         """Return the grammar of the schema; `field` names the place in the request for errors."""
+        if self.json_schema is None:
+            return _schema(f"{field}.schema", self.schema_)
         return _schema(f"{field}.json_schema.schema", self.json_schema.schema_)
+
+    @model_validator(mode="after")
+    def _one_schema(self) -> Self:
+        if (self.json_schema is None) == (self.schema_ is None):
+            what = "json_schema is missing: send it, or a schema beside type, and not both"
+            raise refusal(MISSING_FIELD if self.schema_ is None else INVALID_COMBINATION, "json_schema", what)
+        return self
 
 
 class StructuralFormat(StructuralTag):
@@ -150,6 +171,8 @@ class Structured(Strict):
     guided_regex: Text | None = None
     guided_choice: Choices | None = None
     guided_grammar: Text | None = None
+    json_schema: Schema | None = None  # llama-server's name, as the next one
+    grammar: Text | None = None
 
     @cached_property
     def grammars(self) -> list[Asked]:
@@ -159,7 +182,9 @@ class Structured(Strict):
         guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
         response = self.response_format and self.response_format.asked("response_format")
         outputs = self.structured_outputs.asked("structured_outputs") if self.structured_outputs else ()
-        return [*([response] if response else []), *outputs, *_asked("guided_", *guided)]
+        own = [] if self.json_schema is None else [_schema("json_schema", self.json_schema)]
+        own += _asked("", None, None, None, self.grammar or None)
+        return [*([response] if response else []), *outputs, *_asked("guided_", *guided), *own]
 
     @model_validator(mode="after")
     def _one_grammar(self) -> Self:
