@@ -53,6 +53,7 @@ _PIECE_BYTES: Final = 32 << 30  # of one request: the library refuses 50 GB and 
 _MAX_FILES: Final = 1 << 16
 _MAX_BYTES: Final = 1 << 50  # of one file
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_WITHIN: Final = re.compile(r"additional_chat_templates/[^/]+\.jinja|\d_\w+/config\.json")
 _SMALL: Final = (".json", ".jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 
 
@@ -103,8 +104,9 @@ class Repository:
 
     @property
     def descriptions(self) -> list[str]:
-        """The files beside weights that tools read: configurations, tokenizer, templates."""
-        return [name for name in self.files if "/" not in name and name.endswith(_SMALL)]
+        """The files beside weights that are read: configurations, also of the modules of an embedder, tokenizer,
+        templates."""
+        return [name for name in self.files if _WITHIN.fullmatch(name) or ("/" not in name and name.endswith(_SMALL))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

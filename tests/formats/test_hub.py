@@ -46,8 +46,12 @@ FILES = {
     "pytorch_model.bin": b"the same, pickled",
     "original/params.json": b"{}",
     "README.md": b"# A model",
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+    "1_Pooling/config.json": b'{"pooling_mode": "mean"}',
+    "onnx/config.json": b"{}",
 }
 WANTED = {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors.index.json", *SHARDS}
+WANTED |= {"additional_chat_templates/tool_use.jinja", "1_Pooling/config.json"}
 
 
 @pytest.fixture
@@ -135,7 +139,7 @@ def test_pulling_fetches_what_is_served_and_other_tools_find_it(
     said = capsys.readouterr()
     folder = Path(said.out.strip())
     assert "main (0123456789ab): 2 files of weights, 200.0 KiB" in said.err
-    assert {path.name for path in folder.iterdir()} == WANTED
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == WANTED
     assert (folder / SHARDS[1]).read_bytes() == WEIGHTS[::-1]
     assert find_model("org/name") == find_model("hf://org/name") == folder
     assert model_title("org/name", folder) == model_title(str(folder), folder) == "org/name"
@@ -212,7 +216,7 @@ def test_the_token_goes_to_the_hub_and_not_to_where_it_sends_us(
         (
             {"files": {**FILES, "config.json": b'{"model_type": "foo"}'}},
             "org/name",
-            "model_type 'foo' is not supported",
+            "model_type 'foo' is not",
         ),
         ({"files": {k: v for k, v in FILES.items() if k != SHARDS[1]}}, "org/name", f"has no {SHARDS[1]}"),
         ({"files": {**FILES, "tokenizer.json": b"{}"}}, "org/name", "cannot be read as a tokenizer"),
