@@ -206,12 +206,18 @@ class Parser:
         if word:
             return f"{self._head}\n{_table(rows)}"
         tail = (
-            "Also: --help=all for every setting, and --help=WORD to search.\n"
+            "Also: --help=all for every setting.\n"
             "Settings of the engine and the server (all but `options`) are environment\n"
             "variables too, such as FOREBAY_CONTEXT_LENGTH=4k, and keys of --config FILE."
         )
         examples = ["\nexamples:\n" + "\n".join(self._examples)] if self._examples else []
-        return "\n".join([self._head, _table(rows), *examples, *(["", tail] if self._flags else [])])
+        groups = ", ".join(dict.fromkeys(group for group, _, _ in rows))
+        finds = (
+            ["", _paragraph(f"--help=WORD shows the options about a word or of a group: {groups}.")]
+            if self._flags
+            else []
+        )
+        return "\n".join([self._head, *finds, _table(rows), *examples, *(["", tail] if self._flags else [])])
 
     def _described(self) -> list[tuple[str, Sequence[str], str]]:
         own = [(left.split()[0], (), about) for _, left, about in self._lines if left.startswith("-")]
