@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from forebay.cli import main
+from forebay.cli import commands as cli
 from forebay.config import elsewhere
 from forebay.config.server_args import FLAGS
 from forebay.requests import foreign
@@ -56,7 +56,7 @@ def fields_by_route() -> str:
 
 
 def commands() -> str:
-    rows = [(code(theirs), code(f"forebay {ours}")) for theirs, ours in main._ELSEWHERE.items()]
+    rows = [(code(theirs), code(f"forebay {ours}")) for theirs, ours in cli._ELSEWHERE.items()]
     return table(("there", "here"), rows)
 
 

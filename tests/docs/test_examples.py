@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from forebay.cli import main
+from forebay.cli import commands as cli
 from forebay.cli.arguments import Parsed, Parser
 from forebay.text.tokenizer import Tokenizer
 from scripts.site.pages import DOCS, ROOT
@@ -89,15 +89,15 @@ def only_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", COMMANDS)
 def test_every_command_is_one(words: list[str]) -> None:
     with pytest.raises(Understood):
-        main._dispatch(words)
+        cli._dispatch(words)
 
 
 @pytest.mark.usefixtures("only_read")
 def test_a_command_that_is_none_is_found() -> None:
-    with pytest.raises(main.ConfigError):
-        main._dispatch(["serve", "--context-size-of-it", "4k"])
-    with pytest.raises(main.ConfigError):
-        main._dispatch(["serve", "--context-length", "many"])
+    with pytest.raises(cli.ConfigError):
+        cli._dispatch(["serve", "--context-size-of-it", "4k"])
+    with pytest.raises(cli.ConfigError):
+        cli._dispatch(["serve", "--context-length", "many"])
 
 
 @pytest.mark.parametrize("text", marked("python"))
