@@ -13,10 +13,11 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import stat
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,7 @@ _PAGE: Final = 4096
 # Of an 80B model with 512 experts in 48 layers it has 3 MB.
 _MAX_HEADER_BYTES: Final = 256 << 20
 ABANDONED_S: Final = 60.0  # since a file without a lock was last written to
+_READ_BYTES: Final = 1 << 20  # hashed in 0.1 ms, for which other threads may have to wait
 _WRITE_BYTES: Final = 16 << 20  # between two reports of progress
 
 Key = Mapping[str, str]
@@ -80,6 +82,20 @@ class CacheFile:
             yield slice(begin, begin + size)
             begin += _lines(size)
 
+    def duplicate(self) -> CacheFile:
+        """Return the same file with a descriptor of its own, which the caller closes."""
+        return replace(self, descriptor=os.dup(self.descriptor))
+
+    def check_on_disk(self) -> None:
+        """Read the file in blocks, and compare it with the checksums of its header. Raises Unusable for the first piece
+        that differs, and OSError."""
+        for number, (span, told) in enumerate(zip(self.spans(), self.header.sums, strict=True)):
+            digest = xxhash.xxh3_64()
+            for first in range(span.start, span.stop, _READ_BYTES):
+                digest.update(os.pread(self.descriptor, min(_READ_BYTES, span.stop - first), first))
+            if digest.intdigest() != told:
+                raise Unusable(f"piece {number} of {len(self.header.sums)} is damaged: its checksum differs")
+
     def check_contents(self, memory: memoryview) -> None:
         """Compare the mapped file with the checksums of its header. Raises Unusable for the first that differs."""
         for number, (span, told) in enumerate(zip(self.spans(), self.header.sums, strict=True)):
@@ -112,7 +128,7 @@ def open_cached(folder: Path, key: Key) -> CacheFile | None:
     except OSError as error:
         raise Unusable(f"it cannot be opened ({error})") from error
     try:
-        found = _checked(descriptor, key)
+        found = _checked(descriptor, path, key)
         with contextlib.suppress(OSError):  # a folder may be read-only
             os.utime(path)
     except BaseException:
@@ -121,9 +137,25 @@ def open_cached(folder: Path, key: Key) -> CacheFile | None:
     return found
 
 
-def _checked(descriptor: int, key: Key) -> CacheFile:
-    status = os.fstat(descriptor)
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+def _is_ours(file: os.stat_result, folder: os.stat_result) -> bool:
+    """Return whether the writers of a file are trusted: this user alone, or the group that shares its folder.
+
+    A folder is shared by a group of this process if it belongs to the group and has the setgid bit. The group may write
+    it, and no other user. Kubernetes sets up volumes so. Files in it that belong to the group may have been written by
+    any member.
+    """
+    if file.st_mode & stat.S_IWOTH:
+        return False
+    shared = stat.S_ISGID | stat.S_IWGRP
+    is_shared = folder.st_mode & (shared | stat.S_IWOTH) == shared and folder.st_gid in {os.getegid(), *os.getgroups()}
+    if is_shared and file.st_gid == folder.st_gid:
+        return True
+    return file.st_uid == os.geteuid() and not file.st_mode & stat.S_IWGRP
+
+
+def _checked(descriptor: int, path: Path, key: Key) -> CacheFile:
+    status, folder = os.fstat(descriptor), path.parent.stat()
+    if not _is_ours(status, folder):
         raise Unusable(f"user {status.st_uid} owns it with mode {status.st_mode & 0o777:o}: another could write it")
     try:
         fixed = os.pread(descriptor, _FIXED.size, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from forebay.base import fault
+from forebay.base.errors import ModelError
 from forebay.config.resolve import resolve
 from forebay.engine.lifecycle import packed_cache
 from forebay.engine.loop.build import build_engine
@@ -21,6 +23,7 @@ from forebay.formats import weights_cache
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import GroupQuantized
 from forebay.ops.native_linear import NativeLinear
+from forebay.requests.updates import FinishReason, Update
 from tests.engine.test_every_model_type import PROMPTS, tokens_of
 from tests.engine.test_sleep import other_weights, poison
 from tests.kernels import NATIVE
@@ -382,3 +385,53 @@ def test_update_of_mapped_weights_that_fails_restores_the_old_ones(
         fault.disarm()
     mapped.sleeper.update(str(models("llama")), {})
     assert tokens_of(mapped, PROMPTS) == before
+
+
+def damaged(folder: Path) -> Path:
+    """Change a byte of the last piece of the only file."""
+    path = only_file(folder)
+    with path.open("r+b") as file:
+        file.seek(-weights_cache.LINE, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 0x7F]))
+    return path
+
+
+def test_damaged_contents_end_the_engine_behind_the_first_answer(models: Callable[[str], Path], folder: Path) -> None:
+    start(models("llama"))
+    path = damaged(folder)
+    core, outcome = start(models("llama"))
+    assert "its contents behind the first answer" in outcome
+    check = core.sleeper.contents
+    assert check is not None
+    check.heard([Update(1, [5])])  # no answer has ended
+    check.wait()
+    assert path.exists()
+    check.heard([Update(1, [5], finish=FinishReason.LENGTH)])
+    check.wait()
+    assert select.select([check], [], [], 0)[0]
+    with pytest.raises(ModelError, match=r"not as it was written .*piece .* is damaged.*it was removed; start again"):
+        check.heard([])
+    assert not path.exists()
+    assert start(models("llama"))[1].startswith("written ")
+
+
+def test_sound_contents_are_checked_once_and_kept(models: Callable[[str], Path], folder: Path) -> None:
+    start(models("llama"))
+    core, _ = start(models("llama"))
+    check = core.sleeper.contents
+    assert check is not None
+    check.heard([Update(1, [5], finish=FinishReason.LENGTH)])
+    check.wait()
+    check.heard([])
+    assert only_file(folder).exists()
+
+
+def test_start_that_verified_the_contents_does_not_check_them_again(
+    models: Callable[[str], Path], folder: Path
+) -> None:
+    start(models("llama"))
+    core, outcome = start(models("llama"), verify_weights_cache=True)
+    assert "and its contents checked" in outcome
+    assert core.sleeper.contents is None

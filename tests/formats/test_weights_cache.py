@@ -207,3 +207,29 @@ def test_write_two_processes_at_once_leave_one_whole_file(tmp_path: Path) -> Non
     assert [writer.returncode for writer in writers] == [0, 0]
     assert seen
     assert [path.suffix for path in tmp_path.iterdir()] == [weights_cache.SUFFIX]
+
+
+@pytest.mark.parametrize(
+    ("folder_mode", "mode", "accepted"),
+    [
+        (0o2770, 0o660, True),  # as Kubernetes' fsGroup sets both
+        (0o2775, 0o664, True),
+        (0o2770, 0o662, False),  # any user could write the file
+        (0o2777, 0o660, False),  # any user could write the folder
+        (0o770, 0o660, False),  # no folder that a group shares
+        (0o2750, 0o660, False),
+        (0o700, 0o600, True),
+    ],
+)
+def test_open_cached_file_that_a_group_may_write_needs_a_folder_that_the_group_shares(
+    folder_mode: int, mode: int, accepted: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "weights"
+    path = written(folder)
+    path.chmod(mode)
+    folder.chmod(folder_mode)
+    if accepted:
+        assert content(folder) == PIECES
+    else:
+        with pytest.raises(Unusable, match="another could write it"):
+            open_cached(folder, KEY)

@@ -7,6 +7,20 @@ _EXPERTS = "models/test_turned_experts.py::test_each_expert_has_the_values_of_it
 
 FORMATS = (
     Mutant(
+        "C33 a group may write a file of packed weights only if it shares the folder",
+        "formats/weights_cache.py",
+        "if is_shared and file.st_gid == folder.st_gid:",
+        "if file.st_gid == folder.st_gid:",
+        "formats/test_weights_cache.py::test_open_cached_file_that_a_group_may_write_needs_a_folder_that_the_group_shares",
+    ),
+    Mutant(
+        "C33 the contents of packed weights are checked behind the first answer",
+        "engine/lifecycle/contents.py",
+        "            self._file.check_on_disk()\n",
+        "",
+        "engine/test_weights_cache.py::test_damaged_contents_end_the_engine_behind_the_first_answer",
+    ),
+    Mutant(
         "C31 the scale of a block is that of its rows and columns, not of its columns and rows",
         "formats/float_layers.py",
         "        by_block = _float32(scales).reshape(-(-outputs // block[0]), -(-width // block[1]))\n",

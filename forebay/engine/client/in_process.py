@@ -139,6 +139,8 @@ class InProcess:
                     live[one.request.request_id] = one
                     updates += self._core.add(one.request)
                 updates += self._core.step()
+                if (contents := self._core.sleeper.contents) is not None:
+                    contents.heard(updates)
                 if self._core.stuck:
                     self._core.scheduler.constraints.wait(STUCK_WAIT_S)
                 for update in updates:

@@ -17,6 +17,7 @@ from forebay.base.log import event, get_logger
 from forebay.base.paths import cache_folder
 from forebay.base.units import human_bytes
 from forebay.config.engine_config import EngineConfig
+from forebay.engine.lifecycle.contents import ContentsCheck
 from forebay.formats import weights_cache
 from forebay.formats.identity import weights_digest
 from forebay.formats.quantization import Quantization
@@ -74,6 +75,7 @@ class PackedCache:
         self._folder = folder or cache_of_weights()
         self._seen = 0  # inode of the file that `find` last looked at
         self.outcome = ("not used", "")
+        self.contents: ContentsCheck | None = None  # of the file that is mapped
 
     def key(self, modified_ns: Sequence[int]) -> Key:
         """Return everything that packed weights depend on. `modified_ns` are the times of the checkpoint's files: they
@@ -97,7 +99,7 @@ class PackedCache:
         file = None
         try:
             file = weights_cache.open_cached(self._folder, key)
-            return None if file is None else self._mapped(file, progress)
+            return None if file is None else self._mapped(key, file, progress)
         except (Unusable, OSError) as error:
             self.reject(key, error.message if isinstance(error, Unusable) else str(error))
             return None
@@ -105,7 +107,7 @@ class PackedCache:
             if file is not None:
                 os.close(file.descriptor)
 
-    def _mapped(self, file: CacheFile, progress: Progress) -> Mapped:
+    def _mapped(self, key: Key, file: CacheFile, progress: Progress) -> Mapped:
         whole = self._regions.take_file(Tag.WEIGHTS, file.descriptor, file.num_bytes, progress)
         try:
             if self._config.verify_weights_cache:
@@ -113,7 +115,11 @@ class PackedCache:
         except Unusable:
             self._regions.drop_file(Tag.WEIGHTS, whole)
             raise
-        checked = "and its contents checked" if self._config.verify_weights_cache else "its header checked"
+        if self._config.verify_weights_cache:
+            checked = "and its contents checked"
+        else:
+            checked = "its header checked, its contents behind the first answer"
+            self.contents = ContentsCheck(file, weights_cache.path_of(self._folder, key))
         self.outcome = (f"mapped {human_bytes(file.num_bytes)}", f"shared with other engines, {checked}")
         return Mapped(whole, [whole[span] for span in file.spans()])
 
@@ -127,6 +133,7 @@ class PackedCache:
                 yield
         except OtherPieces as error:
             self._regions.drop_file(Tag.WEIGHTS, mapped.whole)
+            self.contents = None
             self.reject(key, str(error))
             raise
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 from forebay.base.errors import Conflict, EngineError, ForebayError, InvalidRequest, ModelError
 from forebay.base.log import event, get_logger
 from forebay.engine.frames import KV_CACHE, TAGS, WEIGHTS, Occupied, Release, Resume, ToEngine, UpdateWeights
+from forebay.engine.lifecycle.contents import ContentsCheck
 from forebay.memory.kv_allocator import KV
 from forebay.memory.slots import Ids
 from forebay.requests.step_plan import StepPlan
@@ -163,6 +164,7 @@ class Sleeper(Transitions):
         self._memory = memory
         self._wake_on_request = scheduler.handoff.wakes = wake_on_request
         self.keep_prefix_cache = keep_prefix_cache
+        self.contents: ContentsCheck | None = None  # of the weights, if they are mapped from a file
         self.away = False  # from serving
         self.loaded_at = clock()  # a tensor, at last
         self._released: list[str] = []

@@ -118,7 +118,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     if loaded.model.adapters is not None:
         own["adapters"] = ModelAdapters(loaded.model.adapters, checkpoint.config)
     core = _core(config, scheduler, runner, ends, clock, **own)
-    _load_adapters(config, core)
+    _finish(config, core, cache)
     load_seconds = time.monotonic() - begin
     report = start_report(config, budget, loaded.model, runner, ops, (load_seconds, cache))
     report += [(SETTINGS, name, *divided) for name, divided in divided_settings(asked, budget).items()]
@@ -129,8 +129,10 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     return core, ready
 
 
-def _load_adapters(config: EngineConfig, core: EngineCore) -> None:
-    """Load those that the configuration names. Raises ModelError with the name."""
+def _finish(config: EngineConfig, core: EngineCore, cache: PackedCache) -> None:
+    """Load the adapters that the configuration names, and have mapped weights checked. Raises ModelError with the name
+    of the adapter."""
+    core.sleeper.contents = cache.contents
     for name, path in config.adapters.lora_modules:
         assert core.adapters is not None, "adapters without slots"
         try:

@@ -68,6 +68,8 @@ class EngineLoop:
         self._surveys = Surveys(core.scheduler.held.cache, core.scheduler.held.pictures)
         if core.exchange:
             channel.also_wake_for(core.exchange.transfers.fileno())
+        if core.sleeper.contents is not None:
+            channel.also_wake_for(core.sleeper.contents.fileno())
         self._files_read = Wake() if core.adapters else None
         if core.adapters and self._files_read:
             core.adapters.on_read = self._files_read.set
@@ -113,6 +115,8 @@ class EngineLoop:
                 self._idle_work = self._core.in_idle_time()
         if updates:
             self._send(updates)
+        if (contents := self._core.sleeper.contents) is not None:
+            contents.heard(updates)
         if self._flushes and not self._core.scheduler.flushing:
             serials, self._flushes = self._flushes, []
             for serial in serials:
