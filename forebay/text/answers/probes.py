@@ -83,7 +83,7 @@ class Findings:
 
     formats: AnswerFormats = field(default_factory=AnswerFormats)
     ignores_tools: bool = True
-    calls: Wanted = Wanted()
+    calls: Wanted = Wanted(hidden=True)
     variables: frozenset[str] = frozenset()
     history: HistoryRules = ANY_HISTORY
     wants_whole_tools: bool = False
