@@ -34,7 +34,7 @@ KEY_BYTES: Final = 32
 # What is the router's alone, and what is divided among its servers.
 _OURS: Final = frozenset(
     {
-        *("pd", "chaos", "host", "port", "cors_origins", "allowed_hosts", "model_path", "cluster_key_file"),
+        *("pd", "chaos", "report", "host", "port", "cors_origins", "allowed_hosts", "model_path", "cluster_key_file"),
         *("api_key", "api_key_file", "admin_api_key", "admin_api_key_file"),
         *("num_threads", "kv_cache_bytes", "mem_fraction_static", "retraction_host_bytes"),
         *("disaggregation_bootstrap_port",),

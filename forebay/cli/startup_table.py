@@ -1,5 +1,5 @@
-"""The table that `forebay serve` prints once it is ready: where it is and who fits, then memory planned against actual,
-then what was decided and why."""
+"""What `forebay serve` prints once it is ready: what it serves, where, and who fits, with what the memory lowered. With
+--report also the table: memory planned against actual, then what was decided and why."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from forebay.base.log import event, get_logger
 from forebay.base.streams import give_up_stdout
-from forebay.config.config import SETTINGS, Config, ServerConfig, as_divided
+from forebay.base.units import human_bytes
+from forebay.config.config import SETTINGS, Config, ServerConfig, Setting, as_divided
 from forebay.config.keys import share_lines
 from forebay.engine.frames import Ready
 from forebay.memory.budget import LEAST_CONTEXT
@@ -33,6 +34,8 @@ SHOWN: Final = (
     "speculative_num_draft_tokens",
     "cache_isolation",
 )
+ASKED: Final = ("flag", "env", "file")  # sources of a setting that somebody wrote
+LOWERED: Final = "lowered"  # in the reason of a value that the memory has no room for
 MEMORY: Final = "memory"
 _ITEM: Final = 28  # columns of what is told about
 _UNBROKEN: Final = 1 << 20  # where nobody looks at a screen a line is a row, for programs
@@ -43,13 +46,19 @@ log = get_logger("server")
 
 
 def print_startup(config: Config, ready: Ready, url: str, seconds: float) -> None:
-    """Print address, capacity, memory and settings; `seconds` is the time since the start."""
+    """Print address, model, capacity and what the memory lowered, and with --report memory, model and settings;
+    `seconds` is the time since the start."""
+    fits = ("fits", _fits_text(config, ready), _sizes(config, ready))
+    rows, tenants = [("model", config.engine.served_model_name, ""), fits], tenants_section(config.server)
+    if not config.server.report:
+        rows += [("lowered", f"{setting.name} {setting.value}", setting.reason) for setting in _lowered(config, ready)]
+        rows.append(("more", "--report prints memory, model and settings with reasons, as /server_info has them", ""))
+        print_ready(url, seconds, rows, tenants)
+        return
     of_memory = [row[1:] for row in ready.report if row[0] == MEMORY]
     others = [row[1:] for row in ready.report if row[0] not in (MEMORY, SETTINGS)]
-    rows = [("model", config.engine.served_model_name, ""), ("fits", _fits_text(config, ready), "")]
-    sections = [(MEMORY, of_memory), ("model", others), *tenants_section(config.server)]
-    sections.append((SETTINGS, list(_settings(config, ready))))
-    print_ready(url, seconds, rows, sections)
+    settings = list(_settings(config, ready))
+    print_ready(url, seconds, rows, [(MEMORY, of_memory), ("model", others), *tenants, (SETTINGS, settings)])
 
 
 def tenants_section(config: ServerConfig) -> list[tuple[str, list[tuple[str, str, str]]]]:
@@ -66,11 +75,11 @@ def print_ready(url: str, seconds: float, rows: Rows, sections: Sequence[tuple[s
     width = max(40, shutil.get_terminal_size().columns) if screen else _UNBROKEN
     bold, plain = ("\033[1m", "\033[0m") if screen and "NO_COLOR" not in os.environ else ("", "")
     lines = [f"ready at {bold}{url}{plain} after {seconds:.1f} s (Ctrl-C ends)"]
-    answer = [("page", f"{url}/", ""), ("API", f"{url}/v1", ""), *rows]
+    answer = [("API", f"{url}/v1", f"and a page to chat: {url}/"), *rows]
     lines += [line for row in answer for line in _row(*row, width, 10)]
     for title, found in sections:
         lines += ["", f"{bold}{title}{plain}", *(line for row in found for line in _row(*row, width, _ITEM))]
-    if screen:  # which may show no more than the end
+    if screen and sections:  # which may show no more than the end
         lines += ["", f"{bold}{url}/{plain} is the page; Ctrl-C ends"]
     try:
         print("\n".join(lines), flush=True)
@@ -84,6 +93,12 @@ def _fits_text(config: Config, ready: Ready) -> str:
     words = capacity_text(num_pages, ready.page_size, ready.max_running_requests, ready.context_length)
     enough = is_enough(ready.context_length, config.engine.memory.context_length)
     return words if enough else f"no: {words}; `forebay plan` names what helps"
+
+
+def _sizes(config: Config, ready: Ready) -> str:
+    settings = as_divided(config.settings, ready.report)
+    caches = next(setting.value for setting in settings if setting.name == "kv_cache_bytes")
+    return f"({human_bytes(ready.weight_bytes)} of weights, {caches} of caches)"
 
 
 def is_enough(context_length: int, wanted: int) -> bool:
@@ -107,7 +122,14 @@ def _row(item: str, value: str, why: str, width: int, column: int) -> list[str]:
 
 
 def _settings(config: Config, ready: Ready) -> Rows:
-    asked = {setting.name for setting in config.settings if setting.source in ("flag", "env", "file")}
+    asked = {setting.name for setting in config.settings if setting.source in ASKED}
     for setting in as_divided(config.settings, ready.report):
         if setting.name in SHOWN or setting.name in asked:
             yield setting.name, setting.value, setting.reason
+
+
+def _lowered(config: Config, ready: Ready) -> Iterator[Setting]:
+    """Yield what the memory changed of the values that somebody asked for, and lowered of the others."""
+    for before, after in zip(config.settings, as_divided(config.settings, ready.report), strict=True):
+        if before.value != after.value and (before.source in ASKED or LOWERED in after.reason):
+            yield after

@@ -298,6 +298,7 @@ _HTTP: Final = in_group(
         default="refuse",
         choices=("refuse", "warn"),
     ),
+    Flag("report", BOOL, "print the whole table of memory, model and settings once the server is ready", default=False),
     Flag("drain_timeout", SECONDS, "time that running requests get after SIGTERM", default=30.0, low=0.0),
     Flag(
         "keep_volatile_headers",

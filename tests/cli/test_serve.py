@@ -30,6 +30,7 @@ SMALL = (
     "64MiB",
     "--max-running-requests",
     "4",
+    "--report",
 )
 
 
