@@ -1,5 +1,5 @@
-"""What `forebay serve` prints once it is ready: what it serves, where, and who fits, with what the memory lowered. With
---report also the table: memory planned against actual, then what was decided and why."""
+"""The lines that `forebay serve` prints once it is ready: where it is, what it serves, who fits and what the memory
+lowered. With --report also the table: memory planned against actual, then what was decided and why."""
 
 from __future__ import annotations
 

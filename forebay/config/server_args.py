@@ -371,11 +371,7 @@ _LOGGING: Final = in_group(
     LOGGING,
     Flag("log_level", TEXT, "least important messages that are shown", default="info", choices=LOG_LEVELS),
     Flag(
-        "ledger",
-        TEXT,
-        "what the pools do about a double free or a leak",
-        default=Ledger.COUNT.value,
-        choices=tuple(Ledger),
+        "ledger", TEXT, "what pools do about a double free or a leak", default=Ledger.COUNT.value, choices=tuple(Ledger)
     ),
 )
 
