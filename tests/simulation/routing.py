@@ -73,6 +73,9 @@ class Wire:
         process.wires[self] = None
         protocol.connection_made(self)
 
+    def get_extra_info(self, name: str) -> None:
+        """There is no socket."""
+
     def is_closing(self) -> bool:
         return self._closed
 
