@@ -33,6 +33,7 @@ from forebay.engine.loop.core import EngineCore
 from forebay.memory.kinds.resident.residents import RESIDENT
 from forebay.memory.kinds.state.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
+from forebay.requests.end_tokens import EndTokens
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, Launched, StepPlan, StepResult
 from forebay.requests.updates import CacheReport
@@ -266,7 +267,8 @@ class Player:
     def __init__(self, trace: Sequence[Sequence[Turn]], setup: Setup) -> None:
         self._runner = TraceRunner()
         scheduler = Scheduler(setup.config(len(trace)))
-        self._core = EngineCore(scheduler, self._runner, vocab_size=VOCAB, eos_token_ids=(END,), clock=lambda: 0.0)
+        ends = EndTokens([END], vocab_size=VOCAB)
+        self._core = EngineCore(scheduler, self._runner, vocab_size=VOCAB, end_tokens=ends, clock=lambda: 0.0)
         self._coming = {turns[0].pause_steps: [] for turns in trace}  # type: dict[int, list[Turn]]
         self._next = {(turn.conversation, turn.number - 1): turn for turns in trace for turn in turns}
         for turns in trace:

@@ -93,8 +93,8 @@ def test_a_model_of_other_tokens_is_refused(tmp_path: Path) -> None:
         build_engine(resolve(flags(target, with_tokens(draft, "abcxef"))).engine)
 
 
-def test_a_plan_counts_the_layers_of_a_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
-    path, found = str(shared_tiny("llama").path), []
+def test_a_plan_counts_the_layers_of_a_draft_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, found = str(with_tokens(shutil.copytree(shared_tiny("llama").path, tmp_path / "model"), "abc")), []
     for words in ((), ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", path)):
         assert main(["plan", path, "--memory", "1GiB", "--dtype", "float32", "--json", *words]) == 0
         found.append(json.loads(capsys.readouterr().out)["sizes"]["kv_bytes_per_token"])

@@ -19,6 +19,7 @@ from forebay.families import HEADS
 from forebay.families.checkpoint import open_checkpoint
 from forebay.models import needs_of
 from forebay.models.eagle import taps_of
+from tests.engine.test_draft_models import with_tokens
 from tests.engine.test_every_model_type import PROMPTS, tokens_of
 from tests.kernels import NATIVE
 from tests.models.eagles import make_head, make_target
@@ -125,6 +126,7 @@ def test_a_head_that_names_no_layers_is_fed_with_an_early_a_middle_and_a_late_on
 
 def test_a_plan_counts_the_layers_and_the_weights_of_a_head(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
+    with_tokens(folder, "abc")
     for words in ((), ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(folder / "EAGLE3"))):
         given = ["plan", str(folder), "--memory", "1GiB", "--dtype", "float32", "--json", *words]
         assert main(given) == 0

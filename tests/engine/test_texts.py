@@ -37,7 +37,7 @@ class Said:
 class Saying(TextEngine):
     """An engine that says the same, whatever it is asked."""
 
-    connect = ready = close = info = None  # type: ignore[assignment]
+    connect = ready = close = info = add_end_tokens = None  # type: ignore[assignment]
 
     def __init__(self, tokenizer: Tokenizer, updates: list[Update]) -> None:
         self._tokenizer, self._updates = tokenizer, updates

@@ -4,28 +4,28 @@ from tests.mutants.mutant import Mutant
 
 ROUTE = (
     Mutant(
-        "a router refuses a request that has passed it before",
+        "C27 a router refuses a request that has passed it before",
         "route/hops.py",
         "    if router_id in passed:\n",
         "    if False:\n",
         "route/test_hops.py::test_routers_that_name_each_other_end_a_request_at_once_without_a_server",
     ),
     Mutant(
-        "a request whose member leads back is sent to another member",
+        "C27 a request whose member leads back is sent to another member",
         "route/exchange.py",
         "_AGAIN: Final = (503, 504, LOOP_STATUS)\n",
         "_AGAIN: Final = (503, 504)\n",
         "route/test_hops.py::test_routers_that_name_each_other_answer_each_request_while_there_is_a_server",
     ),
     Mutant(
-        "no router is ready because of itself",
+        "C27 no router is ready because of itself",
         "route/hops.py",
         "    if router_id in path:\n",
         "    if False:\n",
         "route/test_hops.py::test_health_checks_leave_out_a_router_that_leads_back_and_none_is_ready_without_a_server",
     ),
     Mutant(
-        "a router that is its own standby keeps its prefix table",
+        "C27 a router that is its own standby keeps its prefix table",
         "route/administration.py",
         "    hops(request.headers, router.id)\n",
         "",

@@ -634,8 +634,8 @@ SCHEDULER = (
     Mutant(
         "C22 with wrong books a row whose ring another engine may write stays out of use",
         "scheduler/releases.py",
-        "        for row in rows.tolist():\n            self.let_go(DeferredFree(row=row, **own))",
-        "        self.rows.clear()",
+        "        self._aside += [DeferredFree(row=row, **own) for row in rows.tolist()]\n",
+        "        self.rows.clear()\n",
         "scheduler/test_decode_role.py::"
         "test_c22_with_wrong_books_the_row_of_an_offered_ring_is_nobody_s_until_its_ticket_is_closed",
     ),

@@ -7,7 +7,12 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+import torch
 
+from forebay.config.engine_config import CacheTypes
+from forebay.ops import Ops
+from forebay.pools.cache_pool import CachePool
+from forebay.pools.cache_spec import RecurrentState
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, HostCopy, StepPlan
 from forebay.runtime.bounds import IndexOutOfPool, PoolBounds
@@ -19,7 +24,10 @@ PLAIN = PoolBounds(
     num_rows=3, pages_per_row=2, page_size=4, vocab_size=97, num_slots={"kv": 5, "window": 1, "state": 1, "resident": 1}
 )
 HYBRID = replace(PLAIN, num_slots={"kv": 5, "window": 4, "state": 9, "resident": 1})
-
+CACHE = CachePool(
+    [RecurrentState(conv=(2, 2), ssm=(2, 2))], CacheTypes(), page_size=4, num_slots={"state": 8}, device="cpu"
+)
+STATES = RecurrentStates(CACHE, Ops(1), torch.arange(4, dtype=torch.int32))
 
 PLAN = plan_of(
     step=1,
@@ -114,18 +122,18 @@ def test_padding_is_not_written_by_name(field):
 )
 def test_a_state_slot_that_is_written_twice_or_read_too_late_is_refused(field, slot):
     with pytest.raises(IndexOutOfPool, match="more than once"):
-        RecurrentStates.check(with_last(HYBRID_PLAN, field, slot))
+        STATES.check(with_last(HYBRID_PLAN, field, slot))
 
 
 def test_many_padded_sequences_may_name_slot_zero_and_one_source_many_destinations():
-    RecurrentStates.check(HYBRID_PLAN)
-    RecurrentStates.check(changed(HYBRID_PLAN, state_slots=ids([0, 0])))
+    STATES.check(HYBRID_PLAN)
+    STATES.check(changed(HYBRID_PLAN, state_slots=ids([0, 0])))
 
 
 @pytest.mark.parametrize("lens", [[6, 8, 3], [7, 9, 3], [8, 7, 3], [7, 7, 3]])
 def test_snapshots_lie_inside_what_the_step_computes_and_in_order(lens):
     with pytest.raises(IndexOutOfPool, match="snap_lens"):
-        RecurrentStates.check(changed(HYBRID_PLAN, snap_lens=ids(lens)))
+        STATES.check(changed(HYBRID_PLAN, snap_lens=ids(lens)))
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -199,9 +207,9 @@ def test_a_decode_is_no_wider_than_the_rows_have_room_for_drafts():
 
 
 def test_a_decode_has_one_snapshot_at_most_and_it_may_be_beyond_the_step():
-    RecurrentStates.check(changed(HYBRID_PLAN, snap_lens=ids([7, 8, 99])))
+    STATES.check(changed(HYBRID_PLAN, snap_lens=ids([7, 8, 99])))
     with pytest.raises(IndexOutOfPool, match="one snapshot at most"):
-        RecurrentStates.check(changed(HYBRID_PLAN, snap_seqs=ids([0, 1, 1]), snap_lens=ids([7, 2, 3])))
+        STATES.check(changed(HYBRID_PLAN, snap_seqs=ids([0, 1, 1]), snap_lens=ids([7, 2, 3])))
 
 
 @pytest.mark.parametrize("field", ["saves", "loads"])
