@@ -6,7 +6,7 @@ ENGINE = (
     Mutant(
         "C27 the ids of a prompt are looked at before they index anything",
         "engine/loop/core.py",
-        '            check_token_ids("prompt", wanted.prompt_token_ids, self._vocab_size)\n',
+        '            check_token_ids("prompt", wanted.prompt_token_ids, self.end_tokens.vocab_size)\n',
         "",
         "engine/test_core.py::test_what_can_never_be_served_is_refused_on_arrival",
     ),

@@ -52,7 +52,7 @@ POOLING = (
     Mutant(
         "C27 a client that leaves ends its prompts",
         "server/api/embeddings.py",
-        "        watch.on_gone(batch.leave)\n",
+        "        context.client.watch.on_gone(batch.leave)\n",
         "",
         _SERVER + "test_c27_a_client_that_leaves_ends_its_prompts",
     ),

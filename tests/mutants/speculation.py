@@ -4,7 +4,7 @@ from tests.mutants.mutant import Mutant
 
 SPECULATION = (
     Mutant(
-        "a draft is accepted in part only if a token behind an accepted one was rejected",
+        "C16 a draft is accepted in part only if a token behind an accepted one was rejected",
         "scheduler/output_processor.py",
         "(counts > 1) & (counts < flight.plan.q_lens[sampled])",
         "counts < flight.plan.q_lens[sampled]",

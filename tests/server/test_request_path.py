@@ -10,7 +10,7 @@ import pytest
 from scripts.trace_request import CHAT, TracedThreads, trace_chat
 
 # Requests are read around offers of an upgrade (17), and take turns at the work before admission (20, decision 64).
-MOST_FUNCTIONS, MOST_FILES = 221, 38
+MOST_FUNCTIONS, MOST_FILES = 221, 39
 ONCE = (
     "SamplingParams.check",
     "SamplingParams.check_values",
