@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -25,6 +26,7 @@ from forebay.route.announcement import Role
 
 LOOPBACK: Final = "127.0.0.1"
 ROUTER_TIMEOUT_S: Final = 60.0
+PROGRESS_S: Final = 10.0
 
 
 def report(line: str) -> None:
@@ -33,9 +35,28 @@ def report(line: str) -> None:
 
 
 @contextlib.contextmanager
+def progress_of(what: str, print_line: Callable[[str], None] = report, every_s: float = PROGRESS_S) -> Iterator[None]:
+    """Print what is waited for again and again, for the length of a `with` block."""
+    begin, done = time.monotonic(), threading.Event()
+
+    def report_until_done() -> None:
+        while not done.wait(every_s):
+            print_line(f"still waiting for {what}, {time.monotonic() - begin:.0f} s so far")
+
+    thread = threading.Thread(target=report_until_done, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextlib.contextmanager
 def connected(address: str, *, may_start: bool = False) -> Iterator[Group]:
     """Connect to the cluster that a command means, for the length of a `with` block."""
-    rays = Rays(local.connect_address(address, may_start=may_start))
+    with progress_of("Ray to answer"):
+        rays = Rays(local.connect_address(address, may_start=may_start))
     try:
         yield Group(rays, report)
     finally:
@@ -82,7 +103,8 @@ def check_nodes(group: Group, options: UpOptions, nodes: Sequence[Node], *, one_
             cluster_key_file=options.cluster_key_file,
         )
 
-    facts = group.rays.survey(nodes, request)
+    with progress_of(f"the check of {', '.join(node.hostname for node in nodes)}"):
+        facts = group.rays.survey(nodes, request)
     if not one_machine:
         refuse_open_cluster(nodes, facts, options.cluster_key_file)
     refuse_unlike_nodes(nodes, facts, platform.python_version())
@@ -161,8 +183,12 @@ def start(
         group.start_servers(servers, in_pairs=options.needs_one_node, nodes=nodes)
         for router in routers:
             group.rays.create(router, "")
-        group.wait_ready([router.name for router in routers], ROUTER_TIMEOUT_S)
-        group.wait_ready([server.name for server in servers], options.ready_timeout_s)
+        for names, timeout_s in (
+            ([router.name for router in routers], ROUTER_TIMEOUT_S),
+            ([server.name for server in servers], options.ready_timeout_s),
+        ):
+            with progress_of(f"{', '.join(names)} to be ready"):
+                group.wait_ready(names, timeout_s)
         done.pop_all()
 
 
