@@ -35,6 +35,7 @@ from forebay.formats.weight_shapes import WeightShapes, kinds_of
 PIECE_ELEMENTS = 1 << 17
 _log = get_logger("checkpoint")
 _HEAD = "lm_head.weight"
+_GATE_AND_UP = ("gate_proj", "up_proj")
 _BARE = "embed_tokens.weight"  # where what is saved is the layers alone, as embedders are, names begin in the middle
 
 
@@ -256,19 +257,34 @@ def _gguf_tensors(
 ) -> dict[str, StoredTensor]:
     """One tensor under its name, or, of a stack of experts, each under its own."""
     name = hf_name(file, architecture, stored.name)
-    raw = file.raw(stored.name)
     if "{}" in name:
-        if len(stored.shape) not in (2, 3) or stored.shape[0] != config.num_experts:
-            raise ModelError(f"{file.path}: {stored.name!r} has the shape {stored.shape}, not one part for each expert")
-        rows = math.prod(stored.shape[1:-1])
-        raw = raw.reshape(stored.shape[0] * rows, raw.nbytes // (stored.shape[0] * rows))
-        return {
-            name.format(i): _BlockTensor(stored, raw.part(i * rows, (i + 1) * rows), stored.shape[1:], None)
-            for i in range(stored.shape[0])
-        }
+        return _gguf_experts(file, stored, name, config)
+    raw = file.raw(stored.name)
     heads = _rotated_heads(name, config) if architecture.interleaved_rope else 0
     order = _halves_from_pairs(file, stored, heads) if heads else None
     return {name: _BlockTensor(stored, raw, stored.shape, order)}
+
+
+def _gguf_experts(file: GgufFile, stored: GgufTensor, name: str, config: ModelConfig) -> dict[str, StoredTensor]:
+    """What is stacked in one tensor, each under a name of its own. Of gate with up, gate is in the first half of an
+    expert's rows."""
+    shape, raw = stored.shape, file.raw(stored.name)
+    if len(shape) not in (2, 3) or 0 in shape or shape[0] != config.num_experts:
+        raise ModelError(f"{file.path}: {stored.name!r} has the shape {shape}, not one part for each expert")
+    names = [name.replace(GATE_UP, part) for part in _GATE_AND_UP] if f".{GATE_UP}." in name else [name]
+    if shape[1] % len(names):
+        raise ModelError(
+            f"{file.path}: {stored.name!r} has the shape {shape}, whose {shape[1]} rows are no gate and up"
+        )
+    shape = (shape[0], shape[1] // len(names), *shape[2:])
+    rows = math.prod(shape[1:-1])
+    raw = raw.reshape(shape[0] * len(names) * rows, raw.nbytes // (shape[0] * len(names) * rows))
+    firsts = range(0, len(raw), rows)
+    parts = [part.format(expert) for expert in range(shape[0]) for part in names]
+    return {
+        part: _BlockTensor(stored, raw.part(first, first + rows), shape[1:], None)
+        for part, first in zip(parts, firsts, strict=True)
+    }
 
 
 def _rotated_heads(name: str, config: ModelConfig) -> int:
