@@ -84,7 +84,7 @@ def convert(source: Path, path: Path, more: dict[str, np.ndarray | None] | None 
     return write_gguf(path, kept, there, architecture="gemma4")
 
 
-@pytest.mark.parametrize("case", (DENSE, KEYS, MIXTURE))
+@pytest.mark.parametrize("case", [DENSE, KEYS, MIXTURE])
 def test_converted_model_gives_the_logits_of_the_original(case, tiny, load, tmp_path):
     original, ids = tiny(case), random_ids(40, seed=8)
     path = convert(original.path, tmp_path / "m.gguf")

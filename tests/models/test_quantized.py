@@ -25,7 +25,14 @@ from forebay.models.loader import Loader
 from forebay.models.weight_codes import codes_of_part
 from tests.formats.coded import read
 from tests.formats.gguf_files import K_TYPES, LARGER, llama_metadata, llama_tensors, write_gguf
-from tests.models import test_gguf, test_gguf_delta, test_gguf_dense, test_gguf_mamba, test_gguf_window
+from tests.models import (
+    test_gguf,
+    test_gguf_delta,
+    test_gguf_dense,
+    test_gguf_gemma4,
+    test_gguf_mamba,
+    test_gguf_window,
+)
 from tests.models.drive import Driver
 from tests.models.tiny import CASES, Tiny, make_oracle, random_ids
 
@@ -65,6 +72,7 @@ ARCHITECTURES = {
     "hunyuan_v1_moe": {"intermediate_size": 32},
     "seed_oss": {},
     "arcee": {},
+    "gemma4_text-experts": {"moe_intermediate_size": 32, "hidden_size_per_layer_input": 32},
 }
 CONVERTERS = {
     case: module
@@ -81,6 +89,8 @@ def in_codes(case: str, folder: Path, type_name: str) -> Path:
     plain = folder / "plain.gguf"
     if case in CONVERTERS:
         CONVERTERS[case].convert(folder, case, plain)
+    elif case in test_gguf_gemma4.CASES:
+        test_gguf_gemma4.convert(folder, plain)
     else:
         test_gguf.convert(Tiny(folder, oracle), case, plain)
     file = GgufFile(plain)
