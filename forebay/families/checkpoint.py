@@ -266,7 +266,7 @@ def _gguf_tensors(
 
 
 def _gguf_experts(file: GgufFile, stored: GgufTensor, name: str, config: ModelConfig) -> dict[str, StoredTensor]:
-    """What is stacked in one tensor, each under a name of its own. Of gate with up, gate is in the first half of an
+    """Return each expert of a stack under a name of its own. Of gate with up, gate is in the first half of an
     expert's rows."""
     shape, raw = stored.shape, file.raw(stored.name)
     if len(shape) not in (2, 3) or 0 in shape or shape[0] != config.num_experts:
