@@ -63,7 +63,6 @@ class ContentsCheck:
             self._error = ModelError(
                 f"the file of the weights cache {self._path} is not as it was written ({error}): it was removed; start "
                 "again, and the weights are computed from the checkpoint. Answers so far may be wrong; check the disk",
-                code="weights_cache_damaged",
             )
             self._wake.set()
         finally:
