@@ -2,7 +2,7 @@
 
     python -m tests.mutants draw transfer --seed 7 --count 40
 
-A change that survives is to be read: either a rule has no test, or nobody can observe the change. `MUTANTS` keeps the
+A change that survives is to be read: either a rule has no test, or the change has no effect. `MUTANTS` keeps the
 rules that got a test.
 """
 
