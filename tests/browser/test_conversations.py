@@ -39,6 +39,18 @@ KEPT = """async (least) => {
     }
 }"""
 
+# A transaction that writes stays open, by one request behind the other, until `isSlow` is false.
+SLOW_WRITES = """() => {
+    window.isSlow = true;
+    const begin = IDBDatabase.prototype.transaction;
+    IDBDatabase.prototype.transaction = function (names, mode, ...rest) {
+        const tx = begin.call(this, names, mode, ...rest);
+        const wait = () => window.isSlow && (tx.objectStore(tx.objectStoreNames[0]).count().onsuccess = wait);
+        if (mode === "readwrite") wait();
+        return tx;
+    };
+}"""
+
 
 @pytest.fixture(scope="module")
 def server(tokenizer: Tokenizer, patience: None) -> Iterator[Running]:
@@ -211,7 +223,11 @@ def test_deleted_message_goes_with_what_follows_and_comes_back(chat: Page) -> No
     second.get_by_role("button", name="Delete message").click()
     bodies = chat.locator(".answer .body")
     expect(bodies).to_have_text(["red"])
+    chat.evaluate(SLOW_WRITES)
     chat.get_by_role("button", name="Undo").click()
+    expect(chat.locator("#toast")).to_be_hidden()
+    expect(bodies).to_have_text(["red"])  # what a reload would lose is not shown
+    chat.evaluate("window.isSlow = false")
     expect(bodies).to_have_text(["red", "green"])
     chat.reload()
     expect(bodies).to_have_text(["red", "green"])

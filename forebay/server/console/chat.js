@@ -272,11 +272,13 @@ export class Chat {
     await Promise.all([this.store.write([], gone), this.choose(tree.leaf(others.at(-1)?.id ?? message.parent))]);
   }
 
-  // Messages that were removed are there again, and shown: not in place of an answer that is being written, though.
+  // Puts removed messages back, and shows them once the browser keeps them: a reload behind that loses none. An answer
+  // that is being written stays on the page.
   async restore(conversation, gone, head) {
-    this.store.write(gone);
+    await this.store.write(gone);
     if (this.conversation.id !== conversation.id) return this.store.patch(conversation, { head });
-    this.tree = new Tree([...this.tree.byId.values(), ...gone]);
+    const { byId } = this.tree; // read again meanwhile if another tab wrote
+    this.tree = new Tree([...byId.values(), ...gone.filter(({ id }) => !byId.has(id))]);
     this.draw();
     return this.choose(head);
   }
