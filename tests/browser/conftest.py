@@ -103,6 +103,23 @@ def page(chromium: BrowserContext) -> Iterator[Page]:
     page.close()
 
 
+# Transactions over the same stores run one after the other: when this one is through, those begun before it are.
+SETTLED = """async () => {
+    const opening = indexedDB.open("forebay");
+    const db = await new Promise((done) => (opening.onsuccess = () => done(opening.result)));
+    const tx = db.transaction(db.objectStoreNames, "readwrite");
+    tx.objectStore("messages").count();
+    await new Promise((done) => (tx.oncomplete = done));
+    db.close();
+}"""
+
+
+def reload(page: Page) -> None:
+    """Loads the page again once the browser has kept what the page has written."""
+    page.evaluate(SETTLED)
+    page.reload()
+
+
 Open = Callable[..., Running]
 
 

@@ -14,7 +14,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from forebay.requests.sampling_params import SamplingParams
 from forebay.text.tokenizer import Tokenizer
-from tests.browser.conftest import END, Watch
+from tests.browser.conftest import END, Watch, reload
 from tests.browser.test_chat_page import ask
 from tests.server.conftest import Running, start
 from tests.server.fake_engine import FakeEngine
@@ -108,7 +108,7 @@ def act(page: Page, title: str, action: str) -> None:
 def test_reload_goes_on_and_a_new_chat_erases_nothing(chat: Page, server: Running) -> None:
     answered(chat, "say first")
     stats = chat.locator(".stats").text_content()
-    chat.reload()
+    reload(chat)
     expect(chat.locator(".answer .body")).to_have_text("first")
     expect(chat.locator(".stats")).to_have_text(stats or "none")
     chat.get_by_role("button", name="New chat").click()
@@ -128,7 +128,7 @@ def test_answer_that_a_reload_cut_is_kept_as_stopped_with_its_figures(chat: Page
         server.until(lambda: bool(server.engine.running))
         server.call(server.engine.step)
         chat.evaluate(KEPT, 1)
-        chat.reload()
+        reload(chat)
         expect(chat.locator(".answer .body")).not_to_be_empty()
         expect(chat.locator(".stats")).to_have_text(re.compile(r"1 token · 1 of \d+ prompt tokens cached.*stopped"))
     answered(chat, "say again")
@@ -137,7 +137,7 @@ def test_answer_that_a_reload_cut_is_kept_as_stopped_with_its_figures(chat: Page
         server.until(lambda: bool(server.engine.running))
         server.call(server.engine.step)
         chat.evaluate(KEPT, 3)
-        chat.reload()
+        reload(chat)
         expect(chat.get_by_label("Version 2 of 2")).to_be_visible()  # the one that was being written
 
 
@@ -173,7 +173,7 @@ def test_chats_are_searched_by_name_and_text_and_renamed(chat: Page) -> None:
         chat.get_by_label("Search chats").fill(wanted)
         expect(chats(chat)).to_have_text(found)
     expect(chat.get_by_text("Nothing found.")).to_be_visible()
-    chat.reload()
+    reload(chat)
     expect(chats(chat)).to_have_text(["Barn", "say needle"])
 
 
@@ -188,7 +188,7 @@ def test_deleted_chat_comes_back_by_undo_and_is_gone_without(chat: Page) -> None
     act(chat, "say keep", "Delete")
     chat.get_by_role("button", name="Dismiss").click()
     expect(chat.locator("#toast")).to_be_hidden()
-    chat.reload()
+    reload(chat)
     expect(chat.get_by_text("Chats are kept here")).to_be_visible()
 
 
@@ -209,7 +209,7 @@ def test_edited_messages_and_regenerated_answers_are_versions(chat: Page, server
     expect(answer.get_by_label("Version 2 of 2")).to_be_visible()
     first.get_by_role("button", name="Earlier version").click()
     expect(answer.locator(".body")).to_have_text(["red", "green"])
-    chat.reload()
+    reload(chat)
     expect(answer.locator(".body")).to_have_text(["red", "green"])
     first.get_by_role("button", name="Later version").click()
     expect(answer.locator(".body")).to_have_text(["blue"])
@@ -283,7 +283,7 @@ def test_file_joins_the_chat_that_is_open_and_writes_over_nothing(chat: Page) ->
     expect(bodies).to_have_text(["red"])
     chat.locator("#import-file").set_input_files({"name": "a.json", "mimeType": "application/json", "buffer": file})
     expect(bodies).to_have_text(["red", "green"])
-    chat.reload()
+    reload(chat)
     expect(bodies).to_have_text(["red", "green"])
 
 
@@ -334,7 +334,7 @@ IDBDatabase.prototype.transaction = function (stores, mode) {
 @pytest.mark.parametrize(("script", "said"), [(FORBIDDEN, "keeps nothing"), (FULL, "storage is full")])
 def test_page_works_where_the_browser_keeps_nothing_and_says_so(chat: Page, script: str, said: str) -> None:
     chat.add_init_script(script)
-    chat.reload()
+    reload(chat)
     answered(chat, "say something")
     expect(chat.locator("#trouble")).to_contain_text(said)
     chat.get_by_role("button", name="New chat").click()

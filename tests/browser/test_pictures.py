@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from tests.browser.conftest import Open
+from tests.browser.conftest import Open, reload
 from tests.browser.test_chat_page import ask
 from tests.browser.test_conversations import act, chats, violations
 from tests.browser.test_page_modules import modules
@@ -119,7 +119,7 @@ def test_pictures_dropped_pasted_or_chosen_are_sent_and_shown_after_a_reload(
     expect(thumbnails).to_have_count(0)
     parts = [{"type": "image_url", "image_url": {"url": url_of(width)}} for width in (3, 5, 6)]
     assert sent[0]["messages"] == [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
-    page.reload()
+    reload(page)
     expect(shown).to_have_count(3)
     assert shown.evaluate_all(LOADED) == [["a.png", 3], ["image.png", 5], ["b.png", 6]]
     assert violations(page) == []
@@ -179,7 +179,7 @@ def test_picture_that_storage_has_no_room_for_is_kept_out_with_a_note(
     expect(page.locator("#trouble")).to_contain_text("new pictures are gone when this page closes")
     expect(images(page.locator(".prompt"))).to_be_visible()
     expect(page.locator(".answer .stats")).to_contain_text("stop")
-    page.reload()
+    reload(page)
     prompt = page.locator(".prompt .body")
     expect(prompt).to_contain_text("a.png was not kept: the browser’s storage was full.")
     expect(prompt).to_contain_text("What is it?")
