@@ -9,6 +9,7 @@ import pytest
 from forebay.requests.end_tokens import EndTokens
 from forebay.text.end_tokens import end_tokens
 from forebay.text.tokenizer import Tokenizer
+from tests.text.answers import templates
 from tests.text.test_chat_template import InThisProcess
 from tests.text.tiny_tokenizer import TEMPLATE, tiny_metadata
 
@@ -78,6 +79,46 @@ def test_end_tokens_end_of_a_channel_is_none() -> None:
     assert set(end_tokens(tokenizer_of(template, **more))) == {ENDOFTEXT}
     types[-1] = 1  # a vocabulary without calls has no channels
     assert set(end_tokens(tokenizer_of(template, **more))) == {ENDOFTEXT, len(tokens) - 3}
+
+
+EACH = "{% for m in messages %}<|im_start|>{{ m.role }}"
+CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
+SHOWN = {  # how a template writes calls, its end of a turn, and whether that ends an answer
+    "GigaChat 3: a message of its own for each call": (templates.GIGACHAT, "<|message_sep|>", False),
+    "between two calls, and the template wants no text": (
+        EACH + "{% if not m.tool_calls %}{{ m.content }}{% endif %}" + CALLS + "<E>{% endfor %}<E>{% endfor %}",
+        "<E>",
+        False,
+    ),
+    "behind the text, before one call of text": (
+        EACH
+        + "{{ m.content }}<E>{% for c in m.tool_calls or [] %}{% if loop.length > 1 %}{{ raise_exception('one') }}"
+        + "{% endif %}{{ c.function.name }}{{ '' + c.function.arguments }}<E>{% endfor %}{% endfor %}",
+        "<E>",
+        False,
+    ),
+    "Qwen 2.5": (templates.QWEN25, "<|im_end|>", True),
+    "Qwen 3 Coder": (templates.QWEN3_CODER, "<|im_end|>", True),
+    "Llama 3: one call of a message": (templates.LLAMA, "<|eot_id|>", True),
+    "Nemotron Nano 2": (templates.NEMOTRON, "<SPECIAL_12>", True),
+    "Gemma 4: calls in front of the text": (templates.GEMMA4, "<turn|>", True),
+}
+
+
+@pytest.mark.parametrize("case", SHOWN)
+def test_end_tokens_end_within_a_turn_of_calls_is_none(case: str) -> None:
+    from forebay.formats.strings import Strings
+
+    template, spelled, ends = SHOWN[case]
+    metadata = tiny_metadata(600)
+    tokens = list(metadata["tokenizer.ggml.tokens"])
+    more: dict[str, Any] = {}
+    if spelled not in tokens:
+        types = [*metadata["tokenizer.ggml.token_type"], 3]
+        tokens.append(spelled)
+        more = {"tokenizer.ggml.tokens": Strings.of(tokens), "tokenizer.ggml.token_type": types}
+    expected = {ENDOFTEXT, tokens.index(spelled)} if ends else {ENDOFTEXT}
+    assert set(end_tokens(tokenizer_of(template, **more))) == expected
 
 
 def test_end_tokens_of_an_engine_are_a_union_within_the_vocabulary() -> None:
