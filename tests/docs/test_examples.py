@@ -21,7 +21,7 @@ from tests.server.conftest import MODEL, Running, start
 from tests.server.fake_engine import FakeEngine
 
 ADDRESS = "http://127.0.0.1:30000"  # as it stands in the documents
-PAGES = [ROOT / "README.md", *sorted((DOCS / "guide").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((DOCS / "guide").glob("*.md"))]
 
 
 def blocks(path: Path) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ READER = MarkdownIt("commonmark").enable("table")
 def pages() -> dict[Path, str]:
     """By their paths in the tree, with what is made."""
     own = {DOCS / name: complete(text) for name, text in written().items()}
-    others = [*ROOT.glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    others = [*ROOT.glob("*.md"), *(ROOT / "benchmarks").glob("*.md"), *(ROOT / "examples").glob("*.md")]
     return own | {path: path.read_text() for path in others}
 
 
