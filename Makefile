@@ -35,6 +35,7 @@ lint: dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/python scripts/shape.py
 
 # What a change needs before it goes anywhere: the gates among the tests too
 check: lint

@@ -1,77 +1,217 @@
-"""One screen, one thought: how long a file and a function may be.
+"""One object, one concern: how complex a function, how large an object, and no chain of classes that one object is.
 
-What is longer stands below with its length, which may only shrink. Triton's kernels are not counted: what one of them
-does cannot be cut into functions that run one after the other. Nor is what others wrote and the page carries unchanged.
+Today's exceptions stand below with their numbers, which may only fall. Lengths of files and functions are no gate:
+`python scripts/shape.py` prints the long ones for a review.
 """
 
 from __future__ import annotations
 
 import ast
-from pathlib import Path
+from functools import cache
+from textwrap import dedent
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "forebay"
-ELSEWHERE = (PACKAGE / "ops/triton", PACKAGE / "server/console/vendor")
-LANGUAGES = (".py", ".cpp", ".h", ".js", ".css", ".html")
-LONGEST_FILE = 400
-LONGEST_FUNCTION = 45
+from scripts.shape import (
+    LONG_FILE,
+    LONG_FUNCTION,
+    MAX_COMPLEXITY,
+    MAX_METHODS,
+    PACKAGE,
+    Classes,
+    complex_functions,
+    complexity,
+    files,
+    long_files,
+    long_functions,
+    parsed,
+)
 
-LONG_FILES: dict[str, int] = {}
-LONG_FUNCTIONS: dict[str, int] = {}
+COMPLEX_FUNCTIONS: dict[str, int] = {
+    "bench/metrics.py:summarize": 20,
+    "cli/arguments.py:Parser.help_text": 18,
+    "cli/generate.py:_prompt": 13,
+    "cli/pd.py:_check": 15,
+    "cli/verify.py:run": 16,
+    "cluster/group.py:Group.wait_ready": 16,
+    "config/disaggregation.py:clashes": 13,
+    "config/flag.py:Flag._typed": 15,
+    "config/resolve.py:_refuse_contradictions": 16,
+    "config/resolve.py:_what_cannot_work": 13,
+    "engine/client/choice.py:Choice._advance": 17,
+    "engine/client/in_process.py:InProcess._run": 16,
+    "engine/client/link.py:EngineLink._on_data": 13,
+    "engine/lifecycle/bring.py:_described": 13,
+    "engine/loop/core.py:EngineCore._turn": 19,
+    "engine/loop/loop.py:EngineLoop.turn": 20,
+    "engine/loop/pictures.py:_check_runs": 15,
+    "families/checkpoint.py:_open_folder": 16,
+    "families/gemma4_text/config.py:_heads_by_kind": 13,
+    "families/model_config.py:config_of": 18,
+    "families/outer.py:rope_sections": 13,
+    "families/outer.py:text_config": 23,
+    "families/rope.py:_checked": 13,
+    "families/rope.py:rope_theta_and_scaling": 15,
+    "families/transformer.py:_kinds": 13,
+    "formats/float_layers.py:_compressed": 15,
+    "formats/hub.py:remove": 19,
+    "formats/hub_names.py:chosen_gguf": 17,
+    "formats/hub_names.py:find_in_cache": 14,
+    "formats/packed_layers.py:PackedLayer.__init__": 15,
+    "formats/quantized.py:joined_codes": 15,
+    "formats/turned_experts.py:turned_experts": 17,
+    "formats/weights_cache.py:_checked": 14,
+    "grammar/answers.py:answer_grammar": 13,
+    "grammar/matching.py:Grammars._fill": 18,
+    "grammar/one_of.py:_Proof._types": 16,
+    "grammar/one_of.py:_Proof.is_empty": 16,
+    "grammar/quoted.py:_category": 17,
+    "grammar/schema_words.py:_closed": 18,
+    "grammar/schema_words.py:_require_members": 14,
+    "grammar/schema_words.py:_with_names": 15,
+    "memory/division.py:_kv_pages": 13,
+    "memory/pictures.py:Pictures._check_fits": 17,
+    "memory/pictures.py:Pictures.audit": 13,
+    "models/random_weights.py:_stored": 19,
+    "models/random_weights.py:random_tensor": 13,
+    "ops/tiers.py:TierOps.swap_in": 13,
+    "pools/cache_pool.py:CachePool.__init__": 22,
+    "requests/sampling_params.py:_CheckedAtConstruction.__call__": 14,
+    "route/information.py:debug_state": 17,
+    "route/membership.py:Membership.announce": 20,
+    "runtime/bounds.py:PoolBounds.check": 17,
+    "runtime/launched.py:LaunchedStep.result": 14,
+    "runtime/step_inputs.py:StepInputs._change": 14,
+    "scheduler/admission.py:AdmissionPass._follows": 13,
+    "scheduler/admission.py:AdmissionPass._line": 13,
+    "scheduler/admission.py:AdmissionPass._try": 18,
+    "scheduler/admission.py:AdmissionPass.run": 16,
+    "scheduler/audit.py:audit": 17,
+    "scheduler/output_processor.py:OutputProcessor.append": 16,
+    "scheduler/prefill_role.py:PrefillRole._offered": 15,
+    "scheduler/scheduler.py:Scheduler._decoding_rows": 21,
+    "scheduler/scheduler.py:Scheduler.plan": 26,
+    "scheduler/scheduler.py:Scheduler.recover": 13,
+    "scheduler/step_draft.py:StepDraft.freeze": 21,
+    "server/admin/information.py:server_info": 14,
+    "server/api/messages_blocks.py:_answer": 13,
+    "server/api/rendezvous.py:rendezvous_of": 19,
+    "server/api/serving.py:_count": 14,
+    "server/gateway.py:Gateway.__call__": 14,
+    "server/http/bodies.py:_announced_bytes": 14,
+    "server/http/security.py:Cluster.sender": 14,
+    "server/http/security.py:Security.authorize": 13,
+    "server/images/fetching.py:Fetcher._place": 13,
+    "server/openapi/page.py:_bounds": 15,
+    "server/openapi/page.py:_kind": 14,
+    "server/protocol/messages.py:ChatMessage._check_role": 13,
+    "server/protocol/messages.py:Templated.requested_thinking": 16,
+    "server/protocol/requests.py:ChatRequest._check_chat": 13,
+    "server/protocol/requests.py:Sampling._check_together": 16,
+    "server/protocol/strict.py:Strict._drop_what_asks_for_nothing": 14,
+    "server/protocol/validation.py:validation_error": 14,
+    "text/answers/argument_types.py:_texts": 22,
+    "text/answers/argument_types.py:_types": 14,
+    "text/answers/calls.py:_object": 27,
+    "text/answers/cursor.py:json_value": 13,
+    "text/answers/probes.py:_left_over": 18,
+    "text/answers/probes.py:find_formats": 22,
+    "text/answers/python_values.py:python_value": 16,
+    "text/gguf_tokenizer.py:from_gguf": 27,
+    "text/tokenizer.py:Tokenizer.__init__": 14,
+    "text/tokenizer_files.py:from_folder": 15,
+    "transfer/session/decode.py:Peer._act": 14,
+    "transfer/session/decode.py:Peer.on_session_frame": 13,
+    "transfer/session/decode.py:Peer.tick": 13,
+    "verify/asking.py:Engines.ask": 14,
+}
+LARGE_OBJECTS: dict[str, int] = {
+    "engine/client/async_engine.py:AsyncEngine": 45,
+    "engine/client/llm.py:LLM": 26,
+    "memory/kinds/kind.py:Kind": 36,
+    "memory/kinds/resident/residents.py:Residents": 43,
+    "memory/kinds/ring/rings.py:Rings": 37,
+    "memory/kinds/state/cached_states.py:CachedStates": 27,
+    "memory/kinds/state/hybrid_rows.py:MambaPool": 26,
+    "memory/kinds/state/recurrent.py:States": 51,
+    "memory/kinds/window/windows.py:Windows": 51,
+    "memory/pictures.py:Pictures": 28,
+    "memory/radix_cache.py:RadixCache": 35,
+    "ops/experts.py:ExpertOps": 28,
+    "ops/interface.py:Ops": 83,
+    "ops/native.py:NativeOps": 94,
+    "ops/native_experts.py:NativeExpertOps": 34,
+    "route/members.py:Members": 30,
+    "scheduler/allocations.py:Allocations": 58,
+    "scheduler/decode_role.py:DecodeRole": 41,
+    "scheduler/handoff.py:Role": 29,
+    "scheduler/prefill_role.py:PrefillRole": 38,
+    "scheduler/releases.py:Releases": 34,
+    "scheduler/scheduler.py:Scheduler": 46,
+    "server/http/protocol.py:_BoundedHttpProtocol": 29,
+    "text/tokenizer.py:Tokenizer": 26,
+}
+CHAINS: set[str] = {
+    "cluster/replica.py:Replica",
+    "engine/client/in_process.py:InProcess",
+    "engine/client/link.py:EngineLink",
+    "engine/client/texts.py:TextEngine",
+    "engine/lifecycle/sleep.py:Transitions",
+    "memory/kinds/state/cached_states.py:CachedStates",
+    "ops/accept.py:AcceptOps",
+    "ops/native_adapters.py:NativeAdapters",
+    "ops/native_attention.py:NativeAttention",
+    "ops/native_compression.py:NativeCompression",
+    "ops/native_drafting.py:NativeDrafting",
+    "ops/native_elementwise.py:NativeElementwise",
+    "ops/native_pictures.py:NativePictures",
+    "ops/native_recurrence.py:NativeRecurrence",
+    "ops/native_selection.py:NativeSelection",
+    "ops/native_steps.py:NativeSteps",
+    "ops/native_streams.py:NativeStreams",
+    "ops/native_tiers.py:NativeTiers",
+    "runtime/kinds/kind.py:PagedKind",
+}
 
 
-def files() -> dict[str, str]:
-    """The text of each, by its path in the package."""
-    found = (path for path in sorted(PACKAGE.rglob("*")) if path.suffix in LANGUAGES)
-    return {str(path.relative_to(PACKAGE)): path.read_text() for path in found if not {*ELSEWHERE} & {*path.parents}}
+@cache
+def trees() -> dict[str, ast.Module]:
+    return parsed(files())
 
 
-def long_files(texts: dict[str, str]) -> dict[str, int]:
-    return {name: n for name, text in texts.items() if (n := len(text.splitlines())) > LONGEST_FILE}
+@cache
+def classes() -> Classes:
+    return Classes(trees())
 
 
-def long_functions(texts: dict[str, str]) -> dict[str, int]:
-    """From `def` to the last line, docstring and inner functions included."""
-    return {
-        f"{name}: {node.name}": n
-        for name, text in texts.items()
-        if name.endswith(".py")
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (n := (node.end_lineno or 0) - node.lineno + 1) > LONGEST_FUNCTION
-    }
+def check_limits(found: dict[str, int], allowed: dict[str, int], what: str) -> None:
+    """Fail for what exceeds its allowed number, or is allowed without need."""
+    grown = {name: (allowed.get(name, 0), count) for name, count in found.items() if count > allowed.get(name, 0)}
+    assert not grown, f"{what} (allowed, found): {grown}"
+    done = allowed.keys() - found.keys()
+    assert not done, f"within the limit now, or gone: take out of the list: {sorted(done)}"
 
 
-def grown(found: dict[str, int], allowed: dict[str, int]) -> dict[str, int]:
-    """What is too long and not allowed, or longer than that."""
-    return {name: length for name, length in found.items() if length > allowed.get(name, 0)}
+def function(source: str) -> ast.FunctionDef:
+    found = ast.parse(dedent(source)).body[0]
+    assert isinstance(found, ast.FunctionDef)
+    return found
 
 
-@pytest.mark.parametrize("name", ["memory/x.py", "ops/cpu/x.cpp"])
-def test_a_line_too_many_is_found_in_a_file(name: str) -> None:
-    assert not long_files({name: "x\n" * LONGEST_FILE})
-    assert long_files({name: "x\n" * (LONGEST_FILE + 1)}) == {name: LONGEST_FILE + 1}
+# -- the package -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("head", ["def f():\n", "async def f():\n"])
-def test_a_line_too_many_is_found_in_a_function(head: str) -> None:
-    body = "    x = 1\n" * (LONGEST_FUNCTION - 1)
-    assert not long_functions({"a.py": head + body})
-    in_a_class = "class A:\n" + "".join(f"    {line}\n" for line in (head + body + "    x = 1").splitlines())
-    assert long_functions({"a.py": in_a_class}) == {"a.py: f": LONGEST_FUNCTION + 1}
+def test_no_function_is_too_complex() -> None:
+    check_limits(complex_functions(trees()), COMPLEX_FUNCTIONS, f"complexity above {MAX_COMPLEXITY}: name its parts")
 
 
-def test_what_is_allowed_may_not_grow() -> None:
-    assert grown({"a": 402, "b": 401}, {"a": 401, "b": 402}) == {"a": 402}
+def test_no_object_has_too_many_methods() -> None:
+    check_limits(classes().large_objects(), LARGE_OBJECTS, f"more than {MAX_METHODS} methods: compose it by concern")
 
 
-def test_no_file_is_too_long() -> None:
-    assert grown(long_files(files()), LONG_FILES) == {}
-
-
-def test_no_function_is_too_long() -> None:
-    assert grown(long_functions(files()), LONG_FUNCTIONS) == {}
+def test_no_object_is_a_chain_of_classes() -> None:
+    found, allowed = (dict.fromkeys(names, 1) for names in (classes().chains(), CHAINS))
+    check_limits(found, allowed, "one subclass, and no third file names the class: compose, or merge the two")
 
 
 def test_the_scheduler_fits_on_a_page() -> None:
@@ -79,6 +219,79 @@ def test_the_scheduler_fits_on_a_page() -> None:
     assert len(page.split("```")[1].strip().splitlines()) <= 60
 
 
-def test_what_has_become_short_is_allowed_no_longer() -> None:
-    found = {**long_files(files()), **long_functions(files())}
-    assert {**LONG_FILES, **LONG_FUNCTIONS}.keys() <= found.keys()
+# -- the measures ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ("return 1", 1),
+        ("if a and b or c:\n        return 1", 4),
+        ("return [x for x in a if x if x > 1]", 4),
+        ("return 1 if a else 2", 2),
+        ("try:\n        f()\n    except A:\n        pass\n    except B:\n        pass", 3),
+        ("match a:\n        case 1:\n            pass\n        case _:\n            pass", 3),
+        ("while a:\n        for x in b:\n            pass", 3),
+        ("def inner():\n        if a: pass\n    return inner", 1),
+        ("return lambda: a and b", 2),
+    ],
+)
+def test_complexity_counts_each_further_path(body: str, count: int) -> None:
+    assert complexity(function(f"def f():\n    {body}\n")) == count
+
+
+def test_complex_function_is_named_with_its_class() -> None:
+    branches = "\n".join("        if a: pass" for _ in range(MAX_COMPLEXITY))
+    source = f"class A:\n    def f():\n{branches}\n    def g():\n        if a: pass\n"
+    assert complex_functions(parsed({"x/a.py": source})) == {"x/a.py:A.f": MAX_COMPLEXITY + 1}
+
+
+def _methods(*names: str) -> str:
+    return "".join(f"    def {name}(self): ...\n" for name in names)
+
+
+def test_methods_of_bases_in_other_files_count_once() -> None:
+    sources = {
+        "a/base.py": "class Base(External):\n" + _methods(*(f"f{i}" for i in range(MAX_METHODS))),
+        "a/__init__.py": "from forebay.a.base import Base as Root",
+        "b/own.py": "from forebay.a import Root\nclass Own(Root):\n" + _methods("f0", "g"),
+        "b/other.py": "from forebay.a import base\nclass Other(base.Base[int]):\n" + _methods("f0", "f1"),
+    }
+    assert Classes(parsed(sources)).large_objects() == {"b/own.py:Own": MAX_METHODS + 1}
+
+
+def test_chain_is_a_class_that_only_its_one_subclass_names() -> None:
+    sources = {
+        "a.py": "class Half: ...\nclass Shared: ...\nclass Two: ...\nclass Values(Protocol): ...\nclass Lone: ...\n",
+        "b.py": (
+            "from forebay.a import Half, Shared, Two, Values\nclass Whole(Half): ...\nclass User(Shared): ...\n"
+            "class One(Two): ...\nclass Other(Two): ...\nclass Has(Values): ...\n"
+        ),
+        "c.py": "from forebay.a import Shared\n",
+    }
+    assert Classes(parsed(sources)).chains() == {"a.py:Half"}
+
+
+def test_chain_of_dataclasses_is_none() -> None:
+    source = "@dataclass(frozen=True)\nclass A: ...\nclass B(A): ...\nclass C(B): ...\n"
+    assert Classes(parsed({"a.py": source})).chains() == set()
+
+
+def test_limit_fails_for_growth_and_for_an_exception_without_need() -> None:
+    check_limits({"a": 13}, {"a": 14}, "")
+    for found, allowed in (({"a": 15}, {"a": 14}), ({"a": 13}, {}), ({}, {"a": 14})):
+        with pytest.raises(AssertionError):
+            check_limits(found, allowed, "")
+
+
+@pytest.mark.parametrize("name", ["memory/x.py", "ops/cpu/x.cpp"])
+def test_long_file_is_one_with_a_line_too_many(name: str) -> None:
+    assert long_files({name: "x\n" * LONG_FILE}) == {}
+    assert long_files({name: "x\n" * (LONG_FILE + 1)}) == {name: LONG_FILE + 1}
+
+
+@pytest.mark.parametrize("head", ["def f():\n", "async def f():\n"])
+def test_long_function_is_one_with_a_line_too_many(head: str) -> None:
+    body = "    x = 1\n" * (LONG_FUNCTION - 1)
+    assert long_functions(parsed({"a.py": head + body})) == {}
+    assert long_functions(parsed({"a.py": head + body + "    x = 1"})) == {"a.py:f": LONG_FUNCTION + 1}
