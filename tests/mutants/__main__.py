@@ -11,7 +11,7 @@ from tests.mutants.mutant import Overlay, Stale
 
 def main(words: list[str]) -> int:
     if words == ["--write"]:
-        write(MUTANTS)
+        write()
         return 0
     if words[:1] == ["draw"]:
         return draw.main(words[1:])

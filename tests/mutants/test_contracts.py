@@ -1,14 +1,19 @@
-"""Each contract that is built is held by a test that fails without it, and the page says which."""
+"""Each contract that is built has a test that fails without it, and the page and the site are made of both."""
 
 import pytest
 
 from tests.mutants import MUTANTS
-from tests.mutants.contracts import CONTRACTS, PAGE, page
+from tests.mutants.contracts import CONTRACTS, PAGE, page, rules
 from tests.mutants.mutant import REPOSITORY
 
 
-def test_the_page_is_what_the_mutants_make_it() -> None:
-    assert PAGE.read_text() == page(MUTANTS), "run `python -m tests.mutants --write`"
+def test_contracts_page_is_the_one_written_from_the_contracts() -> None:
+    assert PAGE.read_text() == page(), "run `python -m tests.mutants --write`"
+
+
+def test_rules_of_the_site_have_every_mutant_by_its_contracts() -> None:
+    text = rules(MUTANTS)
+    assert text.count("\n| ") == sum(len(mutant.contracts) for mutant in MUTANTS) + text.count("| rule |")
 
 
 @pytest.mark.parametrize("number", CONTRACTS)
