@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from itertools import combinations, product
 
+import pytest
+import torch
+
+from tests.pairs import covering
 from tests.tiers import sample
 
 NAMES = [f"tests/test_x.py::test_y[{size}-{kind}]" for size in range(6) for kind in "abc"]
@@ -29,3 +33,38 @@ def test_cases_that_the_short_tier_leaves_out_are_slow(case: int, request: pytes
     chosen = request.node.nodeid in sample(names, 2)
     alone = len({item.nodeid for item in request.session.items} & {*names}) == 1
     assert alone or bool(request.node.get_closest_marker("slow")) != chosen
+
+
+def test_covering_product_keeps_every_pair_in_few_rows() -> None:
+    options = {
+        "isa": ["a", "b", "c"],
+        "dtype": [torch.float32, torch.bfloat16],
+        "shape": [*range(300, 308)],
+        "x": [{}, []],
+    }
+    rows = [dict(zip(options, values, strict=True)) for values in product(*options.values())]
+    kept = [rows[i] for i in covering(rows)]
+    assert len(kept) == 3 * 8  # of 96
+    for a, b in combinations(options, 2):
+        assert {(id(row[a]), id(row[b])) for row in kept} == {(id(x), id(y)) for x in options[a] for y in options[b]}
+
+
+def test_covering_listed_cases_keeps_each() -> None:
+    rows = [{"name": name, "size": size, "isa": isa} for name, size in [("one", 1001), ("two", 1002)] for isa in "ab"]
+    assert covering(rows) == [0, 1, 2, 3]
+    assert covering([{"size": 1}, {"size": 2}, {"size": 1}]) == [0, 1]
+
+
+@pytest.mark.parametrize("third", "pqrs")
+@pytest.mark.parametrize("second", "xyz")
+@pytest.mark.parametrize("first", "ab")
+def test_product_of_three_parameters_is_run_by_pairs(
+    first: str, second: str, third: str, request: pytest.FixtureRequest
+) -> None:
+    name = request.node.nodeid.partition("[")[0]
+    cases = [item for item in request.session.items if item.nodeid.partition("[")[0] == name]
+    short = [item.callspec.params for item in cases if not item.get_closest_marker("slow")]
+    if len(cases) == 24:  # the long tier, whose product is whole
+        assert len(short) < 16
+    if len(cases) >= 12:
+        assert {(row["second"], row["third"]) for row in short} == {*product("xyz", "pqrs")}

@@ -1,4 +1,8 @@
-"""The short tier takes some cases of a test that has many (`@pytest.mark.quick(8)`), `make test-all` all of them."""
+"""Which cases of a test the short tier runs; `make test-all` runs all of them.
+
+- Of a test with three parameters or more: cases in which every two values of two parameters meet, if they ever do.
+- Of a test with `@pytest.mark.quick(8)`: at most eight.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.pairs import covering
+
+
+def _digest(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
+
 
 def sample(names: Sequence[str], most: int) -> set[str]:
     """Return at most `most` of the names, chosen by their digests.
@@ -15,22 +25,27 @@ def sample(names: Sequence[str], most: int) -> set[str]:
     The same names are chosen in each run, of a grid of parameters not one row or column alone, and a new name replaces
     one at most.
     """
-    return {*sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:most]}
+    return {*sorted(names, key=_digest)[:most]}
 
 
 def mark_long_cases(items: Sequence[pytest.Item]) -> None:
-    """Mark cases as slow that the short tier leaves out, of tests with a mark `quick(most)`.
-
-    Cases that are slow by themselves are not counted.
-    """
-    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    """Mark the cases as slow that the short tier leaves out. Cases that are slow by themselves are not counted."""
+    tests: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("quick") and not item.get_closest_marker("slow"):
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and not item.get_closest_marker("slow"):
             tests[item.nodeid.partition("[")[0]].append(item)
     for cases in tests.values():
-        mark = cases[0].get_closest_marker("quick")
-        assert mark is not None
-        kept = sample([item.nodeid for item in cases], *mark.args)
+        kept = _kept(cases)
         for item in cases:
             if item.nodeid not in kept:
                 item.add_marker(pytest.mark.slow)
+
+
+def _kept(cases: list[pytest.Function]) -> set[str]:
+    """Return the node ids of the cases of one test that the short tier runs."""
+    if mark := cases[0].get_closest_marker("quick"):
+        return sample([case.nodeid for case in cases], *mark.args)
+    if len(cases[0].callspec.params) < 3:
+        return {case.nodeid for case in cases}
+    cases = sorted(cases, key=lambda case: _digest(case.nodeid))  # where several would do, not the first of each list
+    return {cases[i].nodeid for i in covering([case.callspec.params for case in cases])}

@@ -16,12 +16,12 @@ import torch
 
 from forebay.text.tokenizer import Tokenizer
 from tests import loopback
-from tests.api.pairwise import Row, all_pairs
 from tests.engine.conftest import make_chat_model
 from tests.fuzz.mutants import seeds
 from tests.integration.rig import Rig
 from tests.integration.threaded import ThreadedEngine
 from tests.kernels import NATIVE
+from tests.pairs import Row, all_pairs
 from tests.server.conftest import Running, start
 
 CONTEXT = 256

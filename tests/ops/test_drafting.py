@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from forebay.ops.accept import Known
+from tests.together import together
 
 PAD, VOCAB, NUM_ROWS = 0, 50, 9
 
@@ -83,7 +83,7 @@ def test_rows_become_zeros_where_they_are_not_to_stay(each_ops, dtype):
     assert torch.equal(table, expected)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@together("seed", range(20))
 def test_native_ops_follow_as_torch_does(native, reference, seed):
     """Ragged sequences, some without tokens, rows with any lengths."""
     generator = torch.Generator().manual_seed(seed)

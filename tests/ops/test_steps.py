@@ -12,6 +12,7 @@ from torch import Tensor
 from forebay.ops import Ops
 from forebay.ops.accept import Known
 from forebay.ops.steps import Pages
+from tests.together import together
 
 NUM_ROWS, PAGES, PAGE_SIZE, VOCAB = 7, 5, 4, 50
 END = PAGES * PAGE_SIZE
@@ -59,7 +60,7 @@ def sequences(step: Rows) -> list[tuple[int, range]]:
     return [(row, range(bounds[i], bounds[i + 1])) for i, row in enumerate(step.rows.tolist())]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@together("seed", range(30))
 def test_tokens_stand_behind_what_their_rows_have(each_ops: Ops, seed: int) -> None:
     step = step_of(seed)
     table = step.pages.table
@@ -78,8 +79,8 @@ def test_tokens_stand_behind_what_their_rows_have(each_ops: Ops, seed: int) -> N
     assert [tensor.dtype for tensor in placed] == [torch.int64, torch.int32, torch.int64]
 
 
-@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("has_given", [False, True])
+@together("seed", range(20))
 def test_rope_positions_are_given_or_follow_from_the_rows_delta(each_ops: Ops, seed: int, has_given: bool) -> None:
     """C13: a padded token belongs to row 0, whose delta is 0."""
     step, rng = step_of(seed), np.random.default_rng(seed)
@@ -98,8 +99,8 @@ def test_rope_positions_are_given_or_follow_from_the_rows_delta(each_ops: Ops, s
     assert found.is_contiguous()
 
 
-@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("count", [0, 1, 9, 300])
+@together("seed", range(10))
 def test_map_locations_pages_move_and_offsets_stay(each_ops: Ops, count: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     page_map = torch.from_numpy(rng.integers(0, 9, 90)).int()
@@ -126,7 +127,7 @@ def test_a_length_beyond_the_page_table_leads_nowhere(each_ops: Ops, length: int
                 assert placed.out_cache_loc[t] < PAGE_SIZE
 
 
-@pytest.mark.parametrize("seed", range(10))
+@together("seed", range(10))
 def test_rows_come_further_by_all_of_a_steps_tokens(each_ops: Ops, seed: int) -> None:
     step = step_of(seed)
     expected = step.kv_lens.tolist()
@@ -148,7 +149,7 @@ def test_a_snapshot_is_due_at_its_length_alone(each_ops: Ops) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("seed", range(8))
+@together("seed", range(8))
 def test_decodes_compute_their_last_token_and_drafts_that_are_tokens(each_ops: Ops, seed: int, width: int) -> None:
     step = step_of(seed, width=width)
     known_rows = Known(step.kv_lens, step.last_tokens, step.draft_tokens)
@@ -160,7 +161,7 @@ def test_decodes_compute_their_last_token_and_drafts_that_are_tokens(each_ops: O
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("seed", range(25))
+@together("seed", range(25))
 def test_drafts_are_accepted_while_they_are_what_was_chosen_before_them(each_ops: Ops, seed: int, width: int) -> None:
     """C17: said again with other tokens, it is as if it had been said so at once."""
     rng, step = np.random.default_rng(seed), step_of(seed, width=width)
