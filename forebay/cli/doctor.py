@@ -22,6 +22,7 @@ from forebay.base.cpu import Cpu, this_cpu
 from forebay.base.package import ROOT
 from forebay.base.paths import cache_folder
 from forebay.base.toolchain import find_compiler
+from forebay.base.trust import why_untrusted
 from forebay.base.units import human_bytes
 from forebay.base.variants import PREBUILT
 from forebay.cli.arguments import Parser, whole
@@ -164,6 +165,8 @@ def kernels_finding(folder: Path, cpu: Cpu, prebuilt: Path) -> Finding:
             f"none for {variant} in {folder}",
             f"{build}, or the next start compiles them: minutes on two cores",
         )
+    if reason := why_untrusted(built[-1]):
+        return Finding(subject, Verdict.PROBLEM, reason, f"rm -r {folder}; {build}")
     if len(built) > MANY_LIBRARIES:
         every = list(folder.glob("*.so"))
         size = human_bytes(sum(path.stat().st_size for path in every))

@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from forebay.base.topology import Topology
+from forebay.base.trust import private_folder
 
 
 def lock_folder() -> Path:
-    """Return the folder of this user's locks, the same for all network namespaces of the machine. It is created."""
-    folder = Path(tempfile.gettempdir()) / f"forebay-{os.getuid()}" / "cores"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
+    """Return the folder of this user's locks, the same for all network namespaces of the machine. It is created.
+    Raises ConfigError if others could write it."""
+    return private_folder(private_folder(Path(tempfile.gettempdir()) / f"forebay-{os.getuid()}") / "cores")
 
 
 class Cores:

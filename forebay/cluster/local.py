@@ -20,6 +20,7 @@ import msgspec
 from forebay.base.cpu import PROC
 from forebay.base.errors import ConfigError, EngineError
 from forebay.base.paths import cache_folder
+from forebay.base.trust import private_folder
 from forebay.cluster.messages import Message
 from forebay.cluster.ports import listen_on_free_port
 from forebay.cluster.surroundings import AUTH_MODE, GCS_TIMEOUT, NICENESS
@@ -51,10 +52,8 @@ class Head(Message, frozen=True, kw_only=True):
 
 
 def folder() -> Path:
-    """Return this user's folder for clusters. It is created."""
-    found = cache_folder("cluster")
-    found.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return found
+    """Return this user's folder for clusters. It is created. Raises ConfigError if others could write it."""
+    return private_folder(cache_folder("cluster"))
 
 
 def key_file(name: str) -> Path:
@@ -124,8 +123,7 @@ def _private_folder() -> Path:
     private = Path(tempfile.gettempdir()) / f"forebay-{os.getuid()}"
     if len(str(private)) > MAX_FOLDER_CHARS:
         private = Path("/tmp") / private.name
-    private.mkdir(mode=0o700, exist_ok=True)
-    return private
+    return private_folder(private)
 
 
 def stop(head: Head) -> None:

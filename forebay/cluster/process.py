@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from forebay.base.paths import cache_folder
+from forebay.base.trust import private_folder
 from forebay.cluster.messages import LogPart, LogRequest
 from forebay.cluster.surroundings import Surroundings
 
@@ -21,8 +22,9 @@ MAX_LOG_BYTES: Final = 64 << 20
 
 
 def log_folder() -> Path:
-    """Return the folder of the logs of this user's servers on this node."""
-    return cache_folder("cluster") / "logs"
+    """Return the folder of the logs of this user's servers on this node. It is created. Raises ConfigError if others
+    could write it."""
+    return private_folder(private_folder(cache_folder("cluster")) / "logs")
 
 
 class Log:

@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import stat
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ import xxhash
 
 from forebay.base import fault
 from forebay.base.errors import ModelError
+from forebay.base.trust import has_trusted_writers
 from forebay.base.units import human_bytes
 
 LINE: Final = 64  # bytes: pieces begin on one
@@ -137,25 +137,9 @@ def open_cached(folder: Path, key: Key) -> CacheFile | None:
     return found
 
 
-def _is_ours(file: os.stat_result, folder: os.stat_result) -> bool:
-    """Return whether the writers of a file are trusted: this user alone, or the group that shares its folder.
-
-    A folder is shared by a group of this process if it belongs to the group and has the setgid bit. The group may write
-    it, and no other user. Kubernetes sets up volumes so. Files in it that belong to the group may have been written by
-    any member.
-    """
-    if file.st_mode & stat.S_IWOTH:
-        return False
-    shared = stat.S_ISGID | stat.S_IWGRP
-    is_shared = folder.st_mode & (shared | stat.S_IWOTH) == shared and folder.st_gid in {os.getegid(), *os.getgroups()}
-    if is_shared and file.st_gid == folder.st_gid:
-        return True
-    return file.st_uid == os.geteuid() and not file.st_mode & stat.S_IWGRP
-
-
 def _checked(descriptor: int, path: Path, key: Key) -> CacheFile:
     status, folder = os.fstat(descriptor), path.parent.stat()
-    if not _is_ours(status, folder):
+    if not has_trusted_writers(status, folder):
         raise Unusable(f"user {status.st_uid} owns it with mode {status.st_mode & 0o777:o}: another could write it")
     try:
         fixed = os.pread(descriptor, _FIXED.size, 0)

@@ -1,8 +1,8 @@
 """Compile the C++ kernels for this machine, once, into the user's cache.
 
 The library's name holds a hash of the sources, the flags and the compiler, so a change of any of them compiles anew and
-nothing is ever overwritten. Objects are kept likewise, each by what it is made of: a change compiles what it touches.
-Whoever compiles drops what nobody has used for long.
+nothing is ever overwritten but by equal content. Objects are kept likewise, each by what it is made of: a change
+compiles what it touches. Whoever compiles drops what nobody has used for long.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from forebay.base.errors import ConfigError
 from forebay.base.leash import Leash
 from forebay.base.log import event, get_logger
 from forebay.base.paths import cache_folder
 from forebay.base.toolchain import HERE, compilers, find_compiler
+from forebay.base.trust import closed_folder
 from forebay.base.variants import PREBUILT, Variant
+from forebay.ops import compiled
 
 SOURCES = Path(__file__).parent / "cpu"
 CACHE = cache_folder("ops")
@@ -50,15 +53,15 @@ def library(variant: Variant) -> Path:
     Safe in several processes at once: each compiles for itself and the last rename wins, with equal content.
     Raises BuildError if there is neither a compiled library nor a working compiler.
     """
-    name = f"{variant.name}-{_fingerprint(variant)}"
+    stem = f"{variant.name}-{_fingerprint(variant)}"
+    if brought := sorted(PREBUILT.glob(f"{stem}-*.so"), key=lambda path: path.stat().st_mtime):
+        return _used(brought[-1])
     compiler = find_compiler(variant.machine)
-    for folder in (PREBUILT,) if compiler else (PREBUILT, CACHE):
-        compiled = sorted(folder.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime)
-        if compiled:
-            return _used(compiled[-1])
-    if compiler is None:
-        raise BuildError(_no_compiler(variant))
-    return _built(CACHE / f"{name}-{_version(compiler)}.so", variant, compiler)
+    if compiler is not None:
+        return _built(f"{stem}-{_version(compiler)}", variant, compiler)
+    if found := compiled.find(CACHE, stem, ".so"):
+        return _used(found)
+    raise BuildError(_no_compiler(variant))
 
 
 def prebuild(variant: Variant, folder: Path) -> Path:
@@ -68,8 +71,7 @@ def prebuild(variant: Variant, folder: Path) -> Path:
     if compiler is None:
         raise BuildError(_no_compiler(variant))
     folder.mkdir(exist_ok=True)
-    name = f"{variant.name}-{_fingerprint(variant)}-{_version(compiler)}.so"
-    built = _built(CACHE / name, variant, compiler)
+    built = _built(f"{variant.name}-{_fingerprint(variant)}-{_version(compiler)}", variant, compiler)
     if newer := too_new_for_wheels(built):
         allowed = ", ".join(f"{name}_{'.'.join(map(str, version))}" for name, version in NEWEST.items())
         raise BuildError(
@@ -97,19 +99,21 @@ def _no_compiler(variant: Variant) -> str:
     return f"no C++ compiler found (looked for {', '.join(names)}): install {wanted}"
 
 
-def _built(target: Path, variant: Variant, compiler: str) -> Path:
-    if target.exists():
-        return _used(target)
-    objects = CACHE / "objects"
+def _built(stem: str, variant: Variant, compiler: str) -> Path:
+    if found := compiled.find(CACHE, stem, ".so"):
+        return _used(found)
     try:
-        objects.mkdir(parents=True, exist_ok=True)
+        for folder in (CACHE, CACHE / "objects"):
+            closed_folder(folder)
         with tempfile.TemporaryDirectory(dir=CACHE, prefix=".build-") as scratch:
-            os.replace(_compile(variant, compiler, objects, Path(scratch)), target)
+            library = compiled.keep(_compile(variant, compiler, Path(scratch)), CACHE, stem)
         _drop_old()
+    except ConfigError as error:
+        raise BuildError(error.message) from error
     except OSError as error:
         raise BuildError(f"cannot write the compiled kernels under {CACHE}: {error}") from error
-    _log.info(event("compiled_ops", variant=variant.name, path=target))
-    return target
+    _log.info(event("compiled_ops", variant=variant.name, path=library))
+    return library
 
 
 def _sources() -> list[Path]:
@@ -147,19 +151,19 @@ def _version(compiler: str) -> str:
     return hashlib.sha256(said).hexdigest()[:8]
 
 
-def _compile(variant: Variant, compiler: str, objects: Path, scratch: Path) -> Path:
+def _compile(variant: Variant, compiler: str, scratch: Path) -> Path:
     """The linked library, in `scratch`."""
-    version = _version(compiler)
-    sources = _sources()
-    kept = {source: objects / f"{source.stem}-{_object_key(source, variant, version)}.o" for source in sources}
-    missing = [source for source in sources if not kept[source].exists()]
+    version, objects = _version(compiler), CACHE / "objects"
+    stems = {source: f"{source.stem}-{_object_key(source, variant, version)}" for source in _sources()}
+    kept = {source: path for source, stem in stems.items() if (path := compiled.find(objects, stem, ".o"))}
+    missing = [source for source in stems if source not in kept]
     done = itertools.count(1)
     started = time.perf_counter()
 
     def compile_one(source: Path) -> None:
         made = scratch / f"{source.name}.o"
         _run(leash, [compiler, *_FLAGS, *variant.flags_for(_text(source)), "-c", str(source), "-o", str(made)])
-        os.replace(made, kept[source])
+        kept[source] = compiled.keep(made, objects, stems[source])
         progress = f"{next(done)} of {len(missing)}"
         _log.info(event("compiled", file=source.name, done=progress, seconds=time.perf_counter() - started))
 
@@ -168,7 +172,7 @@ def _compile(variant: Variant, compiler: str, objects: Path, scratch: Path) -> P
         _log.info(event("compiling_ops", variant=variant.name, compiler=compiler, files=len(missing), note="once"))
         list(executor.map(compile_one, missing))
         linked = scratch / "ops.so"
-        objects_of = [str(kept[source]) for source in sorted(sources)]
+        objects_of = [str(kept[source]) for source in sorted(kept)]
         _run(leash, [compiler, *_FLAGS, *variant.flags, "-shared", *objects_of, "-o", str(linked)])
     for path in kept.values():
         path.touch()

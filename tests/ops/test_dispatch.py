@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -233,6 +234,75 @@ def test_what_was_compiled_once_needs_no_compiler(monkeypatch: pytest.MonkeyPatc
     compiled.unlink()
     with pytest.raises(BuildError, match="no C\\+\\+ compiler found"):
         library(variant)
+
+
+def damage(path: Path) -> None:
+    """Change a byte in the middle, as a disk may; the name stays."""
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    path.write_bytes(whole)
+
+
+def open_to_all(path: Path) -> None:
+    path.chmod(0o777)
+
+
+@needs_native
+@pytest.mark.parametrize("spoil", [damage, open_to_all])
+def test_library_that_is_damaged_or_open_to_others_is_compiled_again(
+    spoil: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sources(monkeypatch, tmp_path, pool='extern "C" int answer() { return 42; }')
+    variant = Variant(name="pool", needs=frozenset(), flags=())
+    path = library(variant)
+    whole = path.read_bytes()
+    spoil(path)
+    with caplog.at_level(logging.WARNING, logger="forebay"):
+        again = library(variant)
+    assert again.read_bytes() == whole
+    assert again.stat().st_mode & 0o022 == 0
+    assert ctypes.CDLL(str(again)).answer() == 42
+    assert ["compiled_file_ignored" in record.message for record in caplog.records] == [True]
+    spoil(again)
+    monkeypatch.setattr(compiler, "find_compiler", lambda machine: None)
+    with pytest.raises(BuildError, match="no C\\+\\+ compiler found"):
+        library(variant)
+
+
+@needs_native
+@pytest.mark.parametrize("spoil", [damage, open_to_all])
+def test_object_that_is_damaged_or_open_to_others_is_compiled_again(
+    spoil: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sources(monkeypatch, tmp_path, one="int one() { return 1; }", two='extern "C" int two() { return 2; }')
+    variant = Variant(name="pool", needs=frozenset(), flags=())
+    library(variant).unlink()
+    for path in (tmp_path / "cache" / "objects").glob("two-*.o"):
+        spoil(path)
+    assert ctypes.CDLL(str(library(variant))).two() == 2
+
+
+@needs_native
+def test_library_of_a_group_umask_is_the_users_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sources(monkeypatch, tmp_path, pool="int answer() { return 42; }")
+    variant = Variant(name="pool", needs=frozenset(), flags=())
+    before = os.umask(0o002)
+    try:
+        path = library(variant)
+        made = path.stat().st_mtime_ns
+        os.utime(path, ns=(made - 10**9, made - 10**9))
+        assert library(variant) == path
+    finally:
+        os.umask(before)
+    assert [each.stat().st_mode & 0o022 for each in (path, path.parent, path.parent / "objects")] == [0, 0, 0]
+
+
+@needs_native
+def test_library_in_the_folder_of_another_user_is_not_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sources(monkeypatch, tmp_path, pool="int answer() { return 42; }")
+    monkeypatch.setattr("forebay.base.trust.has_trusted_writers", lambda file, folder: False)
+    with pytest.raises(BuildError, match=r"belongs to user .*: set XDG_CACHE_HOME to a folder of your own"):
+        library(Variant(name="pool", needs=frozenset(), flags=()))
 
 
 @needs_native
