@@ -1,6 +1,6 @@
 """Compile the C++ kernels for this machine, once, into the user's cache.
 
-The library's name holds a hash of the sources, the flags and the compiler, so a change of any of them compiles anew and
+The library's name holds a hash of the sources, the flags and the compiler. A change of any of them compiles anew, and
 nothing is ever overwritten but by equal content. Objects are kept likewise, each by what it is made of: a change
 compiles what it touches. Whoever compiles drops what nobody has used for long.
 """

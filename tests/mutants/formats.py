@@ -8,8 +8,8 @@ _EXPERTS = "models/test_turned_experts.py::test_each_expert_has_the_values_of_it
 FORMATS = (
     Mutant(
         "C33 a group may write a file of packed weights only if it shares the folder",
-        "formats/weights_cache.py",
-        "if is_shared and file.st_gid == folder.st_gid:",
+        "base/trust.py",
+        "if file.st_gid == folder.st_gid and _is_shared(folder):",
         "if file.st_gid == folder.st_gid:",
         "formats/test_weights_cache.py::test_open_cached_file_that_a_group_may_write_needs_a_folder_that_the_group_shares",
     ),
