@@ -26,7 +26,9 @@ _TOKENS: Final = re.compile(
 _IMPORT: Final = re.compile(r"^[ \t]*%import\s+common\.(\w+)(?:\s*->\s*(\w+))?[ \t]*$", re.MULTILINE)
 _DIRECTIVE: Final = re.compile(r"^[ \t]*%(\w+)", re.MULTILINE)
 _TERMINAL: Final = re.compile(r"\b_*[A-Z][A-Z0-9_]*\b(\.\d+(?=\s*:))?")
-# The terminals of lark's own library that hold what JSON escapes; all others are as they are there.
+_DECIMAL: Final = r"[0-9]+\.[0-9]*|\.[0-9]+"
+_FLOAT: Final = rf"({_DECIMAL})([eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+"
+# The terminals of lark's own library as llguidance defines them. A C_COMMENT would end at its first end.
 _COMMON: Final = {
     "LF": r"\n",
     "CR": r"\r",
@@ -38,13 +40,20 @@ _COMMON: Final = {
     "HEXDIGIT": r"[0-9a-fA-F]",
     "INT": r"[0-9]+",
     "SIGNED_INT": r"[+-]?[0-9]+",
-    "NUMBER": r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?",
-    "SIGNED_NUMBER": r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?",
+    "DECIMAL": _DECIMAL,
+    "_EXP": r"[eE][+-]?[0-9]+",
+    "FLOAT": _FLOAT,
+    "SIGNED_FLOAT": rf"[+-]?({_FLOAT})",
+    "NUMBER": rf"[0-9]+|{_FLOAT}",
+    "SIGNED_NUMBER": rf"[+-]?([0-9]+|{_FLOAT})",
     "LCASE_LETTER": r"[a-z]",
     "UCASE_LETTER": r"[A-Z]",
     "LETTER": r"[a-zA-Z]",
     "WORD": r"[a-zA-Z]+",
     "CNAME": r"[a-zA-Z_][a-zA-Z0-9_]*",
+    "SH_COMMENT": r"#[^\n]*",
+    "CPP_COMMENT": r"\/\/[^\n]*",
+    "SQL_COMMENT": r"--[^\n]*",
 }
 _SHORT: Final = {'"': r"\"", "\\": r"\\", "\b": r"\b", "\f": r"\f", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _ESCAPED: Final = {**{chr(code): f"\\u{code:04x}" for code in range(0x20)}, "\x7f": "\\u007f", **_SHORT}
@@ -241,4 +250,4 @@ def _range(low: int, high: int) -> str:
 
 
 def _code(code: int) -> str:
-    return chr(code) if chr(code).isalnum() and code < 0x80 else f"\\x{{{code:x}}}"
+    return f"\\x{{{code:x}}}"

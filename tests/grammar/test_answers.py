@@ -131,6 +131,23 @@ def test_calls_are_what_their_tools_take(vocabulary: Vocabulary, name: str, must
     assert (free == 0) == (must_call or name == CHANNELS)
 
 
+@pytest.mark.parametrize("name", ["llama3_json", "hermes", "pythonic", "glm45"])
+@pytest.mark.parametrize("marks", [("<MY_CALLS>", "</MY_CALLS>"), ("<MY_CALLS>", "")])
+def test_calls_between_marks_of_a_template_are_begun_by_these_and_read(name: str, marks: tuple[str, str]) -> None:
+    form, known = AnswerFormats(name, None, marks), Vocabulary({"<MY_CALLS>"}, special=True)
+    in_text = answer_grammar(form, known.table, AnswerRules(calls=CALLS))
+    for seed in range(2):
+        alone = AnswerRules(calls=CALLS, must_call=True, one_call=True)
+        text = known.said(answer_grammar(form, known.table, alone), seed)
+        assert text.strip().startswith(marks[0])
+        ((tool, arguments),), said, _ = read(form, text)
+        jsonschema_rs.validate(TOOLS[tool], arguments)
+        assert said == ""
+        assert known.matcher(in_text).consume_tokens(tokens_of(known, text))
+    said = '{"a": [1]} is not a call'
+    assert known.matcher(in_text).consume_tokens(tokens_of(known, said))
+
+
 def tokens_of(vocabulary: Vocabulary, text: str) -> list[int]:
     """The markers as tokens, the rest as bytes."""
     words = {piece: token for token, piece in enumerate(vocabulary.pieces) if token > END}

@@ -9,7 +9,7 @@ import pytest
 
 from forebay.base.errors import InvalidRequest
 from forebay.base.json_text import MAX_DEPTH
-from forebay.grammar.compiler import MAX_BYTES, compiled
+from forebay.grammar.compiler import MAX_BYTES, compiled, refused, source_of
 from forebay.grammar.vocabulary import FORCED_CHARS
 from forebay.requests.sampling_params import Grammar, GrammarKind
 from tests.grammar.vocabularies import EOS, PADDED, TOKENIZER, VOCABULARY, encode, tokenizer
@@ -97,5 +97,36 @@ def test_of_a_long_text_that_is_forced_only_the_beginning_is_made_tokens_of_and_
     assert len(set(asked)) == len(asked)
 
 
-def test_a_schema_at_the_limits_is_taken() -> None:
-    compiled(Grammar(GrammarKind.JSON_SCHEMA, nested(MAX_DEPTH - 1)), tokenizer())
+def sized(kind: GrammarKind, num_bytes: int) -> Grammar:
+    """A grammar of a text, whose last letters have two bytes."""
+    if kind is GrammarKind.CHOICE:
+        return Grammar(kind, json.dumps(["x" * (num_bytes - 8) + "éé"], ensure_ascii=False))
+    source = '{"grammars": [{"lark_grammar": "start: \\"ab\\" // é"}]}'
+    return Grammar(kind, source.replace("é", "x" * (num_bytes - len(source) - 1) + "é"))
+
+
+@pytest.mark.parametrize(
+    ("fits", "more", "why"),
+    [
+        (Grammar(GrammarKind.JSON_SCHEMA, nested(31)), Grammar(GrammarKind.JSON_SCHEMA, nested(33)), "32 levels"),
+        (
+            Grammar(GrammarKind.CHOICE, json.dumps(list(map(str, range(1024))))),
+            Grammar(GrammarKind.CHOICE, json.dumps(list(map(str, range(1025))))),
+            "1025 texts; at most 1024",
+        ),
+        (sized(GrammarKind.CHOICE, 64 << 10), sized(GrammarKind.CHOICE, (64 << 10) + 1), "65537 bytes; at most 65536"),
+        (sized(GrammarKind.ANSWER, 512 << 10), sized(GrammarKind.ANSWER, (512 << 10) + 1), "at most 524288"),
+    ],
+    ids=["depth", "choices", "bytes", "bytes of an answer"],
+)
+def test_grammar_at_a_documented_limit_is_taken_and_one_beyond_is_refused(
+    fits: Grammar, more: Grammar, why: str
+) -> None:
+    source_of(fits)
+    with pytest.raises(InvalidRequest, match=why):
+        source_of(more)
+
+
+def test_grammar_error_is_cut_to_500_characters() -> None:
+    texts = (refused(Grammar(GrammarKind.REGEX, "x"), "w" * num_chars).message for num_chars in (500, 501))
+    assert [(text.count("w"), text.endswith(" [..]")) for text in texts] == [(500, False), (500, True)]

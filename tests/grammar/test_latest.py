@@ -28,3 +28,17 @@ def test_the_latest_used_are_kept_as_far_as_their_texts_have_room(monkeypatch: p
     known.keep(of("longer than all"), 7)
     assert len(known) == 1
     assert known.use(of("longer than all")) == 7
+
+
+def test_latest_keeps_256_grammars_and_texts_of_a_mebichar() -> None:
+    known = Latest[int]()
+    for n in range(257):
+        known.keep(of(str(n)), n)
+    assert [known.use(of(str(n))) for n in (0, 1, 256)] == [None, 1, 256]
+    long = [of(letter * (1 << 19)) for letter in "abc"]
+    known = Latest[int]()
+    for grammar in long[:2]:
+        known.keep(grammar, 1)
+    assert len(known) == 2
+    known.keep(of("d"), 1)
+    assert [known.use(grammar) for grammar in long] == [None, 1, None]

@@ -62,13 +62,13 @@ def _is_contract(word: str) -> bool:
 
 
 class Overlay:
-    """A copy of the package and of its tests, in which one rule at a time is taken out."""
+    """A copy of the package, its scripts and its tests, in which one rule at a time is taken out."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        shutil.copytree(REPOSITORY / "forebay", root / "forebay")
+        for folder in ("forebay", "scripts", "tests"):
+            shutil.copytree(REPOSITORY / folder, root / folder)
         shutil.copy(REPOSITORY / "pyproject.toml", root)
-        shutil.copytree(REPOSITORY / "tests", root / "tests")
 
     def finds(self, mutant: Mutant) -> bool:
         """Whether the mutant's test fails. Raises Stale if it cannot tell."""

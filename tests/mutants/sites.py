@@ -34,6 +34,7 @@ _OPERATORS: Final[dict[type[ast.operator], type[ast.operator]]] = {
     ast.RShift: ast.LShift,
 }
 _FUNCTIONS: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
+_SYMMETRIC: Final = {"min", "max"}  # their arguments exchanged say the same
 _Node = TypeVar("_Node", ast.Compare, ast.BoolOp, ast.BinOp, ast.AugAssign, ast.BinOp | ast.AugAssign)
 _LOGS: Final = {"debug", "info", "warning", "error", "exception"}
 
@@ -181,10 +182,11 @@ class _Finder(ast.NodeVisitor):
             self._put(node, "another number", repr(node.value * 4 or 1.0))
 
     def visit_Call(self, node: ast.Call) -> None:
-        if isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
-            self._put(node.func, "another function", _FUNCTIONS[node.func.id])
+        function = node.func.id if isinstance(node.func, ast.Name) else ""
+        if function in _FUNCTIONS:
+            self._put(node.func, "another function", _FUNCTIONS[function])
         plain = [argument for argument in node.args if not isinstance(argument, ast.Starred)]
-        if len(node.args) > 1 and plain == node.args:
+        if len(node.args) > 1 and plain == node.args and function not in _SYMMETRIC:
             self._exchange(node.args[0], node.args[1], "arguments exchanged")
         named = [keyword for keyword in node.keywords if keyword.arg]
         for first, second in itertools.pairwise(named):

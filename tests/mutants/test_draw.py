@@ -14,7 +14,7 @@ from tests.mutants.sites import sites
         ("x = a and b", {"x = (a or b)", "x = (a)"}),
         ("x = not a", {"x = (a)"}),
         ("x += 2", {"pass", "x -= 2", "x += 3"}),
-        ("x = min(a, b)", {"x = max(a, b)", "x = min(b, a)"}),
+        ("x = min(a, b)", {"x = max(a, b)"}),
         ("raise ValueError(1)", {"pass"}),
         ("self.x = True", {"pass", "self.x = False"}),
         ("logger.info('%d', x + 1)", {"pass"}),
