@@ -308,9 +308,11 @@ def test_an_unload_gives_up_a_load_of_its_name(llm, adapters):
     assert llm._core.scheduler.held.adapters.slots.num_free == 1
 
 
-def test_an_unload_of_an_adapter_without_requests_is_done_at_once(llm):
+def test_an_unload_of_an_adapter_without_requests_is_done_at_once_and_logged(llm, caplog):
+    caplog.set_level("INFO")
     llm._core.adapters.handle(UnloadAdapter(serial=1, name="one", timeout_s=0.0))
     assert llm._core.adapters.take_answers() == [(1, None)]
+    assert "adapter_unloading name=one" in caplog.text
 
 
 def test_no_thread_for_a_load_is_an_error_of_that_load(llm, adapters):

@@ -98,3 +98,7 @@ def test_the_latest_are_remembered_and_what_is_too_large_is_not_asked_about(monk
         with pytest.raises(InvalidRequest, match=why):
             checks.check(Grammar(GrammarKind.REGEX, text))
     assert Scripted.asked == 3
+
+
+def test_limits_of_a_checking_process_are_as_documented() -> None:
+    assert (LIMITS.cpu_s, LIMITS.memory_bytes, LIMITS.answer_bytes) == (2.0, 512 * 1024**2, 4_000)

@@ -10,7 +10,7 @@ import pytest
 from forebay.base.errors import InvalidRequest
 from forebay.base.json_text import MAX_DEPTH
 from forebay.grammar.compiler import MAX_BYTES, compiled, refused, source_of
-from forebay.grammar.vocabulary import FORCED_CHARS
+from forebay.grammar.vocabulary import FORCED_CHARS, Vocabulary
 from forebay.requests.sampling_params import Grammar, GrammarKind
 from tests.grammar.vocabularies import EOS, PADDED, TOKENIZER, VOCABULARY, encode, tokenizer
 
@@ -130,3 +130,9 @@ def test_grammar_at_a_documented_limit_is_taken_and_one_beyond_is_refused(
 def test_grammar_error_is_cut_to_500_characters() -> None:
     texts = (refused(Grammar(GrammarKind.REGEX, "x"), "w" * num_chars).message for num_chars in (500, 501))
     assert [(text.count("w"), text.endswith(" [..]")) for text in texts] == [(500, False), (500, True)]
+
+
+def test_vocabulary_without_an_end_token_has_no_grammars() -> None:
+    with pytest.raises(InvalidRequest, match="names none") as caught:
+        Vocabulary.of(TOKENIZER.table, [], PADDED)
+    assert caught.value.param == "grammar"

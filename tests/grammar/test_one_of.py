@@ -151,3 +151,8 @@ def test_one_of_proof_with_many_branches_is_bounded(monkeypatch: pytest.MonkeyPa
     assert len(looks) < one_of.MAX_LOOKS
     assert not one_of_as_any_of({"oneOf": branches[:60]})[1]
     assert len(list(combinations(range(60), 2))) > 1000
+
+
+def test_one_of_error_is_that_of_the_library_if_the_branches_are_disjoint() -> None:
+    with pytest.raises(InvalidRequest, match="oneOf must be an array"):
+        compiled(_grammar([{"type": "null"}, {"type": "integer", "oneOf": "no list"}], {}), BYTES)

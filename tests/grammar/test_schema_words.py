@@ -13,7 +13,7 @@ from llguidance import LLTokenizer
 
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.compiler import compiled
-from forebay.grammar.schema_words import in_known_words
+from forebay.grammar.schema_words import BRANCHES, MEMBERS, SINGLE, in_known_words
 from forebay.requests.sampling_params import Grammar, GrammarKind
 
 BYTES = LLTokenizer("byte")
@@ -131,3 +131,16 @@ def test_keyword_without_an_equal_is_kept_and_refused(schema: Any) -> None:
 def test_values_that_are_no_schemas_keep_their_numbers() -> None:
     schema = {"const": {"minLength": 1.0, "not": {}}, "default": {"uniqueItems": False}, "enum": [{"required": True}]}
     assert json.dumps(in_known_words(schema)) == json.dumps(schema)
+
+
+@pytest.mark.parametrize("key", [*MEMBERS, *BRANCHES, *SINGLE])
+def test_schema_is_rewritten_at_each_place_that_has_schemas_and_nowhere_else(key: str) -> None:
+    written = {"minLength": 1.0, "pattern": "x"}
+    schema: dict[str, Any] = {key: {"a": written} if key in MEMBERS else [written] if key in BRANCHES else written}
+    assert json.dumps(in_known_words(schema)) == json.dumps(schema).replace("1.0", "1")
+    values = {"enum": [written], "const": written, "examples": [written]}
+    assert json.dumps(in_known_words(values)) == json.dumps(values)
+
+
+def test_items_that_are_a_list_are_schemas() -> None:
+    assert json.dumps(in_known_words({"items": [{"maxLength": 2.0}, True]})) == '{"items": [{"maxLength": 2}, true]}'

@@ -83,6 +83,17 @@ def test_a_name_that_is_loaded_again_has_another_number_and_the_old_one_serves_i
     assert rig.adapters.slots.num_free == 1
 
 
+def test_request_that_names_the_load_it_had_finds_that_load_alone() -> None:
+    rig = Rig()
+    first = rig.load("a")
+    assert rig.adapters.named("a", first.number) is rig.adapters.named("a") is first
+    second = rig.load("a", replace=True)
+    assert rig.adapters.named("a", second.number) is second
+    with pytest.raises(Conflict, match="loaded anew") as caught:
+        rig.adapters.named("a", first.number)
+    assert caught.value.code == "adapter_lost"
+
+
 def test_without_a_free_slot_the_error_names_who_holds_them() -> None:
     rig = Rig(num_slots=1)
     adapter = rig.load("busy")

@@ -242,4 +242,11 @@ ADAPTERS: Final = (
         "if True:",
         "memory/test_adapters.py::test_replacing_takes_a_slot_that_drains_before_it_retires_the_old_one",
     ),
+    Mutant(
+        "C27 choices that name the load they began with are refused only once it is another",
+        "memory/adapters.py",
+        "        if number and adapter.number != number:",
+        "        if number:",
+        "memory/test_adapters.py::test_request_that_names_the_load_it_had_finds_that_load_alone",
+    ),
 )

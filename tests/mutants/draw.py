@@ -77,11 +77,27 @@ AREAS: Final = {
     "images": Area(
         sources=("*/pictures.py", "server/images/*.py"), tests=("*/test_*picture*.py", "server/images/test_*.py")
     ),
-    "memory": Area(sources=("memory/**/*.py",), tests=("memory/test_*.py", "simulation/test_scenarios.py")),
+    "memory": Area(
+        sources=("memory/**/*.py",),
+        tests=(
+            "memory/test_*.py",
+            "scheduler/test_*states.py",
+            "scheduler/test_windows.py",
+            "simulation/test_*scenarios.py",
+        ),
+    ),
     "requests": Area(sources=("requests/*.py",), tests=("requests/test_*.py", "scheduler/test_*.py")),
     "route": Area(sources=("route/*.py",), tests=("route/test_*.py",)),
     "runtime": Area(sources=("runtime/**/*.py",), tests=("runtime/test_*.py",)),
-    "scheduler": Area(sources=("scheduler/*.py",), tests=("scheduler/test_*.py", "simulation/test_scenarios.py")),
+    "scheduler": Area(
+        sources=("scheduler/*.py",),
+        tests=(
+            "scheduler/test_*.py",
+            "simulation/test_scenarios.py",
+            "simulation/test_grammar_seeds.py",
+            "simulation/test_tenant_seeds.py",
+        ),
+    ),
     "transfer": Area(sources=("transfer/**/*.py",), tests=("transfer/test_*.py",)),
 }
 

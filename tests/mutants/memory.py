@@ -592,4 +592,32 @@ MEMORY = (
         "        changed = _planned(parsed, memory, plan)",
         "cli/test_plan_table.py::test_plan_context_below_2048_does_not_fit_and_names_the_change_that_helps_most",
     ),
+    Mutant(
+        "C27 a row reserves the window pages of a request, chunks in flight those of chunks",
+        "memory/kinds/window/declaration.py",
+        "        in_flight=window_pages_in_flight(longest, page_size, depth),",
+        "        in_flight=0,",
+        "memory/test_declared_kinds.py::test_windows_reserve_the_pages_of_each_row_and_those_of_chunks_in_flight",
+    ),
+    Mutant(
+        "C24 what a sequence has of rings is the one of its row",
+        "memory/kinds/ring/rings.py",
+        "        return as_ids([held.row])",
+        "        return as_ids([held.id])",
+        "memory/test_declared_kinds.py::test_c24_ring_is_its_rows_and_the_cache_keeps_none",
+    ),
+    Mutant(
+        "C27 bytes of a request are those of kinds without pages",
+        "memory/kinds/build.py",
+        "for name, size in sizes.kinds.items() if not KIND_OF[name].kind.of_pages)",
+        "for name, size in sizes.kinds.items())",
+        "memory/test_declared_kinds.py::test_bytes_of_a_token_are_those_of_pages_without_copies_and_of_a_request_all_others",
+    ),
+    Mutant(
+        "C22 an offer that was dropped is not in the way of a later one of its key",
+        "scheduler/early_offers.py",
+        "        self._by_ticket.clear()\n        self._by_key.clear()",
+        "        self._by_ticket.clear()",
+        "scheduler/test_prefill_role.py::test_early_offers_that_were_dropped_are_not_in_the_way_of_later_ones_of_their_key",
+    ),
 )

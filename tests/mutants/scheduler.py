@@ -758,4 +758,18 @@ SCHEDULER = (
         "",
         "scheduler/test_decode_role.py::test_decode_charges_who_is_offered_places_and_lets_go_of_its_closed_ticket",
     ),
+    Mutant(
+        "C25 nothing that waits starts while the scheduler comes to a halt",
+        "scheduler/scheduler.py",
+        "starts = None, may_admit and bool(self.waiting.of)",
+        "starts = None, bool(self.waiting.of)",
+        "scheduler/test_halt.py::test_halted_scheduler_finishes_what_runs_and_admits_what_waits_once_it_goes_on",
+    ),
+    Mutant(
+        "C32 layers of a picture that are computed again are charged once",
+        "scheduler/encoding.py",
+        "        its.charged = layers.stop\n",
+        "",
+        "scheduler/test_pictures.py::test_tenant_is_charged_once_for_layers_that_are_computed_again",
+    ),
 )

@@ -101,3 +101,69 @@ def test_as_many_bad_words_may_be_spelled_as_may_be_named():
 def test_penalties_are_noticed():
     assert SamplingParams(frequency_penalty=0.1).adjusts
     assert SamplingParams(temperature=0.0).greedy
+
+
+def distinct(num: int) -> tuple[int, ...]:
+    return tuple(range(num))
+
+
+@pytest.mark.parametrize(
+    ("field", "fits", "more"),
+    [
+        ("max_tokens", 2**31 - 1, 2**31),
+        ("max_tokens", 1, 0),
+        ("n", 1 << 20, (1 << 20) + 1),
+        ("n", 1, 0),
+        ("seed", 2**63 - 1, 2**63),
+        ("seed", -1, -2),
+        ("logprobs", 20, 21),
+        ("logprobs", -1, -2),
+        ("prompt_logprobs", 20, 21),
+        ("prompt_logprobs", -1, -2),
+        ("min_tokens", 128, 129),  # as many as `max_tokens`
+        ("logit_bias", dict.fromkeys(distinct(1024), 1.0), dict.fromkeys(distinct(1025), 1.0)),
+        ("logit_bias", {1: 100.0, 2: -100.0}, {1: -100.5}),
+        ("stop_token_ids", distinct(256), distinct(257)),
+        ("allowed_token_ids", distinct(1 << 16), distinct((1 << 16) + 1)),
+        ("stop", ("x",) * 16, ("x",) * 17),
+        ("stop", ("é" * 128,), ("é" * 128 + "x",)),
+        ("stop", ("x",), ("",)),
+        ("stop_regex", ("x",) * 4, ("x",) * 5),
+        ("stop_regex", (f"[{'x' * 254}]",), (f"[{'x' * 255}]",)),
+        ("bad_words", ("x",) * 64, ("x",) * 65),
+        ("bad_words", ((1,),) * 128, ((1,),) * 129),
+        ("bad_words", ("x", *((1,),) * 126), ("x", *((1,),) * 127)),  # a text counts twice
+        ("bad_words", (distinct(256),), (distinct(257),)),
+        ("bad_words", ("x",), ("",)),
+    ],
+)
+def test_sampling_value_at_its_limit_is_taken_and_one_beyond_is_refused(field, fits, more):
+    assert getattr(SamplingParams(**{field: fits}), field) == fits
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**{field: more})
+    assert caught.value.param == field
+
+
+def test_pooling_scores_up_to_256_tokens():
+    for num, fits in ((256, True), (257, False)):
+        pooled = SamplingParams.of_pooling(Pooling(PoolingKind.LAST, distinct(num)))
+        if fits:
+            pooled.check(vocab_size=1000)
+        else:
+            with pytest.raises(InvalidRequest, match="at most 256"):
+                pooled.check(vocab_size=1000)
+
+
+def test_fields_about_texts_are_refused_for_token_ids_by_their_names():
+    for field, value in (
+        ("n", 2),
+        ("stop", ("x",)),
+        ("stop_regex", ("x",)),
+        ("include_stop_str_in_output", True),
+        ("skip_special_tokens", False),
+    ):
+        params = SamplingParams(**{field: value})
+        assert params.of_tokens() == SamplingParams()
+        with pytest.raises(InvalidRequest, match="about texts") as caught:
+            params.check(vocab_size=10)
+        assert caught.value.param == field

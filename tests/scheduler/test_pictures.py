@@ -19,6 +19,7 @@ from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan, TokenLogprob
 from forebay.requests.updates import FinishReason
+from forebay.scheduler.encoding import _plan_slice
 from tests.pictures import EDGE, PLACEHOLDER, SIZE, TOKENS, VOCAB, picture, picture_config, with_placeholders
 from tests.scheduler.rig import Rig
 
@@ -303,6 +304,19 @@ def test_tenant_is_charged_for_the_layers_that_are_computed_for_it() -> None:
     alone, both = add(engine, picture(1, 5), tenant="a"), engine.add(TEXT, tenant="b")
     engine.step()
     assert alone.account.service - both.account.service == LAYERS * 2.0
+
+
+def test_tenant_is_charged_once_for_layers_that_are_computed_again() -> None:
+    engine = rig(tenants={"a": 1, "b": 1})
+    alone, both = add(engine, picture(1, 5), tenant="a"), engine.add(TEXT, tenant="b")
+    engine.launch()
+    tile = alone.pictures.encodings[0].tiles[0]
+    assert tile.charged == tile.planned == LAYERS
+    charged = alone.account.encoded_tokens
+    tile.planned = 0  # as if the step that encoded it had failed
+    _plan_slice(engine.scheduler.held, alone, alone.pictures.encodings[0], 0, 1 << 20)
+    assert alone.account.encoded_tokens == charged == LAYERS * 2.0
+    assert both.account.encoded_tokens == 0
 
 
 def test_refused_request_leaves_its_pictures() -> None:

@@ -284,6 +284,16 @@ def test_early_offers_of_one_half_the_oldest_is_taken_first():
     assert (early.take_oldest(), len(early)) == (other, 0)
 
 
+def test_early_offers_that_were_dropped_are_not_in_the_way_of_later_ones_of_their_key():
+    early = EarlyOffers()
+    one, two = (Offered(Ticket("d", 5, nonce), 3, b"p", 0) for nonce in (b"1", b"2"))
+    early.add(one, 1.0)
+    early.clear()
+    assert early.take(key_of_offer(one)) is None
+    early.add(two, 2.0)
+    assert early.take(key_of_offer(two)) is two
+
+
 def test_prefill_offers_refused_at_rest_are_forgotten():
     half = prefill()
     half.hear(Offered(Ticket("d", 5, b"n"), 3, b"p", 0))

@@ -1,5 +1,7 @@
 """Tenants share an engine by their weights, and none waits for another's backlog (C32)."""
 
+from collections import Counter
+
 import pytest
 
 from forebay.base.errors import InvalidRequest, Overloaded
@@ -11,6 +13,7 @@ from forebay.scheduler.admission import MAX_OVERTAKES
 from forebay.scheduler.displacing import PATIENCE
 from forebay.scheduler.limits import Room
 from forebay.scheduler.queues import Line
+from forebay.scheduler.state import SchedulerState
 from tests.scheduler.rig import Rig
 
 EVEN = {"a": 1, "b": 1}
@@ -383,3 +386,22 @@ def test_c32_long_steps_end_the_patience_by_time():
         num_steps += 1
     assert num_steps <= 4
     assert rig.scheduler.counters["displaced"] == 1
+
+
+@pytest.mark.parametrize("weights", [{}, EVEN])
+def test_state_tells_of_tenants_only_if_some_are_configured(weights: dict[str, int]) -> None:
+    rig = Rig(tenants=weights)
+    rig.add(4, max_new=1, tenant="a" if weights else "")
+    told = SchedulerState.of(rig.scheduler, 0.0).tenants
+    assert ("a" in {state.name for state in told}) is bool(told) is bool(weights)
+
+
+def test_c20_start_counts_why_its_cached_tokens_are_not_more() -> None:
+    rig = Rig(page_size=4)
+    for _ in range(2):
+        rig.add(9, max_new=1)
+        rig.run()
+    reasons = [f"misses.{req.cache_report.miss_reason}" for req in rig.reqs.values() if req.cache_report]
+    assert len(reasons) == 2
+    misses = {name: count for name, count in rig.scheduler.counters.items() if name.startswith("misses.") and count}
+    assert misses == Counter(reasons)

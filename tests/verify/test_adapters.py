@@ -12,7 +12,7 @@ from forebay.formats.adapters import read_adapter
 from forebay.formats.random_adapter import write_random_adapter
 from forebay.requests.sampling_params import SamplingParams
 from forebay.verify import adapters
-from forebay.verify.adapters import adapted, made_adapters
+from forebay.verify.adapters import adapted, made_adapters, settings
 from forebay.verify.asking import Engines
 from forebay.verify.questions import Question
 from forebay.verify.run import Verdict, Verification
@@ -74,3 +74,14 @@ async def test_adapters_change_no_token_of_others_and_one_of_another_load_would_
     assert [outcome.verdict for outcome in outcomes] == [Verdict.SAME, Verdict.DIFFERENT], outcomes
     different = {difference.adapter for difference in outcomes[1].findings.differences}
     assert different <= {"one", "two"}, "and of the model's answers none"
+
+
+def test_settings_of_the_comparison_have_two_ranks_and_two_slots_for_each_adapter() -> None:
+    """The adapters differ in rank; one that is loaded anew has a slot beside its old one."""
+    assert settings({"one": Path("/1"), "two": Path("/2")}) == {
+        "enable_lora": True,
+        "lora_modules": ("one=/1", "two=/2"),
+        "max_loras": 2 + 2,
+        "max_lora_rank": 8,
+    }
+    assert adapters.RANKS == {"one": 3, "two": 8}

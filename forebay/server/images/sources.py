@@ -29,15 +29,12 @@ def check_data(url: str, max_bytes: int) -> int:
     begin = url.find(",", 0, MAX_HEAD) + 1
     if not begin or not "".join(url[: begin - 1].lower().split()).endswith(_BASE64):
         raise Unreadable("has a data URL that is not data:image/...;base64,...: send it so")
-    if (num_bytes := _num_bytes(url, begin)) > max_bytes:
+    num_chars = len(url) - begin
+    if num_chars * 3 // 4 > max_bytes:
         # An escape may be a line break, too; `data_of` counts again.
-        others = sum(url.count(space, begin) for space in _SPACES) + 3 * url.count("%", begin)
-        check_bytes(num_bytes - others * 3 // 4, max_bytes)
+        others = sum(url.count(each, begin) for each in (*_SPACES, "=")) + 3 * url.count("%", begin)
+        check_bytes((num_chars - others) * 3 // 4, max_bytes)
     return begin
-
-
-def _num_bytes(url: str, begin: int) -> int:
-    return (len(url) - begin) * 3 // 4 - url[max(begin, len(url) - 2) :].count("=")
 
 
 def data_of(url: str, max_bytes: int) -> bytes:

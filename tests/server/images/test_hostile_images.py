@@ -16,6 +16,7 @@ from PIL import Image
 
 from forebay.server.http.preparation import Preparation, staying_client
 from forebay.server.images.decoding import CutImage, ImageDecoder
+from forebay.server.images.frames import LIMITS
 from forebay.server.images.headers import webp_size
 from forebay.server.images.sources import Unreadable, data_of
 from tests.server.images.smolvlm import TILE, TILING, file_of, noise
@@ -201,8 +202,9 @@ def test_data_url_is_read() -> None:
         assert data_of(head + b64encode(b"abcde").decode(), 5) == b"abcde"
 
 
-def test_data_url_in_lines_of_either_alphabet_and_escaped_is_read() -> None:
-    content = bytes(range(256)) * 3
+@pytest.mark.parametrize("more", [b"", b"a", b"ab"])  # without, with two and with one character of padding
+def test_data_url_in_lines_of_either_alphabet_and_escaped_is_read(more: bytes) -> None:
+    content = bytes(range(256)) * 3 + more
     plain = b64encode(content).decode()
     lines = "\r\n".join(plain[i : i + 76] for i in range(0, len(plain), 76))
     spelled = (
@@ -237,3 +239,7 @@ def test_data_url_in_lines_of_either_alphabet_and_escaped_is_read() -> None:
 def test_data_url_that_is_wrong_is_refused(url: str, why: str) -> None:
     with pytest.raises(Unreadable, match=why):
         data_of(url, 5)
+
+
+def test_limits_of_a_decoding_process_are_a_gibibyte_and_an_answer_of_128_mebibytes() -> None:
+    assert (LIMITS.cpu_s, LIMITS.memory_bytes, LIMITS.answer_bytes) == (10.0, 1024 * 1024**2, 128 * 1024**2)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,14 +20,16 @@ from forebay.config.media import MediaOptions
 from forebay.families.small_pictures import WITH_PICTURES
 from forebay.requests.pictures import digest_of
 from forebay.requests.sampling_params import SamplingParams
+from forebay.server.http.lifecycle import ClientGone, Watch
 from forebay.server.http.preparation import Preparation, staying_client
 from forebay.server.images import reader
 from forebay.server.images.cutting import tiles_of
-from forebay.server.images.reader import Asked, ImageReader
+from forebay.server.images.reader import AdmittedImages, Asked, ImageReader
 from forebay.server.images.tiling import Tiling, tiling_at
 from forebay.server.protocol.images import Source
 from forebay.server.protocol.requests import ChatRequest
 from forebay.text.tokenizer import Tokenizer
+from tests.deadlines import HANGS_S
 from tests.server.conftest import MODEL, Running, start
 from tests.server.fake_engine import FakeEngine
 from tests.server.images.smolvlm import PER_TILE, PLACEHOLDER, TILING, file_of, noise, write_tokenizer
@@ -434,13 +438,32 @@ def read_by(tokenizer: Tokenizer, mode: DisaggregationMode = DisaggregationMode.
     return admit
 
 
-def test_disaggregated_prompt_with_images_is_refused(chats: Chats) -> None:
+def test_disaggregated_prompt_with_images_is_refused(chats: Chats, caplog: pytest.LogCaptureFixture) -> None:
     read_by(chats.tokenizer)()
+    assert "images_refused" not in caplog.text
     for mode in (DisaggregationMode.PREFILL, DisaggregationMode.DECODE):
         with pytest.raises(InvalidRequest, match="not supported with prefill/decode disaggregation"):
             read_by(chats.tokenizer, mode)()
+    assert caplog.text.count("images_refused") == 2
     with pytest.raises(InvalidRequest, match="not supported with prefill/decode disaggregation"):
         read_by(chats.tokenizer)(disaggregated=True)
+
+
+@pytest.mark.parametrize(("gone", "raised"), [(True, ClientGone), (False, asyncio.CancelledError)])
+def test_download_that_is_cancelled_ends_as_its_client_did(gone: bool, raised: type[BaseException]) -> None:
+    admitted = AdmittedImages(SimpleNamespace(), SimpleNamespace(watch=Watch(asyncio.sleep)), [None])  # type: ignore[arg-type, list-item]
+    admitted._client.watch.gone = False
+
+    async def cancelled() -> None:
+        admitted._file = lambda number: asyncio.sleep(HANGS_S)  # type: ignore[method-assign, assignment]
+        task = asyncio.ensure_future(admitted._files())
+        await asyncio.sleep(0)
+        admitted._client.watch.gone = gone
+        task.cancel()
+        with pytest.raises(raised):
+            await task
+
+    asyncio.run(cancelled())
 
 
 def test_source_is_forgotten_once_it_was_taken() -> None:
