@@ -131,6 +131,22 @@ def test_calls_are_what_their_tools_take(vocabulary: Vocabulary, name: str, must
     assert (free == 0) == (must_call or name == CHANNELS)
 
 
+TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+RUN = CallRule("run", TEXT, True, "tools.0", 'start: "a\\n" B\nB: /["x]{2,3}/')
+
+
+@pytest.mark.parametrize("name", CALL_PARSERS)
+def test_text_of_a_tool_with_a_grammar_is_what_the_grammar_takes(name: str) -> None:
+    form = formats(name)
+    known = Vocabulary(set(form.spellings) - {"```"}, special=True)
+    grammar = answer_grammar(form, known.table, AnswerRules(calls=[RUN], must_call=True, one_call=True))
+    for seed in range(2):
+        reader = reader_for(form, {"run": TEXT})
+        parts = reader.push(known.said(grammar, seed)) + reader.finish()
+        arguments = json.loads("".join(part.text for part in parts if isinstance(part, CallArguments)))
+        assert re.fullmatch(r'a\n["x]{2,3}', arguments["input"]), arguments
+
+
 @pytest.mark.parametrize("name", ["llama3_json", "hermes", "pythonic", "glm45"])
 @pytest.mark.parametrize("marks", [("<MY_CALLS>", "</MY_CALLS>"), ("<MY_CALLS>", "")])
 def test_calls_between_marks_of_a_template_are_begun_by_these_and_read(name: str, marks: tuple[str, str]) -> None:

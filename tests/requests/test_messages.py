@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forebay.base.errors import Conflict, EngineError, ForebayError, InvalidRequest, Overloaded
 from forebay.requests.account import Account
 from forebay.requests.pieces import CHUNK_BYTES, MAX_POSITION
 from forebay.requests.transfers import (
@@ -24,7 +25,7 @@ from forebay.requests.transfers import (
     Ticket,
     digest_of,
 )
-from forebay.requests.updates import CacheReport, MemoryReport, Update
+from forebay.requests.updates import CacheReport, Failure, MemoryReport, Update
 
 OFFER = Offer(ticket=Ticket("a", 1, b""), host="h", port=1, num_tokens=1, digest=b"", start=0, spans={})
 
@@ -72,3 +73,14 @@ def test_adapter_is_named_in_an_error_with_16_digits_of_its_digest() -> None:
     assert str(AdapterIdentity("é", "0123456789abcdef" * 4)) == "'\\xe9' (sha256 0123456789abcdef)"
     assert str(NO_ADAPTER) == "no adapter"
     assert not Span(start=0, ids=np.array([1])).ids.flags.writeable
+
+
+@pytest.mark.parametrize("kind", [InvalidRequest, Conflict, Overloaded, EngineError])
+def test_failure_is_the_error_again_with_its_kind_message_and_code(kind: type[ForebayError]) -> None:
+    error = Failure.of(kind("why it is so", code="a_code")).error
+    assert (type(error), error.message, error.code) == (kind, "why it is so", "a_code")
+
+
+def test_failure_of_an_unknown_kind_is_an_engine_error() -> None:
+    error = Failure("SomethingNew", "a_code", "why it is so").error
+    assert (type(error), error.message, error.code) == (EngineError, "why it is so", "a_code")

@@ -122,3 +122,13 @@ def test_end_tokens_stop_a_request_unless_it_ignores_them():
 def test_the_last_sampled_token_needs_no_kv():
     assert Request(1, range(10), SamplingParams(max_tokens=1)).max_kv_len == 10
     assert Request(1, range(10), SamplingParams(max_tokens=5)).max_kv_len == 14
+
+
+def test_c9_prebuilt_batch_computes_nothing_of_its_prompts_but_the_last_token() -> None:
+    table = RowTable(NUM_ROWS, 16)
+    reqs = [request(table, row, num_tokens=row + 1) for row in (3, 1)]
+    batch = ScheduleBatch(table)
+    batch.prepare_for_prebuilt(reqs)
+    assert batch.reqs == reqs
+    assert batch.req_pool_indices_cpu.tolist() == [3, 1]
+    assert table.kv_lens(batch.req_pool_indices_cpu).tolist() == [3, 1]
