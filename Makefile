@@ -4,6 +4,7 @@ PYTHON ?= $(shell for p in .venv/bin/python python3 python3.14 python3.13 python
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done || echo python3)
 BIN := .venv/bin
 ARGS ?=
+AREA ?=
 PEERS ?= llamacpp llamacpp-q4_0 openvino openvino-int4 transformers
 ISA ?= native
 MACHINE ?= $(shell uname -m)
@@ -16,9 +17,13 @@ WORKERS ?= 3
 serve: install
 	@exec $(BIN)/forebay serve $(ARGS)
 
-# make test ARGS="-k scheduler"
+# A shell that keeps no bytecode would have hundreds of processes of tests compile the same modules.
+test test-all check: export PYTHONDONTWRITEBYTECODE :=
+
+# Of a folder, what its change can reach: make test AREA=scheduler. By name: make test ARGS="-k scheduler"
 test: lint
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(ARGS)
+	@files=$$($(if $(AREA),$(BIN)/python -m tests.reached $(AREA),:)) && \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $$files $(ARGS)
 
 # The long tier too, over an hour: 10,000 seeds, the pools at full size, fuzzers, the API's matrix, a soak.
 # make test-all ARGS="-m slow"
@@ -28,8 +33,10 @@ test-all: lint
 install:
 	@$(PYTHON) scripts/bootstrap.py
 
+# The kernels of every instruction set, too, before tests in several processes need them
 dev:
 	@$(PYTHON) scripts/bootstrap.py --dev
+	@$(BIN)/python -m forebay.ops.build --every >/dev/null || :
 
 lint: dev
 	@$(BIN)/ruff format --check .

@@ -26,7 +26,7 @@ from forebay.base.variants import VARIANTS
 from forebay.config.gpu import gpu_memory
 from forebay.formats.store import find_model
 from tests.deadlines import HANGS_S
-from tests.tiers import mark_long_cases
+from tests.tiers import LONG_S, mark_long_cases, unmarked_long
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -118,6 +118,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Information for who adds a test: a busy machine lists more."""
+    reports = [report for kind in ("passed", "failed", "") for report in terminalreporter.stats.get(kind, [])]
+    if lines := unmarked_long(reports):
+        terminalreporter.section(f"took more than {LONG_S:.0f} s, not marked long")
+        terminalreporter.write_line("\n".join(lines))
 
 
 def pytest_unconfigure() -> None:

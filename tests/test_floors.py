@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "forebay"
+from tests.imports import PACKAGE, imported, modules, name_of, target
 
 FLOORS = {
     "base": 0, "bench": 1, "formats": 1, "families": 2, "ops": 2, "backends": 3, "text": 3, "config": 4, "memory": 5,
@@ -62,22 +60,6 @@ HELP_LIBRARIES: dict[tuple[str, ...], set[str]] = {
     ("--help",): set(),
     ("serve", "--help"): {"msgspec", "typing_extensions"},
 }
-
-
-def modules() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
-
-
-def imported(source: str) -> set[str]:
-    """What is imported anywhere in it: modules and members of modules, in functions and under TYPE_CHECKING too."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            module = "." * node.level + (node.module or "")
-            names |= {f"{module}.{alias.name}" for alias in node.names}
-    return names
 
 
 def room(parts: Sequence[str]) -> str:
@@ -147,11 +129,6 @@ def circle(sources: dict[str, str]) -> list[str]:
     return []
 
 
-def target(name: str, modules: Iterable[str]) -> str:
-    """The module that importing `name` runs: itself, or whose member it is."""
-    return name if name in modules else name.rpartition(".")[0] if name.rpartition(".")[0] in modules else ""
-
-
 def test_a_circle_is_found_on_one_floor_too() -> None:
     one = "def f():\n    from forebay.memory.two import X"
     assert circle({"forebay.memory.one": one, "forebay.memory.two": "from forebay.memory import one"})
@@ -160,10 +137,6 @@ def test_a_circle_is_found_on_one_floor_too() -> None:
 
 def test_no_file_imports_what_imports_it() -> None:
     assert circle({name_of(path): path.read_text() for path in modules()}) == []
-
-
-def name_of(path: Path) -> str:
-    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 def host_modules() -> list[str]:

@@ -2,17 +2,24 @@
 
 - Of a test with three parameters or more: cases in which every two values of two parameters meet, if they ever do.
 - Of a test with `@pytest.mark.quick(8)`: at most eight.
+
+A test of the short tier of which a case takes more than a second is marked `long`: `tests/test_long_cases.py` counts
+them by folder. After a run those are listed that took as long and are not marked.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import pytest
 
 from tests.pairs import covering
+
+LONG_S: Final = 1.0
+MOST_LISTED: Final = 20
 
 
 def _digest(name: str) -> bytes:
@@ -49,3 +56,13 @@ def _kept(cases: list[pytest.Function]) -> set[str]:
         return {case.nodeid for case in cases}
     cases = sorted(cases, key=lambda case: _digest(case.nodeid))  # where several would do, not the first of each list
     return {cases[i].nodeid for i in covering([case.callspec.params for case in cases])}
+
+
+def unmarked_long(reports: Iterable[pytest.TestReport]) -> list[str]:
+    """Return a line for each of the slowest cases that took more than a second and are marked neither long nor slow."""
+    seconds: dict[str, float] = defaultdict(float)
+    for report in reports:
+        if not {"long", "slow"} & report.keywords.keys():
+            seconds[report.nodeid] += report.duration
+    slowest = sorted(((took_s, name) for name, took_s in seconds.items() if took_s > LONG_S), reverse=True)
+    return [f"{took_s:6.1f} s  {name}" for took_s, name in slowest[:MOST_LISTED]]

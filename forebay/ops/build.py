@@ -1,4 +1,7 @@
-"""`python -m forebay.ops.build`: compile the kernels ahead of the first start; `--wheel`: for other machines."""
+"""`python -m forebay.ops.build`: compile the kernels ahead of the first start.
+
+`--every`: of every instruction set that this CPU has, as tests need them. `--wheel`: for other machines.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ from forebay.ops.compiler import BuildError, library, prebuild
 
 
 def main() -> int:
-    """Compile the best variant for this CPU; 0 if it is ready, 1 if the torch ops will be used instead."""
+    """Compile the best variant for this CPU, or every one; 0 if ready, 1 if the torch ops will be used instead."""
     parser = argparse.ArgumentParser(prog="python -m forebay.ops.build", description=__doc__)
     parser.add_argument("--wheel", action="store_true", help="compile every variant into the package")
+    parser.add_argument("--every", action="store_true", help="compile every variant that this CPU runs")
     machines = sorted({variant.machine for variant in VARIANTS})
     parser.add_argument(
         "--machine", choices=machines, default=HERE, help="the machine that --wheel compiles for (default: this one)"
@@ -31,7 +35,8 @@ def main() -> int:
         variants = this_cpu().variants
         if not variants:
             raise BuildError("this is not Linux on an x86-64 CPU with AVX2, or on an aarch64 CPU")
-        print(f"native ops ready: {library(variants[0])}")
+        for variant in variants if arguments.every else variants[:1]:
+            print(f"native ops ready: {library(variant)}")
     except BuildError as error:
         outcome = "the wheel cannot be built" if arguments.wheel else "the slower torch ops will be used"
         print(f"native ops cannot be built, {outcome}: {error}", file=sys.stderr)

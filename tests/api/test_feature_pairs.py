@@ -145,6 +145,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     core.scheduler.audit()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", seeds(1, 20))
 async def test_d2_c28_any_two_features_go_together(server: Running, seed: int) -> None:
     rows = all_pairs(OPTIONS, seed)

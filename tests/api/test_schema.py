@@ -59,6 +59,7 @@ def test_references_lead_somewhere(server: Running) -> None:
     walk(document)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=str)
 @pytest.mark.parametrize("seed", seeds(1, LONG))
 def test_d2_answers_are_as_described(server: Running, schema: Any, seed: int, mode: GenerationMode) -> None:

@@ -71,6 +71,7 @@ def test_a_machine_reads_and_multiplies() -> None:
     assert INSTRUCTIONS[peaks.products_by] in this_cpu().variants[0].needs
 
 
+@pytest.mark.long
 def test_the_work_of_a_model_is_what_its_plan_says(embedded_model: Path) -> None:
     work = work_of(embedded_model, [], {})
     assert work.head_products == 49152 * 576

@@ -142,6 +142,7 @@ def test_error_in_the_middle_of_an_answer_keeps_what_was_said(open_console: Open
     expect(answer.locator(".body")).not_to_be_empty()
 
 
+@pytest.mark.long
 def test_thinking_is_folded_and_calls_wait_for_results(open_console: Open, page: Page) -> None:
     call = '<tool_call>\n{"name": "look", "arguments": {"at": "<b>x</b>"}}\n</tool_call>'
     formats = AnswerFormats("hermes", "think")

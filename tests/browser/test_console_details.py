@@ -201,6 +201,7 @@ def test_lost_server_is_shown_if_the_strip_is_closed(open_console: Open, page: P
     expect(page.locator("#ready")).to_have_text("ready")
 
 
+@pytest.mark.long
 def test_answer_that_never_ends_can_be_left_by_a_new_chat(open_console: Open, page: Page) -> None:
     server = open_console(make_engine=lambda: FakeEngine(manual=True))
     ask(page)

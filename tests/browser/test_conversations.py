@@ -498,6 +498,7 @@ def violations(page: Page) -> list[Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("width", "scheme", "opened"),

@@ -256,6 +256,7 @@ def test_engine_that_began_anew_between_two_looks_generated_no_negative_tokens(m
     ) == [None, 100, None, 20]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cut", [1, 2, 3, 7])
 def test_event_stream_may_be_cut_anywhere(modules: Page, cut: int) -> None:
     got = modules.evaluate(

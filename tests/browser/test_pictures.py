@@ -235,6 +235,7 @@ def test_large_picture_is_made_smaller_before_it_is_sent(modules: Page, script: 
     assert modules.evaluate(f"async () => {{ {MADE} return {script}; }}") == made
 
 
+@pytest.mark.long
 def test_imported_pictures_are_data_urls_of_known_types(modules: Page) -> None:
     good = {"name": "a", "url": "data:image/png;base64,AAAA", "width": 1, "height": 2048}
     urls = ["javascript:1", "https://e.example/a.png", "data:image/svg+xml;base64,AAAA", 'data:image/png;base64,A"A']

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import msgspec
+import pytest
 from playwright.sync_api import Page, expect
 
 from forebay.engine.frames import Occupied, State
@@ -265,6 +266,7 @@ def test_who_may_not_administer_is_offered_nothing(open_console: Open, page: Pag
     expect(page.locator("#sleep")).to_be_hidden()
 
 
+@pytest.mark.long
 def test_on_a_phone_the_strip_is_a_drawer_of_its_own(open_console: Open, page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 700})
     open_console(make_engine=lambda: FakeEngine(manual=True))

@@ -158,6 +158,7 @@ def test_memory_that_does_not_hold_the_weights_is_an_error(folder: Path, capsys:
     assert "do not hold" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_plan_has_the_layer_and_the_weights_of_a_draft_head_that_guesses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

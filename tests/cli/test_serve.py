@@ -93,6 +93,7 @@ def test_a_chat_streams(server: tuple[subprocess.Popen[bytes], str, str]) -> Non
     assert "Paris" in asyncio.run(chat())
 
 
+@pytest.mark.long
 def test_the_terminal_chat_and_the_benchmark_work_against_it(server: tuple[subprocess.Popen[bytes], str, str]) -> None:
     environment = {**os.environ, "FOREBAY_API_KEY": KEY}
     chat = [*FOREBAY, "chat", "--url", server[1], "--temperature", "0", "--max-tokens", "12"]
@@ -116,6 +117,7 @@ def test_a_priority_that_nobody_looks_at_is_refused(server: tuple[subprocess.Pop
     assert "--schedule-policy priority" in answer.json()["error"]["message"]
 
 
+@pytest.mark.long
 def test_a_second_server_on_its_port_fails_in_one_line(server: tuple[subprocess.Popen[bytes], str, str]) -> None:
     """F-4: without leaving an engine behind."""
     port = server[1].rpartition(":")[2]
@@ -137,6 +139,7 @@ def test_sigterm_ends_it_with_code_0(embedded_model: Path, tmp_path: Path) -> No
         assert tree.server.wait(HANGS_S) == 0, tree.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words", [pytest.param(["-", "--max-tokens", "4"], marks=pytest.mark.slow), ["-n", "4"]], ids=["dash", "pipe"]
 )

@@ -177,6 +177,7 @@ def test_what_is_only_written_is_not_read() -> None:
     assert read("x.written = x.read\nf(passed=x)") == {"read"}
 
 
+@pytest.mark.long
 def test_every_field_of_the_configuration_is_read_where_it_acts() -> None:
     texts = (path.read_text() for path in PACKAGE.rglob("*.py") if PACKAGE / "config" not in path.parents)
     used = set().union(*map(read, texts))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.config.server_args import FLAGS
@@ -55,6 +56,7 @@ def test_every_setting_stands_in_the_list() -> None:
     assert {alias for flag in FLAGS for alias in flag.aliases if f"`{alias}`" not in page} == set()
 
 
+@pytest.mark.long
 def test_every_code_of_an_error_stands_in_the_list() -> None:
     package = errors._PACKAGE
     written = {code for path in package.rglob("*.py") for code in re.findall(r'code="([a-z_]+)"', path.read_text())}

@@ -57,6 +57,7 @@ def test_a_link_that_leads_nowhere_is_found(link: str) -> None:
     assert broken(page, text, {page: text}) == [link]
 
 
+@pytest.mark.long
 def test_every_link_leads_somewhere() -> None:
     assert {str(path.relative_to(ROOT)): wrong for path, text in pages().items()
             if (wrong := broken(path, text, pages()))} == {}  # fmt: skip

@@ -16,6 +16,7 @@ import pytest
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "guide" / "library.ipynb"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("embedded_model")
 def test_each_cell_of_the_notebook_runs_and_none_has_kept_its_output() -> None:
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]

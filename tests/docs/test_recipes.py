@@ -68,6 +68,7 @@ def patch(copy: Path, change: str, *options: str) -> None:
     subprocess.run(words, cwd=copy, input=change, text=True, check=True, timeout=HANGS_S, env=environment(copy))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "applied",
     [pytest.param(title, marks=[pytest.mark.slow] if title not in QUICK else []) for title in RECIPES],

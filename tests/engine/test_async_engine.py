@@ -255,6 +255,7 @@ def test_leaving_a_stream_aborts_its_request(leave: Callable[[Stream], Awaitable
     play(scene)
 
 
+@pytest.mark.long
 def test_dropping_a_stream_aborts_its_request() -> None:
     async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
         stream = submit(engine)

@@ -44,6 +44,7 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
+@pytest.mark.long
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("strategy", "overlap_depth"),

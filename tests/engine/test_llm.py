@@ -237,6 +237,7 @@ def test_the_report_shows_the_sum_and_what_became_of_it(llm: LLM) -> None:
     assert llm.info.max_running_requests == 4
 
 
+@pytest.mark.long
 def test_an_engine_in_its_own_process_gives_the_same_tokens_and_texts_piece_by_piece(checkpoint: Tiny) -> None:
     asked = prompts(1, 6)
     endless, two = SamplingParams(max_tokens=400, ignore_eos=True), msgspec.structs.replace(GREEDY, n=2)
@@ -282,6 +283,7 @@ def test_an_engine_in_its_own_process_gives_the_same_tokens_and_texts_piece_by_p
     asyncio.run(scene())
 
 
+@pytest.mark.long
 def test_out_of_memory_in_a_forward_costs_only_that_steps_requests(
     checkpoint: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +314,7 @@ def test_a_checkpoint_that_cannot_be_served_fails_the_start_with_its_reason(chec
         asyncio.run(scene())
 
 
+@pytest.mark.long
 def test_an_engine_killed_while_it_decodes_a_real_model_tells_its_client(
     checkpoint: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -281,6 +281,7 @@ def test_closing_during_a_long_step_or_a_load_does_not_wait_for_it() -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.long
 def test_twenty_starts_and_ends_leave_no_descriptor_and_no_process() -> None:
     async def cycle(kill: bool) -> int:
         engine = await started(ready=not kill)

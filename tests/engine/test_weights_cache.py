@@ -372,6 +372,7 @@ def test_update_of_mapped_weights_leaves_the_file_as_it_is(
     assert start(models("llama"))[1].startswith("mapped ")
 
 
+@pytest.mark.long
 def test_update_of_mapped_weights_that_fails_restores_the_old_ones(
     mapped: EngineCore, models: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def test_what_is_no_file_is_refused_by_its_name(name, kind, folder, most_memory)
     read_or_refused(folder, name, kind)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", CONTENTS)
 @pytest.mark.parametrize("name", [*JSON_FILES, "chat_template.jinja"])
 def test_what_cannot_be_read_is_refused_by_its_name(name, kind, folder, most_memory):
@@ -162,6 +163,7 @@ def test_a_token_id_without_bound_makes_no_table_of_that_size(folder, most_memor
         Tokenizer.from_path(folder)
 
 
+@pytest.mark.long
 def test_a_header_of_too_many_tensors_is_refused_before_it_is_parsed(tmp_path, most_memory, monkeypatch):
     monkeypatch.setattr(files.json, "loads", None)
     entry = b'"t%d":{"dtype":"U8","shape":[1],"data_offsets":[%d,%d]}'

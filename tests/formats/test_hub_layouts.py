@@ -110,6 +110,7 @@ LAYOUTS: dict[str, tuple[Callable[[Files], Files], str, str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_pull_each_layout_resumes_and_stores_what_serve_opens(
     layout: str,
@@ -178,6 +179,7 @@ def test_find_cached_model_with_a_part_missing_names_it_and_pull(hub: hub_server
         find_model("org/name:Q8_0")
 
 
+@pytest.mark.long
 def test_llm_single_file_repository_answers_as_local_folder(hub: hub_server.Hub, made: Files, tmp_path: Path) -> None:
     hub.files = single(made)
     local = tmp_path / "local"
@@ -228,6 +230,7 @@ def test_pull_forged_small_file_is_refused_and_not_kept(
     assert main(["models", "pull", "org/name"]) == 0
 
 
+@pytest.mark.long
 def test_pull_hostile_etag_writes_nothing_outside_cache(hub: hub_server.Hub, made: Files, tmp_path: Path) -> None:
     hub.files, hub.etag = single(made), "../../../../outside"
     assert main(["models", "pull", "org/name"]) == 0

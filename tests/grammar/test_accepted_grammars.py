@@ -97,6 +97,7 @@ def _outcomes(grammars: Iterator[Grammar], seeds: int) -> dict[bool, int]:
     return outcomes
 
 
+@pytest.mark.long
 def test_trial_adversarial_families_refuses_or_the_engine_completes() -> None:
     outcomes = _outcomes(families(), seeds=2)
     assert outcomes[True] >= 20

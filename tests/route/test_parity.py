@@ -88,6 +88,7 @@ def wrong_fields() -> Iterator[tuple[str, bytes]]:
             yield path, as_json({**bad.VALID[bad.BODIES[path]], field: value})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, PARTS))])
 def test_router_field_with_a_wrong_value_has_the_answer_of_a_server(both: Twins, part: int) -> None:
     for path, content in [*wrong_fields()][part::PARTS]:
@@ -102,6 +103,7 @@ def test_router_mutant_of_a_body_has_the_answer_of_a_server(both: Twins, seed: i
         both.assert_same("POST", rng.choice(READ), mutated(rng, [*valid, *JSON_BODIES]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=str)
 @pytest.mark.parametrize("seed", seeds(1, 8))
 def test_router_request_of_the_described_api_has_the_answer_of_a_server(

@@ -75,6 +75,7 @@ def test_a_replay_equals_the_step_run_bare_for_every_batch_and_kind_of_step(kind
                 assert torch.equal(table[name][1:], other[name][1:]), (n, name)
 
 
+@pytest.mark.long
 @pytest.mark.quick(1)
 @torch.inference_mode()
 def test_nothing_drifts_in_five_thousand_steps_of_random_batches(graph_ops, device):

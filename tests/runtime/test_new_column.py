@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[2]
 DECLARATION = '    levels: Annotated[I64, Column("S", "columns", device=np.int32, pad=3)] = NO_IDS\n'
 READER = '        self.seen = inputs["levels"].tolist()\n'
@@ -53,6 +55,7 @@ def insert(file: Path, line: str, *, behind: str) -> None:
     file.write_text(text.replace(behind, behind + line))
 
 
+@pytest.mark.long
 def test_a_column_is_one_declaration_and_one_reader(tmp_path):
     """Bounds, encoding, the copy to the device, padding and warm-up come with the declaration (C10, C13)."""
     shutil.copytree(REPOSITORY / "forebay", tmp_path / "forebay", ignore=shutil.ignore_patterns("__pycache__"))

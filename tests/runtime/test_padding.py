@@ -44,6 +44,7 @@ def one_round(plans: HybridPlanner, change: Callable[[StepPlan], StepPlan]) -> t
     return sampled, [tensor[1:3].clone() for tensor in plans.runner.cache.tables["state"].tensors]
 
 
+@pytest.mark.long
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("case", STEPS)
 def test_live_rows_do_not_notice_padded_sequences_nor_what_the_padding_holds(case, native_ops):

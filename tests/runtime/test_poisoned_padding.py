@@ -92,6 +92,7 @@ def test_poisoned_scales_change_nothing(case: str, native_ops: Any) -> None:
     check(case, Ops(1), kv_dtype=torch.int8, graphs=Eager(), num_decodes=2)
 
 
+@pytest.mark.long
 @INTERPRETER_ALONE
 @pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, of NaN in rows that nobody reads
 @pytest.mark.quick(1)

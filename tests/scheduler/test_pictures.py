@@ -422,6 +422,7 @@ def test_rows_of_chunks_that_cut_a_picture_are_counted_from_the_step_s_first_tok
     assert np.concatenate([plan.pictures.picture_rows for plan in plans]).tolist() == rows.tolist()
 
 
+@pytest.mark.long
 def test_ids_of_pictures_are_told_from_tokens_by_one_predicate() -> None:
     """Whoever takes ids of a request for tokens asks `Pictures.stand_for`: a new place belongs here."""
     package = Path(forebay.__file__).parent

@@ -57,6 +57,7 @@ def test_a_long_decode_holds_no_more_than_its_window():
     rig.run()
 
 
+@pytest.mark.long
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("page_size", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("rows", [3, pytest.param(8, marks=pytest.mark.slow)])

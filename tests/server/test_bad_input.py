@@ -216,6 +216,7 @@ def test_the_id_carrying_fields_are_all_tried_above() -> None:
     assert carrying == {"stop_token_ids", "allowed_token_ids", "logit_bias", "tokens", "input_ids"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", BODIES)
 def test_every_field_refuses_what_it_is_not(shared: Running, path: str) -> None:
     """Each field x each wrong value: an answer of ours, never a 5xx."""

@@ -67,6 +67,7 @@ def test_health_tells_a_step_that_hangs_from_one_that_is_long(launch) -> None:
         assert http.get("/ready").json()["reason"] == "step_stalled"
 
 
+@pytest.mark.long
 def test_head_says_what_get_would_without_its_body(launch) -> None:
     """Load balancers and monitors ask so."""
     with launch().client() as http:

@@ -110,6 +110,7 @@ def test_health_needs_no_key_but_only_by_get(guarded: Running) -> None:
     assert status(guarded, "POST", "/health") == 401
 
 
+@pytest.mark.long
 def test_the_reference_needs_no_key_and_what_it_links_to_neither(guarded: Running) -> None:
     with guarded.client() as client:
         page = client.get("/docs")

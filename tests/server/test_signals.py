@@ -81,12 +81,14 @@ def answer(sock: socket.socket) -> bytes:
     return b"".join(iter(lambda: sock.recv(4096), b""))
 
 
+@pytest.mark.long
 def test_a_signal_to_an_idle_server_ends_it_without_a_drain(process: Process) -> None:
     child, _ = process
     child.send_signal(signal.SIGTERM)
     assert child.wait(HANGS_S) == 0
 
 
+@pytest.mark.long
 def test_a_second_signal_does_not_wait_for_the_drain(process: Process) -> None:
     child, url = process
     with hold_a_request(url) as sock:
@@ -98,6 +100,7 @@ def test_a_second_signal_does_not_wait_for_the_drain(process: Process) -> None:
         assert b"shutting_down" in answer(sock)
 
 
+@pytest.mark.long
 def test_a_hang_up_drains_as_any_request_to_end_does(process: Process) -> None:
     child, url = process
     with hold_a_request(url) as sock:
@@ -109,6 +112,7 @@ def test_a_hang_up_drains_as_any_request_to_end_does(process: Process) -> None:
     assert child.wait(HANGS_S) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGUSR1, signal.SIGXCPU])
 def test_other_ending_signals_stop_the_server_at_once_with_typed_errors(process: Process, number: int) -> None:
     child, url = process
@@ -118,12 +122,14 @@ def test_other_ending_signals_stop_the_server_at_once_with_typed_errors(process:
     assert child.wait(HANGS_S) == 0
 
 
+@pytest.mark.long
 def test_what_nohup_ignores_stays_ignored() -> None:
     with serving(on_hang_up=signal.SIG_IGN) as (child, _):
         status = dict(line.split(":", 1) for line in Path(f"/proc/{child.pid}/status").read_text().splitlines())
         assert int(status["SigIgn"], 16) >> (signal.SIGHUP - 1) & 1
 
 
+@pytest.mark.long
 def test_there_are_no_more_connections_than_files_may_be_open() -> None:
     """One over that could not be accepted: its client would wait for ever."""
     with serving("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))\n" + PROGRAM) as (child, url):
@@ -132,6 +138,7 @@ def test_there_are_no_more_connections_than_files_may_be_open() -> None:
         assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE)[0] == 128
 
 
+@pytest.mark.long
 def test_there_is_one_listener_and_it_is_on_loopback(process: Process) -> None:
     child, url = process
     sockets = {os.readlink(f"/proc/{child.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{child.pid}/fd")}

@@ -103,6 +103,7 @@ def answered(whole: dict[str, Any]) -> Any:
     return whole["choices"], whole["usage"]
 
 
+@pytest.mark.long
 def test_c16_what_is_streamed_does_not_depend_on_how_many_tokens_a_step_brings(server: Running, wide: Running) -> None:
     """Stop strings and ends inside a step's tokens cut them there; nothing behind is shown, scored or counted."""
     with server.client() as http, wide.client() as several:

@@ -155,6 +155,7 @@ QUICK = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("spelled", "syntax", "choice"),

@@ -123,6 +123,7 @@ def test_a_call_over_its_time_is_left_to_itself() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_nothing_of_a_call_stays_with_its_thread() -> None:
     class Large:
         pass

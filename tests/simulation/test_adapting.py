@@ -17,6 +17,7 @@ from tests.simulation import adapting_pair
 from tests.simulation.adapting import run_seeds
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 800), marks=pytest.mark.slow)])
 def test_adapters_random_traffic_each_request_computes_with_the_adapter_that_it_named(seeds: range) -> None:
     outcome = run_seeds(seeds)

@@ -15,6 +15,7 @@ from tests.simulation.compressed import run_seeds
 SEEDS = range(50, 62)  # with blocks that overlap, host copies and pairs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", [SEEDS, pytest.param(range(600), marks=pytest.mark.slow)])
 def test_compressed_kv_random_traffic_sees_the_entries_of_its_own_tokens(seeds: range) -> None:
     outcome = run_seeds(seeds)
@@ -22,6 +23,7 @@ def test_compressed_kv_random_traffic_sees_the_entries_of_its_own_tokens(seeds: 
     assert outcome.copied > 0 < outcome.prebuilt, "no ring came back from the host, or none from another engine"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", [range(24), pytest.param(range(24, 400), marks=pytest.mark.slow)])
 def test_compressed_kv_of_two_engines_that_sleep_gives_many_whole_answers(seeds: range) -> None:
     """C22, C25: with rings that are copied to the host, between engines and kept over a sleep."""

@@ -28,6 +28,7 @@ def mutation(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
     return apply
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chunk", [0, *SLOW])
 def test_c16_outputs_are_the_references_under_grammars_too(chunk: int) -> None:
     seeds = range(chunk * PER_CHUNK, (chunk + 1) * PER_CHUNK)

@@ -18,6 +18,7 @@ SIMULATORS: dict[str, tuple[Callable[[int], object], int]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 50))])
 @pytest.mark.parametrize("name", SIMULATORS)
 def test_c8_steps_take_what_was_promised_from_the_least_pools(name: str, chunk: int) -> None:
@@ -27,6 +28,7 @@ def test_c8_steps_take_what_was_promised_from_the_least_pools(name: str, chunk: 
             run(seed)
 
 
+@pytest.mark.long
 def test_a_kind_that_promises_too_little_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three windows less for each row than it may hold."""
     made = declaration.window_pages_per_request

@@ -18,6 +18,7 @@ FOUND_BY = (0, 1, 3, 5, 6, 7, 14, 24, 30, 46, 76)
 CHUNKS = [*range(QUICK), *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(QUICK, ALL))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_c22_both_halves_of_a_request_end_once_with_one_engines_tokens_or_a_typed_error(chunk):
     outcomes = [run_pair(seed) for seed in range(chunk * SEEDS_PER_CHUNK, (chunk + 1) * SEEDS_PER_CHUNK)]
@@ -61,6 +62,7 @@ def test_the_simulator_finds(name):
     run_pair(seed)  # and the product itself passes that seed
 
 
+@pytest.mark.long
 @pytest.mark.quick(5)
 @pytest.mark.parametrize("name", CAUSES)
 def test_pair_simulator_failure_without_cause_or_progress_is_found(name):

@@ -14,6 +14,7 @@ SLOW = [pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 50)]
 SHARE = 0.7
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chunk", [0, *SLOW])
 def test_c16_c22_c26_outputs_are_the_references_under_restrictions_too(chunk: int) -> None:
     seeds = range(chunk * PER_CHUNK, (chunk + 1) * PER_CHUNK)

@@ -18,6 +18,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL", "forebay.route")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "chunk", [*range(QUICK), *(pytest.param(i, marks=pytest.mark.slow) for i in range(QUICK, ALL))]
 )

@@ -14,6 +14,7 @@ from tests.simulation.rig import greedy, simulation, traffic
 # -- C-1 --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.quick(6)
 @pytest.mark.parametrize("every", [0, 3, 10])
 @pytest.mark.parametrize("chunk", [1, 7, 4, 16, 2048])
@@ -124,6 +125,7 @@ def test_b6_work_behind_a_blocked_head_starts_and_so_does_the_head(policy):
 # -- C-3 --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_c3_c19_hits_of_every_length_are_exactly_as_long_as_they_can_be(page_size):
     """A prompt shares its first n tokens with one that was computed, for every n; cold, warm, flushed, warm again."""

@@ -18,6 +18,7 @@ QUICK, ALL = 2, 100  # chunks: what every run of the suite does, and what the lo
 SLOW = [pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(QUICK, ALL)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chunk", [*range(QUICK), *SLOW])
 def test_b1_b3_b7_c19_c27_every_request_ends_once_with_the_references_tokens(chunk):
     outcomes = [run_seed(seed) for seed in range(chunk * SEEDS_PER_CHUNK, (chunk + 1) * SEEDS_PER_CHUNK)]

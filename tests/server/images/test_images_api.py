@@ -154,6 +154,7 @@ def test_ollama_images_reach_the_engine_as_a_chats_do(chats: Chats) -> None:
     assert "leave images out" in raw.json()["error"]
 
 
+@pytest.mark.long
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("model_type", WITH_PICTURES)
 def test_chat_image_of_every_type_reaches_the_engine_as_the_type_has_it(

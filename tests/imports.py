@@ -1,0 +1,38 @@
+"""What modules of the package and of its tests import."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parent.parent
+PACKAGE: Final = ROOT / "forebay"
+
+
+def modules() -> list[Path]:
+    """Return the files of the package."""
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """Return the name by which a file below `ROOT` is imported."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported(source: str) -> set[str]:
+    """What is imported anywhere in it: modules and members of modules, in functions and under TYPE_CHECKING too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            names |= {f"{module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def target(name: str, modules: Iterable[str]) -> str:
+    """The module that importing `name` runs: itself, or whose member it is."""
+    return name if name in modules else name.rpartition(".")[0] if name.rpartition(".")[0] in modules else ""
