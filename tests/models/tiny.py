@@ -199,7 +199,7 @@ def make_random(model_type: str, fields: Mapping[str, Any], *, seed: int) -> Any
     """A model with every weight random: as initialized, biases are 0 and norms 1, which hides mistakes."""
     config = AutoConfig.for_model(model_type, **fields)
     generator = torch.Generator().manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for name, tensor in _weights(model):
             if name.endswith("tid2eid"):  # the experts of token ids: rounded, other values would all be zeros

@@ -1,7 +1,5 @@
 """Takes every rule out in turn: its test must fail. All of them with the score: `python -m tests.mutants`."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.mutants import MUTANTS
@@ -11,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def overlay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Overlay]:
+def overlay(tmp_path_factory: pytest.TempPathFactory) -> Overlay:
     return Overlay(tmp_path_factory.mktemp("mutants") / "overlay")
 
 

@@ -69,7 +69,7 @@ def same(a: I64, b: I64) -> bool:
 
 def some(mask: Mask) -> bool:
     """Whether anything is set. Counting takes a tenth of the time of `any`."""
-    return np.count_nonzero(mask) > 0
+    return bool(np.count_nonzero(mask) > 0)
 
 
 def check_ids(slots: Slots, what: str, ids: I64) -> None:

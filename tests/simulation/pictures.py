@@ -327,7 +327,7 @@ def prompt_of(parts: Sequence[Part], placeholder: int) -> Prompt:
                 places.append((part, [len(tokens) + at for at, is_row in enumerate(flags) if is_row]))
                 tokens += [placeholder if is_row else MARK for is_row in flags]
             case (one, two):
-                both = [[] for _ in part]
+                both: list[list[int]] = [[] for _ in part]
                 counts = [sum(drawn.tokens) for drawn in (one, two)]
                 for at in range(max(counts)):
                     for own, count in zip(both, counts, strict=True):

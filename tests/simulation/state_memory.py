@@ -105,7 +105,8 @@ class StateMemory:
     def bad(self, plan: StepPlan, starts: I64) -> Mask:
         """Sequences whose state is poison or has consumed another number of tokens than came before. [S]"""
         live = plan.kinds.state.state_slots
-        return (self.lens[live] != starts) | (self.states[live] == POISON)
+        bad: Mask = (self.lens[live] != starts) | (self.states[live] == POISON)
+        return bad
 
     def scan(self, plan: StepPlan, keys: U64, inside: I64, which: I64) -> U64:
         """The state after each of the step's tokens [T]; see `hashing.scan`."""

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -304,7 +304,7 @@ class Wire:
     def _put(self, link: Link, words: Words) -> None:
         for kind, (positions, values) in words.items():
             span = link.offer.spans[kind]
-            wanted = slice(None)
+            wanted: Any = slice(None)
             at = span.ids
             if kind not in BY_SLOT:
                 wanted = np.isin(positions, _positions(span, self.decode.page_size, link.offer.num_tokens))
