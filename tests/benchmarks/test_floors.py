@@ -12,6 +12,7 @@ from benchmarks.floors import INSTRUCTIONS, Peaks, Work, measure_peaks, work_of
 from benchmarks.rows import ROWS, Load, Row
 from benchmarks.targets import bound
 from forebay.base.cpu import this_cpu
+from tests.together import together
 
 ROW = {row.name: row for row in ROWS}
 WORK = Work(weight_bytes=1000, layer_products=2000, head_products=100, token_bytes=10, state_bytes=50)
@@ -49,7 +50,7 @@ def test_experts_that_no_token_takes_are_neither_read_nor_multiplied() -> None:
     assert work.ideal(load, MULTIPLYING)["median_ttft_ms"] == pytest.approx(2 * (100 + 800 / 4) + 100)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.load is not None], ids=lambda row: row.name)
+@together("row", [row for row in ROWS if row.load is not None])
 def test_every_row_with_a_load_has_a_floor(row: Row) -> None:
     assert row.load is not None
     assert row.figure(WORK.ideal(row.load, READING)) > 0

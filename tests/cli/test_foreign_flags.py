@@ -17,6 +17,7 @@ from forebay.config.resolve import resolve
 from forebay.config.sampling import FLAGS as SAMPLING_FLAGS
 from forebay.config.server_args import FLAGS
 from forebay.requests.sampling_params import MAX_SEED, SamplingParams
+from tests.together import together
 
 # As users write them, one a line: an option, and a value if it takes one.
 LLAMA_SERVER = """
@@ -83,7 +84,7 @@ EVERY = sorted({*options(LLAMA_SERVER), *options(VLLM), *options(SGLANG)})
 OWN = {option for flag in FLAGS for option in flag.options}
 
 
-@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+@together("words", EVERY)
 def test_serve_option_of_another_engine_is_taken_accepted_or_refused_with_a_line(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,7 +113,7 @@ def test_lists_of_options_have_the_ninety_that_users_use_most() -> None:
     assert len({words[0] for words in EVERY}) > 200
 
 
-@pytest.mark.parametrize("accepted", ACCEPTED.values(), ids=lambda accepted: accepted.option)
+@together("accepted", ACCEPTED.values())
 def test_serve_accepted_option_tells_its_line_and_leaves_the_model_positional(
     accepted: Accepted, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from forebay.base.errors import ConfigError
 from forebay.config.elsewhere import ABSENT, as_key, why_absent
 from forebay.config.server_args import FLAGS
 from forebay.config.sources import BY_KEY, add_flags, from_environment, from_file, from_flags, refuse_unknown
+from tests.together import together
 
 
 def parse(*words: str) -> dict[str, object]:
@@ -28,7 +29,7 @@ def test_no_two_flags_share_a_spelling_or_a_variable() -> None:
     assert len(set(variables)) == len(variables)
 
 
-@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+@together("flag", FLAGS)
 def test_every_alias_sets_its_flag(flag: object) -> None:
     given = [parse(option, "1") for option in flag.options]  # type: ignore[attr-defined]
     assert given == [given[0]] * len(given)
@@ -108,7 +109,7 @@ def test_a_callers_two_names_of_one_setting_must_agree() -> None:
 OPTIONS = [option for flag in FLAGS for option in flag.options]
 
 
-@pytest.mark.parametrize("key", [*ABSENT, "speculative_token_map", "disaggregation_ib_device"])
+@together("key", [*ABSENT, "speculative_token_map", "disaggregation_ib_device"])
 def test_what_the_field_has_and_we_have_not_is_said_in_every_place(key: str, tmp_path: Path) -> None:
     key = key.replace("*", "x")
     option, line = "--" + key.replace("_", "-"), why_absent(key)

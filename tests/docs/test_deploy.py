@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import promql_parser
-import pytest
 import yaml
 
 from forebay.cli.arguments import Parser
@@ -22,6 +21,7 @@ from forebay.server.app import ROUTES
 from scripts.bootstrap import TORCH
 from scripts.site import metrics
 from scripts.site.pages import ROOT
+from tests.together import together
 
 DEPLOY = ROOT / "deploy"
 PATHS = {path for _, path, _, _ in ROUTES}
@@ -135,7 +135,7 @@ def queries() -> list[str]:
     return asked + alarms
 
 
-@pytest.mark.parametrize("query", queries())
+@together("query", queries())
 def test_every_query_is_one_and_asks_for_series_that_there_are(query: str) -> None:
     """PromQL, with the durations that Grafana puts in."""
     promql_parser.parse(query.replace("$__rate_interval", "1m"))

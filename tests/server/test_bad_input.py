@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import cycle
 from typing import Any
 
@@ -118,9 +119,14 @@ def kinds(schema: Any) -> set[str]:
     return own | kinds(schema.get("anyOf", []))
 
 
+@cache
+def properties(body: type[Strict]) -> dict[str, Any]:
+    described: dict[str, Any] = body.model_json_schema()["properties"]
+    return described
+
+
 def numeric_fields(body: type[Strict]) -> list[str]:
-    properties = body.model_json_schema()["properties"]
-    return [name for name, schema in properties.items() if kinds(schema) & {"number", "integer"}]
+    return [name for name, schema in properties(body).items() if kinds(schema) & {"number", "integer"}]
 
 
 def post(server: Running, path: str, content: bytes | str, **headers: str) -> httpx.Response:
@@ -183,7 +189,7 @@ def with_raw(base: dict[str, Any], field: str, raw: str) -> str:
 def test_every_number_has_both_bounds() -> None:
     for body in VALID:
         for name in numeric_fields(body):
-            options = body.model_json_schema()["properties"][name]
+            options = properties(body)[name]
             numbers = [
                 option for option in [options, *options.get("anyOf", [])] if kinds(option) & {"number", "integer"}
             ]
@@ -197,7 +203,7 @@ def test_every_number_has_both_bounds() -> None:
 @together("body", VALID)
 def test_no_numeric_field_takes_what_is_no_number_in_range(body: type[Strict]) -> None:
     for field in numeric_fields(body):
-        integer = "number" not in kinds(body.model_json_schema()["properties"][field])
+        integer = "number" not in kinds(properties(body)[field])
         for raw in [*NEVER_NUMBERS, *(["3.5", "-0.0"] if integer else [])]:
             error = refusal(body, with_raw(VALID[body], field, raw))
             assert error is not None, (field, raw)
