@@ -140,6 +140,7 @@ def may_only_fall(found: list[tuple[str, str]], known: dict[str, int]) -> None:
     assert not fewer, f"there are fewer now: lower the counts to {fewer}"
 
 
+@pytest.mark.long
 def test_docstring_starts_with_a_verb_or_the_noun_it_describes() -> None:
     found = [(folder, each.name) for folder, each in all_documented() if starts_with_a_pronoun(each.text)]
     may_only_fall(found, STARTS_WITH_A_PRONOUN)

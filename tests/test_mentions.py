@@ -137,6 +137,7 @@ def test_what_is_there_is_not(text: str) -> None:
     assert not gone(text, SMALL)
 
 
+@pytest.mark.long
 def test_all_that_is_mentioned_is_there() -> None:
     tree = read_tree()
     drifted = {(place, name) for place, text in pages() for name in gone(text, tree)}
