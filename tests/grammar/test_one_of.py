@@ -156,3 +156,18 @@ def test_one_of_proof_with_many_branches_is_bounded(monkeypatch: pytest.MonkeyPa
 def test_one_of_error_is_that_of_the_library_if_the_branches_are_disjoint() -> None:
     with pytest.raises(InvalidRequest, match="oneOf must be an array"):
         compiled(_grammar([{"type": "null"}, {"type": "integer", "oneOf": "no list"}], {}), BYTES)
+
+
+def test_one_of_proof_looks_at_100_schemas_that_must_hold_together() -> None:
+    """A chain of references is a proof up to there; one that is longer, or leads round, is none."""
+
+    def chain(length: int) -> dict[str, Any]:
+        """The second branch leads to `string` behind so many references."""
+        links = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(length)}
+        defs = {**links, f"d{length}": {"type": "string"}}
+        return {"$defs": defs, "oneOf": [{"type": "null"}, {"$ref": "#/$defs/d0"}]}
+
+    # The others are the last one, the first branch, and what stands beside `oneOf`.
+    assert [one_of_as_any_of(chain(length))[1] == "" for length in (97, 98)] == [True, False]
+    round_about = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "oneOf": [{"type": "null"}, {"$ref": "#/$defs/a"}]}
+    assert one_of_as_any_of(round_about)[1]

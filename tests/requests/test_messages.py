@@ -11,6 +11,8 @@ import pytest
 from forebay.base.errors import Conflict, EngineError, ForebayError, InvalidRequest, Overloaded
 from forebay.requests.account import Account
 from forebay.requests.pieces import CHUNK_BYTES, MAX_POSITION
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import Admission, Encode, HostWork, StepResult, TokenLogprob
 from forebay.requests.transfers import (
     CHECK,
     DIGEST_BYTES,
@@ -28,6 +30,10 @@ from forebay.requests.transfers import (
 from forebay.requests.updates import CacheReport, Failure, MemoryReport, Update
 
 OFFER = Offer(ticket=Ticket("a", 1, b""), host="h", port=1, num_tokens=1, digest=b"", start=0, spans={})
+ADMISSION = Admission(
+    row=1, request_id=2, params=SamplingParams(), token_ids=np.arange(3, dtype=np.int32), num_prompt=3
+)
+ENCODE = Encode(picture=1, tile=0, first_layer=0, last_layer=1, height=2, width=2)
 
 
 def values(message: Any, *set_ones: str) -> list[Any]:
@@ -45,6 +51,11 @@ def values(message: Any, *set_ones: str) -> list[Any]:
         (Account("a"), ("name", "weight")),
         (Rendezvous("h", 1, 2), ("host", "port", "room")),
         (Tail(1, 2), ("num_tokens", "token_id", "cache")),
+        (ADMISSION, ("row", "request_id", "params", "token_ids", "num_prompt")),
+        (ENCODE, ("picture", "tile", "first_layer", "last_layer", "height", "width", "rows")),
+        (HostWork(), ()),
+        (StepResult(token_ids=[]), ()),
+        (TokenLogprob(1, -0.5, 1), ("token_id", "logprob", "rank")),
     ],
     ids=lambda value: type(value).__name__,
 )
