@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -15,11 +15,11 @@ from forebay.base.errors import ConfigError
 from forebay.cli.arguments import Parser, whole
 from forebay.cluster.changes import scale, update
 from forebay.cluster.group import Group
-from forebay.cluster.messages import Facts, LogPart, LogRequest, Status, Survey
+from forebay.cluster.messages import Facts, LogPart, LogRequest, Start, Status, Survey
 from forebay.cluster.options import add_address
 from forebay.cluster.placement import Node
 from forebay.cluster.security import ports_text
-from forebay.cluster.up import connected, down, up
+from forebay.cluster.up import connected, down, unfinished_lines, up
 
 FOLLOW_S: Final = 0.5
 _BYTES_PER_LINE: Final = 200
@@ -48,15 +48,31 @@ def status(words: Sequence[str]) -> None:
     with connected(own.address) as group:
         statuses, nodes = group.statuses(), group.rays.nodes()
         facts = group.rays.survey(nodes, lambda node: Survey(words=(), share=0, num_cpus=0, memory_bytes=0))
+        unfinished = group.rays.unfinished_start()
         if own.json:
-            print(json.dumps(_as_dict(statuses, nodes, facts), indent=2))
+            print(json.dumps(_as_dict(statuses, nodes, facts, unfinished), indent=2))
             return
+        for line in _start_lines(statuses, unfinished):
+            print(line)
         for name, found in statuses.items():
             for line in _status_lines(name, found):
                 print(line)
         for node in nodes:
             for line in _node_lines(node, facts[node.id]):
                 print(line)
+
+
+def _start_lines(names: Iterable[str], unfinished: Start | None) -> list[str]:
+    running = list(names)
+    if unfinished is not None:
+        return unfinished_lines(unfinished, running)
+    if not running:
+        return [
+            "no servers run: start some with forebay cluster up, or end Forebay's own Ray with forebay cluster down"
+        ]
+    if not any(name.startswith("router-") for name in running):
+        return ["no router runs: end the servers with forebay cluster down, then start again with forebay cluster up"]
+    return []
 
 
 def _status_lines(name: str, found: Status | str) -> list[str]:
@@ -82,13 +98,15 @@ def _node_lines(node: Node, facts: Facts) -> list[str]:
     return [*lines, f"  {ports_text(node.hostname, facts.listeners)}"]
 
 
-def _as_dict(statuses: dict[str, Status | str], nodes: Sequence[Node], facts: dict[str, Facts]) -> dict[str, Any]:
+def _as_dict(
+    statuses: dict[str, Status | str], nodes: Sequence[Node], facts: dict[str, Facts], unfinished: Start | None
+) -> dict[str, Any]:
     actors = [
         {"name": name, "phase": "lost", "why": found} if isinstance(found, str) else msgspec.to_builtins(found)
         for name, found in statuses.items()
     ]
     places = [{"address": node.address, **msgspec.to_builtins(facts[node.id])} for node in nodes]
-    return {"actors": actors, "nodes": places}
+    return {"actors": actors, "nodes": places, "unfinished_up": msgspec.to_builtins(unfinished)}
 
 
 def logs(words: Sequence[str]) -> None:

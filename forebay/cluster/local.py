@@ -158,8 +158,17 @@ def connect_address(address: str, *, may_start: bool) -> str:
     os.environ.update(environment())
     if head := running():
         return head.address
+    left = [pid for pid, _ in _processes(cut)] if (cut := started()) else []
+    if not may_start and left:
+        raise ConfigError(
+            f"Ray was not started whole on this machine, or is being started: {len(left)} of its processes run, and no "
+            "server. If no forebay cluster up runs, end them with forebay cluster down"
+        )
     if not may_start:
         raise ConfigError("no cluster of Forebay's runs on this machine: forebay cluster up, or give --address")
+    if cut is not None:
+        print(f"ending what is left of an earlier Ray: {len(left)} processes", flush=True)
+        stop(cut)
     print("starting Ray on this machine", flush=True)
     return start().address
 

@@ -86,6 +86,14 @@ class Status(Message, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
+class Start(Message, frozen=True, kw_only=True):
+    """An `up` that has not finished: the process of the command, and the actors that it starts."""
+
+    hostname: str
+    pid: int
+    names: tuple[str, ...]
+
+
 class Updated(Message, frozen=True, kw_only=True):
     """The answer to an update of weights; `problem` is empty if it succeeded."""
 

@@ -13,7 +13,7 @@ import msgspec
 
 from forebay.base.errors import ConfigError, Unavailable
 from forebay.base.package import __version__
-from forebay.cluster.messages import Facts, Spec, Survey, Update
+from forebay.cluster.messages import Facts, Spec, Start, Survey, Update
 from forebay.cluster.node import survey
 from forebay.cluster.placement import Node
 from forebay.cluster.replica import Replica
@@ -25,6 +25,7 @@ CREATE_TIMEOUT_S: Final = 60.0
 GCS_TIMEOUT_S: Final = 5.0
 _THREADS: Final = 4  # of an actor: its state can be asked for while it drains
 _WEIGHTS: Final = "weights:"
+_START: Final = "start"
 
 
 class Actor(Replica):
@@ -137,6 +138,22 @@ class Rays:
     def actors(self) -> list[str]:
         """Return the names of all servers and routers: the desired state."""
         return sorted(self._ray.util.list_named_actors(), key=_by_number)
+
+    def remember_start(self, start: Start | None) -> None:
+        """Keep what an `up` starts in the GCS until it has finished."""
+        from ray.experimental import internal_kv
+
+        if start is None:
+            internal_kv._internal_kv_del(_START, namespace=NAMESPACE)
+        else:
+            internal_kv._internal_kv_put(_START, start.encode(), namespace=NAMESPACE)
+
+    def unfinished_start(self) -> Start | None:
+        """Return what an `up` starts, or started until it was cut."""
+        from ray.experimental import internal_kv
+
+        found = internal_kv._internal_kv_get(_START, namespace=NAMESPACE)
+        return None if found is None else msgspec.msgpack.decode(found, type=Start)
 
     def create(self, spec: Spec, node_id: str) -> None:
         """Start an actor. It stays on its node or, after a failure of that, on another with room for it."""

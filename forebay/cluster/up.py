@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import threading
 import time
@@ -12,12 +13,13 @@ from typing import Final
 
 import msgspec
 
+from forebay.base.cpu import PROC
 from forebay.base.errors import ConfigError, Unavailable
 from forebay.base.exposure import is_unspecified
 from forebay.cli.arguments import Parser
 from forebay.cluster import local
 from forebay.cluster.group import Group
-from forebay.cluster.messages import Facts, Needs, Spec, Survey
+from forebay.cluster.messages import Facts, Needs, Spec, Start, Survey
 from forebay.cluster.options import ROUTER_BYTES, UpOptions, add_address, next_name, read_options, roles_of, up_parser
 from forebay.cluster.placement import Node, no_room
 from forebay.cluster.rays import Rays
@@ -69,6 +71,8 @@ def up(words: Sequence[str]) -> None:
     options = read_options(up_parser().parse(words))
     with connected(options.address, may_start=True) as group:
         if names := group.rays.actors():
+            if unfinished := group.rays.unfinished_start():
+                raise ConfigError(" ".join(unfinished_lines(unfinished, names)))
             raise ConfigError(f"{', '.join(names)} run here already: use forebay cluster scale, update or down")
         nodes = group.rays.nodes()
         one_machine = is_one_machine(nodes, group.rays.here)
@@ -178,18 +182,37 @@ def start(
                 node.memory_bytes -= router.needs.memory_bytes
                 break
     done = contextlib.ExitStack()
+    done.callback(lambda: group.rays.remember_start(None))
     done.callback(lambda: group.end([*servers, *routers]))
     with done:
+        names = tuple(spec.name for spec in (*servers, *routers))
+        group.rays.remember_start(Start(hostname=platform.node(), pid=os.getpid(), names=names))
         group.start_servers(servers, in_pairs=options.needs_one_node, nodes=nodes)
         for router in routers:
             group.rays.create(router, "")
-        for names, timeout_s in (
+        for each, timeout_s in (
             ([router.name for router in routers], ROUTER_TIMEOUT_S),
             ([server.name for server in servers], options.ready_timeout_s),
         ):
-            with progress_of(f"{', '.join(names)} to be ready"):
-                group.wait_ready(names, timeout_s)
+            with progress_of(f"{', '.join(each)} to be ready"):
+                group.wait_ready(each, timeout_s)
+        group.rays.remember_start(None)
         done.pop_all()
+
+
+def unfinished_lines(start: Start, running: Sequence[str]) -> list[str]:
+    """Return what an `up` that has not finished has started, and what to do."""
+    missing = [name for name in start.names if name not in running]
+    state = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing" if missing else "none is missing"
+    command = f"forebay cluster up (pid {start.pid} on {start.hostname})"
+    if start.hostname == platform.node() and not (PROC / str(start.pid)).exists():
+        what, condition = f"{command} was cut before it had finished", ""
+    else:
+        what, condition = f"{command} has not finished", "wait for it; if it no longer runs: "
+    return [
+        f"{what}: of {', '.join(start.names)}, {state}",
+        f"{condition}end what it has started with forebay cluster down, then start again with forebay cluster up",
+    ]
 
 
 def down(words: Sequence[str]) -> None:
@@ -218,6 +241,7 @@ def _end_all(address: str, *, drains: bool) -> None:
         if drains:
             group.drain([spec for spec in specs if spec.role is not None])
         group.end(specs)
+        group.rays.remember_start(None)
 
 
 def _first_line(error: Exception) -> str:

@@ -61,9 +61,8 @@ class Machines:
 
     def run(self, action: str, *words: str | Path, code: int = 0) -> str:
         """Run `forebay cluster` and return its output. The exit code must be `code`."""
-        command = [*self.before, sys.executable, "-m", "forebay", "cluster", action, *map(str, words), *self.words]
         done = subprocess.run(
-            command,
+            self._command(action, *words),
             capture_output=True,
             text=True,
             env=self.env,
@@ -73,6 +72,15 @@ class Machines:
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
+
+    def begin(self, action: str, *words: str | Path) -> subprocess.Popen[str]:
+        """Start `forebay cluster`, whose output can be read."""
+        return subprocess.Popen(
+            self._command(action, *words), stdout=subprocess.PIPE, text=True, env=self.env, stdin=subprocess.DEVNULL
+        )
+
+    def _command(self, action: str, *words: str | Path) -> list[str]:
+        return [*self.before, sys.executable, "-m", "forebay", "cluster", action, *map(str, words), *self.words]
 
     def status(self) -> dict[str, dict[str, Any]]:
         """Return the state of each actor, by name."""

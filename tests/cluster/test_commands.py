@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -15,12 +16,13 @@ from forebay.base.errors import ConfigError, Unavailable
 from forebay.base.package import __version__
 from forebay.cli.main import main
 from forebay.cluster import local, up
-from forebay.cluster.commands import _node_lines, _status_lines
-from forebay.cluster.messages import Facts, Phase, Status, Survey
+from forebay.cluster.commands import _node_lines, _start_lines, _status_lines
+from forebay.cluster.messages import Facts, Phase, Start, Status, Survey
 from forebay.cluster.node import survey
 from forebay.cluster.options import UpOptions, read_options, up_parser
 from forebay.cluster.placement import Node
 from forebay.route.announcement import Role
+from tests.deadlines import HANGS_S, wait_until
 
 GIB = 1 << 30
 
@@ -116,6 +118,30 @@ def test_status_lines_name_what_is_wrong() -> None:
     )
     assert others == ["  the last process ended with code 1: killed", "  its processes have niceness 15"]
     assert _status_lines("server-2", "no answer")[0].split() == ["server-2", "lost", "no", "answer"]
+
+
+def test_start_lines_say_what_to_do_without_servers_or_routers_or_after_an_up_that_was_cut() -> None:
+    assert "start some with forebay cluster up" in _start_lines([], None)[0]
+    assert "no router runs: end the servers with forebay cluster down" in _start_lines(["server-1"], None)[0]
+    assert _start_lines(["router-1", "server-1"], None) == []
+    start = Start(hostname="other", pid=7, names=("server-1", "router-1"))
+    assert "router-1 is missing" in _start_lines(["server-1"], start)[0]
+
+
+def test_status_behind_a_start_of_ray_that_was_cut_says_what_is_left(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The processes of a start have Ray's folder among their arguments."""
+    folder = f"/tmp/forebay-{os.getuid()}/ray-of-a-test"
+    (local.folder() / "head.json").write_bytes(msgspec.json.encode(local.Head(address="127.0.0.1:1", folder=folder)))
+    with subprocess.Popen([sys.executable, "-c", "input()", folder], stdin=subprocess.PIPE) as left:
+        wait_until(lambda: folder in Path(f"/proc/{left.pid}/cmdline").read_text())
+        assert main(["cluster", "status"]) == 2
+        assert "1 of its processes run, and no server" in capsys.readouterr().err
+        local.stop(local.Head(address="", folder=folder))
+        assert left.wait(HANGS_S) < 0
+    assert main(["cluster", "status"]) == 2
+    assert "no cluster of Forebay's runs on this machine" in capsys.readouterr().err
 
 
 def test_node_lines_show_how_long_servers_live_without_the_gcs() -> None:

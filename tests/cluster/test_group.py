@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from forebay.base.errors import EngineError
 from forebay.base.package import __version__
 from forebay.cluster import changes, up
 from forebay.cluster.group import Group
-from forebay.cluster.messages import Facts, Phase, Spec, Status, Survey
+from forebay.cluster.messages import Facts, Phase, Spec, Start, Status, Survey
 from forebay.cluster.placement import Node
 from forebay.cluster.rays import Outcome
 from tests.cluster.test_placement import GIB, node, spec
@@ -28,6 +29,13 @@ class Written:
     def __init__(self, *specs: Spec) -> None:
         self.specs = {each.name: each for each in specs}
         self.events: list[str] = []
+        self.unfinished: Start | None = None
+
+    def remember_start(self, start: Start | None) -> None:
+        self.unfinished = start
+
+    def unfinished_start(self) -> Start | None:
+        return self.unfinished
 
     def nodes(self) -> list[Node]:
         return [node(1, 8, gib=64)]
@@ -122,3 +130,31 @@ def test_cluster_that_cannot_start_leaves_no_actor() -> None:
     with pytest.raises(EngineError, match="server-2 cannot be started"):
         up.start(group_of(rays), options, rays.nodes(), [router], servers)
     assert rays.actors() == []
+    assert rays.unfinished is None
+
+
+def test_up_that_is_cut_leaves_what_it_starts_and_a_second_up_tells_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rays = Written()
+    router = Spec(name="router-1", role=None, words=(), needs=spec("r").needs, host="", port=1, node_address="10.0.0.1")
+    options: Any = type("Options", (), {"needs_one_node": False, "ready_timeout_s": 9.0})
+    servers = [spec("server-1"), spec("server-2")]
+    seen: list[Start | None] = []
+    monkeypatch.setattr(rays, "create", lambda made, at: seen.append(rays.unfinished))
+    monkeypatch.setattr(rays, "call_all", lambda names, *_, **__: {name: Outcome(name, error="dead") for name in names})
+    monkeypatch.setattr(Group, "wait_ready", lambda *_: {})
+    up.start(group_of(rays), options, rays.nodes(), [router], servers)
+    assert rays.unfinished is None
+    (start,) = set(seen)
+    assert start == Start(hostname=platform.node(), pid=os.getpid(), names=("server-1", "server-2", "router-1"))
+    assert "has not finished: of server-1, server-2, router-1, router-1 is missing" in "".join(
+        up.unfinished_lines(start, ["server-1", "server-2"])
+    )
+    cut = msgspec.structs.replace(start, pid=2**22 + 1)  # above the kernel's limit
+    state, advice = up.unfinished_lines(cut, ["server-1"])
+    assert state.endswith(
+        "was cut before it had finished: of server-1, server-2, router-1, server-2, router-1 are missing"
+    )
+    assert advice == "end what it has started with forebay cluster down, then start again with forebay cluster up"
+    assert "has not finished" in up.unfinished_lines(msgspec.structs.replace(cut, hostname="other"), [])[0]

@@ -110,6 +110,20 @@ def test_cluster_down_after_the_gcs_has_died_ends_all(machines: Machines, model:
     wait_until(lambda: not of_home(machines.home), lambda: str(of_home(machines.home)))
 
 
+def test_status_behind_an_up_that_was_killed_says_what_runs_and_down_ends_it(machines: Machines, model: Path) -> None:
+    with machines.begin("up", model, *SMALL, "--replicas=2", f"--port={free_port()}") as command:
+        for line in command.stdout or ():
+            if line.startswith("server-1 on "):
+                break
+        command.kill()
+    text = machines.run("status")
+    assert f"forebay cluster up (pid {command.pid} on " in text
+    assert "was cut before it had finished: of server-1, server-2, router-1" in text
+    assert "was cut before it had finished" in machines.run("up", model, code=2)
+    assert "Ray has ended" in machines.run("down")
+    wait_until(lambda: not of_home(machines.home), lambda: str(of_home(machines.home)))
+
+
 def test_servers_that_die_come_back_and_changes_lose_no_request(
     machines: Machines, model: Path, expected: dict[int, list[int]]
 ) -> None:
