@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from forebay.memory.kinds.kind import Reserve
 from forebay.memory.kinds.window import declaration
 from tests.simulation import adapting_pair, pair, simulator, sleeping, sleeping_pair
 from tests.simulation.workload import least_pools
@@ -31,7 +32,12 @@ def test_c8_steps_take_what_was_promised_from_the_least_pools(name: str, chunk: 
 @pytest.mark.long
 def test_a_kind_that_promises_too_little_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three windows less for each row than it may hold."""
-    made = declaration.window_pages_per_request
-    monkeypatch.setattr(declaration, "window_pages_per_request", lambda *args, **others: made(*args, **others) - 3)
+    made = declaration.window_reserve
+
+    def too_little(*args: int, **others: int) -> Reserve:
+        reserve = made(*args, **others)
+        return reserve._replace(per_row=reserve.per_row - 3)
+
+    monkeypatch.setattr(declaration, "window_reserve", too_little)
     with least_pools(), pytest.raises(Exception, match="rows took"):
         simulator.run_seeds(range(200))

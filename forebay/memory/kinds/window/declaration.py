@@ -10,12 +10,7 @@ from forebay.memory.budget import PARTS
 from forebay.memory.kinds.declared import DeclaredKind, KindSize, Sizing
 from forebay.memory.kinds.kind import Reserve
 from forebay.memory.kinds.state.hybrid_rows import STATE
-from forebay.memory.kinds.window.demand import (
-    WindowDemand,
-    window_margin,
-    window_pages_in_flight,
-    window_pages_per_request,
-)
+from forebay.memory.kinds.window.demand import WindowDemand, window_margin, window_reserve
 from forebay.memory.kinds.window.windows import WINDOW, Windows
 from forebay.memory.kinds.window.work import WindowWork
 from forebay.memory.req_to_token_pool import ReqToTokenPool
@@ -31,7 +26,7 @@ def _demand(size: KindSize, sizing: Sizing) -> WindowDemand:
         track_interval=options.track_interval if STATE in sizing.sizes.kinds else 0,
         overlap_depth=scheduling.overlap_depth,
         width=sizing.width,
-        chunked_prefill_size=scheduling.chunked_prefill_size,
+        most_prompt_tokens=scheduling.chunked_prefill_size,
     )
 
 
@@ -54,13 +49,15 @@ def _make(config: SchedulerConfig, rows: ReqToTokenPool) -> Windows | None:
 
 def _reserve(config: SchedulerConfig, track_interval: int) -> Reserve:
     """Return what `WindowDemand.least` counts, for the limits that were settled."""
-    page_size, depth = config.page_size, config.overlap_depth
-    longest = max(config.chunked_prefill_size, 0 if config.pictures is None else config.pictures.longest_span)
-    window = min(config.kinds.num_read[WINDOW], config.context_length)
-    width = config.speculation.num_draft_tokens
-    return Reserve(
-        per_row=window_pages_per_request(window, page_size, depth, track_interval, width=width),
-        in_flight=window_pages_in_flight(longest, page_size, depth),
+    return window_reserve(
+        min(config.kinds.num_read[WINDOW], config.context_length),
+        config.page_size,
+        config.overlap_depth,
+        track_interval,
+        width=config.speculation.num_draft_tokens,
+        most_prompt_tokens=max(
+            config.chunked_prefill_size, 0 if config.pictures is None else config.pictures.longest_span
+        ),
     )
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from forebay.base.units import ceil_div, human_bytes
 from forebay.memory.budget import PARTS, BudgetLine, KindDemand, MemoryBudget, MemoryDemand, in_tokens
+from forebay.memory.kinds.kind import Reserve
 from forebay.memory.kinds.window.windows import WINDOW
 
 
@@ -34,6 +35,17 @@ def window_pages_in_flight(chunked_prefill_size: int, page_size: int, depth: int
     return (2 * depth + 1) * ceil_div(chunked_prefill_size, page_size)
 
 
+def window_reserve(
+    window: int, page_size: int, depth: int, track_interval: int, *, width: int, most_prompt_tokens: int
+) -> Reserve:
+    """Return the window pages that memory is divided into at least, and that admission promises. `most_prompt_tokens`
+    are those of one step: a chunk, or a longer run of image tokens that must not be cut."""
+    return Reserve(
+        per_row=window_pages_per_request(window, page_size, depth, track_interval, width=width),
+        in_flight=window_pages_in_flight(most_prompt_tokens, page_size, depth),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class WindowDemand(KindDemand):
     """Pages for a window of `window` tokens, the model's."""
@@ -48,18 +60,22 @@ class WindowDemand(KindDemand):
     track_interval: int = 0
     overlap_depth: int = 0
     width: int = 1  # of decodes
-    chunked_prefill_size: int = 1
+    most_prompt_tokens: int = 1  # of one step
 
     def num_read(self, demand: MemoryDemand) -> int:
         """Return the window: no request reads further back than its context."""
         return min(self.window, demand.possible_context)
 
     def least(self, demand: MemoryDemand, num_requests: int) -> int:
-        depth, page = self.overlap_depth, demand.page_size
-        per_request = window_pages_per_request(
-            self.num_read(demand), page, depth, self.track_interval, width=self.width
+        reserve = window_reserve(
+            self.num_read(demand),
+            demand.page_size,
+            self.overlap_depth,
+            self.track_interval,
+            width=self.width,
+            most_prompt_tokens=self.most_prompt_tokens,
         )
-        return num_requests * per_request + window_pages_in_flight(self.chunked_prefill_size, page, depth)
+        return num_requests * reserve.per_row + reserve.in_flight
 
     def lines(self, budget: MemoryBudget, reason: str) -> list[BudgetLine]:
         rows, page_size, num_pages = budget.num_rows, budget.page_size, budget.num_slots[self.name]
