@@ -197,7 +197,7 @@ SERVER = (
     ),
     Mutant(
         "C27 a call and its result have the same id in a template",
-        "server/api/prompts.py",
+        "text/answers/for_template.py",
         '{"tool_call_id": ids.get(result, result)}',
         '{"tool_call_id": result}',
         "text/answers/test_probes.py::test_a_conversation_with_calls_is_written_as_the_model_writes_them",

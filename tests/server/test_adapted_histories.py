@@ -42,7 +42,7 @@ def model(request: pytest.FixtureRequest, patience: None) -> Iterator[ScriptedSe
     scripted.server.close()
 
 
-def ask(model: ScriptedServer, path: str, **body: Any) -> Any:
+def ask(model: ScriptedServer, path: str, /, **body: Any) -> Any:
     limit = {"/v1/responses": "max_output_tokens"}.get(path, "max_tokens")
     more = {"stream": False, "options": {"num_predict": 5}} if path == "/api/chat" else {limit: 5}
     with model.server.client() as client:
@@ -148,6 +148,27 @@ def test_variables_that_the_template_reads_are_given_to_it(model: ScriptedServer
     with model.server.client() as client:
         body = {"messages": [ASKED], "chat_template_kwargs": wishes}
         assert client.post("/apply-template", json=body).json()["prompt"] == prompt
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"messages": [ASKED], "max_tokens": 8, "model": "tiny"}),
+        ("/v1/responses", {"input": [ASKED]}),
+    ],
+)
+def test_variables_are_given_to_the_template_on_every_route_of_chats(
+    model: ScriptedServer, path: str, body: dict[str, Any]
+) -> None:
+    wishes = {"identity": "I am", "unread": 3}
+    answer = ask(model, path, **body, chat_template_kwargs=wishes)
+    assert answer.status_code == 200, answer.text
+    reads = model.name == "Qwen 3.5"  # type: ignore[attr-defined]
+    assert model.prompt().startswith("I am") == reads
+    assert answer.headers["x-forebay-ignored"].split(", ") == (["unread"] if reads else list(wishes))
+    answer = ask(model, path, **body, chat_template_kwargs={"messages": []})
+    assert answer.status_code == 400
+    assert "chat_template_kwargs.messages" in answer.text
 
 
 @pytest.mark.parametrize(

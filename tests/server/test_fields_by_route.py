@@ -198,3 +198,22 @@ def test_two_fields_that_say_what_the_answer_looks_like_are_refused_on_every_rou
         for path, asked in cases:
             answer = http.post(path, json={**CONTENT[path], **asked})
             assert (answer.status_code, "send one of them" in answer.text) == (400, True), answer.text
+
+
+def test_thinking_of_messages_may_be_asked_for_by_a_variable_and_not_contradicted(server: Running) -> None:
+    with server.client() as http:
+
+        def prompt(**more: Any) -> list[int]:
+            answer = http.post("/v1/messages", json={**CONTENT["/v1/messages"], **more})
+            assert answer.status_code == 200, answer.text
+            found: list[int] = server.engine.submitted[-1].prompt
+            return found
+
+        on, off = ({"chat_template_kwargs": {"enable_thinking": value}} for value in (True, False))
+        wanted, unwanted = prompt(thinking={"type": "adaptive"}), prompt()
+        assert wanted != unwanted
+        assert (prompt(**on), prompt(**off)) == (wanted, unwanted)
+        body = {**CONTENT["/v1/messages"], "thinking": {"type": "disabled"}, **on}
+        refused = http.post("/v1/messages", json=body)
+    assert refused.status_code == 400
+    assert "chat_template_kwargs say otherwise" in refused.text

@@ -45,6 +45,7 @@ from forebay.formats.hub_names import absent_adapter, find_adapter
 from forebay.formats.store import absent_model
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import CacheReport
+from forebay.text.answers.probes import Findings, find_formats
 from forebay.text.end_tokens import end_tokens
 from forebay.text.resumption import Message
 from forebay.text.tokenizer import Tokenizer
@@ -90,6 +91,7 @@ class LLM(InProcess):
         )
         patient = replace(config.engine, scheduling=scheduling)
         self.tokenizer = Tokenizer.from_path(patient.model_path, config.server.chat_template)
+        self._formats: Findings | None = None  # since the first conversation
         self.texts = Texts.of(patient.model_path, config.server.pooling)
         sampling = config.server.sampling
         self.default_sampling_params = SamplingParams.defaults(sampling.values, sampling.source)
@@ -143,7 +145,8 @@ class LLM(InProcess):
         talks = _as_talks(messages)
         params = self._params(sampling_params, talks)
         places = self.info.wants_resume_points
-        prompts = (chat_prompt(talk, self.tokenizer, variables, with_places=places) for talk in talks)
+        found = self._formats = self._formats or find_formats(self.tokenizer)
+        prompts = (chat_prompt(talk, self.tokenizer, found, variables, with_places=places) for talk in talks)
         outputs = ((output_of(prompt.token_ids, self.tokenizer), prompt.resume_points) for prompt in prompts)
         return self._write(outputs, params, talks, use_tqdm, raise_on_error, lora)
 

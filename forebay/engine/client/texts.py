@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Self
 
 from forebay.base.errors import Conflict
@@ -16,6 +17,7 @@ from forebay.engine.lifecycle.launch import EngineProcess, launch
 from forebay.engine.stream import Stream
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Update
+from forebay.text.answers.probes import Findings, find_formats
 from forebay.text.end_tokens import end_tokens
 from forebay.text.resumption import Message
 from forebay.text.tokenizer import Tokenizer
@@ -25,6 +27,7 @@ class TextEngine(ABC):
     """Over an engine that takes token ids; there where it was made by `start`."""
 
     _tokenizer: Tokenizer | None = None
+    _formats: Findings | None = None  # since the first conversation
     default_sampling_params = SamplingParams()  # the model's own, where it was made by `start`
     on_rest: Callable[[], None]
     on_wake: Callable[[], None]
@@ -125,7 +128,10 @@ class TextEngine(ABC):
         `enable_thinking`); `continue_final_message=True` goes on with what the assistant said last. All else as in
         `generate`."""
         places = self.info.wants_resume_points
-        found = await asyncio.to_thread(chat_prompt, messages, self.tokenizer, variables, with_places=places)
+        if self._formats is None:
+            self._formats = await asyncio.to_thread(find_formats, self.tokenizer)
+        rendered = partial(chat_prompt, messages, self.tokenizer, self._formats, variables, with_places=places)
+        found = await asyncio.to_thread(rendered)
         output = output_of(found.token_ids, self.tokenizer)
         async with contextlib.aclosing(self._write(output, sampling_params, found.resume_points, lora)) as deltas:
             async for delta in deltas:

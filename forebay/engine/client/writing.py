@@ -15,6 +15,9 @@ from forebay.engine.client.scores import Logprob, ranked
 from forebay.requests.sampling_params import SamplingParams, seed_of_choice
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, FinishReason, Update
+from forebay.text.answers.for_template import for_template, whole_message
+from forebay.text.answers.probes import Findings
+from forebay.text.histories import adapted
 from forebay.text.resumption import ChatPrompt, Message
 from forebay.text.tokenizer import Tokenizer
 
@@ -177,11 +180,20 @@ def output_of(prompt: Prompt, tokenizer: Tokenizer) -> RequestOutput:
 
 
 def chat_prompt(
-    messages: str | Sequence[Message], tokenizer: Tokenizer, variables: Mapping[str, Any], *, with_places: bool
+    messages: str | Sequence[Message],
+    tokenizer: Tokenizer,
+    found: Findings,
+    variables: Mapping[str, Any],
+    *,
+    with_places: bool,
 ) -> ChatPrompt:
-    """A conversation as the chat template writes it; a text is what a user says. `with_places` finds the lengths from
-    which others are likely to go on."""
-    talk = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    """A conversation as the chat template writes it, put into the form that it takes, as servers do; a text is what a
+    user says. `with_places` finds the lengths from which others are likely to go on."""
+    talk = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(map(whole_message, messages))
+    variables = dict(variables)
+    if variables.get("tools") or any(message.keys() & {"tool_calls", "tool_call_id"} for message in talk):
+        talk = for_template(talk, variables, found)
+    talk = list(adapted(talk, found.history).messages)
     if with_places:
         return tokenizer.encode_chat_prompt(talk, **variables)
     return ChatPrompt(tokenizer.encode_chat(talk, **variables), [])

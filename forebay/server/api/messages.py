@@ -32,7 +32,7 @@ from forebay.server.api.serving import serve_chat
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.http.errors import MESSAGES, error_ending
 from forebay.server.protocol.requests import ChatRequest
-from forebay.server.protocol.tools import INVALID_JSON
+from forebay.text.answers.for_template import INVALID_JSON
 from forebay.text.answers.parts import Part, Said, Thought
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]

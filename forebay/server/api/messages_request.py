@@ -16,8 +16,11 @@ from forebay.server.protocol.ignored import one_of
 from forebay.server.protocol.messages import (
     MAX_MESSAGES,
     CacheControl,
+    Templated,
     TextPart,
+    WithVariables,
     check_breakpoints,
+    variables_as_chat,
 )
 from forebay.server.protocol.requests import I32, Bootstrap, ChatRequest, Choosing, StopString
 from forebay.server.protocol.strict import Label, Strict, Text
@@ -138,7 +141,7 @@ class Metadata(Strict):
     user_id: Label | None = None
 
 
-class CountTokensRequest(Strict):
+class CountTokensRequest(WithVariables):
     """The fields of a request that become a prompt."""
 
     ignored = {
@@ -168,6 +171,10 @@ class CountTokensRequest(Strict):
         body = super().parse(data, lenient=lenient, images=images)
         with renamed(_NAMES):
             body._chat = ChatRequest.parse(body.as_chat(), images=images)
+        stated = body._variables_think
+        if body.thinking is not None and stated not in (None, body.thinks):
+            what = f"thinking has type {body.thinking.type}, and chat_template_kwargs say otherwise: send one of them"
+            raise InvalidRequest(what, code=INVALID_COMBINATION, param="thinking")
         return body
 
     @property
@@ -181,8 +188,16 @@ class CountTokensRequest(Strict):
 
     @property
     def thinks(self) -> bool:
-        """Whether thinking is wanted. Who says nothing wants none."""
-        return self.thinking is not None and self.thinking.type != "disabled"
+        """Whether thinking is wanted. A request that does not say so wants none, unless its own variables for the
+        template do."""
+        if self.thinking is None:
+            return self._variables_think or False
+        return self.thinking.type != "disabled"
+
+    @property
+    def _variables_think(self) -> bool | None:
+        own = self.chat_template_kwargs
+        return None if own is None else Templated(chat_template_kwargs=own).requested_thinking.thinks
 
     @property
     def marked(self) -> bool:
@@ -225,6 +240,7 @@ class CountTokensRequest(Strict):
             **({"tools": [tool.as_chat() for tool in self.tools]} if self.tools else {}),
             **(self.tool_choice.as_chat() if self.tool_choice else {}),
             **(self.output_config.as_chat() if self.output_config else {}),
+            **variables_as_chat(self),
         }
 
 

@@ -13,7 +13,7 @@ from forebay.server.api.renaming import renamed
 from forebay.server.api.responses_items import Item, MessageItem, messages_of
 from forebay.server.api.responses_tools import FunctionTool, TextInputTool, Tool, ToolChoice
 from forebay.server.protocol.ignored import MAX_METADATA, MAX_METADATA_KEY, one_of
-from forebay.server.protocol.messages import MAX_MESSAGES, text_or_list
+from forebay.server.protocol.messages import MAX_MESSAGES, WithVariables, text_or_list, variables_as_chat
 from forebay.server.protocol.requests import I32, Bootstrap, ChatRequest, Choosing
 from forebay.server.protocol.strict import Label, Strict, Text
 from forebay.server.protocol.tools import MAX_TOOLS
@@ -54,7 +54,7 @@ class TextConfig(Strict):
         return {**said, "response_format": {"type": kind, **({"json_schema": schema} if schema else {})}}
 
 
-class InputTokensRequest(Strict):
+class InputTokensRequest(WithVariables):
     """The fields of a request that become a prompt."""
 
     ignored = {"truncation": one_of(None, "disabled")}
@@ -135,7 +135,8 @@ class InputTokensRequest(Strict):
         }
         kept = {name: value for name, value in own.items() if value is not None}
         messages = messages_of([*earlier, *self.items], self.instructions)
-        return {"messages": messages, **kept, **(self.text.as_chat() if self.text else {})}
+        text = self.text.as_chat() if self.text else {}
+        return {"messages": messages, **kept, **text, **variables_as_chat(self)}
 
 
 class ResponsesRequest(Choosing, Bootstrap, InputTokensRequest):

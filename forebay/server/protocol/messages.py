@@ -269,13 +269,23 @@ class RequestedThinking(NamedTuple):
     field: str
 
 
-class Templated(Strict):
-    """Fields that go through the chat template; `chat_template_kwargs` are the variables that a client may hand to
-    it."""
+class WithVariables(Strict):
+    """`chat_template_kwargs` are the variables that a client may hand to the chat template."""
+
+    chat_template_kwargs: TemplateVariables | None = None
+
+
+def variables_as_chat(body: WithVariables) -> dict[str, Any]:
+    """Return the variables of a body as a field of a chat completion, if there are any."""
+    given = body.chat_template_kwargs
+    return {} if given is None else {"chat_template_kwargs": given.model_dump(exclude_unset=True)}
+
+
+class Templated(WithVariables):
+    """Fields that go through the chat template."""
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: TemplateVariables | None = None
 
     @classmethod
     def _check_unknown(cls, name: str, passing: Passing) -> None:

@@ -13,7 +13,6 @@ from forebay.server.protocol.strict import History, Label, Strict, Text
 from forebay.server.protocol.validation import branch, by_shape
 
 MAX_TOOLS: Final = 128
-INVALID_JSON: Final = "invalid_json"  # the key of arguments that are not a JSON object
 INPUT: Final = "input"  # the parameter by which a model is told of a tool that takes one text
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import ConfigError
-from forebay.server.api.prompts import for_template
+from forebay.text.answers.for_template import for_template
 from forebay.text.answers.formats import CALL_NAMES, CALL_PARSERS, REASONING_NAMES, REASONING_PARSERS
 from forebay.text.answers.parts import CallBegun
 from forebay.text.answers.probes import Findings, Wanted, find_formats
