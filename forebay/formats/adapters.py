@@ -163,7 +163,11 @@ class AdapterFiles:
         for layer, parts in self.stored.items():
             name = rename(layer)
             if name not in layers:
-                raise ModelError(f"{self.file.path}: {brief(layer)} is no layer of this model that can have an adapter")
+                raise ModelError(
+                    f"{self.file.path}: {brief(layer)} is no layer of this model that can have an adapter: train "
+                    "without it (target_modules), or merge the adapter into the model (PEFT's merge_and_unload) and "
+                    "serve that"
+                )
             if name in names:
                 raise ModelError(
                     f"{self.file.path}: {brief(names[name])} and {brief(layer)} are the same layer of this model"

@@ -89,7 +89,8 @@ def _renamed(config: ModelConfig, layers: Mapping[str, Shape], folder: Path) -> 
         if config.outer is not None and config.outer.is_beside(layer):
             raise ModelError(
                 f"{folder}: {brief(layer)} is beside the language model, whose layers alone can have an adapter: train "
-                r"with target_modules of these, such as r'.*(language_model|text_model).*\.(q_proj|v_proj)'"
+                r"with target_modules of these, such as r'.*(language_model|text_model).*\.(q_proj|v_proj)', or merge "
+                "the adapter into the model (PEFT's merge_and_unload) and serve that"
             )
         inner = OUTER_NAMES.sub("", layer)
         found = [names.layer(name, config.num_layers) for name in (layer, f"model.{layer}", inner, f"model.{inner}")]
