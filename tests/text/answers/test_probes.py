@@ -10,12 +10,12 @@ import pytest
 from forebay.base.errors import ConfigError
 from forebay.text.answers.for_template import for_template
 from forebay.text.answers.formats import CALL_NAMES, CALL_PARSERS, REASONING_NAMES, REASONING_PARSERS
-from forebay.text.answers.parts import CallBegun
+from forebay.text.answers.parts import CallArguments, CallBegun, Said, Thought
 from forebay.text.answers.probes import Findings, Wanted, find_formats
 from forebay.text.answers.reading import AnswerFormats, reader_for
 from forebay.text.answers.tools_as_text import tools_as_text
 from tests.text.answers.spellings import TOOLS
-from tests.text.answers.templates import MANNERS, QWEN3, Manner
+from tests.text.answers.templates import MANNERS, QWEN3, SEED, Manner
 from tests.text.in_process import templates_in_this_process
 from tests.text.tiny_tokenizer import TEMPLATE, tiny_tokenizer
 
@@ -110,6 +110,19 @@ def test_a_flag_says_what_no_template_tells_and_a_wrong_one_is_refused() -> None
         assert not set(names) & set(known)
     with pytest.raises(ConfigError, match=r"--tool-call-parser mistral: the chat template writes nothing of tools"):
         find_formats(tiny_tokenizer(600), calls="mistral")
+
+
+def test_named_parser_of_the_inner_form_reads_the_marks_that_the_template_writes_around_it() -> None:
+    """As of an operator who names qwen3_coder for Seed-OSS, which writes the same between marks of its own."""
+    found = find_formats(tiny_tokenizer(600, SEED), calls="qwen3_coder")
+    reader = reader_for(found.formats, TOOLS)
+    call = "<function=get_weather>\n<parameter=city>Oslo</parameter>\n</function>"
+    parts = reader.push(f"<seed:think>I look.</seed:think>\n<seed:tool_call>\n{call}\n</seed:tool_call>")
+    parts += reader.finish()
+    assert "".join(part.text for part in parts if isinstance(part, Said)).strip() == ""
+    assert "".join(part.text for part in parts if isinstance(part, Thought)) == "I look."
+    assert [part.name for part in parts if isinstance(part, CallBegun)] == ["get_weather"]
+    assert "".join(part.text for part in parts if isinstance(part, CallArguments)) == '{"city": "Oslo"}'
 
 
 def test_a_template_that_ignores_tools_is_told_of_them_in_text() -> None:
