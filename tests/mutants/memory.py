@@ -594,8 +594,8 @@ MEMORY = (
     ),
     Mutant(
         "C27 a row reserves the window pages of a request, chunks in flight those of chunks",
-        "memory/kinds/window/declaration.py",
-        "        in_flight=window_pages_in_flight(longest, page_size, depth),",
+        "memory/kinds/window/demand.py",
+        "        in_flight=window_pages_in_flight(most_prompt_tokens, page_size, depth),",
         "        in_flight=0,",
         "memory/test_declared_kinds.py::test_windows_reserve_the_pages_of_each_row_and_those_of_chunks_in_flight",
     ),
