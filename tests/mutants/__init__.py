@@ -19,6 +19,7 @@ from tests.mutants.engine import ENGINE
 from tests.mutants.experts import EXPERTS
 from tests.mutants.formats import FORMATS
 from tests.mutants.gemma4 import GEMMA4
+from tests.mutants.gpu import GPU
 from tests.mutants.grammar import GRAMMAR
 from tests.mutants.hisparse import HISPARSE
 from tests.mutants.memory import MEMORY
@@ -53,6 +54,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *CLUSTER,
     *SPECULATION,
     *GRAMMAR,
+    *GPU,
     *POOLING,
     *COMPRESSED,
     *SPARSE,

@@ -48,7 +48,7 @@ def test_token_pages_equal_the_reference(ops: Ops, reference: Ops) -> None:
 
 
 @pytest.mark.quick(1)
-def test_selections_of_many_tokens_are_attended_to_some_at_a_time(
+def test_selections_of_many_tokens_keep_no_sums_of_segments(
     ops: Ops, reference: Ops, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     indexed = case(3, 20, **SMALL)
@@ -56,7 +56,7 @@ def test_selections_of_many_tokens_are_attended_to_some_at_a_time(
     pages = reference.token_pages(*reference.select_tokens(q, weights, keys, indexed.paged, 9), indexed.paged)
     values = KvCache(keys.k, keys.k)
     whole_step = ops.paged_attention(q, values, pages, scale=0.1)
-    monkeypatch.setattr(attention, "_SELECTIONS", 4)
+    monkeypatch.setattr(attention, "_PART_BYTES", 0)
     assert_same_bits(ops.paged_attention(q, values, pages, scale=0.1), whole_step)
     assert_close(whole_step, reference.paged_attention(q, values, pages, scale=0.1))
 

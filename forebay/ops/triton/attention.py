@@ -5,8 +5,6 @@ Shape letters: T tokens, S sequences, Hq query heads, Hk KV heads, D head size o
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import Final, NamedTuple
 
 import torch
@@ -18,10 +16,10 @@ from forebay.ops.attention import AttentionOps, KvCache, PagedKv
 from forebay.ops.triton.common import dot, owner
 
 _PROGRAMS: Final = 128  # that one decoding sequence's attention is divided among: about the multiprocessors of a GPU
-_SEGMENT: Final = 256  # tokens that are too few to be divided
+_SEGMENT: Final = 512  # keys with sums of their own, at least
 _DECODE_ROWS: Final = 16  # the least that a matrix unit takes
 _EXTEND_ROWS: Final = 64
-_SELECTIONS: Final = 64  # tokens with keys of their own at once: the sums of their segments take up to 4 MiB each
+_PART_BYTES: Final = 256 << 20  # that the sums of segments may take: more sequences are programs enough
 
 
 @triton.jit
@@ -188,6 +186,39 @@ def _store_kv(
         )
 
 
+@triton.jit
+def _fold(top, total, acc, part_top, part_total, part):
+    """Add the sums of the next segment to those of the segments before it, all [rows] or [rows, Dv].
+
+    A segment of which a query sees no key changes no bit. The sum of weights tells, not the largest score: that of
+    scores that were NaN is -inf, and the NaN has to come out. The multiplications and additions that may become one
+    instruction are written as one, so that each kernel rounds alike.
+    """
+    computed = part_total != 0.0
+    higher = tl.maximum(top, part_top)
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    shrink, weight = tl.exp(top - base), tl.exp(part_top - base)
+    sums = tl.fma(total, shrink, part_total * weight)
+    shrinks = tl.broadcast_to(shrink[:, None], acc.shape)
+    values = tl.fma(acc, shrinks, part * weight[:, None])
+    return (
+        tl.where(computed, higher, top),
+        tl.where(computed, sums, total),
+        tl.where(computed[:, None], values, acc),
+    )
+
+
+@triton.jit
+def _result(top, total, acc, sink, HAS_SINKS: tl.constexpr):
+    """The attention of folded sums; a sink is a key without a value. A zero is never negative."""
+    if HAS_SINKS:
+        higher = tl.maximum(top, sink)
+        shrink = tl.exp(top - higher)
+        total = tl.fma(total, shrink, tl.exp(sink - higher))
+        acc = acc * shrink[:, None]
+    return acc / total[:, None] + 0.0
+
+
 @triton.jit(do_not_specialize=["num_seqs"])
 def _attend(
     q,
@@ -205,6 +236,8 @@ def _attend(
     out,
     part_top,
     part_sum,
+    part_count,
+    capacity,
     num_seqs,
     scale,
     softcap,
@@ -234,16 +267,19 @@ def _attend(
     HAS_CAP: tl.constexpr,
     LATENT: tl.constexpr,
     IN_CODES: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    LEAST: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    PROGRAMS: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """A block of one sequence's queries, HEADS heads of one KV head's group each, over one segment of its keys.
+    """A block of one sequence's queries, HEADS heads of one KV head's group each, over its keys.
 
-    SEGMENTS 1: `out` [T, Hq, Dv] is the result; otherwise [T, Hq, SEGMENTS, Dv] float32 of sums yet to be combined,
-    with the largest score and the sum of weights of each; a segment without keys has the sum 0 and nothing else. How
-    long a sequence's segments are depends on its own length alone.
+    Segments of keys begin at multiples of SEGMENT positions, have sums of their own, and are folded in order: the
+    result depends neither on who computes a segment, nor on the other queries of the block.
+
+    PROGRAMS 0: one program folds all, and `out` is [T, Hq, Dv]. Otherwise segments have so many programs in turns,
+    `out` is [T, Hq, capacity, Dv] float32 of sums that `_combine` folds, with the largest score and the sum of weights
+    of each in `part_top` and `part_sum`, and `part_count` [T] the segments of a token.
     """
     QUERIES: tl.constexpr = ROWS // HEADS
     block = tl.program_id(0)
@@ -273,16 +309,8 @@ def _attend(
     oldest = 0
     if WINDOW > 0:
         oldest = tl.maximum(before + begin - WINDOW + 1, 0)
-    first_block = oldest // KEYS
-    per_segment = tl.maximum(tl.cdiv(tl.cdiv(stop, KEYS) - first_block, SEGMENTS), LEAST)
-    key_from = (first_block + segment * per_segment) * KEYS
-    key_to = stop
-    if SEGMENTS > 1:
-        key_to = tl.minimum(key_from + per_segment * KEYS, stop)
-        if key_from >= key_to:
-            nothing = (token * num_heads + head) * SEGMENTS + segment
-            tl.store(part_sum + nothing, tl.zeros([ROWS], tl.float32), mask=live)
-            return
+    first_segment = oldest // SEGMENT
+    count_segments = tl.cdiv(stop, SEGMENT) - first_segment
 
     d = tl.arange(0, D_MAIN)
     tail = D_MAIN + tl.arange(0, D_TAIL if D_TAIL > 0 else 16)
@@ -291,72 +319,82 @@ def _attend(
     q_main = tl.load(q_at + d[None, :], mask=live[:, None] & (d[None, :] < D), other=0.0)
     if D_TAIL > 0:
         q_tail = tl.load(q_at + tail[None, :], mask=live[:, None] & (tail[None, :] < D), other=0.0)
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    if HAS_SINKS and SEGMENTS == 1:
-        top = tl.load(sinks + head, mask=live, other=0.0)
-        total += 1.0
-    acc = tl.zeros([ROWS, DV_BLOCK], tl.float32)
     table = page_table + tl.load(rows + seq).to(tl.int64) * table_row
-
-    for start in range(key_from, key_to, KEYS):
-        key = start + tl.arange(0, KEYS)
-        # Keys that no query sees may hold NaN, and 0 x NaN is NaN: values are masked as well as scores (C5).
-        seen = (key < stop) & (key >= oldest)
-        page = tl.load(table + key // PAGE, mask=seen, other=0)
-        if HAS_MAP:
-            page = tl.load(page_map + page, mask=seen, other=0)
-        slot = page.to(tl.int64) * PAGE + key % PAGE
-        k_at = k_cache + slot[None, :] * k_slot + kv_head * k_head
-        k_main = tl.load(k_at + d[:, None], mask=seen[None, :] & (d[:, None] < D), other=0)
-        if IN_CODES:
-            k_main = k_main.to(tl.float32).to(q.dtype.element_ty)  # exact
-        scores = dot(q_main, k_main)
-        if D_TAIL > 0:
-            k_tail = tl.load(k_at + tail[:, None], mask=seen[None, :] & (tail[:, None] < D), other=0)
-            if IN_CODES:
-                k_tail = k_tail.to(tl.float32).to(q.dtype.element_ty)
-            scores += dot(q_tail, k_tail)
-        if IN_CODES:
-            scale_at = slot * num_kv_heads + kv_head
-            scores *= tl.load(k_scale + scale_at, mask=seen, other=0.0)[None, :]
-        visible = seen[None, :] & (key[None, :] <= (last[:, None] if CAUSAL else last))
-        if WINDOW > 0:
-            visible = visible & (key[None, :] > position[:, None] - WINDOW)
-        scores *= scale
-        if HAS_CAP:  # tanh(z) is 2 sigmoid(2 z) - 1; what is not finite becomes NaN
-            scores = softcap * (2.0 * tl.sigmoid(2.0 / softcap * scores) - 1.0) + 0.0 * scores
-        scores = tl.where(visible, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp(scores - base[:, None])
-        shrink = tl.exp(top - base)
-        total = total * shrink + tl.sum(weights, 1)
-        if LATENT:
-            v = tl.trans(k_main)
-        else:
-            v_at = v_cache + slot[:, None] * v_slot + kv_head * v_head
-            v = tl.load(v_at + dv[None, :], mask=seen[:, None] & (dv[None, :] < DV), other=0)
-            if IN_CODES:
-                v = v.to(tl.float32).to(q.dtype.element_ty)
-        if IN_CODES:
-            weights *= tl.load(v_scale + scale_at, mask=seen, other=0.0)[None, :]
-        acc = acc * shrink[:, None] + dot(weights.to(v.dtype), v)
-        top = higher
-
     place = token * num_heads + head
-    if SEGMENTS == 1:
-        acc = acc / total[:, None]
+    if PROGRAMS > 0 and tl.program_id(1) + tl.program_id(2) == 0:
+        tl.store(part_count + token, tl.zeros([ROWS], tl.int32) + count_segments, mask=live & (head == 0))
+
+    all_top = tl.full([ROWS], float("-inf"), tl.float32)
+    all_total = tl.zeros([ROWS], tl.float32)
+    all_acc = tl.zeros([ROWS, DV_BLOCK], tl.float32)
+    for segment in range(tl.program_id(2), count_segments, PROGRAMS if PROGRAMS > 0 else 1):
+        begin_at = (first_segment + segment) * SEGMENT
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, DV_BLOCK], tl.float32)
+        for start in range(tl.maximum(begin_at, oldest // KEYS * KEYS), tl.minimum(begin_at + SEGMENT, stop), KEYS):
+            key = start + tl.arange(0, KEYS)
+            # Keys that no query sees may hold NaN, and 0 x NaN is NaN: values are masked as well as scores (C5).
+            seen = (key < stop) & (key >= oldest)
+            page = tl.load(table + key // PAGE, mask=seen, other=0)
+            if HAS_MAP:
+                page = tl.load(page_map + page, mask=seen, other=0)
+            slot = page.to(tl.int64) * PAGE + key % PAGE
+            k_at = k_cache + slot[None, :] * k_slot + kv_head * k_head
+            k_main = tl.load(k_at + d[:, None], mask=seen[None, :] & (d[:, None] < D), other=0)
+            if IN_CODES:
+                k_main = k_main.to(tl.float32).to(q.dtype.element_ty)  # exact
+            scores = dot(q_main, k_main)
+            if D_TAIL > 0:
+                k_tail = tl.load(k_at + tail[:, None], mask=seen[None, :] & (tail[:, None] < D), other=0)
+                if IN_CODES:
+                    k_tail = k_tail.to(tl.float32).to(q.dtype.element_ty)
+                scores += dot(q_tail, k_tail)
+            if IN_CODES:
+                scale_at = slot * num_kv_heads + kv_head
+                scores *= tl.load(k_scale + scale_at, mask=seen, other=0.0)[None, :]
+            visible = seen[None, :] & (key[None, :] <= (last[:, None] if CAUSAL else last))
+            if WINDOW > 0:
+                visible = visible & (key[None, :] > position[:, None] - WINDOW)
+            scores *= scale
+            if HAS_CAP:  # tanh(z) is 2 sigmoid(2 z) - 1; what is not finite becomes NaN
+                scores = softcap * (2.0 * tl.sigmoid(2.0 / softcap * scores) - 1.0) + 0.0 * scores
+            scores = tl.where(visible, scores, float("-inf"))
+            higher = tl.maximum(top, tl.max(scores, 1))
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            weights = tl.exp(scores - base[:, None])
+            shrink = tl.exp(top - base)
+            total = total * shrink + tl.sum(weights, 1)
+            if LATENT:
+                v = tl.trans(k_main)
+            else:
+                v_at = v_cache + slot[:, None] * v_slot + kv_head * v_head
+                v = tl.load(v_at + dv[None, :], mask=seen[:, None] & (dv[None, :] < DV), other=0)
+                if IN_CODES:
+                    v = v.to(tl.float32).to(q.dtype.element_ty)
+            if IN_CODES:
+                weights *= tl.load(v_scale + scale_at, mask=seen, other=0.0)[None, :]
+            acc = acc * shrink[:, None] + dot(weights.to(v.dtype), v)
+            top = higher
+
+        if PROGRAMS > 0:
+            at = place * capacity + segment
+            tl.store(part_top + at, top, mask=live)
+            tl.store(part_sum + at, total, mask=live)
+            tl.store(out + at[:, None] * DV + dv[None, :], acc, mask=live[:, None] & (dv[None, :] < DV))
+        else:
+            all_top, all_total, all_acc = _fold(all_top, all_total, all_acc, top, total, acc)
+
+    if PROGRAMS == 0:
+        sink = all_top
+        if HAS_SINKS:
+            sink = tl.load(sinks + head, mask=live, other=0.0)
+        result = _result(all_top, all_total, all_acc, sink, HAS_SINKS)
         tl.store(
             out + place[:, None] * DV + dv[None, :],
-            acc.to(out.dtype.element_ty),
+            result.to(out.dtype.element_ty),
             mask=live[:, None] & (dv[None, :] < DV),
         )
-    else:
-        place = place * SEGMENTS + segment
-        tl.store(part_top + place, top, mask=live)
-        tl.store(part_sum + place, total, mask=live)
-        tl.store(out + place[:, None] * DV + dv[None, :], acc, mask=live[:, None] & (dv[None, :] < DV))
 
 
 @triton.jit
@@ -364,46 +402,41 @@ def _combine(
     parts,
     part_top,
     part_sum,
+    part_count,
+    capacity,
     sinks,
     out,
     num_heads,
     DV: tl.constexpr,
     DV_BLOCK: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    SEGMENTS: tl.constexpr,
 ):
     """One head of one token: what its segments' sums come to."""
     row = tl.program_id(0).to(tl.int64)
-    segment, dv = tl.arange(0, SEGMENTS), tl.arange(0, DV_BLOCK)
-    sums = tl.load(part_sum + row * SEGMENTS + segment)
-    # Not by `top`: of a segment whose scores were NaN it is -inf, and the NaN has to come out.
-    computed = sums != 0.0
-    top = tl.load(part_top + row * SEGMENTS + segment, mask=computed, other=float("-inf"))
-    highest = tl.max(top, 0)
+    token = row // num_heads
+    dv = tl.arange(0, DV_BLOCK)[None, :]
+    first = row * capacity + tl.zeros([1], tl.int64)
+    top = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
+    acc = tl.zeros([1, DV_BLOCK], tl.float32)
+    for segment in range(tl.load(part_count + token)):
+        at = first + segment
+        part = tl.load(parts + at[:, None] * DV + dv, mask=dv < DV, other=0.0)
+        top, total, acc = _fold(top, total, acc, tl.load(part_top + at), tl.load(part_sum + at), part)
+    sink = top
     if HAS_SINKS:
-        sink = tl.load(sinks + row % num_heads)
-        highest = tl.maximum(highest, sink)
-        total += tl.exp(sink - highest)
-    weight = tl.where(computed, tl.exp(top - highest), 0.0)
-    total += tl.sum(weight * sums, 0)
-    values = tl.load(
-        parts + (row * SEGMENTS + segment)[:, None] * DV + dv[None, :],
-        mask=computed[:, None] & (dv[None, :] < DV),
-        other=0.0,
-    )
-    result = tl.sum(values * weight[:, None], 0) / total
+        sink = tl.load(sinks + row % num_heads) + tl.zeros([1], tl.float32)
+    result = _result(top, total, acc, sink, HAS_SINKS)
     tl.store(out + row * DV + dv, result.to(out.dtype.element_ty), mask=dv < DV)
 
 
 class _Tiling(NamedTuple):
-    """How a call is cut up: by its shapes, and whether every sequence has one query, but not by how many there are."""
+    """How a call is cut up, which changes no bit of the result."""
 
     rows: int  # of queries x heads in a program
     heads: int  # of one KV head's group in a program
     keys: int  # in a program's step
-    segments: int
-    num_warps: int
+    programs: int  # among which the segments of a sequence are divided; 0: one for each block of queries
 
 
 class TritonAttention(AttentionOps):
@@ -474,24 +507,23 @@ class TritonAttention(AttentionOps):
         softcap: float = 0.0,
         ahead: Tensor | None = None,
     ) -> Tensor:
-        if paged.one_each and len(q) > _SELECTIONS:
-            some = [slice(first, first + _SELECTIONS) for first in range(0, len(q), _SELECTIONS)]
-            attend = partial(
-                self.paged_attention, scale=scale, sliding_window=sliding_window, sinks=sinks, softcap=softcap
-            )
-            return torch.cat([attend(q[part], cache, _some(paged, part)) for part in some])
         k_cache, v_cache, k_scale, v_scale = cache
         page_table, page_map, rows = paged.page_table, paged.page_map, paged.rows
         num_tokens, num_heads, d = q.shape
         num_seqs, num_kv_heads, dv = len(rows), k_cache.shape[1], v_cache.shape[2]
         group = num_heads // num_kv_heads
-        tiling = _tiling(num_tokens == num_seqs, group, num_kv_heads, d, q.dtype)
+        latent = v_cache.data_ptr() == k_cache.data_ptr()
+        segment = _segment(num_heads, dv, num_kv_heads * (d if latent else d + dv) * k_cache.itemsize)
+        capacity = _capacity(paged, segment, 0 if ahead is not None else sliding_window)
+        tiling = _tiling(num_tokens == num_seqs and paged.causal, group, num_kv_heads, (d, dv), q.dtype)
+        if 4 * num_tokens * num_heads * capacity * dv > _PART_BYTES:
+            tiling = tiling._replace(programs=0)
         main = max(16, 1 << (d.bit_length() - 1))
         out = torch.empty(num_tokens, num_heads, dv, dtype=q.dtype, device=q.device)
-        parts, part_top, part_sum = _parts(out, tiling.segments)
+        parts = _Parts.of(out, capacity) if tiling.programs else _Parts(out, out, out, out)
         chunks = triton.cdiv(group, tiling.heads)
         blocks = num_tokens // (tiling.rows // tiling.heads) + num_seqs
-        _attend[(blocks, num_kv_heads * chunks, tiling.segments)](
+        _attend[(blocks, num_kv_heads * chunks, max(1, tiling.programs))](
             q,
             k_cache,
             v_cache,
@@ -504,9 +536,8 @@ class TritonAttention(AttentionOps):
             paged.seq_lens,
             ahead,
             sinks,
-            parts,
-            part_top,
-            part_sum,
+            *parts,
+            capacity,
             num_seqs,
             scale,
             softcap,
@@ -534,57 +565,67 @@ class TritonAttention(AttentionOps):
             HAS_MAP=page_map is not None,
             HAS_SINKS=sinks is not None,
             HAS_CAP=softcap > 0,
-            LATENT=v_cache.data_ptr() == k_cache.data_ptr() and dv == main,
+            LATENT=latent and dv == main,
             IN_CODES=k_scale is not None,
-            SEGMENTS=tiling.segments,
-            LEAST=_SEGMENT // tiling.keys if tiling.segments > 1 else 1,
+            SEGMENT=segment,
+            PROGRAMS=tiling.programs,
             ROWS=tiling.rows,
             KEYS=tiling.keys,
-            num_warps=tiling.num_warps,
+            num_warps=4,
             num_stages=2,
         )
-        if tiling.segments > 1:
+        if tiling.programs:
             _combine[(num_tokens * num_heads,)](
-                parts,
-                part_top,
-                part_sum,
+                *parts,
+                capacity,
                 sinks,
                 out,
                 num_heads,
                 DV=dv,
                 DV_BLOCK=triton.next_power_of_2(dv),
                 HAS_SINKS=sinks is not None,
-                SEGMENTS=tiling.segments,
-                num_warps=min(16, triton.next_power_of_2(max(1, tiling.segments * dv // 2048))),
+                num_warps=1,
+                num_stages=4,
             )
         return out
 
 
-def _some(paged: PagedKv, part: slice) -> PagedKv:
-    """Some of sequences that have one query each."""
-    rows = paged.rows[part]
-    return replace(paged, rows=rows, seq_lens=paged.seq_lens[part], q_start=paged.q_start[: len(rows) + 1])
-
-
-def _tiling(decodes: bool, group: int, num_kv_heads: int, d: int, dtype: torch.dtype) -> _Tiling:
-    # Of 128 KiB of shared memory, queries and two steps' keys and values take most.
+def _tiling(decodes: bool, group: int, num_kv_heads: int, sizes: tuple[int, int], dtype: torch.dtype) -> _Tiling:
+    # Of 128 KiB of shared memory, queries and two steps' keys and values take most; the sums of a segment and of all
+    # before it are in registers.
+    d, dv = sizes
     keys = 64 if d * dtype.itemsize <= 256 else 32 if d * dtype.itemsize <= 512 else 16
     if not decodes:
         # float32 has no matrix unit that keeps its bits: large tiles would only take long to compile.
-        rows = _EXTEND_ROWS if d <= 256 and dtype != torch.float32 else _DECODE_ROWS
-        return _Tiling(rows, min(group, rows), keys, 1, 4)
+        rows = _DECODE_ROWS if d > 256 or dtype == torch.float32 else _EXTEND_ROWS if dv <= 128 else _EXTEND_ROWS // 2
+        return _Tiling(rows, min(group, rows), keys, 0)
     heads = min(group, _DECODE_ROWS)
     programs = num_kv_heads * triton.cdiv(group, heads)
-    segments = min(64, max(4, triton.next_power_of_2(_PROGRAMS // programs)))
-    return _Tiling(_DECODE_ROWS, heads, keys, segments, 4)
+    return _Tiling(_DECODE_ROWS, heads, keys, min(64, max(4, triton.next_power_of_2(_PROGRAMS // programs))))
 
 
-def _parts(out: Tensor, segments: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate the results of segments: their sums, largest scores and sums of weights; `out` itself where there is
-    one."""
-    if segments == 1:
-        return out, out, out
-    num_tokens, num_heads, dv = out.shape
-    parts = torch.empty(num_tokens, num_heads, segments, dv, dtype=torch.float32, device=out.device)
-    tops, sums = torch.empty(2, num_tokens, num_heads, segments, dtype=torch.float32, device=out.device)
-    return parts, tops, sums
+def _segment(num_heads: int, dv: int, key_bytes: int) -> int:
+    """Return the keys of a segment: by what a model is alone. Its sums take an eighth of its keys' bytes at most."""
+    return max(_SEGMENT, triton.next_power_of_2(triton.cdiv(8 * 4 * num_heads * dv, key_bytes)))
+
+
+def _capacity(paged: PagedKv, segment: int, window: int) -> int:
+    """Return the most segments that a query's keys are in; `window` 0: any of the sequence."""
+    most = triton.cdiv(paged.page_table.shape[1] * paged.page_size, segment)
+    return max(1, min(most, triton.cdiv(window, segment) + 1) if window else most)
+
+
+class _Parts(NamedTuple):
+    """The sums of segments, float32: of values, the largest scores, of weights; and how many segments a token has."""
+
+    values: Tensor  # [T, Hq, capacity, Dv]
+    tops: Tensor  # [T, Hq, capacity]
+    sums: Tensor  # [T, Hq, capacity]
+    counts: Tensor  # [T] int32
+
+    @staticmethod
+    def of(out: Tensor, capacity: int) -> _Parts:
+        num_tokens, num_heads, dv = out.shape
+        values = out.new_empty(num_tokens, num_heads, capacity, dv, dtype=torch.float32)
+        tops, sums = out.new_empty(2, num_tokens, num_heads, capacity, dtype=torch.float32)
+        return _Parts(values, tops, sums, out.new_empty(num_tokens, dtype=torch.int32))

@@ -42,8 +42,11 @@ def softplus(x):
 
 @triton.jit
 def dot(a, b):
-    """a @ b in float32, of float32 without rounding its factors to fewer bits."""
-    if INTERPRETED:  # it would multiply bfloat16 as the integers that its bits are
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
+    """a @ b in float32, of float32 without rounding its factors to fewer bits.
+
+    Triton's interpreter gets the exact sum, rounded once: it would multiply bfloat16 as the integers that its bits are,
+    and NumPy's order of a sum depends on the shapes, as that of a matrix unit does not.
+    """
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float64), b.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
     return tl.dot(a, b, input_precision="ieee")

@@ -1,0 +1,56 @@
+"""Rules of the kernels for GPUs, found in Triton's interpreter; see `tests.mutants`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant
+
+_ATTENTION = "ops/triton/attention.py"
+_EVERY_STEP = "ops/test_triton_segments.py::test_c31_attention_of_a_position_is_the_same_in_every_step"
+_CUT_UP = "ops/test_triton_segments.py::test_c31_bits_of_attention_do_not_depend_on_how_it_is_cut_up"
+
+GPU: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "C31 blocks of keys begin at the same positions for every query",
+        _ATTENTION,
+        "tl.maximum(begin_at, oldest // KEYS * KEYS)",
+        "tl.maximum(begin_at, oldest)",
+        _EVERY_STEP,
+    ),
+    Mutant(
+        "C31 sums of segments are folded in the order of positions",
+        _ATTENTION,
+        "        at = first + segment\n",
+        "        at = first + tl.load(part_count + token) - 1 - segment\n",
+        _EVERY_STEP,
+    ),
+    Mutant(
+        "C31 a segment of which a query sees no key changes none of its bits",
+        _ATTENTION,
+        "tl.where(computed[:, None], values, acc)",
+        "tl.where(computed[:, None], values, 1.00001 * acc)",
+        _EVERY_STEP,
+    ),
+    Mutant(
+        "C31 a prompt's keys have segments as a decode's have",
+        _ATTENTION,
+        "            SEGMENT=segment,\n",
+        "            SEGMENT=segment if tiling.programs else 1 << 30,\n",
+        _EVERY_STEP,
+    ),
+    Mutant(
+        "C31 as many segments as a sequence has, not as many as programs",
+        _ATTENTION,
+        "tl.zeros([ROWS], tl.int32) + count_segments",
+        "tl.zeros([ROWS], tl.int32) + tl.minimum(count_segments, 2)",
+        _CUT_UP,
+    ),
+    Mutant(
+        "C30 a segment whose scores are no numbers is not taken for one without keys",
+        _ATTENTION,
+        "    computed = part_total != 0.0\n",
+        "    computed = part_total > 0.0\n",
+        "ops/test_triton_segments.py::test_a_key_that_is_not_a_number_is_in_the_result_of_its_own_segment_c30",
+    ),
+)
