@@ -53,4 +53,11 @@ GPU: Final[tuple[Mutant, ...]] = (
         "    computed = part_total > 0.0\n",
         "ops/test_triton_segments.py::test_a_key_that_is_not_a_number_is_in_the_result_of_its_own_segment_c30",
     ),
+    Mutant(
+        "C31 products of a shape are compared in a later row, too",
+        "ops/triton/linear.py",
+        "for at in (0, count - 1)",
+        "for at in (0,)",
+        "ops/test_triton_linear.py::test_c31_a_product_whose_bits_depend_on_the_number_of_rows_is_found",
+    ),
 )

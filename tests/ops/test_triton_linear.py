@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from forebay.ops.interface import Ops
 from tests.formats.coded import FORMATS, random_codes, stored
 from tests.ops.helpers import normal
 from tests.ops.test_triton import device, ops, reference
-from tests.ops.triton_device import TritonOps, assert_close
+from tests.ops.triton_device import TritonOps, assert_close, linear
 
 __all__ = ["device", "ops", "reference"]  # fixtures
 
@@ -57,6 +59,26 @@ def test_dense_linear_equals_the_reference(ops: Ops, reference: Ops, dtype: torc
     ours, theirs = ops.pack_linear(weight, b), reference.pack_linear(weight, b)
     assert_close(ops.linear(x, ours), reference.linear(x, theirs))
     assert ops.linear_f32(x, ours).dtype == torch.float32
+    own = replace(ours, by_rows=True)
+    assert_close(ops.linear(x, own), reference.linear(x, theirs))
+    sums = x.float() @ weight.float().T
+    assert_close(ops.linear_f32(x, own), sums if b is None else sums + b)
+
+
+@pytest.mark.parametrize(("bad_from", "bad_row"), [(1, 0), (17, 0), (64, -1), (2048, 0)])
+def test_c31_a_product_whose_bits_depend_on_the_number_of_rows_is_found(bad_from: int, bad_row: int) -> None:
+    def same(x: torch.Tensor) -> torch.Tensor:
+        return x.double().cumsum(dim=1)
+
+    def differs(x: torch.Tensor) -> torch.Tensor:
+        out = same(x)
+        if len(x) == bad_from:
+            out[bad_row] += 1e-9
+        return out
+
+    rows = normal((linear.PROBED_ROWS[-1], 3), torch.float32, seed=1)
+    assert linear.rows_agree(same, rows)
+    assert not linear.rows_agree(differs, rows)
 
 
 EXPERTS, HIDDEN, INTERMEDIATE = 5, 40, 24

@@ -21,9 +21,18 @@ from tests.conftest import HAS_GPU
 from tests.ops import helpers
 
 pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
-from forebay.ops.triton import TritonOps, attention
+from forebay.ops.triton import TritonOps, attention, linear
 
-__all__ = ["HAS_GPU", "INTERPRETER_ALONE", "ON_EACH_DEVICE", "OnDevice", "TritonOps", "assert_close", "attention"]
+__all__ = [
+    "HAS_GPU",
+    "INTERPRETER_ALONE",
+    "ON_EACH_DEVICE",
+    "OnDevice",
+    "TritonOps",
+    "assert_close",
+    "attention",
+    "linear",
+]
 
 INTERPRETER_ALONE = pytest.mark.skipif(HAS_GPU, reason="kernels are compiled for the GPU")
 # One test body for both; `pytest -m gpu` on a machine with a GPU runs them all there.

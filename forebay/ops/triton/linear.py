@@ -1,12 +1,15 @@
 """Linear layers: cuBLAS through torch where the weight is dense, and one kernel for weights in codes and for experts.
 
+The kernel also computes dense layers of a shape for which cuBLAS has other bits by the number of rows.
+
 Shape letters: T tokens, N and K a layer's outputs and inputs, G groups of rows.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,13 +19,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forebay.base.log import get_logger
 from forebay.formats.quantized import GROUP, LEVELS, U8, CodeFormat, GroupQuantized, Levels, StoredCodes, joined
 from forebay.formats.small_floats import E4M3, E8M0_BIAS
 from forebay.ops.linear import LinearOps, LinearWeight
 from forebay.ops.triton.common import dot, owner
 
+_LOG: Final = get_logger("ops")
 _FEW_ROWS: Final = 16  # the least that a matrix unit takes
 _MANY_ROWS: Final = 64
+PROBED_ROWS: Final = (1, 2, 7, 8, 16, 17, 64, 128, 256, 1024, 2048)
+_PROBE_BYTES: Final = 256 << 20  # that a product of so many rows may take
 _LEVELS_ZERO: Final = 128  # of whole numbers that codes stand for
 
 
@@ -31,9 +38,11 @@ class TritonLinearWeight:
     """The tensors that were packed, and where they lie: `addresses` [8] int64 on the device, of what `_PARTS` names, 0
     for none.
 
-    `form` None: `values` [N, K] in the model's dtype, and `bias` in the same. Otherwise `values` are the lower bits of
-    the codes and `high` the others, both in planes (see `_plane`), `scales`, `minimums` and factors what
-    `GroupQuantized` calls so, and `bias` is float32.
+    `form` None: `values` [N, K] in the model's dtype, and `bias` in the same. `by_rows`: cuBLAS adds up a row of this
+    shape in an order that depends on the number of rows, so that these ops' own kernel computes it.
+
+    Otherwise `values` are the lower bits of the codes and `high` the others, both in planes (see `_plane`), `scales`,
+    `minimums` and factors what `GroupQuantized` calls so, and `bias` is float32.
     """
 
     values: Tensor
@@ -46,6 +55,7 @@ class TritonLinearWeight:
     form: CodeFormat | None
     in_features: int
     addresses: Tensor
+    by_rows: bool = False
 
     @property
     def out_features(self) -> int:
@@ -233,12 +243,31 @@ class TritonLinear(LinearOps):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._by_rows: dict[tuple[torch.Size, torch.dtype], bool] = {}
 
     def pack_linear(
         self, weight: Tensor, bias: Tensor | None = None, *, inputs: torch.dtype | None = None
     ) -> TritonLinearWeight:
         weight = weight.to(inputs or weight.dtype).contiguous()
-        return _packed(None, weight.shape[1], values=weight, bias=bias)
+        packed = _packed(None, weight.shape[1], values=weight, bias=bias)
+        return replace(packed, by_rows=True) if weight.is_cuda and self._depends_on_rows(weight) else packed
+
+    def _depends_on_rows(self, weight: Tensor) -> bool:
+        """Whether cuBLAS has other bits for other numbers of rows; tried once for each shape and type."""
+        key = weight.shape, weight.dtype
+        if key not in self._by_rows:
+            most = max(count for count in PROBED_ROWS if count == 1 or 4 * count * len(weight) <= _PROBE_BYTES)
+            rows = torch.randn(most, weight.shape[1], device=weight.device).to(weight.dtype)
+            products = (lambda x: F.linear(x, weight), lambda x: _sums(x, weight))
+            self._by_rows[key] = not all(rows_agree(product, rows) for product in products)
+            if self._by_rows[key]:
+                _LOG.info(
+                    "products of %s weights %s: cuBLAS's bits depend on the number of rows, Forebay's own kernel "
+                    "computes them",
+                    str(weight.dtype).removeprefix("torch."),
+                    " x ".join(map(str, weight.shape)),
+                )
+        return self._by_rows[key]
 
     def pack_quantized(self, weight: StoredCodes, bias: Tensor | None = None) -> TritonLinearWeight | TritonParts:
         bias = None if bias is None else bias.to(self._device, torch.float32)
@@ -268,17 +297,17 @@ class TritonLinear(LinearOps):
         if isinstance(w, TritonParts):
             return torch.cat([self.linear(x, part) for part in w.parts], dim=1)
         assert isinstance(w, TritonLinearWeight), type(w)
-        return F.linear(x, w.values, w.bias) if w.form is None else _linear_in_codes(x, w, x.dtype)
+        if w.form is None and not w.by_rows:
+            return F.linear(x, w.values, w.bias)
+        return _own_product(x, w, x.dtype)
 
     def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
         if isinstance(w, TritonParts):
             return torch.cat([self.linear_f32(x, part) for part in w.parts], dim=1)
         assert isinstance(w, TritonLinearWeight), type(w)
-        if w.form is not None:
-            return _linear_in_codes(x, w, torch.float32)
-        if not x.is_cuda or x.dtype == torch.float32:
-            return F.linear(x, w.values, w.bias).float()
-        sums = torch.mm(x, w.values.t(), out_dtype=torch.float32)
+        if w.form is not None or w.by_rows:
+            return _own_product(x, w, torch.float32)
+        sums = _sums(x, w.values)
         return sums if w.bias is None else sums.add_(w.bias)
 
     def embedding(self, ids: Tensor, table: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -342,7 +371,21 @@ def _packed(form: CodeFormat | None, in_features: int, *, values: Tensor, **part
     return TritonLinearWeight(**everything, form=form, in_features=in_features, addresses=where)
 
 
-def _linear_in_codes(x: Tensor, w: TritonLinearWeight, dtype: torch.dtype) -> Tensor:
+def rows_agree(product: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
+    """Whether `product` of the first rows has the same bits for each of PROBED_ROWS, in the first row and the last."""
+    whole = product(rows)
+    parts = ((count, product(rows[:count])) for count in PROBED_ROWS if count <= len(rows))
+    return all(torch.equal(part[at], whole[at]) for count, part in parts for at in (0, count - 1))
+
+
+def _sums(x: Tensor, values: Tensor) -> Tensor:
+    """x @ values.T, float32."""
+    if not x.is_cuda or x.dtype == torch.float32:
+        return F.linear(x, values).float()
+    return torch.mm(x, values.t(), out_dtype=torch.float32)
+
+
+def _own_product(x: Tensor, w: TritonLinearWeight, dtype: torch.dtype) -> Tensor:
     out = torch.empty(len(x), w.out_features, dtype=dtype, device=x.device)
     matmul(x, None, out, None, None, w.addresses, w, len(x))
     return out
