@@ -277,9 +277,9 @@ def _attend(
     Segments of keys begin at multiples of SEGMENT positions, have sums of their own, and are folded in order: the
     result depends neither on who computes a segment, nor on the other queries of the block.
 
-    PROGRAMS 0: one program folds all, and `out` is [T, Hq, Dv]. Otherwise segments have so many programs in turns,
-    `out` is [T, Hq, capacity, Dv] float32 of sums that `_combine` folds, with the largest score and the sum of weights
-    of each in `part_top` and `part_sum`, and `part_count` [T] the segments of a token.
+    PROGRAMS 0: one program folds all, and `out` is [T, Hq, Dv]. Otherwise segments have so many programs in turns, and
+    `out` is [T, Hq, capacity, Dv] float32 of sums that `_combine` folds. `part_top` and `part_sum` [T, Hq, capacity]
+    are the largest scores and the sums of weights, `part_count` [T] the segments of a token.
     """
     QUERIES: tl.constexpr = ROWS // HEADS
     block = tl.program_id(0)
