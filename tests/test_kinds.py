@@ -38,7 +38,7 @@ OTHER_STATES = {
     ),
     *("app_state", "server_state", "last_state", "debug_state", "_send_state", "_state_at", "state", "_state"),
     *("STATE_INTERVAL_S", "STATE_TIMEOUT_S", "max_lexer_states", "lexer_states"),
-    *("current_state", "_state_for", "TenantState", "tenant_states"),
+    *("current_state", "state_for", "TenantState", "tenant_states"),
 }
 
 ROOMS = ("memory/kinds/", "runtime/kinds/")  # whoever asks there is at home

@@ -100,7 +100,6 @@ COMPLEX_FUNCTIONS: dict[str, int] = {
     "server/gateway.py:Gateway.__call__": 14,
     "server/http/bodies.py:_announced_bytes": 14,
     "server/http/security.py:Cluster.sender": 14,
-    "server/http/security.py:Security.authorize": 13,
     "server/images/fetching.py:Fetcher._place": 13,
     "server/openapi/page.py:_bounds": 15,
     "server/openapi/page.py:_kind": 14,

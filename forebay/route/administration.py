@@ -12,19 +12,17 @@ from starlette.responses import Response
 from forebay.base.errors import ForebayError, InvalidRequest
 from forebay.base.log import event, get_logger
 from forebay.route.announcement import LEASE_S, MEMBERS_PATH, Accepted, Announcement
-from forebay.route.forwarding import ask, json_response
+from forebay.route.forwarding import ask
 from forebay.route.hops import LOOP_STATUS, hops
 from forebay.route.members import Member, as_object
 from forebay.route.router import Router
 from forebay.route.standby import PREFIXES_PATH, Batch, Received
 from forebay.server.context import RequestContext
+from forebay.server.http.answers import json_response
 from forebay.server.http.errors import error_json
-from forebay.server.http.security import ADMIN_PATHS
+from forebay.server.http.route import Access, Forward, Route
 
-WITHOUT_BODY: Final = frozenset({"/flush_cache", "/sleep", "/wake_up", "/continue_generation"})
 ADMIN_TIMEOUT_S: Final = 600.0  # an update of weights reads all of them; servers have limits of their own
-# The routes after which a server has nothing cached, or nothing of use.
-_EMPTY_CACHES: Final = frozenset({"/flush_cache", "/release_memory_occupation", "/sleep", "/update_weights_from_disk"})
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -65,23 +63,23 @@ def _decoded(content: bytes, kind: type[Body]) -> Body:
         raise InvalidRequest(f"the body is no {kind.__name__}: {error}", code="invalid_json") from None
 
 
-async def administer(request: Request, router: Router) -> Response:
-    """Send a request to every member, and return what each answered. Its status is the highest of theirs."""
+async def administer(request: Request, router: Router, *, has_body: bool, empties_cache: bool) -> Response:
+    """Send a request to every member, and return what each answered. Its status is the highest of theirs.
+
+    `has_body`: servers read a body. `empties_cache`: no prefix that a member has cached is of use afterwards.
+    """
+    if not has_body:
+        return await _at_all(request, router, b"", empties_cache=empties_cache)
     context = RequestContext.of(request.scope)
     async with router.bodies.content(request.scope, context.client) as content:
-        return await _at_all(request, router, content)
+        return await _at_all(request, router, content, empties_cache=empties_cache)
 
 
-async def administer_without_body(request: Request, router: Router) -> Response:
-    """Do the same for a route whose body no server reads."""
-    return await _at_all(request, router, b"")
-
-
-async def _at_all(request: Request, router: Router, content: bytes) -> Response:
+async def _at_all(request: Request, router: Router, content: bytes, *, empties_cache: bool) -> Response:
     members = router.members.all or [router.members.select_for_answer()]  # which raises
     answers = await asyncio.gather(*(_outcome(request, router.id, member, content) for member in members))
     answers = [answer for answer in answers if answer["status"] != LOOP_STATUS] or answers
-    if request.scope["path"] in _EMPTY_CACHES:
+    if empties_cache:
         for member in members:
             router.members.forget(member)
     await asyncio.gather(*map(router.members.check_now, members))  # weight versions may have changed
@@ -105,12 +103,32 @@ async def _outcome(request: Request, router_id: str, member: Member, content: by
     return {"url": member.url, "role": member.role, "status": status, "answer": answer}
 
 
-MEMBER_ROUTES: Final = (
-    ("POST", MEMBERS_PATH, announce),
-    ("GET", MEMBERS_PATH, list_members),
-    ("POST", PREFIXES_PATH, learn),
-)
-ADMIN_ROUTES: Final = tuple(
-    ("POST", path, administer_without_body if path in WITHOUT_BODY else administer)
-    for path in sorted(ADMIN_PATHS - {"/check_transfers"})  # which is about two servers
+MEMBER_ROUTES: Final[tuple[Route[Router], ...]] = (
+    Route(
+        "POST",
+        MEMBERS_PATH,
+        announce,
+        answer=Accepted,
+        text="Announce a server.",
+        access=Access.CLUSTER,
+        forward=Forward.OWN,
+    ),
+    Route(
+        "GET",
+        MEMBERS_PATH,
+        list_members,
+        answer=dict[str, Any],
+        text="The members, and why each gets no requests.",
+        access=Access.CLUSTER,
+        forward=Forward.OWN,
+    ),
+    Route(
+        "POST",
+        PREFIXES_PATH,
+        learn,
+        answer=Received,
+        text="Changes of the prefix table, for a standby.",
+        access=Access.CLUSTER,
+        forward=Forward.OWN,
+    ),
 )

@@ -1,85 +1,78 @@
-"""The router's routes: those of a server, each asked of the members that know."""
+"""The router's routes: those of a server, each forwarded as its declaration says, and those about members."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route as Path
 from starlette.types import ASGIApp
 
-from forebay.base.errors import ForebayError
-from forebay.route.administration import ADMIN_ROUTES, MEMBER_ROUTES
+from forebay.route import information
+from forebay.route.administration import MEMBER_ROUTES, administer
 from forebay.route.generation import abort_request, generate, pooled
-from forebay.route.information import debug_state, forward, health, metrics, model, models, ready, server_info, stored
+from forebay.route.information import forward
 from forebay.route.router import Router
-from forebay.server.assets import file_endpoint, pass_on, with_cors
+from forebay.server.app import ROUTES as SERVER_ROUTES
+from forebay.server.assets import Endpoint, application, file_endpoint, with_cors
 from forebay.server.console import load_assets
 from forebay.server.gateway import Gateway
-from forebay.server.http.errors import MESSAGES, RESPONSES
-from forebay.server.http.security import Cluster, Security
+from forebay.server.http.errors import RESPONSES
+from forebay.server.http.route import Forward, Handler, Route
+from forebay.server.http.security import AccessRules, Cluster, Security
 
-Handler = Callable[[Request, Router], Awaitable[Response]]
+_FORWARDERS: Final[Mapping[Forward, Handler[Router]]] = {
+    Forward.PAIR: generate,
+    Forward.PROMPT: pooled,
+    Forward.ANY: forward,
+}
+_OWN: Final[Mapping[str, Handler[Router]]] = {
+    "/abort_request": abort_request,
+    f"{RESPONSES}/{{response_id}}": information.stored,  # a server of one role says that it stores none
+    "/v1/models": information.models,
+    "/v1/models/{model_id:path}": information.model,
+    "/health": information.health,
+    "/ready": information.ready,
+    "/metrics": information.metrics,
+    "/server_info": information.server_info,
+    "/debug/state": information.debug_state,
+}
 
-ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
-    ("POST", "/v1/chat/completions", generate),
-    ("POST", "/v1/completions", generate),
-    ("POST", "/generate", generate),
-    ("POST", "/completion", generate),
-    ("POST", "/apply-template", forward),
-    ("POST", "/api/chat", generate),
-    ("POST", "/api/generate", generate),
-    ("POST", "/api/embed", pooled),
-    ("POST", "/api/show", forward),
-    ("GET", "/api/tags", forward),
-    ("GET", "/api/version", forward),
-    ("POST", "/abort_request", abort_request),
-    ("POST", MESSAGES, generate),
-    ("POST", f"{MESSAGES}/count_tokens", forward),
-    ("POST", RESPONSES, generate),
-    ("POST", f"{RESPONSES}/input_tokens", forward),
-    ("GET", f"{RESPONSES}/{{response_id}}", stored),  # a server of one role says that it stores none
-    ("DELETE", f"{RESPONSES}/{{response_id}}", stored),
-    ("POST", "/v1/embeddings", pooled),
-    ("POST", "/v1/score", pooled),
-    ("POST", "/v1/rerank", pooled),
-    ("GET", "/v1/models", models),
-    ("GET", "/v1/models/{model_id:path}", model),
-    ("POST", "/tokenize", forward),
-    ("GET", "/tokenizer_info", forward),
-    ("POST", "/detokenize", forward),
-    ("GET", "/health", health),
-    ("GET", "/ready", ready),
-    ("GET", "/metrics", metrics),
-    ("GET", "/server_info", server_info),
-    ("GET", "/model_info", forward),
-    ("GET", "/props", forward),
-    ("GET", "/slots", forward),
-    ("GET", "/debug/state", debug_state),
-    *ADMIN_ROUTES,
-    *MEMBER_ROUTES,
-)
+
+def _handler(route: Route[Any]) -> Handler[Router]:
+    """Return the handler of a server's route in the router. Raises KeyError for an own one that is missing."""
+    if route.forward is Forward.OWN:
+        return _OWN[route.path]
+    if route.forward is Forward.ALL:
+        return partial(administer, has_body=route.body is not None, empties_cache=route.empties_cache)
+    return _FORWARDERS[route.forward]
+
+
+def _forwarded(routes: Iterable[Route[Any]]) -> Iterator[Route[Router]]:
+    for route in routes:
+        if route.forward is not Forward.NONE:
+            yield replace(route, handler=_handler(route))
+
+
+ROUTES: Final[tuple[Route[Router], ...]] = (*_forwarded(SERVER_ROUTES), *MEMBER_ROUTES)
 
 
 def create_app(router: Router) -> ASGIApp:
     """The ASGI application; run it with `server.http.listen`."""
     assets = load_assets()
-    routes = [Route(path, _endpoint(handler, router), methods=[method]) for method, path, handler in ROUTES]
-    routes += [Route(path, file_endpoint(asset), methods=["GET"]) for path, asset in assets.items()]
-    app = Starlette(routes=routes, exception_handlers=dict.fromkeys((ForebayError, 404, 405, Exception), pass_on))
-    app.router.redirect_slashes = False
-    paths = [path for _, path, _ in ROUTES]
-    security, cluster = Security(router.config), Cluster(router.config)
-    trusted = {path for _, path, _ in MEMBER_ROUTES}
-    gateway = Gateway(app, security, cluster, router.metrics, paths=paths, public_paths=assets, trusted_paths=trusted)
+    files = [Path(path, file_endpoint(asset), methods=["GET"]) for path, asset in assets.items()]
+
+    def endpoint_of(handler: Handler[Router]) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            return await handler(request, router)
+
+        return endpoint
+
+    app = application(ROUTES, endpoint_of, files)
+    access = AccessRules(ROUTES, files=assets)
+    gateway = Gateway(app, Security(router.config), Cluster(router.config), router.metrics, access)
     return with_cors(gateway, router.config)
-
-
-def _endpoint(handler: Handler, router: Router) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        return await handler(request, router)
-
-    return endpoint

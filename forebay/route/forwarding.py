@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -72,8 +71,3 @@ def answered(answer: tuple[Head, bytes]) -> Response:
     """Return a member's answer as the client's."""
     head, body = answer
     return Response(body, status_code=head.status, headers=passed_back(head))
-
-
-def json_response(value: Any, status: int = 200) -> Response:
-    """Return an answer of the router's own."""
-    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")

@@ -1,20 +1,25 @@
-"""Parts that our applications share: the page's files, one place where errors become answers, and whose pages may
-ask."""
+"""Parts that our applications share: routes, the files of the site, and the origins whose pages may send requests."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
+from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route as Path
 from starlette.types import ASGIApp
 
+from forebay.base.errors import ForebayError
 from forebay.config.config import ServerConfig
 from forebay.server.console import HEADERS, Asset
+from forebay.server.http.route import Handler, Route, State
+
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def file_endpoint(asset: Asset) -> Callable[[Request], Awaitable[Response]]:
+def file_endpoint(asset: Asset) -> Endpoint:
     """Return a route that serves `asset`, or 304 to a client that has it already."""
 
     async def endpoint(request: Request) -> Response:
@@ -26,8 +31,19 @@ def file_endpoint(asset: Asset) -> Callable[[Request], Awaitable[Response]]:
     return endpoint
 
 
-async def pass_on(request: Request, error: Exception) -> Response:
-    """To the gateway, which makes an answer of it."""
+def application(
+    routes: Iterable[Route[State]], endpoint_of: Callable[[Handler[State]], Endpoint], files: Iterable[Path]
+) -> Starlette:
+    """Return the application of these routes and files. Errors are raised to the gateway, which answers them."""
+    paths = [Path(route.path, endpoint_of(route.handler), methods=[route.method]) for route in routes]
+    app = Starlette(
+        routes=[*paths, *files], exception_handlers=dict.fromkeys((ForebayError, 404, 405, Exception), _raise)
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _raise(request: Request, error: Exception) -> Response:
     raise error
 
 

@@ -9,9 +9,10 @@ from typing import Final, TypeVar
 from starlette.requests import Request
 from starlette.types import Scope, Send
 
-from forebay.base.errors import InvalidRequest, NotFound
+from forebay.base.errors import ForebayError, InvalidRequest, NotFound
 from forebay.config.config import ServerConfig
 from forebay.engine.client.async_engine import AsyncEngine
+from forebay.engine.frames import Ready
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.admin.metrics import Metrics
 from forebay.server.admin.prefix_tree import Trees
@@ -63,6 +64,14 @@ class ServerContext:
     images: ImageReader | None = None  # None: the model has no encoder
     under_way: UnderWay = field(default_factory=UnderWay)
     trees: Trees = field(default_factory=Trees)
+
+    @property
+    def loaded_info(self) -> Ready | None:
+        """Return what the engine has said of the model; None while it loads."""
+        try:
+            return self.engine.info
+        except ForebayError:
+            return None
 
     def table(self, body: Sampling) -> TokenBytes:
         """The bytes of each token in the text of an answer."""

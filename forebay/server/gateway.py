@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -19,7 +19,8 @@ from forebay.server.http.errors import HttpError, error_response, internal
 from forebay.server.http.lifecycle import ClientGone, Watch
 from forebay.server.http.preparation import Client
 from forebay.server.http.protocol import CONNECTION
-from forebay.server.http.security import ANYBODY, MEMBER_CHECKS, Cluster, Security
+from forebay.server.http.route import Access
+from forebay.server.http.security import ANYBODY, AccessRules, Cluster, Security
 
 _PROBES: Final = {"/livez": "/health", "/ping": "/health", "/readyz": "/ready"}
 _SAFE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -41,19 +42,12 @@ class Gateway:
         security: Security,
         cluster: Cluster,
         metrics: CountsErrors,
-        *,
-        paths: Iterable[str],
-        public_paths: Iterable[str],
-        trusted_paths: Iterable[str] = (),
+        access: AccessRules,
     ) -> None:
-        """`paths` are those of the routes, `public_paths` the console's files, served by GET without a key, and
-        `trusted_paths` those for holders of the cluster key alone."""
-        self._paths = frozenset((*paths, *public_paths))
         self._app = app
         self._security, self._cluster = security, cluster
         self._metrics = metrics
-        self._public_paths = frozenset(public_paths)
-        self._trusted_paths = frozenset(trusted_paths)
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # no websockets here
@@ -63,21 +57,20 @@ class Gateway:
         if scope["method"] == "HEAD":  # what GET would say; the connection, which keeps its own scope, sends no body
             scope = {**scope, "method": "GET"}
         request_id = _request_id(scope)
-        if scope["path"] not in self._paths:
-            scope = {**scope, "path": usual_path(scope["path"], self._paths)}
+        if scope["path"] not in self._access.paths:
+            scope = {**scope, "path": usual_path(scope["path"], self._access.paths)}
         watch = Watch(receive)
         answer = _Answer(send, [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")])
         try:
             # The decoded path as the router sees it, and nothing else: no header, no raw path, no root path.
             method, path, headers = scope["method"], scope["path"], scope["headers"]
-            public = method == "GET" and path in self._public_paths
-            self._security.check_host(headers, public=public)
-            is_trusted = path in self._trusted_paths
-            sender = self._cluster.sender(method, _target(scope), headers)
-            if is_trusted:
+            access = self._access.of(method, path)
+            self._security.check_host(headers, public=access is Access.FILE)
+            sender = self._cluster.sender(scope)
+            if access is Access.CLUSTER:
                 self._cluster.check_trusted(sender, is_open=self._security.open)
-            has_no_key = is_trusted or (sender.digest != "" and (method, path) in MEMBER_CHECKS)
-            tenant = ANYBODY if has_no_key else self._security.authorize(method, path, headers, public=public)
+            has_proof = access is Access.CLUSTER or (access is Access.MEMBER and sender.digest != "")
+            tenant = ANYBODY if has_proof else self._security.authorize(access, path, headers)
             scope[BODY_DIGEST] = sender.digest
             scope[REQUEST] = RequestContext(
                 request_id=request_id,
@@ -129,12 +122,6 @@ class _Answer:
             ours = [header for header in self.headers if header[0] not in names]
             message = {**message, "headers": [*message.get("headers", []), *ours]}
         await self._send(message)
-
-
-def _target(scope: Scope) -> str:
-    """Return path and query as they were sent."""
-    path, query = (scope[name].decode("latin-1") for name in ("raw_path", "query_string"))
-    return f"{path}?{query}" if query else path
 
 
 def _request_id(scope: Mapping[str, Any]) -> str:

@@ -25,6 +25,8 @@ MADE: Final[Mapping[str, Callable[[], str]]] = {
     "fields_by_route": elsewhere.fields_by_route,
     "commands": elsewhere.commands,
     "routes": api.page,
+    "access": api.access,
+    "forwarding": api.forwarding,
     "errors": errors.page,
     "metrics": metrics.page,
     "families": models.page,

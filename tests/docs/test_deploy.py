@@ -24,7 +24,7 @@ from scripts.site.pages import ROOT
 from tests.together import together
 
 DEPLOY = ROOT / "deploy"
-PATHS = {path for _, path, _, _ in ROUTES}
+PATHS = {route.path for route in ROUTES}
 
 
 def documents(name: str) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ def denied_items(denied: str) -> list[str]:
 
 def contradictions(denied: str) -> Iterator[str]:
     """Yield a line for each flag or route whose name has all words of a phrase of the row."""
-    names = [*(flag.option for flag in FLAGS), *(route[1] for route in ROUTES)]
+    names = [*(flag.option for flag in FLAGS), *(route.path for route in ROUTES)]
     for item in filter(stems, denied_items(denied)):
         for name in names:
             if stems(item) <= stems(name) and (item, name) not in HOMONYMS:
@@ -72,7 +72,7 @@ def test_contradictions_finds_what_exists(denied: str, is_found: bool) -> None:
 
 def test_page_names_routes_and_flags_as_they_are() -> None:
     options = {option for flag in FLAGS for option in flag.options}
-    routes = {(route[0], route[1]) for route in ROUTES}
+    routes = {(route.method, route.path) for route in ROUTES}
     for denied, instead in rows():
         for code in re.findall(r"`([^`]+)`(?! of | with| without)", denied):
             method, _, path = code.rpartition(" ")

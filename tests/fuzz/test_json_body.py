@@ -55,7 +55,7 @@ def check(body: bytes) -> None:
         assert right is None, value.message
         return
     assert value == right
-    for kind in {body for _, _, _, body in ROUTES if body is not None}:
+    for kind in {route.body for route in ROUTES if route.body is not None}:
         parsed = outcome(InvalidRequest, kind.parse, value)
         assert isinstance(parsed, kind) or kind.__name__ not in parsed.message
 

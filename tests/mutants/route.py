@@ -167,7 +167,7 @@ ROUTE = (
     Mutant(
         "C33 a router's proof opens its checks alone",
         "server/gateway.py",
-        'sender.digest != "" and (method, path) in MEMBER_CHECKS',
+        '(access is Access.MEMBER and sender.digest != "")',
         'sender.digest != ""',
         "server/test_rendezvous.py::test_proof_opens_the_checks_of_a_router_and_nothing_else",
     ),
@@ -208,7 +208,7 @@ ROUTE = (
     ),
     Mutant(
         "C33 a check of transfers names no other server either",
-        "server/admin/information.py",
+        "server/admin/transfers.py",
         "    if decodes and not",
         "    if False and not",
         "server/test_rendezvous.py::test_check_transfers_names_no_server_that_is_not_allowed",

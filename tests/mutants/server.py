@@ -147,6 +147,27 @@ SERVER = (
         "server/test_isolation.py::test_a_prompt_cannot_be_read_out_of_the_cache_token_by_token",
     ),
     Mutant(
+        "C29 a route with a parameter in its path has its own access",
+        "server/http/security.py",
+        "        rules = self._of_path.get(path) or self._matching(path)\n",
+        "        rules = self._of_path.get(path) or []\n",
+        "server/test_routes.py::test_access_rules_path_with_a_parameter_has_the_access_of_its_route",
+    ),
+    Mutant(
+        "C29 a method that a path lacks needs the strictest key of the path",
+        "server/http/security.py",
+        "found or [Access.USER, *(access for _, access in rules)]",
+        "found or [Access.USER]",
+        "server/test_routes.py::test_access_rules_method_that_no_route_has_needs_the_strictest_key_of_the_path",
+    ),
+    Mutant(
+        "C29 of two routes that match a path the stricter one counts",
+        "server/http/security.py",
+        "            rules += self._matching(path)\n",
+        "            pass\n",
+        "server/test_routes.py::test_access_rules_path_that_a_pattern_matches_too_has_the_stricter_access",
+    ),
+    Mutant(
         "C29 what is counted over all tenants is for admins",
         "server/http/security.py",
         "self._hides_totals = many and bool(self._keys)",

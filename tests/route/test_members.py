@@ -235,7 +235,8 @@ def test_router_administration_that_one_member_refuses_is_refused(monkeypatch):
     found = pairs_up(2)
     monkeypatch.setattr(found, "check_now", check)
     request: Any = SimpleNamespace(scope={"path": "/flush_cache"})
-    answer = asyncio.run(_at_all(request, SimpleNamespace(id="0" * 32, members=found), b""))  # type: ignore[arg-type]
+    router: Any = SimpleNamespace(id="0" * 32, members=found)
+    answer = asyncio.run(_at_all(request, router, b"", empties_cache=True))
     said = members.as_object(bytes(answer.body))
     assert (answer.status_code, said["success"]) == (409, False)
     assert [each["status"] for each in said["members"]] == [200, 409, 200, 200]

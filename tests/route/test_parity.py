@@ -12,16 +12,16 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.generation import GenerationMode
 
-from forebay.route.administration import ADMIN_ROUTES, MEMBER_ROUTES
 from forebay.route.app import ROUTES
+from forebay.server.http.route import Access
 from tests.fuzz.mutants import mutated, seeds
 from tests.fuzz.test_json_body import BODIES as JSON_BODIES
 from tests.route.twins import Twins, as_json, twins
 from tests.server import test_bad_input as bad
 
 # Of a router alone: whose request an id is, only servers know, and what each of several servers said is a list.
-OTHERWISE = {"/abort_request", *(path for _, path, _ in (*MEMBER_ROUTES, *ADMIN_ROUTES))}
-POSTS = [path for method, path, _ in ROUTES if method == "POST" and path not in OTHERWISE]
+OTHERWISE = {"/abort_request", *(route.path for route in ROUTES if route.access in (Access.ADMIN, Access.CLUSTER))}
+POSTS = [route.path for route in ROUTES if route.method == "POST" and route.path not in OTHERWISE]
 READ = [path for path in POSTS if path in bad.BODIES]
 PARTS = 8  # of all bodies; the suite tries one part, the long tier all
 
@@ -110,7 +110,7 @@ def test_router_request_of_the_described_api_has_the_answer_of_a_server(
     both: Twins, seed: int, mode: GenerationMode
 ) -> None:
     document = both.alone.get("/openapi.json").json()
-    known = {path for _, path, _ in ROUTES} - OTHERWISE - {"/metrics", "/server_info", "/debug/state", "/health"}
+    known = {route.path for route in ROUTES} - OTHERWISE - {"/metrics", "/server_info", "/debug/state", "/health"}
     document["paths"] = {
         path: item for path, item in document["paths"].items() if path.replace("id}", "id:path}") in known
     }

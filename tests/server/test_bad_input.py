@@ -55,7 +55,7 @@ from tests.server.fake_engine import count_up
 from tests.server.process_status import MIB, forget_peak, peak_rss_bytes, rss_bytes
 from tests.together import together
 
-BODIES = {path: body for method, path, _, body in ROUTES if body is not None}
+BODIES = {route.path: route.body for route in ROUTES if route.body is not None}
 VALID: dict[type[Strict], dict[str, Any]] = {
     ChatRequest: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1},
     CompletionRequest: {"prompt": "hello", "max_tokens": 1},

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forebay.base.errors import InvalidRequest
-from forebay.server.admin.occupation import _below
+from forebay.server.admin.weights import _below
 
 
 @pytest.fixture

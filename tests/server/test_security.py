@@ -17,6 +17,7 @@ from forebay.base.errors import ConfigError
 from forebay.server.app import ROUTES
 from forebay.server.console import HEADERS
 from forebay.server.http.listen import bind
+from forebay.server.http.route import Access
 from forebay.server.http.security import Security, host_name
 from tests.deadlines import HANGS_S
 from tests.server.conftest import CONFIG, Running
@@ -63,7 +64,7 @@ REFUSED: list[tuple[tuple[str, bytes], ...]] = [
     (("x-api-key", b"wrong"),),
     (bearer(KEY), ("x-api-key", b"wrong")),
 ]
-PATHS = [path.replace("{model_id:path}", "tiny") for _, path, _, _ in ROUTES]
+PATHS = [route.path.replace("{model_id:path}", "tiny") for route in ROUTES]
 TRICKS = [
     "/openapi.json/x",
     "/Docs",
@@ -101,7 +102,7 @@ def test_the_routes_tried_are_all_there_are(tokenizer) -> None:
         context = create_context(CONFIG, MODEL, FakeEngine(), tokenizer)
         return {route.path for route in create_routes(context, {}).routes if isinstance(route, Route)}
 
-    assert asyncio.run(paths()) == {"/openapi.json", "/docs", *(path for _, path, _, _ in ROUTES)}
+    assert asyncio.run(paths()) == {"/openapi.json", "/docs", *(route.path for route in ROUTES)}
 
 
 def test_health_needs_no_key_but_only_by_get(guarded: Running) -> None:
@@ -337,13 +338,12 @@ def test_a_network_address_with_armed_faults_is_refused_before_anything_listens(
 
 def test_tenant_is_the_holder_of_a_key_and_admin_that_of_an_admin_key() -> None:
     security = Security(replace(CONFIG, api_keys=("a", "b"), admin_api_keys=("b", "c")))
-    a, b, c = (
-        security.authorize("GET", "/v1/models", [(b"authorization", b"Bearer " + key)]) for key in (b"a", b"b", b"c")
-    )
+    bearers = (b"Bearer a", b"Bearer b", b"Bearer c")
+    a, b, c = (security.authorize(Access.USER, "/v1/models", [(b"authorization", value)]) for value in bearers)
     assert len({a.digest, b.digest, c.digest}) == 3
     assert [tenant.is_admin for tenant in (a, b, c)] == [False, True, True]
     assert a.digest != "a"
-    without = Security(CONFIG).authorize("GET", "/v1/models", [])
+    without = Security(CONFIG).authorize(Access.USER, "/v1/models", [])
     assert (without.digest, without.is_admin) == (
         "",
         False,

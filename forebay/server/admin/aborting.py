@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 import msgspec
 from pydantic import model_validator
@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.server.context import RequestContext, ServerContext, read_body
+from forebay.server.http.route import Access, Forward, Route
 from forebay.server.protocol.strict import Label, Strict
 from forebay.server.protocol.validation import MISSING_FIELD, refusal
 
@@ -40,3 +41,17 @@ async def abort_request(request: Request, server: ServerContext) -> Response:
     tenant = RequestContext.of(request.scope).tenant
     num_aborted = server.under_way.abort(tenant, None if body.abort_all else body.rid)
     return Response(msgspec.json.encode(Aborted(success=True, aborted=num_aborted)), media_type="application/json")
+
+
+ROUTES: Final[tuple[Route[ServerContext], ...]] = (
+    Route(
+        "POST",
+        "/abort_request",
+        abort_request,
+        body=AbortRequest,
+        answer=Aborted,
+        text="End requests of one's own that run or wait.",
+        access=Access.USER,
+        forward=Forward.OWN,
+    ),
+)

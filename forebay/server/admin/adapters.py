@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from forebay.config.adapters import check_name
 from forebay.engine.frames import State
 from forebay.formats.hub_names import hub_model
 from forebay.server.context import RequestContext, ServerContext, read_body
+from forebay.server.http.route import Access, Forward, Route
 from forebay.server.protocol.administration import LoadAdapterRequest, UnloadAdapterRequest
 
 log = get_logger("server")
@@ -83,3 +85,31 @@ def _below(root: str | None, lora_path: str) -> str:
             param="lora_path",
         )
     return str(path)
+
+
+def _routes(prefix: str) -> tuple[Route[ServerContext], Route[ServerContext]]:
+    return (
+        Route(
+            "POST",
+            f"{prefix}/load_lora_adapter",
+            load_adapter,
+            body=LoadAdapterRequest,
+            answer=AdaptersChanged,
+            text="Load an adapter (LoRA) from a folder.",
+            access=Access.ADMIN,
+            forward=Forward.ALL,
+        ),
+        Route(
+            "POST",
+            f"{prefix}/unload_lora_adapter",
+            unload_adapter,
+            body=UnloadAdapterRequest,
+            answer=AdaptersChanged,
+            text="Unload an adapter (LoRA).",
+            access=Access.ADMIN,
+            forward=Forward.ALL,
+        ),
+    )
+
+
+ROUTES: Final = (*_routes(""), *_routes("/v1"))

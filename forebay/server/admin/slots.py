@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.base.errors import Unavailable
 from forebay.base.package import __version__
-from forebay.server.admin.information import current_state
+from forebay.server.admin.state import current_state
 from forebay.server.api.llama import settings_of
 from forebay.server.context import ServerContext
+from forebay.server.http.answers import json_response
+from forebay.server.http.route import Access, Forward, Route
 
 
 class DefaultSettings(TypedDict):
@@ -57,7 +58,7 @@ async def props(request: Request, server: ServerContext) -> Response:
     """Describe the server as llama-server's /props does."""
     info, tokenizer = server.engine.info, server.tokenizer
     template, state = tokenizer.chat_template, server.engine.last_state
-    return _json(
+    return json_response(
         Props(
             default_generation_settings=DefaultSettings(n_ctx=info.context_length, params=settings_of(server.sampling)),
             total_slots=info.max_running_requests,
@@ -80,7 +81,7 @@ async def slots(request: Request, server: ServerContext) -> Response:
     if request.query_params.get("fail_on_no_slot") and num_running >= info.max_running_requests:
         raise Unavailable(f"all {info.max_running_requests} slots are in use: try again later", code="no_slot")
     n_ctx, speculative = info.context_length, state is not None and state.speculation is not None
-    return _json(
+    return json_response(
         [
             Slot(id=i, n_ctx=n_ctx, speculative=speculative, is_processing=i < num_running)
             for i in range(info.max_running_requests)
@@ -92,5 +93,23 @@ def _spelled(server: ServerContext, token: int | None) -> str:
     return "" if token is None else server.tokenizer.table.spelled(token).decode("utf-8", "replace")
 
 
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+ROUTES: Final[tuple[Route[ServerContext], ...]] = (
+    Route(
+        "GET",
+        "/props",
+        props,
+        answer=Props,
+        text="Sampling defaults, context and chat template, as llama-server's clients ask for them.",
+        access=Access.USER,
+        forward=Forward.ANY,
+    ),
+    Route(
+        "GET",
+        "/slots",
+        slots,
+        answer=list[Slot],
+        text="How many requests run of those that may; nothing of what they say.",
+        access=Access.TOTALS,
+        forward=Forward.ANY,
+    ),
+)

@@ -18,6 +18,7 @@ from forebay.base.errors import NotFound
 from forebay.memory.radix_node import NAME_BYTES, may_see
 from forebay.server.admin.prefix_tree import Node, Tree
 from forebay.server.context import RequestContext, ServerContext, read_body
+from forebay.server.http.route import Access, Forward, Route
 from forebay.server.protocol.strict import Sender
 
 MAX_ROWS: Final = 200
@@ -118,3 +119,17 @@ def _row(server: ServerContext, tree: Tree, node: Node, author: str) -> BranchRo
 def _text(server: ServerContext, tokens: bytes) -> str:
     ids: Any = np.frombuffer(tokens, dtype="<i4").tolist()
     return b"".join(map(server.tokenizer.table.spelled, ids)).decode("utf-8", "replace")
+
+
+ROUTES: Final[tuple[Route[ServerContext], ...]] = (
+    Route(
+        "POST",
+        "/debug/tree",
+        debug_tree,
+        body=TreeRequest,
+        answer=TreeRows,
+        text="What the prefix cache holds, branch by branch, the largest first.",
+        access=Access.TOTALS,
+        forward=Forward.NONE,
+    ),
+)

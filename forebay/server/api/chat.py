@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -21,6 +21,7 @@ from forebay.server.api.items import items_of
 from forebay.server.api.logprobs import ChatLogprobs, RankedLogprob, chat_logprobs
 from forebay.server.api.serving import check_counts, serve_chat
 from forebay.server.context import RequestContext, ServerContext, read_body
+from forebay.server.http.route import EVENTS, Access, Forward, Route
 from forebay.server.protocol.requests import NO_OPTIONS, ChatRequest
 from forebay.server.protocol.tools import input_of
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
@@ -235,3 +236,18 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
     )
     num_top = (body.top_logprobs or 0) if body.logprobs else -1
     return await serve_chat(server, context, body, dialect, num_top=num_top)
+
+
+ROUTES: Final[tuple[Route[ServerContext], ...]] = (
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        chat_completions,
+        body=ChatRequest,
+        answer=ChatCompletion,
+        stream=EVENTS,
+        text="Answer a conversation, in OpenAI's form.",
+        access=Access.USER,
+        forward=Forward.PAIR,
+    ),
+)

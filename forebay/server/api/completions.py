@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -18,6 +18,7 @@ from forebay.server.api.generation import Generation, Usage
 from forebay.server.api.logprobs import CompletionLogprobs, RankedLogprob, completion_logprobs
 from forebay.server.api.serving import check_counts, serve_completion
 from forebay.server.context import RequestContext, ServerContext, read_body
+from forebay.server.http.route import EVENTS, Access, Forward, Route
 from forebay.server.protocol.requests import NO_OPTIONS, CompletionRequest
 from forebay.text.answers.parts import Part
 from forebay.text.token_bytes import TokenBytes
@@ -161,3 +162,18 @@ async def completions(request: Request, server: ServerContext) -> Response:
         token_ids=body.return_token_ids,
     )
     return await serve_completion(server, context, body, dialect)
+
+
+ROUTES: Final[tuple[Route[ServerContext], ...]] = (
+    Route(
+        "POST",
+        "/v1/completions",
+        completions,
+        body=CompletionRequest,
+        answer=Completion,
+        stream=EVENTS,
+        text="Go on with a prompt, in OpenAI's form.",
+        access=Access.USER,
+        forward=Forward.PAIR,
+    ),
+)

@@ -26,6 +26,7 @@ from forebay.server.api.renaming import renamed
 from forebay.server.api.serving import check_counts, serve_completion
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.http.errors import DONE, error_ending
+from forebay.server.http.route import EVENTS, Access, Forward, Route
 from forebay.server.protocol.ignored import Harmless, one_of
 from forebay.server.protocol.requests import (
     I32,
@@ -260,3 +261,18 @@ async def native(request: Request, server: ServerContext) -> Response:
             adapter=context.adapter,
         )
         return await serve_completion(server, context, completion, dialect, known_as=body.rid)
+
+
+ROUTES: Final[tuple[Route[ServerContext], ...]] = (
+    Route(
+        "POST",
+        "/generate",
+        native,
+        body=NativeRequest,
+        answer=Generated | list[Generated],
+        stream=EVENTS,
+        text="Go on with a prompt, in SGLang's form.",
+        access=Access.USER,
+        forward=Forward.PAIR,
+    ),
+)

@@ -22,6 +22,7 @@ from forebay.server.api.renaming import renamed
 from forebay.server.api.serving import check_counts, params_of, serve_completion
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.http.errors import error_ending
+from forebay.server.http.route import EVENTS, Access, Forward, Route
 from forebay.server.protocol.requests import ChatRequest
 from forebay.text.answers.parts import Part
 from forebay.text.token_bytes import TokenBytes
@@ -258,3 +259,28 @@ async def apply_template(request: Request, server: ServerContext) -> Response:
     with naming("messages"):
         text = await render(server, server.tokenizer.chat_text, body.messages, body)
     return Response(msgspec.json.encode(TemplateText(prompt=text)), media_type="application/json")
+
+
+ROUTES: Final[tuple[Route[ServerContext], ...]] = (
+    Route(
+        "POST",
+        "/completion",
+        llama_completion,
+        body=LlamaCompletionRequest,
+        answer=LlamaCompletion | list[LlamaCompletion],
+        stream=EVENTS,
+        text="Go on with a prompt, in llama-server's form.",
+        access=Access.USER,
+        forward=Forward.PAIR,
+    ),
+    Route(
+        "POST",
+        "/apply-template",
+        apply_template,
+        body=ChatRequest,
+        answer=TemplateText,
+        text="The text that the chat template makes of a conversation.",
+        access=Access.USER,
+        forward=Forward.ANY,
+    ),
+)

@@ -31,6 +31,7 @@ from forebay.server.api.renaming import renamed
 from forebay.server.api.serving import serve_chat
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.http.errors import MESSAGES, error_ending
+from forebay.server.http.route import EVENTS, Access, Forward, Route
 from forebay.server.protocol.requests import ChatRequest
 from forebay.text.answers.for_template import INVALID_JSON
 from forebay.text.answers.parts import Part, Said, Thought
@@ -293,3 +294,28 @@ def _settled(server: ServerContext, body: CountTokensRequest) -> tuple[ChatReque
     chat = body.chat.model_copy(update=told)
     settled = chat if server.config.keep_volatile_headers else behind_the_system_text(chat)
     return settled, UNSET if settled is chat else [BILLING_HEADER.removesuffix(":")]
+
+
+ROUTES: Final[tuple[Route[ServerContext], ...]] = (
+    Route(
+        "POST",
+        MESSAGES,
+        messages,
+        body=MessagesRequest,
+        answer=AnthropicMessage,
+        stream=EVENTS,
+        text="Answer a conversation, in Anthropic's form.",
+        access=Access.USER,
+        forward=Forward.PAIR,
+    ),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        count_tokens,
+        body=CountTokensRequest,
+        answer=TokenCount,
+        text="How many tokens the prompt of a message would have.",
+        access=Access.USER,
+        forward=Forward.ANY,
+    ),
+)

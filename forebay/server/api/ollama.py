@@ -28,6 +28,7 @@ from forebay.server.api.renaming import renamed
 from forebay.server.api.serving import serve_chat, serve_completion
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.http.errors import OLLAMA, error_ending
+from forebay.server.http.route import LINES, Access, Forward, Route
 from forebay.server.protocol.requests import CompletionRequest
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
 from forebay.text.token_bytes import TokenBytes
@@ -231,3 +232,29 @@ async def ollama_generate(request: Request, server: ServerContext) -> Response:
         if isinstance(body.asked, CompletionRequest):
             return await serve_completion(server, context, body.asked, dialect, cut_to_room=True)
         return await serve_chat(server, context, body.asked, dialect, num_top=body.num_top, cut_to_room=True)
+
+
+ROUTES: Final[tuple[Route[ServerContext], ...]] = (
+    Route(
+        "POST",
+        "/api/chat",
+        ollama_chat,
+        body=OllamaChatRequest,
+        answer=OllamaChat,
+        stream=LINES,
+        text="Answer a conversation, in Ollama's form; streams unless told not to.",
+        access=Access.USER,
+        forward=Forward.PAIR,
+    ),
+    Route(
+        "POST",
+        "/api/generate",
+        ollama_generate,
+        body=OllamaGenerateRequest,
+        answer=OllamaGenerated,
+        stream=LINES,
+        text="Answer a prompt, in Ollama's form; streams unless told not to.",
+        access=Access.USER,
+        forward=Forward.PAIR,
+    ),
+)

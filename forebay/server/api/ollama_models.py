@@ -16,6 +16,8 @@ from forebay.server.api.llama import settings_of
 from forebay.server.api.ollama import OllamaDialect
 from forebay.server.api.ollama_request import OllamaPullRequest, OllamaShowRequest
 from forebay.server.context import RequestContext, ServerContext, read_body
+from forebay.server.http.answers import json_response
+from forebay.server.http.route import LINES, Access, Forward, Route
 
 
 class OllamaDetails(TypedDict):
@@ -87,7 +89,7 @@ _PARAMETERS: Final = [number.llama_name for number in NUMBERS.values()]
 
 async def ollama_tags(request: Request, server: ServerContext) -> Response:
     """List the model that is served, and its adapters."""
-    return _json(OllamaTags(models=_cards(server)))
+    return json_response(OllamaTags(models=_cards(server)))
 
 
 async def ollama_ps(request: Request, server: ServerContext) -> Response:
@@ -103,7 +105,7 @@ async def ollama_ps(request: Request, server: ServerContext) -> Response:
         )
         for card in _cards(server)
     ]
-    return _json(OllamaRunningModels(models=running))
+    return json_response(OllamaRunningModels(models=running))
 
 
 async def ollama_pull(request: Request, server: ServerContext) -> Response:
@@ -115,7 +117,7 @@ async def ollama_pull(request: Request, server: ServerContext) -> Response:
         error.message += ": the operator loads another one (forebay models pull, forebay serve)"
         raise
     if body.stream is False:
-        return _json(OllamaPulled(status="success"))
+        return json_response(OllamaPulled(status="success"))
     lines = [msgspec.json.encode(OllamaPulled(status=status)) + b"\n" for status in ("pulling manifest", "success")]
     return Response(b"".join(lines), media_type=OllamaDialect.media_type)
 
@@ -144,7 +146,7 @@ async def ollama_show(request: Request, server: ServerContext) -> Response:
         "vision": server.images is not None,
         "embedding": server.model.texts.embedding.is_embedder,
     }
-    return _json(
+    return json_response(
         {
             "modified_at": _started(server),
             "template": "" if template is None else template.source,
@@ -163,7 +165,7 @@ async def ollama_show(request: Request, server: ServerContext) -> Response:
 
 async def ollama_version(request: Request, server: ServerContext) -> Response:
     """Forebay's own version: the routes are Ollama's, the number is not."""
-    return _json(OllamaVersion(version=__version__))
+    return json_response(OllamaVersion(version=__version__))
 
 
 def _details(server: ServerContext, name: str) -> OllamaDetails:
@@ -184,5 +186,53 @@ def _started(server: ServerContext) -> str:
     return datetime.fromtimestamp(server.model.created, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+ROUTES: Final[tuple[Route[ServerContext], ...]] = (
+    Route(
+        "POST",
+        "/api/show",
+        ollama_show,
+        body=OllamaShowRequest,
+        answer=OllamaShown,
+        text="Template, limits and abilities of the model or an adapter, as Ollama's clients ask for them.",
+        access=Access.USER,
+        forward=Forward.ANY,
+    ),
+    Route(
+        "POST",
+        "/api/pull",
+        ollama_pull,
+        body=OllamaPullRequest,
+        answer=OllamaPulled,
+        stream=LINES,
+        text="Whether a model is there; no other one is loaded.",
+        access=Access.USER,
+        forward=Forward.NONE,
+    ),
+    Route(
+        "GET",
+        "/api/tags",
+        ollama_tags,
+        answer=OllamaTags,
+        text="The one model that is served and its adapters, as Ollama's clients ask for them.",
+        access=Access.USER,
+        forward=Forward.ANY,
+    ),
+    Route(
+        "GET",
+        "/api/ps",
+        ollama_ps,
+        answer=OllamaRunningModels,
+        text="What is in memory, the model and its adapters, as Ollama's clients ask for it.",
+        access=Access.USER,
+        forward=Forward.NONE,
+    ),
+    Route(
+        "GET",
+        "/api/version",
+        ollama_version,
+        answer=OllamaVersion,
+        text="Forebay's version, as Ollama's clients ask for it.",
+        access=Access.USER,
+        forward=Forward.ANY,
+    ),
+)

@@ -29,7 +29,9 @@ from forebay.server.api.responses_items import read, sealed, written
 from forebay.server.api.responses_request import InputTokensRequest, ResponsesRequest
 from forebay.server.api.serving import serve_chat
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.http.errors import shown
+from forebay.server.http.answers import json_response
+from forebay.server.http.errors import RESPONSES, shown
+from forebay.server.http.route import EVENTS, Access, Forward, Route
 from forebay.server.protocol.requests import ChatRequest
 from forebay.server.protocol.tools import input_of
 from forebay.text.answers.parts import CallArguments, Part, Said, Thought
@@ -81,14 +83,6 @@ class ModelResponse(TypedDict):
     metadata: dict[str, str]
     store: bool
     previous_response_id: str | None
-
-
-class DeletedResponse(TypedDict):
-    """The answer to the deletion of a stored response."""
-
-    id: str
-    object: Literal["response"]
-    deleted: Literal[True]
 
 
 class ResponseInputTokens(TypedDict):
@@ -374,21 +368,29 @@ async def input_tokens(request: Request, server: ServerContext) -> Response:
         check_answerable(chat, server.model.answers)
         with naming("messages"):
             token_ids = await chat_ids(server, context, chat.messages, chat)
-    return _json(msgspec.json.encode(ResponseInputTokens(object="response.input_tokens", input_tokens=len(token_ids))))
+    return json_response(ResponseInputTokens(object="response.input_tokens", input_tokens=len(token_ids)))
 
 
-async def stored_response(request: Request, server: ServerContext) -> Response:
-    """Return a stored response of the caller's API key; an unknown id is answered with 404."""
-    tenant = RequestContext.of(request.scope).tenant
-    return _json(server.responses.get(tenant, request.path_params["response_id"]).response)
-
-
-async def delete_response(request: Request, server: ServerContext) -> Response:
-    """Delete a stored response of the caller's API key; an unknown id is answered with 404."""
-    tenant, response_id = RequestContext.of(request.scope).tenant, request.path_params["response_id"]
-    server.responses.delete(tenant, response_id)
-    return _json(msgspec.json.encode(DeletedResponse(id=response_id, object="response", deleted=True)))
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+ROUTES: Final[tuple[Route[ServerContext], ...]] = (
+    Route(
+        "POST",
+        RESPONSES,
+        responses,
+        body=ResponsesRequest,
+        answer=ModelResponse,
+        stream=EVENTS,
+        text="Answer a conversation, in the form of OpenAI's responses.",
+        access=Access.USER,
+        forward=Forward.PAIR,
+    ),
+    Route(
+        "POST",
+        "/v1/responses/input_tokens",
+        input_tokens,
+        body=InputTokensRequest,
+        answer=ResponseInputTokens,
+        text="How many tokens the prompt of a response would have.",
+        access=Access.USER,
+        forward=Forward.ANY,
+    ),
+)

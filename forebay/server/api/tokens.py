@@ -12,6 +12,8 @@ from forebay.requests.sampling_params import check_token_ids
 from forebay.server.api.images import chat_ids
 from forebay.server.api.prompts import encode
 from forebay.server.context import RequestContext, ServerContext, read_body
+from forebay.server.http.answers import json_response
+from forebay.server.http.route import Access, Forward, Route
 from forebay.server.protocol.requests import DetokenizeRequest, TokenizeRequest
 
 SPECIAL: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -62,7 +64,7 @@ async def tokenize(request: Request, server: ServerContext) -> Response:
     else:
         ids = await chat_ids(server, context, body.messages or [], body)
     tokens: Any = [_piece(server, token) for token in ids] if body.with_pieces else ids
-    return _json(Tokens(tokens=tokens, count=len(ids), max_model_len=server.engine.info.context_length))
+    return json_response(Tokens(tokens=tokens, count=len(ids), max_model_len=server.engine.info.context_length))
 
 
 def _piece(server: ServerContext, token: int) -> Piece:
@@ -77,7 +79,7 @@ async def tokenizer_info(request: Request, server: ServerContext) -> Response:
     """Return the data by which a client uses this server's tokenizer as its own (lm-eval)."""
     template = server.tokenizer.chat_template
     special = {name: server.tokenizer.special_names.get(name) for name in SPECIAL}
-    return _json(
+    return json_response(
         TokenizerInfo(
             tokenizer_class="forebay",
             **special,
@@ -98,8 +100,37 @@ async def detokenize(request: Request, server: ServerContext) -> Response:
     text = await server.workers.run(
         server.client, server.tokenizer.decode, body.tokens, size=size, skip_special_tokens=skip
     )
-    return _json(Detokenized(prompt=text, content=text))
+    return json_response(Detokenized(prompt=text, content=text))
 
 
-def _json(value: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+ROUTES: Final[tuple[Route[ServerContext], ...]] = (
+    Route(
+        "POST",
+        "/tokenize",
+        tokenize,
+        body=TokenizeRequest,
+        answer=Tokens,
+        text="The token ids of a text, or of a conversation as the chat template writes it.",
+        access=Access.USER,
+        forward=Forward.ANY,
+    ),
+    Route(
+        "GET",
+        "/tokenizer_info",
+        tokenizer_info,
+        answer=TokenizerInfo,
+        text="The special tokens, the chat template and the size of the tokenizer.",
+        access=Access.USER,
+        forward=Forward.ANY,
+    ),
+    Route(
+        "POST",
+        "/detokenize",
+        detokenize,
+        body=DetokenizeRequest,
+        answer=Detokenized,
+        text="The text of token ids.",
+        access=Access.USER,
+        forward=Forward.ANY,
+    ),
+)

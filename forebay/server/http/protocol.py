@@ -20,13 +20,13 @@ from forebay.base.loop_clock import LoopClock, Timer
 from forebay.config.config import ServerConfig
 from forebay.server.http.errors import HttpError, error_headers, error_json
 from forebay.server.http.parser import RequestParser
-from forebay.server.http.security import PUBLIC
 
 CONNECTION: Final = "forebay.connection"
 MAX_BUFFERED_BYTES: Final = 1 << 20  # of one stream whose reader is slow
 MAX_PIPELINED: Final = 16  # requests of a connection that wait for the answer to the one before
 FULL_HOUSE_S: Final = 2.0  # how long a connection above the cap may take to say its request
 
+LIVENESS: Final = ("GET", "/health")  # the one request that a connection above the cap may send
 _TIMEOUT: Final = "request_timeout"
 
 log = get_logger("server")
@@ -114,7 +114,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refusal = Overloaded(f"{MAX_PIPELINED} requests wait for the answer to the one before: wait for it")
             raise httptools.HttpParserError("too many requests at once")
-        if self.over_cap and (self.parser.get_method().decode(), self._path()) not in PUBLIC:
+        if self.over_cap and (self.parser.get_method().decode(), self._path()) != LIVENESS:
             limit = self.limits.max_connections
             self._refusal = Overloaded(f"{limit} connections are open; no more are taken: try again later")
             raise httptools.HttpParserError("no room")

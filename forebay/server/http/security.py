@@ -1,6 +1,7 @@
 """Access rules: API keys, hosts and origins, isolation of tenants (C29, decision 11), and proofs between servers.
 
-Deny by default: with keys configured every request needs one, whatever its path looks like, except `PUBLIC`.
+Deny by default: with keys configured every request needs one, whatever its path looks like, except for the routes and
+files that declare otherwise (`http/route.py`).
 
 A gateway says in headers where the two halves of a request meet, so that it forwards the client's body unchanged. It
 proves for each message that it has the cluster key (`base/proof.py`). Without the proof these headers are refused: they
@@ -14,12 +15,14 @@ import hmac
 import ipaddress
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
+from starlette.routing import compile_path
+from starlette.types import Scope
 
 from forebay.base.errors import ConfigError, NotFound, Unauthorized
 from forebay.base.exposure import check_exposure
@@ -29,23 +32,10 @@ from forebay.config.disaggregation import peer_address
 from forebay.config.engine_config import CacheIsolation
 from forebay.memory.radix_node import OPERATOR
 from forebay.server.http.errors import HttpError
+from forebay.server.http.route import Access, Route
 
-PUBLIC: Final = frozenset({("GET", "/health")})
-ADAPTER_PATHS: Final = frozenset(
-    f"{prefix}/{what}_lora_adapter" for prefix in ("", "/v1") for what in ("load", "unload")
-)
-ADMIN_PATHS: Final = frozenset(
-    {
-        *ADAPTER_PATHS,
-        *("/flush_cache", "/release_memory_occupation", "/resume_memory_occupation", "/sleep", "/wake_up"),
-        *("/pause_generation", "/continue_generation", "/update_weights_from_disk", "/check_transfers"),
-    }
-)
-# What a router reads of a server that announced itself: it proves the cluster key, and sends no key of a user.
-MEMBER_CHECKS: Final = frozenset({("GET", "/ready"), ("GET", "/server_info")})
-TOTALS: Final = frozenset(
-    {"/metrics", "/debug/state", "/debug/tree", "/slots"}
-)  # what they count is everybody's together
+_KEYLESS: Final = frozenset({Access.FILE, Access.PROBE})
+_STRICTNESS: Final[Mapping[Access, int]] = {access: rank for rank, access in enumerate(Access)}
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # an address to bind to, never a default
 _HOST: Final = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::(?P<port>[0-9]{0,5}))?")
@@ -54,6 +44,33 @@ _HOW: Final = "send one header `Authorization: Bearer <key>` or `x-api-key: <key
 _OWN_SITES: Final = frozenset({b"same-origin", b"none"})  # `none`: the user asked, and no page
 
 Headers = Sequence[tuple[bytes, bytes]]
+
+
+class AccessRules:
+    """Returns the access that a request needs. A path has the rule of its route; an unknown one needs a user's key."""
+
+    def __init__(self, routes: Iterable[Route[Any]], files: Iterable[str] = ()) -> None:
+        """`files` are the paths of files that hold nothing of the operator's."""
+        self._patterns: list[tuple[re.Pattern[str], str, Access]] = []
+        self._of_path: dict[str, list[tuple[str, Access]]] = {path: [("GET", Access.FILE)] for path in files}
+        for route in routes:
+            if route.parameters:
+                self._patterns.append((compile_path(route.path)[0], route.method, route.access))
+            else:
+                self._of_path.setdefault(route.path, []).append((route.method, route.access))
+        for path, rules in self._of_path.items():
+            rules += self._matching(path)
+        self.paths: Final = frozenset(self._of_path)
+
+    def of(self, method: str, path: str) -> Access:
+        """Return the strictest access of the routes of this path. With a method that none of them has it is at least a
+        user's key, before the method is refused."""
+        rules = self._of_path.get(path) or self._matching(path)
+        found = [access for of_method, access in rules if of_method == method]
+        return max(found or [Access.USER, *(access for _, access in rules)], key=_STRICTNESS.__getitem__)
+
+    def _matching(self, path: str) -> list[tuple[str, Access]]:
+        return [(method, access) for pattern, method, access in self._patterns if pattern.match(path)]
 
 
 def _digest(key: bytes) -> bytes:
@@ -110,19 +127,17 @@ class Security:
         (C29)."""
         return tenant.is_admin or not self._hides_totals
 
-    def authorize(self, method: str, path: str, headers: Headers, *, public: bool = False) -> Tenant:
-        """Return the caller of a request. Raises Unauthorized, a 403, or NotFound for an admin route of a server
-        without an admin key. `public` is true for the console's own files, which hold nothing."""
-        if self.open:
-            return ANYBODY
-        if public or (method, path) in PUBLIC or (not self._keys and path not in ADMIN_PATHS):
+    def authorize(self, access: Access, path: str, headers: Headers) -> Tenant:
+        """Return the caller of a request for a path that needs this access. Raises Unauthorized, a 403, or NotFound for
+        an admin route of a server without an admin key."""
+        if self.open or access in _KEYLESS or (not self._keys and access is not Access.ADMIN):
             return ANYBODY
         digest = _digest(_key(headers))
         admin = _among(digest, self._admin_keys)
         user = _among(digest, self._keys)
         if not (admin or user):
             raise Unauthorized(f"the API key is missing or wrong: {_HOW}")
-        if not admin and (path in ADMIN_PATHS or (path in TOTALS and self._hides_totals)):
+        if not admin and (access is Access.ADMIN or (access is Access.TOTALS and self._hides_totals)):
             if not self._admin_keys:
                 raise NotFound(f"{path} does not exist: it needs --admin-api-key-file")
             raise _forbidden("this needs an admin key", "admin_key_required")
@@ -278,9 +293,10 @@ class Cluster:
                 f"--cluster-key-file; they prove it in the header {PROOF}"
             )
 
-    def sender(self, method: str, target: str, headers: Headers) -> Sender:
-        """Return the sender of a request with this first line. Raises HttpError 403 for headers of gateways without the
+    def sender(self, scope: Scope) -> Sender:
+        """Return the sender of the request of an ASGI scope. Raises HttpError 403 for headers of gateways without the
         right proof, and 400 for one that comes twice."""
+        headers: Headers = scope["headers"]
         ours = [
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in headers
@@ -293,7 +309,7 @@ class Cluster:
             raise HttpError(400, f"a header {BOOTSTRAP}* or {PROOF} occurs twice", code="invalid_header")
         proof = found.pop(PROOF, "")
         host = next((value.decode("latin-1") for name, value in headers if name == b"host"), "")
-        message = Message(method=method, target=target, host=host, bootstrap=found)
+        message = Message(method=scope["method"], target=_target(scope), host=host, bootstrap=found)
         digest = "" if self._trusts_all else self._proved(proof, message)
         words = {name: found.get(BOOTSTRAP + name) for name in NAMES}
         if unknown := found.keys() - {BOOTSTRAP + name for name in NAMES}:
@@ -316,6 +332,12 @@ class Cluster:
             raise refused(
                 f"the headers {BOOTSTRAP}* and {PROOF} are for gateways that prove the cluster key for each message"
             ) from None
+
+
+def _target(scope: Scope) -> str:
+    """Return path and query as they were sent."""
+    path, query = (scope[name].decode("latin-1") for name in ("raw_path", "query_string"))
+    return f"{path}?{query}" if query else path
 
 
 def refused(why: str) -> HttpError:

@@ -1,4 +1,4 @@
-"""Descriptions of each route and of each field of a body or an answer, for /openapi.json and the pages made of it.
+"""Descriptions of each field of a body or an answer, for /openapi.json and the pages made of it.
 
 A field's name means one thing wherever it stands; where it means another in one type, that is in `OF`."""
 
@@ -9,48 +9,6 @@ from typing import Any, Final
 
 from forebay.base.sampling import NUMBERS
 from forebay.server.openapi import neighbours
-
-ROUTES: Final[Mapping[str, str]] = {
-    "/v1/chat/completions": "Answer a conversation, in OpenAI's form.",
-    "/v1/completions": "Go on with a prompt, in OpenAI's form.",
-    "/generate": "Go on with a prompt, in SGLang's form.",
-    "/abort_request": "End requests of one's own that run or wait.",
-    "/v1/messages": "Answer a conversation, in Anthropic's form.",
-    "/v1/messages/count_tokens": "How many tokens the prompt of a message would have.",
-    "/v1/responses": "Answer a conversation, in the form of OpenAI's responses.",
-    "/v1/responses/input_tokens": "How many tokens the prompt of a response would have.",
-    "/v1/responses/{response_id}": "A stored response of one's own, to read (GET) or to drop (DELETE).",
-    "/v1/embeddings": "The vectors of texts.",
-    "/v1/score": "How well texts fit each other.",
-    "/v1/rerank": "Documents by how well they meet a query, the best first.",
-    "/v1/models": "The one model that is served.",
-    "/v1/models/{model_id}": "The model of that name; 404 for any other.",
-    "/tokenize": "The token ids of a text, or of a conversation as the chat template writes it.",
-    "/tokenizer_info": "The special tokens, the chat template and the size of the tokenizer.",
-    "/detokenize": "The text of token ids.",
-    "/health": "200 while the engine answers. For liveness probes; needs no key.",
-    "/ready": "200 while requests are taken. For readiness probes.",
-    "/metrics": "Counters and gauges for Prometheus.",
-    "/server_info": "Every setting with its reason, the model's formats and defaults, limits and versions.",
-    "/model_info": "The model's path and limits, as SGLang's clients ask for them.",
-    "/debug/state": "What the engine holds now: pools, counters, memory.",
-    "/debug/tree": "What the prefix cache holds, branch by branch, the largest first.",
-    "/flush_cache": "Drop the prefix cache.",
-    "/release_memory_occupation": "Give memory back, by tag, until it is taken again.",
-    "/resume_memory_occupation": "Take memory again that was given back.",
-    "/pause_generation": "Stop computing, and keep all memory.",
-    "/continue_generation": "Go on after a pause.",
-    "/sleep": "Give memory back, as vLLM's clients say it.",
-    "/wake_up": "Take it again, as vLLM's clients say it.",
-    "/is_sleeping": "Whether memory is given back.",
-    "/check_transfers": "Ask a decode server to fetch a test from a prefill server, and say how fast that was.",
-    "/load_lora_adapter": "Load an adapter (LoRA) from a folder.",
-    "/unload_lora_adapter": "Unload an adapter (LoRA).",
-    "/v1/load_lora_adapter": "Load an adapter (LoRA) from a folder.",
-    "/v1/unload_lora_adapter": "Unload an adapter (LoRA).",
-    "/update_weights_from_disk": "Take the weights of another checkpoint of the same model.",
-    **neighbours.ROUTES,
-}
 
 FIELDS: Final[Mapping[str, str]] = {
     **{name: number.about for name, number in NUMBERS.items()},

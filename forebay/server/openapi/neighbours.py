@@ -1,25 +1,9 @@
-"""Descriptions of the routes of llama-server's and Ollama's clients, and of the fields that only they have."""
+"""Descriptions of the fields that only the routes of llama-server's and Ollama's clients have."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
-
-ROUTES: Final[Mapping[str, str]] = {
-    "/completion": "Go on with a prompt, in llama-server's form.",
-    "/apply-template": "The text that the chat template makes of a conversation.",
-    "/props": "Sampling defaults, context and chat template, as llama-server's clients ask for them.",
-    "/slots": "How many requests run of those that may; nothing of what they say.",
-    "/api/chat": "Answer a conversation, in Ollama's form; streams unless told not to.",
-    "/api/generate": "Answer a prompt, in Ollama's form; streams unless told not to.",
-    "/api/embed": "The vectors of texts, in Ollama's form.",
-    "/api/embeddings": "The vector of one text, in Ollama's older form.",
-    "/api/ps": "What is in memory, the model and its adapters, as Ollama's clients ask for it.",
-    "/api/pull": "Whether a model is there; no other one is loaded.",
-    "/api/show": "Template, limits and abilities of the model or an adapter, as Ollama's clients ask for them.",
-    "/api/tags": "The one model that is served and its adapters, as Ollama's clients ask for them.",
-    "/api/version": "Forebay's version, as Ollama's clients ask for it.",
-}
 
 FIELDS: Final[Mapping[str, str]] = {
     "add_special": "Whether the tokenizer's own tokens are put around `content`.",

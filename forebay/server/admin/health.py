@@ -1,0 +1,105 @@
+"""Probes of the server: /health, /ready and /metrics."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from forebay.server.admin.state import Health, state_for, unfit
+from forebay.server.context import RequestContext, ServerContext
+from forebay.server.http.answers import json_response
+from forebay.server.http.route import Access, Forward, Route
+
+TICK_LIMIT_S: Final = 5.0
+
+
+def _sickness(server: ServerContext) -> tuple[str, str] | None:
+    """Why no work is done although there should be, as (reason code, text); None for a healthy engine."""
+    engine = server.engine
+    if engine.dead is not None:
+        return "engine_dead", engine.dead.message
+    if server.loaded_info is None:
+        return "starting", "the model is still loading"
+    if engine.last_tick_age_s > TICK_LIMIT_S:
+        return "engine_stalled", f"the engine was last heard of {engine.last_tick_age_s:.1f} s ago"
+    beat = engine.last_beat
+    if beat is not None and beat.step_age_s > beat.step_limit_s:
+        age, limit = beat.step_age_s, beat.step_limit_s
+        return "step_stalled", f"no step has completed for {age:.1f} s; one like this is expected within {limit:.1f} s"
+    return None
+
+
+async def health(request: Request, server: ServerContext) -> Response:
+    """Liveness: is work being done? Runs nothing. 200 `{"status": "ok"}` or 503 with `reason` and `message`.
+
+    A loading model is alive: `reason` is then `starting`. So is one that is `asleep`, or on its way there or back.
+    """
+    sickness = _sickness(server)
+    if sickness is None:
+        return json_response({"status": "ok", "reason": _rest(server) or "ok"})
+    if sickness[0] == "starting":
+        return json_response({"status": "ok", "reason": "starting"})
+    return unfit("unhealthy", *sickness)
+
+
+def _rest(server: ServerContext) -> str | None:
+    """Return what the engine does instead of serving, by its last update; None if it serves."""
+    state = server.engine.last_state
+    return None if state is None or state.memory.phase == "serving" else state.memory.phase
+
+
+async def ready(request: Request, server: ServerContext) -> Response:
+    """Return whether a request would be taken now. 200, or 503 with `reason`. One that requests wake takes them
+    asleep."""
+    sickness = _sickness(server)
+    if sickness is not None:
+        return unfit("not_ready", *sickness)
+    if (rest := _rest(server)) and not server.model.wakes_on_request:
+        return unfit("not_ready", rest, "the engine does not serve: its memory was released, or it was told to pause")
+    if server.lifecycle.draining:
+        return unfit("not_ready", "draining", "the server is shutting down")
+    if server.lifecycle.is_full(RequestContext.of(request.scope).tenant.name):
+        return unfit("not_ready", "queue_full", "the queue is full")
+    return json_response({"status": "ok", "reason": "ok"})
+
+
+async def metrics(request: Request, server: ServerContext) -> Response:
+    """Return all metrics in Prometheus' text format 0.0.4. If the engine does not answer, those of the server alone."""
+    text = server.metrics.render(await state_for(request, server), server.loaded_info)
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+ROUTES: Final[tuple[Route[ServerContext], ...]] = (
+    Route(
+        "GET",
+        "/health",
+        health,
+        answer=Health,
+        unavailable=Health,
+        text="200 while the engine answers. For liveness probes; needs no key.",
+        access=Access.PROBE,
+        forward=Forward.OWN,
+    ),
+    Route(
+        "GET",
+        "/ready",
+        ready,
+        answer=Health,
+        unavailable=Health,
+        text="200 while requests are taken. For readiness probes.",
+        access=Access.MEMBER,
+        forward=Forward.OWN,
+    ),
+    Route(
+        "GET",
+        "/metrics",
+        metrics,
+        answer=str,
+        media="text/plain",
+        text="Counters and gauges for Prometheus.",
+        access=Access.TOTALS,
+        forward=Forward.OWN,
+    ),
+)
