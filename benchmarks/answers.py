@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import uvloop
 
-from forebay.server.http.listen import bind
+from forebay.http.listen import bind
 from forebay.server.serve import serve
 from forebay.text.answers.probes import find_formats
 from tests.server.conftest import CONFIG, MODEL

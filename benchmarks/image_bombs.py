@@ -28,7 +28,7 @@ from benchmarks.disaggregation import PATH as COMPLETIONS
 from benchmarks.disaggregation import body, served
 from forebay.base.http_client import Connection, Origin
 from forebay.cli.main import main as forebay
-from forebay.server.http.preparation import Preparation, staying_client
+from forebay.http.preparation import Preparation, staying_client
 from forebay.server.images.decoding import ImageDecoder
 from forebay.server.images.sources import Unreadable
 from tests.server.images.smolvlm import TILING

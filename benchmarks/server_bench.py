@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from forebay.base.http_client import Origin
 from forebay.bench.load import Load, Target, run_load
-from forebay.server.http.listen import bind
+from forebay.http.listen import bind
 from forebay.server.serve import serve
 from tests.server.conftest import CONFIG, MODEL
 from tests.server.fake_engine import FakeEngine

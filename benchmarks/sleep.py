@@ -152,7 +152,7 @@ def update_s(server: Server, path: Path, num_streams: int, repeats: int) -> list
 
 def bare_bytes() -> tuple[int, int]:
     """Resident of a server and of an engine that have imported all and have no model."""
-    modules = "forebay.cli.serving, forebay.server.serve, forebay.server.http.listen, forebay.text.tokenizer, uvloop"
+    modules = "forebay.cli.serving, forebay.server.serve, forebay.http.listen, forebay.text.tokenizer, uvloop"
     command = [sys.executable, "-c", f"import gc; gc.disable(); import {modules}; print(); input()"]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     engine = spawn()

@@ -175,7 +175,7 @@ def decides_for_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
 def patience() -> Iterator[None]:
     """What the server gives up by the clock, however slow the machine is: it waits as long as the tests do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("forebay.server.http.workers.TIMEOUT_S", HANGS_S)
+        patch.setattr("forebay.http.workers.TIMEOUT_S", HANGS_S)
         patch.setattr("forebay.server.admin.state.STATE_TIMEOUT_S", HANGS_S)
         patch.setattr("forebay.text.tokenizer.MAX_PLACES_S", HANGS_S)
         yield

@@ -16,11 +16,10 @@ FLOORS = {
     "base": 0, "bench": 1, "formats": 1, "families": 2, "ops": 2, "backends": 3, "text": 3, "config": 4, "memory": 5,
     "requests": 6, "pools": 6, "scheduler": 7, "speculation": 7, "grammar": 7, "layers": 7, "models": 8,
     "runtime": 9, "transfer": 9, "engine": 10.0, "engine/lifecycle": 10.1, "engine/loop": 10.2,
-    "engine/client": 10.3, "verify": 11, "server/http": 11, "server": 12, "route": 13, "cli": 14, "cluster": 14.5,
+    "engine/client": 10.3, "verify": 11, "http": 11, "server": 12, "route": 13, "cli": 14, "cluster": 14.5,
     "__init__.py": 15, "__main__.py": 15,
 }  # fmt: skip
-"""The server is on two floors: its `http` carries bytes and knows nothing of what they ask, and the router stands on it
-as well."""
+"""`http` carries bytes and decides who may send them; the server and the router are above it."""
 
 HOST_PACKAGES = (
     "base",
@@ -35,7 +34,7 @@ HOST_PACKAGES = (
     "scheduler",
     "speculation",
     "grammar",
-    "server/http",
+    "http",
     "server",
     "route",
     "cli",

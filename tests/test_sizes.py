@@ -98,8 +98,8 @@ COMPLEX_FUNCTIONS: dict[str, int] = {
     "server/api/rendezvous.py:rendezvous_of": 19,
     "server/api/serving.py:_count": 14,
     "server/gateway.py:Gateway.__call__": 14,
-    "server/http/bodies.py:_announced_bytes": 14,
-    "server/http/security.py:Cluster.sender": 14,
+    "http/bodies.py:_announced_bytes": 14,
+    "http/security.py:Cluster.sender": 14,
     "server/images/fetching.py:Fetcher._place": 13,
     "server/openapi/page.py:_bounds": 15,
     "server/openapi/page.py:_kind": 14,
@@ -147,7 +147,7 @@ LARGE_OBJECTS: dict[str, int] = {
     "scheduler/prefill_role.py:PrefillRole": 38,
     "scheduler/releases.py:Releases": 34,
     "scheduler/scheduler.py:Scheduler": 46,
-    "server/http/protocol.py:_BoundedHttpProtocol": 29,
+    "http/protocol.py:_BoundedHttpProtocol": 29,
     "text/tokenizer.py:Tokenizer": 26,
 }
 CHAINS: set[str] = {

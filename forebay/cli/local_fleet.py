@@ -24,11 +24,11 @@ from forebay.config.engine_config import DisaggregationMode
 from forebay.config.flag import Value
 from forebay.config.keys import ApiKey
 from forebay.config.server_args import BY_NAME
+from forebay.http.listen import bind, fit_file_limit, listen
 from forebay.route.app import create_app
 from forebay.route.fleet import BACKLOG, Fleet, Server
 from forebay.route.members import Members
 from forebay.route.router import Router
-from forebay.server.http.listen import bind, fit_file_limit, listen
 
 KEY_BYTES: Final = 32
 # What is the router's alone, and what is divided among its servers.

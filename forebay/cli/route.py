@@ -78,13 +78,13 @@ def _check_servers(parsed: Parsed, config: ServerConfig) -> None:
 
 
 async def _route(config: ServerConfig, parsed: Parsed, sock: socket.socket | None) -> None:
+    from forebay.http.listen import fit_file_limit, listen
     from forebay.route.announcement import Role
     from forebay.route.app import create_app
     from forebay.route.members import Members
     from forebay.route.router import Router
     from forebay.route.selection import Policy, Selection
     from forebay.route.standby import Standby
-    from forebay.server.http.listen import fit_file_limit, listen
 
     own = parsed.own
     config = fit_file_limit(config)

@@ -61,7 +61,7 @@ def _serve_one(config: Config, spawned: Spawned | None, started: float, sock: so
 
 async def _serve(config: Config, process: EngineProcess, started: float, sock: socket.socket | None) -> None:
     """Bind before the engine is waited for: a port that is taken is told at once."""
-    from forebay.server.http.listen import bind
+    from forebay.http.listen import bind
     from forebay.server.serve import serve
 
     inherited, sock = sock is not None, sock or bind(config.server)

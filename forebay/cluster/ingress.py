@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from forebay.server.http.protocol import CONNECTION, MAX_BUFFERED_BYTES
+from forebay.http.protocol import CONNECTION, MAX_BUFFERED_BYTES
 
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 

@@ -11,6 +11,9 @@ from starlette.responses import Response
 
 from forebay.base.errors import ForebayError, InvalidRequest
 from forebay.base.log import event, get_logger
+from forebay.http.answers import json_response
+from forebay.http.errors import error_json
+from forebay.http.route import Access, Forward, Route
 from forebay.route.announcement import LEASE_S, MEMBERS_PATH, Accepted, Announcement
 from forebay.route.forwarding import ask
 from forebay.route.hops import LOOP_STATUS, hops
@@ -18,9 +21,6 @@ from forebay.route.members import Member, as_object
 from forebay.route.router import Router
 from forebay.route.standby import PREFIXES_PATH, Batch, Received
 from forebay.server.context import RequestContext
-from forebay.server.http.answers import json_response
-from forebay.server.http.errors import error_json
-from forebay.server.http.route import Access, Forward, Route
 
 ADMIN_TIMEOUT_S: Final = 600.0  # an update of weights reads all of them; servers have limits of their own
 

@@ -12,6 +12,9 @@ from starlette.responses import Response
 from starlette.routing import Route as Path
 from starlette.types import ASGIApp
 
+from forebay.http.errors import RESPONSES
+from forebay.http.route import Forward, Handler, Route
+from forebay.http.security import AccessRules, Cluster, Security
 from forebay.route import information
 from forebay.route.administration import MEMBER_ROUTES, administer
 from forebay.route.generation import abort_request, generate, pooled
@@ -21,9 +24,6 @@ from forebay.server.app import ROUTES as SERVER_ROUTES
 from forebay.server.assets import Endpoint, application, file_endpoint, with_cors
 from forebay.server.console import load_assets
 from forebay.server.gateway import Gateway
-from forebay.server.http.errors import RESPONSES
-from forebay.server.http.route import Forward, Handler, Route
-from forebay.server.http.security import AccessRules, Cluster, Security
 
 _FORWARDERS: Final[Mapping[Forward, Handler[Router]]] = {
     Forward.PAIR: generate,
@@ -62,7 +62,7 @@ ROUTES: Final[tuple[Route[Router], ...]] = (*_forwarded(SERVER_ROUTES), *MEMBER_
 
 
 def create_app(router: Router) -> ASGIApp:
-    """The ASGI application; run it with `server.http.listen`."""
+    """The ASGI application; run it with `http.listen`."""
     assets = load_assets()
     files = [Path(path, file_endpoint(asset), methods=["GET"]) for path, asset in assets.items()]
 

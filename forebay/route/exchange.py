@@ -1,7 +1,7 @@
 """One client's request at the servers that compute it: one server, or a prefill and a decode server.
 
 All get the client's bytes, and the last one's answer is the client's. What the router adds for a pair travels in
-headers (`server/http/security.py`).
+headers (`http/security.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final
 from forebay.base.errors import ForebayError, Unavailable
 from forebay.base.log import event, get_logger
 from forebay.base.proof import BOOTSTRAP, digest_of
+from forebay.http.lifecycle import Watch
 from forebay.route.hops import LOOP_STATUS
 from forebay.route.members import Member, Members, as_object
 from forebay.route.selection import Selected
 from forebay.route.upstream import MEMBER_LOST, Head, Upstream
-from forebay.server.http.lifecycle import Watch
 
 ROOM_BITS: Final = 62  # a request with several choices counts on from its room
 MOST_ATTEMPTS: Final = 3

@@ -11,15 +11,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from forebay.base.errors import ForebayError, InvalidRequest
+from forebay.http.errors import error_ending
+from forebay.http.lifecycle import ClientGone
+from forebay.http.protocol import Connection
 from forebay.route.exchange import Exchange, Refused, RoutedRequest, Select, first_answer
 from forebay.route.forwarding import name_servers, passed_back, passed_on, path_of
 from forebay.route.members import Member
 from forebay.route.router import Router
 from forebay.route.selection import Selected
 from forebay.server.context import RequestContext
-from forebay.server.http.errors import error_ending
-from forebay.server.http.lifecycle import ClientGone
-from forebay.server.http.protocol import Connection
 
 
 async def generate(request: Request, router: Router) -> Response:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from starlette.datastructures import Headers
 
-from forebay.server.http.errors import HttpError
+from forebay.http.errors import HttpError
 
 VIA: Final = "x-forebay-via"  # ids, in the order in which the routers were passed
 MOST_HOPS: Final = 8

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from forebay.base.errors import ForebayError
 from forebay.base.package import __version__
 from forebay.config.engine_config import DisaggregationMode
+from forebay.http.answers import json_response
 from forebay.route.announcement import Role
 from forebay.route.forwarding import ASK_TIMEOUT_S, answered, ask, name_servers, passed_on
 from forebay.route.hops import PATH, shortest_path
@@ -19,7 +20,6 @@ from forebay.route.router import Router
 from forebay.route.selection import Reason, Selected
 from forebay.route.upstream import Head
 from forebay.server.context import RequestContext
-from forebay.server.http.answers import json_response
 from forebay.server.served_model import LIMITS
 
 

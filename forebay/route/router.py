@@ -8,22 +8,22 @@ from functools import partial
 from typing import Any, Final
 
 from forebay.config.config import ServerConfig
+from forebay.http.bodies import INLINE_BYTES, Bodies
+from forebay.http.lifecycle import Lifecycle
+from forebay.http.preparation import Client, Preparation
+from forebay.http.security import Tenant
+from forebay.http.workers import Workers
 from forebay.requests.updates import Failure
 from forebay.route.exchange import Exchange
 from forebay.route.members import Members
 from forebay.route.metrics import RouteMetrics
 from forebay.route.prefixes import PromptBlocks
-from forebay.server.http.bodies import INLINE_BYTES, Bodies
-from forebay.server.http.lifecycle import Lifecycle
-from forebay.server.http.preparation import Client, Preparation
-from forebay.server.http.security import Tenant
-from forebay.server.http.workers import Workers
 
 MOST_REQUESTS: Final = 1 << 12  # at once; members refuse what they have no room for
 
 
 class Router:
-    """Everything behind the door: `server.http.listen` serves it and at last closes it. Belongs to one event loop."""
+    """Everything behind the door: `http.listen` serves it and at last closes it. Belongs to one event loop."""
 
     def __init__(self, config: ServerConfig, members: Members) -> None:
         self.config, self.members = config, members

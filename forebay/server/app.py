@@ -19,6 +19,12 @@ from forebay.config.config import ServerConfig
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.grammar.vocabulary import Vocabulary
+from forebay.http.bodies import Bodies
+from forebay.http.lifecycle import Lifecycle
+from forebay.http.preparation import Preparation, staying_client
+from forebay.http.route import Handler, Route
+from forebay.http.security import AccessRules, Cluster, Isolation, Security
+from forebay.http.workers import TextWorkers, Workers
 from forebay.requests.end_tokens import EndTokens
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.admin import (
@@ -55,12 +61,6 @@ from forebay.server.console import HEADERS, Asset, load_assets
 from forebay.server.context import RequestContext, ServerContext
 from forebay.server.gateway import Gateway
 from forebay.server.grammars import GrammarWorkers
-from forebay.server.http.bodies import Bodies
-from forebay.server.http.lifecycle import Lifecycle
-from forebay.server.http.preparation import Preparation, staying_client
-from forebay.server.http.route import Handler, Route
-from forebay.server.http.security import AccessRules, Cluster, Isolation, Security
-from forebay.server.http.workers import TextWorkers, Workers
 from forebay.server.images.reader import ImageReader
 from forebay.server.openapi.document import document
 from forebay.server.openapi.page import html

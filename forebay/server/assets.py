@@ -13,8 +13,8 @@ from starlette.types import ASGIApp
 
 from forebay.base.errors import ForebayError
 from forebay.config.config import ServerConfig
+from forebay.http.route import Handler, Route, State
 from forebay.server.console import HEADERS, Asset
-from forebay.server.http.route import Handler, Route, State
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

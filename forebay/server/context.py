@@ -13,17 +13,17 @@ from forebay.base.errors import ForebayError, InvalidRequest, NotFound
 from forebay.config.config import ServerConfig
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.engine.frames import Ready
+from forebay.http.bodies import Bodies
+from forebay.http.lifecycle import Lifecycle, UnderWay
+from forebay.http.preparation import Client
+from forebay.http.protocol import Connection
+from forebay.http.security import Cluster, Isolation, Security, Sender, Tenant
+from forebay.http.workers import TextWorkers, Workers
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.admin.metrics import Metrics
 from forebay.server.admin.prefix_tree import Trees
 from forebay.server.api.response_store import ResponseStore
 from forebay.server.grammars import GrammarWorkers
-from forebay.server.http.bodies import Bodies
-from forebay.server.http.lifecycle import Lifecycle, UnderWay
-from forebay.server.http.preparation import Client
-from forebay.server.http.protocol import Connection
-from forebay.server.http.security import Cluster, Isolation, Security, Sender, Tenant
-from forebay.server.http.workers import TextWorkers, Workers
 from forebay.server.images.reader import ImageReader
 from forebay.server.protocol.requests import Sampling
 from forebay.server.protocol.strict import Strict

@@ -13,14 +13,14 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.base.errors import ForebayError, NotFound
+from forebay.http.bodies import BODY_DIGEST
+from forebay.http.errors import HttpError, error_response, internal
+from forebay.http.lifecycle import ClientGone, Watch
+from forebay.http.preparation import Client
+from forebay.http.protocol import CONNECTION
+from forebay.http.route import Access
+from forebay.http.security import ANYBODY, AccessRules, Cluster, Security
 from forebay.server.context import REQUEST, RequestContext
-from forebay.server.http.bodies import BODY_DIGEST
-from forebay.server.http.errors import HttpError, error_response, internal
-from forebay.server.http.lifecycle import ClientGone, Watch
-from forebay.server.http.preparation import Client
-from forebay.server.http.protocol import CONNECTION
-from forebay.server.http.route import Access
-from forebay.server.http.security import ANYBODY, AccessRules, Cluster, Security
 
 _PROBES: Final = {"/livez": "/health", "/ping": "/health", "/readyz": "/ready"}
 _SAFE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")

@@ -9,9 +9,9 @@ from typing import Final
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.checking import GrammarChecks
 from forebay.grammar.vocabulary import Vocabulary
+from forebay.http.preparation import Client, Preparation
+from forebay.http.workers import Workers
 from forebay.requests.sampling_params import Grammar
-from forebay.server.http.preparation import Client, Preparation
-from forebay.server.http.workers import Workers
 
 NUM_THREADS: Final = 2  # a grammar that takes all the time it may does not hold up everybody else's
 

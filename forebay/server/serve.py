@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from forebay.config.config import ServerConfig
 from forebay.engine.client.async_engine import AsyncEngine
+from forebay.http.listen import fit_file_limit, listen
 from forebay.server.app import create_app, create_context
-from forebay.server.http.listen import fit_file_limit, listen
 from forebay.server.served_model import ServedModel
 from forebay.text.tokenizer import Tokenizer
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from forebay.http.route import Access, Forward
 from forebay.route.app import ROUTES as ROUTER_ROUTES
 from forebay.server.app import ROUTES, described
-from forebay.server.http.route import Access, Forward
 from forebay.server.openapi.page import markdown
 from scripts.site.tables import codes, table
 

@@ -17,7 +17,7 @@ from scripts.site.tables import code, table
 
 _PACKAGE: Final = Path(errors.__file__).parents[1]
 _PLACES: Final = (
-    *("server", "route", "engine", "scheduler", "requests", "text", "grammar", "transfer", "runtime", "memory"),
+    *("server", "http", "route", "engine", "scheduler", "requests", "text", "grammar", "transfer", "runtime", "memory"),
 )
 _OPERATORS: Final = (ConfigError, ModelError, GenerationError)  # no client's
 _KINDS: Final[dict[str, type[ForebayError]]] = {

@@ -12,7 +12,7 @@ from forebay.base.errors import ConfigError, Unavailable
 from forebay.cluster import serve_app
 from forebay.cluster.ingress import ChunkWriter, embedded, status_of
 from forebay.cluster.serve_app import Ingress
-from forebay.server.http.protocol import CONNECTION, MAX_BUFFERED_BYTES
+from forebay.http.protocol import CONNECTION, MAX_BUFFERED_BYTES
 
 
 class Sent:

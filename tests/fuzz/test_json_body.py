@@ -9,8 +9,8 @@ import pytest
 
 from forebay.base.errors import InvalidRequest
 from forebay.base.json_text import MAX_DEPTH
+from forebay.http.bodies import parse_json_object
 from forebay.server.app import ROUTES
-from forebay.server.http.bodies import parse_json_object
 from tests.fuzz.mutants import fuzz, mutated, outcome, seeds
 
 BODIES = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from forebay.server.http.listen import SAME_SIGNAL_S
+from forebay.http.listen import SAME_SIGNAL_S
 from tests.deadlines import HANGS_S, NEVER_S, POLL_S, wait_until
 from tests.engine.conftest import make_chat_model
 from tests.integration.streams import ENDLESS, ask, asyncly, read, under_way

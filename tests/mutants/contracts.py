@@ -197,7 +197,7 @@ CONTRACTS: Final = {
     "C29": Contract(
         "Nothing of another client's",
         "An answer has no text, token or count of another client beyond what the configured isolation allows.",
-        "server/http/security.py, memory/radix_index.py, scheduler/admission.py",
+        "http/security.py, memory/radix_index.py, scheduler/admission.py",
     ),
     "C30": Contract(
         "Nothing of a failed computation",
@@ -214,7 +214,7 @@ CONTRACTS: Final = {
         "Input from others is bounded",
         "Every number, name and length of a peer, a client or a file is checked against its bounds before it is used. "
         "An error while it is handled ends that session, request or load, and nothing else.",
-        "transfer/wire/frames.py, transfer/session/connection.py, server/http/security.py, route/",
+        "transfer/wire/frames.py, transfer/session/connection.py, http/security.py, route/",
     ),
     "C34": Contract(
         "Exact keys",
@@ -228,7 +228,7 @@ CONTRACTS: Final = {
         "stated bound (decision 50), and a full queue rejects requests of the tenant that fills it. The prefix cache "
         "evicts from the tenant that has the most slots for its weight (decision 51). Work before admission has turns "
         "by tenant.",
-        "server/http/preparation.py, scheduler/admission.py, scheduler/displacing.py, scheduler/queues.py, "
+        "http/preparation.py, scheduler/admission.py, scheduler/displacing.py, scheduler/queues.py, "
         "scheduler/limits.py, memory/radix_node.py",
     ),
 }

@@ -103,7 +103,7 @@ ENGINE = (
     ),
     Mutant(
         "C27 a signal that ends processes ends streams typed",
-        "server/http/listen.py",
+        "http/listen.py",
         "    handled = set(ENDING) - ignored | {signal.SIGTERM, signal.SIGINT}\n",
         "    handled = {signal.SIGTERM, signal.SIGINT}\n",
         "server/test_signals.py::test_other_ending_signals_stop_the_server_at_once_with_typed_errors",

@@ -131,7 +131,7 @@ ROUTE = (
     ),
     Mutant(
         "C33 headers of gateways need the proof of the cluster key",
-        "server/http/security.py",
+        "http/security.py",
         '        digest = "" if self._trusts_all else self._proved(proof, message)\n',
         '        digest = ""\n',
         "server/test_rendezvous.py::test_rendezvous_in_headers_without_the_proof_is_a_403",
@@ -159,7 +159,7 @@ ROUTE = (
     ),
     Mutant(
         "C33 a proof is bound to the body",
-        "server/http/bodies.py",
+        "http/bodies.py",
         "        if found != expected:\n",
         "        if False:\n",
         "server/test_rendezvous.py::test_proof_counts_once_for_its_own_message",
@@ -187,7 +187,7 @@ ROUTE = (
     ),
     Mutant(
         "C33 without a cluster key there is no proof",
-        "server/http/security.py",
+        "http/security.py",
         '                raise BadProof(Fault.WRONG, "this server has no cluster key")\n',
         '                return ""\n',
         "server/test_rendezvous.py::test_rendezvous_in_headers_without_the_proof_is_a_403",

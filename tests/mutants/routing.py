@@ -161,7 +161,7 @@ ROUTING = (
     ),
     Mutant(
         "C33 with API keys and no cluster key servers do not announce themselves",
-        "server/http/security.py",
+        "http/security.py",
         "        if not (sender.is_gateway or (is_open and self._proofs is None)):\n",
         "        if not (sender.is_gateway or self._proofs is None):\n",
         "route/test_members_route.py::test_members_route_without_any_key_is_open_and_with_api_keys_alone_is_not",

@@ -11,12 +11,12 @@ import pytest
 import uvloop
 
 from forebay.config.engine_config import DisaggregationMode
+from forebay.http.listen import bind, listen
 from forebay.route.announcement import Role
 from forebay.route.app import create_app
 from forebay.route.members import Members
 from forebay.route.router import Router
 from forebay.route.selection import Selection
-from forebay.server.http.listen import bind, listen
 from forebay.text.tokenizer import Tokenizer
 from tests import loopback
 from tests.deadlines import HANGS_S, POLL_S

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import ForebayError, Unavailable
+from forebay.http.bodies import ClientGone
 from forebay.route import exchange
 from forebay.route.exchange import MOST_ATTEMPTS, Exchange, RoutedRequest, first_answer
 from forebay.route.generation import _whole
 from forebay.route.selection import Reason, Selected
 from forebay.route.upstream import MEMBER_LOST, Head
-from forebay.server.http.bodies import ClientGone
 from tests.simulation.virtual_time import VirtualLoop
 
 

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from starlette.datastructures import Headers
 
+from forebay.http.errors import HttpError
 from forebay.route.announcement import Role
 from forebay.route.hops import LOOP, MOST_HOPS, PATH, VIA, hops, loop_of, path_of_info, shortest_path
 from forebay.route.members import Member
 from forebay.route.standby import Batch
-from forebay.server.http.errors import HttpError
 from tests.route.conftest import PROVEN, Route, Routed, start_router
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32

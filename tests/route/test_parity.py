@@ -12,8 +12,8 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.generation import GenerationMode
 
+from forebay.http.route import Access
 from forebay.route.app import ROUTES
-from forebay.server.http.route import Access
 from tests.fuzz.mutants import mutated, seeds
 from tests.fuzz.test_json_body import BODIES as JSON_BODIES
 from tests.route.twins import Twins, as_json, twins

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from forebay.config.engine_config import CacheIsolation
+from forebay.http.security import Tenant
 from forebay.route.prefixes import BLOCK_BYTES, MOST_BLOCKS, Match, Prefixes, PromptBlocks, blocks_of
-from forebay.server.http.security import Tenant
 
 
 def chat(*texts: str) -> dict[str, Any]:

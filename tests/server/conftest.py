@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from forebay.config.config import ServerConfig, Setting
-from forebay.server.http.listen import bind
+from forebay.http.listen import bind
 from forebay.server.serve import serve
 from forebay.server.served_model import ServedModel
 from forebay.text.tokenizer import Tokenizer

@@ -14,6 +14,8 @@ import httpx
 import pytest
 
 from forebay.base.errors import InvalidRequest
+from forebay.http.bodies import parse_json_object
+from forebay.http.errors import MESSAGES, OLLAMA, RESPONSES
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.admin.aborting import AbortRequest
 from forebay.server.admin.tree import TreeRequest
@@ -31,8 +33,6 @@ from forebay.server.api.ollama_request import (
 )
 from forebay.server.api.responses_request import InputTokensRequest, ResponsesRequest
 from forebay.server.app import ROUTES
-from forebay.server.http.bodies import parse_json_object
-from forebay.server.http.errors import MESSAGES, OLLAMA, RESPONSES
 from forebay.server.protocol.administration import (
     CheckTransfersRequest,
     LoadAdapterRequest,

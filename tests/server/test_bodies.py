@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from starlette.types import Receive
 
 from forebay.base.errors import InvalidRequest, Overloaded, RequestError
+from forebay.http import bodies
+from forebay.http.bodies import INLINE_BYTES, ROOM_BYTES, Bodies, _check_size, parse_json_object
+from forebay.http.lifecycle import Watch
+from forebay.http.preparation import Client, Preparation
+from forebay.http.workers import Workers
 from forebay.server.api.completions import CompletionDialect
-from forebay.server.http import bodies
-from forebay.server.http.bodies import INLINE_BYTES, ROOM_BYTES, Bodies, _check_size, parse_json_object
-from forebay.server.http.lifecycle import Watch
-from forebay.server.http.preparation import Client, Preparation
-from forebay.server.http.workers import Workers
 from forebay.server.protocol import strict
 from forebay.server.protocol.requests import ChatRequest, CompletionRequest, DetokenizeRequest
 from forebay.server.protocol.strict import Strict, body_types

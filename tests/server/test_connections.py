@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.server.http.protocol import MAX_PIPELINED, SPARE, ConnectionRoom, _BoundedHttpProtocol
+from forebay.http.protocol import MAX_PIPELINED, SPARE, ConnectionRoom, _BoundedHttpProtocol
 from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine
 

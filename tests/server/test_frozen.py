@@ -14,7 +14,7 @@ from tests.deadlines import POLL_S, wait_until
 def test_time_in_which_nobody_ran_is_none_that_a_client_took(launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the server's clock no time passes; by the event loop's the headers are long due."""
     now = [100.0]
-    monkeypatch.setattr("forebay.server.http.listen.LoopClock", lambda: LoopClock(lambda: now[0]))
+    monkeypatch.setattr("forebay.http.listen.LoopClock", lambda: LoopClock(lambda: now[0]))
     server = launch(header_timeout_s=0.05)
     with server.connect() as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nhost: ")

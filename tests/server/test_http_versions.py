@@ -10,7 +10,7 @@ from typing import Any
 import httptools
 import pytest
 
-from forebay.server.http.parser import RequestParser
+from forebay.http.parser import RequestParser
 from tests.server.conftest import Running, start
 from tests.server.fake_engine import FakeEngine
 from tests.text.tiny_tokenizer import tiny_tokenizer

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from forebay.config.engine_config import CacheIsolation
+from forebay.http.security import ANYBODY, Isolation, Session, Tenant
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.updates import SpeculationReport
-from forebay.server.http.security import ANYBODY, Isolation, Session, Tenant
 from tests.scheduler.rig import Rig
 from tests.server.caching_engine import PAGE, CachingEngine
 from tests.server.conftest import Running

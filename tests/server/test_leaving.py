@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from forebay.http import workers
+from forebay.http.preparation import Client, Lane, staying_client
+from forebay.http.workers import TextWorkers
 from forebay.server import gateway
-from forebay.server.http import workers
-from forebay.server.http.preparation import Client, Lane, staying_client
-from forebay.server.http.workers import TextWorkers
 from tests.deadlines import HANGS_S, wait_until
 
 BODY = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 4}).encode()

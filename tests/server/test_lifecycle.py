@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.base.errors import EngineError, Unavailable
 from forebay.engine.frames import Beat, State
+from forebay.http import door
 from forebay.memory.miss_reason import MissReason
 from forebay.server.admin.metrics import Metrics
-from forebay.server.http import door
 from tests.deadlines import HANGS_S, NEVER_S, wait_until
 from tests.server.conftest import MODEL, Running
 from tests.server.crowds import read_all, request

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 from forebay.base.clock import TICK_S
 from forebay.base.loop_clock import LoopClock
 from forebay.config.server_args import FLAGS, LIMITS
-from forebay.server.http.protocol import protocol_class
+from forebay.http.protocol import protocol_class
 from tests.server.conftest import CONFIG, Running
 
 Launch = Callable[..., Running]

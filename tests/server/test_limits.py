@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from forebay.server.http.errors import MESSAGES, RESPONSES
+from forebay.http.errors import MESSAGES, RESPONSES
 from tests.server.crowds import HEALTH, ask_at_once, drip, read_all, request
 from tests.server.fake_engine import FakeEngine
 from tests.server.process_status import MIB, forget_peak, num_fds, peak_rss_bytes, rss_bytes

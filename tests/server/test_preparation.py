@@ -13,10 +13,10 @@ import pytest
 from forebay.base.confined import NoAnswer, Processes, Stop, Stopped, stopped_by
 from forebay.base.errors import InvalidRequest, Overloaded
 from forebay.grammar.checking import GrammarChecks
+from forebay.http.lifecycle import ClientGone, Watch
+from forebay.http.preparation import CREDIT_S, SPARE, Client, Lane, Preparation, Turn
+from forebay.http.workers import INLINE_CHARS, TextWorkers, Workers
 from forebay.requests.sampling_params import Grammar, GrammarKind
-from forebay.server.http.lifecycle import ClientGone, Watch
-from forebay.server.http.preparation import CREDIT_S, SPARE, Client, Lane, Preparation, Turn
-from forebay.server.http.workers import INLINE_CHARS, TextWorkers, Workers
 from tests.deadlines import HANGS_S
 
 

@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import forebay.server
+from forebay.http.route import Access, Forward, Route
+from forebay.http.security import AccessRules
 from forebay.route.app import ROUTES as ROUTER_ROUTES
 from forebay.server.app import ROUTES
-from forebay.server.http.route import Access, Forward, Route
-from forebay.server.http.security import AccessRules
 from scripts.site import api
 
 PACKAGE = Path(forebay.server.__file__).parent

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from starlette.routing import Route
 
 from forebay.base.errors import ConfigError
+from forebay.http.listen import bind
+from forebay.http.route import Access
+from forebay.http.security import Security, host_name
 from forebay.server.app import ROUTES
 from forebay.server.console import HEADERS
-from forebay.server.http.listen import bind
-from forebay.server.http.route import Access
-from forebay.server.http.security import Security, host_name
 from tests.deadlines import HANGS_S
 from tests.server.conftest import CONFIG, Running
 from tests.server.fake_engine import FakeEngine

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forebay.server.http.listen import SAME_SIGNAL_S
+from forebay.http.listen import SAME_SIGNAL_S
 from tests import loopback
 from tests.deadlines import HANGS_S, wait_until
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from forebay.http.protocol import _BoundedHttpProtocol
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update
-from forebay.server.http.protocol import _BoundedHttpProtocol
 from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine
 

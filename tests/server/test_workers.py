@@ -15,9 +15,9 @@ from functools import partial
 import pytest
 
 from forebay.base.errors import Overloaded
-from forebay.server.http import preparation, workers
-from forebay.server.http.preparation import Preparation, staying_client
-from forebay.server.http.workers import TextWorkers, Workers
+from forebay.http import preparation, workers
+from forebay.http.preparation import Preparation, staying_client
+from forebay.http.workers import TextWorkers, Workers
 from tests.deadlines import HANGS_S
 
 
@@ -148,8 +148,8 @@ def test_nothing_of_a_call_stays_with_its_thread() -> None:
 def test_a_call_that_never_ends_does_not_keep_the_process_from_ending() -> None:
     code = (
         "import asyncio, contextlib, threading\n"
-        "from forebay.server.http.preparation import Preparation, staying_client\n"
-        "from forebay.server.http.workers import Workers\n"
+        "from forebay.http.preparation import Preparation, staying_client\n"
+        "from forebay.http.workers import Workers\n"
         "async def main():\n"
         "    with contextlib.suppress(TimeoutError):\n"
         "        await Workers(Preparation({}).lane('test', 1)).run(staying_client(), threading.Event().wait, 0.01)\n"

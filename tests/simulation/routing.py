@@ -23,11 +23,11 @@ from typing import Any, Final
 
 from forebay.base.errors import ForebayError
 from forebay.config.engine_config import DisaggregationMode
+from forebay.http.lifecycle import Watch
 from forebay.route.announcement import ANNOUNCE_INTERVAL_S, LEASE_S, Announcement, Role, State
 from forebay.route.exchange import MOST_ATTEMPTS, RoutedRequest, first_answer
 from forebay.route.members import Member, Members
 from forebay.route.selection import Policy, Reason, Selected, Selection
-from forebay.server.http.lifecycle import Watch
 from tests.simulation.command_line import command_line
 from tests.simulation.violation import Violation, require
 from tests.simulation.virtual_time import VirtualLoop

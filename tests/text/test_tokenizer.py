@@ -14,7 +14,7 @@ from tokenizers import normalizers
 from forebay.base.errors import InvalidRequest, ModelError, RequestTooLarge
 from forebay.formats.gguf import GgufFile
 from forebay.formats.strings import Strings
-from forebay.server.http.workers import INLINE_CHARS
+from forebay.http.workers import INLINE_CHARS
 from forebay.text import tokenizer_files
 from forebay.text.tokenizer import Tokenizer
 from tests.deadlines import HANGS_S

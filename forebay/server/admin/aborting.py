@@ -9,8 +9,8 @@ from pydantic import model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
+from forebay.http.route import Access, Forward, Route
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.http.route import Access, Forward, Route
 from forebay.server.protocol.strict import Label, Strict
 from forebay.server.protocol.validation import MISSING_FIELD, refusal
 

@@ -14,8 +14,8 @@ from forebay.base.log import event, get_logger
 from forebay.config.adapters import check_name
 from forebay.engine.frames import State
 from forebay.formats.hub_names import hub_model
+from forebay.http.route import Access, Forward, Route
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.http.route import Access, Forward, Route
 from forebay.server.protocol.administration import LoadAdapterRequest, UnloadAdapterRequest
 
 log = get_logger("server")

@@ -7,10 +7,10 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from forebay.http.answers import json_response
+from forebay.http.route import Access, Forward, Route
 from forebay.server.admin.state import Health, state_for, unfit
 from forebay.server.context import RequestContext, ServerContext
-from forebay.server.http.answers import json_response
-from forebay.server.http.route import Access, Forward, Route
 
 TICK_LIMIT_S: Final = 5.0
 

@@ -14,10 +14,10 @@ from forebay.base.package import __version__
 from forebay.base.sampling import OF_MODELS
 from forebay.config.config import SETTINGS, as_divided
 from forebay.engine.frames import Ready
+from forebay.http.answers import json_response
+from forebay.http.route import Access, Forward, Route
 from forebay.server.admin.state import state_for
 from forebay.server.context import RequestContext, ServerContext
-from forebay.server.http.answers import json_response
-from forebay.server.http.route import Access, Forward, Route
 from forebay.server.served_model import LIMITS
 
 

@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.engine.frames import LoadedAdapter
+from forebay.http.answers import json_response
+from forebay.http.route import Access, Forward, Route
 from forebay.server.context import RequestContext, ServerContext
-from forebay.server.http.answers import json_response
-from forebay.server.http.route import Access, Forward, Route
 
 
 class ModelCard(msgspec.Struct, kw_only=True):

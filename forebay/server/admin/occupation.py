@@ -12,10 +12,10 @@ from starlette.responses import Response
 from forebay.base.errors import InvalidRequest
 from forebay.base.log import event, get_logger
 from forebay.engine.frames import TAGS, WEIGHTS, State
+from forebay.http.answers import json_response
+from forebay.http.route import Access, Forward, Route
 from forebay.scheduler.state import PoolState
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.http.answers import json_response
-from forebay.server.http.route import Access, Forward, Route
 from forebay.server.protocol.administration import PauseRequest, ReleaseRequest, ResumeRequest
 
 

@@ -9,11 +9,11 @@ from starlette.responses import Response
 
 from forebay.base.errors import Unavailable
 from forebay.base.package import __version__
+from forebay.http.answers import json_response
+from forebay.http.route import Access, Forward, Route
 from forebay.server.admin.state import current_state
 from forebay.server.api.llama import settings_of
 from forebay.server.context import ServerContext
-from forebay.server.http.answers import json_response
-from forebay.server.http.route import Access, Forward, Route
 
 
 class DefaultSettings(TypedDict):

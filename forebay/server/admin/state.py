@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from forebay.base.errors import ForebayError
 from forebay.engine.frames import State
+from forebay.http.answers import json_response
+from forebay.http.route import Access, Forward, Route
 from forebay.scheduler.state import PoolState
 from forebay.server.admin.occupation import Occupied
 from forebay.server.context import RequestContext, ServerContext
-from forebay.server.http.answers import json_response
-from forebay.server.http.route import Access, Forward, Route
 
 STATE_TIMEOUT_S: Final = 2.0
 

@@ -10,10 +10,10 @@ from starlette.responses import Response
 from forebay.base.exposure import is_loopback
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import DisaggregationMode
+from forebay.http.answers import json_response
+from forebay.http.route import Access, Forward, Route
 from forebay.server.api.rendezvous import check_named
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.http.answers import json_response
-from forebay.server.http.route import Access, Forward, Route
 from forebay.server.protocol.administration import CheckTransfersRequest
 
 log = get_logger("server")

@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.base.errors import NotFound
+from forebay.http.route import Access, Forward, Route
 from forebay.memory.radix_node import NAME_BYTES, may_see
 from forebay.server.admin.prefix_tree import Node, Tree
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.http.route import Access, Forward, Route
 from forebay.server.protocol.strict import Sender
 
 MAX_ROWS: Final = 200

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from forebay.base.errors import InvalidRequest
 from forebay.formats.gguf_parts import part_paths
 from forebay.formats.hub_names import BLOBS, REVISIONS
+from forebay.http.route import Access, Forward, Route
 from forebay.server.admin.occupation import Done, occupied
 from forebay.server.context import ServerContext, read_body
-from forebay.server.http.route import Access, Forward, Route
 from forebay.server.protocol.administration import UpdateWeightsRequest
 
 

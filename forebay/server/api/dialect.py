@@ -19,12 +19,12 @@ from starlette.types import Receive, Scope, Send
 from forebay.base.errors import ForebayError
 from forebay.engine.client.choice import Choice, Piece, weights_changed
 from forebay.engine.client.scores import Scored
+from forebay.http.errors import DONE, error_ending, internal
+from forebay.http.lifecycle import ClientGone
+from forebay.http.protocol import Connection
 from forebay.server.api.generation import Generation
 from forebay.server.api.logprobs import RankedLogprob, prompt_logprobs
 from forebay.server.context import ServerContext
-from forebay.server.http.errors import DONE, error_ending, internal
-from forebay.server.http.lifecycle import ClientGone
-from forebay.server.http.protocol import Connection
 from forebay.text.answers.parts import Part, Said
 from forebay.text.token_bytes import TokenBytes
 

@@ -20,11 +20,11 @@ from forebay.engine.client.embedding import (
     question,
     verdict,
 )
+from forebay.http.route import Access, Forward, Route
 from forebay.server.api.embeddings_request import EmbeddingRequest, RerankRequest, ScoreRequest
 from forebay.server.api.pooled import INLINE_NUMBERS, PooledUsage, embedded, encoded, pooled
 from forebay.server.api.prompts import naming, render
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.http.route import Access, Forward, Route
 from forebay.server.protocol.messages import ChatMessage, Templated, TemplateVariables
 from forebay.server.protocol.requests import PlainText
 from forebay.server.protocol.strict import Sender

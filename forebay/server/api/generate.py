@@ -18,6 +18,8 @@ from forebay.base.sampling import NUMBERS
 from forebay.config.server_args import MAX_COUNT
 from forebay.engine.client.choice import Choice, Piece
 from forebay.engine.client.scores import Scored, token_name
+from forebay.http.errors import DONE, error_ending
+from forebay.http.route import EVENTS, Access, Forward, Route
 from forebay.requests.sampling_params import MAX_SEED, MAX_TOP_LOGPROBS
 from forebay.requests.step_plan import TokenLogprob
 from forebay.server.api.dialect import Dialect
@@ -25,8 +27,6 @@ from forebay.server.api.generation import Generation
 from forebay.server.api.renaming import renamed
 from forebay.server.api.serving import check_counts, serve_completion
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.http.errors import DONE, error_ending
-from forebay.server.http.route import EVENTS, Access, Forward, Route
 from forebay.server.protocol.ignored import Harmless, one_of
 from forebay.server.protocol.requests import (
     I32,

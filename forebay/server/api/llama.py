@@ -13,6 +13,8 @@ from forebay.base.errors import ForebayError
 from forebay.base.sampling import NUMBERS
 from forebay.engine.client.choice import Choice, Piece
 from forebay.engine.client.scores import Scored
+from forebay.http.errors import error_ending
+from forebay.http.route import EVENTS, Access, Forward, Route
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.api.dialect import Dialect
 from forebay.server.api.generation import Generation, Timings
@@ -21,8 +23,6 @@ from forebay.server.api.prompts import check_answerable, naming, render
 from forebay.server.api.renaming import renamed
 from forebay.server.api.serving import check_counts, params_of, serve_completion
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.http.errors import error_ending
-from forebay.server.http.route import EVENTS, Access, Forward, Route
 from forebay.server.protocol.requests import ChatRequest
 from forebay.text.answers.parts import Part
 from forebay.text.token_bytes import TokenBytes

@@ -16,6 +16,8 @@ from forebay.base import json_text
 from forebay.base.errors import ForebayError
 from forebay.engine.client.choice import Choice
 from forebay.engine.client.scores import Scored
+from forebay.http.errors import MESSAGES, error_ending
+from forebay.http.route import EVENTS, Access, Forward, Route
 from forebay.memory.miss_reason import MissReason
 from forebay.server.api.generation import CacheUsage, Generation
 from forebay.server.api.images import chat_ids
@@ -30,8 +32,6 @@ from forebay.server.api.prompts import check_answerable, naming
 from forebay.server.api.renaming import renamed
 from forebay.server.api.serving import serve_chat
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.http.errors import MESSAGES, error_ending
-from forebay.server.http.route import EVENTS, Access, Forward, Route
 from forebay.server.protocol.requests import ChatRequest
 from forebay.text.answers.for_template import INVALID_JSON
 from forebay.text.answers.parts import Part, Said, Thought

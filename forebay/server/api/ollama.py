@@ -15,6 +15,8 @@ from starlette.responses import Response
 from forebay.base.errors import ForebayError
 from forebay.engine.client.choice import Choice, Piece
 from forebay.engine.client.scores import Scored
+from forebay.http.errors import OLLAMA, error_ending
+from forebay.http.route import LINES, Access, Forward, Route
 from forebay.server.api.dialect import Dialect
 from forebay.server.api.generation import Generation, Timings
 from forebay.server.api.items import Call, items_of, parts_of, the_choice
@@ -27,8 +29,6 @@ from forebay.server.api.ollama_request import (
 from forebay.server.api.renaming import renamed
 from forebay.server.api.serving import serve_chat, serve_completion
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.http.errors import OLLAMA, error_ending
-from forebay.server.http.route import LINES, Access, Forward, Route
 from forebay.server.protocol.requests import CompletionRequest
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
 from forebay.text.token_bytes import TokenBytes

@@ -9,11 +9,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from forebay.http.route import Access, Forward, Route
 from forebay.server.api.ollama_request import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from forebay.server.api.pooled import INLINE_NUMBERS, embedded
 from forebay.server.api.renaming import renamed
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.http.route import Access, Forward, Route
 
 
 class OllamaEmbeddings(msgspec.Struct, kw_only=True):

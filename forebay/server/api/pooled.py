@@ -20,6 +20,7 @@ from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.client.embedding import (
     check_dimensions,
 )
+from forebay.http.lifecycle import ClientGone
 from forebay.requests.sampling_params import SamplingParams
 from forebay.scheduler.limits import check_context
 from forebay.server.api.embeddings_request import MAX_INPUTS, EmbeddingRequest
@@ -27,7 +28,6 @@ from forebay.server.api.generation import CachedDetails, CacheUsage, cache_usage
 from forebay.server.api.pooling import Batch, Vector
 from forebay.server.api.prompts import naming, prompt_ids
 from forebay.server.context import RequestContext, ServerContext
-from forebay.server.http.lifecycle import ClientGone
 from forebay.server.protocol.requests import PlainText
 from forebay.server.protocol.strict import Sender
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from forebay.base.errors import Unavailable
 from forebay.engine.stream import Stream
+from forebay.http.errors import from_failure
 from forebay.requests.updates import CacheReport, FinishReason, Update
-from forebay.server.http.errors import from_failure
 
 Submit = Callable[[list[int]], Stream]
 

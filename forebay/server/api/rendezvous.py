@@ -14,8 +14,8 @@ from typing import Any, Final
 from forebay.base.errors import InvalidRequest
 from forebay.base.proof import PROOF
 from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions
+from forebay.http.security import Cluster, Sender, refused
 from forebay.requests.transfers import MAX_ROOM, Rendezvous
-from forebay.server.http.security import Cluster, Sender, refused
 from forebay.server.protocol.requests import Bootstrap
 from forebay.server.protocol.validation import MISSING_FIELD, UNSUPPORTED_FIELD
 

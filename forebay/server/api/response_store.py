@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from forebay.base.errors import InvalidRequest, NotFound
-from forebay.server.http.security import Tenant
+from forebay.http.security import Tenant
 
 
 class Stored(NamedTuple):

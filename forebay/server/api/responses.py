@@ -18,6 +18,9 @@ from starlette.responses import Response
 from forebay.base.errors import ForebayError
 from forebay.engine.client.choice import Choice, Piece
 from forebay.engine.client.scores import Scored
+from forebay.http.answers import json_response
+from forebay.http.errors import RESPONSES, shown
+from forebay.http.route import EVENTS, Access, Forward, Route
 from forebay.server.api.generation import CachedDetails, CacheUsage, Generation, ReasoningDetails
 from forebay.server.api.images import chat_ids
 from forebay.server.api.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
@@ -29,9 +32,6 @@ from forebay.server.api.responses_items import read, sealed, written
 from forebay.server.api.responses_request import InputTokensRequest, ResponsesRequest
 from forebay.server.api.serving import serve_chat
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.http.answers import json_response
-from forebay.server.http.errors import RESPONSES, shown
-from forebay.server.http.route import EVENTS, Access, Forward, Route
 from forebay.server.protocol.requests import ChatRequest
 from forebay.server.protocol.tools import input_of
 from forebay.text.answers.parts import CallArguments, Part, Said, Thought

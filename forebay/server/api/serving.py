@@ -18,6 +18,7 @@ from forebay.base.sampling import NUMBERS
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.client.choice import Prompt
 from forebay.engine.frames import Ready
+from forebay.http.lifecycle import ClientGone
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import SpeculationReport
@@ -29,7 +30,6 @@ from forebay.server.api.images import with_images
 from forebay.server.api.prompts import check_answerable, naming, prompt_ids, reading_of, render, unread_variables
 from forebay.server.api.rendezvous import FIELDS, rendezvous_of
 from forebay.server.context import RequestContext, ServerContext
-from forebay.server.http.lifecycle import ClientGone
 from forebay.server.protocol.requests import I32, ChatRequest, CompletionRequest, Sampling
 from forebay.server.protocol.validation import INVALID_COMBINATION, UNSUPPORTED_FIELD
 

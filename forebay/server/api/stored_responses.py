@@ -7,11 +7,11 @@ from typing import Final, Literal, TypedDict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from forebay.http.answers import json_response
+from forebay.http.errors import RESPONSES
+from forebay.http.route import JSON, Access, Forward, Route
 from forebay.server.api.responses import ModelResponse
 from forebay.server.context import RequestContext, ServerContext
-from forebay.server.http.answers import json_response
-from forebay.server.http.errors import RESPONSES
-from forebay.server.http.route import JSON, Access, Forward, Route
 
 _PATH: Final = f"{RESPONSES}/{{response_id}}"
 _TEXT: Final = "A stored response of one's own, to read (GET) or to drop (DELETE)."

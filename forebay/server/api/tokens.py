@@ -8,12 +8,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from forebay.http.answers import json_response
+from forebay.http.route import Access, Forward, Route
 from forebay.requests.sampling_params import check_token_ids
 from forebay.server.api.images import chat_ids
 from forebay.server.api.prompts import encode
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.http.answers import json_response
-from forebay.server.http.route import Access, Forward, Route
 from forebay.server.protocol.requests import DetokenizeRequest, TokenizeRequest
 
 SPECIAL: Final = ("bos_token", "eos_token", "pad_token", "unk_token")

@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 from forebay.base.confined import ConfinedProcess, Late, NoAnswer, Processes
 from forebay.base.errors import Overloaded
+from forebay.http.preparation import Client, Preparation
+from forebay.http.workers import Workers
 from forebay.requests.pictures import digest_of
-from forebay.server.http.preparation import Client, Preparation
-from forebay.server.http.workers import Workers
 from forebay.server.images.frames import LIMITS, Decode, Decoded, Refused, decode_answer, encode
 from forebay.server.images.sources import Unreadable, check_data
 from forebay.server.images.tiling import Tiling

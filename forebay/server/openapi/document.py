@@ -9,9 +9,9 @@ import msgspec
 from pydantic.json_schema import models_json_schema
 
 from forebay.base.package import __version__
-from forebay.server.http import errors
-from forebay.server.http.errors import LLAMA_SERVER, OLLAMA, speaks_anthropic
-from forebay.server.http.route import JSON, Route
+from forebay.http import errors
+from forebay.http.errors import LLAMA_SERVER, OLLAMA, speaks_anthropic
+from forebay.http.route import JSON, Route
 from forebay.server.openapi.descriptions import describe
 
 _REF: Final = "#/components/schemas/{}"

@@ -18,8 +18,8 @@ from pydantic import (
     model_validator,
 )
 
+from forebay.http.security import Session
 from forebay.requests.foreign import ABSENT, why_absent
-from forebay.server.http.security import Session
 from forebay.server.protocol.ignored import MAX_LABEL, Harmless
 from forebay.server.protocol.validation import UNKNOWN_FIELD, refusal, validation_error
 

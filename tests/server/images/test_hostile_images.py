@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from forebay.server.http.preparation import Preparation, staying_client
+from forebay.http.preparation import Preparation, staying_client
 from forebay.server.images.decoding import CutImage, ImageDecoder
 from forebay.server.images.frames import LIMITS
 from forebay.server.images.headers import webp_size

@@ -18,10 +18,10 @@ from forebay.cli.main import main
 from forebay.config.engine_config import DisaggregationMode
 from forebay.config.media import MediaOptions
 from forebay.families.small_pictures import WITH_PICTURES
+from forebay.http.lifecycle import ClientGone, Watch
+from forebay.http.preparation import Preparation, staying_client
 from forebay.requests.pictures import digest_of
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server.http.lifecycle import ClientGone, Watch
-from forebay.server.http.preparation import Preparation, staying_client
 from forebay.server.images import reader
 from forebay.server.images.cutting import tiles_of
 from forebay.server.images.reader import AdmittedImages, Asked, ImageReader

@@ -30,9 +30,9 @@ from forebay.base.proof import BOOTSTRAP, PROOF, BadProof, Fault, Message, Proof
 from forebay.config.config import ServerConfig
 from forebay.config.disaggregation import peer_address
 from forebay.config.engine_config import CacheIsolation
+from forebay.http.errors import HttpError
+from forebay.http.route import Access, Route
 from forebay.memory.radix_node import OPERATOR
-from forebay.server.http.errors import HttpError
-from forebay.server.http.route import Access, Route
 
 _KEYLESS: Final = frozenset({Access.FILE, Access.PROBE})
 _STRICTNESS: Final[Mapping[Access, int]] = {access: rank for rank, access in enumerate(Access)}

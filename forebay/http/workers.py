@@ -15,8 +15,8 @@ from typing import Any, Final, Generic, TypeVar
 from forebay.base.confined import Stop, Stopped, stopped_by
 from forebay.base.errors import ForebayError, InvalidRequest, Overloaded
 from forebay.base.log import event, get_logger
-from forebay.server.http.lifecycle import ClientGone
-from forebay.server.http.preparation import Client, Lane, Preparation
+from forebay.http.lifecycle import ClientGone
+from forebay.http.preparation import Client, Lane, Preparation
 
 T = TypeVar("T")
 

@@ -18,8 +18,8 @@ from forebay.base.errors import ForebayError, Overloaded
 from forebay.base.log import event, get_logger
 from forebay.base.loop_clock import LoopClock, Timer
 from forebay.config.config import ServerConfig
-from forebay.server.http.errors import HttpError, error_headers, error_json
-from forebay.server.http.parser import RequestParser
+from forebay.http.errors import HttpError, error_headers, error_json
+from forebay.http.parser import RequestParser
 
 CONNECTION: Final = "forebay.connection"
 MAX_BUFFERED_BYTES: Final = 1 << 20  # of one stream whose reader is slow

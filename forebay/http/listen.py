@@ -22,10 +22,10 @@ from forebay.base.log import event, get_logger
 from forebay.base.loop_clock import LoopClock
 from forebay.base.signals import AT_ONCE, ENDING
 from forebay.config.config import ServerConfig
+from forebay.http.door import close_the_door
+from forebay.http.lifecycle import Lifecycle
+from forebay.http.protocol import protocol_class
 from forebay.requests.updates import Failure
-from forebay.server.http.door import close_the_door
-from forebay.server.http.lifecycle import Lifecycle
-from forebay.server.http.protocol import protocol_class
 
 BACKLOG = 4096
 OTHER_FILES = 256  # descriptors that are no connections

@@ -1,1 +1,0 @@
-"""Connections, bytes and errors: what every application of ours stands on, whatever it answers."""
