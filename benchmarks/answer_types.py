@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
-from forebay.server.api.chat import ChatChoice, ChatCompletion, Message
-from forebay.server.api.generation import CachedDetails, CacheUsage, Usage
+from forebay.server.api.core.generation import CachedDetails, CacheUsage, Usage
+from forebay.server.api.openai.chat import ChatChoice, ChatCompletion, Message
 
 CACHE: dict[str, Any] = {
     "cached_tokens": 96,

@@ -16,7 +16,7 @@ from forebay.base.errors import InvalidRequest
 from forebay.config.engine_config import CacheIsolation
 from forebay.http.bodies import parse_json_object
 from forebay.http.security import Isolation, Session, Tenant
-from forebay.server.api.messages_request import BILLING_HEADER
+from forebay.server.api.anthropic.messages_request import BILLING_HEADER
 
 BLOCK_BYTES: Final = 256  # some 60 tokens: a shorter beginning in common saves less than a balanced load
 MOST_BLOCKS: Final = 512  # of one prompt; what is behind them has been cached with them or not at all

@@ -41,21 +41,15 @@ from forebay.server.admin import (
     weights,
 )
 from forebay.server.admin.metrics import Metrics
-from forebay.server.api import (
-    chat,
-    completions,
-    embeddings,
-    generate,
-    llama,
-    messages,
-    ollama,
-    ollama_embeddings,
-    ollama_models,
-    responses,
-    stored_responses,
-    tokens,
-)
-from forebay.server.api.response_store import ResponseStore
+from forebay.server.api import tokens
+from forebay.server.api.anthropic import messages
+from forebay.server.api.llama import completion as llama_completion
+from forebay.server.api.ollama import chat as ollama_chat
+from forebay.server.api.ollama import embeddings as ollama_embeddings
+from forebay.server.api.ollama import models as ollama_models
+from forebay.server.api.openai import chat, completions, embeddings, responses, stored_responses
+from forebay.server.api.openai.response_store import ResponseStore
+from forebay.server.api.sglang import generate
 from forebay.server.assets import Endpoint, application, file_endpoint, with_cors
 from forebay.server.console import HEADERS, Asset, load_assets
 from forebay.server.context import RequestContext, ServerContext
@@ -74,8 +68,8 @@ ROUTES: Final[tuple[Route[ServerContext], ...]] = (
     *chat.ROUTES,
     *completions.ROUTES,
     *generate.ROUTES,
-    *llama.ROUTES,
-    *ollama.ROUTES,
+    *llama_completion.ROUTES,
+    *ollama_chat.ROUTES,
     *ollama_embeddings.ROUTES,
     *ollama_models.ROUTES,
     *aborting.ROUTES,

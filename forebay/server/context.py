@@ -22,7 +22,7 @@ from forebay.http.workers import TextWorkers, Workers
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.admin.metrics import Metrics
 from forebay.server.admin.prefix_tree import Trees
-from forebay.server.api.response_store import ResponseStore
+from forebay.server.api.openai.response_store import ResponseStore
 from forebay.server.grammars import GrammarWorkers
 from forebay.server.images.reader import ImageReader
 from forebay.server.protocol.requests import Sampling

@@ -17,9 +17,9 @@ from forebay.base.http_client import Connection, Origin, stream_json
 from forebay.bench.connection import Answer, read_answer
 from forebay.engine.client.choice import Choice, Piece, Prompt
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server.api.chat import ChatDialect
-from forebay.server.api.completions import CompletionDialect
-from forebay.server.api.generation import Generation, Order
+from forebay.server.api.core.generation import Generation, Order
+from forebay.server.api.openai.chat import ChatDialect
+from forebay.server.api.openai.completions import CompletionDialect
 from tests.fuzz.mutants import fuzz, mutated, outcome, pieces, seeds
 from tests.text.tiny_tokenizer import tiny_tokenizer
 

@@ -144,7 +144,7 @@ CONTRACTS: Final = {
         "The caches of a prompt are transferred from prefill to decode, and the tokens are those of a single server. "
         "Decode has no prefix cache by default; `extra_buffer` becomes `no_buffer` there, with a warning.",
         "scheduler/handoff.py, scheduler/prefill_role.py, scheduler/decode_role.py, transfer/, "
-        "engine/loop/exchange.py, config/disaggregation.py, server/api/rendezvous.py, route/",
+        "engine/loop/exchange.py, config/disaggregation.py, server/api/core/rendezvous.py, route/",
     ),
     "C22": Contract(
         "A peer's failure",

@@ -44,14 +44,14 @@ POOLING = (
     ),
     Mutant(
         "C27 one failure ends all prompts of a request",
-        "server/api/pooled.py",
+        "server/api/core/pooled.py",
         "            batch.abort()\n            _count(",
         "            _count(",
         _SERVER + "test_one_failure_ends_all_others_and_is_told",
     ),
     Mutant(
         "C27 a client that leaves ends its prompts",
-        "server/api/pooled.py",
+        "server/api/core/pooled.py",
         "        context.client.watch.on_gone(batch.leave)\n",
         "",
         _SERVER + "test_c27_a_client_that_leaves_ends_its_prompts",

@@ -47,14 +47,14 @@ ROUTE = (
     ),
     Mutant(
         "C21 each choice has a room of its own",
-        "server/api/rendezvous.py",
+        "server/api/core/rendezvous.py",
         "        rooms = [(room + i) & MAX_ROOM for i, room in enumerate(rooms)]\n",
         "        pass\n",
         "server/test_rendezvous.py::test_a_gateways_words_reach_the_engine_once_for_each_choice",
     ),
     Mutant(
         "C21 a server that computes whole requests takes no part of one",
-        "server/api/rendezvous.py",
+        "server/api/core/rendezvous.py",
         "    if mode is DisaggregationMode.NULL or sender.bootstrap:\n",
         "    if sender.bootstrap:\n",
         "server/test_rendezvous.py::test_contradicting_bootstrap_fields_are_a_400_that_names_the_field",
@@ -173,7 +173,7 @@ ROUTE = (
     ),
     Mutant(
         "C33 the list of prefill servers binds holders of the key",
-        "server/api/rendezvous.py",
+        "server/api/core/rendezvous.py",
         "    if cluster.has_configured_servers:\n",
         "    if cluster.has_configured_servers and not sender.is_gateway:\n",
         "server/test_rendezvous.py::test_list_of_prefill_servers_binds_each_sender",
@@ -194,14 +194,14 @@ ROUTE = (
     ),
     Mutant(
         "C33 a body names a prefill server only for who may",
-        "server/api/rendezvous.py",
+        "server/api/core/rendezvous.py",
         "    if rooms or hosts:\n",
         "    if False:\n",
         "server/test_rendezvous.py::test_rendezvous_in_the_body_without_the_proof_is_a_403",
     ),
     Mutant(
         "C33 without the proof all servers that are named must be configured",
-        "server/api/rendezvous.py",
+        "server/api/core/rendezvous.py",
         'if others := [f"{host}:{port}" for host, port in servers if not cluster.is_configured(host, port)]:',
         'if all(not cluster.is_configured(*at) for at in servers) and (others := [f"{at}" for at in servers]):',
         "server/test_rendezvous.py::test_rendezvous_in_the_body_with_a_configured_prefill_server_is_taken",
@@ -215,7 +215,7 @@ ROUTE = (
     ),
     Mutant(
         "C33 the body of a request that a gateway sends to two servers chooses no room",
-        "server/api/rendezvous.py",
+        "server/api/core/rendezvous.py",
         "    if mode is DisaggregationMode.NULL or sender.bootstrap:\n",
         "    if mode is DisaggregationMode.NULL:\n",
         "server/test_rendezvous.py::test_rendezvous_in_headers_beside_the_body_s_own_is_a_400",

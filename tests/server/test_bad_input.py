@@ -19,11 +19,9 @@ from forebay.http.errors import MESSAGES, OLLAMA, RESPONSES
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.admin.aborting import AbortRequest
 from forebay.server.admin.tree import TreeRequest
-from forebay.server.api.embeddings_request import EmbeddingRequest, RerankRequest, ScoreRequest
-from forebay.server.api.generate import NativeRequest
-from forebay.server.api.llama_request import LlamaCompletionRequest
-from forebay.server.api.messages_request import CountTokensRequest, MessagesRequest
-from forebay.server.api.ollama_request import (
+from forebay.server.api.anthropic.messages_request import CountTokensRequest, MessagesRequest
+from forebay.server.api.llama.request import LlamaCompletionRequest
+from forebay.server.api.ollama.request import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
@@ -31,7 +29,9 @@ from forebay.server.api.ollama_request import (
     OllamaPullRequest,
     OllamaShowRequest,
 )
-from forebay.server.api.responses_request import InputTokensRequest, ResponsesRequest
+from forebay.server.api.openai.embeddings_request import EmbeddingRequest, RerankRequest, ScoreRequest
+from forebay.server.api.openai.responses_request import InputTokensRequest, ResponsesRequest
+from forebay.server.api.sglang.generate import NativeRequest
 from forebay.server.app import ROUTES
 from forebay.server.protocol.administration import (
     CheckTransfersRequest,

@@ -21,7 +21,7 @@ from forebay.http.bodies import INLINE_BYTES, ROOM_BYTES, Bodies, _check_size, p
 from forebay.http.lifecycle import Watch
 from forebay.http.preparation import Client, Preparation
 from forebay.http.workers import Workers
-from forebay.server.api.completions import CompletionDialect
+from forebay.server.api.openai.completions import CompletionDialect
 from forebay.server.protocol import strict
 from forebay.server.protocol.requests import ChatRequest, CompletionRequest, DetokenizeRequest
 from forebay.server.protocol.strict import Strict, body_types

@@ -9,7 +9,7 @@ from forebay.engine.client.choice import Prompt
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import Update
-from forebay.server.api.generation import Generation, Order
+from forebay.server.api.core.generation import Generation, Order
 from tests.server.fake_engine import FakeEngine
 
 

@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from forebay.base.errors import InvalidRequest
-from forebay.server.api.messages_request import MessagesRequest
-from forebay.server.api.responses_request import ResponsesRequest
+from forebay.server.api.anthropic.messages_request import MessagesRequest
+from forebay.server.api.openai.responses_request import ResponsesRequest
 from forebay.server.protocol.requests import ChatRequest
 from tests.deadlines import HANGS_S
 from tests.server.test_tools import ASK, CALL, TOOLS, Speaker

@@ -14,7 +14,7 @@ import pytest
 from forebay.config.engine_config import CacheIsolation
 from forebay.families.sampling import SamplingDefaults
 from forebay.requests.updates import Failure, FinishReason
-from forebay.server.api.llama_request import LlamaCompletionRequest
+from forebay.server.api.llama.request import LlamaCompletionRequest
 from tests.server.conftest import Running, start
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_refusals import assert_said

@@ -14,7 +14,7 @@ import pytest
 
 from forebay.base.errors import InvalidRequest
 from forebay.requests.updates import CacheReport, MissReason
-from forebay.server.api.messages_request import MessagesRequest
+from forebay.server.api.anthropic.messages_request import MessagesRequest
 from tests.deadlines import HANGS_S
 from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forebay.server.api.generate import NativeRequest
+from forebay.server.api.sglang.generate import NativeRequest
 from tests.server.conftest import Running, start
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_refusals import assert_said

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forebay.server.api.ollama_request import (
+from forebay.server.api.ollama.request import (
     OllamaChatRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,

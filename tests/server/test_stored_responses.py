@@ -12,7 +12,7 @@ import pytest
 from forebay.base.errors import NotFound
 from forebay.config.engine_config import DisaggregationMode
 from forebay.http.security import Tenant
-from forebay.server.api.response_store import ResponseStore
+from forebay.server.api.openai.response_store import ResponseStore
 from tests import loopback
 from tests.deadlines import HANGS_S
 from tests.server.conftest import MODEL, Running

@@ -12,9 +12,9 @@ import pytest
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.compiler import compiled
 from forebay.grammar.vocabulary import Vocabulary
-from forebay.server.api.messages_request import MessagesRequest
-from forebay.server.api.ollama_request import OllamaChatRequest
-from forebay.server.api.responses_request import ResponsesRequest
+from forebay.server.api.anthropic.messages_request import MessagesRequest
+from forebay.server.api.ollama.request import OllamaChatRequest
+from forebay.server.api.openai.responses_request import ResponsesRequest
 from forebay.server.protocol.requests import ChatRequest
 from forebay.server.protocol.strict import Strict
 from tests.deadlines import HANGS_S

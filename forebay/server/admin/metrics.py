@@ -15,8 +15,8 @@ from forebay.engine.frames import Occupied, Ready, State
 from forebay.memory.miss_reason import MissReason
 from forebay.scheduler.counters import COUNTERS
 from forebay.server.admin.metrics_compat import NAMES, Renamed
-from forebay.server.api.generation import Generation, Usage
-from forebay.server.api.pooling import Batch
+from forebay.server.api.core.generation import Generation, Usage
+from forebay.server.api.core.pooling import Batch
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _INTERVALS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)

@@ -12,7 +12,7 @@ from forebay.base.package import __version__
 from forebay.http.answers import json_response
 from forebay.http.route import Access, Forward, Route
 from forebay.server.admin.state import current_state
-from forebay.server.api.llama import settings_of
+from forebay.server.api.llama.completion import settings_of
 from forebay.server.context import ServerContext
 
 

@@ -12,7 +12,7 @@ from forebay.base.log import event, get_logger
 from forebay.config.engine_config import DisaggregationMode
 from forebay.http.answers import json_response
 from forebay.http.route import Access, Forward, Route
-from forebay.server.api.rendezvous import check_named
+from forebay.server.api.core.rendezvous import check_named
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.administration import CheckTransfersRequest
 

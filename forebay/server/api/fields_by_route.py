@@ -6,9 +6,9 @@ from enum import Enum
 from typing import Final
 
 from forebay.requests.foreign import ABSENT, PASSED, why_absent
-from forebay.server.api.llama_request import LlamaCompletionRequest
-from forebay.server.api.messages_request import MessagesRequest
-from forebay.server.api.responses_request import ResponsesRequest
+from forebay.server.api.anthropic.messages_request import MessagesRequest
+from forebay.server.api.llama.request import LlamaCompletionRequest
+from forebay.server.api.openai.responses_request import ResponsesRequest
 from forebay.server.protocol.requests import TOOL_FIELDS, Bootstrap, ChatRequest, CompletionRequest
 from forebay.server.protocol.strict import Strict
 

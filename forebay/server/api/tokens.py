@@ -11,8 +11,8 @@ from starlette.responses import Response
 from forebay.http.answers import json_response
 from forebay.http.route import Access, Forward, Route
 from forebay.requests.sampling_params import check_token_ids
-from forebay.server.api.images import chat_ids
-from forebay.server.api.prompts import encode
+from forebay.server.api.core.images import chat_ids
+from forebay.server.api.core.prompts import encode
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import DetokenizeRequest, TokenizeRequest
 

@@ -22,8 +22,8 @@ from forebay.engine.client.scores import Scored
 from forebay.http.errors import DONE, error_ending, internal
 from forebay.http.lifecycle import ClientGone
 from forebay.http.protocol import Connection
-from forebay.server.api.generation import Generation
-from forebay.server.api.logprobs import RankedLogprob, prompt_logprobs
+from forebay.server.api.core.generation import Generation
+from forebay.server.api.core.logprobs import RankedLogprob, prompt_logprobs
 from forebay.server.context import ServerContext
 from forebay.text.answers.parts import Part, Said
 from forebay.text.token_bytes import TokenBytes

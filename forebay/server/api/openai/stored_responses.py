@@ -10,7 +10,7 @@ from starlette.responses import Response
 from forebay.http.answers import json_response
 from forebay.http.errors import RESPONSES
 from forebay.http.route import JSON, Access, Forward, Route
-from forebay.server.api.responses import ModelResponse
+from forebay.server.api.openai.responses import ModelResponse
 from forebay.server.context import RequestContext, ServerContext
 
 _PATH: Final = f"{RESPONSES}/{{response_id}}"

@@ -23,12 +23,12 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import SpeculationReport
 from forebay.scheduler.limits import check_context
-from forebay.server.api.dialect import Dialect, EventStream, EventWriter, collect
-from forebay.server.api.enforcing import enforced_grammar
-from forebay.server.api.generation import Generation, Order
-from forebay.server.api.images import with_images
-from forebay.server.api.prompts import check_answerable, naming, prompt_ids, reading_of, render, unread_variables
-from forebay.server.api.rendezvous import FIELDS, rendezvous_of
+from forebay.server.api.core.dialect import Dialect, EventStream, EventWriter, collect
+from forebay.server.api.core.enforcing import enforced_grammar
+from forebay.server.api.core.generation import Generation, Order
+from forebay.server.api.core.images import with_images
+from forebay.server.api.core.prompts import check_answerable, naming, prompt_ids, reading_of, render, unread_variables
+from forebay.server.api.core.rendezvous import FIELDS, rendezvous_of
 from forebay.server.context import RequestContext, ServerContext
 from forebay.server.protocol.requests import I32, ChatRequest, CompletionRequest, Sampling
 from forebay.server.protocol.validation import INVALID_COMBINATION, UNSUPPORTED_FIELD

@@ -14,10 +14,10 @@ from starlette.responses import Response
 from forebay.engine.client.choice import Choice, Piece
 from forebay.engine.client.scores import Scored
 from forebay.http.route import EVENTS, Access, Forward, Route
-from forebay.server.api.dialect import ChunkDialect, Fields, encode
-from forebay.server.api.generation import Generation, Usage
-from forebay.server.api.logprobs import CompletionLogprobs, RankedLogprob, completion_logprobs
-from forebay.server.api.serving import check_counts, serve_completion
+from forebay.server.api.core.dialect import ChunkDialect, Fields, encode
+from forebay.server.api.core.generation import Generation, Usage
+from forebay.server.api.core.logprobs import CompletionLogprobs, RankedLogprob, completion_logprobs
+from forebay.server.api.core.serving import check_counts, serve_completion
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import NO_OPTIONS, CompletionRequest
 from forebay.text.answers.parts import Part

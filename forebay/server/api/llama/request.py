@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr, Tag, model_validator
 from forebay.base.sampling import ADJUSTS, NUMBERS
 from forebay.requests.foreign import PASSED
 from forebay.requests.sampling_params import LOGIT_BIAS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS, RANDOM_SEED
-from forebay.server.api.renaming import renamed
+from forebay.server.api.core.renaming import renamed
 from forebay.server.protocol.ignored import Harmless, one_of
 from forebay.server.protocol.numbers import Numbered
 from forebay.server.protocol.requests import I32, Bias, Choosing, CompletionRequest, DecimalId, PlainText, Prompts, Stop

@@ -9,9 +9,9 @@ from pydantic import Field, PrivateAttr, StringConstraints, Tag, model_validator
 
 from forebay.requests.foreign import PASSED
 from forebay.requests.sampling_params import MAX_TOP_LOGPROBS
-from forebay.server.api.renaming import renamed
-from forebay.server.api.responses_items import Item, MessageItem, messages_of
-from forebay.server.api.responses_tools import FunctionTool, TextInputTool, Tool, ToolChoice
+from forebay.server.api.core.renaming import renamed
+from forebay.server.api.openai.responses_items import Item, MessageItem, messages_of
+from forebay.server.api.openai.responses_tools import FunctionTool, TextInputTool, Tool, ToolChoice
 from forebay.server.protocol.ignored import MAX_METADATA, MAX_METADATA_KEY, one_of
 from forebay.server.protocol.messages import MAX_MESSAGES, WithVariables, text_or_list, variables_as_chat
 from forebay.server.protocol.requests import I32, Bootstrap, ChatRequest, Choosing

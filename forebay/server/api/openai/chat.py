@@ -15,12 +15,12 @@ from starlette.responses import Response
 from forebay.engine.client.choice import Choice, Piece
 from forebay.engine.client.scores import Scored
 from forebay.http.route import EVENTS, Access, Forward, Route
-from forebay.server.api.dialect import ChunkDialect, Fields, encode
-from forebay.server.api.generation import Generation, Usage
-from forebay.server.api.items import Call as ReadCall
-from forebay.server.api.items import items_of
-from forebay.server.api.logprobs import ChatLogprobs, RankedLogprob, chat_logprobs
-from forebay.server.api.serving import check_counts, serve_chat
+from forebay.server.api.core.dialect import ChunkDialect, Fields, encode
+from forebay.server.api.core.generation import Generation, Usage
+from forebay.server.api.core.items import Call as ReadCall
+from forebay.server.api.core.items import items_of
+from forebay.server.api.core.logprobs import ChatLogprobs, RankedLogprob, chat_logprobs
+from forebay.server.api.core.serving import check_counts, serve_chat
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import NO_OPTIONS, ChatRequest
 from forebay.server.protocol.tools import input_of

@@ -16,12 +16,12 @@ from forebay.engine.client.scores import Scored
 from forebay.http.errors import error_ending
 from forebay.http.route import EVENTS, Access, Forward, Route
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server.api.dialect import Dialect
-from forebay.server.api.generation import Generation, Timings
-from forebay.server.api.llama_request import LlamaCompletionRequest
-from forebay.server.api.prompts import check_answerable, naming, render
-from forebay.server.api.renaming import renamed
-from forebay.server.api.serving import check_counts, params_of, serve_completion
+from forebay.server.api.core.dialect import Dialect
+from forebay.server.api.core.generation import Generation, Timings
+from forebay.server.api.core.prompts import check_answerable, naming, render
+from forebay.server.api.core.renaming import renamed
+from forebay.server.api.core.serving import check_counts, params_of, serve_completion
+from forebay.server.api.llama.request import LlamaCompletionRequest
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import ChatRequest
 from forebay.text.answers.parts import Part

@@ -21,9 +21,9 @@ from forebay.engine.client.embedding import (
     verdict,
 )
 from forebay.http.route import Access, Forward, Route
-from forebay.server.api.embeddings_request import EmbeddingRequest, RerankRequest, ScoreRequest
-from forebay.server.api.pooled import INLINE_NUMBERS, PooledUsage, embedded, encoded, pooled
-from forebay.server.api.prompts import naming, render
+from forebay.server.api.core.pooled import INLINE_NUMBERS, PooledUsage, embedded, encoded, pooled
+from forebay.server.api.core.prompts import naming, render
+from forebay.server.api.openai.embeddings_request import EmbeddingRequest, RerankRequest, ScoreRequest
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.messages import ChatMessage, Templated, TemplateVariables
 from forebay.server.protocol.requests import PlainText

@@ -10,9 +10,9 @@ from pydantic import Field, PrivateAttr, StringConstraints, Tag, ValidationInfo,
 
 from forebay.requests.foreign import PASSED
 from forebay.requests.sampling_params import MAX_TOP_LOGPROBS
-from forebay.server.api.embeddings_request import EmbeddingRequest, TextOrTexts
-from forebay.server.api.llama_request import IDLE, NEUTRAL, LlamaSampling
-from forebay.server.api.renaming import renamed
+from forebay.server.api.core.renaming import renamed
+from forebay.server.api.llama.request import IDLE, NEUTRAL, LlamaSampling
+from forebay.server.api.openai.embeddings_request import EmbeddingRequest, TextOrTexts
 from forebay.server.protocol.ignored import Harmless, one_of
 from forebay.server.protocol.images import Source, SourceText, accepts_images
 from forebay.server.protocol.messages import MAX_MESSAGES, MAX_PARTS

@@ -22,10 +22,10 @@ from forebay.http.errors import DONE, error_ending
 from forebay.http.route import EVENTS, Access, Forward, Route
 from forebay.requests.sampling_params import MAX_SEED, MAX_TOP_LOGPROBS
 from forebay.requests.step_plan import TokenLogprob
-from forebay.server.api.dialect import Dialect
-from forebay.server.api.generation import Generation
-from forebay.server.api.renaming import renamed
-from forebay.server.api.serving import check_counts, serve_completion
+from forebay.server.api.core.dialect import Dialect
+from forebay.server.api.core.generation import Generation
+from forebay.server.api.core.renaming import renamed
+from forebay.server.api.core.serving import check_counts, serve_completion
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.ignored import Harmless, one_of
 from forebay.server.protocol.requests import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from forebay.base.errors import Unavailable
 from forebay.engine.client.choice import Prompt
-from forebay.server.api.prompts import render
+from forebay.server.api.core.prompts import render
 from forebay.server.context import RequestContext, ServerContext
 from forebay.server.images.reader import AdmittedImages, Asked
 from forebay.server.protocol.messages import ChatMessage, Templated

@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.http.route import Access, Forward, Route
-from forebay.server.api.ollama_request import OllamaEmbeddingsRequest, OllamaEmbedRequest
-from forebay.server.api.pooled import INLINE_NUMBERS, embedded
-from forebay.server.api.renaming import renamed
+from forebay.server.api.core.pooled import INLINE_NUMBERS, embedded
+from forebay.server.api.core.renaming import renamed
+from forebay.server.api.ollama.request import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from forebay.server.context import RequestContext, ServerContext, read_body
 
 

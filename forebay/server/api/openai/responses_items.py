@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, StringConstraints, Tag, model_validator
 
-from forebay.server.api.renaming import by_type, only
+from forebay.server.api.core.renaming import by_type, only
 from forebay.server.protocol.ignored import Harmless, one_of
 from forebay.server.protocol.images import Detail, Image, SourceText
 from forebay.server.protocol.messages import MAX_PARTS, text_or_list

@@ -19,18 +19,18 @@ from forebay.engine.client.scores import Scored
 from forebay.http.errors import MESSAGES, error_ending
 from forebay.http.route import EVENTS, Access, Forward, Route
 from forebay.memory.miss_reason import MissReason
-from forebay.server.api.generation import CacheUsage, Generation
-from forebay.server.api.images import chat_ids
-from forebay.server.api.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
-from forebay.server.api.messages_request import (
+from forebay.server.api.anthropic.messages_request import (
     BILLING_HEADER,
     CountTokensRequest,
     MessagesRequest,
     behind_the_system_text,
 )
-from forebay.server.api.prompts import check_answerable, naming
-from forebay.server.api.renaming import renamed
-from forebay.server.api.serving import serve_chat
+from forebay.server.api.core.generation import CacheUsage, Generation
+from forebay.server.api.core.images import chat_ids
+from forebay.server.api.core.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
+from forebay.server.api.core.prompts import check_answerable, naming
+from forebay.server.api.core.renaming import renamed
+from forebay.server.api.core.serving import serve_chat
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import ChatRequest
 from forebay.text.answers.for_template import INVALID_JSON

@@ -23,10 +23,10 @@ from forebay.engine.client.embedding import (
 from forebay.http.lifecycle import ClientGone
 from forebay.requests.sampling_params import SamplingParams
 from forebay.scheduler.limits import check_context
-from forebay.server.api.embeddings_request import MAX_INPUTS, EmbeddingRequest
-from forebay.server.api.generation import CachedDetails, CacheUsage, cache_usage
-from forebay.server.api.pooling import Batch, Vector
-from forebay.server.api.prompts import naming, prompt_ids
+from forebay.server.api.core.generation import CachedDetails, CacheUsage, cache_usage
+from forebay.server.api.core.pooling import Batch, Vector
+from forebay.server.api.core.prompts import naming, prompt_ids
+from forebay.server.api.openai.embeddings_request import MAX_INPUTS, EmbeddingRequest
 from forebay.server.context import RequestContext, ServerContext
 from forebay.server.protocol.requests import PlainText
 from forebay.server.protocol.strict import Sender

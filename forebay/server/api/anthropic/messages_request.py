@@ -10,8 +10,8 @@ from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 from forebay.base.errors import InvalidRequest
 from forebay.requests.foreign import PASSED
 from forebay.requests.sampling_params import MAX_STOP
-from forebay.server.api.messages_blocks import BlockText, ToolResult, Turn
-from forebay.server.api.renaming import renamed
+from forebay.server.api.anthropic.messages_blocks import BlockText, ToolResult, Turn
+from forebay.server.api.core.renaming import renamed
 from forebay.server.protocol.ignored import one_of
 from forebay.server.protocol.messages import (
     MAX_MESSAGES,

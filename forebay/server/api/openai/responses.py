@@ -21,16 +21,16 @@ from forebay.engine.client.scores import Scored
 from forebay.http.answers import json_response
 from forebay.http.errors import RESPONSES, shown
 from forebay.http.route import EVENTS, Access, Forward, Route
-from forebay.server.api.generation import CachedDetails, CacheUsage, Generation, ReasoningDetails
-from forebay.server.api.images import chat_ids
-from forebay.server.api.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
-from forebay.server.api.logprobs import ScoredToken, text_logprobs
-from forebay.server.api.prompts import check_answerable, naming
-from forebay.server.api.renaming import renamed
-from forebay.server.api.responses_items import Item as InputItem
-from forebay.server.api.responses_items import read, sealed, written
-from forebay.server.api.responses_request import InputTokensRequest, ResponsesRequest
-from forebay.server.api.serving import serve_chat
+from forebay.server.api.core.generation import CachedDetails, CacheUsage, Generation, ReasoningDetails
+from forebay.server.api.core.images import chat_ids
+from forebay.server.api.core.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
+from forebay.server.api.core.logprobs import ScoredToken, text_logprobs
+from forebay.server.api.core.prompts import check_answerable, naming
+from forebay.server.api.core.renaming import renamed
+from forebay.server.api.core.serving import serve_chat
+from forebay.server.api.openai.responses_items import Item as InputItem
+from forebay.server.api.openai.responses_items import read, sealed, written
+from forebay.server.api.openai.responses_request import InputTokensRequest, ResponsesRequest
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import ChatRequest
 from forebay.server.protocol.tools import input_of

@@ -14,9 +14,9 @@ from forebay.base.package import __version__
 from forebay.base.sampling import NUMBERS
 from forebay.http.answers import json_response
 from forebay.http.route import LINES, Access, Forward, Route
-from forebay.server.api.llama import settings_of
-from forebay.server.api.ollama import OllamaDialect
-from forebay.server.api.ollama_request import OllamaPullRequest, OllamaShowRequest
+from forebay.server.api.llama.completion import settings_of
+from forebay.server.api.ollama.chat import OllamaDialect
+from forebay.server.api.ollama.request import OllamaPullRequest, OllamaShowRequest
 from forebay.server.context import RequestContext, ServerContext, read_body
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from forebay.grammar.answers import AnswerRules, answer_grammar
 from forebay.grammar.lark import CallRule
 from forebay.requests.sampling_params import Grammar, GrammarKind
-from forebay.server.api.prompts import TAIL_TOKENS
+from forebay.server.api.core.prompts import TAIL_TOKENS
 from forebay.server.context import ServerContext
 from forebay.server.protocol.requests import ChatRequest
 from forebay.server.protocol.tools import AllowedTools, AnyTool, GrammarDefinition, TextTool

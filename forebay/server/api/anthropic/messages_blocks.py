@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
-from forebay.server.api.renaming import by_type, only
+from forebay.server.api.core.renaming import by_type, only
 from forebay.server.protocol.ignored import one_of
 from forebay.server.protocol.images import Image, Source, SourceText
 from forebay.server.protocol.messages import (

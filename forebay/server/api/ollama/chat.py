@@ -17,17 +17,17 @@ from forebay.engine.client.choice import Choice, Piece
 from forebay.engine.client.scores import Scored
 from forebay.http.errors import OLLAMA, error_ending
 from forebay.http.route import LINES, Access, Forward, Route
-from forebay.server.api.dialect import Dialect
-from forebay.server.api.generation import Generation, Timings
-from forebay.server.api.items import Call, items_of, parts_of, the_choice
-from forebay.server.api.logprobs import chat_logprobs
-from forebay.server.api.messages import input_of
-from forebay.server.api.ollama_request import (
+from forebay.server.api.anthropic.messages import input_of
+from forebay.server.api.core.dialect import Dialect
+from forebay.server.api.core.generation import Generation, Timings
+from forebay.server.api.core.items import Call, items_of, parts_of, the_choice
+from forebay.server.api.core.logprobs import chat_logprobs
+from forebay.server.api.core.renaming import renamed
+from forebay.server.api.core.serving import serve_chat, serve_completion
+from forebay.server.api.ollama.request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
 )
-from forebay.server.api.renaming import renamed
-from forebay.server.api.serving import serve_chat, serve_completion
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import CompletionRequest
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought

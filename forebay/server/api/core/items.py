@@ -9,8 +9,8 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 from forebay.base.errors import Unavailable
 from forebay.engine.client.choice import Choice, Piece
-from forebay.server.api.dialect import Dialect
-from forebay.server.api.generation import Generation
+from forebay.server.api.core.dialect import Dialect
+from forebay.server.api.core.generation import Generation
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
 
 

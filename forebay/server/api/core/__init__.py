@@ -1,0 +1,1 @@
+"""Parts that every dialect uses: the prompt, the parameters, the generation and its answer."""
