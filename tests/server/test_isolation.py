@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from forebay.config.engine_config import CacheIsolation
+from forebay.http.route import Access
 from forebay.http.security import ANYBODY, Isolation, Session, Tenant
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.updates import SpeculationReport
+from forebay.server.app import ROUTES
 from tests.scheduler.rig import Rig
 from tests.server.caching_engine import PAGE, CachingEngine
 from tests.server.conftest import Running
@@ -203,9 +205,9 @@ def test_what_is_counted_over_all_tenants_is_for_admins(
     launch: Launch, changes: dict[str, Any], user_status: int
 ) -> None:
     server = launch(CachingEngine, **changes)
-    for method, path in (("GET", "/metrics"), ("GET", "/slots"), ("GET", "/debug/state"), ("POST", "/debug/tree")):
+    for route in (route for route in ROUTES if route.access is Access.TOTALS):
         with server.client() as http:
-            ask = partial(http.request, method, path, **({"json": {}} if method == "POST" else {}))
+            ask = partial(http.request, route.method, route.path, **({"json": {}} if route.body else {}))
             assert ask(headers={"authorization": f"Bearer {ALICE}"}).status_code == user_status
             if "admin_api_keys" in changes:
                 assert ask(headers={"authorization": f"Bearer {ADMIN}"}).status_code == 200
