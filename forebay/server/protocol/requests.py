@@ -116,7 +116,7 @@ BootstrapRoom = _one_or_list_of(Annotated[int, Field(ge=0, le=MAX_ROOM)], "a num
 
 class Bootstrap(Strict):
     """Where the two halves of a request meet, of which a gateway sends the same body to each: see
-    `server.api.rendezvous`. Lists have an entry for each prompt and choice."""
+    `server.api.core.rendezvous`. Lists have an entry for each prompt and choice."""
 
     bootstrap_host: BootstrapHost | None = None  # type: ignore[valid-type]
     bootstrap_port: BootstrapPort | None = None  # type: ignore[valid-type]
