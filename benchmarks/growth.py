@@ -144,7 +144,7 @@ def fill(engine: Scheduler, num: int = RUNNING, prompt: int = 40, **more: object
 
 def fill_cache(engine: Scheduler, num_pages: int = CACHED_PAGES, turns: int = 4) -> None:
     """Cache conversations of 32 pages in 1,000 namespaces, each in as many turns."""
-    cache, kv = engine.held.cache, engine.held.kv
+    cache, kv = engine.pools.cache, engine.pools.kv
     for i in range(num_pages // 32):
         key, namespace = np.array(tokens(32 * PAGE_SIZE), dtype=np.int32), f"0/{i % 1000}"
         pages = kv.take_ids(32, 9)
@@ -186,7 +186,7 @@ def decoding(repeats: int) -> Iterator[Row]:
     yield Row("expire, 1,024 wait", RUNNING, [timed(partial(engine.expire, 1.0)) for _ in range(5 * repeats)])
     yield Row("state, 1,024 wait", RUNNING, [timed(partial(engine.state, 1.0)) for _ in range(5 * repeats)])
     yield from hot_leaves(engine, repeats)
-    cache = engine.held.cache
+    cache = engine.pools.cache
     evictions = [timed(partial(cache.evict, 1000)) for _ in range(5 * repeats)]
     yield Row("evict 1,000 pages (16,000 tokens)", RUNNING, evictions)
     began = timed(engine.flush_cache)
@@ -198,7 +198,7 @@ def decoding(repeats: int) -> Iterator[Row]:
 
 def hot_leaves(engine: Scheduler, repeats: int) -> Iterator[Row]:
     """Unpin a few prefixes again and again: what that leaves behind must not pile up until somebody pays for it."""
-    cache, kv = engine.held.cache, engine.held.kv
+    cache, kv = engine.pools.cache, engine.pools.kv
     keys = [np.array(tokens(512), dtype=np.int32).tobytes() for _ in range(50)]
     for key in keys:
         cache.insert(key, kv.take_ids(32, 9), 9, "0/7")

@@ -145,7 +145,7 @@ class Forebay:
         """Of one request: the state slots that the ledger books for it, live and tracking, and the pages of its row."""
         scheduler, config = self.core.scheduler, self.core.scheduler.config
         batch = scheduler.running
-        states = next(kind for kind in scheduler.held.kinds if kind.name == "state")
+        states = next(kind for kind in scheduler.pools.kinds if kind.name == "state")
         num_slots = len(states.slots.held_by(batch.reqs[0].id))
         num_pages = ceil_div(int(batch.seq_lens_cpu[0]), config.page_size)
         return Memory(num_slots * config.kinds.slot_bytes["state"], num_pages * config.kinds.slot_bytes["kv"])

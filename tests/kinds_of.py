@@ -9,17 +9,17 @@ from forebay.config.engine_config import KindConfig
 from forebay.memory.kinds.state.hybrid_rows import STATE
 from forebay.memory.kinds.state.recurrent import States
 from forebay.memory.kinds.window.windows import WINDOW, Windows
-from forebay.scheduler.allocations import Allocations
+from forebay.scheduler.memory.pools import Pools
 
 
-def states_of(held: Allocations) -> Any:
+def states_of(pools: Pools) -> Any:
     """None where no layer has a recurrent state."""
-    return next((kind for kind in held.kinds if isinstance(kind, States)), None)
+    return next((kind for kind in pools.kinds if isinstance(kind, States)), None)
 
 
-def windows_of(held: Allocations) -> Any:
+def windows_of(pools: Pools) -> Any:
     """None where no layer has a window."""
-    return next((kind for kind in held.kinds if isinstance(kind, Windows)), None)
+    return next((kind for kind in pools.kinds if isinstance(kind, Windows)), None)
 
 
 def kind_config(*, num_slots: int = 0, num_window_pages: int = 0, window: int = 0, **others: Any) -> KindConfig:

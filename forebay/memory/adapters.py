@@ -39,14 +39,12 @@ class AdapterLoad:
 
 
 class Adapters:
-    """The adapters of one engine by name, each in a slot of its own. `let_go` releases a slot, through `return_slots`,
-    when no step in flight can reference it."""
+    """The adapters of one engine by name, each in a slot of its own. `free` takes a slot and the number of its adapter,
+    and calls `return_slots` once no step in flight can reference the slot."""
 
-    def __init__(
-        self, num_slots: int, let_go: Callable[[int, Holding], None], *, ledger: Ledger = Ledger.RAISE
-    ) -> None:
+    def __init__(self, num_slots: int, free: Callable[[Holding, int], None], *, ledger: Ledger = Ledger.RAISE) -> None:
         self.slots = Slots(ADAPTER, num_slots, ledger=ledger)
-        self._let_go = let_go
+        self._free = free
         self._by_name: dict[str, AdapterLoad] = {}  # retired, if a load waits for its slot
         self._loading: dict[str, AdapterLoad] = {}
         self._retired: list[AdapterLoad] = []  # that have their slot still
@@ -189,9 +187,9 @@ class Adapters:
             self._release(adapter)
 
     def _release(self, adapter: AdapterLoad) -> None:
-        """Let its slot go, if it is retired and nobody uses it."""
+        """Free the slot of a retired adapter without users."""
         if adapter.retired and not adapter.num_users:
-            self._let_go(adapter.number, Holding(self, as_ids([adapter.slot])))
+            self._free(Holding(self, as_ids([adapter.slot])), adapter.number)
 
     def return_slots(self, holding: Holding, owner: int) -> None:
         """Free the slot of the retired adapter of the number `owner`, which no step references any more."""

@@ -97,7 +97,8 @@ class AdmissionPass:
     """
 
     def __init__(self, queues: Queues, ratio: float, *, starts: bool) -> None:
-        self._config, self._held, self._ratio, self._queues = queues.config, queues.held, ratio, queues
+        self._config, self._ratio, self._queues = queues.config, ratio, queues
+        self._pools, self._memory = queues.pools, queues.memory
         self._starts = starts
         self._under_test = bool(queues.suspects.groups)
         self._candidates: Mapping[Account, Sequence[Request]] = {}
@@ -122,7 +123,7 @@ class AdmissionPass:
         request may be overtaken by those behind it, because it does not fit or because the policy tries them first, but
         only so often: then it is tried first, and if it does not fit everybody waits for it.
         """
-        held, admitted, num_left_over = self._held, list[Admitted](), 0
+        admitted, num_left_over = list[Admitted](), 0
         self._left = self._budget = left
         accounts = dict.fromkeys([*(req.account for req in self._queues.extending), *self._queues.waiting.of])
         with ExitStack() as group:
@@ -139,7 +140,9 @@ class AdmissionPass:
                         continue
                     goes_on = starts or req.pictures is None or self._encode(req, req.allocation.kv_len)
                     cost = SCORED_COST if req.wants_prompt_logprobs else 1  # of a token
-                    chunk = held.extend(req, max(1, self._left // cost) if goes_on else 0, starts=starts)
+                    chunk = self._memory.allocator.extend(
+                        req, max(1, self._left // cost) if goes_on else 0, starts=starts
+                    )
                 except Exception as error:
                     raise RequestFault(req) from error
                 num_new = min(chunk.stop, req.num_prompt) - max(chunk.start, req.num_charged)
@@ -161,14 +164,14 @@ class AdmissionPass:
         if not self._starts:
             return
         if self._num_startable is None:
-            self._num_startable = min(self._held.rows.slots.num_free, self._held.rows.size - self._num_running)
+            self._num_startable = min(self._pools.rows.slots.num_free, self._pools.rows.size - self._num_running)
             some_wait = self._queues.constraints.unready or self._under_test
             self._candidates = self._queues.candidates if some_wait else self._queues.waiting.of
             num_candidates = sum(map(len, self._candidates.values()))
-            group.enter_context(self._held.rows.group(min(num_candidates, self._num_startable)))
+            group.enter_context(self._pools.rows.group(min(num_candidates, self._num_startable)))
         waiting = self._candidates.get(account, ())
         if self._config.schedule_policy is SchedulePolicy.LPM and 1 < len(waiting) <= _MAX_LPM_QUEUE:
-            hits = self._held.match
+            hits = self._memory.prefixes.match
             waiting = sorted(
                 waiting, key=lambda req: (1, -hits(req).num_tokens) if req.overtaken < MAX_OVERTAKES else (0, 0)
             )
@@ -180,20 +183,20 @@ class AdmissionPass:
     def _try(self, req: Request) -> CacheReport | None:
         """Admit the request if it need not wait for what is computed now, and if there is room. It overtakes those of
         its tenant that are ahead of it by rank, and those of other tenants that had their turn before."""
-        held = self._held
-        offloaded = held.offloaded.num_bytes > 0 and held.offloaded.num_tokens(req.id) > 0
-        if (offloaded or req.resume_after) and held.computes_for(req):
+        memory = self._memory
+        offloaded = memory.host_copies.num_bytes > 0 and memory.host_copies.num_tokens(req.id) > 0
+        if (offloaded or req.resume_after) and memory.computes_for(req):
             return None
         if not self._num_startable:
             self._does_not_fit(req, lacks_row=True)
             return None
-        match = MISSES[MissReason.NONE] if offloaded else held.match(req)
+        match = MISSES[MissReason.NONE] if offloaded else memory.prefixes.match(req)
         if not offloaded and self._follows(req, match.num_tokens):
             return None
         report = self._admit(req, match)
         if report is None:
             if req is not self._encoded:
-                self._does_not_fit(req, lacks_row=held.scarce is not None)
+                self._does_not_fit(req, lacks_row=self._pools.scarce is not None)
             return None
         self._num_startable -= 1
         if req.account is self._queues.way_for:
@@ -210,22 +213,23 @@ class AdmissionPass:
     def _does_not_fit(self, req: Request, *, lacks_row: bool) -> None:
         """Pass over a request that does not fit, or let all others wait for it."""
         queues = self._queues
-        queues.blocked = queues.blocked or Blocked(req, lacks_row, self._held.is_freeing or bool(queues.finishing))
+        returning = self._pools.deferred.is_freeing or bool(queues.finishing)
+        queues.blocked = queues.blocked or Blocked(req, lacks_row, returning)
         self._unfit.setdefault(req.account, []).append(req)
         if not self._num_startable or req.overtaken >= MAX_OVERTAKES or req.account is queues.way_for:
             self._starts = False
 
     def _report(self, req: Request, match: Match) -> CacheReport:
-        held = self._held
-        differs_at, there = held.cache.differs(req.key(len(req.tokens)), req.cache_namespace, req.author)
+        pools, copies = self._pools, self._memory.host_copies
+        differs_at, there = pools.cache.differs(req.key(len(req.tokens)), req.cache_namespace, req.author)
         here = req.tokens[differs_at] if differs_at >= 0 else -1
-        if held.pictures is not None:
-            here, there = held.pictures.as_tokens(np.array([here, there])).tolist()
+        if pools.pictures is not None:
+            here, there = pools.pictures.as_tokens(np.array([here, there])).tolist()
         return CacheReport(
-            cached_tokens=(held.offloaded.num_bytes and held.offloaded.num_tokens(req.id)) or match.num_tokens,
+            cached_tokens=(copies.num_bytes and copies.num_tokens(req.id)) or match.num_tokens,
             miss_reason=match.reason,
             kv_tokens=match.kv_tokens,
-            resumable=dict(match.resumable or held.nothing_resumable),
+            resumable=dict(match.resumable or self._memory.prefixes.nothing_resumable),
             differs_at=differs_at,
             token_here=here,
             token_there=there,
@@ -245,7 +249,7 @@ class AdmissionPass:
                 or leader.allocation.extend_target < stop
             ):
                 continue
-            end = self._held.next_adoptable_end(leader.allocation, stop)
+            end = self._memory.prefixes.next_adoptable_end(leader.allocation, stop)
             if end is None or end >= len(tokens):
                 continue
             if leader.tokens[start:end] == tokens[start:end] and leader.tokens[:start] == tokens[:start]:
@@ -255,24 +259,27 @@ class AdmissionPass:
     def _admit(self, req: Request, match: Match) -> CacheReport | None:
         """Admit the request if there is room, and if its next token is no picture's that is not encoded yet; what of it
         was cached, or None."""
-        held = self._held
-        match, pin = held.pin(req, match)
+        pools, memory, prefixes = self._pools, self._memory, self._memory.prefixes
+        match, pin = prefixes.pin(req, match)
         page_size = self._config.page_size
         need, more = footprint(len(req.tokens), page_size, pin.num_pages), growth(req, self._ratio, page_size)
         reserve = 0 if self._alone else self._promised + more
         if (
-            need + reserve > held.available_pages
-            or held.scarce
+            need + reserve > pools.available_pages
+            or pools.scarce
             or (req.num_retractions >= MAX_RETRACTIONS and not self._alone)
         ):
-            held.unpin(pin, match)
+            prefixes.unpin(pin, match)
             return None
-        if req.pictures is not None and not self._encode(req, held.offloaded.num_tokens(req.id) or match.num_tokens):
+        if req.pictures is not None and not self._encode(
+            req, memory.host_copies.num_tokens(req.id) or match.num_tokens
+        ):
             self._encoded = req
-            held.unpin(pin, match)
+            prefixes.unpin(pin, match)
             return None
         report = self._report(req, match)  # of the tree as it was matched: admitting may evict
-        held.admit(req, match, pin, need, self._branches(req, match) if held.at_ends else ())
+        branches = self._branches(req, match) if prefixes.at_ends else ()
+        memory.allocator.admit(req, match, pin, need, branches)
         self._promised += more
         self._alone = False
         self._leaders.append(req)
@@ -282,11 +289,11 @@ class AdmissionPass:
         """Draft slices of the pictures that the request's tokens from `start` on wait for; whether the first of these
         tokens need not wait. A run that must not be cut waits for a step with room for it, or with nothing else; nobody
         starts meanwhile."""
-        assert self._held.pictures is not None, f"{req} has pictures in an engine without"
+        assert self._pools.pictures is not None, f"{req} has pictures in an engine without"
         assert req.pictures is not None
         cost = SCORED_COST if req.wants_prompt_logprobs else 1
-        self._left -= plan_slices(self._held, req, start, self._left, cost)
-        end = req.pictures.limit(start, start + 1, self._held.pictures)
+        self._left -= plan_slices(self._pools, req, start, self._left, cost)
+        end = req.pictures.limit(start, start + 1, self._pools.pictures)
         if end <= start + 1 or (end - start) * cost <= self._left or self._left == self._budget:
             return start < end
         self._starts = False

@@ -10,22 +10,22 @@ from forebay.memory.kinds.kind import Kind
 from forebay.memory.radix_node import Node
 from forebay.memory.slots import CACHE, NO_OWNER, NO_SLOT, Holder
 from forebay.requests.request import Request
-from forebay.scheduler.allocations import Allocations
+from forebay.scheduler.memory.pools import Pools
 
 
-def audit(held: Allocations, reqs: Sequence[Request]) -> None:
+def audit(pools: Pools, reqs: Sequence[Request]) -> None:
     """Raise LedgerError, or fail an assertion, unless every row, page and slot of any kind has exactly one holder."""
-    allocations, deferred = [req.allocation for req in reqs], held.deferred
-    held.rows.audit([its.row for its in allocations] + [left.row for left in deferred if left.row != NO_SLOT])
-    held.cache.check([its.pin for its in allocations] + [left.pin for left in deferred if left.pin])
-    pages = [Holder(its.id, held.rows.pages(its.row, its.pin.num_pages, its.num_pages)) for its in allocations]
+    allocations, deferred = [req.allocation for req in reqs], pools.deferred.entries
+    pools.rows.audit([its.row for its in allocations] + [left.row for left in deferred if left.row != NO_SLOT])
+    pools.cache.check([its.pin for its in allocations] + [left.pin for left in deferred if left.pin])
+    pages = [Holder(its.id, pools.rows.pages(its.row, its.pin.num_pages, its.num_pages)) for its in allocations]
     pages += [Holder(left.request_id, left.pages) for left in deferred]
-    held.kv.audit(chain(_owned(pages), (Holder(CACHE, node.pages) for node in held.cache.nodes())))
-    for kind in held.kinds:
+    pools.kv.audit(chain(_owned(pages), (Holder(CACHE, node.pages) for node in pools.cache.nodes())))
+    for kind in pools.kinds:
         holdings = [(left.request_id, its) for left in deferred for its in left.holdings if its.kind is kind]
         kind.check_locks(allocations, [holding for _, holding in holdings])
         slots = [*map(kind.holder, allocations), *(Holder(owner, holding.ids) for owner, holding in holdings)]
-        kind.slots.audit(chain(_owned(slots), _cached(kind, held.cache.nodes())))
+        kind.slots.audit(chain(_owned(slots), _cached(kind, pools.cache.nodes())))
 
 
 def _owned(holders: Iterable[Holder]) -> Iterator[Holder]:

@@ -134,14 +134,14 @@ class DecodeRole(Role):
             self._arrived.remove(joining[-1])
         if not joining:
             return
-        rows = cast(DecodeReqToTokenPool, scheduler.held.rows)
+        rows = cast(DecodeReqToTokenPool, scheduler.pools.rows)
         rows.alloc_running([req.allocation for req in joining], scheduler.num_running)
         for req in joining:
             with blamed_on(req):
-                scheduler.held.join(req)
+                scheduler.memory.allocator.join(req)
             scheduler.remove(req)
             req.move(Status.DECODING)
-        batch = ScheduleBatch(scheduler.held.table)
+        batch = ScheduleBatch(scheduler.pools.table)
         batch.prepare_for_prebuilt(joining)
         scheduler.running.merge_batch(batch)
         self._fresh.update(joining)
@@ -167,7 +167,7 @@ class DecodeRole(Role):
         demand: _Demand | None = None
         for _ in range(HANDOVERS_PER_PLAN):
             if scheduler.waiting or not (
-                scheduler.pending.of and scheduler.admits and scheduler.held.rows.available_size()
+                scheduler.pending.of and scheduler.admits and scheduler.pools.rows.available_size()
             ):
                 return
             req = scheduler.pending.first
@@ -189,45 +189,44 @@ class DecodeRole(Role):
 
     def _pre_allocate(self, req: Request, demand: _Demand) -> bool:
         """Give the request its places and add it to `demand`; False if there is no room."""
-        held, page_size = self.scheduler.held, self.scheduler.config.page_size
-        match, pin = held.pin(req, held.match(req))
-        if held.scarce or not self._has_room(req, pin.num_pages, demand):
-            held.unpin(pin, match)
+        memory, page_size = self.scheduler.memory, self.scheduler.config.page_size
+        match, pin = memory.prefixes.pin(req, memory.prefixes.match(req))
+        if memory.pools.scarce or not self._has_room(req, pin.num_pages, demand):
+            memory.prefixes.unpin(pin, match)
             return False
-        held.pre_allocate(req, match, pin, footprint(req.num_prompt, page_size, pin.num_pages))
+        memory.allocator.pre_allocate(req, match, pin, footprint(req.num_prompt, page_size, pin.num_pages))
         size = req.allocation.num_pages
         demand.add(self._pages_soon(req, size), size, footprint(req.max_kv_len, page_size, size))
         return True
 
     def _demand(self) -> _Demand:
         """Sum up what the requests with memory need; once for all offers of a plan."""
-        scheduler, held = self.scheduler, self.scheduler.held
-        table, page_size, reserved = held.table, held.page_size, self._options.num_reserved_decode_tokens
+        scheduler, pools = self.scheduler, self.scheduler.pools
+        table, page_size, reserved = pools.table, pools.page_size, self._options.num_reserved_decode_tokens
         rows = np.flatnonzero(table.request_id != NO_OWNER)
         soon = footprint_ahead(table.kv_bound[rows], table.max_kv_len[rows], reserved, page_size, table.num_pages[rows])
         arriving = as_ids([req.allocation.row for req in scheduler.transferring])
         sizes = table.num_pages[arriving]
-        left = sum(len(left.pages) for left in held.deferred if left.ticket)
         decoding = scheduler.running.req_pool_indices_cpu
         rests = np.concatenate(
             [ceil_div(table.max_kv_len[arriving], page_size) - sizes, ceil_div(table.max_kv_len[decoding], page_size)]
         )
-        return _Demand(int(soon.sum()), int(sizes.sum()) + left, int(rests.max(initial=0)))
+        return _Demand(int(soon.sum()), int(sizes.sum()) + pools.deferred.num_transfer_pages, int(rests.max(initial=0)))
 
     def _pages_soon(self, req: Request, held_pages: int) -> int:
         """Return the pages that a request with its prompt and `held_pages` pages needs to go on for a while."""
-        reserved, page_size = self._options.num_reserved_decode_tokens, self.scheduler.held.page_size
+        reserved, page_size = self._options.num_reserved_decode_tokens, self.scheduler.pools.page_size
         return int(footprint_ahead(req.num_prompt, req.max_kv_len, reserved, page_size, held_pages))
 
     def _has_room(self, req: Request, num_cached: int, demand: _Demand) -> bool:
         """Whether there are pages for the request and for what it and all others may soon need; and enough that each
         of the running requests could have all that it may ever need, whatever becomes of transfers."""
-        held, page_size = self.scheduler.held, self.scheduler.config.page_size
-        if self._pages_soon(req, num_cached) + demand.soon > held.available_pages:
+        pools, page_size = self.scheduler.pools, self.scheduler.config.page_size
+        if self._pages_soon(req, num_cached) + demand.soon > pools.available_pages:
             return False
         size = footprint(req.num_prompt, page_size)
         largest = max(demand.largest, footprint(req.max_kv_len, page_size) - size)
-        return demand.in_transit + size + largest <= held.usable_pages
+        return demand.in_transit + size + largest <= pools.usable_pages
 
     def _order(self, req: Request, now: float) -> None:
         (ticket, where), allocation = self._ticket(req), req.allocation
@@ -239,7 +238,7 @@ class DecodeRole(Role):
             num_tokens=req.num_prompt,
             digest=digest_of(req.tokens),
             start=start,
-            spans=self.scheduler.held.places(allocation, start, start),
+            spans=self.scheduler.pools.places(allocation, start, start),
             weight_version=self.scheduler.weight_version,
             adapter=adapter_of(req),
         )

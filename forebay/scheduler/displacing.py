@@ -45,7 +45,7 @@ class Places:
         """The request that `blocked` displaces: the last in rank of the tenant that is furthest above its share of what
         is missing. None where no tenant is, where the one that gains would be, and for the first in rank of any."""
         req, room = blocked.req, self._queues.room
-        num_rows, num_pages = self._queues.held.rows.size, self._queues.config.num_pages
+        num_rows, num_pages = self._queues.pools.rows.size, self._queues.config.num_pages
         need = footprint(len(req.tokens), self._page_size) + growth(req, self._ratio, self._page_size)
         rows, pages = self._rows.get(req.account, 0) + 1, self._pages.get(req.account, 0) + need
         if rows > room.share(req.tenant, num_rows) or pages > room.share(req.tenant, num_pages):

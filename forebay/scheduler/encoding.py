@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import ceil
 
 import numpy as np
@@ -11,40 +11,40 @@ from forebay.memory.pictures import Encoding, OutOfIds, Pictures
 from forebay.memory.slots import NO_IDS
 from forebay.requests.pictures import Picture, PromptPictures
 from forebay.requests.request import Request
-from forebay.requests.step_plan import Encode
-from forebay.scheduler.allocations import Allocations
+from forebay.requests.step_plan import Encode, TokenLogprob
+from forebay.scheduler.memory.pools import Pools
 from forebay.scheduler.queues import Queues
 
 
-def plan_slices(held: Allocations, req: Request, start: int, left: int, cost: int) -> int:
+def plan_slices(pools: Pools, req: Request, start: int, left: int, cost: int) -> int:
     """Draft slices of the tiles that the request's tokens from `start` on wait for, and return their cost in tokens.
 
     The step has `left` prompt tokens for both: a token of the prompt costs `cost`. If any are left where the prompt
     waits, at least one layer is computed.
     """
-    assert held.pictures is not None, f"{req} has pictures in an engine without"
+    assert pools.pictures is not None, f"{req} has pictures in an engine without"
     assert req.pictures is not None, f"{req} has no pictures"
     spent = 0
-    while awaited := req.pictures.awaited(start, held.pictures):
+    while awaited := req.pictures.awaited(start, pools.pictures):
         at, encoding, tile = awaited
-        budget = left - spent - (req.pictures.limit(start, at, held.pictures) - start) * cost
+        budget = left - spent - (req.pictures.limit(start, at, pools.pictures) - start) * cost
         if budget <= 0:
             break
-        spent += _plan_slice(held, req, encoding, tile, budget)
-        held.draft.encoded_for.setdefault(req, at + 1)
-        if not held.pictures.is_planned(encoding, tile):
+        spent += _plan_slice(pools, req, encoding, tile, budget)
+        pools.draft.encoded_for.setdefault(req, at + 1)
+        if not pools.pictures.is_planned(encoding, tile):
             break
     return spent
 
 
-def _plan_slice(held: Allocations, req: Request, encoding: Encoding, tile: int, budget: int) -> int:
+def _plan_slice(pools: Pools, req: Request, encoding: Encoding, tile: int, budget: int) -> int:
     """Draft the next layers of a tile, as many as the budget has room for, and charge the tenant for those that it has
     not been charged for (C32)."""
-    assert held.pictures is not None
-    config, its = held.pictures.config, encoding.tiles[tile]
+    assert pools.pictures is not None
+    config, its = pools.pictures.config, encoding.tiles[tile]
     layers = config.layers_within(its.size, its.planned, budget)
     its.planned = layers.stop
-    held.draft.encodes.append(_slice(encoding, tile, layers, ends=layers.stop == config.num_layers))
+    pools.draft.encodes.append(_slice(encoding, tile, layers, ends=layers.stop == config.num_layers))
     new = range(max(layers.start, its.charged), layers.stop)
     if new:
         cost = config.layer_tokens(its.size, new)
@@ -72,7 +72,7 @@ def _slice(encoding: Encoding, tile: int, layers: range, *, ends: bool) -> Encod
 def take_in(queues: Queues, req: Request, pictures: Sequence[Picture]) -> None:
     """Make the request a user of its pictures, and write their ids into its tokens. Raises RequestTooLarge and
     Overloaded."""
-    known = queues.held.pictures
+    known = queues.pools.pictures
     assert known is not None, f"{req} has pictures in an engine without"
     try:
         encodings = known.enter(req.namespace, pictures)
@@ -85,8 +85,29 @@ def take_in(queues: Queues, req: Request, pictures: Sequence[Picture]) -> None:
 
 def restart_ids(queues: Queues, pictures: Pictures) -> None:
     """Drop the prefix cache and number pictures anew: what is pinned there keeps its ids, and who may yet add to it."""
-    cache = queues.held.cache
+    cache = queues.pools.cache
     cache.flush()
     in_use = [np.frombuffer(req.tokens, dtype=np.int32) for req in (*queues.requests.values(), *queues.finishing)]
     in_use += [np.frombuffer(node.key, dtype=np.int32) for node in cache.nodes()]
     pictures.restart_ids(np.concatenate([NO_IDS, *in_use]))
+
+
+def release_pictures(pools: Pools, req: Request) -> None:
+    """Release the encodings of a request's pictures; nothing for a request without pictures."""
+    if pools.pictures is not None and req.pictures is not None:
+        pools.pictures.leave(req.pictures.encodings)
+
+
+def forget_pictures(pools: Pools, reqs: Iterable[Request]) -> None:
+    """Let the pictures of these requests be encoded again: something was not finite for them."""
+    for req in reqs:
+        if pools.pictures is not None and req.pictures is not None:
+            pools.pictures.forget(req.pictures.encodings)
+
+
+def without_pictures(pools: Pools, req: Request, entries: list[TokenLogprob | None]) -> list[TokenLogprob | None]:
+    """Return the log-probabilities of the request's prompt, with None at the tokens of pictures."""
+    if pools.pictures is not None and req.pictures is not None:
+        for at in np.flatnonzero(pools.pictures.stand_for(np.array(req.tokens[: len(entries)]))).tolist():
+            entries[at] = None
+    return entries

@@ -40,7 +40,7 @@ class Halt:
     def done(self) -> bool:
         """True once nothing runs, is in flight, is transferred or written to the cache."""
         s = self._scheduler
-        return not (s.num_running or s.flights or s.transferring or s.handoff.num_open or s.held.draft.saves)
+        return not (s.num_running or s.flights or s.transferring or s.handoff.num_open or s.pools.draft.saves)
 
     def plan(self, now: float, width: int = 1, mixed_limit: int = NO_LIMIT) -> StepPlan | None:
         """The next step on the way; None where the next thing is a commit, or `done`."""
@@ -53,9 +53,9 @@ class Halt:
             return None
         else:
             self._clear_out()
-        if s.num_running or s.flights or not s.held.draft.saves:
+        if s.num_running or s.flights or not s.pools.draft.saves:
             return None
-        plan = s.held.launch(NO_IDS, [])  # of nobody: what leaves is copied to the host
+        plan = s.memory.launch(NO_IDS, [])  # of nobody: what leaves is copied to the host
         s.flights.append(Flight(plan, []))
         return plan
 
@@ -81,8 +81,7 @@ def go_on(scheduler: Scheduler, now: float) -> None:
 
 def forget_caches(scheduler: Scheduler) -> None:
     """After a halt: the device's caches are gone, and everything is as after `clear`. What the host has stays (C25)."""
-    held = scheduler.held
-    held.clear([], committed=held.steps.committed, released=True)
+    scheduler.memory.clear([], committed=scheduler.pools.steps.committed, released=True)
 
 
 def keep_cached(scheduler: Scheduler) -> dict[str, Ids]:
@@ -90,14 +89,14 @@ def keep_cached(scheduler: Scheduler) -> dict[str, Ids]:
 
     Returns the places of the kept cache, by kind. Their content must be back there before the next step.
     """
-    return scheduler.held.keep_cached()
+    return scheduler.memory.keep_cached()
 
 
 def weights_changed(scheduler: Scheduler, version: int) -> None:
     """After a halt: all that was computed with other weights counts for nothing. Who has had tokens of theirs begins
     again from the prompt and is told so: no answer mixes two versions."""
     scheduler.weight_version, scheduler.suspects = version, Suspects()
-    scheduler.held.clear([])
+    scheduler.memory.clear([])
     for req in (*scheduler.pending, *scheduler.waiting):
         if req.num_output:
             if scheduler.proposer:

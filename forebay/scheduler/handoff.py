@@ -27,9 +27,10 @@ from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Closed, Event, Order, Rendezvous, Span, Ticket, Withdraw
 from forebay.requests.updates import Failure, FinishReason, Update
-from forebay.scheduler.allocations import Allocations
+from forebay.scheduler.memory.deferred import TransferSlots
+from forebay.scheduler.memory.engine_memory import EngineMemory
+from forebay.scheduler.memory.pools import Pools
 from forebay.scheduler.queues import Line
-from forebay.scheduler.releases import Left
 from forebay.scheduler.suspects import Suspects
 
 ABORTED: Final = Failure.of(EngineError("the request was aborted by its client", code="aborted"))
@@ -44,7 +45,8 @@ class Scheduling(Protocol):
     """The scheduler, as far as roles know it."""
 
     config: SchedulerConfig
-    held: Allocations
+    memory: EngineMemory
+    pools: Pools
     requests: dict[int, Request]
     handoff: Handoff
     pending: Line
@@ -214,8 +216,8 @@ class Handoff:
         """Tickets that are not closed."""
         return len(self._tickets)
 
-    def left(self) -> Left | None:
-        """The places that other engines may touch, from the orders alone; None for none."""
+    def slots_in_transfer(self) -> TransferSlots | None:
+        """Return the slots that other engines may access, from the orders alone; None for none."""
         ids: dict[str, list[Ids]] = {}
         tickets = [ticket for ticket in self._tickets.values() if ticket.named]
         for kind, span in (item for ticket in tickets for named in ticket.named for item in named.items()):
@@ -223,7 +225,7 @@ class Handoff:
         if not tickets:
             return None
         first = tickets[0].req
-        return Left(
+        return TransferSlots(
             ticket=_All(tickets),
             request_id=first.id if first else 1,
             ids={kind: np.unique(np.concatenate(parts)) for kind, parts in ids.items()},
@@ -235,7 +237,7 @@ class Handoff:
     def _close(self, open_ticket: OpenTicket, now: float) -> None:
         del self._tickets[open_ticket.ticket]
         open_ticket.is_open = True
-        self.scheduler.held.take_back_what_is_free()
+        self.scheduler.pools.deferred.drain()
 
     def _withdraw(self, ticket: Ticket, failure: Failure) -> None:
         self._orders.append(Withdraw(ticket, failure))
@@ -299,22 +301,22 @@ class Role(Handoff, ABC):
     @property
     def most_tokens(self) -> int:
         """How long a request could be that came now."""
-        held, config = self.scheduler.held, self.scheduler.config
-        return min(held.available_pages * config.page_size, config.context_length)
+        pools, config = self.scheduler.pools, self.scheduler.config
+        return min(pools.available_pages * config.page_size, config.context_length)
 
     def set_aside(self, ticket: Ticket, num_tokens: int) -> dict[str, Span]:
         """Places for all that layers keep of so many tokens, out of use until the ticket is closed. Raises Unavailable
         where there are none."""
-        held = self.scheduler.held
-        if held.scarce or not held.rows.available_size() or not 0 < num_tokens <= self.most_tokens:
+        memory, pools = self.scheduler.memory, self.scheduler.pools
+        if pools.scarce or not pools.rows.available_size() or not 0 < num_tokens <= self.most_tokens:
             raise Unavailable(
                 f"there is no room for {num_tokens} tokens beside what runs, at most {self.most_tokens}", code="no_room"
             )
         req = Request(_ASIDE, [0] * num_tokens, SamplingParams(max_tokens=1))
-        match, pin = held.pin(req, MISSES[MissReason.DISABLED])
-        held.pre_allocate(req, match, pin, footprint(num_tokens, held.page_size))
-        spans = held.places(req.allocation, 0, 0)
+        match, pin = memory.prefixes.pin(req, MISSES[MissReason.DISABLED])
+        memory.allocator.pre_allocate(req, match, pin, footprint(num_tokens, pools.page_size))
+        spans = pools.places(req.allocation, 0, 0)
         aside = OpenTicket(ticket, None, settled=True, named=[spans], whole=True)
         self._tickets[ticket] = req.allocation.ticket = aside
-        held.release(req)
+        memory.allocator.release(req)
         return spans

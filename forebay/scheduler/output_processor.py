@@ -11,6 +11,7 @@ from forebay.config.engine_config import SchedulerConfig
 from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepResult, TokenLogprob
 from forebay.requests.updates import Failure, FinishReason, MemoryReport, Update
+from forebay.scheduler.encoding import release_pictures, without_pictures
 from forebay.scheduler.grammars import Constraints, Grammars
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.proposer import Proposer
@@ -84,7 +85,7 @@ class OutputProcessor(Queues):
             update.cache, update.weight_version = req.cache_report, req.weight_version
             if req.params.prompt_logprobs >= 0:
                 entries = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
-                update.prompt_logprobs = self.held.without_pictures(req, entries)
+                update.prompt_logprobs = without_pictures(self.pools, req, entries)
         self.updates.append(update)
         try:
             req.tokens.fromlist(tokens)  # all or none
@@ -121,9 +122,9 @@ class OutputProcessor(Queues):
         req.move(Status.FINISHED)
         del self.requests[req.id]
         self.room.leave(req.tenant)
-        self.held.adapters.leave(req.adapter)
+        self.pools.adapters.leave(req.adapter)
         if req.pictures is not None:
-            self.held.leave_pictures(req)
+            release_pictures(self.pools, req)
         self.counters[f"finished.{reason}"] += 1
         if self.proposer:
             self.proposer.ended(req)
@@ -141,14 +142,14 @@ class OutputProcessor(Queues):
         memory."""
         held, checkpoints = req.held, []
         if held is None:
-            self.held.offloaded.drop(req.id, self.held.draft)
-        elif not failed and was is not Status.TRANSFERRING and self.held.is_finishing(req):
-            checkpoints = [*self.held.checkpoints(held.pin), held.kv_bound]
-            self.held.table.move_out(held.row)
+            self.memory.host_copies.drop(req.id, self.pools.draft)
+        elif not failed and was is not Status.TRANSFERRING and self.memory.prefixes.is_finishing(req):
+            checkpoints = [*self.memory.prefixes.checkpoints(held.pin), held.kv_bound]
+            self.pools.table.move_out(held.row)
             self.finishing.append(req)
         else:
-            self.held.release(req, None if failed else held.kv_committed)
-            checkpoints = self.held.checkpoints(held.pin)
+            self.memory.allocator.release(req, None if failed else held.kv_committed)
+            checkpoints = self.memory.prefixes.checkpoints(held.pin)
         report = MemoryReport(req.num_retractions, req.num_recomputed, checkpoints)
         return report if req.num_retractions or checkpoints else None
 

@@ -130,7 +130,7 @@ class PrefillRole(Role):
             stop = held.kv_committed // page_size * page_size
             if stop > sending.next:
                 held.ticket = sending
-                self._send(Send(ticket=sending.ticket, spans=self.scheduler.held.kv_places(held, sending.next, stop)))
+                self._send(Send(ticket=sending.ticket, spans=self.scheduler.pools.kv_places(held, sending.next, stop)))
                 sending.next = stop
 
     def keeps(self, req: Request, reason: FinishReason, update: Update | None) -> bool:
@@ -144,10 +144,10 @@ class PrefillRole(Role):
             req.tokens.pop()
             self.scheduler.num_waiting_tokens -= 1
             return True
-        held, allocations = req.allocation, self.scheduler.held
+        held, memory = req.allocation, self.scheduler.memory
         sending.deadline = req.last_progress + self._options.lease_s
         self.scheduler.transfer(req)
-        allocations.adopt(req, req.num_prompt, last=True)
+        memory.prefixes.adopt(req, req.num_prompt, last=True)
         held.ticket, sending.whole = sending, True
         sending.update, sending.reason = update, reason
         tail = Tail(
@@ -157,8 +157,8 @@ class PrefillRole(Role):
             logprob=update.logprobs[0] if update.logprobs else None,
             prompt_logprobs=update.prompt_logprobs,
         )
-        self._send(Send(ticket=sending.ticket, spans=allocations.places(held, sending.start, sending.next), tail=tail))
-        allocations.release(req)
+        self._send(Send(ticket=sending.ticket, spans=memory.pools.places(held, sending.start, sending.next), tail=tail))
+        memory.allocator.release(req)
         return True
 
     def _send(self, send: Send) -> None:
@@ -200,7 +200,7 @@ class PrefillRole(Role):
             self._refuse(offered, req, ASLEEP)
             return
         name = offered.adapter.name
-        if name and not (req or name in self.scheduler.held.adapters):  # no request can name it here
+        if name and not (req or name in self.scheduler.pools.adapters):  # no request can name it here
             self._answer(offered, _other_adapter(f"none of the name {name!a}", offered.adapter))
             return
         if req and (self.scheduler.admits or offered.declined):

@@ -17,10 +17,10 @@ from forebay.requests.request import Request, Status
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import CacheReport
-from forebay.scheduler.allocations import Allocations
 from forebay.scheduler.counters import OF_SCHEDULER, zeros
 from forebay.scheduler.grammars import Constraints
 from forebay.scheduler.limits import Room
+from forebay.scheduler.memory.engine_memory import EngineMemory
 from forebay.scheduler.suspects import Suspects
 
 by_rank: Final = attrgetter("rank")
@@ -88,7 +88,7 @@ class Blocked(NamedTuple):
 
 
 class Queues:
-    """The unfinished requests (`requests`, by id), and the engine's memory that they hold (`held`).
+    """The unfinished requests (`requests`, by id), and the engine's `memory`, with its `pools`.
 
     Decoding requests are in `running`, requests whose known tokens still lack KV in `extending`; the others wait, by
     tenant and rank. In a disaggregated engine, requests that cannot be queued yet are `pending`, in the same order, and
@@ -98,7 +98,8 @@ class Queues:
 
     def __init__(self, config: SchedulerConfig, constraints: Constraints) -> None:
         self.config, self.constraints = config, constraints
-        self.held = Allocations(config)
+        self.memory = EngineMemory(config)
+        self.pools = self.memory.pools
         self.requests: dict[int, Request] = {}
         self.room = Room(config.tenants)
         self.accounts = {name: Account(name, weight) for name, weight in {"": 1, **config.tenants}.items()}
@@ -108,7 +109,7 @@ class Queues:
         self.blocked: Blocked | None = None  # in the last plan
         self.way_for: Account | None = None  # nobody starts before this one, which takes places from another tenant
         self.extending: list[Request] = []
-        self.running = ScheduleBatch(self.held.table)
+        self.running = ScheduleBatch(self.pools.table)
         self.finishing: list[Request] = []
         self.flights: deque[Flight] = deque()
         self.num_waiting_tokens = 0
@@ -121,7 +122,7 @@ class Queues:
     @property
     def is_saving(self) -> bool:
         """Whether a step has yet to copy to the host what is in places that may be others' by now."""
-        return bool(self.held.draft.saves) or any(flight.plan.host.saves for flight in self.flights)
+        return bool(self.pools.draft.saves) or any(flight.plan.host.saves for flight in self.flights)
 
     @property
     def idle(self) -> bool:
@@ -184,13 +185,13 @@ class Queues:
             level = min(line.of, key=lambda other: other.service) if line.of else None
             service = level.service if level else max(other.service for other in self.accounts.values())
             account.service = max(account.service, service)
-            account.waits_since, account.waits_since_s = self.held.steps.launched, self.now
+            account.waits_since, account.waits_since_s = self.pools.steps.launched, self.now
 
     def start(self, req: Request, report: CacheReport, now: float) -> None:
         """A waiting request has been admitted; `report` says what of it was cached."""
         self.waiting.remove(req)
         self.num_waiting_tokens -= len(req.tokens)
-        req.account.waits_since, req.account.waits_since_s = self.held.steps.launched, now
+        req.account.waits_since, req.account.waits_since_s = self.pools.steps.launched, now
         req.move(Status.EXTENDING)
         req.last_progress = now
         req.prompt_logprobs = []  # a retraction before the first token: every position is computed again
@@ -208,7 +209,7 @@ class Queues:
 
     def launch_extends(self, chunks: Sequence[Chunk]) -> None:
         """The chunks are on their way: requests whose last chunk this is decode from the next step on."""
-        extends = ScheduleBatch(self.held.table)
+        extends = ScheduleBatch(self.pools.table)
         extends.prepare_for_extend(chunks)
         extends.filter_batch(np.flatnonzero([stop == req.allocation.extend_target for req, _, stop in chunks]))
         for req in extends.reqs:
@@ -233,9 +234,9 @@ class Queues:
 
     def set_back(self, req: Request) -> None:
         """Let a request that has left its batch wait; what completed steps computed for it stays in the cache."""
-        self.held.release(req, req.allocation.kv_committed)
+        self.memory.allocator.release(req, req.allocation.kv_committed)
         req.move(Status.WAITING)
-        req.resume_after = self.held.steps.launched
+        req.resume_after = self.pools.steps.launched
         self.enqueue(req)
 
     def all_wait(self, *, cleared: bool) -> None:
@@ -243,7 +244,7 @@ class Queues:
 
         Unless `cleared`, requests that are being received from another engine keep their memory."""
         self.flights.clear()
-        self.running = ScheduleBatch(self.held.table)
+        self.running = ScheduleBatch(self.pools.table)
         self.extending, self.finishing = [], []
         for req in self.requests.values():
             if req.status in (Status.EXTENDING, Status.DECODING) or (req.held and cleared):

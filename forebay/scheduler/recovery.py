@@ -24,17 +24,17 @@ def start_over(scheduler: OutputProcessor) -> None:
 
     KV of completed steps stays in the cache. If the audit finds a wrong ledger, everything is freed instead. Transfers
     continue meanwhile, and slots that they may touch are not free even then."""
-    held, handoff = scheduler.held, scheduler.handoff
+    pools, handoff = scheduler.pools, scheduler.handoff
     void, cleared = [flight.plan for flight in scheduler.flights], False
     scheduler.flights.clear()
     ran = [req for req in scheduler.requests.values() if req.held and req.status is not Status.TRANSFERRING]
     try:
-        held.start_over(ran, scheduler.finishing, void)
-        audit(held, [req for req in scheduler.transferring if req.held])
+        scheduler.memory.start_over(ran, scheduler.finishing, void)
+        audit(pools, [req for req in scheduler.transferring if req.held])
     except Exception as error:
         log.error(event("books_cleared", effect="the prefix cache is empty"), exc_info=error)
         scheduler.counters["books_cleared"] += 1
-        held.clear(void, handoff.left())
+        scheduler.memory.clear(void, handoff.slots_in_transfer())
         cleared = True
     scheduler.all_wait(cleared=cleared)
     handoff.start_over(cleared=cleared)
@@ -53,7 +53,7 @@ def stuck_requests(queues: Queues) -> list[Ending]:
 
     In this case slots have leaked. A request that no longer fits ends now, not at its time-out, so that it does not
     block other requests."""
-    busy = queues.flights or queues.held.deferred or queues.transferring
+    busy = queues.flights or queues.pools.deferred.entries or queues.transferring
     if busy or queues.constraints.unready:
         return []
     if queues.num_running:
@@ -71,14 +71,14 @@ def quarantine_leaks(queues: Queues) -> int:
     Leaked slots are those that a ledger books for a request, unless another engine may still touch them, and those
     booked for the prefix cache that are in no node."""
     num_lost = 0
-    for slots, num_cached in queues.held.pools:
+    for slots, num_cached in queues.pools.all:
         if np.count_nonzero(slots.owner == CACHE) != num_cached:
-            lost = np.setdiff1d(slots.held_by(CACHE), queues.held.cached_in(slots))
+            lost = np.setdiff1d(slots.held_by(CACHE), queues.pools.cached_in(slots))
             if len(lost):
                 slots.quarantine(lost, CACHE, "leaked")
             num_lost += len(lost)
         lost = np.flatnonzero(slots.owner > 0)
-        lost = np.setdiff1d(lost, np.concatenate([NO_IDS, *(ids for _, ids in queues.held.waiting_in(slots))]))
+        lost = np.setdiff1d(lost, np.concatenate([NO_IDS, *(ids for _, ids in queues.pools.deferred.in_pool(slots))]))
         for owner in np.unique(slots.owner[lost]).tolist():
             slots.quarantine(lost[slots.owner[lost] == owner], owner, "leaked")
         num_lost += len(lost)
@@ -90,14 +90,14 @@ def _requests_that_no_longer_fit(queues: Queues) -> list[Ending]:
     found: list[Ending] = []
     for req in queues.waiting:
         try:
-            check_fits(req, queues.config, queues.held.usable_pages)
+            check_fits(req, queues.config, queues.pools.usable_pages)
         except ForebayError as error:
             found.append((req, error))
     return found
 
 
 def _memory_lost(queues: Queues) -> EngineError:
-    lost = ", ".join(f"{slots.num_quarantined} of {slots.capacity} {slots.name}" for slots, _ in queues.held.pools)
+    lost = ", ".join(f"{slots.num_quarantined} of {slots.capacity} {slots.name}" for slots, _ in queues.pools.all)
     return EngineError(
         f"the engine has lost memory (set aside: {lost}), and what is left is too little for this request: restart",
         code="memory_lost",

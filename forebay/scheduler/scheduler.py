@@ -24,7 +24,7 @@ from forebay.requests.updates import Failure, FinishReason
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
 from forebay.scheduler.audit import audit
 from forebay.scheduler.displacing import Places, is_patient
-from forebay.scheduler.encoding import take_in
+from forebay.scheduler.encoding import forget_pictures, release_pictures, take_in
 from forebay.scheduler.grammars import Grammars
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.limits import check_fits, check_room, nothing_may_follow, overdue
@@ -61,12 +61,12 @@ class Scheduler(OutputProcessor):
         if req.id in self.requests:
             raise InvalidRequest(f"request id {req.id} is in use")
         self.handoff.admit(req)
-        check_fits(req, self.config, self.held.usable_pages)
+        check_fits(req, self.config, self.pools.usable_pages)
         self._check_room(req)
         with ExitStack() as undo:
             if pictures:
                 take_in(self, req, pictures)
-                undo.callback(self.held.leave_pictures, req)
+                undo.callback(release_pictures, self.pools, req)
             if req.params.grammar:
                 self.constraints.begin(req)
                 undo.callback(self.constraints.ended, req)
@@ -82,8 +82,8 @@ class Scheduler(OutputProcessor):
             undo.callback(self.requests.pop, req.id)
             self.room.enter(req.tenant)
             undo.callback(self.room.leave, req.tenant)
-            self.held.adapters.enter(req.adapter)
-            undo.callback(self.held.adapters.leave, req.adapter)
+            self.pools.adapters.enter(req.adapter)
+            undo.callback(self.pools.adapters.leave, req.adapter)
             self.handoff.enqueue(req, now)
             undo.pop_all()
 
@@ -129,23 +129,23 @@ class Scheduler(OutputProcessor):
         may_admit = roomy and self.admits
         if active is None or len(active):
             if self.running.reqs:
-                self.held.decode(self.running, active)
+                self.memory.allocator.decode(self.running, active)
             self.ratio.after_decode()
         started = self._cut_prompts(now, may_admit, mixed_limit)
-        chunks = self.held.draft.chunks
+        chunks = self.pools.draft.chunks
         decoding, rows = self.running.reqs, self.running.req_pool_indices_cpu
         if active is not None:
             decoding, rows = [decoding[i] for i in active.tolist()], rows[active]
-        if not (chunks or decoding or self.held.draft.encodes):
+        if not (chunks or decoding or self.pools.draft.encodes):
             for req, why in stuck_requests(self) if may_admit else ():
                 self.finish(req, FinishReason.ERROR, Failure.of(why))
             return None
         if width > 1 and not chunks:
             self._propose(decoding, rows, width)
         if self.constraints.living:
-            self.held.draft.masked = self.constraints.fill(self.held.draft, decoding)
-        encoded_for = self.held.draft.encoded_for
-        plan = self.held.launch(rows, started)
+            self.pools.draft.masked = self.constraints.fill(self.pools.draft, decoding)
+        encoded_for = self.pools.draft.encoded_for
+        plan = self.memory.launch(rows, started)
         self.flights.append(Flight(plan, [*(chunk.req for chunk in chunks), *decoding], chunks, encoded_for))
         if chunks:
             self.launch_extends(chunks)
@@ -170,15 +170,15 @@ class Scheduler(OutputProcessor):
             if out is not None and out.any():
                 active = np.flatnonzero(~out)
                 rows = rows[active]
-            opens = self.held.opens_page(rows)
-            short = int(np.count_nonzero(opens)) - self.held.available_pages
+            opens = self.pools.opens_page(rows)
+            short = int(np.count_nonzero(opens)) - self.pools.available_pages
             if short <= 0:
                 return active, roomy
-            if self.held.give_back_unused(batch.req_pool_indices_cpu):
+            if self.memory.allocator.free_unused(batch.req_pool_indices_cpu):
                 continue
             finishing = sum(req.allocation.num_pages for req in self.finishing)
             alone = self.num_running == 1 and not self.handoff.has_arrivals
-            if short <= self.held.deferred_pages + finishing or alone:
+            if short <= self.pools.deferred.num_pages + finishing or alone:
                 break
             roomy = False
             if self.victim.allocation.num_drafts:  # nobody knows how much to take from it before its steps commit
@@ -194,17 +194,17 @@ class Scheduler(OutputProcessor):
 
     def _propose(self, reqs: Sequence[Request], rows: Ids, width: int) -> None:
         """Find draft tokens for these requests, which the step decodes: no more than each may still come to."""
-        table = self.held.table
+        table = self.pools.table
         most = self.handoff.most_drafts(reqs, np.minimum(table.max_kv_len[rows] - table.kv_bound[rows], width - 1))
-        counts, tokens = draft_tokens(self.proposer, reqs, most, self.constraints, self.held.pictures)
+        counts, tokens = draft_tokens(self.proposer, reqs, most, self.constraints, self.pools.pictures)
         if counts.any():
-            self.counters["draft_tokens"] += self.held.add_drafts(rows, counts, tokens)
+            self.counters["draft_tokens"] += self.memory.allocator.add_drafts(rows, counts, tokens)
 
     def _make_way(self, blocked: Blocked) -> None:
         """Where a tenant has waited long enough for places that are within its share, take them from one that is above
         its own. Nobody else starts before; and nothing is taken while memory is on its way back."""
         req = blocked.req
-        if req.status is not Status.WAITING or is_patient(req.account, self.held.steps.launched, self.now):
+        if req.status is not Status.WAITING or is_patient(req.account, self.pools.steps.launched, self.now):
             return
         victim = Places(self, self.ratio.value).victim(blocked)
         if victim is None:
@@ -226,7 +226,7 @@ class Scheduler(OutputProcessor):
         """Let a request that runs wait. What it computed is copied to the host where that is the cheaper way to have it
         again; what else of it the cache has stays there as long as there is room."""
         self.remove(req)
-        if not (req.wants_prompt_logprobs or req.pools_all) and self.held.offload(req.allocation):
+        if not (req.wants_prompt_logprobs or req.pools_all) and self.memory.allocator.offload(req.allocation):
             self.counters["retractions_kept"] += 1
         self.set_back(req)
 
@@ -239,7 +239,7 @@ class Scheduler(OutputProcessor):
         if self.running.reqs:
             left = min(left, self.config.mixed_chunk_size, mixed_limit)
         if self.extending:
-            self.held.trim(self.extending)
+            self.memory.allocator.trim(self.extending)
         admitted = AdmissionPass(self, self.ratio.value, starts=starts).run(left)
         self.way_for = None
         for chunk, report in admitted:
@@ -258,7 +258,7 @@ class Scheduler(OutputProcessor):
         failed = [flight.reqs[i] for i in result.failed]
         if failed:
             self._end_failed(failed, sampled, now)
-        self.held.committed(plan, [chunk.stop for chunk in flight.chunks], result.num_new)
+        self.memory.commit(plan, [chunk.stop for chunk in flight.chunks], result.num_new)
         for req in flight.encoded_for:
             req.last_progress = now
         self._commit_chunks(flight, result, now)
@@ -270,7 +270,7 @@ class Scheduler(OutputProcessor):
         if result.vectors:
             self._take_vectors(flight, result.vectors)
         if result.counts:
-            self.held.count(result.counts)
+            self.pools.count(result.counts)
         self.counters["steps"] += 1
         if not self.requests:
             self.ratio.when_idle()
@@ -321,7 +321,7 @@ class Scheduler(OutputProcessor):
         for req in [req for req in self.finishing if req in flight.reqs]:
             if req in failed or not any(req in later.reqs for later in self.flights):
                 self.finishing.remove(req)
-                self.held.release(req, None if req in failed else req.allocation.kv_len)
+                self.memory.allocator.release(req, None if req in failed else req.allocation.kv_len)
 
     def _commit_chunks(self, flight: Flight, result: StepResult, now: float) -> None:
         for i, (req, start, stop) in enumerate(flight.chunks):
@@ -333,14 +333,14 @@ class Scheduler(OutputProcessor):
                 continue  # retracted since: it no longer has the pages, but its first token may be among the results
             req.last_progress = now
             self.counters["computed_prompt_tokens"] += stop - start
-            self.held.adopt(req, stop)
+            self.memory.prefixes.adopt(req, stop)
             if req.rendezvous:
                 self.handoff.computed(req)
 
     def _end_failed(self, failed: list[Request], sampled: list[Sampled], now: float) -> None:
         """End these requests, for which something was not finite: with the tokens chosen before, if one of them is
         their last, as without draft tokens. As if aborted with the step in flight, so that nothing of it is kept."""
-        self.held.forget_pictures(failed)
+        forget_pictures(self.pools, failed)
         before = [(req, own[:-1], logs) for req, own, logs in sampled if len(own) > 1 and req in failed]
         self._take_tokens(before, now)
         for req in failed:
@@ -355,28 +355,28 @@ class Scheduler(OutputProcessor):
     def flush_cache(self) -> int:
         """Begin to drop every prefix that no request holds, and return how many pages those are. `go_on_flushing`, to
         be called between steps, does the rest."""
-        count = self.held.cache.begin_flush()
+        count = self.pools.cache.begin_flush()
         self.go_on_flushing()
         return count
 
     @property
     def flushing(self) -> bool:
         """Whether some of what is to be dropped is still cached."""
-        return self.held.cache.flushing
+        return self.pools.cache.flushing
 
     def go_on_flushing(self) -> bool:
         """Drop one slice, which takes less than 1 ms; return whether there is more."""
-        return self.held.cache.go_on_flushing()
+        return self.pools.cache.go_on_flushing()
 
     def audit(self) -> None:
         """Raise unless everything has exactly one holder (C8). Costs O(pool): for tests and idle moments."""
         arriving = [req for req in self.transferring if req.held]
-        audit(self.held, [*self.running.reqs, *self.extending, *self.finishing, *arriving])
+        audit(self.pools, [*self.running.reqs, *self.extending, *self.finishing, *arriving])
         reqs = self.requests.values()
-        self.held.adapters.audit(Counter(req.adapter.number for req in reqs if req.adapter))
-        if self.held.pictures is not None:
+        self.pools.adapters.audit(Counter(req.adapter.number for req in reqs if req.adapter))
+        if self.pools.pictures is not None:
             seen = (req.pictures.encodings for req in reqs if req.pictures is not None)
-            self.held.pictures.audit(Counter(its.number for its in chain.from_iterable(seen)))
+            self.pools.pictures.audit(Counter(its.number for its in chain.from_iterable(seen)))
 
     def reclaim_leaks(self) -> int:
         """When idle: quarantine pages that no living request holds, so that a leak is counted and never reused."""

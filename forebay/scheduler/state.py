@@ -12,8 +12,8 @@ import numpy as np
 from forebay.memory.slots import CACHE, FREE, QUARANTINE, Slots
 from forebay.requests.account import Account
 from forebay.requests.request import Request
+from forebay.scheduler.memory.pools import Pools
 from forebay.scheduler.queues import Line, Queues
-from forebay.scheduler.releases import Releases
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,16 +63,16 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
         """Return a snapshot of a scheduler."""
         arrivals = [req.arrival for req in (*queues.pending, *queues.waiting)]
         return cls(
-            step=queues.held.steps.launched,
+            step=queues.pools.steps.launched,
             num_running=queues.num_running,
             num_waiting=len(queues.waiting),
             num_pending=len(queues.pending),
             num_transferring=len(queues.transferring),
             num_waiting_tokens=queues.num_waiting_tokens,
             oldest_wait_s=now - min(arrivals) if arrivals else 0.0,
-            pools=pool_states(queues.held),
-            counters={**queues.counters, **queues.held.counters},
-            map=page_map(queues.held.kv),
+            pools=pool_states(queues.pools),
+            counters={**queues.counters, **queues.pools.counters},
+            map=page_map(queues.pools.kv),
             tenants=tenant_states(
                 queues.accounts.values(), [*queues.running.reqs, *queues.extending], queues.waiting, queues.pending
             )
@@ -94,13 +94,13 @@ def pool_state(slots: Slots, cached: int = 0, unfenced: int = 0) -> PoolState:
     )
 
 
-def pool_states(held: Releases) -> list[PoolState]:
+def pool_states(pools: Pools) -> list[PoolState]:
     """Return the state of each pool; of adapters and of pictures only where there are any."""
-    found = [pool_state(slots, cached, held.num_unfenced(slots)) for slots, cached in held.pools]
-    if held.adapters.slots.capacity:
-        found.append(pool_state(held.adapters.slots))
-    if held.pictures is not None:
-        found.append(pool_state(held.pictures.slots, held.pictures.num_cached))
+    found = [pool_state(slots, cached, pools.deferred.num_unfenced(slots)) for slots, cached in pools.all]
+    if pools.adapters.slots.capacity:
+        found.append(pool_state(pools.adapters.slots))
+    if pools.pictures is not None:
+        found.append(pool_state(pools.pictures.slots, pools.pictures.num_cached))
     return found
 
 

@@ -166,7 +166,7 @@ def test_replacing_the_one_adapter_waits_for_its_requests_and_refuses_others_mea
                 tokens.extend(update.token_ids)
             loader.go_on()
             answers.update(loader.take_answers())
-            if not core.idle and not refused and core.scheduler.held.adapters.draining:
+            if not core.idle and not refused and core.scheduler.pools.adapters.draining:
                 (update,) = core.add(msgspec.structs.replace(asked, request_id=2))
                 refused.append(update.failure.code)
                 assert [each.name for each in loader.report] == ["one"]
@@ -189,7 +189,7 @@ def test_an_unload_answers_late_where_requests_go_on(llm):
     ((serial, failure),) = core.adapters.take_answers()
     assert (serial, failure.code) == (1, "adapter_draining")
     core.abort(1)
-    assert core.scheduler.held.adapters.slots.num_free == 1
+    assert core.scheduler.pools.adapters.slots.num_free == 1
 
 
 @pytest.mark.parametrize("given_up", [False, True], ids=["unloaded", "and a load given up"])
@@ -305,7 +305,7 @@ def test_an_unload_gives_up_a_load_of_its_name(llm, adapters):
     answers = dict(loader.take_answers())
     assert (answers[1].code, answers[2]) == ("adapter_unloaded", None)
     assert not loader.busy
-    assert llm._core.scheduler.held.adapters.slots.num_free == 1
+    assert llm._core.scheduler.pools.adapters.slots.num_free == 1
 
 
 def test_an_unload_of_an_adapter_without_requests_is_done_at_once_and_logged(llm, caplog):
@@ -325,7 +325,7 @@ def test_no_thread_for_a_load_is_an_error_of_that_load(llm, adapters):
     loader.handle(LoadAdapter(serial=1, name="late", path=str(adapters["two"])))
     ((serial, failure),) = loader.take_answers()
     assert (serial, failure.kind) == (1, "EngineError")
-    assert llm._core.scheduler.held.adapters.slots.num_free == 1
+    assert llm._core.scheduler.pools.adapters.slots.num_free == 1
 
 
 def test_a_request_for_another_load_of_a_name_is_refused(llm):
@@ -359,7 +359,7 @@ def test_an_adapter_whose_files_are_gone_is_dropped_when_the_engine_wakes(checkp
         (lost,) = [update for update in core._take_updates() if update.request_id == 1]
         assert (lost.failure.kind, lost.failure.code) == ("Conflict", "adapter_lost")
         with pytest.raises(NotFound):
-            core.scheduler.held.adapters.named("gone")
+            core.scheduler.pools.adapters.named("gone")
         assert tokens_of(llm, "two") == right["two"]
 
 

@@ -59,7 +59,7 @@ class Engine:
         self.scheduler = Scheduler(replace(asked, ledger=Ledger.COUNT))
         windows = window_of(asked.kinds) if num_window_pages(asked.kinds) else 0
         self.model = HashModel(vocab=VOCAB, window=windows, recurrent=num_states(asked.kinds) > 0)
-        self.runner = HashRunner(asked, Pools.of(self.scheduler.held), self.model, salt=lambda i: salt_of(""))
+        self.runner = HashRunner(asked, Pools.of(self.scheduler.pools), self.model, salt=lambda i: salt_of(""))
         self.now = 0.0
         self.core = EngineCore(self.scheduler, self.runner, vocab_size=VOCAB, clock=lambda: self.now)
         shared = [rng.randrange(VOCAB) for _ in range(12)]
@@ -109,7 +109,7 @@ class Engine:
         assert set(self.ends) == {wanted.request_id for wanted in self.asked}
         self.scheduler.audit()
         assert self.scheduler.reclaim_leaks() == 0
-        assert all(slots.num_violations == 0 for slots, _ in self.scheduler.held.pools)
+        assert all(slots.num_violations == 0 for slots, _ in self.scheduler.pools.all)
         for wanted in self.asked:
             got = self.tokens[wanted.request_id]
             right = self.right(wanted)
@@ -131,7 +131,7 @@ def fail_with(engine: Engine, guilty: set[int], *, when: str, after: int = 0) ->
     launch = engine.runner.launch
 
     def is_hit(plan: StepPlan) -> bool:
-        table = engine.scheduler.held.table
+        table = engine.scheduler.pools.table
         return any(table.request_id[row] in guilty and table.kv_bound[row] > after for row in plan.rows.tolist())
 
     def failing(plan: StepPlan) -> Any:
@@ -176,7 +176,7 @@ def test_innocents_of_a_real_model_get_their_tokens(tmp_path: Path) -> None:
         launch = core._runner.launch
 
         def failing(plan: StepPlan) -> Any:
-            holders = core.scheduler.held.table.allocations
+            holders = core.scheduler.pools.table.allocations
             step = launch(plan)
             if any(getattr(holders[row], "id", 0) == guilty for row in plan.rows.tolist()) and plan.step > 4:
                 return _Fails(step)
@@ -357,7 +357,7 @@ def small(**changes: Any) -> Engine:
 
 def test_a_quarantined_page_does_not_count_on_arrival() -> None:
     engine = small()
-    engine.scheduler.held.kv.take_ids(1, 777)
+    engine.scheduler.pools.kv.take_ids(1, 777)
     assert engine.scheduler.reclaim_leaks() == 1
     (update,) = engine.core.add(engine.wanted(1, list(range(20)), 12))
     assert update.failure is not None
@@ -369,7 +369,7 @@ def test_a_quarantined_page_does_not_count_on_arrival() -> None:
 def test_who_waits_when_memory_turns_out_to_be_lost_ends_typed_and_the_others_run() -> None:
     """A leak that nobody has found yet: the first request cannot start, on an idle engine, and is not waited for."""
     engine = small()
-    engine.scheduler.held.kv.take_ids(1, 777)
+    engine.scheduler.pools.kv.take_ids(1, 777)
     engine.todo = [engine.wanted(1, list(range(29)), 3), *(engine.wanted(i, [i, 1, 2], 2) for i in range(2, 40))]
     for _ in range(100):
         engine.turn()
@@ -382,7 +382,7 @@ def test_who_waits_when_memory_turns_out_to_be_lost_ends_typed_and_the_others_ru
 def test_who_runs_when_memory_turns_out_to_be_lost_ends_typed_and_the_others_run() -> None:
     """The lone request that needs one page more than there is could neither go on nor give way to anybody."""
     engine = small()
-    engine.scheduler.held.kv.take_ids(1, 777)
+    engine.scheduler.pools.kv.take_ids(1, 777)
     engine.todo = [engine.wanted(1, list(range(20)), 12), engine.wanted(2, [2, 1], 2)]
     for _ in range(40):
         engine.turn()
@@ -395,7 +395,7 @@ def test_who_runs_when_memory_turns_out_to_be_lost_ends_typed_and_the_others_run
 @pytest.mark.parametrize("pool", ["rows", "state"])
 def test_without_rows_or_states_everybody_is_told_at_once(pool: str) -> None:
     engine = Engine(hybrid("extra_buffer", max_running_requests=1, spare_slots=0), num_requests=3)
-    (slots,) = (slots for slots, _ in engine.scheduler.held.pools if slots.name == pool)
+    (slots,) = (slots for slots, _ in engine.scheduler.pools.all if slots.name == pool)
     slots.take_ids(1, 1 if pool == "rows" else 777)
     for _ in range(20):
         engine.turn()

@@ -171,10 +171,10 @@ def test_states_answer_the_question_that_was_asked(peer: Peer) -> None:
 
 
 def test_loop_flush_of_many_leaves_serves_requests_between_its_slices(peer: Peer) -> None:
-    held = peer.core.scheduler.held
+    pools = peer.core.scheduler.pools
     for i in range(200):
         key = np.full(4, 500 + i, dtype=np.int32).tobytes()
-        held.cache.insert(key, held.kv.take_ids(1, 1), 1)
+        pools.cache.insert(key, pools.kv.take_ids(1, 1), 1)
     peer.say(FlushCache(serial=4), add(1, [1, 2, 3], num_tokens=2))
     frames: list[FromEngine] = []
     for _ in range(2):
@@ -216,7 +216,7 @@ def test_pages_that_leaked_are_set_aside_once_the_engine_is_idle(monkeypatch: py
     monkeypatch.setattr("forebay.engine.loop.loop.AUDIT_INTERVAL_S", 0.0)
     peer = Peer(changed(ledger=Ledger.COUNT))
     nobody = 77
-    peer.core.scheduler.held.kv.take_ids(2, nobody)
+    peer.core.scheduler.pools.kv.take_ids(2, nobody)
     peer.say(add(1, [1, 2]))
     peer.work()
     peer.say(GetState(serial=1))
@@ -334,9 +334,9 @@ def test_the_tree_is_told_in_parts_between_steps(peer: Peer) -> None:
         peer.work()
     peer.say(AddRequest(request_id=9, prompt_token_ids=[1, 2, 3], params=SamplingParams(max_new_tokens=4)))
     peer.loop.turn()
-    steps = peer.core.scheduler.held.steps.launched
+    steps = peer.core.scheduler.pools.steps.launched
     peer.say(GetTree(serial=5, begin=True), GetTree(serial=6))
     peer.loop.turn()
     parts = [frame for frame in peer.heard() if isinstance(frame, TreePart)]
-    assert peer.core.scheduler.held.steps.launched == steps + 1
+    assert peer.core.scheduler.pools.steps.launched == steps + 1
     assert [(part.answers, len(part.branches), part.more) for part in parts] == [(5, 4, False), (6, 0, False)]

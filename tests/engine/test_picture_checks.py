@@ -144,8 +144,8 @@ def test_tree_shows_placeholders_for_pictures() -> None:
     engine = Rig(pictures=picture_config())
     engine.add(with_placeholders(PROMPT, [picture(1, 2)]), pictures=[picture(1, 2)])
     engine.run()
-    held = engine.scheduler.held
-    part = Surveys(held.cache, held.pictures).part(GetTree(serial=1, begin=True), 0.0)
+    pools = engine.scheduler.pools
+    part = Surveys(pools.cache, pools.pictures).part(GetTree(serial=1, begin=True), 0.0)
     (branch,) = [branch for branch in part.branches if branch.num_pages]
     tokens = [int.from_bytes(branch.tokens[at : at + 4], "little") for at in range(0, 32, 4)]
     assert tokens == [0, 1, PLACEHOLDER, PLACEHOLDER, PLACEHOLDER, 5, 6, 7]

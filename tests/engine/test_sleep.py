@@ -158,7 +158,7 @@ def test_of_the_prefix_cache_as_much_outlasts_a_release_as_the_host_has_room_for
 
     assert found_after_a_sleep() == (12, MissReason.NONE)
     assert tokens_of(core, PROMPTS) == right
-    offloaded = core.scheduler.held.offloaded
+    offloaded = core.scheduler.memory.host_copies
     offloaded._config = replace(offloaded._config, retraction_host_bytes=offloaded.bytes_of({"kv": 2}))
     core.sleeper.sleep(["kv_cache"])
     assert core.sleeper.state.kept_tokens == 8

@@ -230,17 +230,17 @@ def test_sleeper_request_that_waits_for_its_other_half_wakes() -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_sleeper_release_of_caches_keeps_them_or_forgets_them(fails: bool) -> None:
     rig = Rig(keep_prefix_cache=True)
-    generations = rig.scheduler.held.kv.generation.copy()
-    pages = rig.scheduler.held.kv.take_ids(4, 1)
-    rig.scheduler.held.kv.return_ids(pages, 1)
+    generations = rig.scheduler.pools.kv.generation.copy()
+    pages = rig.scheduler.pools.kv.take_ids(4, 1)
+    rig.scheduler.pools.kv.return_ids(pages, 1)
     rig.memory.fails = EngineError("no room") if fails else None
     cleared = []
-    clear = rig.scheduler.held.cache.clear
-    rig.scheduler.held.cache.clear = lambda **how: (cleared.append(how), clear(**how))  # type: ignore[method-assign]
+    clear = rig.scheduler.pools.cache.clear
+    rig.scheduler.pools.cache.clear = lambda **how: (cleared.append(how), clear(**how))  # type: ignore[method-assign]
     assert rig.release(KV_CACHE) == ""
     assert rig.memory.kept is not fails
     assert cleared == ([{"released": True}] if fails else []), "a miss later has this reason (C20)"
-    assert (rig.scheduler.held.kv.generation >= generations).all()
+    assert (rig.scheduler.pools.kv.generation >= generations).all()
     rig.memory.fails = None
     assert rig.sleeper.state.kept_bytes == (0 if fails else 7)
     assert rig.update() == ""

@@ -219,8 +219,8 @@ def check_requests(case: list[AddRequest]) -> None:
     assert core.idle
     assert ended == dict.fromkeys(waiting, 1)
     assert core.stats.counters["engine.step_failures"] == 0
-    held = core.scheduler.held
-    assert held.kv.num_free + held.cache.num_pages == held.kv.capacity
+    pools = core.scheduler.pools
+    assert pools.kv.num_free + pools.cache.num_pages == pools.kv.capacity
 
 
 @pytest.mark.parametrize("seed", seeds(1, 60))

@@ -27,17 +27,17 @@ def test_host_copies_take_the_bytes_that_the_scheduler_counts(case: str, seed: i
         schedule_conservativeness=0.0,
         retraction_host_bytes=rng.choice([60_000, 1 << 30]),
     )
-    held, most = engine.core.scheduler.held, 0
+    pools, copies, most = engine.core.scheduler.pools, engine.core.scheduler.memory.host_copies, 0
 
     def after_a_step(number: int, result: Result) -> bool:
         nonlocal most
         on_host = engine.bytes_on_host()
-        assert on_host == held.offloaded.num_bytes or (on_host > held.offloaded.num_bytes and held.draft.drops)
-        most = max(most, held.offloaded.num_bytes)
+        assert on_host == copies.num_bytes or (on_host > copies.num_bytes and pools.draft.drops)
+        most = max(most, copies.num_bytes)
         return rng.random() < 0.002
 
     prompts = [[rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 8))] for _ in range(8)]
     engine.run(prompts, SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True), abort=after_a_step)
     assert most > 0
     engine.run([[5]], SamplingParams(max_tokens=1))  # drops, too, come with a plan
-    assert engine.bytes_on_host() == held.offloaded.num_bytes == 0
+    assert engine.bytes_on_host() == copies.num_bytes == 0

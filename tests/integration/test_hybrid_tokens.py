@@ -170,7 +170,7 @@ def test_c19_hits_of_every_length_around_pages(rig: Rig, alone: Callable[..., li
             assert scores([result]) == alone(*prompt, count=3), shared
         assert result.cached_tokens == (len(prompt) - 1) // 4 * 4
         if shared % 2:
-            engine.core.scheduler.held.cache.evict(3)
+            engine.core.scheduler.pools.cache.evict(3)
 
 
 @pytest.mark.quick(8)

@@ -175,7 +175,7 @@ class Two:
         for engine in halves:
             engine.core.step()  # hears of what has closed
             engine.core.scheduler.audit()
-            assert not engine.core.scheduler.held.deferred
+            assert not engine.core.scheduler.pools.deferred.entries
         first = [result.token_ids for result in halves[self.prefill].values()]
         results = list(halves[self.decode].values())
         assert first == [result.token_ids[:1] for result in results]

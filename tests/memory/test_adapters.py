@@ -19,9 +19,9 @@ class Rig:
 
     def __init__(self, num_slots: int = 2) -> None:
         self.steps, self.deferred = Steps(), list[DeferredFree]()
-        self.adapters = Adapters(num_slots, self.let_go)
+        self.adapters = Adapters(num_slots, self.free)
 
-    def let_go(self, number: int, holding: Holding) -> None:
+    def free(self, holding: Holding, number: int) -> None:
         freed = DeferredFree(fence=self.steps.fence(), request_id=number, holdings=(holding,))
         if freed.is_free:
             holding.kind.return_slots(holding, number)

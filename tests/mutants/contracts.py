@@ -111,7 +111,7 @@ CONTRACTS: Final = {
         "A draft token is accepted if the ordinary sampler would draw it at that position, so sampled tokens are the "
         "same with and without speculation; KV and states afterwards are those of as many plain steps. Tokens after a "
         "request's end are not sent, counted or cached.",
-        "ops/accept.py, scheduler/scheduler.py, scheduler/output_processor.py, scheduler/releases.py",
+        "ops/accept.py, scheduler/scheduler.py, scheduler/output_processor.py, scheduler/memory/allocator.py",
     ),
     "C17": Contract(
         "One loop for all drafts",
@@ -132,7 +132,7 @@ CONTRACTS: Final = {
     "C19": Contract(
         "Hits change no token",
         "Cold, hit, branch, evicted and hit again give the same tokens.",
-        "memory/radix_index.py, memory/radix_cache.py, scheduler/releases.py",
+        "memory/radix_index.py, memory/radix_cache.py, scheduler/memory/allocator.py",
     ),
     "C20": Contract(
         "Every miss has a reason",
@@ -180,7 +180,7 @@ CONTRACTS: Final = {
         "A retracted request continues later with the same tokens. The victim is the last in rank, and never the only "
         "request. A retracted request restarts only with room for all that it may generate, within the stall time-out "
         "or with a typed error.",
-        "scheduler/scheduler.py, scheduler/queues.py, scheduler/admission.py, scheduler/offload.py, "
+        "scheduler/scheduler.py, scheduler/queues.py, scheduler/admission.py, scheduler/memory/host_copies.py, "
         "scheduler/limits.py, runtime/host_copies.py",
     ),
     "C27": Contract(
@@ -202,7 +202,8 @@ CONTRACTS: Final = {
     "C30": Contract(
         "Nothing of a failed computation",
         "Values that a failed computation wrote are never adopted, matched, copied or kept as a snapshot.",
-        "scheduler/scheduler.py, scheduler/releases.py, scheduler/offload.py, runtime/overlap.py",
+        "scheduler/scheduler.py, scheduler/memory/engine_memory.py, scheduler/memory/host_copies.py, "
+        "runtime/overlap.py",
     ),
     "C31": Contract(
         "Bits have known causes",

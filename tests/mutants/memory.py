@@ -232,15 +232,15 @@ MEMORY = (
     ),
     Mutant(
         "C22 a row is given out only if all that it is promised is there",
-        "scheduler/allocations.py",
+        "scheduler/memory/pools.py",
         "            if kind.reserve.per_row > self.num_unpromised(kind):",
         "            if kind.reserve.per_row > kind.slots.capacity:",
         "scheduler/test_windows.py::test_c8_quarantined_windows_are_promised_to_no_row",
     ),
     Mutant(
         "C22 slots that other engines may touch after a clear are promised to no row",
-        "scheduler/releases.py",
-        "        gone = kind.slots.num_quarantined + sum(len(holding.ids) for holding in holdings)",
+        "scheduler/memory/pools.py",
+        "        gone = kind.slots.num_quarantined + self.deferred.num_reserved(kind)",
         "        gone = kind.slots.num_quarantined",
         "scheduler/test_decode_role.py::test_c22_windows_left_to_a_ticket_are_promised_to_no_row_until_it_is_closed",
     ),

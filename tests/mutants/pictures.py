@@ -116,7 +116,7 @@ PICTURES: Final = (
     Mutant(
         "C30 an encoding that is not finite is computed again",
         "scheduler/scheduler.py",
-        "        self.held.forget_pictures(failed)\n",
+        "        forget_pictures(self.pools, failed)\n",
         "",
         _SCHEDULER + "test_c30_request_whose_numbers_are_not_finite_leaves_no_encoding_behind",
     ),
@@ -137,8 +137,8 @@ PICTURES: Final = (
     Mutant(
         "C26 a request that comes back from the host waits at its own length",
         "scheduler/admission.py",
-        "held.offloaded.num_tokens(req.id) or match.num_tokens)",
-        "match.num_tokens)",
+        "host_copies.num_tokens(req.id) or match.num_tokens",
+        "match.num_tokens",
         _SCHEDULER + "test_c26_request_that_comes_back_from_the_host_starts_at_its_own_length",
     ),
     Mutant(

@@ -36,7 +36,7 @@ SCHEDULER = (
     Mutant(
         "C26 nobody gives way for pages that draft tokens left",
         "scheduler/scheduler.py",
-        "            if self.held.give_back_unused(batch.req_pool_indices_cpu):\n                continue\n",
+        "            if self.memory.allocator.free_unused(batch.req_pool_indices_cpu):\n                continue\n",
         "",
         "scheduler/test_widths.py::test_pages_that_wrong_guesses_were_given_go_back_before_anybody_gives_way",
     ),
@@ -128,14 +128,14 @@ SCHEDULER = (
     Mutant(
         "C26 the only one running gives way to nobody",
         "scheduler/scheduler.py",
-        "short <= self.held.deferred_pages + finishing or alone:",
-        "short <= self.held.deferred_pages + finishing:",
+        "short <= self.pools.deferred.num_pages + finishing or alone:",
+        "short <= self.pools.deferred.num_pages + finishing:",
         "scheduler/test_fairness.py::test_the_only_one_gives_way_to_nobody",
     ),
     Mutant(
         "C26 nobody gives way for pages that are on their way back",
         "scheduler/scheduler.py",
-        "            if short <= self.held.deferred_pages + finishing or alone:",
+        "            if short <= self.pools.deferred.num_pages + finishing or alone:",
         "            if alone:",
         "scheduler/test_fairness.py::test_nobody_gives_way_for_pages_that_are_on_their_way_back",
     ),
@@ -163,7 +163,7 @@ SCHEDULER = (
     Mutant(
         "C7 a prefill pass opens exactly one group",
         "scheduler/admission.py",
-        "group.enter_context(self._held.rows.group(min(num_candidates, self._num_startable)))",
+        "group.enter_context(self._pools.rows.group(min(num_candidates, self._num_startable)))",
         "pass",
         "scheduler/test_states.py::test_c7_a_prefill_pass_opens_exactly_one_group",
     ),
@@ -198,16 +198,16 @@ SCHEDULER = (
     ),
     Mutant(
         "C26 C30 nobody relies on a copy that a failed step was to make",
-        "scheduler/releases.py",
-        "        drops = self.offloaded.start_over([*(plan.host for plan in void), self.draft], committed)\n",
+        "scheduler/memory/engine_memory.py",
+        "        drops = self.host_copies.start_over([*(plan.host for plan in void), pools.draft], committed)\n",
         "        drops = []\n",
         "scheduler/test_offload.py::test_nobody_relies_on_a_copy_that_a_failed_step_was_to_make",
     ),
     Mutant(
         "C30 what a request generated that failed later is not adopted",
         "scheduler/output_processor.py",
-        "            self.held.release(req, None if failed else held.kv_committed)",
-        "            self.held.release(req, held.kv_committed)",
+        "            self.memory.allocator.release(req, None if failed else held.kv_committed)",
+        "            self.memory.allocator.release(req, held.kv_committed)",
         "scheduler/test_prefix_cache.py::test_what_a_request_generated_that_failed_later_is_not_in_the_cache",
     ),
     Mutant(
@@ -220,9 +220,9 @@ SCHEDULER = (
     ),
     Mutant(
         "C17 a full cache makes room for guesses as for tokens",
-        "scheduler/allocations.py",
-        "        if (total := int(missing.sum())) > self.available_pages:\n",
-        "        if (total := int(missing.sum())) > self.kv.num_free:\n",
+        "scheduler/memory/allocator.py",
+        "        if (total := int(missing.sum())) > pools.available_pages:\n",
+        "        if (total := int(missing.sum())) > pools.kv.num_free:\n",
         "scheduler/test_widths.py::test_a_full_cache_makes_room_for_guesses_as_for_tokens",
     ),
     Mutant(
@@ -243,15 +243,15 @@ SCHEDULER = (
     Mutant(
         "C30 a state whose step failed is never kept",
         "scheduler/scheduler.py",
-        "                self.held.release(req, None if req in failed else req.allocation.kv_len)",
-        "                self.held.release(req, req.allocation.kv_len)",
+        "                self.memory.allocator.release(req, None if req in failed else req.allocation.kv_len)",
+        "                self.memory.allocator.release(req, req.allocation.kv_len)",
         "scheduler/test_last_states.py::test_a_state_that_gave_no_finite_logits_is_never_kept",
     ),
     Mutant(
         "C30 what a failed step was to write is never kept",
-        "scheduler/releases.py",
-        "        for req in ended:\n            self.release(req)\n",
-        "        for req in ended:\n            self.release(req, req.allocation.kv_len)\n",
+        "scheduler/memory/engine_memory.py",
+        "        for req in ended:\n            self.allocator.release(req)\n",
+        "        for req in ended:\n            self.allocator.release(req, req.allocation.kv_len)\n",
         "scheduler/test_last_states.py::test_a_state_whose_step_failed_is_never_kept",
     ),
     Mutant(
@@ -270,7 +270,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C27 what is quarantined does not count on arrival",
-        "scheduler/releases.py",
+        "scheduler/memory/pools.py",
         "        return self.kv.capacity - self.kv.num_quarantined\n",
         "        return self.kv.capacity\n",
         "engine/test_faults.py::test_a_quarantined_page_does_not_count_on_arrival",
@@ -285,20 +285,20 @@ SCHEDULER = (
     Mutant(
         "C26 an ended request drops its copy on the host",
         "scheduler/output_processor.py",
-        "            self.held.offloaded.drop(req.id, self.held.draft)\n",
+        "            self.memory.host_copies.drop(req.id, self.pools.draft)\n",
         "            pass\n",
         "scheduler/test_offload.py::test_an_aborted_request_drops_its_copy",
     ),
     Mutant(
         "C26 what ends before the plan that copies it is not copied",
-        "scheduler/offload.py",
+        "scheduler/memory/host_copies.py",
         "            draft.saves = [save for save in draft.saves if save.request_id != request_id]\n",
         "            pass\n",
         "scheduler/test_offload.py::test_what_ends_before_the_plan_that_copies_it_is_not_copied",
     ),
     Mutant(
         "C26 what is saved on the host stays within its limit",
-        "scheduler/offload.py",
+        "scheduler/memory/host_copies.py",
         "        if not worth_it or not self.room or num_bytes > self.room:",
         "        if not worth_it:",
         "scheduler/test_offload.py::test_c26_without_room_or_where_copying_takes_longer_it_computes_again",
@@ -327,9 +327,9 @@ SCHEDULER = (
     # -- prompts, hits and states -------------------------------------------------------------------------------------
     Mutant(
         "C19 the last token is always computed",
-        "scheduler/allocations.py",
-        "        return self.cache.match(req.key(len(req.tokens) - 1), req.cache_namespace)",
-        "        return self.cache.match(req.key(len(req.tokens)), req.cache_namespace)",
+        "scheduler/memory/allocator.py",
+        "        return self._cache.match(req.key(len(req.tokens) - 1), req.cache_namespace)",
+        "        return self._cache.match(req.key(len(req.tokens)), req.cache_namespace)",
         "scheduler/test_prefix_cache.py::test_the_same_prompt_at_the_same_time_is_computed_once",
     ),
     Mutant(
@@ -349,9 +349,9 @@ SCHEDULER = (
     ),
     Mutant(
         "C6 what is copied is locked until the step has committed",
-        "scheduler/releases.py",
-        "            self.let_go(DeferredFree(fence=self.steps.fence(), request_id=request_id",
-        "            self.take_back(DeferredFree(fence=self.steps.fence(), request_id=request_id",
+        "scheduler/memory/deferred.py",
+        "            self.free(DeferredFree(fence=self._steps.fence(), request_id=owner",
+        "            self._return(DeferredFree(fence=self._steps.fence(), request_id=owner",
         "scheduler/test_states.py::test_c6_a_state_that_a_step_copies_is_locked_until_that_step_has_committed",
     ),
     Mutant(
@@ -392,7 +392,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C8 fences may open in any order",
-        "scheduler/releases.py",
+        "scheduler/memory/deferred.py",
         "            else:\n                at += 1\n",
         "            else:\n                break\n",
         "scheduler/test_deferred.py::test_fences_may_open_in_any_order",
@@ -420,7 +420,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C16 nothing behind a request's end is adopted",
-        "scheduler/releases.py",
+        "scheduler/memory/allocator.py",
         "        ends: Sequence[int] = (min(num_committed, len(req.tokens)),)\n",
         "        ends: Sequence[int] = (num_committed,)\n",
         "scheduler/test_widths.py::test_what_follows_a_stop_token_among_the_accepted_is_not_told_counted_or_cached",
@@ -490,14 +490,14 @@ SCHEDULER = (
     ),
     Mutant(
         "C25 of the prefix cache no more is kept than the host has room for",
-        "scheduler/releases.py",
-        "        while (excess := self.offloaded.bytes_of(self._num_cached) - self.offloaded.room) > 0:",
+        "scheduler/memory/engine_memory.py",
+        "        while (excess := copies.bytes_of(pools.num_cached) - copies.room) > 0:",
         "        while (excess := 0) > 0:",
         "engine/test_sleep.py::test_of_the_prefix_cache_as_much_outlasts_a_release_as_the_host_has_room_for_and_no_update",
     ),
     Mutant(
         "C20 what a sleep did not keep of the prefix cache is missed as such",
-        "scheduler/releases.py",
+        "scheduler/memory/engine_memory.py",
         ", MissReason.RELEASED)",
         ")",
         "engine/test_sleep.py::test_of_the_prefix_cache_as_much_outlasts_a_release_as_the_host_has_room_for_and_no_update",
@@ -505,8 +505,8 @@ SCHEDULER = (
     Mutant(
         "C26 no copy on the host outlives the weights that it was computed with",
         "scheduler/halt.py",
-        "    scheduler.held.clear([])",
-        "    scheduler.held.clear([], committed=scheduler.held.steps.committed)",
+        "    scheduler.memory.clear([])",
+        "    scheduler.memory.clear([], committed=scheduler.pools.steps.committed)",
         "simulation/test_sleeping.py::test_c25_c26_requests_end_once_with_their_versions_tokens_whenever_the_engine_sleeps",
     ),
     # -- roles ---------------------------------------------------------------------------------------------------------
@@ -555,7 +555,7 @@ SCHEDULER = (
     Mutant(
         "C22 what is out of use is no leak",
         "scheduler/recovery.py",
-        "*(ids for _, ids in queues.held.waiting_in(slots))",
+        "*(ids for _, ids in queues.pools.deferred.in_pool(slots))",
         "",
         "scheduler/test_prefill_role.py::test_what_prefill_has_sent_is_out_of_use_until_the_ticket_is_closed_however_it_ends",
     ),
@@ -620,22 +620,22 @@ SCHEDULER = (
     Mutant(
         "C22 places are offered only where there is room for what all will soon need",
         "scheduler/decode_role.py",
-        "        if self._pages_soon(req, num_cached) + demand.soon > held.available_pages:",
+        "        if self._pages_soon(req, num_cached) + demand.soon > pools.available_pages:",
         "        if False:",
         "scheduler/test_decode_role.py::test_places_are_offered_only_where_there_is_room_for_what_all_will_soon_need",
     ),
     Mutant(
         "C22 with wrong books what was offered stays out of use",
-        "scheduler/releases.py",
-        "        if left:\n            self._set_aside(left)\n",
+        "scheduler/memory/engine_memory.py",
+        "        if in_transfer:\n            self.pools.deferred.reserve(in_transfer)\n",
         "",
         "scheduler/test_decode_role.py::test_with_wrong_books_what_is_offered_stays_out_of_use_and_is_computed_here",
     ),
     Mutant(
         "C22 with wrong books a row whose ring another engine may write stays out of use",
-        "scheduler/releases.py",
-        "        self._aside += [DeferredFree(row=row, **own) for row in rows.tolist()]\n",
-        "        self.rows.clear()\n",
+        "scheduler/memory/deferred.py",
+        "        self._rows.claim(rows)\n",
+        "        rows = NO_IDS\n",
         "scheduler/test_decode_role.py::"
         "test_c22_with_wrong_books_the_row_of_an_offered_ring_is_nobody_s_until_its_ticket_is_closed",
     ),
@@ -705,7 +705,7 @@ SCHEDULER = (
     Mutant(
         "C4 no places are offered where a kind of cache is scarce",
         "scheduler/decode_role.py",
-        "        if held.scarce or not self._has_room",
+        "        if memory.pools.scarce or not self._has_room",
         "        if not self._has_room",
         "scheduler/test_decode_role.py::test_c4_request_without_a_free_state_is_offered_no_places",
     ),

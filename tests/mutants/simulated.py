@@ -787,15 +787,15 @@ SIMULATED = (
     Mutant(
         "C22 places of an ended transfer count until it is closed",
         "scheduler/decode_role.py",
-        "int(sizes.sum()) + left,",
+        "int(sizes.sum()) + pools.deferred.num_transfer_pages,",
         "int(sizes.sum()),",
         "scheduler/test_decode_role.py::test_c22_places_of_an_ended_transfer_count_until_its_ticket_is_closed",
     ),
     Mutant(
         "C20 what was released is missed as such",
         "scheduler/halt.py",
-        "committed=held.steps.committed, released=True)",
-        "committed=held.steps.committed)",
+        "committed=scheduler.pools.steps.committed, released=True)",
+        "committed=scheduler.pools.steps.committed)",
         "engine/test_sleeper.py::test_sleeper_release_of_caches_keeps_them_or_forgets_them",
     ),
     Mutant(

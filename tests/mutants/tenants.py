@@ -201,14 +201,14 @@ TENANTS = (
     ),
     Mutant(
         "C32 the scheduler names the tenant to the cache",
-        "scheduler/allocations.py",
+        "scheduler/memory/allocator.py",
         "req.author, req.tenant, req.arrival)",
         "req.author)",
         "soak/test_shares.py::test_c32_flood_of_one_key_leaves_the_checkpoints_of_another",
     ),
     Mutant(
         "C32 the cache knows the weights of tenants",
-        "scheduler/releases.py",
+        "scheduler/memory/pools.py",
         "            weights=config.tenants,\n",
         "",
         "scheduler/test_scarce_states.py::test_c32_flood_of_one_tenant_leaves_the_conversations_of_another_by_its_weight",

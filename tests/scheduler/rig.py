@@ -119,4 +119,4 @@ class Rig:
 
     @property
     def free_pages(self) -> int:
-        return self.scheduler.held.kv.num_free
+        return self.scheduler.pools.kv.num_free

@@ -28,7 +28,7 @@ OFFERED = Ticket("d", 5, b"n")
 
 
 def load(half: Half, of: AdapterIdentity, *, replace: bool = False) -> AdapterLoad:
-    adapters = half.scheduler.held.adapters
+    adapters = half.scheduler.pools.adapters
     adapter = adapters.begin(of.name, f"/{of.name}", replace=replace)
     adapter.digest = of.digest
     adapters.loaded(adapter)
@@ -47,8 +47,8 @@ def refusals(half: Half) -> list[str]:
 def nothing_is_held(half: Half) -> bool:
     """Neither memory, but for what is cached, nor a use of an adapter."""
     half.scheduler.audit()
-    users = sum(adapter.num_users for adapter in half.scheduler.held.adapters)
-    return (half.scheduler.held.available_pages, half.scheduler.handoff.num_open, users) == (64, 0, 0)
+    users = sum(adapter.num_users for adapter in half.scheduler.pools.adapters)
+    return (half.scheduler.pools.available_pages, half.scheduler.handoff.num_open, users) == (64, 0, 0)
 
 
 def test_decode_offer_has_the_name_and_the_digest_of_its_requests_adapter() -> None:
@@ -105,7 +105,7 @@ def test_prefill_offer_with_an_adapter_that_nobody_can_name_is_refused_at_once()
 
 def test_prefill_offer_waits_for_an_adapter_that_is_being_loaded() -> None:
     half = prefill(max_loras=1)
-    adapters = half.scheduler.held.adapters
+    adapters = half.scheduler.pools.adapters
     loading = adapters.begin("x", "/x")
     half.hear(offered(X))
     assert refusals(half) == []
@@ -116,7 +116,7 @@ def test_prefill_offer_waits_for_an_adapter_that_is_being_loaded() -> None:
 
 def test_adapter_that_is_unloaded_serves_a_half_until_its_transfer_has_ended() -> None:
     half = prefill(max_loras=1)
-    adapters, adapter = half.scheduler.held.adapters, load(half, X)
+    adapters, adapter = half.scheduler.pools.adapters, load(half, X)
     req = half.meet(PROMPT, adapter=adapter)
     adapters.unload("x")
     half.hear(offered(X))
@@ -141,7 +141,7 @@ def test_adapter_that_is_loaded_anew_on_one_side_is_another() -> None:
 @pytest.mark.parametrize("ends", ["broken", "aborted", "arrived"])
 def test_decode_half_uses_its_adapter_until_it_ends(ends: str) -> None:
     half = decode(max_loras=1)
-    adapters, adapter = half.scheduler.held.adapters, load(half, X)
+    adapters, adapter = half.scheduler.pools.adapters, load(half, X)
     req = half.meet(PROMPT, adapter=adapter, max_new=2)
     half.step()
     (offer,) = half.orders
@@ -158,5 +158,5 @@ def test_decode_half_uses_its_adapter_until_it_ends(ends: str) -> None:
             half.run()
     assert (adapter.num_users, adapters.draining) == (0, [])
     half.hear(Closed(offer.ticket))
-    assert half.scheduler.held.deferred == []
+    assert half.scheduler.pools.deferred.entries == []
     assert nothing_is_held(half)

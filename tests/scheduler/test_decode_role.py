@@ -23,9 +23,10 @@ from forebay.requests.transfers import (
     digest_of,
 )
 from forebay.requests.updates import CacheReport, FinishReason
-from forebay.scheduler.allocations import Allocations
 from forebay.scheduler.halt import Halt, Mode, weights_changed
 from forebay.scheduler.handoff import LOST
+from forebay.scheduler.memory.engine_memory import EngineMemory
+from forebay.scheduler.memory.pools import Pools
 from tests.kinds_of import kind_config
 from tests.scheduler.rig import config
 from tests.scheduler.roles import BROKEN, arrive, decode, late, offered, prefill, refused
@@ -270,11 +271,11 @@ def test_c18_c26_of_a_window_that_arrived_in_part_no_more_is_there_after_a_stay_
     req = half.meet(11, max_new=8)
     half.step()
     arrive(half, half.orders[0])
-    (windows,) = half.scheduler.held.kinds
+    (windows,) = half.scheduler.pools.kinds
 
     def begins():
         row = req.allocation.row
-        return windows.begins[half.scheduler.held.rows.req_to_token[row, windows.start[row]]]
+        return windows.begins[half.scheduler.pools.rows.req_to_token[row, windows.start[row]]]
 
     half.step()
     assert begins() == 2
@@ -321,7 +322,7 @@ def test_with_wrong_books_what_is_offered_stays_out_of_use_and_is_computed_here(
     (offer,) = half.orders
     half.launch()
     with monkeypatch.context() as patch:
-        patch.setattr(Allocations, "start_over", lambda self, *args: 1 / 0)
+        patch.setattr(EngineMemory, "start_over", lambda self, *args: 1 / 0)
         half.updates += half.fail(EngineError("step"))
     assert half.failure_of(other) == "engine_error"
     assert half.take_orders() == [Withdraw(offer.ticket, LOST)]
@@ -346,9 +347,9 @@ def test_c22_with_wrong_books_the_row_of_an_offered_ring_is_nobody_s_until_its_t
     (row,) = offer.spans["ring"].ids.tolist()
     half.launch()
     with monkeypatch.context() as patch:
-        patch.setattr(Allocations, "start_over", lambda self, *args: 1 / 0)
+        patch.setattr(EngineMemory, "start_over", lambda self, *args: 1 / 0)
         half.updates += half.fail(EngineError("step"))
-    rows = half.scheduler.held.rows.slots
+    rows = half.scheduler.pools.rows.slots
     assert rows.num_free == 1
     half.add(5, max_new=2)
     assert row not in half.step().rows.tolist()
@@ -374,13 +375,13 @@ def test_c22_windows_left_to_a_ticket_are_promised_to_no_row_until_it_is_closed(
     assert len(offer.spans["window"].ids) == 5
     half.launch()
     with monkeypatch.context() as patch:
-        patch.setattr(Allocations, "start_over", lambda self, *args: 1 / 0)
+        patch.setattr(EngineMemory, "start_over", lambda self, *args: 1 / 0)
         half.updates += half.fail(EngineError("step"))
     reqs = [half.add(12, max_new=12), half.add(12, max_new=12)]
     for _ in range(12):
         assert half.step()
         assert half.scheduler.num_running <= 1
-    assert half.scheduler.held.rows.slots.num_free == 1
+    assert half.scheduler.pools.rows.slots.num_free == 1
     half.hear(Closed(offer.ticket))
     half.step()
     assert half.scheduler.num_running == 2
@@ -396,7 +397,7 @@ def test_c27_request_whose_transfer_was_cleared_has_no_lease(monkeypatch):
     half.step()
     half.launch()
     with monkeypatch.context() as patch:
-        patch.setattr(Allocations, "start_over", lambda self, *args: 1 / 0)
+        patch.setattr(EngineMemory, "start_over", lambda self, *args: 1 / 0)
         half.updates += half.fail(EngineError("step"))
     late(half, 31.0)
     assert half.failure_of(coming) is None
@@ -429,7 +430,7 @@ def test_c32_prompt_that_arrived_and_is_computed_again_is_charged_once():
 def test_c4_request_without_a_free_state_is_offered_no_places():
     """A state that has leaked is out of use, and its row is not."""
     half = decode(kinds=kind_config(num_slots=2), radix_cache=False, max_running_requests=2, extra=0)
-    (states,) = half.scheduler.held.kinds
+    (states,) = half.scheduler.pools.kinds
     states.slots.take_ids(1, 99)
     first, second = half.meet(10, room=1), half.meet(10, room=2)
     half.step()
@@ -440,7 +441,7 @@ def test_c4_slots_are_certain_before_memory_is_divided():
     options = DisaggregationOptions(mode=DisaggregationMode.DECODE, decode_extra_slots=2)
     few = kind_config(num_slots=9)
     with pytest.raises(AssertionError, match="10 state slots"):
-        Allocations(config(disaggregation=options, kinds=few, radix_cache=False))
+        Pools(config(disaggregation=options, kinds=few, radix_cache=False))
 
 
 def test_c22_places_left_at_a_clear_wait_for_the_last_of_their_tickets() -> None:
@@ -448,7 +449,7 @@ def test_c22_places_left_at_a_clear_wait_for_the_last_of_their_tickets() -> None
     role, tickets = half.scheduler.handoff, [Ticket("d", 0, b"n"), Ticket("d", 1, b"o")]
     for ticket in tickets:
         role.set_aside(ticket, 10)
-    left = role.left()
+    left = role.slots_in_transfer()
     assert left is not None
     for ticket in tickets:
         assert not left.ticket.is_open
@@ -458,18 +459,18 @@ def test_c22_places_left_at_a_clear_wait_for_the_last_of_their_tickets() -> None
 
 def test_what_a_check_has_is_out_of_use_until_its_ticket_is_closed() -> None:
     half = decode()
-    role, held, ticket = half.scheduler.handoff, half.scheduler.held, Ticket("d", 0, b"n")
+    role, pools, ticket = half.scheduler.handoff, half.scheduler.pools, Ticket("d", 0, b"n")
     before = {pool.name: pool.free for pool in half.scheduler.state(0.0).pools}
     spans = role.set_aside(ticket, 10)
     half.scheduler.audit()
     assert half.quarantined() == {"kv": 3, "rows": 1}
     assert len(spans["kv"].ids) == 3
-    left = role.left()
+    left = role.slots_in_transfer()
     assert left is not None
     assert sorted(left.ids["kv"]) == sorted(spans["kv"].ids)
     half.hear(Closed(ticket))
     assert {pool.name: pool.free for pool in half.scheduler.state(0.0).pools} == before
-    assert (held.deferred, role.num_open) == ([], 0)
+    assert (pools.deferred.entries, role.num_open) == ([], 0)
 
 
 def test_decode_keeps_nothing_of_a_request_that_has_ended():

@@ -15,23 +15,23 @@ class Fence:
 
 def test_fences_may_open_in_any_order():
     rig = Rig()
-    held = rig.scheduler.held
+    pools = rig.scheduler.pools
     fences = [Fence(), Fence(), Fence()]
     for fence in fences:
-        held.let_go(DeferredFree(fence=fence, request_id=9, pages=held.kv.take_ids(2, 9)))
-    assert (held.deferred_pages, held.kv.num_free) == (6, 58)
+        pools.deferred.free(DeferredFree(fence=fence, request_id=9, pages=pools.kv.take_ids(2, 9)))
+    assert (pools.deferred.num_pages, pools.kv.num_free) == (6, 58)
     fences[1].is_open = True
     rig.add(4, max_new=1)
     rig.run()  # commits look after whatever is free by now
-    assert [freed.fence for freed in held.deferred] == [fences[0], fences[2]]
-    assert held.kv.num_free + held.cache.num_pages == 60
+    assert [freed.fence for freed in pools.deferred.entries] == [fences[0], fences[2]]
+    assert pools.kv.num_free + pools.cache.num_pages == 60
     fences[2].is_open = True
     rig.add(4, max_new=1)
     rig.run()
-    assert [freed.fence for freed in held.deferred] == [fences[0]]
+    assert [freed.fence for freed in pools.deferred.entries] == [fences[0]]
 
 
 def test_what_nobody_can_touch_is_released_at_once():
-    held = Rig().scheduler.held
-    held.let_go(DeferredFree(fence=Fence(is_open=True), request_id=9, pages=held.kv.take_ids(2, 9)))
-    assert (held.deferred, held.kv.num_free) == ([], 64)
+    pools = Rig().scheduler.pools
+    pools.deferred.free(DeferredFree(fence=Fence(is_open=True), request_id=9, pages=pools.kv.take_ids(2, 9)))
+    assert (pools.deferred.entries, pools.kv.num_free) == ([], 64)

@@ -149,7 +149,7 @@ def test_the_only_one_gives_way_to_nobody():
     rig = Rig(page_size=1, num_pages=8, radix_cache=False, ledger=Ledger.COUNT)
     req = rig.add(4, max_new=5)
     rig.step()
-    kv = rig.scheduler.held.kv
+    kv = rig.scheduler.pools.kv
     kv.quarantine(kv.take_ids(3, 99), 99, "lost")
     for _ in range(5):
         rig.step()

@@ -26,7 +26,7 @@ def stopped(depth: int, **changes) -> tuple[Rig, int]:
     while not (rig.updates and rig.updates[-1].finish):
         rig.step()
         held = rig.reqs[1].held
-        live = states_of(rig.scheduler.held).tracking(held).live if held else live
+        live = states_of(rig.scheduler.pools).tracking(held).live if held else live
     return rig, live
 
 
@@ -40,7 +40,7 @@ def cached_of_next_turn(rig: Rig) -> int:
 @pytest.mark.parametrize("depth", [0, 1])
 def test_c18_the_step_in_flight_reads_the_stop_token_and_its_state_is_kept(depth, strategy):
     rig, live = stopped(depth, strategy=strategy)
-    pool = states_of(rig.scheduler.held).pool
+    pool = states_of(rig.scheduler.pools).pool
     assert (pool.owner[live] == CACHE) == (depth == 0), "nobody gets a state that a step is still writing"
     rig.run()
     assert pool.owner[live] == CACHE
@@ -57,7 +57,7 @@ def test_a_state_whose_step_failed_is_never_kept():
     rig, live = stopped(1)
     rig.fail(EngineError("boom"))
     rig.scheduler.audit()
-    assert states_of(rig.scheduler.held).pool.owner[live] != CACHE
+    assert states_of(rig.scheduler.pools).pool.owner[live] != CACHE
     rig.run()
     assert cached_of_next_turn(rig) == 9
 
@@ -65,7 +65,7 @@ def test_a_state_whose_step_failed_is_never_kept():
 def test_a_state_that_gave_no_finite_logits_is_never_kept():
     rig, live = stopped(1)
     rig.commit(failed=(0,))
-    assert states_of(rig.scheduler.held).pool.owner[live] != CACHE
+    assert states_of(rig.scheduler.pools).pool.owner[live] != CACHE
     assert cached_of_next_turn(rig) == 9
 
 

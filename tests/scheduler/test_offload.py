@@ -7,7 +7,7 @@ from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import as_ids
 from forebay.requests.request import Status
 from forebay.requests.step_plan import HostCopy
-from forebay.scheduler.offload import Offloaded
+from forebay.scheduler.memory.host_copies import HostCopies
 from forebay.scheduler.step_draft import StepDraft
 from tests.kinds_of import kind_config
 from tests.scheduler.rig import Rig
@@ -49,7 +49,7 @@ def test_c26_what_was_offloaded_comes_back_and_nothing_is_computed_twice(depth, 
     assert not slots or load.slots["state"] not in resumed.kinds.state.clears
     assert len(rig.tokens_of(req)) == 9
     assert rig.scheduler.counters["retractions_kept"] == 1
-    assert rig.scheduler.held.offloaded.num_bytes == 0
+    assert rig.scheduler.memory.host_copies.num_bytes == 0
 
 
 def test_c26_the_windows_that_are_still_read_come_back_too():
@@ -63,7 +63,7 @@ def test_c26_the_windows_that_are_still_read_come_back_too():
 
 
 def test_what_ends_before_the_plan_that_copies_it_is_not_copied():
-    offloaded = Offloaded(SMALL)
+    offloaded = HostCopies(SMALL)
     draft = StepDraft(1, ReqToTokenPool(1, 4))
     assert offloaded.save(HostCopy(request_id=1, slots={"kv": as_ids([1, 2])}), 4, draft)
     offloaded.drop(1, draft)
@@ -79,7 +79,7 @@ def test_an_abort_of_the_one_that_stays_leaves_no_copy_behind():
     rig.abort(1)
     rig.commit()
     rig.run()
-    assert rig.scheduler.held.offloaded.num_bytes == 0
+    assert rig.scheduler.memory.host_copies.num_bytes == 0
 
 
 @pytest.mark.parametrize(("host_bytes", "worth"), [(50, 100), (1 << 20, 9)])
@@ -102,7 +102,7 @@ def test_an_aborted_request_drops_its_copy(depth):
     planned = [copy.request_id for plan in rig.plans for copy in plan.host.saves]
     dropped = [id for plan in rig.plans for id in plan.host.drops]
     assert planned == dropped == [req.id]
-    assert rig.scheduler.held.offloaded.num_bytes == 0
+    assert rig.scheduler.memory.host_copies.num_bytes == 0
 
 
 def test_nobody_relies_on_a_copy_that_a_failed_step_was_to_make():
@@ -115,14 +115,14 @@ def test_nobody_relies_on_a_copy_that_a_failed_step_was_to_make():
     assert plan.host.saves
     rig.flights.clear()
     rig.scheduler.fail(plan, EngineError("broken"))
-    assert rig.scheduler.held.offloaded.num_tokens(req.id) == 0
+    assert rig.scheduler.memory.host_copies.num_tokens(req.id) == 0
     rig.run()
     assert len(rig.tokens_of(req)) == 9
     assert not any(plan.host.loads for plan in rig.plans)
 
 
 def test_a_drop_is_done_though_the_plan_that_was_to_do_it_never_came_to_be():
-    offloaded = Offloaded(SMALL)
+    offloaded = HostCopies(SMALL)
     rows = ReqToTokenPool(1, 4)
     offloaded.save(HostCopy(request_id=1, slots={"kv": as_ids([1, 2])}), 4, StepDraft(1, rows))
     draft = StepDraft(2, rows)

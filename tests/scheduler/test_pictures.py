@@ -136,7 +136,7 @@ def test_c26_request_that_comes_back_from_the_host_starts_at_its_own_length() ->
     engine.step()
     engine.scheduler.retract(req)
     engine.run()
-    assert engine.scheduler.held.offloaded.num_saved == 1
+    assert engine.scheduler.memory.host_copies.num_saved == 1
     assert all(plan.q_lens.min(initial=1) > 0 for plan in engine.plans)
     assert engine.finish_of(req) is FinishReason.LENGTH
 
@@ -209,7 +209,7 @@ def test_prefix_hit_skips_the_tiles_in_it() -> None:
     engine = rig()
     add(engine, picture(1, 5))
     engine.run()
-    engine.scheduler.held.pictures.clear()
+    engine.scheduler.pools.pictures.clear()
     req = add(engine, picture(1, 5))
     engine.run()
     assert req.cache_report.cached_tokens == 16
@@ -270,7 +270,7 @@ def test_steps_behind_a_failed_one_begin_the_tile_again_from_its_pixels() -> Non
     engine.launch()
     engine.fail(ERROR)
     engine.flights.clear()
-    assert engine.scheduler.held.pictures.drops == {1}
+    assert engine.scheduler.pools.pictures.drops == {1}
     engine.run()
     again = [plan for plan in engine.plans if (0, 0) in [its[:2] for its in slices(plan)]]
     assert len(again) == 2
@@ -314,7 +314,7 @@ def test_tenant_is_charged_once_for_layers_that_are_computed_again() -> None:
     assert tile.charged == tile.planned == LAYERS
     charged = alone.account.encoded_tokens
     tile.planned = 0  # as if the step that encoded it had failed
-    _plan_slice(engine.scheduler.held, alone, alone.pictures.encodings[0], 0, 1 << 20)
+    _plan_slice(engine.scheduler.pools, alone, alone.pictures.encodings[0], 0, 1 << 20)
     assert alone.account.encoded_tokens == charged == LAYERS * 2.0
     assert both.account.encoded_tokens == 0
 
@@ -372,9 +372,9 @@ def test_c25_sleep_and_weights_encode_pictures_again() -> None:
     engine = rig()
     add(engine, picture(1, 5))
     engine.run()
-    for forget in (engine.scheduler.held.keep_cached, lambda: engine.scheduler.held.clear([])):
+    for forget in (engine.scheduler.memory.keep_cached, lambda: engine.scheduler.memory.clear([])):
         forget()
-        engine.scheduler.held.cache.flush()
+        engine.scheduler.pools.cache.flush()
         add(engine, picture(1, 5))
         assert slices(engine.step()) == [(0, 0, LAYERS)]
         engine.run()
@@ -388,7 +388,7 @@ def test_c34_numbering_that_ends_drops_the_prefix_cache_once(monkeypatch: pytest
         add(engine, picture(seed, 5))
     for _ in range(8):
         engine.step()
-    assert engine.scheduler.held.cache.num_pages > 4
+    assert engine.scheduler.pools.cache.num_pages > 4
     other = add(engine, picture(4, 5))
     assert other.tokens[5] == VOCAB + TOKENS, "the ids of a picture in use are given again"
     assert living.tokens[5] == VOCAB
@@ -436,7 +436,7 @@ def test_ids_of_pictures_are_told_from_tokens_by_one_predicate() -> None:
     assert found == {
         ("stand_for", "memory/pictures.py"): 2,  # the two below, and ids that are in use when the numbering restarts
         ("stand_for", "scheduler/proposer.py"): 1,  # drafts
-        ("stand_for", "scheduler/releases.py"): 1,  # log-probabilities of prompts
+        ("stand_for", "scheduler/encoding.py"): 1,  # log-probabilities of prompts
         ("as_inputs", "scheduler/step_draft.py"): 1,  # what the model is given
         ("as_tokens", "scheduler/step_draft.py"): 1,  # what penalties count
         ("as_tokens", "scheduler/admission.py"): 1,  # reports of the cache
@@ -494,7 +494,7 @@ def test_c18_hit_inside_a_picture_computes_the_rest_of_it_in_one_chunk() -> None
     engine = spanned(chunked_prefill_size=1, page_size=1)
     add(engine, picture(1, 5), text=TEXT[:9], max_new=1)
     engine.run()
-    engine.scheduler.held.cache.evict(3)  # the leaf ends inside the picture
+    engine.scheduler.pools.cache.evict(3)  # the leaf ends inside the picture
     engine.plans.clear()
     add(engine, picture(1, 5))
     plan = engine.step()

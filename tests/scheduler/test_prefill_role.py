@@ -56,7 +56,7 @@ def test_prefill_runs_behind_an_offer_sends_whole_pages_then_the_rest_and_ends_w
     assert (told.token_ids, told.finish) == ([1000], FinishReason.LENGTH)
     assert half.hear(Sent(last.ticket)) == []
     half.hear(Closed(last.ticket))
-    assert half.scheduler.held.deferred == []
+    assert half.scheduler.pools.deferred.entries == []
     assert not any(isinstance(order, Withdraw) for order in half.orders)
 
 
@@ -270,7 +270,7 @@ def test_a_check_of_more_than_there_is_takes_nothing(num_tokens: int) -> None:
     with pytest.raises(Unavailable, match="at most 64"):
         half.scheduler.handoff.set_aside(Ticket("d", 0, b"n"), num_tokens)
     half.scheduler.audit()
-    assert half.scheduler.held.deferred == []
+    assert half.scheduler.pools.deferred.entries == []
 
 
 def test_early_offers_of_one_half_the_oldest_is_taken_first():

@@ -41,7 +41,7 @@ def test_requests_that_were_computed_side_by_side_end_with_one_copy_in_the_cache
     rig.add(prompt, max_new=2)
     rig.add(prompt, max_new=2)
     rig.run()
-    assert rig.scheduler.held.cache.num_pages == 3
+    assert rig.scheduler.pools.cache.num_pages == 3
     assert rig.free_pages == 61
 
 
@@ -74,7 +74,7 @@ def test_a_request_that_failed_leaves_nothing_in_the_cache():
         "non_finite_logits",
     )
     assert rig.finish_of(req) is FinishReason.ERROR
-    assert rig.scheduler.held.cache.num_pages == 0
+    assert rig.scheduler.pools.cache.num_pages == 0
     assert rig.free_pages == 64
 
 
@@ -87,7 +87,7 @@ def test_a_chunk_that_is_not_finite_is_not_adopted_though_nothing_was_sampled_fr
     rig.step()
     while depth and len(rig.flights) > 1:
         rig.commit()
-    adopted = rig.scheduler.held.cache.num_pages
+    adopted = rig.scheduler.pools.cache.num_pages
     assert adopted == 2 * (2 - depth)
     if depth == 0:
         rig.launch()
@@ -96,7 +96,7 @@ def test_a_chunk_that_is_not_finite_is_not_adopted_though_nothing_was_sampled_fr
     assert (update.finish, update.failure.code, update.token_ids) == (FinishReason.ERROR, "non_finite_logits", [])
     rig.run()
     assert rig.finish_of(req) is FinishReason.ERROR
-    assert rig.scheduler.held.cache.num_pages == adopted
+    assert rig.scheduler.pools.cache.num_pages == adopted
     again = rig.add(req.tokens.tolist())
     rig.run()
     assert rig.finish_of(again) is FinishReason.LENGTH
@@ -110,12 +110,12 @@ def test_a_retracted_request_whose_chunk_turns_out_not_finite_ends_and_its_host_
     req = rig.add(40)
     rig.launch()
     rig.scheduler.retract(req)
-    assert rig.scheduler.held.offloaded.num_bytes
+    assert rig.scheduler.memory.host_copies.num_bytes
     other = rig.add(5)
     rig.launch()
     (update,) = rig.commit(failed=(0,))
     assert (update.request_id, update.finish) == (req.id, FinishReason.ERROR)
-    assert rig.scheduler.held.offloaded.num_bytes == 0
+    assert rig.scheduler.memory.host_copies.num_bytes == 0
     rig.run()
     assert rig.finish_of(other) is FinishReason.LENGTH
     assert [plan.host.drops for plan in rig.plans if plan.host.drops] == [(req.id,)]
@@ -129,7 +129,7 @@ def test_what_a_request_generated_that_failed_later_is_not_in_the_cache():
         rig.step()
     rig.launch()
     rig.commit(failed=(0,))
-    assert rig.scheduler.held.cache.num_pages == 3
+    assert rig.scheduler.pools.cache.num_pages == 3
     assert rig.free_pages == 61
 
 

@@ -64,7 +64,7 @@ def test_a_retracted_request_may_still_finish_by_the_step_that_was_in_flight():
     rig._sample = lambda row: next(tokens)
     rig.run()
     assert rig.scheduler.idle
-    assert rig.free_pages + rig.scheduler.held.cache.num_pages == 16
+    assert rig.free_pages + rig.scheduler.pools.cache.num_pages == 16
 
 
 # -- steps in flight --------------------------------------------------------------------------------------------------

@@ -55,9 +55,10 @@ def test_suspend_request_that_sees_every_hidden_state_computes_its_prompt_again(
 ) -> None:
     """C26: a host copy has KV, and not the hidden states that a mean has summed up."""
     saved: list[object] = []
-    held = SimpleNamespace(offload=lambda allocation: saved.append(allocation) or True)
+    allocator = SimpleNamespace(offload=lambda allocation: saved.append(allocation) or True)
+    memory = SimpleNamespace(allocator=allocator)
     scheduler = SimpleNamespace(
-        remove=lambda req: None, set_back=lambda req: None, held=held, counters={"retractions_kept": 0}
+        remove=lambda req: None, set_back=lambda req: None, memory=memory, counters={"retractions_kept": 0}
     )
     pooled = params.get("pooling")
     req = Request(1, [1, 2, 3], SamplingParams.of_pooling(pooled) if pooled else SamplingParams(**params))

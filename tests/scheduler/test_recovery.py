@@ -30,11 +30,11 @@ def test_wrong_books_are_cleared_and_everybody_still_gets_all_tokens(state: Kind
     plan = rig.launch()
     assert plan is not None
     nobody = 99
-    rig.scheduler.held.kv.take_ids(1, nobody)
+    rig.scheduler.pools.kv.take_ids(1, nobody)
     rig.flights.clear()
     rig.scheduler.fail(plan, EngineError("the step failed"))
     assert rig.scheduler.counters["books_cleared"] == 1
-    assert rig.free_pages == rig.scheduler.held.kv.capacity
+    assert rig.free_pages == rig.scheduler.pools.kv.capacity
     rig.scheduler.audit()
     rig.run()
     assert [rig.finish_of(req) for req in reqs] == [FinishReason.LENGTH] * 3
@@ -47,20 +47,20 @@ def test_quarantine_leaks_slot_booked_to_the_cache_and_in_no_node_is_found(state
     rig = Rig(kinds=state, ledger=Ledger.COUNT)
     rig.add(13, max_new=3)
     rig.run()
-    held = rig.scheduler.held
-    pools = [slots for slots, _ in held.pools if slots is not held.rows.slots]
-    for slots in pools:
+    pools = rig.scheduler.pools
+    own = [slots for slots, _ in pools.all if slots is not pools.rows.slots]
+    for slots in own:
         slots.take_ids(1, CACHE)
-    assert rig.scheduler.reclaim_leaks() == len(pools)
-    assert [slots.num_quarantined for slots in pools] == [1] * len(pools)
-    assert rig.scheduler.counters["leaked_pages"] == len(pools)
+    assert rig.scheduler.reclaim_leaks() == len(own)
+    assert [slots.num_quarantined for slots in own] == [1] * len(own)
+    assert rig.scheduler.counters["leaked_pages"] == len(own)
     rig.scheduler.audit()
     assert rig.scheduler.reclaim_leaks() == 0
-    cached = held.cache.num_pages
+    cached = pools.cache.num_pages
     again = rig.add(list(range(100, 113)), max_new=3)
     rig.run()
     assert rig.finish_of(again) is FinishReason.LENGTH
-    assert held.cache.num_pages >= cached > 0
+    assert pools.cache.num_pages >= cached > 0
 
 
 def flush(rig: Rig) -> None:
@@ -86,7 +86,7 @@ def lose_books(rig: Rig) -> None:
     rig.add(list(range(200, 209)), max_new=4)
     plan = rig.launch()
     assert plan is not None
-    rig.scheduler.held.kv.take_ids(1, 99)
+    rig.scheduler.pools.kv.take_ids(1, 99)
     rig.flights.clear()
     rig.scheduler.fail(plan, EngineError("the step failed"))
     assert rig.scheduler.counters["books_cleared"] == 1
@@ -100,7 +100,7 @@ def test_c1_generations_survive_whatever_clears_the_pools(state: KindConfig, cle
     rig = Rig(kinds=state)
     rig.add(9, max_new=4)
     rig.run()
-    pools = [slots for slots, _ in rig.scheduler.held.pools]
+    pools = [slots for slots, _ in rig.scheduler.pools.all]
     noted = [slots.generation.copy() for slots in pools]
     clear(rig)
     for slots, before in zip(pools, noted, strict=True):
@@ -123,7 +123,7 @@ def failing(num_pages: int, state: KindConfig, num_lost: int) -> tuple[Rig, Step
     plan = rig.launch()
     assert plan is not None
     if num_lost:
-        rig.scheduler.held.kv.take_ids(num_lost, 99)
+        rig.scheduler.pools.kv.take_ids(num_lost, 99)
     rig.flights.clear()
     return rig, plan
 

@@ -29,7 +29,7 @@ def test_the_hints_of_one_long_prompt_push_no_other_conversation_out():
         run(rig, chat)
     run(rig, [*range(400, 600)], resume_points=range(20, 200, 20))
     assert [run(rig, [*chat, 1000, 7]) for chat in chats] == [20, 20, 20]
-    assert states_of(rig.scheduler.held).num_skipped > 0
+    assert states_of(rig.scheduler.pools).num_skipped > 0
 
 
 def test_c32_flood_of_one_tenant_leaves_the_conversations_of_another_by_its_weight():
@@ -55,7 +55,7 @@ def test_a_conversation_that_lost_its_state_takes_nobodys_to_have_it_back_in_its
     run(rig, [*range(100, 160)])
     for i in (200, 300, 400):
         run(rig, [*range(i, i + 60)])
-    states = states_of(rig.scheduler.held)
+    states = states_of(rig.scheduler.pools)
     evicted = states.num_evicted
     again = rig.add([*range(100, 160), 1000, *range(10)], max_new=1)
     rig.step()

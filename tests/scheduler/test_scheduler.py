@@ -310,7 +310,7 @@ def test_the_state_accounts_for_every_page_and_row():
 
 def test_a_leak_is_quarantined_and_counted_and_the_engine_goes_on():
     rig = Rig(ledger=Ledger.COUNT)
-    rig.scheduler.held.kv.take_ids(2, 77)
+    rig.scheduler.pools.kv.take_ids(2, 77)
     with pytest.raises(LedgerError, match="booked for request 77"):
         rig.scheduler.audit()
     assert rig.scheduler.reclaim_leaks() == 2

@@ -46,7 +46,7 @@ def test_c18_a_hit_copies_the_cached_state_and_clears_nothing():
         plan.kinds.state.state_slots.tolist(),
         0,
     )
-    assert states_of(rig.scheduler.held).pool.owner[plan.kinds.state.copy_src] == CACHE
+    assert states_of(rig.scheduler.pools).pool.owner[plan.kinds.state.copy_src] == CACHE
     assert plan.q_lens.tolist() == [1], "the first request ended at a page's end, and its live state was kept"
     assert second.cache_report.resumable == {"state": 20}
 
@@ -56,7 +56,7 @@ def test_c6_a_state_that_a_step_copies_is_locked_until_that_step_has_committed()
     rig.add(list(range(20)), max_new=1)
     rig.run()
     rig.add([*range(20), 50], max_new=3)
-    cached = states_of(rig.scheduler.held)
+    cached = states_of(rig.scheduler.pools)
     rig.launch()
     assert cached.num_locked == 1
     rig.commit()
@@ -69,7 +69,7 @@ def test_c18_a_snapshot_is_adopted_when_its_step_commits_and_not_before(depth):
     rig.add(list(range(20)), max_new=2)
     plan = rig.launch()
     (_, length, slot) = snapshots(plan)[-1]
-    pool, states = states_of(rig.scheduler.held).pool, states_of(rig.scheduler.held)
+    pool, states = states_of(rig.scheduler.pools).pool, states_of(rig.scheduler.pools)
     assert (length, states.num_cached) == (16, 0)
     assert pool.owner[slot] == 1
     rig.commit()
@@ -82,7 +82,7 @@ def test_c18_of_two_chunks_in_flight_only_the_first_ones_state_is_adopted_when_t
     rig.add(list(range(80)), max_new=2, resume_points=(32,))
     first, second = rig.launch(), rig.launch()
     assert [snapshots(plan)[-1][1] for plan in (first, second)] == [32, 76]
-    pool = states_of(rig.scheduler.held).pool
+    pool = states_of(rig.scheduler.pools).pool
     rig.commit()
     assert [pool.owner[snapshots(plan)[-1][2]] for plan in (first, second)] == [CACHE, 1]
     rig.commit()
@@ -133,11 +133,12 @@ def test_a_request_stopped_while_a_step_is_in_flight_gives_a_tracked_state_not_t
     first = rig.add(list(range(7)), max_new=30)
     while first.num_output < 10:
         rig.step()
-    live, held = states_of(rig.scheduler.held).tracking(first.held).live, rig.scheduler.held
+    pools = rig.scheduler.pools
+    live = states_of(pools).tracking(first.held).live
     rig.abort(first.id)
     rig.run()
-    assert (states_of(held).pool.owner[live] == CACHE) == (depth == 0)
-    assert states_of(held).num_cached == states_of(held).pool.capacity - states_of(held).pool.num_free
+    assert (states_of(pools).pool.owner[live] == CACHE) == (depth == 0)
+    assert states_of(pools).num_cached == states_of(pools).pool.capacity - states_of(pools).pool.num_free
     again = rig.add([*range(7), *[500] * 10], max_new=1)
     rig.run()
     assert again.cache_report.cached_tokens == 16
@@ -145,7 +146,7 @@ def test_a_request_stopped_while_a_step_is_in_flight_gives_a_tracked_state_not_t
 
 def test_c3_tracking_slots_are_two_with_overlap_and_one_without():
     for depth, width in ((0, 1), (1, 2)):
-        mapping = hybrid(depth).scheduler.held.rows.req_index_to_mamba_ping_pong_track_buffer_mapping
+        mapping = hybrid(depth).scheduler.pools.rows.req_index_to_mamba_ping_pong_track_buffer_mapping
         assert mapping.shape[1] == width
 
 
@@ -196,8 +197,8 @@ def test_c8_an_aborted_prompt_gives_back_every_slot():
     rig.abort(req.id)
     rig.scheduler.audit()
     rig.run()
-    held = rig.scheduler.held
-    assert states_of(held).pool.num_free + states_of(held).num_cached == 24
+    pools = rig.scheduler.pools
+    assert states_of(pools).pool.num_free + states_of(pools).num_cached == 24
 
 
 def test_a_failed_step_leaves_nothing_behind():
@@ -207,14 +208,14 @@ def test_a_failed_step_leaves_nothing_behind():
     rig.flights.clear()
     rig.scheduler.fail(plan, EngineError("broken"))
     rig.scheduler.audit()
-    assert states_of(rig.scheduler.held).pool.num_free == 24
-    assert rig.scheduler.held.cache.num_pages == 0
+    assert states_of(rig.scheduler.pools).pool.num_free == 24
+    assert rig.scheduler.pools.cache.num_pages == 0
 
 
 def test_c7_a_prefill_pass_opens_exactly_one_group(monkeypatch):
     rig = hybrid(max_running_requests=6, slots=40)
     opened = []
-    pool = states_of(rig.scheduler.held).pool
+    pool = states_of(rig.scheduler.pools).pool
     begin = pool.alloc_group_begin
     monkeypatch.setattr(pool, "alloc_group_begin", lambda n: (opened.append(n), begin(n)))
     for _ in range(5):
@@ -233,7 +234,7 @@ def test_a_hit_that_does_not_fit_yet_is_let_go_of_whole():
     rig.add([*range(20), 50], max_new=30)
     plan = rig.step()
     assert plan.num_extends == 0
-    assert states_of(rig.scheduler.held).num_locked == 0
+    assert states_of(rig.scheduler.pools).num_locked == 0
     rig.run()
 
 
@@ -242,8 +243,8 @@ def test_without_the_prefix_cache_nothing_is_tracked_or_kept():
     rig.add(list(range(20)), max_new=20)
     rig.run()
     assert not any(len(plan.kinds.state.snap_slots) for plan in rig.plans)
-    assert rig.scheduler.held.rows.slots_per_req == 1
-    assert states_of(rig.scheduler.held).pool.num_free == 8
+    assert rig.scheduler.pools.rows.slots_per_req == 1
+    assert states_of(rig.scheduler.pools).pool.num_free == 8
 
 
 def test_equal_prompts_under_way_leave_one_state_in_the_cache():
@@ -251,18 +252,18 @@ def test_equal_prompts_under_way_leave_one_state_in_the_cache():
     rig.add(list(range(20)), max_new=1)
     rig.add(list(range(20)), max_new=1)
     rig.run()
-    assert states_of(rig.scheduler.held).num_cached == 2, "after 16 tokens, and after the last"
-    assert states_of(rig.scheduler.held).pool.num_free == 22
+    assert states_of(rig.scheduler.pools).num_cached == 2, "after 16 tokens, and after the last"
+    assert states_of(rig.scheduler.pools).pool.num_free == 22
 
 
 def test_c8_leaked_slots_and_windows_are_quarantined_when_idle():
     state = kind_config(num_slots=8, num_window_pages=20, window=8)
     rig = Rig(kinds=state, ledger=Ledger.COUNT)
-    held = rig.scheduler.held
-    states_of(held).pool.take_ids(2, 77)
-    windows_of(held).slots.take_ids(1, 77)
+    pools = rig.scheduler.pools
+    states_of(pools).pool.take_ids(2, 77)
+    windows_of(pools).slots.take_ids(1, 77)
     assert rig.scheduler.reclaim_leaks() == 3
-    assert states_of(held).pool.num_quarantined == 2
+    assert states_of(pools).pool.num_quarantined == 2
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -277,7 +278,7 @@ def test_the_last_update_names_the_places_from_which_others_can_go_on(depth):
     assert told[1].checkpoints == [16, 20]
     tokens = [*range(20), *range(40, 53), *[1000] * 9]
     for length in told[2].checkpoints:
-        probe = rig.scheduler.held.cache.match(np.array(tokens[:length], dtype=np.int32).tobytes(), "0/")
+        probe = rig.scheduler.pools.cache.match(np.array(tokens[:length], dtype=np.int32).tobytes(), "0/")
         assert probe.num_tokens == length
     assert len(told[2].checkpoints) > 2
     assert told[2].checkpoints[-1] > 33, "one is behind the prompt"

@@ -10,7 +10,7 @@ def test_c10_rows_and_tokens_of_a_plan_are_those_of_the_hosts_table():
     lengths = (9, 6, 13)
     for length in lengths:
         rig.add(length, max_new=6)
-    held = rig.scheduler.held
+    pools = rig.scheduler.pools
     while not rig.scheduler.idle:
         plan = rig.launch()
         decodes = [req for req in rig.scheduler.running.reqs if req.held.row not in plan.rows[: plan.num_extends]]
@@ -20,8 +20,8 @@ def test_c10_rows_and_tokens_of_a_plan_are_those_of_the_hosts_table():
         spans = zip(plan.rows.tolist(), plan.starts.tolist(), plan.ends.tolist(), strict=False)
         extended = [(row, position) for row, start, end in spans for position in range(start, end)]
         assert plan.input_ids.tolist() == [tenants[row].tokens[at] for row, at in extended]
-        lens = held.table.kv_lens(plan.rows)
+        lens = pools.table.kv_lens(plan.rows)
         assert lens[: plan.num_extends].tolist() == plan.ends.tolist()
-        assert held.rows.req_to_token[plan.rows, (lens - 1) // 4].all(), "a token without a page"
+        assert pools.rows.req_to_token[plan.rows, (lens - 1) // 4].all(), "a token without a page"
         rig.commit()
     assert np.all([len(rig.tokens_of(req)) == 6 for req in rig.reqs.values()])

@@ -48,7 +48,7 @@ def test_nobody_else_runs_until_the_guilty_one_is_found(guilty, depth):
     late, steps, tried = None, 0, []
     while culprit.id in rig.scheduler.requests:
         plan = rig.launch()
-        here = {rig.scheduler.held.table.allocation_of(row).id for row in plan.rows.tolist()}
+        here = {rig.scheduler.pools.table.allocation_of(row).id for row in plan.rows.tolist()}
         if rig.scheduler.suspects.groups:
             tried.append(here)
         if culprit.id in here:

@@ -55,7 +55,7 @@ def test_c16_tokens_are_the_same_whatever_is_guessed(tokens, page_size):
     assert counters["partly_accepted_drafts"] == sum(partly)
     # The width leaves three draft tokens: (RIGHT, WRONG, RIGHT) alone has a rejection behind an accepted one.
     assert all(partly) if tokens == (RIGHT, WRONG, RIGHT) else not any(partly)
-    assert rig.free_pages + rig.scheduler.held.cache.num_pages == 64
+    assert rig.free_pages + rig.scheduler.pools.cache.num_pages == 64
 
 
 def test_nobody_is_asked_for_more_than_may_come():
@@ -127,7 +127,7 @@ def test_c30_failing_request_returns_the_same_tokens_with_and_without_drafts(tok
     rig.scheduler.audit()
     assert (rig.tokens_of(req), rig.finish_of(req)) == ([RIGHT, *told], finish)
     assert (rig.updates[-1].failure is None) is (finish is not FinishReason.ERROR)
-    assert rig.scheduler.held.cache.num_pages == 4
+    assert rig.scheduler.pools.cache.num_pages == 4
     assert rig.free_pages == 60
 
 
@@ -144,7 +144,7 @@ def test_guesses_end_with_the_pages_of_their_rows_where_there_are_no_more():
     rig = Rig(width=4, proposer=Says(WRONG, 5, 6), page_size=4, num_pages=4, schedule_conservativeness=0.01)
     reqs = [rig.add(n, max_new=5) for n in (6, 5)]
     rig.step()
-    assert (rig.free_pages, rig.scheduler.held.cache.num_evictable) == (0, 0)
+    assert (rig.free_pages, rig.scheduler.pools.cache.num_evictable) == (0, 0)
     plan = rig.step()
     assert plan.q_lens.tolist() == [2, 3]
     assert plan.drafts.tolist() == [WRONG, WRONG, 5]
@@ -161,7 +161,7 @@ def test_a_full_cache_makes_room_for_guesses_as_for_tokens():
     rig.run()
     rig.add(9, max_new=6)
     rig.step()
-    cache = rig.scheduler.held.cache
+    cache = rig.scheduler.pools.cache
     assert (rig.free_pages, cache.num_evictable) == (0, 15)
     assert rig.step().q_lens.tolist() == [4]
     assert cache.num_evicted_pages >= 4
@@ -181,8 +181,8 @@ def test_pages_that_wrong_guesses_were_given_go_back_before_anybody_gives_way(pa
     reqs = [rig.add(5, max_new=16) for _ in range(2)]
     for _ in range(5):
         rig.step()
-        named = np.count_nonzero(rig.scheduler.held.rows.req_to_token, axis=1)
-        assert named.tolist() == rig.scheduler.held.table.num_pages.tolist()
+        named = np.count_nonzero(rig.scheduler.pools.rows.req_to_token, axis=1)
+        assert named.tolist() == rig.scheduler.pools.table.num_pages.tolist()
     token[0] = 7
     rig.run()
     assert [rig.tokens_of(req) for req in reqs] == [[RIGHT] * 5 + [7]] * 2
@@ -197,9 +197,9 @@ def test_c18_a_state_is_tracked_at_its_length_however_far_a_step_goes(tokens):
     req = rig.add(5, max_new=30)
     while req.held is None or req.num_output < 20:
         rig.step()
-    tracking = states_of(rig.scheduler.held).tracking(req.held)
+    tracking = states_of(rig.scheduler.pools).tracking(req.held)
     rig.launch()
-    tracking.complete(rig.scheduler.held.steps.committed, req.held.kv_committed)
+    tracking.complete(rig.scheduler.pools.steps.committed, req.held.kv_committed)
     assert tracking.tracked.length == req.held.kv_committed // 8 * 8
     rig.commit()
     rig.run()

@@ -39,17 +39,17 @@ def writes(plan: StepPlan) -> dict[int, int]:
 def test_every_token_has_a_window_page_beside_its_own():
     rig = windowed()
     req = rig.add(10, max_new=6)
-    held = rig.scheduler.held
+    pools = rig.scheduler.pools
     while rig.launch():
-        pages = held.rows.pages(req.held.row, int(windows_of(held).start[req.held.row]), req.held.num_pages)
-        assert windows_of(held).is_there(pages).all()
+        pages = pools.rows.pages(req.held.row, int(windows_of(pools).start[req.held.row]), req.held.num_pages)
+        assert windows_of(pools).is_there(pages).all()
         rig.commit()
 
 
 def test_a_long_decode_holds_no_more_than_its_window():
     rig = windowed(rows=1)
     rig.add(6, max_new=120)
-    pool = windows_of(rig.scheduler.held)
+    pool = windows_of(rig.scheduler.pools)
     for _ in range(100):
         rig.step()
         held = pool.slots.capacity - pool.slots.num_free - pool.num_cached
@@ -83,30 +83,30 @@ def test_the_least_number_of_window_pages_is_enough(depth, chunk, rows, page_siz
 def test_rows_hold_no_more_windows_than_they_were_promised_while_twins_of_cached_requests_end():
     """C8: a request that ends with what is cached already holds its own copies, and locks the cached ones."""
     rig = windowed(1, rows=8, chunk=1, page_size=1, num_pages=1000)
-    held = rig.scheduler.held
-    (kind,) = held.kinds
+    pools = rig.scheduler.pools
+    (kind,) = pools.kinds
     for prompt in (*range(4), *range(4), *range(10, 14)):
         rig.add([prompt], max_new=36)
         for _ in range(2 if prompt < 3 else 6):
             rig.step()
     while not rig.scheduler.idle:
         rig.step()
-        assert kind.num_available >= held.num_unpromised(kind)
+        assert kind.num_available >= pools.num_unpromised(kind)
 
 
 @pytest.mark.parametrize("num_lost", [1, 5, 40])
 def test_c8_quarantined_windows_are_promised_to_no_row(num_lost):
     """Leaked windows are gone for good: fewer requests run, or none and each ends typed, but no step finds too few."""
     rig = windowed(1, rows=3, chunk=4, page_size=1, ledger=Ledger.COUNT)
-    held = rig.scheduler.held
-    windows_of(held).slots.take_ids(num_lost, 99)
+    pools = rig.scheduler.pools
+    windows_of(pools).slots.take_ids(num_lost, 99)
     assert rig.scheduler.reclaim_leaks() == num_lost
     reqs = [rig.add(30, max_new=30) for _ in range(6)]
     most = 0
     for _ in range(600):
         rig.step()
         most = max(most, rig.scheduler.num_running)
-    assert most == max(0, held.num_unpromised(windows_of(held)) // windows_of(held).reserve.per_row)
+    assert most == max(0, pools.num_unpromised(windows_of(pools)) // windows_of(pools).reserve.per_row)
     assert [rig.finish_of(req) for req in reqs] == [FinishReason.LENGTH if most else FinishReason.ERROR] * 6
 
 
@@ -114,7 +114,7 @@ def test_c18_a_hit_locks_its_window_until_it_has_moved_past_it():
     rig = windowed()
     rig.add(list(range(24)), max_new=1)
     rig.run()
-    pool = windows_of(rig.scheduler.held)
+    pool = windows_of(rig.scheduler.pools)
     second = rig.add([*range(24), 60, 61], max_new=14)
     rig.step()
     assert second.cache_report.cached_tokens == 24
@@ -132,16 +132,16 @@ def test_c18_a_hit_locks_its_window_until_it_has_moved_past_it():
 def test_c18_a_window_does_not_move_past_what_a_step_in_flight_reads(depth):
     rig = windowed(depth, chunk=8)
     req = rig.add(60, max_new=20)
-    held = rig.scheduler.held
+    pools = rig.scheduler.pools
     while not rig.scheduler.idle:
         launched = rig.launch()
         if req.held:
             start = req.held.kv_committed
             for plan in rig.flights:
-                first = windows_of(held).first_needed(start)
+                first = windows_of(pools).first_needed(start)
                 start += plan.num_tokens
-                read = held.rows.pages(req.held.row, first, -(-start // 4))
-                assert windows_of(held).is_there(read).all()
+                read = pools.rows.pages(req.held.row, first, -(-start // 4))
+                assert windows_of(pools).is_there(read).all()
         if len(rig.flights) > depth or not launched:
             rig.commit()
 
@@ -163,7 +163,7 @@ def test_windows_that_were_evicted_are_computed_again_and_kept():
     rig = windowed(rows=1, chunk=16)
     rig.add(list(range(40)), max_new=1)
     rig.run()
-    windows_of(rig.scheduler.held).evict(100)
+    windows_of(rig.scheduler.pools).evict(100)
     again = rig.add([*range(40), 1], max_new=1)
     rig.run()
     report = again.cache_report
@@ -188,10 +188,10 @@ def test_a_hit_that_does_not_fit_yet_unlocks_its_windows():
     rig.add(list(range(100, 124)), max_new=14)
     rig.step()
     rig.step()
-    before = windows_of(rig.scheduler.held).num_locked
+    before = windows_of(rig.scheduler.pools).num_locked
     rig.add([*range(24), 50], max_new=30)
     assert rig.step().num_extends == 0
-    assert windows_of(rig.scheduler.held).num_locked == before
+    assert windows_of(rig.scheduler.pools).num_locked == before
     rig.run()
 
 
@@ -204,9 +204,9 @@ def test_window_pages_of_a_failed_step_are_written_again():
     rig.flights.clear()
     rig.scheduler.fail(plan, EngineError("broken"))
     assert (staying.status, failing.status) == (Status.WAITING, Status.WAITING)
-    cached = np.flatnonzero(windows_of(rig.scheduler.held).full_to_window).tolist()
+    cached = np.flatnonzero(windows_of(rig.scheduler.pools).full_to_window).tolist()
     again = rig.step()
-    assert set(writes(again)) >= {*cached, *rig.scheduler.held.rows.pages(failing.held.row, 0, 2).tolist()}
+    assert set(writes(again)) >= {*cached, *rig.scheduler.pools.rows.pages(failing.held.row, 0, 2).tolist()}
     assert cached
     rig.run()
     assert (len(rig.tokens_of(staying)), len(rig.tokens_of(failing))) == (3, 3)

@@ -28,7 +28,7 @@ class CachingEngine:
     def __init__(self) -> None:
         self.core, self.runner = fake_core(changed(max_total_tokens=1 << 16))
         self.info = msgspec.structs.replace(READY, max_total_tokens=1 << 16, slot_bytes={"kv": 64 * PAGE})
-        self._surveys = Surveys(self.core.scheduler.held.cache)
+        self._surveys = Surveys(self.core.scheduler.pools.cache)
         self.dead: Failure | None = None
         self.last_state: State | None = None
         self.last_tick_age_s = 0.0

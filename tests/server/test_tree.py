@@ -111,7 +111,7 @@ def test_c29_keys_that_share_a_cache_see_its_sizes_and_their_own_text(launch: La
 def test_running_requests_are_counted_on_all_that_they_use(launch: Launch) -> None:
     server = launch(CachingEngine)
     send(server, 100, 200)
-    cache = server.engine.core.scheduler.held.cache
+    cache = server.engine.core.scheduler.pools.cache
     pins = [server.call(_pin, server, end) for end in (1, 2, 2)]
     (upper,) = rows(server)
     (lower,) = rows(server, node=upper["node"])
@@ -123,7 +123,7 @@ def test_running_requests_are_counted_on_all_that_they_use(launch: Launch) -> No
 
 def _pin(server: Running, num_pages: int) -> Any:
     """As a request does that goes on from so many pages of 100, 200."""
-    cache = server.engine.core.scheduler.held.cache
+    cache = server.engine.core.scheduler.pools.cache
     (root,) = cache.roots
     key = b"".join(token.to_bytes(4, "little") for token in [*page(100), *page(200)][: num_pages * PAGE])
     return cache.pin(cache.match(key, root.namespace), root.namespace)

@@ -147,7 +147,7 @@ class Adapting:
 
     @property
     def registry(self) -> Any:
-        return self.scheduler.held.adapters  # type: ignore[attr-defined]
+        return self.scheduler.pools.adapters  # type: ignore[attr-defined]
 
     def _adapter(self) -> AdapterLoad | None:
         there = self.registry.accepting

@@ -213,7 +213,7 @@ class Causes:
             return heard.offered.weight_version != version
         theirs = heard.offered.adapter
         if failure == _other_adapter(f"none of the name {theirs.name!a}", theirs):
-            return theirs.name not in {adapter.name for adapter in self._scheduler.held.adapters}
+            return theirs.name not in {adapter.name for adapter in self._scheduler.pools.adapters}
         limits, config = self._config.disaggregation, self._config
         most = config.max_running_requests + config.max_queued_requests
         late = self._now() - heard.at > limits.bootstrap_timeout_s

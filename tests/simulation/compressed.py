@@ -174,7 +174,7 @@ class CompressedSleeping(EntriesAsleep, Compressed, SleepingSimulation):
 class CompressedHalf(Compressed, Half):
     def slots(self, kind: str) -> Slots:
         """Return the slots of a kind: a ring's is its row."""
-        return self.scheduler.held.rows.slots if kind == RING else super().slots(kind)
+        return self.scheduler.pools.rows.slots if kind == RING else super().slots(kind)
 
     def words(self, kind: str) -> list[np.ndarray]:
         rings = self.runner.rings

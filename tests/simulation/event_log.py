@@ -10,7 +10,7 @@ import numpy as np
 from forebay.config.engine_config import SchedulerConfig
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Update
-from forebay.scheduler.allocations import Allocations
+from forebay.scheduler.memory.pools import Pools
 from tests.kinds_of import num_states, windows_of
 
 _NONE: Final = np.empty(0, dtype=np.int64)
@@ -46,16 +46,16 @@ class Outcome:
         return type(self)(**sums, digest=f"{int(self.digest, 16) ^ int(other.digest, 16):064x}")
 
 
-def log_plan(log: Any, plan: StepPlan, held: Allocations, config: SchedulerConfig) -> None:
+def log_plan(log: Any, plan: StepPlan, pools: Pools, config: SchedulerConfig) -> None:
     """A plan, and where it lets the device compute as far as the host knows."""
     decodes, page_size = plan.rows[plan.num_extends :], config.page_size
-    ends = np.concatenate([plan.ends, held.table.kv_bound[decodes]])
+    ends = np.concatenate([plan.ends, pools.table.kv_bound[decodes]])
     positions = [np.arange(end - count, end) for end, count in zip(ends.tolist(), plan.q_lens.tolist(), strict=True)]
-    locations = held.rows.locations(np.repeat(plan.rows, plan.q_lens), np.concatenate([_NONE, *positions]))
+    locations = pools.rows.locations(np.repeat(plan.rows, plan.q_lens), np.concatenate([_NONE, *positions]))
     columns = [plan.rows, ends, locations, plan.input_ids, plan.writes.write_pages]
     if config.speculation.num_draft_tokens > 1:
         columns += [plan.q_lens, plan.drafts]
-    windows, states = windows_of(held), plan.kinds.state
+    windows, states = windows_of(pools), plan.kinds.state
     if windows or num_states(config.kinds):
         pages, offsets = np.divmod(locations, page_size)
         columns.append(windows.full_to_window[pages].astype(np.int64) * page_size + offsets if windows else _NONE)

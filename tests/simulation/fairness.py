@@ -91,7 +91,7 @@ class Fairness:
         self.num_displaced += 1
         scheduler = self._scheduler
         own = [req for req in ranked if req.tenant == victim.tenant]
-        waited = scheduler.held.steps.launched - self._started_at.get(by.tenant, 0)
+        waited = scheduler.pools.steps.launched - self._started_at.get(by.tenant, 0)
         require(waited >= displacing.PATIENCE, f"{victim} is displaced after {waited} steps")
         require(victim.tenant != by.tenant, f"{by} displaces one of its own tenant")
         require(victim is own[-1] and len(own) > 1, f"{victim} is displaced, of {own}")
@@ -128,7 +128,7 @@ class Fairness:
         accounts = self._scheduler.accounts
         before_now = set(self._ever_started)
         for req in started:
-            self._started_at[req.tenant] = self._scheduler.held.steps.launched - 1
+            self._started_at[req.tenant] = self._scheduler.pools.steps.launched - 1
             self._ever_started.add(req.id)
         if self._config.schedule_policy is SchedulePolicy.LPM:
             return
@@ -200,7 +200,7 @@ class Fairness:
 
     def _shares(self, tenant: str) -> tuple[int, int]:
         here = Counter(req.tenant for req in self._scheduler.requests.values() if req.status is not Status.FINISHED)
-        limits = self._scheduler.held.rows.size, self._config.num_pages
+        limits = self._scheduler.pools.rows.size, self._config.num_pages
         rows, pages = (self._share(tenant, limit, here) for limit in limits)
         return rows, pages
 

@@ -7,8 +7,8 @@ import pytest
 from forebay.config.engine_config import SchedulePolicy
 from forebay.requests.request import Status
 from forebay.scheduler import admission, scheduler
-from forebay.scheduler.allocations import Allocations
 from forebay.scheduler.limits import overdue
+from forebay.scheduler.memory.deferred import Deferred
 from forebay.scheduler.queues import Queues, by_rank
 
 Patch = pytest.MonkeyPatch
@@ -53,7 +53,7 @@ def only_those_who_decode_give_way(patch: Patch) -> None:
 
 
 def somebody_gives_way_for_pages_that_are_on_their_way_back(patch: Patch) -> None:
-    patch.setattr(Allocations, "deferred_pages", 0)
+    patch.setattr(Deferred, "num_pages", 0)
 
 
 def whoever_does_not_fit_is_overtaken_for_ever(patch: Patch) -> None:

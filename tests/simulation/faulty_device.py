@@ -111,7 +111,7 @@ class FaultyDevice:
         chance = self._sim.faults.launch_fails
         if not chance or not (len(plan.writes.write_rows) or len(plan.kinds.window.map_pages)):
             return chance
-        owner = self._sim.scheduler.held.kv.owner
+        owner = self._sim.scheduler.pools.kv.owner
         others = (
             np.isin(plan.writes.write_rows, plan.rows, invert=True).any()
             or (owner[plan.kinds.window.map_pages] == CACHE).any()

@@ -15,7 +15,7 @@ from forebay.base.parts import I64
 from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.slots import Slots
 from forebay.requests.step_plan import StepPlan, StepResult
-from forebay.scheduler.allocations import Allocations
+from forebay.scheduler.memory.pools import Pools as SchedulerPools
 from tests.kinds_of import states_of, windows_of
 from tests.simulation.device_memory import Touched
 from tests.simulation.hashing import U64
@@ -39,12 +39,12 @@ class Pools:
     states: Slots | None = None
 
     @classmethod
-    def of(cls, held: Allocations) -> Self:
+    def of(cls, pools: SchedulerPools) -> Self:
         return cls(
-            kv=held.kv,
-            rows=held.rows.slots,
-            windows=windows_of(held) if windows_of(held) else None,
-            states=states_of(held).pool if states_of(held) else None,
+            kv=pools.kv,
+            rows=pools.rows.slots,
+            windows=windows_of(pools) if windows_of(pools) else None,
+            states=states_of(pools).pool if states_of(pools) else None,
         )
 
 

@@ -12,8 +12,9 @@ from forebay.memory.kinds.state.recurrent import Snapshot, States, Tracking
 from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.slots import CACHE, NO_SLOT
 from forebay.scheduler.admission import AdmissionPass
-from forebay.scheduler.allocations import Allocations
-from forebay.scheduler.offload import Offloaded
+from forebay.scheduler.memory.allocator import Allocator
+from forebay.scheduler.memory.host_copies import HostCopies
+from forebay.scheduler.memory.pools import Pools
 
 Patch = pytest.MonkeyPatch
 
@@ -112,14 +113,14 @@ def a_donated_slot_is_freed_as_well(patch: Patch) -> None:
 
 
 def a_retracted_request_goes_on_with_whatever_its_slot_holds(patch: Patch) -> None:
-    begin, admit = States._begin, Allocations.admit
+    begin, admit = States._begin, Allocator.admit
 
     def mutated(self, req, *args):
         with Patch.context() as inside:
             inside.setattr(States, "_begin", (lambda self, held, draft: None) if req.num_retractions else begin)
             admit(self, req, *args)
 
-    patch.setattr(Allocations, "admit", mutated)
+    patch.setattr(Allocator, "admit", mutated)
 
 
 # -- snapshots --------------------------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ def a_window_is_evicted_and_still_mapped(patch: Patch) -> None:
 
 
 def the_copy_of_another_request_is_loaded(patch: Patch) -> None:
-    load = Offloaded.load
+    load = HostCopies.load
 
     def mutated(self, copy, draft):
         load(self, copy, draft)
@@ -235,48 +236,48 @@ def the_copy_of_another_request_is_loaded(patch: Patch) -> None:
         if others:
             draft.loads[-1] = structs.replace(copy, request_id=others[0])
 
-    patch.setattr(Offloaded, "load", mutated)
+    patch.setattr(HostCopies, "load", mutated)
 
 
 def a_copy_is_loaded_into_the_slot_of_the_last_tenant(patch: Patch) -> None:
-    load = Offloaded.load
+    load = HostCopies.load
 
     def mutated(self, copy, draft):
         slots = {kind: ids - (kind == "state") for kind, ids in copy.slots.items()}
         load(self, structs.replace(copy, slots=slots), draft)
 
-    patch.setattr(Offloaded, "load", mutated)
+    patch.setattr(HostCopies, "load", mutated)
 
 
 def what_has_not_come_back_from_the_host_is_adopted(patch: Patch) -> None:
-    admit = Allocations.admit
+    admit = Allocator.admit
 
     def mutated(self, req, *args):
         admit(self, req, *args)
         req.allocation.kv_committed = req.allocation.kv_bound
 
-    patch.setattr(Allocations, "admit", mutated)
+    patch.setattr(Allocator, "admit", mutated)
 
 
 def a_copy_that_a_failed_step_was_to_make_is_relied_on(patch: Patch) -> None:
-    patch.setattr(Offloaded, "start_over", lambda self, void, committed: [])
+    patch.setattr(HostCopies, "start_over", lambda self, void, committed: [])
 
 
 def a_copy_outlives_its_request(patch: Patch) -> None:
     def mutated(self, request_id, draft):
         self.num_bytes -= self._copies.pop(request_id).num_bytes if request_id in self._copies else 0
 
-    patch.setattr(Offloaded, "drop", mutated)
+    patch.setattr(HostCopies, "drop", mutated)
 
 
 def a_request_is_saved_with_the_tokens_of_its_last_chunk_only(patch: Patch) -> None:
-    host_copy = Allocations._host_copy
+    host_copy = Pools.host_copy
 
     def mutated(self, held):
         copy = host_copy(self, held)
         return structs.replace(copy, slots={**copy.slots, "kv": copy.slots["kv"][-1:]})
 
-    patch.setattr(Allocations, "_host_copy", mutated)
+    patch.setattr(Pools, "host_copy", mutated)
 
 
 # -- what clients are told --------------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ class Liveness:
     def _may_wait(self, req: Request, under_way: list[Request]) -> bool:
         """Whether a step in flight still computes for the request, or a prompt under way will give it a part of its
         own."""
-        return self._scheduler.held.computes_for(req) or any(
+        return self._scheduler.memory.computes_for(req) or any(
             leader.cache_namespace == req.cache_namespace
             and admission.num_common(leader.tokens, req.tokens) >= admission.SHARE_WORTH_WAITING
             for leader in under_way
@@ -189,7 +189,7 @@ class Liveness:
 
     def _check_head(self, waiting: list[Request], plan: StepPlan | None, started: list[Request]) -> None:
         """Nobody waits in vain: where the first in rank has all that it could ever need, it starts."""
-        scheduler, config, held = self._scheduler, self._config, self._scheduler.held
+        scheduler, config, pools = self._scheduler, self._config, self._scheduler.pools
         head, others = waiting[0], [*scheduler.running.reqs, *scheduler.extending]
         own = [req for req in scheduler.waiting if req.tenant == head.tenant]
         if config.schedule_policy is SchedulePolicy.LPM and len(own) > 1:
@@ -200,13 +200,13 @@ class Liveness:
             return
         if any(req.overtaken >= admission.MAX_OVERTAKES for req in (*ahead, *strangers)):
             return  # one of those may be what everybody waits for
-        if self._budget_left(plan, started) <= 0 or not held.rows.available_size() or held.scarce:
+        if self._budget_left(plan, started) <= 0 or not pools.rows.available_size() or pools.scarce:
             return
         if head.num_retractions >= admission.MAX_RETRACTIONS and others:
             return
         need = self._pages(len(head.tokens)) + self._pages(head.max_kv_len - len(head.tokens) + 1)
         growth = sum(self._pages(req.max_kv_len - len(req.tokens) + 1) + 1 for req in others)
-        room = held.kv.num_free + held.cache.num_evictable
+        room = pools.kv.num_free + pools.cache.num_evictable
         require(need + growth > room, f"{head} waits although it needs {need} pages, the others {growth}, of {room}")
 
     def _makes_way(self) -> bool:
@@ -214,7 +214,7 @@ class Liveness:
         scheduler, blocked = self._scheduler, self._scheduler.blocked
         if blocked is None or len(self._config.tenants) < 2:
             return False
-        return scheduler.held.steps.launched - blocked.req.account.waits_since >= displacing.PATIENCE
+        return scheduler.pools.steps.launched - blocked.req.account.waits_since >= displacing.PATIENCE
 
     def _budget_left(self, plan: StepPlan | None, started: list[Request]) -> int:
         """Prompt tokens that the plan could have computed besides its own."""
@@ -237,12 +237,12 @@ class Liveness:
 
     def _pages_short(self) -> int:
         """Pages that the next tokens open, less those that can be had or that steps in flight will release."""
-        scheduler, held = self._scheduler, self._scheduler.held
+        scheduler, pools = self._scheduler, self._scheduler.pools
         rows = scheduler.running.req_pool_indices_cpu
-        room = np.count_nonzero(held.rows.req_to_token[rows], axis=1) * self._config.page_size
+        room = np.count_nonzero(pools.rows.req_to_token[rows], axis=1) * self._config.page_size
         growing = scheduler.running.tokens_left > 0 if scheduler.flights else np.ones(len(rows), dtype=bool)
-        wanted = int(np.count_nonzero(growing & (held.table.kv_bound[rows] >= room)))
-        steps = [freed for freed in held.deferred if freed.ticket is None]  # nobody counts on transfers
+        wanted = int(np.count_nonzero(growing & (pools.table.kv_bound[rows] >= room)))
+        steps = [freed for freed in pools.deferred.entries if freed.ticket is None]  # nobody counts on transfers
         leaving = sum(len(freed.pages) + (freed.pin.num_pages if freed.pin else 0) for freed in steps)
         leaving += sum(req.allocation.num_pages for req in scheduler.finishing)
-        return wanted - held.kv.num_free - held.cache.num_evictable - leaving
+        return wanted - pools.kv.num_free - pools.cache.num_evictable - leaving

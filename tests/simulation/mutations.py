@@ -17,7 +17,9 @@ from forebay.memory.radix_cache import RadixCache
 from forebay.requests.request import Request, Status
 from forebay.requests.updates import FinishReason
 from forebay.scheduler import admission, scheduler
-from forebay.scheduler.allocations import Allocations
+from forebay.scheduler.memory.allocator import Allocator, Prefixes
+from forebay.scheduler.memory.deferred import Deferred
+from forebay.scheduler.memory.engine_memory import EngineMemory
 from forebay.scheduler.queues import Queues
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.bugs import Mutations, Patch
@@ -49,37 +51,37 @@ def pages_are_released_under_a_step_in_flight(patch: Patch) -> None:
 
 @mutation
 def a_row_is_released_under_a_step_in_flight(patch: Patch) -> None:
-    let_go = Allocations.let_go
+    free = Deferred.free
 
     def mutated(self, freed):
         if freed.row != slots.NO_SLOT:
-            self.rows.free_row(freed.row)
-        let_go(self, replace(freed, row=slots.NO_SLOT))
+            self._rows.free_row(freed.row)
+        free(self, replace(freed, row=slots.NO_SLOT))
 
-    patch.setattr(Allocations, "let_go", mutated)
+    patch.setattr(Deferred, "free", mutated)
 
 
 @mutation
 def pages_are_released_twice(patch: Patch) -> None:
-    take_back = Allocations.take_back
+    give_back = Deferred._return
 
     def mutated(self, freed):
-        take_back(self, freed)
+        give_back(self, freed)
         if len(freed.pages) > 3:
-            self.kv.return_ids(freed.pages[:1], freed.request_id)
+            self._kv.return_ids(freed.pages[:1], freed.request_id)
 
-    patch.setattr(Allocations, "take_back", mutated)
+    patch.setattr(Deferred, "_return", mutated)
 
 
 @mutation
 def a_page_leaks(patch: Patch) -> None:
-    take_back = Allocations.take_back
+    give_back = Deferred._return
 
     def mutated(self, freed):
         kept = freed.pages[:-1] if len(freed.pages) > 3 else freed.pages
-        take_back(self, replace(freed, pages=kept))
+        give_back(self, replace(freed, pages=kept))
 
-    patch.setattr(Allocations, "take_back", mutated)
+    patch.setattr(Deferred, "_return", mutated)
 
 
 @mutation
@@ -115,7 +117,7 @@ def an_uncommitted_page_is_adopted(patch: Patch) -> None:
     def mutated(self, chunks):
         launch(self, chunks)
         for chunk in chunks:
-            self.held.adopt(chunk.req, chunk.stop)
+            self.memory.prefixes.adopt(chunk.req, chunk.stop)
 
     patch.setattr(Queues, "launch_extends", mutated)
 
@@ -128,12 +130,12 @@ def the_last_tokens_page_is_adopted_before_it_has_kv(patch: Patch) -> None:
 
 @mutation
 def what_a_failed_request_computed_is_adopted(patch: Patch) -> None:
-    release = Allocations.release
+    release = Allocator.release
 
     def mutated(self, req, num_committed=None):
         release(self, req, min(req.allocation.kv_bound, len(req.tokens)) if num_committed is None else num_committed)
 
-    patch.setattr(Allocations, "release", mutated)
+    patch.setattr(Allocator, "release", mutated)
 
 
 @mutation
@@ -170,9 +172,9 @@ def a_pinned_leaf_is_evicted(patch: Patch) -> None:
 @mutation
 def the_whole_prompt_may_be_a_hit(patch: Patch) -> None:
     def mutated(self, req):
-        return self.cache.match(req.key(len(req.tokens)), req.namespace)
+        return self._cache.match(req.key(len(req.tokens)), req.namespace)
 
-    patch.setattr(Allocations, "match", mutated)
+    patch.setattr(Prefixes, "match", mutated)
 
 
 @mutation
@@ -208,7 +210,7 @@ def splitting_an_edge_mixes_up_its_pages(patch: Patch) -> None:
 
 @mutation
 def a_row_keeps_pages_that_the_cache_replaced(patch: Patch) -> None:
-    adopt = Allocations.adopt
+    adopt = Prefixes.adopt
 
     def mutated(self, req, num_committed, **how):
         def write(self, row, start, pages):
@@ -218,7 +220,7 @@ def a_row_keeps_pages_that_the_cache_replaced(patch: Patch) -> None:
             inside.setattr(Draft, "write_row", write)
             adopt(self, req, num_committed, **how)
 
-    patch.setattr(Allocations, "adopt", mutated)
+    patch.setattr(Prefixes, "adopt", mutated)
 
 
 @mutation
@@ -387,14 +389,14 @@ def a_request_retracted_often_never_starts_again(patch: Patch) -> None:
 
 @mutation
 def a_failed_step_loses_a_page(patch: Patch) -> None:
-    start_over = Allocations.start_over
+    start_over = EngineMemory.start_over
 
     def mutated(self, reqs, *args):
         start_over(self, reqs, *args)
-        if self.kv.num_free:
-            self.kv.take_ids(1, 1)
+        if self.pools.kv.num_free:
+            self.pools.kv.take_ids(1, 1)
 
-    patch.setattr(Allocations, "start_over", mutated)
+    patch.setattr(EngineMemory, "start_over", mutated)
 
 
 @mutation

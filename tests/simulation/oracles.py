@@ -307,8 +307,8 @@ class Oracles:
         )
         room = self.config.kinds.retraction_host_bytes
         require(
-            0 <= scheduler.held.offloaded.num_bytes <= room,
-            f"{scheduler.held.offloaded.num_bytes} bytes on the host, of {room}",
+            0 <= scheduler.memory.host_copies.num_bytes <= room,
+            f"{scheduler.memory.host_copies.num_bytes} bytes on the host, of {room}",
         )
         self._check_promises()
         self._checks += 1
@@ -317,10 +317,10 @@ class Oracles:
 
     def _check_promises(self) -> None:
         """Admission promised no more of any kind than there is, and requests took no more than was promised."""
-        held = self.scheduler.held
-        for kind in held.kinds:
-            left = held.num_unpromised(kind)
-            in_use = held.rows.available_size() < held.rows.slots.capacity
+        pools = self.scheduler.pools
+        for kind in pools.kinds:
+            left = pools.num_unpromised(kind)
+            in_use = pools.rows.available_size() < pools.rows.slots.capacity
             require(
                 left >= 0 or not in_use, f"{kind.name}: rows in use were promised {-left} slots more than there are"
             )
@@ -330,7 +330,7 @@ class Oracles:
     def check_cache(self) -> None:
         """Every cached page, window and state holds what exactly the tokens that the tree says leave, in their
         namespace."""
-        for namespace, root in self.scheduler.held.cache._roots.items():
+        for namespace, root in self.scheduler.pools.cache._roots.items():
             salt = self.salt(namespace)
             self._check_below(root, 0, salt, 0, salt, 0)
 
@@ -343,7 +343,7 @@ class Oracles:
             self._check_pages(child, right)
             keys = state_keys_of(tokens, rows)
             after = int(states_after(keys, state, salt)[-1]) if self.runner.states else 0
-            states = states_of(self.scheduler.held)
+            states = states_of(self.scheduler.pools)
             if states and (slot := states.slot_of(child)):
                 self._check_state(slot, after, end)
             self._check_below(child, end, int(right[-1]), after, salt, rows.delta)
@@ -369,25 +369,25 @@ class Oracles:
     def check_drained(self) -> None:
         """Nothing is left: all clients have their answer, and whatever is not cached is free."""
         require(not self.live, f"requests {sorted(self.live)} never ended")
-        held, config = self.scheduler.held, self.config
+        pools, config = self.scheduler.pools, self.config
         self.check()
         if self.caches_are_there:  # else it sleeps, and what it kept is on the host
             self.check_cache()
-        require(held.rows.available_size() == held.rows.slots.capacity, "a row is not free although nobody runs")
-        require(held.kv.num_free + held.cache.num_pages == config.num_pages, "a page is neither free nor cached")
-        require(held.cache.num_evictable == held.cache.num_pages, "a page is pinned although nobody runs")
-        if states_of(held):
-            cached = states_of(held)
+        require(pools.rows.available_size() == pools.rows.slots.capacity, "a row is not free although nobody runs")
+        require(pools.kv.num_free + pools.cache.num_pages == config.num_pages, "a page is neither free nor cached")
+        require(pools.cache.num_evictable == pools.cache.num_pages, "a page is pinned although nobody runs")
+        if states_of(pools):
+            cached = states_of(pools)
             require(
-                states_of(held).pool.num_free + cached.num_cached == num_states(config.kinds), "a state slot is lost"
+                states_of(pools).pool.num_free + cached.num_cached == num_states(config.kinds), "a state slot is lost"
             )
             require(cached.num_locked == 0, "a state is locked although nobody runs")
-        if windows_of(held):
-            pool = windows_of(held)
+        if windows_of(pools):
+            pool = windows_of(pools)
             require(pool.slots.num_free + pool.num_cached == num_window_pages(config.kinds), "a window page is lost")
             require(pool.num_locked == 0 and not pool.locks.any(), "a window is locked although nobody runs")
-        require(self.runner.host.copies.keys() <= set(held.draft.drops), "the host keeps what nobody will come for")
-        require(held.offloaded.num_bytes == 0, "host memory is booked although nobody is retracted")
+        require(self.runner.host.copies.keys() <= set(pools.draft.drops), "the host keeps what nobody will come for")
+        require(self.scheduler.memory.host_copies.num_bytes == 0, "host memory is booked although nobody is retracted")
 
 
 def reference_output(prompt: list[int], count: int, *, vocab: int, seed: int = 0, namespace: str = "") -> list[int]:

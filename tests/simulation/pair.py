@@ -159,8 +159,8 @@ class Half(Simulation):
         return self.rooms[room]
 
     def slots(self, kind: str) -> Slots:
-        held = self.scheduler.held
-        pools = {"kv": held.kv, **{its.name: its.slots for its in held.kinds}}
+        pools = self.scheduler.pools
+        pools = {"kv": pools.kv, **{its.name: its.slots for its in pools.kinds}}
         return pools[kind]
 
     def words(self, kind: str) -> list[np.ndarray]:
@@ -272,7 +272,7 @@ class Half(Simulation):
         """Something fails between two steps; sometimes the ledgers are wrong, too."""
         if not self.device.may_fail:
             return
-        kv = self.scheduler.held.kv
+        kv = self.scheduler.pools.kv
         free = np.flatnonzero(kv.owner == FREE)
         if len(free) > 0 and rng.random() < 0.5:
             self.causes.damaged()
@@ -438,10 +438,11 @@ class Pair:
                 break
             self.tick()
         for half in (self.prefill, self.decode):
-            left = list(half.scheduler.requests.values()), half.scheduler.handoff.num_open, half.scheduler.held.deferred
+            deferred = half.scheduler.pools.deferred.entries
+            left = list(half.scheduler.requests.values()), half.scheduler.handoff.num_open, deferred
             require(half.done, f"not drained after {limit} ticks: {left}")
             half.oracles.check_drained()
-            require(not half.scheduler.held.deferred, "something is deferred although every fence is open")
+            require(not deferred, "something is deferred although every fence is open")
             for pool in half.scheduler.state(self.now).pools:
                 running = 0 if pool.name == ADAPTER else pool.running  # loaded adapters are among those that run
                 require(pool.quarantined == running == 0, f"in quarantine: {pool}")

@@ -200,7 +200,7 @@ def more_is_reserved_than_any_request_may_need(patch: Patch) -> None:
 
 @mutation
 def what_was_offered_is_free_once_damaged_ledgers_are_cleared(patch: Patch) -> None:
-    patch.setattr(Handoff, "left", lambda self: None)
+    patch.setattr(Handoff, "slots_in_transfer", lambda self: None)
 
 
 @mutation

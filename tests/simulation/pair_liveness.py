@@ -124,22 +124,22 @@ class PairLiveness(Liveness):
 
     def _check_pending(self) -> None:
         """The first in rank is offered places if there are places for all that every request could ever need."""
-        scheduler, held = self._scheduler, self._scheduler.held
-        if not scheduler.pending or scheduler.waiting or scheduler.is_saving or held.scarce:
+        scheduler, pools = self._scheduler, self._scheduler.pools
+        if not scheduler.pending or scheduler.waiting or scheduler.is_saving or pools.scarce:
             return
         if sum(isinstance(order, Offer) for order in scheduler.handoff._orders) >= HANDOVERS_PER_PLAN:
             return
-        if not held.rows.available_size():
+        if not pools.rows.available_size():
             return
         head = min(scheduler.pending, key=self._rank)
-        rows = np.flatnonzero(held.table.request_id != NO_OWNER)
-        whole = self._pages(head.max_kv_len) + sum(self._pages(int(held.table.max_kv_len[row])) for row in rows)
-        left = sum(len(freed.pages) for freed in held.deferred)
+        rows = np.flatnonzero(pools.table.request_id != NO_OWNER)
+        whole = self._pages(head.max_kv_len) + sum(self._pages(int(pools.table.max_kv_len[row])) for row in rows)
+        left = sum(len(freed.pages) for freed in pools.deferred.entries)
         left += sum(req.allocation.num_pages for req in scheduler.finishing)
         require(
-            whole + left > held.usable_pages - held.cache.num_pages + held.cache.num_evictable,
+            whole + left > pools.usable_pages - pools.cache.num_pages + pools.cache.num_evictable,
             f"{head} is offered nothing, although it and {len(rows)} others need {whole} pages at most, {left} are "
-            f"not free yet, and there are {held.usable_pages}",
+            f"not free yet, and there are {pools.usable_pages}",
         )
 
 

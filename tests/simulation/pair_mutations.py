@@ -18,12 +18,13 @@ from forebay.requests.request import Status
 from forebay.requests.step_plan import Admission
 from forebay.requests.transfers import Send, Span
 from forebay.scheduler import decode_role, prefill_role
-from forebay.scheduler.allocations import Allocations
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.handoff import Handoff, Role
+from forebay.scheduler.memory.allocator import Allocator
+from forebay.scheduler.memory.deferred import Deferred
+from forebay.scheduler.memory.pools import Pools
 from forebay.scheduler.output_processor import OutputProcessor
 from forebay.scheduler.prefill_role import PrefillRole
-from forebay.scheduler.releases import Releases
 from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.pair import run_pair
 
@@ -38,26 +39,26 @@ def places_are_used_again_before_the_fence(patch: Patch) -> None:
 
 @mutation
 def a_retraction_frees_a_tickets_pages(patch: Patch) -> None:
-    release = Releases.release
+    release = Allocator.release
 
     def mutated(self, req, *args):
         if req.status is not Status.FINISHED and not (req.allocation.ticket and req.allocation.ticket.whole):
             req.allocation.ticket = None
         release(self, req, *args)
 
-    patch.setattr(Releases, "release", mutated)
+    patch.setattr(Allocator, "release", mutated)
 
 
 @mutation
 def pages_that_the_cache_had_already_are_freed_under_a_transfer(patch: Patch) -> None:
-    let_pages_go = Releases._let_pages_go
+    free_pages = Deferred.free_pages
 
     def mutated(self, held, pages):
         ticket, held.ticket = held.ticket, None
-        let_pages_go(self, held, pages)
+        free_pages(self, held, pages)
         held.ticket = ticket
 
-    patch.setattr(Releases, "_let_pages_go", mutated)
+    patch.setattr(Deferred, "free_pages", mutated)
 
 
 @mutation
@@ -80,7 +81,7 @@ def a_state_of_another_length_is_sent(patch: Patch) -> None:
         return np.array([cached or self.tracking(held).live], dtype=np.int64)
 
     patch.setattr(States, "transfer_slots", mutated)
-    patch.setattr(Allocations, "offload", lambda self, held: False)
+    patch.setattr(Allocator, "offload", lambda self, held: False)
 
 
 @mutation
@@ -90,7 +91,7 @@ def a_page_is_sent_before_its_chunk_has_committed(patch: Patch) -> None:
         stop = held.kv_bound // page_size * page_size
         if sending and stop > sending.next:
             held.ticket = sending
-            places = self.scheduler.held.kv_places(held, sending.next, stop)
+            places = self.scheduler.pools.kv_places(held, sending.next, stop)
             self._send(Send(ticket=sending.ticket, spans=places))
             sending.next = stop
 
@@ -99,7 +100,7 @@ def a_page_is_sent_before_its_chunk_has_committed(patch: Patch) -> None:
 
 @mutation
 def the_partial_page_is_never_sent(patch: Patch) -> None:
-    places = Allocations.places
+    places = Pools.places
 
     def mutated(self, held, start, kv_start):
         spans = places(self, held, start, kv_start)
@@ -107,18 +108,18 @@ def the_partial_page_is_never_sent(patch: Patch) -> None:
             spans["kv"] = Span(start=kv_start, ids=spans["kv"].ids[:-1])
         return spans
 
-    patch.setattr(Allocations, "places", mutated)
+    patch.setattr(Pools, "places", mutated)
 
 
 @mutation
 def window_pages_are_said_to_be_of_another_place(patch: Patch) -> None:
-    places = Allocations.places
+    places = Pools.places
 
     def mutated(self, held, start, kv_start):
         spans = places(self, held, start, kv_start)
         return spans | {kind: Span(start=start, ids=span.ids) for kind, span in spans.items() if kind == "window"}
 
-    patch.setattr(Allocations, "places", mutated)
+    patch.setattr(Pools, "places", mutated)
 
 
 @mutation
@@ -150,7 +151,7 @@ def one_more_runs_than_may(patch: Patch) -> None:
     join = DecodeRole._join
 
     def mutated(self):
-        config, rows = self.scheduler.config, self.scheduler.held.rows
+        config, rows = self.scheduler.config, self.scheduler.pools.rows
         more = config.max_running_requests + 1
         self.scheduler.config, rows.size = replace(config, max_running_requests=more), more
         join(self)
@@ -162,12 +163,12 @@ def one_more_runs_than_may(patch: Patch) -> None:
 
 @mutation
 def an_aborted_arrival_keeps_its_row(patch: Patch) -> None:
-    let_part_go = Releases._let_part_go
+    free_parts = Deferred._free_parts
 
-    def mutated(self, held, *, row=NO_SLOT, **parts):
-        let_part_go(self, held, row=NO_SLOT if held.ticket else row, **parts)
+    def mutated(self, held, *parts, row=NO_SLOT, **others):
+        free_parts(self, held, *parts, row=NO_SLOT if held.ticket else row, **others)
 
-    patch.setattr(Releases, "_let_part_go", mutated)
+    patch.setattr(Deferred, "_free_parts", mutated)
 
 
 @mutation
@@ -206,7 +207,7 @@ def prefill_tells_the_end_before_all_has_arrived(patch: Patch) -> None:
 @mutation
 def places_are_offered_while_somebody_waits_for_memory(patch: Patch) -> None:
     """So much that those who run cannot get on: nobody may need more than there will be."""
-    patch.setattr(DecodeRole, "_has_room", lambda self, *others: self.scheduler.held.available_pages > 0)
+    patch.setattr(DecodeRole, "_has_room", lambda self, *others: self.scheduler.pools.available_pages > 0)
 
 
 @mutation

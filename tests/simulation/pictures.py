@@ -450,7 +450,7 @@ class PictureOracles(Oracles):
     places: dict[int, Place]
 
     def rows_of_ids(self, tokens: I32, salt: int, delta: int) -> Rows:
-        known, version = self.scheduler.held.pictures, self.scheduler.weight_version
+        known, version = self.scheduler.pools.pictures, self.scheduler.weight_version
         assert known is not None
         rows: dict[int, int] = {}
         places: list[Place | None] = [None] * len(tokens)
@@ -493,11 +493,11 @@ class Showing:
         if not num_states(config.kinds) and self.dice.random() < 0.5:
             its, config = replace(its, longest_span=LONGEST_RUN), with_longer_chunks(config)
         super().__init__(replace(config, pictures=its), traffic, *args, **others)  # type: ignore[call-arg]
-        held = self.scheduler.held  # type: ignore[attr-defined]
-        self.encoder = Encoder(its, held.pictures)
+        pools = self.scheduler.pools  # type: ignore[attr-defined]
+        self.encoder = Encoder(its, pools.pictures)
         runner = self.runner  # type: ignore[attr-defined]
         runner.encoder, runner.rows, runner.runs, runner.dice = self.encoder, {}, {}, self.dice
-        runner.breaks, runner.deltas = traffic.faults.not_finite, np.zeros(held.rows.slots.num_rows, dtype=np.int64)
+        runner.breaks, runner.deltas = traffic.faults.not_finite, np.zeros(pools.rows.slots.num_rows, dtype=np.int64)
         self.oracles.meant, self.oracles.places = {}, {}  # type: ignore[attr-defined]
         self.album = Album(self.dice, its, traffic.longest_prompt)
         self.pictures: dict[int, Sequence[Picture]] = {}  # by request
@@ -603,7 +603,7 @@ class Showing:
     def drain(self) -> int:
         self.runner.breaks = 0.0  # type: ignore[attr-defined]
         used: int = super().drain()  # type: ignore[misc]
-        known = self.scheduler.held.pictures  # type: ignore[attr-defined]
+        known = self.scheduler.pools.pictures  # type: ignore[attr-defined]
         known.audit({})
         require(known.num_bytes == 0, f"{known.num_bytes} bytes of pixels are kept, and nobody is there")
         left = {number for number, _ in self.encoder.begun} - known.drops
@@ -715,7 +715,7 @@ def _run(seed: int) -> PictureOutcome:
     end = traffic.vocab + 4 * sim.encoder.config.num_rows // TOKENS + 12 if sim.dice.random() < 0.6 else MAX_VOCAB
     with patch.object(memory, "END_OF_IDS", end):
         outcome = sim.run()
-    counters = sim.scheduler.held.pictures.counters
+    counters = sim.scheduler.pools.pictures.counters
     return PictureOutcome(
         steps=sim.num_steps,
         shown=sim.num_shown,

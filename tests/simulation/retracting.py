@@ -153,7 +153,7 @@ class RetractingScheduler(Scheduler):
             active, _ = super()._decoding_rows()
             roomy = False  # as after any other retraction
         roomy = roomy or not self.num_running
-        written, _, _ = self.held.draft.row_writes
+        written, _, _ = self.pools.draft.row_writes
         if not (self.skips and len(written)):
             return active, roomy
         changed = np.isin(self.running.req_pool_indices_cpu, written)

@@ -97,7 +97,7 @@ class Simulation:
         self.salts: dict[int, int] = {}  # by request, also of those that ended while a step computes for them
         self.runner = self.make_runner(
             config,
-            Pools.of(self.scheduler.held),
+            Pools.of(self.scheduler.pools),
             model,
             salt=self.salts.__getitem__,
             propose=self.propose if algorithm.on_device else None,
@@ -274,7 +274,7 @@ class Simulation:
             self._abort_somebody()
         if rng.random() < faults.flush:
             self.scheduler.flush_cache()
-        windows = windows_of(self.scheduler.held)
+        windows = windows_of(self.scheduler.pools)
         if windows and rng.random() < faults.windows_lost:
             windows.evict(windows.num_cached)
         if rng.random() < faults.between_steps:
@@ -332,10 +332,10 @@ class Simulation:
             self.oracles.liveness.planned(plan, self.now)
         elif plan:
             self.oracles.liveness.launched(plan)
-        self.runner.poison_free([*(plan.host.saves if plan else ()), *self.scheduler.held.draft.saves])
+        self.runner.poison_free([*(plan.host.saves if plan else ()), *self.scheduler.pools.draft.saves])
         if plan is not None:
             self.num_steps += 1
-            log_plan(self.oracles.log, plan, self.scheduler.held, self.config)
+            log_plan(self.oracles.log, plan, self.scheduler.pools, self.config)
 
     def committing(self, plan: StepPlan, result: StepResult) -> None:
         """Who failed hears what was chosen before, as it would have without drafts, and then has ended."""
@@ -453,10 +453,10 @@ class Simulation:
     def _flush(self) -> None:
         """An engine that is idle but for a flush goes on until nothing is cached."""
         self.scheduler.flush_cache()
-        for _ in range(self.scheduler.held.cache.num_pages):
+        for _ in range(self.scheduler.pools.cache.num_pages):
             if not self.core.idle:
                 self.tick()
-        require(not self.scheduler.held.cache.num_pages, "an engine with nothing else to do leaves a flush half done")
+        require(not self.scheduler.pools.cache.num_pages, "an engine with nothing else to do leaves a flush half done")
 
     def drain_limit(self) -> int:
         """Each request alone: its chunks and its tokens, each with a step in flight, and as often again as it may be
@@ -470,7 +470,7 @@ class Simulation:
         return 10 + retries * alone + flush
 
     def outcome(self) -> Outcome:
-        counters, held = self.scheduler.counters, self.scheduler.held
+        counters, pools = self.scheduler.counters, self.scheduler.pools
         hits = self.oracles.num_hits
         return Outcome(
             requests=self.num_added,
@@ -486,11 +486,11 @@ class Simulation:
             retractions=int(counters.get("retractions", 0)),
             displaced=int(counters["displaced"]),
             recomputed=int(counters.get("recomputed_tokens", 0)),
-            offloaded=held.offloaded.num_saved,
-            state_hits=hits if states_of(held) else 0,
-            window_hits=hits if windows_of(held) else 0,
-            states_taken=states_of(held).num_taken if states_of(held) else 0,
-            evicted_states=states_of(held).num_evicted if states_of(held) else 0,
+            offloaded=self.scheduler.memory.host_copies.num_saved,
+            state_hits=hits if states_of(pools) else 0,
+            window_hits=hits if windows_of(pools) else 0,
+            states_taken=states_of(pools).num_taken if states_of(pools) else 0,
+            evicted_states=states_of(pools).num_evicted if states_of(pools) else 0,
             digest=self.oracles.log.hexdigest(),
         )
 

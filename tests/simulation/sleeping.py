@@ -65,7 +65,7 @@ class Sleeping:
         super().__init__(*args, **others)
         self.core.sleeper.on_update = self._updated
         self.kept: Kept | None = None
-        self.generations = [slots.generation.copy() for slots, _ in self.scheduler.held.pools]
+        self.generations = [slots.generation.copy() for slots, _ in self.scheduler.pools.all]
         self.was_away = False
         self.num_asked = self.num_sleeps = self.num_updates = self.num_restarts = self.num_kept = 0
 
@@ -146,7 +146,7 @@ class Sleeping:
         self._at_rest()
         scheduler, runner = self.scheduler, self.runner
         num_bytes = sum(len(ids) * self.config.kinds.slot_bytes[kind] for kind, ids in places.items())
-        require(num_bytes <= scheduler.held.offloaded.room, f"{num_bytes} bytes of the cache are kept")
+        require(num_bytes <= scheduler.memory.host_copies.room, f"{num_bytes} bytes of the cache are kept")
         self.kept = Kept(
             places=dict(places),
             pages=runner.pages.by_slot[places["kv"]],
@@ -218,16 +218,16 @@ class Sleeping:
 
     def _check_clear(self) -> None:
         """C25: everything is as after `clear`, but generations, which grow for ever."""
-        held = self.scheduler.held
-        for (slots, cached), before in zip(held.pools, self.generations, strict=True):
+        pools = self.scheduler.pools
+        for (slots, cached), before in zip(pools.all, self.generations, strict=True):
             require(slots.num_free + cached == slots.capacity, f"{slots.name} are not all free after a release")
             require(not cached or self.kept is not None, f"{slots.name} are cached after a release")
             require(bool((slots.generation >= before).all()), f"generations of {slots.name} were reset")
-        self.generations = [slots.generation.copy() for slots, _ in held.pools]
-        require(not held.rows.req_to_token.any(), "a row maps to pages after a release")
-        require(not held.table._block.any(), "a column by row is not zero after a release")
-        if states_of(held):
-            require(not held.rows._row_slots.any(), "a row maps to a state after a release")
+        self.generations = [slots.generation.copy() for slots, _ in pools.all]
+        require(not pools.rows.req_to_token.any(), "a row maps to pages after a release")
+        require(not pools.table._block.any(), "a column by row is not zero after a release")
+        if states_of(pools):
+            require(not pools.rows._row_slots.any(), "a row maps to a state after a release")
 
 
 class SleepingSimulation(Sleeping, Simulation):

@@ -12,7 +12,7 @@ from forebay.memory.holding import Holding
 from forebay.requests.request import Request
 from forebay.requests.transfers import NO_ADAPTER, AdapterIdentity
 from forebay.scheduler import decode_role, prefill_role
-from forebay.scheduler.releases import Releases
+from forebay.scheduler.memory.deferred import Deferred
 from tests.simulation import adapting_pair
 from tests.simulation.adapting import run_seeds
 
@@ -28,7 +28,7 @@ def share_all(req: Request, weight_version: int) -> None:
     req.weight_version, req.cache_namespace = weight_version, f"{weight_version}/{req.namespace}"
 
 
-def free_at_once(held: Releases, number: int, holding: Holding) -> None:
+def free_at_once(deferred: Deferred, holding: Holding, number: int) -> None:
     holding.kind.return_slots(holding, number)
 
 
@@ -55,7 +55,7 @@ BEGIN = Adapters.begin
     ("owner", "name", "mistake"),
     [
         (Request, "compute_with", share_all),
-        (Releases, "_let_adapter_go", free_at_once),
+        (Deferred, "free_holding", free_at_once),
         (Adapters, "enter", count_nobody),
         (Adapters, "failed", keep_the_slot),
         (AdapterLoader, "read_again", read_nothing),

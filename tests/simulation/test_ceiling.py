@@ -102,7 +102,7 @@ def test_c27_one_request_that_no_longer_fits_beside_lost_pages_ends_typed(kind: 
     for num_pages in range(PAGES - num_lost - 2, PAGES + 1):
         for output, late in ((1, False), (2 * asked.page_size, False), (4 * asked.page_size, True)):
             rig = Rig(depth=1, **{field.name: getattr(asked, field.name) for field in fields(asked)})
-            kv, prompt = rig.scheduler.held.kv, num_pages * asked.page_size - output + 1
+            kv, prompt = rig.scheduler.pools.kv, num_pages * asked.page_size - output + 1
             if late:
                 rig.add(prompt, max_new=output)
                 rig.launch()

@@ -43,20 +43,21 @@ def not_admitted(sim: Simulation) -> None:
     def broken(reqs):
         raise RuntimeError("no rows")
 
-    held = sim.scheduler.held
+    pools = sim.scheduler.pools
     waiting = sim.add(fresh(sim, 20), greedy(6))
     req = sim.scheduler.requests[waiting.id]
-    match = held.match(req)
-    match, pin = held.pin(req, match)
-    with patch.object(held.rows, "alloc", broken), pytest.raises(RuntimeError, match="no rows"):
-        held.admit(req, match, pin, footprint(len(req.tokens), held.page_size, pin.num_pages))
+    match = sim.scheduler.memory.prefixes.match(req)
+    match, pin = sim.scheduler.memory.prefixes.pin(req, match)
+    need = footprint(len(req.tokens), pools.page_size, pin.num_pages)
+    with patch.object(pools.rows, "alloc", broken), pytest.raises(RuntimeError, match="no rows"):
+        sim.scheduler.memory.allocator.admit(req, match, pin, need)
     sim.scheduler.audit()
     sim.abort(waiting.id)
 
 
 def evicted(sim: Simulation) -> None:
     """Every other cached state."""
-    cached = states_of(sim.scheduler.held)
+    cached = states_of(sim.scheduler.pools)
     cached.evict(cached.num_cached // 2)
 
 
@@ -72,7 +73,7 @@ def test_a3_a_slot_is_as_good_as_new_whatever_became_of_its_last_tenant(kind, de
         tracked = sim.add(fresh(sim, 5 + i % 16), greedy(1 + i % 5))
         sim.drain()
         assert (tracked.finish, len(tracked.received)) == (FinishReason.LENGTH, 1 + i % 5)
-    handed_out = states_of(sim.scheduler.held).pool.generation[1:]
+    handed_out = states_of(sim.scheduler.pools).pool.generation[1:]
     assert len(np.unique(handed_out)) > 1
     assert handed_out.min() > 100, "a slot was used by few"
 
@@ -155,7 +156,7 @@ def test_c1_c26_c28_tokens_do_not_depend_on_chunks_or_retractions(kind, chunk, e
 def resumable(sim: Simulation, prompt: list[int]) -> int:
     """The longest cached beginning of a prompt at whose end there is a state and in front of whose end there is a
     window; looked for token by token."""
-    held, ps = sim.scheduler.held, sim.config.page_size
+    pools, ps = sim.scheduler.pools, sim.config.page_size
     best = 0
 
     def look(node, tokens, pages):
@@ -163,20 +164,20 @@ def resumable(sim: Simulation, prompt: list[int]) -> int:
         for child in node.children.values():
             path = tokens + np.frombuffer(child.key, dtype=np.int32).tolist()
             held_pages = np.concatenate([pages, child.pages])
-            ends = [len(path)] if states_of(held) else range(len(tokens) + ps, len(path) + 1, ps)
+            ends = [len(path)] if states_of(pools) else range(len(tokens) + ps, len(path) + 1, ps)
             for end in ends:
                 needed = held_pages[max(0, end - WINDOW + 1) // ps : end // ps]
-                there = windows_of(held) is None or windows_of(held).full_to_window[needed].all()
+                there = windows_of(pools) is None or windows_of(pools).full_to_window[needed].all()
                 if (
                     path[:end] == prompt[:end]
                     and end < len(prompt)
                     and there
-                    and (not states_of(held) or states_of(held).slot_of(child))
+                    and (not states_of(pools) or states_of(pools).slot_of(child))
                 ):
                     best = max(best, end)
             look(child, path, held_pages)
 
-    for root in held.cache._roots.values():
+    for root in pools.cache._roots.values():
         look(root, [], np.empty(0, dtype=np.int64))
     return best
 
@@ -213,14 +214,14 @@ def test_c3_c18_c19_hits_of_every_length_end_at_the_last_place_that_can_be_resum
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_c3_c20_of_a_partly_evicted_prefix_what_can_be_resumed_is_still_hit(kind):
     sim = simulation_of(hybrid(kind, max_running_requests=2))
-    held, prompt = sim.scheduler.held, fresh(sim, 30)
+    pools, prompt = sim.scheduler.pools, fresh(sim, 30)
     for fraction in (1, 2, 3):
         sim.add(prompt, greedy(2))
         sim.drain()
-        if states_of(held):
-            states_of(held).evict(states_of(held).num_cached // fraction)
-        if windows_of(held):
-            windows_of(held).evict(windows_of(held).num_cached // fraction)
+        if states_of(pools):
+            states_of(pools).evict(states_of(pools).num_cached // fraction)
+        if windows_of(pools):
+            windows_of(pools).evict(windows_of(pools).num_cached // fraction)
         expected = resumable(sim, prompt)
         again = sim.add(prompt, greedy(2))
         sim.drain()
@@ -250,7 +251,7 @@ def test_c3_a_conversation_hits_all_of_its_earlier_turns(kind):
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_c9_flush_with_steps_in_flight_changes_no_token_and_leaves_no_stale_hit(kind, depth):
     sim = simulation_of(hybrid(kind, overlap_depth=depth))
-    held, system = sim.scheduler.held, fresh(sim, 14)
+    pools, system = sim.scheduler.pools, fresh(sim, 14)
     for i in range(30):
         sim.add(system + fresh(sim, 6), greedy(8))
         sim.turn()
@@ -262,9 +263,9 @@ def test_c9_flush_with_steps_in_flight_changes_no_token_and_leaves_no_stale_hit(
     sim.drain()
     assert sim.oracles.num_hits
     sim.scheduler.flush_cache()
-    assert held.cache.num_pages == 0
-    assert states_of(held) is None or states_of(held).pool.num_free == num_states(sim.config.kinds)
-    assert windows_of(held) is None or windows_of(held).slots.num_free == num_window_pages(sim.config.kinds)
+    assert pools.cache.num_pages == 0
+    assert states_of(pools) is None or states_of(pools).pool.num_free == num_states(sim.config.kinds)
+    assert windows_of(pools) is None or windows_of(pools).slots.num_free == num_window_pages(sim.config.kinds)
     cold = sim.add(system + fresh(sim, 6), greedy(8))
     sim.drain()
     assert cold.cached_tokens == 0

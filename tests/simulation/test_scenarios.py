@@ -156,7 +156,7 @@ def test_c3_a_partly_evicted_prefix_still_hits_as_far_as_it_is_there(page_size):
     prompt = list(range(24))
     sim.add(prompt, greedy(1))
     sim.drain()
-    sim.scheduler.held.cache.evict(8 // page_size)
+    sim.scheduler.pools.cache.evict(8 // page_size)
     again = sim.add(prompt, greedy(1))
     sim.drain()
     assert again.cached_tokens == 16

@@ -12,9 +12,9 @@ from forebay.memory.slots import Slots
 from forebay.requests.request import Request
 from forebay.scheduler.halt import Halt
 from forebay.scheduler.handoff import Role
-from forebay.scheduler.offload import Offloaded
+from forebay.scheduler.memory.engine_memory import EngineMemory
+from forebay.scheduler.memory.host_copies import HostCopies
 from forebay.scheduler.prefill_role import PrefillRole
-from forebay.scheduler.releases import Releases
 from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.sleeping import SleepingSimulation, SleepOutcome, run_seed
 from tests.simulation.sleeping_pair import SleepingHalf, SleepingPairOutcome
@@ -62,7 +62,7 @@ def the_prefix_cache_is_kept_over_a_release(patch: Patch) -> None:
 @mutation
 def the_prefix_cache_is_kept_over_an_update(patch: Patch) -> None:
     """As if versions of the weights shared prefixes, and nothing were dropped."""
-    clear, compute_with = Releases.clear, Request.compute_with
+    clear, compute_with = EngineMemory.clear, Request.compute_with
 
     def kept(self, void, left=None, *, committed=-1, released=False):
         if released or left:
@@ -72,24 +72,24 @@ def the_prefix_cache_is_kept_over_an_update(patch: Patch) -> None:
         compute_with(self, weight_version)
         self.cache_namespace = f"0/{self.namespace}"
 
-    patch.setattr(Releases, "clear", kept)
+    patch.setattr(EngineMemory, "clear", kept)
     patch.setattr(Request, "compute_with", shared)
     patch.setattr(SleepingSimulation, "_check_clear", lambda self: None)
 
 
 @mutation
 def a_host_copy_of_an_old_version_is_loaded(patch: Patch) -> None:
-    clear = Releases.clear
+    clear = EngineMemory.clear
 
     def mutated(self, void, left=None, *, committed=-1, released=False):
-        clear(self, void, left, committed=self.steps.committed, released=released)
+        clear(self, void, left, committed=self.pools.steps.committed, released=released)
 
-    patch.setattr(Releases, "clear", mutated)
+    patch.setattr(EngineMemory, "clear", mutated)
 
 
 @mutation
 def more_of_the_prefix_cache_is_kept_than_the_host_has_room_for(patch: Patch) -> None:
-    patch.setattr(Offloaded, "bytes_of", lambda self, num_slots: 0)
+    patch.setattr(HostCopies, "bytes_of", lambda self, num_slots: 0)
 
 
 @mutation
@@ -120,7 +120,7 @@ def memory_is_released_before_steps_in_flight_have_landed(patch: Patch) -> None:
 def who_goes_on_under_new_weights_keeps_its_tokens(patch: Patch) -> None:
     def mutated(scheduler, version):
         scheduler.weight_version = version
-        scheduler.held.clear([])
+        scheduler.memory.clear([])
         for req in scheduler.waiting:
             req.compute_with(version)
             req.resume_after = 0
@@ -142,10 +142,10 @@ def requests_start_while_the_engine_comes_to_a_halt(patch: Patch) -> None:
 @mutation
 def requests_that_waited_through_a_release_wait_for_a_step_that_never_comes(patch: Patch) -> None:
     def mutated(scheduler):
-        held = scheduler.held
-        held.clear([], committed=held.steps.committed, released=True)
+        pools = scheduler.pools
+        scheduler.memory.clear([], committed=pools.steps.committed, released=True)
         for req in scheduler.waiting:
-            req.resume_after = held.steps.launched + 1
+            req.resume_after = pools.steps.launched + 1
 
     patch.setattr(sleep, "forget_caches", mutated)
 
@@ -154,7 +154,7 @@ def requests_that_waited_through_a_release_wait_for_a_step_that_never_comes(patc
 def memory_is_released_while_a_peer_may_touch_it(patch: Patch) -> None:
     def done(self):
         s = self._scheduler
-        return not (s.num_running or s.flights or s.finishing or s.transferring or s.held.draft.saves)
+        return not (s.num_running or s.flights or s.finishing or s.transferring or s.pools.draft.saves)
 
     patch.setattr(Halt, "done", property(done))
     patch.setattr(SleepingHalf, "_check_clear", lambda self: None)

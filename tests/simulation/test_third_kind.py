@@ -20,7 +20,7 @@ from forebay.memory.radix_node import Node
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, PAD, Holder, Ids, Slots
 from forebay.requests.step_plan import HostWork
-from forebay.scheduler import releases
+from forebay.scheduler.memory import pools
 from forebay.scheduler.scheduler import NO_LIMIT
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.simulator import Simulation
@@ -102,15 +102,15 @@ class Following(RetractingScheduler):
 
     def plan(self, now, width=1, mixed_limit=NO_LIMIT):
         plan = super().plan(now, width, mixed_limit)
-        (keys,) = (kind for kind in self.held.kinds if isinstance(kind, IndexKeys))
+        (keys,) = (kind for kind in self.pools.kinds if isinstance(kind, IndexKeys))
         if plan:
             self._copy(plan.host, keys)
-        ends = [*plan.ends, *self.held.table.kv_bound[plan.rows[plan.num_extends :]]] if plan else ()
+        ends = [*plan.ends, *self.pools.table.kv_bound[plan.rows[plan.num_extends :]]] if plan else ()
         for row, width, length in zip(plan.rows, plan.q_lens, ends, strict=True) if plan else ():
             at = np.arange(length)
-            pages = self.held.rows.req_to_token[row, at // keys.positions.shape[1]]
+            pages = self.pools.rows.req_to_token[row, at // keys.positions.shape[1]]
             slots, offsets = keys.of_page[pages], at % keys.positions.shape[1]
-            assert (keys.slots.owner[slots] == self.held.kv.owner[pages]).all(), "keys are not whose their pages are"
+            assert (keys.slots.owner[slots] == self.pools.kv.owner[pages]).all(), "keys are not whose their pages are"
             before = slice(0, length - width)
             assert (keys.positions[slots, offsets] == at)[before].all(), "keys are not those of the tokens before"
             keys.positions[slots, offsets] = at
@@ -141,7 +141,7 @@ def run(seed: int, kind: type[IndexKeys]) -> Simulation:
     config = replace(config, kinds=replace(config.kinds, slot_bytes=slot_bytes))
     traffic = random_traffic(rng, config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(releases, "make_kinds", lambda config, rows: (*make_kinds(config, rows), kind(config, rows)))
+        patch.setattr(pools, "make_kinds", lambda config, rows: (*make_kinds(config, rows), kind(config, rows)))
         sim = Simulation(config, traffic, rng, make_scheduler=Following, widths=widths)
     sim.run()
     return sim

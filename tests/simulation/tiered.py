@@ -118,7 +118,7 @@ class Tiered:
 
     def __init__(self, config: SchedulerConfig, traffic: Any, rng: Random, *args: Any, **others: Any) -> None:
         super().__init__(with_copies(config, Random(str(config))), traffic, rng, *args, **others)  # type: ignore[call-arg]
-        kinds = self.scheduler.held.kinds  # type: ignore[attr-defined]
+        kinds = self.scheduler.pools.kinds  # type: ignore[attr-defined]
         if self.runner.tiers:  # type: ignore[attr-defined]
             self.runner.tiers.residents = next(kind for kind in kinds if isinstance(kind, Residents))  # type: ignore[attr-defined]
 

@@ -12,8 +12,9 @@ from forebay.memory.kinds.state.recurrent import Tracking
 from forebay.memory.kinds.window.windows import Windows
 from forebay.requests.request import Status
 from forebay.requests.updates import FinishReason
-from forebay.scheduler import allocations, releases
-from forebay.scheduler.allocations import Allocations
+from forebay.scheduler.memory import allocator
+from forebay.scheduler.memory.allocator import Allocator, Prefixes
+from forebay.scheduler.memory.pools import Pools
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.hash_runner import HashRunner
 from tests.simulation.hashing import KEY
@@ -54,21 +55,21 @@ def the_bound_of_a_row_never_comes_back(patch: Patch) -> None:
 
 
 def pages_are_reserved_for_a_token_less_than_the_width(patch: Patch) -> None:
-    add_drafts = Allocations.add_drafts
+    add_drafts = Allocator.add_drafts
 
     def mutated(self, *args):
         with Patch.context() as inside:
-            inside.setattr(allocations, "ceil_div", lambda kv_lens, page_size: ceil_div(kv_lens - 1, page_size))
+            inside.setattr(allocator, "ceil_div", lambda kv_lens, page_size: ceil_div(kv_lens - 1, page_size))
             return add_drafts(self, *args)
 
-    patch.setattr(Allocations, "add_drafts", mutated)
+    patch.setattr(Allocator, "add_drafts", mutated)
 
 
 def an_outrun_length_is_read(patch: Patch) -> None:
     def mutated(self, rows):
         return self.table.kv_lens(rows) >= self.table.num_pages[rows] * self.page_size
 
-    patch.setattr(Allocations, "opens_page", mutated)
+    patch.setattr(Pools, "opens_page", mutated)
 
 
 def a_window_moves_on_by_the_bound(patch: Patch) -> None:
@@ -86,10 +87,10 @@ def a_victims_length_is_taken_from_the_bound(patch: Patch) -> None:
     decoding_rows = Scheduler._decoding_rows
 
     def mutated(self):
-        drafts = self.held.table.num_drafts.copy()
-        self.held.table.num_drafts[:] = 0
+        drafts = self.pools.table.num_drafts.copy()
+        self.pools.table.num_drafts[:] = 0
         found = decoding_rows(self)
-        self.held.table.num_drafts[:] = drafts
+        self.pools.table.num_drafts[:] = drafts
         return found
 
     patch.setattr(Scheduler, "_decoding_rows", mutated)
@@ -139,9 +140,9 @@ def a_token_behind_the_last_one_is_told(patch: Patch) -> None:
     propose, append = Scheduler._propose, Scheduler.append
 
     def proposing(self, reqs, rows, width):
-        self.held.table.max_kv_len[rows] += 1
+        self.pools.table.max_kv_len[rows] += 1
         propose(self, reqs, rows, width)
-        self.held.table.max_kv_len[rows] -= 1
+        self.pools.table.max_kv_len[rows] -= 1
 
     def appending(self, req, *args):
         last = req.max_kv_len
@@ -162,14 +163,14 @@ def a_request_that_fails_behind_a_token_does_not_hear_it(patch: Patch) -> None:
 
 
 def what_was_accepted_behind_the_end_is_adopted(patch: Patch) -> None:
-    adopt = Allocations.adopt
+    adopt = Prefixes.adopt
 
     def mutated(self, req, *args, **how):
         with Patch.context() as inside:
-            inside.setattr(releases, "min", lambda num_committed, num_tokens: num_committed, raising=False)
+            inside.setattr(allocator, "min", lambda num_committed, num_tokens: num_committed, raising=False)
             adopt(self, req, *args, **how)
 
-    patch.setattr(Allocations, "adopt", mutated)
+    patch.setattr(Prefixes, "adopt", mutated)
 
 
 def a_proposer_is_not_told_who_has_ended(patch: Patch) -> None:

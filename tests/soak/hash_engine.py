@@ -65,13 +65,13 @@ class SoakedRunner:
 
     def __init__(self, scheduler: Scheduler, config: SchedulerConfig) -> None:
         self._scheduler = scheduler
-        self.hashes = HashRunner(config, Pools.of(scheduler.held), MODEL, salt=lambda request_id: 0)
+        self.hashes = HashRunner(config, Pools.of(scheduler.pools), MODEL, salt=lambda request_id: 0)
         self._num_steps = 0
 
     def launch(self, plan: StepPlan) -> Launched:
-        held, runner = self._scheduler.held, self.hashes
+        pools, runner = self._scheduler.pools, self.hashes
         runner.check_in_flight()
-        runner.poison_free([*plan.host.saves, *held.draft.saves])
+        runner.poison_free([*plan.host.saves, *pools.draft.saves])
         self._num_steps += 1
         if self._num_steps % PRUNE_EVERY == 0:
             self._prune()

@@ -215,8 +215,8 @@ class Soak:
             "requests": scheduler.requests,
             "waiting": list(scheduler.waiting),
             "in flight": list(core._in_flight),
-            "deferred": list(scheduler.held.deferred),
-            "on the host": scheduler.held.offloaded._copies,
+            "deferred": list(scheduler.pools.deferred.entries),
+            "on the host": scheduler.memory.host_copies._copies,
             "launched": list(runner.hashes.in_flight),
             "connections": self._num_connections(),
         }

@@ -110,7 +110,7 @@ class InProcess:
     def _check_adapter(self, name: str) -> None:
         """Raise NotFound for an adapter that is not loaded."""
         if name:
-            self._core.scheduler.held.adapters.named(name)
+            self._core.scheduler.pools.adapters.named(name)
 
     def _request(self, output: RequestOutput, params: SamplingParams, places: list[int], adapter: str) -> AddRequest:
         return AddRequest(

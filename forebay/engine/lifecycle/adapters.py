@@ -101,7 +101,7 @@ class AdapterLoader:
         self._scheduler, self._memory, self._clock = scheduler, memory, clock
         self._is_there, self.beside = is_there, beside or in_a_thread
         self.on_read: Callable[[], None] = lambda: None  # a thread has read something: `go_on` can go on
-        self._adapters = scheduler.held.adapters
+        self._adapters = scheduler.pools.adapters
         self._loads: list[_Load] = []
         self._unloads: list[_Unload] = []
         self._answers: list[Answer] = []

@@ -302,7 +302,7 @@ class Sleeper(Transitions):
             try:
                 places = keep_cached(self._scheduler)
                 self._kept_bytes = self._memory.keep(places)
-                self._kept_tokens = len(places[KV]) * self._scheduler.held.page_size
+                self._kept_tokens = len(places[KV]) * self._scheduler.pools.page_size
                 return
             except (MemoryError, RuntimeError) as error:  # torch's, where there is no memory for the copies
                 log.error(event("prefix_cache_not_kept", reason=str(error), effect="its prompts are computed again"))

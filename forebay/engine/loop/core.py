@@ -201,7 +201,7 @@ class EngineCore:
         return []
 
     def _adapter(self, wanted: AddRequest) -> AdapterLoad | None:
-        adapters = self.scheduler.held.adapters
+        adapters = self.scheduler.pools.adapters
         return adapters.named(wanted.adapter, wanted.adapter_number) if wanted.adapter else None
 
     def abort(self, request_id: int) -> list[Update]:

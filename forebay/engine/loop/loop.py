@@ -65,7 +65,7 @@ class EngineLoop:
         self._sleep_idle_s = sleep_idle_s  # 0: it never sleeps by itself
         self._sleep_at: float | None = clock() + sleep_idle_s if sleep_idle_s else None
         self._channel = channel
-        self._surveys = Surveys(core.scheduler.held.cache, core.scheduler.held.pictures)
+        self._surveys = Surveys(core.scheduler.pools.cache, core.scheduler.pools.pictures)
         if core.exchange:
             channel.also_wake_for(core.exchange.transfers.fileno())
         if core.sleeper.contents is not None:

@@ -17,7 +17,7 @@ class _Copy:
     step: int  # that makes the copy
 
 
-class Offloaded:
+class HostCopies:
     """The host copies by request, and what the next plan has to do about them."""
 
     def __init__(self, config: KindConfig) -> None:
