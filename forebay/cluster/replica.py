@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from forebay.base.errors import EngineError
 from forebay.base.exposure import is_unspecified
 from forebay.base.log import event, get_logger
 from forebay.base.topology import this_topology
@@ -152,7 +153,8 @@ class Replica:
                 wait_s = FIRST_WAIT_S
 
     def _listen(self) -> socket.socket | None:
-        """A router has one port: the process of the actor before may still have it for a moment."""
+        """Return the socket, or None if a drain begins first. A router has one port, which the process of the actor
+        before may still have; the address of a server may not be up yet."""
         while not self._ending.is_set():
             try:
                 if self._spec.port:
@@ -163,9 +165,11 @@ class Replica:
                 host = self._node_address if is_unspecified(host) else host
                 self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
                 return self._sock
+            except EngineError as error:
+                self._why = error.message
             except OSError as error:
                 self._why = f"{self._host}:{self._spec.port} cannot be used: {error.strerror}"
-                self._ending.wait(BIND_RETRY_S)
+            self._ending.wait(BIND_RETRY_S)
         return None
 
     def _words(self) -> list[str]:

@@ -60,8 +60,8 @@ def fake(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(*words: str, role: Role | None = Role.BOTH, update: Update | None = None, **fields: Any) -> Replica:
-    fields = {"host": "127.0.0.1", "drain_timeout_s": 9, **fields}
-    spec = Spec(name="server-1", role=role, words=words, needs=Needs(num_cpus=0), **fields)
+    fields = {"host": "127.0.0.1", "drain_timeout_s": 9, "needs": Needs(num_cpus=0), **fields}
+    spec = Spec(name="server-1", role=role, words=words, **fields)
     return Replica(spec.encode(), "10.0.0.1", update)
 
 

@@ -206,4 +206,25 @@ ENGINE = (
         "except MemoryError as error:  #",
         "engine/test_sleeper.py::test_sleeper_without_memory_for_copies_sleeps_and_keeps_nothing",
     ),
+    Mutant(
+        "C33 a check of two engines takes a quarter of the pages that can be had",
+        "engine/loop/checks.py",
+        "min(most, role.most_tokens // SHARE)",
+        "min(most, role.most_tokens)",
+        "engine/test_loop_parts.py::test_check_asks_for_a_quarter_of_what_can_be_had_and_64_mib_at_most",
+    ),
+    Mutant(
+        "C27 a check that prefill renews has its time again",
+        "engine/loop/checks.py",
+        "                check.deadline = now + self._options.lease_s\n",
+        "                pass\n",
+        "engine/test_loop_parts.py::test_check_that_is_renewed_has_its_time_again_and_what_arrived_is_its_answer",
+    ),
+    Mutant(
+        "C21 decode alone shares its caches with processes of its machine",
+        "engine/loop/roles.py",
+        "    if not options.is_decode or config.device",
+        "    if config.device",
+        "engine/test_loop_parts.py::test_decode_alone_shares_its_caches_where_its_transport_maps_them",
+    ),
 )
