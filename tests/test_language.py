@@ -1,14 +1,16 @@
 """Plain technical English: what a program can check of docstrings and of commit subjects.
 
 A docstring's first line says what a function does or what a class is, so it starts with no pronoun. Sentences are
-short, and public names have docstrings. Names of functions, classes and parameters have no invented words. The counts
-of exceptions may only fall; a folder without any is not listed.
+short, and public names have docstrings. Names of functions, classes and parameters have no invented words. Every
+sentence of a docstring and of an error names its subject: the words of `VAGUE` are counted in both. The counts of
+exceptions may only fall; a folder without any is not listed.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -32,6 +34,28 @@ INVENTED |= {"guess", "guesses", "guessed", "guessing", "residency", "residencie
 """Words of identifiers that the field has others for; `half` is allowed for half precision and halves of vectors."""
 WITH_INVENTED_WORD: dict[str, int] = {"families": 1, "formats": 2, "layers": 1, "ops": 4}
 WITHOUT_DOCSTRING: dict[str, int] = {"layers": 20, "memory": 6, "pools": 2, "runtime": 56, "transfer": 14}
+
+_VERB = (
+    "is|are|was|were|has|have|had|does|do|did|can|cannot|may|must|will|would|needs?|wants?|comes?|goes|stands?|lies|"
+    "runs?|exists?|holds?|takes?|gives?"
+)
+VAGUE = {
+    "who": r"who|whom|whoever|whomever|nobody|somebody|someone|anybody|everybody",
+    "what": rf"what(?:ever)? (?:{_VERB})",
+    "where": rf"where (?:there|it|they|that|this|none|no one|nothing|one|both|all|some|several) (?:{_VERB})|where not|"
+    rf"where (?:a|an|the|no|its|some|several|one|another|each) \w+ (?:{_VERB})",
+    "so many": "so many|so much|so few|as ever|as many as there",
+    "people": "(?:lets?|letting) go|tells?|told|(?:gives?|gave|given|giving) way|(?:goes|go|went|gone|going) on",
+    "stands": "(?:stands?|stood)(?! for| in for)|lies|lay",
+    "its": r"its(?=[.,;:)]|$)",
+}
+"""Words by which a sentence leaves its subject, its condition or its number open: name the component, write "if"."""
+VAGUE_PATTERNS = {name: re.compile(rf"\b(?:{words})(?!\w)", re.IGNORECASE) for name, words in VAGUE.items()}
+MOST_VAGUE = 0.05
+"""The part of a folder's docstrings, and of its errors, that may have such words."""
+LEEWAY = 5  # texts fewer than a count before it must be lowered, so that branches side by side do not meet there
+VAGUE_DOCSTRINGS: dict[str, int] = {"memory": 91, "route": 18, "scheduler": 84, "server": 115}
+VAGUE_ERRORS: dict[str, int] = {}
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -110,6 +134,25 @@ def long_sentences(text: str) -> list[str]:
     return [sentence for sentence in sentences if len(sentence.split()) > MOST_WORDS]
 
 
+def vague_words(text: str) -> list[str]:
+    """Return the first words of each of the patterns of `VAGUE` in a text; code in backticks is none."""
+    prose = re.sub(r"`[^`]*`", "`code`", " ".join(text.split()))
+    return [found[0] for pattern in VAGUE_PATTERNS.values() if (found := pattern.search(prose))]
+
+
+def error_texts(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of each error that is raised with one; a value within it is `code`."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call):
+            continue
+        for argument in node.exc.args:
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield node.lineno, argument.value
+            elif isinstance(argument, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else "`code`" for part in argument.values)
+                yield node.lineno, "".join(map(str, parts))
+
+
 @functools.cache
 def all_documented() -> list[tuple[str, Documented]]:
     """Return the folder of each, too."""
@@ -140,7 +183,53 @@ def may_only_fall(found: list[tuple[str, str]], known: dict[str, int]) -> None:
     assert not fewer, f"there are fewer now: lower the counts to {fewer}"
 
 
+def few_are_vague(texts: list[tuple[str, str, str]], known: dict[str, int]) -> None:
+    """Check (folder, place, text): at most `MOST_VAGUE` of a folder's texts are vague, or as many as `known` has."""
+    totals = Counter(folder for folder, _, _ in texts)
+    found = [(folder, f"{place} {vague_words(text)}") for folder, place, text in texts if vague_words(text)]
+    counts = Counter(folder for folder, _ in found)
+    for folder, total in totals.items():
+        names = [name for place, name in found if place == folder]
+        most = max(known.get(folder, 0), math.ceil(MOST_VAGUE * total))
+        assert counts[folder] <= most, f"{folder}: {counts[folder]} of {total}, at most {most}: {names}"
+    fewer = {folder: counts[folder] for folder, n in known.items() if counts[folder] < n - LEEWAY}
+    assert not fewer, f"there are fewer now: lower the counts to {fewer}"
+
+
 @pytest.mark.long
+def test_docstrings_and_errors_name_subjects_conditions_and_numbers() -> None:
+    few_are_vague([(folder, each.name, each.text) for folder, each in all_documented() if each.text], VAGUE_DOCSTRINGS)
+    paths = [path.relative_to(PACKAGE) for path in sorted(PACKAGE.rglob("*.py"))]
+    errors = [
+        (path.parts[0], f"{path}:{line}", text)
+        for path in paths
+        for line, text in error_texts((PACKAGE / path).read_text())
+    ]
+    few_are_vague(errors, VAGUE_ERRORS)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Return what is left of it, for whoever asks.", ["whoever", "what is"]),
+        ("None where there is no such token.", ["where there is"]),
+        ("Use the row where the request has tokens.", ["where the request has"]),
+        ("A request goes on as ever; so many wait.", ["as ever", "goes on"]),
+        ("Free its pages, and the slot of its.", ["its."]),
+        ("The client is told; the page stands behind, the row lies there.", ["told", "stands"]),
+        ("PAD stands for no row, and `where there is` is code.", []),
+        ("Return its pages, whose slots the file names where possible.", []),
+    ],
+)
+def test_vague_words_are_found_in_every_sentence(text: str, words: list[str]) -> None:
+    assert [word.rstrip(".") for word in vague_words(text)] == [word.rstrip(".") for word in words]
+
+
+def test_error_texts_are_those_of_raised_errors() -> None:
+    source = "raise E(f'{n} rows are told', code='x')\nraise E('plain')\nraise e\nE('not raised')\nraise E(1)"
+    assert [*error_texts(source)] == [(1, "`code` rows are told"), (2, "plain")]
+
+
 def test_docstring_starts_with_a_verb_or_the_noun_it_describes() -> None:
     found = [(folder, each.name) for folder, each in all_documented() if starts_with_a_pronoun(each.text)]
     may_only_fall(found, STARTS_WITH_A_PRONOUN)

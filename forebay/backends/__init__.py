@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Final
 
-from forebay.backends.backend import Backend, Here
+from forebay.backends.backend import Backend, Here, require_gpu
 from forebay.base.cpu import Cpu
 from forebay.base.errors import ConfigError
 
@@ -57,10 +57,16 @@ def default_backend(here: Here) -> tuple[str, str]:
 
 
 def make_ops(backend: str, num_threads: int, activation_bits: int = 16, memory: WeightMemory | None = None) -> Ops:
-    """Return the kernels of `backend` on `num_threads` threads. Raises ConfigError if there is no such backend, or it
-    cannot be made here. Weights are packed into `memory`; None: into some of torch's."""
+    """Return the kernels of `backend` on `num_threads` threads.
+
+    Raises ConfigError if there is no such backend, it needs a GPU and there is none, or it cannot be made here for
+    another reason. Weights are packed into `memory`; None: into torch's.
+    """
     if backend not in BACKENDS:
         raise ConfigError(f"kernel backend {backend!r}: use one of {', '.join(BACKENDS)}")
     if num_threads < 1:
         raise ConfigError(f"{num_threads} threads: use at least 1")
-    return BACKENDS[backend].make(num_threads, activation_bits, memory)
+    chosen = BACKENDS[backend]
+    if chosen.device == "cuda":
+        require_gpu()
+    return chosen.make(num_threads, activation_bits, memory)

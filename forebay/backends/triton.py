@@ -23,13 +23,6 @@ def _fit(here: Here) -> Fit:
 
 
 def _make(num_threads: int, activation_bits: int, memory: WeightMemory | None) -> Ops:
-    import torch
-
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            f"there is no NVIDIA GPU that this torch ({torch.__version__}) can use: install its build for CUDA and "
-            "the driver, or use --device cpu"
-        )
     try:
         from forebay.ops.triton import TritonOps
     except ImportError as error:

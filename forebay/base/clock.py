@@ -1,8 +1,8 @@
 """Time in which this process ran.
 
-A container that is paused, a virtual machine that moves, a stopped process: when it goes on, `time.monotonic` has not
-waited for it, and every time-out seems to have passed. Whoever compares clocks to tell a peer's silence, or a request
-that stands still, asks one of these instead.
+After a pause of a container, a move of a virtual machine or a stopped process, `time.monotonic` has counted the pause,
+and every time-out seems to have passed. Code that measures a peer's silence or a request without progress uses one of
+these clocks instead.
 """
 
 from __future__ import annotations

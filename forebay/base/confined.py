@@ -1,4 +1,4 @@
-"""Processes of our own for work on what somebody else wrote: in little memory, ended by the kernel when it takes long.
+"""Processes of our own for work on untrusted input: with little memory, ended by the kernel after too much CPU time.
 
 Questions and answers are bytes behind their length, over a socket pair, one after the other.
 """
@@ -37,7 +37,7 @@ class Limits(NamedTuple):
 
 
 class NoAnswer(Exception):
-    """Why: the continuation of a sentence that begins with what was asked about."""
+    """The reason: the continuation of a sentence that begins with the question."""
 
 
 class Late(NoAnswer):
@@ -45,11 +45,11 @@ class Late(NoAnswer):
 
 
 class ConfinedProcess:
-    """One that has just been started. Whoever holds it calls `end`."""
+    """One that has just been started. Its holder calls `end`."""
 
     def __init__(self, module: str, limits: Limits, work: str) -> None:
         """`module` is one that runs `serve`, its argument the socket to read. Raises Unavailable, which names the
-        `work`, where no process can be started."""
+        `work`, if no process can be started."""
         self._limits = limits
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -120,11 +120,11 @@ class Endable(Protocol):
 
 
 class Stopped(Exception):
-    """Nobody waits for the result any more: the process that worked for it was ended."""
+    """No caller waits for the result any more: the process that worked for it was ended."""
 
 
 class Stop:
-    """Ends the processes that work for one call once nobody waits for its result. Thread-safe.
+    """Ends the processes that work for one call once no client waits for its result. Thread-safe.
 
     A process is used deep below functions that need not know of clients. A thread therefore names the stop of its call
     in a context variable (`stopped_by`), and `Processes` reads it there.
@@ -188,8 +188,8 @@ class Processes(Generic[P]):
 
     @contextlib.contextmanager
     def one(self) -> Iterator[P]:
-        """For the caller alone. It is kept unless it has ended. Raises what `start` raises, and Stopped once nobody
-        waits for what this thread computes (`stopped_by`)."""
+        """Return a process for the caller alone. It is kept unless it has ended. Raises as `start` does, and Stopped
+        once no client waits for the result of this thread (`stopped_by`)."""
         with self._lock:
             idle = self._idle.pop() if self._idle else None
         if idle is not None and idle.has_ended:
@@ -224,7 +224,7 @@ def _end_all(processes: set[P]) -> None:
 
 
 def serve(fd: int, limits: Limits, answer: Callable[[bytes], bytes]) -> None:
-    """In such a process: answer until nobody is left to ask. `fd` is its end of the socket pair."""
+    """In such a process: answer until the other end is closed. `fd` is its end of the socket pair."""
     _limit_memory(limits.memory_bytes)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     with socket.socket(fileno=fd) as sock:

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 
 def brief(value: object) -> str:
-    """Somebody else's value as it stands in a message: on one line, and not the whole of it."""
+    """Return an untrusted value for a message: on one line, and shortened."""
     text = str(value)[:80]
     return text if isinstance(value, int | float) else repr(text)
 

@@ -1,4 +1,4 @@
-"""Checks of who can reach an address, and of what must not be reachable."""
+"""Checks of the clients that can reach an address, and of servers that must not be reachable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_unspecified(host: str) -> bool:
 
 
 def check_exposure(host: str, api_keys: Sequence[object]) -> None:
-    """Raises ConfigError where anybody on the network could use the server, or reach one with armed fault points."""
+    """Raise ConfigError if every host on the network could use the server, or reach one with armed fault points."""
     if is_loopback(host):
         return
     if not api_keys:

@@ -1,4 +1,4 @@
-"""Named places where a test can make production code fail.
+"""Named places at which a test can make production code fail.
 
 `fault.point("engine.plan")` costs one dictionary look-up while nothing is armed. Points are armed from code, or in a
 child process through FOREBAY_FAULTS ("name=kind@k,..."), which is refused unless FOREBAY_TEST_FAULTS=1 is set too.

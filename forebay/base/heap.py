@@ -18,14 +18,14 @@ with contextlib.suppress(OSError, AttributeError):
 
 
 def give_back_freed_memory() -> None:
-    """To the system, every whole page of it; elsewhere than on glibc nothing is done. Takes milliseconds, and whoever
-    needs as much again has it mapped anew."""
+    """Return every whole free page to the system; without glibc, do nothing. Takes milliseconds, and a later allocation
+    of the same size is mapped anew."""
     if _trim is not None:
         _trim(0)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether no memory was left, whoever asked for it: Python, the system (mmap), or torch's allocator."""
+    """Return whether an allocation failed: of Python, the system (mmap), or torch's allocator."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _OF_TORCH in str(error))

@@ -32,7 +32,7 @@ def is_interim(status: int) -> bool:
 
 
 class Origin:
-    """Where a server is: `http://host:port` or `https://host`, with an optional API key."""
+    """The address of a server: `http://host:port` or `https://host`, with an optional API key."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -62,7 +62,7 @@ class KeptAlive(asyncio.Protocol):
 
     @classmethod
     async def connect(cls, origin: Origin) -> Self:
-        """Raises Unavailable where nobody listens."""
+        """Raises Unavailable if no server listens."""
         loop = asyncio.get_running_loop()
         try:
             tls = True if origin.scheme == "https" else None
@@ -221,7 +221,7 @@ def _object(origin: Origin, data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise EngineError(f"{origin} sent what is no JSON object: {data[:200].decode(errors='replace')!a}")
+        raise EngineError(f"{origin} sent an answer that is no JSON object: {data[:200].decode(errors='replace')!a}")
     return value
 
 

@@ -1,7 +1,7 @@
-"""JSON that somebody else wrote: how deep it is nested is known before a parser goes into it.
+"""Untrusted JSON: its depth is known before a parser reads it.
 
-Parsers recurse. One that is stopped by the interpreter's limit has used the whole stack, and whatever is collected at
-that moment cannot run its finalizers: files and processes of others are left open.
+Parsers recurse. One that is stopped by the interpreter's limit has used the whole stack, and objects collected at that
+moment cannot run their finalizers: files and processes of other owners are left open.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 
 
 def decode(text: str, type: Any = Any) -> Any:
-    """The value of `text`, of msgspec's `type`. Raises ValueError for what is not JSON, or is nested deeper than
-    `MAX_DEPTH`."""
+    """Return the value of `text`, of msgspec's `type`. Raises ValueError for a text that is not JSON, or is nested
+    deeper than `MAX_DEPTH`."""
     return msgspec.json.decode(checked(text), type=type)
 
 
 def checked(text: str) -> bytes:
-    """The bytes of it. Raises ValueError where they are nested deeper than `MAX_DEPTH`, or not UTF-8."""
+    """Return the bytes of the text. Raises ValueError if they are nested deeper than `MAX_DEPTH`, or not UTF-8."""
     data = text.encode()
     if may_be_deep(data) and is_deep(brackets_of(outside_strings(data))):
         raise ValueError(TOO_DEEP)

@@ -1,6 +1,6 @@
-"""Commands that end with whoever runs them, and with all that they have started, however that end comes.
+"""Commands that end with the process that runs them, and with all that they have started, however that process ends.
 
-A compiler's driver does its work in child processes. None of them hears of our death, and a signal to the driver alone
+A compiler's driver does its work in child processes. None of them notices our death, and a signal to the driver alone
 leaves them running at full load. So each command runs in a process group of its own, under a small process of ours that
 holds one end of a pipe. When the other end closes, because we closed it or because we died, it ends the group.
 """

@@ -14,8 +14,8 @@ _EARLY_S: Final = 0.01  # event loops keep time in milliseconds
 
 
 class LoopClock(RunClock):
-    """Ticked by the running event loop for as long as somebody has it. A loop that was busy for a while has not heard
-    anybody meanwhile either."""
+    """Ticked by the running event loop while it has a user. A loop that was busy for a while has not read any messages
+    meanwhile either."""
 
     def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
         super().__init__(source)
@@ -27,7 +27,7 @@ class LoopClock(RunClock):
         return Timer(self, self._loop, seconds, callback)
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep for so many seconds of this clock; cancelling the task cancels the timer."""
+        """Sleep for `seconds` of this clock; cancelling the task cancels the timer."""
         done: asyncio.Future[None] = self._loop.create_future()
         timer = self.call_later(seconds, lambda: None if done.done() else done.set_result(None))
         try:
@@ -44,7 +44,7 @@ def _keep_ticking(wanted: weakref.ref[LoopClock], loop: asyncio.AbstractEventLoo
 
 
 class Timer:
-    """A call that is due once its clock has counted so many seconds."""
+    """A call that is due once its clock has counted the given seconds."""
 
     def __init__(
         self, clock: RunClock, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], None]

@@ -1,4 +1,4 @@
-"""The version, and the folder that the package lies in."""
+"""The version, and the folder that contains the package."""
 
 from __future__ import annotations
 

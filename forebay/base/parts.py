@@ -1,6 +1,6 @@
-"""Frozen records of numpy columns, each declared once: what it holds, how long it is, and what of it the device sees.
+"""Frozen records of numpy columns, each declared once: its content, its length, and its form on the device.
 
-They are compared by their bytes, nobody writes to their arrays, and they travel: `Part.decode(part.encode()) == part`.
+They are compared by their bytes, their arrays are read-only, and they travel: `Part.decode(part.encode()) == part`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Progress = Callable[[int, int], None]  # bytes so far, bytes in all
 
 @contextmanager
 def byte_progress(what: str) -> Iterator[Progress]:
-    """A bar of bytes done, named `what`; nothing at all where nobody watches."""
+    """Show a bar of bytes done, named `what`; nothing at all without a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return

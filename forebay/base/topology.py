@@ -48,7 +48,7 @@ def usable_cpus() -> frozenset[int]:
 
 
 def read_topology(sys: Path, usable: frozenset[int]) -> Topology:
-    """Read the nodes from `sys`; one node where that does not name them all."""
+    """Read the nodes from `sys`; one node if that does not name them all."""
     nodes = []
     for folder in sorted((sys / "devices/system/node").glob("node*"), key=_number):
         try:

@@ -47,8 +47,8 @@ def closed_folder(path: Path) -> Path:
         status = path.stat()
     if not has_trusted_writers(status, status):
         raise ConfigError(
-            f"{path} belongs to user {status.st_uid}, who could change what is loaded from it, and this process runs "
-            f"as user {os.geteuid()}: set XDG_CACHE_HOME to a folder of your own"
+            f"{path} belongs to user {status.st_uid}, which could change files that are loaded from it, and this "
+            f"process runs as user {os.geteuid()}: set XDG_CACHE_HOME to a folder of your own"
         )
     return path
 

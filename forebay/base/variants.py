@@ -15,8 +15,8 @@ PREBUILT: Final = ROOT / "forebay" / "ops" / "prebuilt"  # in a wheel: whoever i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """One instruction set: the CPU flags that it needs (as /proc/cpuinfo spells them), how it is compiled, and what is
-    lost without what it adds. `options` are macros with the compiler flags that each adds, for the files that name it:
+    """One instruction set: the CPU flags that it needs (as /proc/cpuinfo spells them), how it is compiled, and the cost
+    of lacking its additions. `options` are macros with the compiler flags that each adds, for the files that name it:
     all others are compiled once for the variants with and without it."""
 
     name: str

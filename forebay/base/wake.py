@@ -23,7 +23,7 @@ class Wake:
         return self._read
 
     def set(self) -> None:
-        """Nothing where it is closed: the number may be another file's by then."""
+        """Do nothing if it is closed: the number may be another file's by then."""
         with self._lock:
             if not self._is_closed and not self._is_set:
                 self._is_set = True

@@ -34,7 +34,7 @@ class Answer:
 @dataclass(slots=True)
 class Reading:
     """An answer, parsed: the status, the events of a stream with the time of the read that completed each, and the body
-    of what is no stream. Made by `read_answer`."""
+    of an answer that is no stream. Made by `read_answer`."""
 
     status: int = 0
     complete: bool = False
@@ -44,7 +44,7 @@ class Reading:
 
 
 class _Parser:
-    """httptools' callbacks for one answer. Raises HttpParserError for what is not HTTP."""
+    """httptools' callbacks for one answer. Raises HttpParserError for bytes that are not HTTP."""
 
     def __init__(self) -> None:
         self.reading = Reading()
@@ -69,7 +69,7 @@ class _Parser:
 
 
 def read_answer(answer: Answer) -> Reading:
-    """Raises HttpParserError for what is not HTTP."""
+    """Raises HttpParserError for bytes that are not HTTP."""
     parser = _Parser()
     reading = parser.reading
     for at, data in answer.reads:

@@ -66,7 +66,8 @@ class Run(NamedTuple):
 
 
 async def run_load(target: Target, load: Load, advance: Callable[[], None]) -> Run:
-    """Send everything. A request that fails is a sample with an error. Raises Unavailable if nobody listens there."""
+    """Send everything. A request that fails is a sample with an error. Raises Unavailable if no server listens
+    there."""
     free = [await LoadConnection.connect(target.origin) for _ in range(min(load.concurrency, len(load.prompts)))]
     places = asyncio.Semaphore(load.concurrency)
     requests = [target.request(prompt) for prompt in load.prompts]

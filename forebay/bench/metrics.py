@@ -137,7 +137,8 @@ def _latencies(sample: Sample) -> dict[str, float]:
 
 
 def _peak(samples: Sequence[Sample]) -> int:
-    """The most that were under way at once: who ends as another begins is not beside it."""
+    """Return the largest number of requests under way at once: a request that ends as another begins does not overlap
+    it."""
     moments = sorted([(sample.sent, 1) for sample in samples] + [(sample.ended, -1) for sample in samples])
     return max(accumulate(step for _, step in moments), default=0)
 

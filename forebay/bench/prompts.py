@@ -54,7 +54,7 @@ def random_prompts(
 
 
 def conversations(path: Path, count: int, seed: int) -> list[Turn]:
-    """So many of a file, drawn. Raises ConfigError for a file that has not as many, or is none."""
+    """Return `num` conversations of a file, drawn. Raises ConfigError for a file that has fewer, or is none."""
     try:
         turns = list(_turns(json.loads(path.read_bytes())))
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:

@@ -62,8 +62,8 @@ class Parsed:
         return written_values(self.flags, dict(os.environ), self.config_file)
 
     def resolve(self, survey: Survey | None = None, /, **implied: object) -> Config:
-        """The configuration, fetching model and adapters first if they are not here, but for a `survey` of one's own.
-        `implied` is what the subcommand itself decides where nobody else did."""
+        """Resolve the configuration; without a `survey`, fetch model and adapters first if they are not here. `implied`
+        are the subcommand's own values of settings that have no other value."""
         from forebay.config.resolve import HERE, resolve
 
         setup_logging("info", process="config")  # until the level that was asked for is known
@@ -152,7 +152,7 @@ class Parser:
         self._parser.add_argument("--config", dest="config_file", metavar="FILE")
 
     def parse(self, words: Sequence[str]) -> Parsed:
-        """Prints the help and exits where it is asked for. ConfigError for what is not understood."""
+        """Parse the words; on --help, print the help and exit. ConfigError for words that are not understood."""
         if list(words) == [DESCRIBE]:
             raise Described(self._described())
         for word in words:
@@ -297,7 +297,7 @@ def _describe(flag: Flag, *, full: bool) -> str:
 
 
 def _table(rows: list[tuple[str, str, str]]) -> str:
-    """Within the columns that every terminal has; only what cannot be broken is wider."""
+    """Lay the rows out within the columns of every terminal; only a word that cannot be broken is wider."""
     lines, group = [], ""
     indent = " " * (_WIDTH + 3)
     for row_group, left, right in rows:

@@ -54,7 +54,7 @@ def route(own: Any) -> str:
 
 
 def limits(own: Any) -> dict[str, float]:
-    """Milliseconds by the metric that may take no more. ConfigError for what is no such pair."""
+    """Return the upper limit in milliseconds of each metric. ConfigError for a text that is no such pair."""
     found = {}
     for pair in own.goodput or ():
         metric, _, text = pair.partition(":")

@@ -74,7 +74,7 @@ class Changes(Generic[P]):
 
     @property
     def most_helpful(self) -> str:
-        """Name the single change that helps most, memory only where no option is enough."""
+        """Name the single change that helps most; memory only if no option is sufficient."""
         fitting = [change for change in self.found if change.is_single and change.plan.fits]
         if not fitting:
             return "no single change is enough"

@@ -126,7 +126,7 @@ class Conversation:
             raise ConfigError(f"there is no command {word}: {hint}/help lists all; a message begins with another sign")
 
     async def _answer(self) -> None:
-        """To the last question. What fails takes the question back, what is stopped is kept as far as it went."""
+        """Answer the last question. If it fails, the question is removed; if it is stopped, the text so far is kept."""
         took, pieces = Took(), list[str]()
         stopped, failed = False, True
         try:
@@ -143,7 +143,7 @@ class Conversation:
         self._screen.remark(f"[{took}{'; stopped' if stopped else ''}]")
 
     async def _until_ctrl_c(self, work: Awaitable[None]) -> bool:
-        """Return whether it ended by itself. The program goes on either way."""
+        """Return whether the work ended by itself. Ctrl-C ends the work and not the program."""
         loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
         loop.add_signal_handler(signal.SIGINT, task.cancel)
         try:

@@ -1,4 +1,4 @@
-"""`forebay doctor`: what is wrong with this machine or install, and the fix. Changes nothing."""
+"""`forebay doctor`: the problems of this machine or install, and the fix of each. Changes nothing."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def bandwidth(read: Callable[[], float] | None = None) -> Finding:
 
 
 def read_gb_s(threads: int) -> float:
-    """The best of five readings of half a GiB, or less where that is not there."""
+    """Return the best of five readings of half a GiB, or of less memory if there is not so much."""
     size = max(1 << 20, min(READ_BYTES, machine.available_memory().value // 8) // threads // 8 * 8)
     parts = [np.ones(size // 8, np.int64) for _ in range(threads)]
     seconds = []
@@ -174,7 +174,7 @@ def swap(proc: Path = PROC) -> Finding:
 
 
 def large_pages(root: Path = SYS) -> Finding:
-    """Weights lie in large pages where the kernel gives them: one thread then reads them in two thirds of the time."""
+    """Check large pages: if the kernel gives them, one thread reads weights in two thirds of the time."""
     path = root / "kernel/mm/transparent_hugepage/enabled"
     try:
         text = path.read_text()
@@ -204,7 +204,7 @@ def gpu(root: Path = SYS, torch_has_cuda: Callable[[], bool] | None = None) -> F
 
 
 def has_cuda() -> bool:
-    """Return whether torch's build has, by what lies beside it: importing it takes a second."""
+    """Return whether torch's build has CUDA, by the files beside it: importing it takes a second."""
     spec = importlib.util.find_spec("torch")
     return spec is not None and bool(_CUDA.search(_read(Path(spec.origin or "").parent / "version.py")))
 

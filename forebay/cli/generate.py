@@ -46,7 +46,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def add_sampling(parser: Parser, *, max_tokens: int | None) -> None:
-    """The options that `sampling` reads; None of those that nobody gave."""
+    """Add the options that `sampling` reads; those that are not given are None."""
     own: dict[str, Any] = {"default": None, "default_text": "the model's own"}
     parser.option("--max-tokens", "--max-new-tokens", "--n-predict", "-n", type=whole(1), default=max_tokens,
                   metavar="N", help="most tokens to generate")  # fmt: skip

@@ -79,7 +79,7 @@ class LocalModel:
             yield tail
 
     def room(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
-        """Tokens that may still be generated: what was asked, or what the context leaves."""
+        """Return how many tokens may still be generated: the requested number, or the rest of the context."""
         left = max(1, self.context_length - num_prompt_tokens)
         return left if max_tokens is None else min(left, max_tokens)
 

@@ -79,8 +79,8 @@ async def _serve(config: Config, fleet: Fleet, sock: socket.socket, started: flo
 
 
 def fleet_of(written: Mapping[str, Value], config: Config) -> Fleet:
-    """The servers of `--pd`, with what was written for them and their share of threads and memory. They prove to each
-    other a key that is made here, and take their clients' keys as we do; both come in files without names."""
+    """The servers of `--pd`, with the settings written for them and their share of threads and memory. They prove to
+    each other a key that is made here, and accept the keys of our clients; both are in files without names."""
     prefill, decode = num_servers(config.server.pd)
     cluster_key = secrets.token_hex(KEY_BYTES)
     key_file = _file(cluster_key)
@@ -147,7 +147,7 @@ def word(name: str, value: Value) -> str:
 
 
 def _file(text: str) -> int:
-    """A descriptor of a file without a name that holds the text, for nobody but us and whom we pass it to."""
+    """Return a descriptor of a file without a name that contains the text, for this process and its children only."""
     fd = os.memfd_create("forebay-key", os.MFD_CLOEXEC)
     os.fchmod(fd, 0o600)
     os.write(fd, text.encode())

@@ -82,7 +82,7 @@ def _fields(donor: GgufFile, own: argparse.Namespace) -> dict[str, Any]:
 
 
 def _given(assignments: Sequence[str]) -> dict[str, Any]:
-    """`layer_types=["conv"]` is JSON, and what is not JSON is text."""
+    """Parse `layer_types=["conv"]` as JSON; a value that is not JSON is text."""
     given: dict[str, Any] = {}
     for assignment in assignments:
         field, equals, value = assignment.partition("=")

@@ -1,5 +1,5 @@
 """One server of `forebay serve --pd`: `python -m forebay.cli.member LISTENING LEASE WORDS...`, with the descriptors of
-a socket that listens and of a pipe that ends with whoever started us."""
+a socket that listens and of a pipe that ends with the parent process."""
 
 from __future__ import annotations
 

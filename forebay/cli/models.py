@@ -220,7 +220,7 @@ def inspect(name: str | None) -> None:
 
 
 def _adapter(name: str | None) -> Path | None:
-    """Return the folder of the adapter of this name; None for what is none."""
+    """Return the folder of the adapter of this name; None if there is none."""
     with contextlib.suppress(ModelError):
         folder = None if name is None else find_adapter(name)
         return folder if folder is not None and is_adapter(_names(folder)) else None
@@ -324,7 +324,7 @@ def _print_items(title: str, items: Iterable[tuple[str, str]]) -> None:
 
 
 def _print(table: Table) -> None:
-    """Paths are not broken, and lines not padded, where nobody looks at a screen: a script reads them."""
+    """Print for a script if standard output is no terminal: paths are not broken, and lines not padded."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
     with console.capture() as printed:
         console.print(table)

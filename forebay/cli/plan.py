@@ -1,5 +1,6 @@
-"""`forebay plan`: what a model keeps, how the memory would be divided, and who then fits. Only the shape of the model
-is read: a folder with nothing but a config.json will do, and the memory may be another machine's."""
+"""`forebay plan`: the caches of a model, the division of the memory, and the number of requests that fit. Only the
+shape of the model is read: a folder with nothing but a config.json is sufficient, and the memory may be another
+machine's."""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ class LayerRow(NamedTuple):
 
 
 class SettingRow(NamedTuple):
-    """A setting as somebody wrote it (`auto` where nobody did), what it comes to, and why."""
+    """A setting as it was written (`auto` if it was not), its effective value, and the reason."""
 
     name: str
     asked: str
@@ -258,7 +259,8 @@ def capacity(budget: MemoryBudget, context: int) -> Capacity:
     num_requests = num_at_once(budget.num_pages, budget.page_size, budget.max_running_requests, context)
 
     def cached_beside(num_running: int) -> int:
-        """A cached conversation has all its pages, and what of other kinds of cache it is gone on from."""
+        """Return the number of cached conversations: each has all its pages, and one entry of the other kinds of
+        cache."""
         if not budget.demand.radix_cache:
             return 0
         room = (budget.num_pages - num_running * pages) // pages

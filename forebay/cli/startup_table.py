@@ -1,5 +1,6 @@
-"""The lines that `forebay serve` prints once it is ready: where it is, what it serves, who fits and what the memory
-lowered. With --report also the table: memory planned against actual, then what was decided and why."""
+"""The lines that `forebay serve` prints once it is ready: its address, its API and model, the requests that fit, and
+the settings that the memory lowered. With --report also the table: memory planned against actual, then the settings
+with their reasons."""
 
 from __future__ import annotations
 
@@ -62,15 +63,15 @@ def print_startup(config: Config, ready: Ready, url: str, seconds: float) -> Non
 
 
 def tenants_section(config: ServerConfig) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """The effective weights, where there are several tenants to share by them (C32)."""
+    """The effective weights, if several tenants share the server by them (C32)."""
     if len(config.tenants) < 2:
         return []
     return [("tenants", [(name, share, "") for name, share in share_lines(config.tenants)])]
 
 
 def print_ready(url: str, seconds: float, rows: Rows, sections: Sequence[tuple[str, Rows]]) -> None:
-    """The answer, and what stands below it. Lines end where the terminal does, if there is one, but for paths and URLs,
-    which are whole."""
+    """Print the answer and the sections below it. Lines end at the terminal's width, if there is a terminal; paths and
+    URLs are not broken."""
     screen = sys.stdout.isatty()
     width = max(40, shutil.get_terminal_size().columns) if screen else _UNBROKEN
     bold, plain = ("\033[1m", "\033[0m") if screen and "NO_COLOR" not in os.environ else ("", "")
@@ -102,12 +103,13 @@ def _sizes(config: Config, ready: Ready) -> str:
 
 
 def is_enough(context_length: int, wanted: int) -> bool:
-    """Return whether a context is worth serving; `wanted` is the model's own, or what somebody asked for."""
+    """Return whether a context is worth serving; `wanted` is the model's own, or the requested one."""
     return context_length >= min(LEAST_CONTEXT, wanted)
 
 
 def capacity_text(num_pages: int, page_size: int, most: int, longest: int) -> str:
-    """`22 requests of 8,192 tokens at once, or 64 of 2,832`: of the longest, and as many as there may be."""
+    """`22 requests of 8,192 tokens at once, or 64 of 2,832`: requests of the longest context, and the largest number of
+    them."""
     num = num_at_once(num_pages, page_size, most, longest)
     shorter = f", or {most:,} of {num_pages // most * page_size:,}" if num < most else ""
     return f"{num:,} request{'s' * (num != 1)} of {longest:,} tokens at once{shorter}"
@@ -129,7 +131,7 @@ def _settings(config: Config, ready: Ready) -> Rows:
 
 
 def _lowered(config: Config, ready: Ready) -> Iterator[Setting]:
-    """Yield what the memory changed of the values that somebody asked for, and lowered of the others."""
+    """Yield the settings that the memory changed although they were written, and the others that it lowered."""
     for before, after in zip(config.settings, as_divided(config.settings, ready.report), strict=True):
         if before.value != after.value and (before.source in ASKED or LOWERED in after.reason):
             yield after

@@ -37,7 +37,7 @@ class Talker(Protocol):
         ...
 
     async def choose(self, name: str) -> None:
-        """Raises ConfigError where there is no model of that name."""
+        """Select a model. Raises ConfigError if there is no model of that name."""
         ...
 
 

@@ -86,7 +86,7 @@ class Terminal(Screen):
                 return None
 
     async def show(self, reply: AsyncIterator[str], pieces: list[str]) -> None:
-        """Paragraphs are laid out once they are whole; until then their text stands there as it is."""
+        """Show the text as it arrives, and lay a paragraph out once it is complete."""
         unfinished = ""
         with Live(console=self._console, refresh_per_second=12, transient=True, vertical_overflow="ellipsis") as live:
             try:
@@ -110,7 +110,7 @@ class Terminal(Screen):
 
 
 def split_blocks(text: str) -> tuple[str, str]:
-    """The paragraphs, lists and blocks of code that are whole, and what may still go on."""
+    """Return the complete paragraphs, lists and blocks of code, and the rest, which may still grow."""
     end, fence = 0, ""
     at = 0
     for line in text.splitlines(keepends=True):

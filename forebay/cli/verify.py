@@ -81,7 +81,7 @@ def run(words: Sequence[str]) -> int:
 
 
 async def _verify(verification: Verification, chosen: Sequence[Circumstance], console: Console) -> list[Outcome]:
-    """Each circumstance is told of as it ends, and in the end all of them."""
+    """Report each circumstance as it ends, and all of them at the end."""
     began = time.monotonic()
     console.print(f"{_asked(verification)}\n")
     outcomes = []

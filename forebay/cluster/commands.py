@@ -110,7 +110,7 @@ def _as_dict(
 
 
 def logs(words: Sequence[str]) -> None:
-    """Print the last lines of servers' logs, and with --follow what is added."""
+    """Print the last lines of servers' logs, and with --follow the lines added later."""
     parser = Parser("cluster logs", "Show the log of a server, or of all.", "[NAME] [options]")
     parser.option("name", nargs="?", default="", help="such as server-1; all without")
     parser.option("--lines", type=whole(1, 100_000), default=20, metavar="N", help="lines of each")

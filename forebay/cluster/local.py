@@ -118,7 +118,7 @@ def start() -> Head:
 
 
 def _private_folder() -> Path:
-    """Return a folder of this user for Ray's, which it makes writable for everybody. The paths of Ray's sockets are 84
+    """Return a folder of this user for Ray's, which Ray makes writable for all users. The paths of Ray's sockets are 84
     characters longer, and those of unix sockets have 107 at most."""
     private = Path(tempfile.gettempdir()) / f"forebay-{os.getuid()}"
     if len(str(private)) > MAX_FOLDER_CHARS:

@@ -102,7 +102,7 @@ class Updated(Message, frozen=True, kw_only=True):
 
 
 class LogRequest(Message, frozen=True, kw_only=True):
-    """Ask for what was logged from byte `offset` on; a negative one counts from the end."""
+    """Ask for the log from byte `offset` on; a negative one counts from the end."""
 
     offset: int
     max_bytes: int = 1 << 20

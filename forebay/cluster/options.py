@@ -66,7 +66,7 @@ class UpOptions:
         return (*words, key) if self.cluster_key_file else tuple(words)
 
     def words_to_plan(self, role: Role) -> tuple[str, ...]:
-        """Return the words with which a node plans one server: with the sizes that somebody wrote."""
+        """Return the words with which a node plans one server: with the sizes that were written."""
         sizes = [word(name, self.values[name]) for name in ("num_threads", "kv_cache_bytes") if name in self.values]
         return (*self.words(role), *sizes)
 

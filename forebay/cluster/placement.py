@@ -30,7 +30,7 @@ class Node:
     total_cpus: float = field(default=0.0)
 
     def fits(self, needs: Needs) -> bool:
-        """Return whether an actor with these needs fits into what is free."""
+        """Return whether an actor with these needs fits into the free resources."""
         return (
             self.num_cpus + SLACK >= needs.num_cpus
             and self.memory_bytes + SLACK >= needs.memory_bytes
@@ -38,7 +38,7 @@ class Node:
         )
 
     def reserve(self, needs: Needs) -> None:
-        """Take the needs of one server from what is free."""
+        """Subtract the needs of one server from the free resources."""
         self.num_cpus -= needs.num_cpus
         self.memory_bytes -= needs.memory_bytes
         self.num_gpus -= needs.num_gpus

@@ -257,7 +257,7 @@ class Outcome:
 
 
 def _refuse_silent_gcs(address: str) -> None:
-    """Raise Unavailable if nobody listens at an address: Ray itself tries for minutes."""
+    """Raise Unavailable if no server listens at an address: Ray itself tries for minutes."""
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal()):
         return

@@ -235,7 +235,7 @@ class Replica:
         return None
 
     def _look(self) -> None:
-        """Ask the server for its weight version, and announce what has changed."""
+        """Ask the server for its weight version, and announce a change."""
         if self._announcer is None:
             return
         status, body = self._ask("GET", "/server_info")

@@ -38,7 +38,7 @@ def report(line: str) -> None:
 
 @contextlib.contextmanager
 def progress_of(what: str, print_line: Callable[[str], None] = report, every_s: float = PROGRESS_S) -> Iterator[None]:
-    """Print what is waited for again and again, for the length of a `with` block."""
+    """Print the reason for waiting again and again, for the length of a `with` block."""
     begin, done = time.monotonic(), threading.Event()
 
     def report_until_done() -> None:
@@ -175,7 +175,7 @@ def servers_of(
 def start(
     group: Group, options: UpOptions, nodes: Sequence[Node], routers: Sequence[Spec], servers: Sequence[Spec]
 ) -> None:
-    """Start routers and servers, and wait for them. What was started is ended if one of them fails, or on Ctrl-C."""
+    """Start routers and servers, and wait for them. The started ones are ended if one of them fails, or on Ctrl-C."""
     for router in routers:
         for node in nodes:
             if node.address == router.node_address:

@@ -1,4 +1,4 @@
-"""Settings of adapters (LoRA): flags, their values, and what cannot work."""
+"""Settings of adapters (LoRA): flags, their values, and the combinations that are refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OPTIONAL: Final = {
 
 
 def problems(settled: Settled, asked: Callable[[str], str], chosen: Callable[[str], bool]) -> Iterator[str]:
-    """Yield one line for each setting that cannot work. `chosen` says of a setting whether somebody wrote it."""
+    """Yield one line for each setting that cannot work. `chosen` returns whether a setting was written."""
     if not settled["enable_lora"]:
         for name in ("lora_modules", "max_loras", "max_lora_rank", "lora_root"):
             if chosen(name):
@@ -70,7 +70,7 @@ def problems(settled: Settled, asked: Callable[[str], str], chosen: Callable[[st
 
 
 def modules_of(settled: Settled) -> tuple[tuple[str, str], ...]:
-    """Return the names and paths of the adapters to load. Raises ConfigError for what is no such pair."""
+    """Return the names and paths of the adapters to load. Raises ConfigError for a text that is no such pair."""
     written = settled.get("lora_modules")
     found: dict[str, str] = {}
     for text in written if isinstance(written, tuple) else ():
@@ -84,13 +84,13 @@ def modules_of(settled: Settled) -> tuple[tuple[str, str], ...]:
 
 
 def check_name(name: str, model: str) -> None:
-    """Raise InvalidRequest for what cannot be the name of an adapter of this model."""
+    """Raise InvalidRequest for a text that cannot be the name of an adapter of this model."""
     if why := wrong_name(name, model):
         raise InvalidRequest(f"{name[:200]!a}: {why}: choose another", param="lora_name")
 
 
 def wrong_name(name: str, model: str) -> str:
-    """Return what is wrong with an adapter's name beside the model's name, "" for nothing."""
+    """Return the fault of an adapter's name beside the model's name; "" if it has none."""
     if name == model or name.startswith(f"{model}:"):
         return f"{model!a} and names that begin with '{model}:' are reserved for the model"
     if not name:

@@ -60,7 +60,8 @@ class ServerConfig(MediaOptions):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One effective value, who set it (`default`, `file`, `env`, `flag`, `rule`) and why; /server_info shows them."""
+    """One effective value, its source (`default`, `file`, `env`, `flag`, `rule`) and the reason; /server_info shows
+    them."""
 
     name: str
     value: str

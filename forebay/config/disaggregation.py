@@ -93,7 +93,7 @@ def chaos_of(text: str) -> Chaos:
 
 
 def faults_of_messages(chaos: Chaos) -> str:
-    """As `chaos_of` reads it, without who is killed."""
+    """As `chaos_of` reads it, without the processes to kill."""
     shares = [f"{name}={100 * share:g}%" for name in _SHARES if (share := getattr(chaos, name))]
     return ",".join([*shares, *([f"delay={1000 * chaos.delay_s:g}ms"] if chaos.delay_s else [])])
 
@@ -241,7 +241,7 @@ OPTIONAL: Final = {
 
 
 def overrule(settled: Settled) -> dict[str, str]:
-    """Settings that a role changes whoever wrote them, and why."""
+    """Settings that a role changes even if they were written, and why."""
     role = role_of(settled)
     if role is DisaggregationMode.PREFILL:
         if loads_drafter(settled):

@@ -14,7 +14,7 @@ MAX_PAGE_SIZE: Final = 1024  # tokens
 
 
 class Ledger(StrEnum):
-    """The reaction of a pool to a double free, a free of somebody else's slot, or a leak (C8)."""
+    """The reaction of a pool to a double free, a free of another holder's slot, or a leak (C8)."""
 
     OFF = "off"
     COUNT = "count"  # log, count, quarantine, go on
@@ -68,12 +68,13 @@ class SpeculativeAlgorithm(StrEnum):
 
     @property
     def keeps_hidden(self) -> bool:
-        """Whether the guesses go on from what the model made of a row's last token, which is kept for each row."""
+        """Whether the drafter continues from the model's hidden state of a row's last token, which is kept for each
+        row."""
         return self.on_device and self is not SpeculativeAlgorithm.STANDALONE
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether whoever guesses keeps KV of its own of every token, in the pages of the model's."""
+        """Whether the drafter keeps KV of its own of every token, in the model's pages."""
         return self.on_device and self is not SpeculativeAlgorithm.FROZEN_KV_MTP
 
 
@@ -104,7 +105,7 @@ class StateStrategy(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheTypes:
-    """The types of what is computed and kept, by name."""
+    """The types in which values are computed and cached, by name."""
 
     dtype: str = "float32"  # bfloat16 | float32: weights, activations and convolution states
     kv_cache_dtype: str = "float32"  # as dtype, or smaller: bfloat16, int8

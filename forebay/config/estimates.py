@@ -39,7 +39,7 @@ FLOAT32_BYTES: Final = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepShape:
-    """The largest step: tokens of a prompt, rows that decode with so many tokens each, and positions of a row."""
+    """The largest step: tokens of a prompt, rows that decode with `width` tokens each, and positions of a row."""
 
     chunk_tokens: int
     num_rows: int

@@ -13,7 +13,7 @@ from forebay.formats.quantization import Quantization
 
 
 def check_fit(facts: Facts, settled: Settled, given: Mapping[str, Given]) -> None:
-    """Raise NotEnoughMemory for weights alone, ConfigError for sizes that somebody wrote.
+    """Raise NotEnoughMemory for weights alone, ConfigError for sizes that were written.
 
     Caches take their memory as they fill: without this check the missing memory would end the engine hours later.
     """

@@ -164,9 +164,9 @@ class Flag:
         return "{" + ",".join(self.choices) + "}" if self.choices else self.kind.metavar
 
     def read(self, raw: object, origin: str) -> Value | Auto:
-        """The value that `raw` stands for: text, as on a command line, or a TOML or Python value.
+        """Return the value of `raw`: text, as on a command line, or a TOML or Python value.
 
-        `origin` names where it was written. ConfigError for what is no such value, or out of bounds.
+        `origin` names its place in error messages. ConfigError for a value of another type, or out of bounds.
         """
         automatic = self.default is AUTO or "auto" in self.choices
         if automatic and isinstance(raw, str) and raw.strip() in ("auto", *self.also_auto):

@@ -14,7 +14,7 @@ _GB: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """In bytes: all of it, and what is free."""
+    """In bytes: the whole memory, and the free part."""
 
     total: int
     free: int
@@ -70,5 +70,5 @@ _LARGEST: Final = GpuLimits(512, 16384)
 
 
 def limits_for(total_bytes: int) -> GpuLimits:
-    """The defaults for a GPU with so much memory."""
+    """Return the defaults for a GPU with this memory."""
     return next((limits for gb, limits in _BY_MEMORY if total_bytes < gb * _GB), _LARGEST)

@@ -1,4 +1,4 @@
-"""Settings of HiSparse: flags, their values, and what cannot work."""
+"""Settings of HiSparse: flags, their values, and the combinations that are refused."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def problems(settled: Settled, asked: Callable[[str], str], model: ModelConfig) 
 
 
 def options_of(settled: Settled, model: ModelConfig) -> HisparseOptions:
-    """Return the sizes that the settings and the model give. Raises ConfigError for what is no such JSON."""
+    """Return the sizes that the settings and the model give. Raises ConfigError for a text that is no such JSON."""
     if not settled["enable_hisparse"]:
         return NO_HISPARSE
     given = _read(str(settled["hisparse_config"])) if "hisparse_config" in settled else {}

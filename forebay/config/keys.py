@@ -35,7 +35,7 @@ class ApiKey(NamedTuple):
 
     @property
     def line(self) -> str:
-        """As it stands in a file."""
+        """The key as a line of a file."""
         return f"{self.text} {_NAME}={self.name} {_WEIGHT}={self.weight}"
 
 
@@ -51,7 +51,7 @@ def all_keys(written: Settled) -> Keys:
 
 
 def weights_of(keys: Iterable[ApiKey]) -> dict[str, int]:
-    """The weight of each tenant, who may have several keys. Raises ConfigError where these disagree."""
+    """Return the weight of each tenant, which may have several keys. Raises ConfigError if these disagree."""
     weights: dict[str, int] = {}
     for key in keys:
         if weights.setdefault(key.name, key.weight) != key.weight:
@@ -97,14 +97,14 @@ def _keys(written: Settled, name: str, prefix: str) -> tuple[ApiKey, ...]:
 
 
 def _read_key(line: str, name: str, where: str) -> ApiKey:
-    """`KEY [name=NAME] [weight=N]`: whatever of the form `word=text` stands at the end, behind the first word. No
-    message has the line's text, which is a secret."""
+    """Read `KEY [name=NAME] [weight=N]`. Words of the form `word=text` at the end of the line are settings, except the
+    first word. No message has the line's text, which is a secret."""
     words = line.split()
     found: dict[str, str] = {}
     while len(words) > 1 and (setting := _SETTING.fullmatch(words[-1])):
         line = line[: line.rindex(words.pop())].rstrip()
         if setting[1] not in (_NAME, _WEIGHT) or setting[1] in found:
-            raise ConfigError(f"{where}, {name}: behind a key stand {_NAME}=NAME and {_WEIGHT}=N, each once")
+            raise ConfigError(f"{where}, {name}: a key may be followed by {_NAME}=NAME and {_WEIGHT}=N, each once")
         found[setting[1]] = setting[2]
     default, name = name, found.get(_NAME, name)
     if name != default and _DEFAULT.fullmatch(name):
@@ -138,7 +138,7 @@ def read_text(path: Path, option: str, limit: int) -> str:
 
 
 def cluster_key(settled: Settled) -> bytes:
-    """Empty where there is no file. Everything in it but white space around it is the key."""
+    """Return the file's content without the white space around it; empty if there is no file."""
     if "cluster_key_file" not in settled:
         return b""
     path = str(settled["cluster_key_file"])

@@ -120,7 +120,7 @@ OPTIONAL: Final = {"max_mamba_cache_size": "by --mamba-full-memory-ratio, and no
 
 
 def clashes(strategy: object, page_size: object, *, radix_cache: bool) -> Iterator[tuple[str, str, str]]:
-    """Pairs of settings that were written and cannot both hold, and why; None for what nobody wrote."""
+    """Pairs of settings that were written and cannot both hold, and why; None for a setting that was not written."""
     if not radix_cache and strategy == StateStrategy.EXTRA_BUFFER:
         yield "disable_radix_cache", "mamba_scheduler_strategy", "without the cache no state is tracked"
     if radix_cache and strategy == StateStrategy.NO_BUFFER and page_size not in (1, None):

@@ -102,8 +102,8 @@ def meminfo(proc: Path) -> dict[str, int]:
 
 
 def _cgroup_folders(cgroup: Path, proc: Path, controller: str) -> list[Path]:
-    """Our group under version 2 (`0::/path`) or, for `controller`, under version 1, and all that it lies in: the limits
-    of each count. Inside a container the path is often the host's, and only the last of them is there."""
+    """Our group under version 2 (`0::/path`) or, for `controller`, under version 1, and all groups around it: the
+    limits of each count. Inside a container the path is often the host's, and only the last of them exists."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -147,7 +147,7 @@ def _cores_of(folder: Path) -> float | None:
 
 
 def _left_by_cgroups(cgroup: Path, proc: Path) -> Iterator[Amount]:
-    """Each limit less what is in use and cannot be dropped (page cache of inactive files can)."""
+    """Return each limit minus the memory in use that cannot be dropped (page cache of inactive files can)."""
     for folder in _cgroup_folders(cgroup, proc, "memory"):
         stat = _memory_stat(folder)
         inactive = stat.get("total_inactive_file", stat.get("inactive_file", 0))

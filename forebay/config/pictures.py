@@ -37,7 +37,7 @@ class PictureConfig:
     """Sizes and costs of pictures, for the scheduler.
 
     A token of a tile stands for `token_edge` x `token_edge` pixels. Tiles have the one `tile_size` (height and width).
-    Where it is None, their edges are multiples of `token_edge` of at most `max_edge` pixels, and they have at most
+    If it is None, their edges are multiples of `token_edge` of at most `max_edge` pixels, and they have at most
     `max_tokens`. The encoder has `num_layers`. A layer's work on a tile of n tokens costs as much as n * `token_cost` +
     n * m * `pair_cost` tokens of a prompt. There m is the number of tokens that a token's attention sees: all n, or at
     most the layer's entry in `seen_tokens`.

@@ -1,4 +1,4 @@
-"""From what was written on the command line, in the environment and in a file, to a configuration without gaps."""
+"""The way from the command line, the environment and a file to a configuration without gaps."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def _read_shape(path: Path, draft_head: bool) -> tuple[ModelConfig, WeightShapes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """How `resolve` learns the facts it decides by: where the model of a name and a revision is, and the adapter of a
-    name; the shape of the model and that of its weights, a draft head's among them where that is to guess; the CPU and
-    memory of the machine and, where that is asked for, of its GPU. `forebay plan` asks about models without their
-    weights, and about other machines."""
+    """The facts by which `resolve` decides: the files of a model (by name and revision) and of an adapter (by name);
+    the shape of the model and of its weights, including a draft head's if there is one; the CPU and memory of the
+    machine and, if a GPU is requested, its memory. `forebay plan` asks about models without their weights, and about
+    other machines."""
 
     find: Callable[[str | None, str | None], Path] = lambda name, revision: find_model(name, revision=revision)
     adapter: Callable[[str], Path] = find_adapter
@@ -102,10 +102,10 @@ def resolve(
 
     `flags` has values by flag name (text as on the command line, or Python values; None for "not given"; `model` is
     short for `model_path`). A library caller leaves `env` out and its environment is not read. Fetches nothing. `warn`
-    is told of variables that are no settings.
+    gets the names of variables that are no settings.
 
-    Raises ConfigError for what is unknown, out of bounds or contradictory, ModelError for a checkpoint that is missing
-    or not served.
+    Raises ConfigError for a setting that is unknown, out of bounds or contradictory, ModelError for a checkpoint that
+    is missing or not served.
     """
     given, warnings = _gather(flags or {}, env or {}, file)
     for warning in warnings:
@@ -138,7 +138,7 @@ def resolve(
 
 
 def written_values(flags: Mapping[str, object], env: Mapping[str, str], file: Path | None = None) -> dict[str, Value]:
-    """The settings that anybody wrote anywhere."""
+    """The settings that flags, environment or file have."""
     given, _ = _gather(flags, env, file)
     chosen = {name: item.value for name, item in given.items() if item.source in _REASONS}
     return {name: value for name, value in chosen.items() if not isinstance(value, Auto)}
@@ -176,7 +176,7 @@ def _gather(
 
 
 def _refuse_contradictions(given: dict[str, Given]) -> None:
-    """Two settings that somebody wrote and that cannot both hold. Names both as they were written."""
+    """Refuse two settings that were written and cannot both hold. The error names both as they were written."""
 
     def written(name: str) -> bool:
         return given[name].source in ("flag", "env", "file") and given[name].value is not AUTO
@@ -258,7 +258,7 @@ def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
 
 
 def _draft_weights(path: Value | Auto | None) -> WeightShapes:
-    """None where nobody named one, and where there is no model, which the engine says."""
+    """None if no draft model was named, and if there is none at the path, which the engine reports."""
     named = model_file(Path(path)) if isinstance(path, str | Path) else None
     there = named is not None and (named.is_dir() or (named.suffix == ".gguf" and named.exists()))
     return open_checkpoint(str(named)).weight_shapes() if there else WeightShapes({})
@@ -268,7 +268,8 @@ def _refuse_pointless_isolation(given: dict[str, Given], keys: Keys) -> None:
     asked = given["cache_isolation"]
     if asked.value == CacheIsolation.KEY and not any(keys):
         raise ConfigError(
-            f"{asked.origin} (key): there is no API key to tell clients by: give --api-key-file, or use none or user"
+            f"{asked.origin} (key): without an API key clients cannot be distinguished: give --api-key-file, or use "
+            "none or user"
         )
 
 
@@ -341,8 +342,8 @@ def _asleep(settled: Settled, asked: Callable[[str], str]) -> Iterator[str]:
 
 
 def _cut_to_model(given: dict[str, Given], facts: Facts, settled: Settled, reasons: dict[str, str]) -> None:
-    """Requests longer than the model or the KV may be are impossible, whatever was asked. What the memory holds is for
-    `memory.division` to find out."""
+    """Requests longer than the model or the KV may be are impossible, also if they were requested. `memory.division`
+    finds out how much fits in memory."""
     asked = settled.number("context_length")
     own = facts.model.max_position_embeddings
     total = settled.number("max_total_tokens") if "max_total_tokens" in settled else asked

@@ -91,7 +91,7 @@ def _pooling(facts: Facts, settled: Settled) -> Decision:
 
 
 def why_not_rounded(facts: Facts, settled: Settled) -> str:
-    """Why no layer rounds its inputs to `activation_bits`; empty where some do."""
+    """Return why no layer rounds its inputs to `activation_bits`; empty if some layers do."""
     if settled["quantization"] == Quantization.NONE:
         return "no weights are held in codes"
     kernels = kernels_on(facts.cpu, str(settled["kernels"]))
@@ -138,14 +138,14 @@ def value_bytes(dtype: str, kernels: Backend) -> ValueBytes:
 
 
 class Room(NamedTuple):
-    """Bytes for caches, negative where there are too few for the rest, and the sum that they result from."""
+    """Bytes for caches, negative if the memory is too small for the rest, and the sum that they result from."""
 
     num_bytes: int
     why: str
 
 
 def room_for_caches(facts: Facts, settled: Settled) -> Room:
-    """Return what is left of a CPU's memory for caches and host copies, where nobody sized the caches."""
+    """Return the rest of a CPU's memory for caches and host copies, if no size of the caches was written."""
     engines = disaggregation.num_engines(settled)
     step = estimates.StepShape(
         chunk_tokens=estimates.most_prompt_tokens(settled.number("chunked_prefill_size"), facts.model),
@@ -196,8 +196,8 @@ def _at_least(room: Room) -> Room:
 
 
 def is_cache_size_asked(facts: Facts, settled: Settled) -> bool:
-    """Return whether the caches take a size that somebody wrote, or that a GPU's memory allows, and not the default of
-    a CPU. To be asked before the rule of `kv_cache_bytes`."""
+    """Return whether the caches have a size that was written, or that a GPU's memory allows, and not the default of a
+    CPU. Call it before the rule of `kv_cache_bytes`."""
     return facts.gpu is not None or "kv_cache_bytes" in settled or "mem_fraction_static" in settled
 
 

@@ -1,6 +1,6 @@
 """Every flag of the engine and the server, declared once.
 
-Names are SGLang's where it has one; the aliases are vLLM's and llama.cpp's spellings of the same setting.
+Names are SGLang's if it has one; the aliases are vLLM's and llama.cpp's spellings of the same setting.
 """
 
 from __future__ import annotations

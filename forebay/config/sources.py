@@ -30,7 +30,7 @@ BY_KEY: Final = {**_BY_ALIAS, **BY_NAME}
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value that somebody wrote: `source` is flag, env or file, `origin` the spelling that error messages name."""
+    """A value that was written: `source` is flag, env or file, `origin` the spelling that error messages name."""
 
     value: Value | Auto
     source: str
@@ -73,7 +73,7 @@ class _Accept(argparse.Action):
         written = self._accepted.option if value is None else f"{self._accepted.option} {value}"
         if not self._accepted.accepts(value):
             why = ABSENT.get(as_key(self._accepted.option), self._accepted.line)
-            raise ConfigError(f"{written} asks for what is not here: {why}")
+            raise ConfigError(f"{written} is not supported: {why}")
         line = f"{written} changes nothing: {self._accepted.line}"
         namespace.accepted = (*getattr(namespace, "accepted", ()), line)
 

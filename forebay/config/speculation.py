@@ -1,4 +1,4 @@
-"""Settings of speculative decoding: flags, what "auto" becomes, and what cannot work."""
+"""Settings of speculative decoding: flags, the values of "auto", and the combinations that are refused."""
 
 from __future__ import annotations
 

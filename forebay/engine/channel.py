@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class ChannelError(EngineError):
-    """The peer sent what is not a frame, or a frame cannot be sent."""
+    """The peer sent bytes that are not a frame, or a frame cannot be sent."""
 
     default_code = "channel_error"
 
@@ -143,7 +143,7 @@ class Channel(Generic[T]):
         self._poll.register(sock, select.POLLIN)
 
     def also_wake_for(self, fd: int) -> None:
-        """`receive` returns early while this descriptor, somebody else's, is readable."""
+        """Make `receive` return early while this descriptor of another owner is readable."""
         self._poll.register(fd, select.POLLIN)
 
     @property
@@ -160,7 +160,7 @@ class Channel(Generic[T]):
                 raise ChannelClosed(f"the peer left {human_bytes(len(self._unsent))} unread and is taken for dead")
 
     def flush(self) -> None:
-        """Send what is left over as far as the kernel takes it."""
+        """Send the unsent bytes as far as the kernel takes them."""
         if self._unsent:
             with self._sending:
                 self._flush()
@@ -176,9 +176,9 @@ class Channel(Generic[T]):
             del self._unsent[:sent]
 
     def receive(self, timeout_s: float | None) -> list[T]:
-        """The frames that have arrived; waits up to `timeout_s` (None: without end) for the first bytes.
+        """Return the frames that have arrived; wait up to `timeout_s` (None: without end) for the first bytes.
 
-        Raises ChannelClosed at end-of-file, ChannelError for what is not a frame.
+        Raises ChannelClosed at end-of-file, ChannelError for bytes that are not a frame.
         """
         self.flush()
         if timeout_s != 0 and not self._wait(timeout_s):
@@ -199,7 +199,7 @@ class Channel(Generic[T]):
         return any(mask & ~select.POLLOUT for _, mask in events)
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close, giving what is unsent up to `linger_s` to leave."""
+        """Close, after up to `linger_s` in which unsent bytes are sent."""
         with self._sending, self._sock, contextlib.suppress(OSError):
             if self._unsent and linger_s:
                 self._sock.settimeout(linger_s)

@@ -32,13 +32,13 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defaults=True):
-    """`request_id` is the sender's own number, never the client's string. `namespace` separates prefix caches
-    (tenant salt); requests of one namespace share prefixes. `author` says whose prompt this is: what is told
-    of other cached prompts is told of this author's alone, or of all to the operator (""). `tenant`, a name in the
-    scheduler's `tenants` or "", says whose share of the engine it uses. `resume_points` are lengths
-    of the prompt from which others are likely to go on. `rendezvous`, in a role, is where the other half of the request
-    is. `adapter` names what is added to the weights for it, "" for nothing; with an `adapter_number` it must be that
-    load. `pictures` are those of the prompt, in its order."""
+    """`request_id` is the sender's own number, never the client's string. `namespace` separates prefix caches (tenant
+    salt); requests of one namespace share prefixes. `author` names the session of this prompt: details of other cached
+    prompts are reported only for prompts of the same author, or of all to the operator (""). `tenant`, a name in the
+    scheduler's `tenants` or "", names the tenant that is charged. `resume_points` are lengths of the prompt from which
+    later requests are likely to continue. `rendezvous`, in a role, is the address of the request's other half.
+    `adapter` names the adapter of the request, "" for none; with an `adapter_number` it must be that load. `pictures`
+    are those of the prompt, in its order."""
 
     request_id: int
     prompt_token_ids: list[int]
@@ -80,7 +80,7 @@ class GetState(msgspec.Struct, frozen=True, tag="get_state"):
 
 
 class GetTree(msgspec.Struct, frozen=True, tag="get_tree"):
-    """Ask for the next part of what is cached, or with `begin` for the first; answered by a `TreePart`."""
+    """Ask for the next part of the cached prefixes, or with `begin` for the first; answered by a `TreePart`."""
 
     serial: int = 0
     begin: bool = False
@@ -97,7 +97,7 @@ class Release(msgspec.Struct, frozen=True, tag="release", kw_only=True):
 
 
 class Resume(msgspec.Struct, frozen=True, tag="resume", kw_only=True):
-    """Take the memory of these tags again; () to go on after a pause. Answered by a `State` that names `serial`."""
+    """Map the memory of these tags again; () ends a pause. Answered by a `State` that names `serial`."""
 
     serial: int
     tags: list[str]
@@ -113,8 +113,8 @@ class UpdateWeights(msgspec.Struct, frozen=True, tag="update_weights", kw_only=T
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", kw_only=True):
-    """Load the adapter at `path` under a name, which may `replace` one of that name: requests that came before go on
-    with that one. Answered by a `State` that names `serial`."""
+    """Load the adapter at `path` under a name, which may `replace` one of that name: earlier requests continue with
+    that one. Answered by a `State` that names `serial`."""
 
     serial: int
     name: str
@@ -165,9 +165,9 @@ class Speculating(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transferring(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that wait for their other half, and for what is on its way; tickets that are not closed, and those of
-    them that have broken while a peer may still write to their places; sessions that ended because a peer's message
-    could not be handled, since the start."""
+    """The number of requests that wait for their other half, and of those in transfer; of open tickets, and of broken
+    tickets that a peer may still write to; and of sessions that ended because a peer's message could not be handled,
+    since the start."""
 
     pending: int
     transferring: int
@@ -177,8 +177,8 @@ class Transferring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a check: `bytes_per_s` by `transport`, 0 where there was too little to tell; `layout` by name, the
-    same on both sides but for the page size; `wrong` are the columns that hold something else, with both values."""
+    """The result of a check: `bytes_per_s` by `transport`, 0 if too few bytes were measured; `layout` by name, the same
+    on both sides except for the page size; `wrong` are the columns with other values, with both values."""
 
     num_bytes: int
     bytes_per_s: float
@@ -204,7 +204,7 @@ class Occupied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(SchedulerState, frozen=True, tag="state", kw_only=True):
-    """Where the engine stands. Times are seconds of its monotonic clock; counters are in `engine/loop/stats.py`."""
+    """The state of the engine. Times are seconds of its monotonic clock; counters are in `engine/loop/stats.py`."""
 
     last_step_age_s: float  # since a step last completed, 0 when idle
     answers: int = 0  # the serial of the frame that asked for it
@@ -228,11 +228,12 @@ class TreePart(msgspec.Struct, frozen=True, tag="tree_part"):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
-    """Sent about every second by a thread that does nothing else: as long as these come, the process runs.
+    """Sent about every second by a thread that does nothing else: while these arrive, the process runs.
 
-    What they say is whether its loop does. `turn_age_s` is how long it has been at one thing and answered nobody, one
-    tensor where weights are loaded, and 0 when it waits for frames; `step_age_s` since a step last completed, 0 when
-    there is nothing to do. One that takes longer than `step_limit_s` is taken for a hang."""
+    Their fields say whether the loop runs. `turn_age_s` is the time for which the loop has been in one turn without an
+    answer (in one tensor while weights are loaded), and 0 when it waits for frames; `step_age_s` is the time since a
+    step last completed, 0 when there is nothing to do. A turn longer than `step_limit_s` counts as a hang.
+    """
 
     turn_age_s: float
     step_age_s: float
@@ -265,9 +266,9 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
 
 
 class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):
-    """The updates of all requests after one step. Most sequences have tokens and nothing else to tell: theirs come
-    before `updates`, for request `request_ids[i]` the next `counts[i]` of `token_ids`, or one each where there are no
-    counts. Made by `pack`, read by `tokens` and `updates`."""
+    """The updates of all requests after one step. Most updates have tokens only: these come before `updates`, for
+    request `request_ids[i]` the next `counts[i]` of `token_ids`, or one each if there are no counts. Made by `pack`,
+    read by `tokens` and `updates`."""
 
     updates: list[Update] = []
     request_ids: list[int] = []
@@ -305,7 +306,7 @@ class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):
         return cls(others, request_ids, token_ids, counts if len(token_ids) > len(counts) else [])
 
     def tokens(self) -> Iterator[tuple[int, list[int]]]:
-        """The requests that have tokens and nothing else to tell, each with these."""
+        """Yield the requests that have tokens only, each with these."""
         end = 0
         for request_id, count in zip(self.request_ids, self.counts or repeat(1), strict=False):
             yield request_id, self.token_ids[end : (end := end + count)]

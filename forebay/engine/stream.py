@@ -1,4 +1,4 @@
-"""One request's updates on their way from the channel to whoever asked for them."""
+"""One request's updates, from the channel to the reader of its stream."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Receiver(Protocol):
 
 
 class Mailbox:
-    """The engine's side: what has arrived and was not taken yet, as at most one update. With a `Receiver` nothing waits
-    here.
+    """The engine's side: the updates that have arrived and were not read yet, merged into at most one. With a
+    `Receiver` nothing waits here.
 
     A consumer that falls behind gets fewer, longer updates; one that falls behind by more than `MAX_PENDING` tokens
     (alternatives of log-probabilities count as tokens) is cut off with a failure of code `slow_consumer`.
@@ -69,7 +69,7 @@ class Mailbox:
         return fits
 
     def deliver(self, receiver: Receiver) -> None:
-        """Give `receiver` what is here and, from now on, what comes."""
+        """Pass the pending update, and from now on all later ones, to `receiver`."""
         self._receiver = receiver
         update, self.pending, self._size = self.pending, None, 0
         if update is not None:
@@ -160,7 +160,7 @@ def failed(request_id: int, error: ForebayError) -> Update:
 
 
 def merge(first: Update, then: Update) -> Update:
-    """Both in one, which is `first`; where `then` has restarted, what was told before counts for nothing."""
+    """Merge both into `first`; if `then` has restarted, the tokens before are dropped."""
     if then.restarted:
         first.token_ids, first.cache, first.logprobs, first.prompt_logprobs = [], None, None, None
         first.restarted = True

@@ -1,13 +1,13 @@
 """The model families: a folder each, named by their `model_type`.
 
-`config.py` says how a config.json of that type is read (`FAMILY`), into which typed configuration. `gguf.py`, where
-llama.cpp has the type, says what its files call things (`ARCHITECTURES`). The module of the same name in
-`forebay.models.families` says what a configuration describes. A new family is a folder, such a module and a tiny
-configuration in `tests/models/tiny.py`, which compares it with transformers. What several families share stands with
-the first of them, and the others import it from there; what layers are built with, in `mixers.py`.
+`config.py` has the way to read a config.json of that type (`FAMILY`), and its typed configuration. `gguf.py`, if
+llama.cpp has the type, has the names in its files (`ARCHITECTURES`). The module of the same name in
+`forebay.models.families` describes the model of a configuration. A new family is a folder, such a module and a tiny
+configuration in `tests/models/tiny.py`, which compares it with transformers. Code that several families share is in the
+first of them, and the others import it from there; parameters of layers are in `mixers.py`.
 
-Those called `.._assistant` draft for models of another type, and cannot be served alone. Those called `.._head` do so
-as well, with layers behind the model's own. The folder `vision` is no family: it has the encoders of pictures.
+Families called `.._assistant` draft for models of another type, and cannot be served alone. Those called `.._head` do
+so as well, with layers behind the model's own. The folder `vision` is no family: it has the encoders of pictures.
 """
 
 from __future__ import annotations

@@ -100,13 +100,13 @@ class Header:
         return self.most("attention.head_count_kv") or self.config.get("num_attention_heads")
 
     def check_sigmoid(self, *, default: int | None = _SIGMOID) -> None:
-        """ModelError where experts are chosen by another function; `default` where the file does not say."""
+        """Raise ModelError if experts are chosen by another function; `default` counts if the file names none."""
         function = self.own.get("expert_gating_func", default)
         if function != _SIGMOID:
             raise self.wrong(f"the expert gating function {brief(function)} is not supported")
 
     def yarn_options(self) -> None:
-        """Add YaRN's amplitude and its two betas to the rope's scaling where the metadata has them."""
+        """Add YaRN's amplitude and its two betas to the rope's scaling if the metadata has them."""
         scaling = self.config["rope_scaling"]
         if scaling is not None and scaling["rope_type"] == "yarn":
             scaling |= {name: self.own[key] for key, name in _YARN_OPTIONS.items() if key in self.own}

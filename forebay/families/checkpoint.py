@@ -134,7 +134,7 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
 
 
 def _encoder_tensors(files: Sequence[SafetensorsFile], config: ModelConfig, path: Path) -> Mapping[str, StoredTensor]:
-    """Return the tensors of the encoder, by their names in files of transformers 5; none where it is not served."""
+    """Return the tensors of the encoder, by their names in files of transformers 5; none if it is not served."""
     if config.vision is None or config.outer is None:
         return {}
     tensors: dict[str, StoredTensor] = {}
@@ -154,8 +154,8 @@ def _encoder_tensors(files: Sequence[SafetensorsFile], config: ModelConfig, path
 
 
 def _tied(config: ModelConfig, *, has_head: bool, bare: bool) -> ModelConfig:
-    """As in transformers: a head that the files bring is used, whatever the configuration says. And of layers alone
-    nobody wants one."""
+    """As in transformers: a head in the files is used, whatever the configuration has. A checkpoint of layers alone has
+    no head, and counts as tied."""
     return replace(config, tie_word_embeddings=bare) if has_head or bare else config
 
 

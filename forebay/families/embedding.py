@@ -1,7 +1,7 @@
 """Settings in a checkpoint's files about how a text becomes a vector, and how a document is judged.
 
-The layout is sentence-transformers': `modules.json` lists what comes behind the layers, each part with a folder of its
-own."""
+The layout is sentence-transformers': `modules.json` lists the parts behind the layers, each with a folder of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Typed, bounded access to the fields of somebody else's configuration, which knows those that nobody asked for."""
+"""Typed, bounded access to the fields of an untrusted configuration, with a record of the fields that no reader
+used."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ def is_number(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """`unread` are the fields of the file that nobody has asked for yet, nulls aside; whatever is derived from here
-    shares it. `sources` says for a name that does not stand in the file itself which fields its value comes from.
+    """`unread` are the fields of the file that no reader has used yet, except nulls; all objects derived from this one
+    share it. `sources` has, for a name that is not in the file itself, the fields from which its value comes.
 
-    Where a file is silent the default counts. A null counts as silence, too, but for a flag: there it means no, as to
-    transformers.
+    If a file has no value, the default counts. A null counts as no value, except for a flag: there it means false, as
+    in transformers.
     """
 
     raw: Mapping[str, Any]
@@ -43,7 +44,7 @@ class Fields:
         return Fields(raw, where, {name for name, value in raw.items() if value is not None})
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value as it stands there, None where there is none."""
+        """Return the value as it is in the file, None if there is none."""
         self.unread.difference_update(self.sources.get(name, (name,)))
         value = self.raw.get(name)
         return default if value is None else value
@@ -72,15 +73,15 @@ class Fields:
         return self.without(*names)
 
     def renamed(self, names: Mapping[str, str], *, nulls: bool = False) -> Fields:
-        """With the values of the fields on the left, where they are there, under the names on the right, too. `nulls`:
-        a null is one of these values. Both names are read by reading the new one."""
+        """Return the fields with the values of the names on the left also under the names on the right, if they are
+        present. `nulls`: a null counts as a value. Reading the new name reads both."""
         there = {old: new for old, new in names.items() if old in self.raw and (nulls or self.raw[old] is not None)}
         both = {new: (*self.sources.get(new, (new,)), *self.sources.get(old, (old,))) for old, new in there.items()}
         values = {new: self.raw[old] for old, new in there.items()}
         return replace(self, raw={**self.raw, **values}, sources={**self.sources, **both})
 
     def within(self, name: str) -> Fields:
-        """The fields of an object in the file; none where it is not there. They are unread by themselves."""
+        """Return the fields of an object in the file; none if it is absent. They are unread by themselves."""
         inner = self.get(name, {})
         if not isinstance(inner, dict):
             raise self.wrong(name, "an object")
@@ -97,7 +98,7 @@ class Fields:
         return ModelError(f"{self.where}: {name} is {brief(self.raw.get(name))}; it must be {expected}")
 
     def only(self, name: str, *values: Any) -> None:
-        """ModelError where it is there and none of these."""
+        """Raise ModelError if the field is present and has none of these values."""
         if not any(self.get(name) == value for value in (None, *values)):
             raise self.wrong(name, " or ".join(map(str, values)))
 

@@ -61,8 +61,8 @@ _CHECKED_KEYS: Final = (
 
 
 def architectures(likely: str = "") -> Iterator[tuple[str, str, Architecture]]:
-    """Yield the architectures of all families: their name in files, the model_type, and the rest. First come those of
-    the type that is called alike, which saves whoever finds it there the import of all others."""
+    """Yield the architectures of all families: their name in files, the model_type, and the rest. The type of the same
+    name comes first, so that a caller that finds it there imports no others."""
     for model_type in sorted(TYPES, key=lambda model_type: model_type != likely.replace("-", "_")):
         name = f"forebay.families.{model_type}.gguf"
         if importlib.util.find_spec(name) is not None:
@@ -76,8 +76,8 @@ def _find(name: str) -> tuple[str, Architecture] | None:
 
 
 def architecture_of(file: GgufFile) -> tuple[str, Architecture]:
-    """The model_type, and how its files are read. ModelError where the file holds a kind of model, or a part of one,
-    that cannot be served."""
+    """Return the model_type, and how its files are read. Raises ModelError if the file has a kind of model, or a part
+    of one, that cannot be served."""
     name, kind = (file.metadata.get(f"general.{key}") for key in ("architecture", "type"))
     if kind not in (None, "model"):
         raise ModelError(f"{file.path}: general.type is {brief(kind)}: it is no language model by itself")

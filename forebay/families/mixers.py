@@ -97,7 +97,7 @@ class DeltaNet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KimiDelta:
-    """`lower_bound`: decays' logarithms are kept between it and 0 by a sigmoid, or, where it is 0, below 0 by a
+    """`lower_bound`: decays' logarithms are kept between it and 0 by a sigmoid, or, if it is 0, below 0 by a
     softplus."""
 
     num_heads: int

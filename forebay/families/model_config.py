@@ -43,16 +43,16 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """The values that every architecture has; a family adds what only it has, under transformers' names where these
-    agree.
+    """The values that every architecture has; a family adds its own fields, under transformers' names if these agree.
 
-    `layer_types` are `full_attention`, `sliding_attention` or whatever else a family mixes tokens with. `in_bfloat16`:
-    whether tensors that are not in codes are taken to be stored so, by config.json: as it says, or if it names no type,
-    which most published models without one are. Pages must hold a multiple of `page_multiple` tokens. `unknown_options`
-    are names of fields that the file has and nobody here knows: they may change what the model computes elsewhere.
-    `packing` says how safetensors have the layers in codes, if they do. `outer`: where their files have the language
-    model of a larger one, None for a model of its own. `vision`: the encoder of pictures, None where none is served.
-    `rope_sections`: None where a token has one rotary position, or three equal ones."""
+    `layer_types` are `full_attention`, `sliding_attention` or another mixer of the family. `in_bfloat16`: whether
+    tensors that are not in codes count as stored in bfloat16: as config.json has it, or if it names no type, which most
+    published models without one are. Pages must hold a multiple of `page_multiple` tokens. `unknown_options` are names
+    of fields in the file that no reader knows: they may change the computation elsewhere. `packing` describes how
+    safetensors have the layers in codes, if they do. `outer`: the place of the language model in the files of a larger
+    one, None for a model of its own. `vision`: the encoder of pictures, None if none is served. `rope_sections`: None
+    if a token has one rotary position, or three equal ones.
+    """
 
     model_type: str
     vocab_size: int
@@ -135,9 +135,9 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
 
 
 def config_from_folder(folder: Path) -> ModelConfig:
-    """From config.json; generation_config.json, where there is one, adds its end tokens and says what is sampled with.
-    ModelError for a model_type
-    that is not served, and for anything that would change what the model computes and is not honoured here."""
+    """Read config.json and, if there is one, generation_config.json, which adds end tokens and sampling defaults.
+    Raises ModelError for a model_type that is not served, and for anything that would change the computation and is not
+    implemented here."""
     if not is_there(folder / "config.json"):
         weight_files(folder)  # says what else it is
         raise ModelError(f"{folder}: there are weights and no config.json")

@@ -53,9 +53,9 @@ _GENERATION: Final = frozenset({
 
 
 def unknown_options(fields: Fields, harmless: Collection[str]) -> tuple[str, ...]:
-    """The names that nobody knows here, of fields that no reader has asked for.
+    """Return the unknown names among the fields that no reader used.
 
-    ModelError for the first that is known and asks for something else than what is computed here.
+    Raises ModelError for the first known field that asks for another computation than the one implemented.
     """
     if not fields.flag("is_causal", default=True):
         raise fields.wrong("is_causal", "true: tokens are served as they come")

@@ -1,6 +1,6 @@
-"""Models with a language model inside. Of what is around it some encoders of pictures are served (`vision/`).
+"""Models with a language model inside. Of the parts around it some encoders of pictures are served (`vision/`).
 
-The table says for each such type where its configuration and its files have the language model.
+The table has, for each such type, the place of its language model in configuration and files.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ _LEFT_OUT: Final[Mapping[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outer:
-    """Where a type has its language model.
+    """The place of the language model in a larger type.
 
-    `types` are the names of the language model's type in `text_config`, and ours; none where it may be any type that is
-    served. `text_type` is that name where the file is silent. `body`: how the names of its tensors begin instead of
-    `model.`, in published files and in those that transformers 5 writes. `parts`: how those begin of the other
-    parts, and `never_served`: those of these that are no encoder of pictures. `tied`: whether the embedding is the head
-    where the file is silent, None where the family says. `defaults` and `fixed` are fields of `text_config` that count
-    where it is silent, and in any case; `unused` change nothing. `flat`: a file without `text_config` has its fields
-    beside the others. `mrope`: the rope's positions are three, which are equal for text; `sections` are those where the
-    file is silent. `turned_stacks`: published files have all experts of a layer in one tensor with inputs before
-    outputs."""
+    `types` are the names of the language model's type in `text_config`, and ours; none if it may be any served type.
+    `text_type` is that name if the file has none. `body`: the prefix of its tensors' names instead of `model.`, in
+    published files and in those that transformers 5 writes. `parts`: the prefixes of the other parts, and
+    `never_served`: those of these that are no encoder of pictures. `tied`: whether the embedding is the head if the
+    file has no such field, None if the family decides. `defaults` and `fixed` are fields of `text_config` that count if
+    it lacks them, and in any case; `unused` change nothing. `flat`: a file without `text_config` has its fields beside
+    the others. `mrope`: the rope's positions are three, which are equal for text; `sections` are those if the file has
+    none. `turned_stacks`: published files have all experts of a layer in one tensor with inputs before outputs.
+    """
 
     text_type: str
     types: Mapping[str, str] = field(default_factory=dict)
@@ -199,8 +199,8 @@ OUTERS: Final[Mapping[str, Outer]] = {
 
 
 def text_config(raw: Mapping[str, Any], outer: Outer, where: str) -> dict[str, Any]:
-    """Return the fields of the language model in those of a model around it. ModelError where there are none, and for
-    a type of it that is not served."""
+    """Return the fields of the language model in those of a model around it. Raises ModelError if there are none, and
+    for a type of it that is not served."""
     inner = raw.get("text_config")
     if inner is None and outer.flat:
         inner = {name: value for name, value in raw.items() if name not in {*_OF_PICTURES, "model_type"}}

@@ -106,7 +106,7 @@ def ropes_by_kind(
 
 
 def rope_parameters(fields: Fields) -> Mapping[str, Any]:
-    """The object that describes the rope, under its old name or its new one; {} where there is none."""
+    """Return the object that describes the rope, under its old name or its new one; {} if there is none."""
     old, new = fields.get("rope_scaling"), fields.get("rope_parameters")
     parameters = old or new or {}
     if not isinstance(parameters, dict):
@@ -115,8 +115,8 @@ def rope_parameters(fields: Fields) -> Mapping[str, Any]:
 
 
 def without_partial_rotary(fields: Fields, *, default: float, ignored: Collection[str] = ()) -> tuple[float, Fields]:
-    """Return which share of a head's dimensions is rotated, and the configuration without the fields that say so, and
-    without those of the rope that are to be `ignored`. What is left is one of a rope over all dimensions."""
+    """Return the rotated share of a head's dimensions, and the configuration without the fields of this share and
+    without those of the rope that are to be `ignored`. The remaining fields describe a rope over all dimensions."""
     parameters = rope_parameters(fields)
     given = parameters.get("partial_rotary_factor")
     given = fields.get("partial_rotary_factor", default) if given is None else given

@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # the types here are the command line's too, which is to be r
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Values of sampling parameters for requests that do not say, by name, and where they are from. What is not there
-    has OpenAI's default: temperature 1, all tokens."""
+    """Values of sampling parameters for requests that omit them, by name, and the file that has them. A missing one has
+    OpenAI's default: temperature 1, all tokens."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     source: str = "OpenAI's defaults"

@@ -15,15 +15,15 @@ _LAYER: Final = re.compile(r"model\.layers\.(\d{1,6})\.")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorNames:
-    """`renamed`: patterns and what takes their place, one after the other. `unused`: how the names, after that, of
-    tensors begin that belong to parts which are not served. `stacked_experts`: experts may be in one tensor for all of
-    a layer's, `experts.gate_up_proj` and `experts.down_proj`, instead of under a number each. `draft_layers`: layers
-    behind the model's own are for drafting. `draft_head`: how the names of its tensors begin, and the replacement of
-    that beginning. In a replacement {0} is the number of the first layer behind the model's own, {1} of the next; what
-    is for drafting and begins otherwise is not served. `turned_experts`: experts are as gpt-oss has them. `stacks`: how
-    files call these stacks, of gate with up and of down, where experts are in nothing else. `expert_parts`: what
-    we call gate, up and down of an expert. `whole`: how our names of tensors end that hold whole numbers, below 2^24,
-    and no weights. `modules`: as `renamed`, of transformers' names of linear layers that its files call otherwise."""
+    """`renamed`: patterns and their replacements, one after the other. `unused`: the prefixes, after that, of tensors
+    that belong to parts which are not served. `stacked_experts`: experts may be in one tensor for all of a layer's,
+    `experts.gate_up_proj` and `experts.down_proj`, instead of under a number each. `draft_layers`: layers behind the
+    model's own are for drafting. `draft_head`: the prefix of its tensors' names, and its replacement. In a replacement
+    {0} is the number of the first layer behind the model's own, {1} of the next; tensors for drafting with another
+    prefix are not served. `turned_experts`: experts are as gpt-oss has them. `stacks`: the names of these stacks in
+    files, of gate with up and of down, if experts are in nothing else. `expert_parts`: the file's names of an expert's
+    gate, up and down. `whole`: the endings of our names of tensors that hold whole numbers, below 2^24, and no weights.
+    `modules`: as `renamed`, for transformers' names of linear layers that differ from those in its files."""
 
     renamed: tuple[tuple[str, str], ...] = ()
     unused: tuple[str, ...] = ()

@@ -37,9 +37,9 @@ class Defaults:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Windows:
-    """`size` in tokens where the file is silent, which a null is not; `layers` are those of so many that have a window,
-    where the file does not list them itself, which it may where `listed`. `required`: a null is no answer where the
-    type's own pattern gives layers a window."""
+    """`size` is in tokens if the file has none; a null in the file is a value. `layers` returns which of n layers have
+    a window if the file does not list them, which it may if `listed`. `required`: a null is refused if the type's own
+    pattern gives layers a window."""
 
     size: int = 4096
     layers: Callable[[int], Iterable[int]] = range
@@ -121,7 +121,7 @@ def _window(windows: Windows, fields: Fields) -> int:
 
 
 def _kinds(windows: Windows | None, fields: Fields, num_layers: int, window: int) -> list[str]:
-    """One of `full_attention` and `sliding_attention` for each layer; sliding only where there is a window."""
+    """Return `full_attention` or `sliding_attention` for each layer; sliding only if there is a window."""
     windowed = set(windows.layers(num_layers)) if windows is not None and window else set()
     computed = [SLIDING if i in windowed else FULL for i in range(num_layers)]
     if windows is not None and windows.required and not window and fields.get("layer_types") != computed:
@@ -135,7 +135,7 @@ def _kinds(windows: Windows | None, fields: Fields, num_layers: int, window: int
 
 
 def layers_of(fields: Fields, computed: Sequence[str], possible: Iterable[str] = (LINEAR, FULL)) -> list[str]:
-    """As the file lists them, each one of those `possible`; `computed` where it does not."""
+    """Return the layers as the file lists them, each one of those `possible`; `computed` if it does not."""
     if fields.get("layer_types") is None:
         return list(computed)
     return fields.one_of_each("layer_types", len(computed), tuple(possible))
@@ -149,7 +149,7 @@ def experts(
     per_token: int | None = None,
     intermediate_size: int | None = None,
 ) -> Experts:
-    """The defaults are the type's; None where its files have to say it."""
+    """Read the experts. The defaults are the type's; None if its files must have the field."""
     number = fields.size(name, default=number)
     return Experts(
         num_experts=number,

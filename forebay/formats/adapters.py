@@ -178,8 +178,8 @@ class AdapterFiles:
 
 
 def open_adapter(folder: Path) -> AdapterFiles:
-    """Open the adapter in `folder` and check what does not depend on its model. ModelError names the file and the field
-    or tensor that cannot be served."""
+    """Open the adapter in `folder` and check everything that does not depend on its model. ModelError names the file
+    and the field or tensor that cannot be served."""
     config = _read_config(folder / ADAPTER_NAME)
     weights = folder / WEIGHTS_NAME
     if not is_there(weights) and is_there(folder / PICKLED_NAME):

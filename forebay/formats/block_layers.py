@@ -1,8 +1,8 @@
-"""Matrices of safetensors files in blocks of ggml: what `forebay models quantize` writes, for models of any type.
+"""Matrices of safetensors files in blocks of ggml: the output of `forebay models quantize`, for models of any type.
 
 The name of a matrix [N, K] ends in `weight_q4_1` or `weight_q8_0` instead of `weight`. It is bytes [N, bytes of a row]:
 the blocks of a row one after the other, as a GGUF file has them. The configuration names the modules that are in 8 bits
-where the others are in 4, and those that are not in blocks.
+while the others are in 4, and those that are not in blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PART_OF: Final = {form: part for part, form in _FORMATS.items()}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockPacking:
-    """`bits` of most matrices; `wider` are the modules in 8 bits where that is 4, and `ignored` those in no blocks."""
+    """`bits` of most matrices; `wider` are the modules in 8 bits if `bits` is 4, and `ignored` those in no blocks."""
 
     bits: int
     wider: frozenset[str]
@@ -52,7 +52,7 @@ class BlockPacking:
 
 
 def block_packing(fields: Any) -> BlockPacking | None:
-    """From a config.json's quantization_config; None for another method. ModelError for fields that are not its."""
+    """From a config.json's quantization_config; None for another method. ModelError for fields of other methods."""
     if not isinstance(fields, dict) or fields.get("quant_method") != METHOD:
         return None
     bits = fields.get("bits")
@@ -82,7 +82,7 @@ def stored_name(name: str, form: CodeFormat) -> str:
 
 
 def row_bytes(form: CodeFormat, width: int) -> int:
-    """Return the bytes of a row with so many inputs."""
+    """Return the bytes of a row of `width` inputs."""
     return width // GROUP * _BLOCKS[_PART_OF[form]].num_bytes
 
 

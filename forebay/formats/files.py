@@ -31,7 +31,7 @@ def is_there(path: Path) -> bool:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open for reading; ModelError where there is no file, or something that is none behind its name."""
+    """Open for reading; ModelError if there is no file of the name, or no regular one."""
     try:
         # Without waiting: a pipe that nobody writes to opens never. And what is open cannot be replaced any more.
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -60,7 +60,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """A small file of text; ModelError where it is not UTF-8."""
+    """Read a small file of text; ModelError if it is not UTF-8."""
     try:
         return read_bytes(path, MAX_SMALL_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,6 +1,6 @@
 """Linear layers of safetensors files in floats of 8 and 4 bits: FP8, NVFP4 and MXFP4.
 
-They differ in names and in what a scale is for. What is read here are the layouts of transformers' `fp8` (DeepSeek's),
+They differ in names and in the meaning of a scale. This module reads the layouts of transformers' `fp8` (DeepSeek's),
 `fbgemm_fp8`, NVIDIA's `modelopt` (FP8 and NVFP4), and compressed-tensors' `float-quantized`, `naive-quantized`,
 `nvfp4-pack-quantized` and `mxfp4-pack-quantized`.
 """
@@ -59,8 +59,8 @@ _NAMES: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FloatPacking:
-    """How layers are packed; `block` [outputs, inputs] of FP8 that share a scale, None for one by row or in all.
-    `ignored` are not packed, nor is what is not in `only`."""
+    """How layers are packed; `block` [outputs, inputs] of FP8 that share a scale, None for one by row or in all. Layers
+    in `ignored`, and if there is an `only`, layers outside of it, are not packed."""
 
     method: str
     floats: Floats
@@ -80,7 +80,7 @@ class FloatPacking:
         return self.format_of(width) if packed and width % GROUP == 0 else None
 
     def format_of(self, width: int) -> CodeFormat:
-        """Return the format of a packed matrix with so many inputs, which its groups divide."""
+        """Return the format of a packed matrix with this number of inputs, which its groups divide."""
         if self.floats is Floats.FP8:
             return replace(FP8, group=width if self.block is None else math.gcd(width, self.block[1]))
         return MXFP4 if self.floats is Floats.MXFP4 else replace(NVFP4, group=width)
@@ -110,7 +110,7 @@ class FloatLayer:
 
     @property
     def codes(self) -> StoredCodes | None:
-        """None where the inputs do not come in whole steps."""
+        """None if the inputs are not a multiple of a whole step."""
         return None if self._stored.sources[0].format.group % GROUP else self._stored
 
     def pieces(self) -> Iterator[F32]:
@@ -208,7 +208,7 @@ _LAYOUTS: Final[dict[Floats, Callable[[dict[str, FileArray], FloatPacking], Stor
 
 
 def float_packing(fields: Mapping[str, Any]) -> FloatPacking | None:
-    """From a config.json's quantization_config; None for what is not read here."""
+    """From a config.json's quantization_config; None for a method that this module does not read."""
     method = fields.get("quant_method")
     made = partial(FloatPacking, ignored=IgnoredModules.of(*(fields.get(name) for name in _IGNORED)))
     if method == "fp8" and fields.get("fmt", "e4m3") == "e4m3":

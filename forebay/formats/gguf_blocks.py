@@ -15,8 +15,8 @@ Parts = tuple[U8, Scales, F16 | None, I8 | U8 | None, I8 | None]
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """`numbers` takes blocks [n, num_bytes] apart into float32 [n, elements]. Where a block is a group of a
-    `GroupQuantized` instead, `codes` says of which format, and `parts` takes it apart into that."""
+    """`numbers` unpacks blocks [n, num_bytes] into float32 [n, elements]. If a block is a group of a `GroupQuantized`
+    instead, `codes` is its format, and `parts` unpacks it into that."""
 
     name: str
     elements: int
@@ -37,7 +37,7 @@ def half_at(blocks: U8, start: int) -> F16:
 
 
 def fields(packed: U8, bits: int) -> U8:
-    """packed [.., b] of fields of so many bits -> [.., 8 / bits, b]: the lowest of all bytes first."""
+    """packed [.., b] of fields of `bits` bits -> [.., 8 / bits, b]: the lowest of all bytes first."""
     size, count = packed.shape[-1], 8 // bits
     out = np.empty((*packed.shape[:-1], count), f"V{size}")
     for i in range(count):

@@ -2,7 +2,7 @@
 
 A codeword is 4 or 8 neighbouring values of a small alphabet. A grid is the set of those that a type has, in ascending
 order of the digits read as a number, the first value lowest. `gguf_grids.bin` has a bit for each possible codeword, set
-where the grid has it. The grids are facts of the file format, as in ggml's `ggml-common.h`.
+if the grid has it. The grids are facts of the file format, as in ggml's `ggml-common.h`.
 
 Every value of such a block is d * unit * factor * code: d float16 of the block, unit a power of two of the type, factor
 an odd integer of 16 or 32 values, and the code an integer below 44.
@@ -66,7 +66,7 @@ def _codewords(grid: _Grid) -> npt.NDArray[Any]:
 
 @functools.cache
 def _negatives() -> npt.NDArray[np.uint64]:
-    """Return, for each byte of signs, eight bytes that are 255 where its bit is set."""
+    """Return, for each byte of signs, eight bytes that are 255 if its bit is set."""
     signs = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return (signs * np.uint8(255)).view(np.uint64)[:, 0]
 
@@ -135,7 +135,7 @@ def _nibbles(packed: U8) -> U8:
 
 
 def _with_high(low: U8, high: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
-    """Numbers [n, 32 or 64] of a byte each and what stands above it."""
+    """Return numbers [n, 32 or 64] of a byte each and the bits above it."""
     return low | high.astype(np.uint16).reshape(low.shape) << np.uint16(8)
 
 

@@ -71,7 +71,7 @@ def first_parts(paths: Iterable[Path]) -> list[Path]:
 
 
 def model_file(path: Path) -> Path:
-    """Return what is opened for a model at `path`: the first part of several, or the one GGUF model of a folder that
+    """Return the file to open for a model at `path`: the first part of several, or the one GGUF model of a folder that
     has no safetensors. Any other path is returned as it is."""
     if not path.is_dir():
         return path.with_name(first_name(path.name)) if path.suffix == SUFFIX else path

@@ -1,4 +1,4 @@
-"""The form in which a matrix is held, by what the file has and what was asked for."""
+"""The form in which a matrix is held, by its form in the file and the requested one."""
 
 from __future__ import annotations
 

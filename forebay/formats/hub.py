@@ -1,8 +1,8 @@
-"""Repositories of the Hugging Face hub: what is in them, and files of them brought into the cache that all tools share.
+"""Repositories of the Hugging Face hub: their lists of files, and files fetched into the cache that all tools share.
 
 The hub's own library lists and streams; it is imported here alone. It keeps nothing of a download that was ended, and
-believes the headers of an answer. So files are fetched here: resumed, checked against the size and the hash that the
-list announced, and linked where the library looks for them. Every name and hash that becomes a path is checked.
+trusts the headers of an answer. So files are fetched here: resumed, checked against the size and the hash that the list
+announced, and linked into the library's layout. Every name and hash that becomes a path is checked.
 """
 
 from __future__ import annotations
@@ -111,14 +111,14 @@ class Repository:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hub:
-    """`HF_ENDPOINT`, with `HF_TOKEN` or what `hf auth login` has kept, and where the cache is."""
+    """`HF_ENDPOINT`, with `HF_TOKEN` or the token of `hf auth login`, and the folder of the cache."""
 
     endpoint: str = field(default_factory=lambda: os.environ.get("HF_ENDPOINT", _ENDPOINT).rstrip("/"))
     token: str | None = field(default_factory=lambda: get_token())
     cache: Path = field(default_factory=hub_folder)
 
     def look(self, model: HubModel) -> Repository:
-        """Ask what is there. Raises ConfigError and ModelError that say what stands in the way."""
+        """Ask the hub for the list of files. Raises ConfigError and ModelError that name the obstacle."""
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             raise ConfigError(f"{model} is not in {self.cache}, and HF_HUB_OFFLINE is set: unset it to fetch the model")
         api = HfApi(endpoint=self.endpoint, token=self.token, **_OURS)
@@ -133,7 +133,7 @@ class Hub:
         return Repository(model=model, commit=commit, files={file.name: file for file in files})
 
     def fetch(self, repository: Repository, names: Sequence[str], progress: Progress) -> Path:
-        """Bring these files to the cache, going on where an earlier call was ended; the snapshot's folder."""
+        """Fetch these files into the cache, resuming an earlier call that was ended; return the snapshot's folder."""
         hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         files = [repository.files[name] for name in names]
         tally = _Tally(sum(file.num_bytes for file in files), progress)
@@ -273,7 +273,7 @@ class Hub:
 
 
 class _Tally:
-    """Bytes of several files together. Whoever counts after `ended` is ended too."""
+    """Bytes of several files together. A download that counts after `ended` is ended too."""
 
     def __init__(self, total: int, progress: Progress) -> None:
         self.ended = threading.Event()
@@ -330,7 +330,7 @@ def remove(path: Path) -> int:
     _refuse_linked(cache, own, chosen)
     chosen.execute()
     if os.path.lexists(path):
-        raise ConfigError(f"{path} could not be removed: check who may write there")
+        raise ConfigError(f"{path} could not be removed: check the permissions of its folder")
     return chosen.expected_freed_size
 
 
@@ -360,7 +360,7 @@ def _partial(blob: Path) -> Path:
 
 
 def _check(path: Path, file: RemoteFile) -> None:
-    """Raise ModelError, and remove it, where it is not what the hub says that it is."""
+    """Raise ModelError, and remove the file, if it is not the one that the hub announced."""
     with path.open("rb") as source:
         digest = file.hash_of(iter(lambda: source.read(_CHUNK_BYTES), b""))
     if digest != file.digest:

@@ -1,8 +1,8 @@
-"""Models that are named by their repository on the Hugging Face hub, and what the cache that all tools share has of
-them. Nothing is fetched here: `hub` does that.
+"""Models named by their repository on the Hugging Face hub, and their files in the cache that all tools share. Nothing
+is fetched here: `hub` does that.
 
 The cache has a folder for each repository, models--ORG--NAME. There refs/REVISION holds a commit, and snapshots/COMMIT
-links into blobs, where the files are by their hashes.
+links into blobs, which has the files by their hashes.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class HubModel:
 
 
 def hub_model(name: str, revision: str | None = None) -> HubModel | None:
-    """Parse `org/name`, `org/name:Q4_K_M` or `hf://org/name@revision/file.gguf`; None for what is no such name.
-    A `revision` in the name goes before the other."""
+    """Parse `org/name`, `org/name:Q4_K_M` or `hf://org/name@revision/file.gguf`; None for a text that is no such name.
+    A `revision` in the name has priority over the other."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -109,7 +109,7 @@ def revision_folder(model: HubModel, cache: Path | None = None) -> Path | None:
 
 
 def find_in_cache(model: HubModel, cache: Path | None = None) -> Path:
-    """The folder, or the GGUF file, that is served. ModelError where it is not here, or not all of it."""
+    """Return the folder, or the GGUF file, to serve. ModelError if it is not here, or not complete."""
     folder = revision_folder(model, cache)
     pull = f"`forebay models pull {model}{'' if model.revision == MAIN else f' --revision {model.revision}'}`"
     if folder is None:
@@ -132,7 +132,7 @@ def find_in_cache(model: HubModel, cache: Path | None = None) -> Path:
 
 def find_adapter(name: str) -> Path:
     """Return the folder of the adapter that a user calls `name`: a path, or `org/name` or `org/name@revision` of the
-    hub's cache. ModelError where the hub's is not here; a path is returned also where nothing is."""
+    hub's cache. ModelError if the hub's is not here; a path is returned even if it does not exist."""
     path, model = Path(name).expanduser(), hub_model(name)
     if path.exists() or model is None:
         return path
@@ -149,7 +149,7 @@ def find_adapter(name: str) -> Path:
 
 
 def absent_adapter(name: str) -> HubModel | None:
-    """Return the hub's adapter of this name, where it is not here, or not all of it."""
+    """Return the hub's adapter of this name, if it is not here, or not complete."""
     try:
         find_adapter(name)
     except ModelError:
@@ -164,9 +164,9 @@ def is_adapter(names: Iterable[str]) -> bool:
 
 
 def chosen_gguf(names: Iterable[str], model: HubModel) -> str | None:
-    """Choose the GGUF file among a repository's files, of several parts the first; None where it has safetensors and no
-    GGUF file is asked for, or none at all. ModelError where there are several that may be meant, or none of those asked
-    for, or not all parts."""
+    """Choose the GGUF file among a repository's files, of several parts the first. None if the repository has
+    safetensors and no GGUF file is requested, or has no GGUF file. ModelError if several match, none of the requested
+    ones exists, or parts are missing."""
     names = set(names)
     if model.file:
         return _first_part(model.file, names, model) if model.file in names else None

@@ -1,7 +1,7 @@
 """Linear layers of safetensors files in codes: GPTQ, AWQ, and those of compressed-tensors that are whole numbers.
 
 All have codes of 4 or 8 bits in groups of inputs, each with a scale and perhaps a zero point. They differ in names and
-in the order of the codes within a word. What is read here are the layouts that AutoGPTQ (`checkpoint_format` gptq and
+in the order of the codes within a word. This module reads the layouts that AutoGPTQ (`checkpoint_format` gptq and
 gptq_v2), AutoAWQ (`version` gemm) and compressed-tensors (`pack-quantized`, `int-quantized`, `naive-quantized`) write.
 """
 
@@ -74,15 +74,15 @@ class Packing:
         return None if self.ignored.matches(name.removesuffix(".weight")) else self.format_of(width)
 
     def format_of(self, width: int) -> CodeFormat | None:
-        """Return the format of layers of so many inputs; None where their groups are no whole steps."""
+        """Return the format of layers of this number of inputs; None if their groups are not whole steps."""
         group = self.group or math.gcd(width, _WHOLE_ROWS)
         whole = group % GROUP == 0 and width % group == 0
         return CodeFormat(bits=self.bits, minimums=not self.symmetric, group=group) if whole else None
 
 
 def packing_of(fields: Any, where: str, aliases: Aliases = ()) -> LayerPacking:
-    """From a config.json's quantization_config, which may call modules by their `aliases`. ModelError for what is not
-    read here."""
+    """From a config.json's quantization_config, which may call modules by their `aliases`. ModelError for a method or
+    layout that this module does not read."""
     fields = fields if isinstance(fields, dict) else {}
     found = float_packing(fields) or _whole_numbers(fields)
     if found is None:
@@ -246,7 +246,7 @@ class PackedLayer:
             self.codes = stored_codes(form, self.shape, partial(self._open, form))
 
     def _layout(self) -> _Layout:
-        """Over what is read now: one weight is in memory at a time."""
+        """Decode the tensors read now: one weight is in memory at a time."""
         unread = ("weight_shape", *_GROUPS)
         read = {name: part if name in unread else part.read() for name, part in self._parts.items()}
         return _layout(read, self._packing)

@@ -58,6 +58,6 @@ def _in_4_bits(groups: F32) -> tuple[U8, F16, F16]:
 
 
 def _nearest(groups: F32, scales: F16) -> F32:
-    """groups / scales as whole numbers; 0 where the scale is."""
+    """Return groups / scales as whole numbers; 0 if the scale is 0."""
     by_group = scales[..., None].astype(np.float32)
     return np.rint(np.divide(groups, by_group, out=np.zeros_like(groups), where=by_group != 0))

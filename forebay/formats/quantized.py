@@ -70,7 +70,8 @@ class CodeFormat:
     """How the codes of a `GroupQuantized` are to be read: `bits` of each, `group` inputs that share a scale and, with
     `minimums`, a minimum.
 
-    `factors`: scales and minimums have two levels, so many inputs share a factor of both (16 or 32; 0 for one level).
+    `factors`: the number of inputs that share a factor of scale and minimum, which then have two levels (16 or 32; 0
+    for one level).
     """
 
     bits: int
@@ -198,7 +199,7 @@ class GroupQuantized:
         return self._with(replace(self.format, group=group), repeated)
 
     def _with(self, form: CodeFormat, change: Callable[[Any, int], Any]) -> GroupQuantized:
-        """Every part as `change` makes it, which is told how many inputs an entry has."""
+        """Return a copy with every part changed by `change`, which gets the number of inputs of an entry."""
         parts: dict[str, Any] = {}
         for name in _ARRAYS:
             part = getattr(self, name)
@@ -303,7 +304,7 @@ class StoredCodes:
         return replace(self, factors=factors if self.factors is None else self.factors * factors)
 
     def columns(self, order: Order) -> StoredCodes | None:
-        """None where `order` takes apart what is multiplied at once: `GROUP` inputs."""
+        """None if `order` separates inputs that are multiplied together: `GROUP` inputs."""
         sources = [_reordered(source, order) for source in self.sources]
         found = tuple(source for source in sources if source is not None)
         return replace(self, sources=found) if len(found) == len(sources) else None
@@ -360,7 +361,7 @@ def _reordered(source: CodedRows, order: Order) -> CodedRows | None:
 
 
 def joined_codes(parts: Sequence[StoredCodes | None]) -> StoredCodes | None:
-    """Matrices of equal width one below the other; None where one is not held in codes."""
+    """Return matrices of equal width one below the other; None if one is not held in codes."""
     stored = [part for part in parts if part is not None]
     if not stored or len(stored) < len(parts):
         return None

@@ -1,4 +1,4 @@
-"""Random LoRA adapters in PEFT's format, for whoever needs one and has trained none."""
+"""Random LoRA adapters in PEFT's format, for tests and experiments without a trained one."""
 
 from __future__ import annotations
 

@@ -81,14 +81,14 @@ class SafetensorsFile:
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The safetensors files that make up the checkpoint in `folder`, each once; ModelError where there are none, or not
-    all."""
+    """Return the safetensors files that make up the checkpoint in `folder`, each once; ModelError if there are none, or
+    some are missing."""
     names = weight_files(folder)
     missing = [name for name in names if not is_there(folder / name)]
     if missing:
         raise ModelError(
             f"{folder}: {len(missing)} of {len(names)} files of weights are missing, such as {missing[0]}: download "
-            "them again (what is there is kept), or copy them there"
+            "them again (complete files are kept), or copy them there"
         )
     return [folder / name for name in names]
 

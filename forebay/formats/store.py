@@ -114,7 +114,7 @@ def find_named(name: str | None, folder: Path | None = None) -> Path | None:
 
 
 def absent_model(name: str, revision: str | None = None) -> HubModel | None:
-    """The hub's model of this name, where it is not here, or not all of it."""
+    """Return the hub's model of this name, if it is not here, or not complete."""
     model = None if find_named(name) is not None else hub_model(name, revision)
     try:
         return model if model is None or not find_in_cache(model) else None
@@ -139,8 +139,8 @@ def short_name(path: Path) -> str:
 
 
 def hold(path: Path) -> int:
-    """A file descriptor that says, while it is open, that this process uses the model: who would remove it asks
-    `users_of`."""
+    """Return a file descriptor that shows, while it is open, that this process uses the model; `users_of` reads it
+    before a removal."""
     held = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     with contextlib.suppress(OSError):  # a file system may have no locks
         fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)

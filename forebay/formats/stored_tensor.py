@@ -50,7 +50,7 @@ def read_tensor(tensor: StoredTensor) -> F32:
 
 
 def as_float32(piece: npt.NDArray[Any], *, bfloat16: bool) -> F32:
-    """A piece of a tensor; a copy only where it is of another type."""
+    """Return a piece of a tensor; a copy only if it is of another type."""
     return (piece.astype(np.uint32) << 16).view(np.float32) if bfloat16 else piece.astype(np.float32, copy=False)
 
 

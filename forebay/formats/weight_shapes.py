@@ -25,15 +25,15 @@ class WeightKind(NamedTuple):
 
 
 class ValueBytes(NamedTuple):
-    """Bytes of a value that is not held in codes: in the model's dtype, and in what holds matrices that the file has in
-    bfloat16."""
+    """Bytes of a value that is not held in codes: in the model's dtype, and in the dtype of matrices that the file has
+    in bfloat16."""
 
     own: int
     bfloat16: int
 
 
 class HeldWeights(NamedTuple):
-    """Weights that memory holds in codes, or values, of so many bits; `num_bytes` with their scales."""
+    """Weights that memory holds in codes, or values, of `bits` bits; `num_bytes` with their scales."""
 
     bits: int
     num_weights: int

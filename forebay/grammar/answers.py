@@ -1,7 +1,7 @@
-"""The grammar of an answer: thinking, then what the client asked for, or calls as the model spells them.
+"""The grammar of an answer: thinking, then the client's form, or calls as the model spells them.
 
-Markers that are tokens of their own are named by id, so that text is never taken for one; others are read as text. What
-comes behind a marker is spelled as chat templates spell it, and the client's part is its JSON schema. The notation is
+Markers that are tokens of their own are named by id, so that text is never taken for one; others are read as text. The
+text behind a marker is spelled as chat templates spell it, and the client's part is its JSON schema. The notation is
 llguidance's: rules in small letters, terminals in capitals.
 """
 
@@ -39,8 +39,8 @@ class AnswerRules:
 
 
 def answer_grammar(formats: AnswerFormats, table: TokenBytes, rules: AnswerRules) -> Grammar | None:
-    """None where nothing is to be enforced. Raises InvalidRequest `grammar_invalid` for what cannot be, with the
-    client's field."""
+    """None if nothing is to be enforced. Raises InvalidRequest `grammar_invalid` for a form that cannot be enforced,
+    with the client's field."""
     calls = rules.must_call or rules.restricted or any(rule.enforced for rule in rules.calls)
     if not (calls or rules.content or rules.max_thinking_tokens is not None):
         return None
@@ -56,7 +56,7 @@ def answer_grammar(formats: AnswerFormats, table: TokenBytes, rules: AnswerRules
 
 
 def _content(lark: Lark, content: Grammar) -> str:
-    """In place where that can be: two grammars whose beginnings are alike are told apart only within one."""
+    """In place if possible: two grammars with equal beginnings are only distinguished within one."""
     match content.kind:
         case GrammarKind.JSON_OBJECT:
             return lark.json({"type": "object"})

@@ -38,7 +38,7 @@ class Worker:
         self._dry_run: DryRun | None = None
 
     def answer(self, question: bytes) -> bytes:
-        """Return what is wrong with a grammar; "" if nothing is."""
+        """Return the fault of a grammar; "" if it has none."""
         if self._tokenizer is None or self._dry_run is None:
             vocabulary = _decode_vocabulary(question)
             by_bytes = {spelled: token for token, spelled in enumerate(vocabulary.tokens) if len(spelled) == 1}

@@ -43,8 +43,8 @@ class GrammarChecks:
         self._lock = threading.Lock()
 
     def recall(self, grammar: Grammar) -> bool:
-        """Return whether it is known, in no time. Raises InvalidRequest for what is wrong with it then, or where it is
-        too large."""
+        """Return whether the result is known, without waiting. Raises InvalidRequest if the known result is a fault, or
+        if the grammar is too large."""
         check_size(grammar)
         with self._lock:
             wrong = self._known.use(grammar)

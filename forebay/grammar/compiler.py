@@ -82,7 +82,7 @@ def _explained(grammar: Grammar, error: str) -> str:
 
 
 def why_broken(matcher: LLMatcher) -> str:
-    """In a line; "" where it is not."""
+    """Return the reason in a line; "" if it is not broken."""
     return (matcher.get_error().strip().partition("\n")[0] or "unknown") if matcher.is_error() else ""
 
 
@@ -106,7 +106,8 @@ def refused(grammar: Grammar, why: str) -> InvalidRequest:
 
 
 def source_of(grammar: Grammar) -> str:
-    """In llguidance's own notation. Raises InvalidRequest for what is too large or is not what its kind says."""
+    """In llguidance's own notation. Raises InvalidRequest for a grammar that is too large or does not match its
+    kind."""
     check_size(grammar)
     value = _json(grammar) if grammar.kind in _JSON_KINDS else None
     try:

@@ -20,9 +20,9 @@ Schema: TypeAlias = Mapping[str, Any]
 
 
 class CallRule(NamedTuple):
-    """A tool that may be called. If it is `enforced`, its arguments are what `parameters` say, which is a schema that
-    compiles; otherwise they are any object. `field` is where the client has said that. Of a tool that takes one text,
-    `text` is the Lark grammar of it, if it has one."""
+    """A tool that may be called. If it is `enforced`, its arguments match `parameters`, which is a schema that
+    compiles; otherwise they are any object. `field` is the client's field of that schema. Of a tool that takes one
+    text, `text` is the Lark grammar of it, if it has one."""
 
     name: str
     parameters: Schema
@@ -100,7 +100,7 @@ class Lark:
         return name
 
     def until(self, spelling: str, max_tokens: int | None = None, *, without: str = "") -> str:
-        """Free text, at most so much of it and with nothing that matches `without`, and the marker behind it."""
+        """Free text of a limited length, with nothing that matches `without`, and the marker behind it."""
         *head, last = (piece for piece in _TOKEN_LIKE.split(spelling) if piece)
         token = self.table.added(spelling)
         without = "|".join(filter(None, (without, self.as_text(spelling)))) if token is not None else without

@@ -1,8 +1,8 @@
-"""Where each request stands in its grammar, and which tokens may come next.
+"""The state of each request in its grammar, and the tokens that may come next.
 
-Grammars are compiled on one thread, and matchers are read and asked on another: each in the order in which it was told,
-both without the interpreter's lock for most of the time. A matcher follows the tokens of its request, so it outlives a
-retraction, and whatever was appended since it was asked last is read first.
+Grammars are compiled on one thread, and matchers are read and queried on another: each in the order of the calls, both
+without the interpreter's lock for most of the time. A matcher follows the tokens of its request, so it outlives a
+retraction, and each call first reads the tokens appended since the last one.
 
 Shape letters: N positions, C words of 32 columns each.
 """
@@ -58,8 +58,8 @@ class _Job(NamedTuple):
 
 
 class Grammars:
-    """See `scheduler.grammars.Grammars`; `take` is for whoever samples, on whatever thread. `make_tokenizer` is called
-    when the first grammar comes, on the thread that compiles."""
+    """See `scheduler.grammars.Grammars`; `take` is for the sampler, on any thread. `make_tokenizer` is called for the
+    first grammar, on the thread that compiles."""
 
     def __init__(self, make_tokenizer: Callable[[], LLTokenizer], vocab_size: int) -> None:
         self._make_tokenizer = make_tokenizer

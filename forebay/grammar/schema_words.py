@@ -63,7 +63,7 @@ def in_known_words(root: Schema) -> Schema:
 
 
 def _without_effect(schema: dict[str, Any]) -> Iterator[str]:
-    """Yield the keywords of a schema that allow every value, as they stand there."""
+    """Yield the keywords of a schema that allow every value, with their values."""
     draft = schema.get("$schema")
     if isinstance(draft, str) and not draft.rstrip("#").endswith(_DRAFTS):
         yield "$schema"

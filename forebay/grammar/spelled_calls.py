@@ -31,7 +31,7 @@ _NOT_IN_TEXT: Final = ("pattern", "format", "minLength", "maxLength")
 
 
 class Spelled(NamedTuple):
-    """`section` is what stands behind the first marker; `between`, between two that have a marker each, None where one
+    """`section` is the text behind the first marker; `between`, between two calls that have a marker each, None if one
     section has all calls."""
 
     section: str
@@ -265,7 +265,7 @@ def _keyword(lark: Lark, call: CallRule, member: _Member) -> str:
 
 
 def _python_value(lark: Lark, schema: Schema) -> str:
-    """JSON, but for the names of what is neither text nor number."""
+    """JSON, except for the names of values that are neither text nor number."""
     names = {"True": True, "False": False, "None": None}
     if choices := _choices(schema):
         literals = (next((name for name, it in names.items() if it is value), None) for value in choices)

@@ -25,8 +25,8 @@ SLICES: Final = [
 
 
 class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
-    """The vocabulary of a model with so many columns as there are `tokens`: those without bytes, which pad it, and
-    `special` ones are never text."""
+    """The vocabulary of a model, with one column for each of `tokens`: those without bytes, which pad it, and `special`
+    ones are never text."""
 
     tokens: list[bytes]
     special: list[int]
@@ -34,7 +34,7 @@ class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, table: TokenBytes, ends: Sequence[int], num_columns: int) -> Self:
-        """Raises InvalidRequest where there are no ends."""
+        """Raises InvalidRequest if there are no end tokens."""
         if not ends:
             raise InvalidRequest("a grammar ends with an end token, and this checkpoint names none", param="grammar")
         tokens = table.spellings()[:num_columns]
@@ -47,9 +47,9 @@ class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Tokens:
-    """The tokenizer interface that `TokenizerWrapper` expects. For each mask it is asked for the tokens of the last
-    token and of all that the grammar forces behind it, of which one is looked at: of a long text those of the beginning
-    are told."""
+    """The tokenizer interface that `TokenizerWrapper` expects. For each mask llguidance asks it for the tokens of the
+    last token and of all forced text behind it, and uses only the first of them: of a long text it tokenizes the
+    beginning."""
 
     bos_token_id = None
 

@@ -110,8 +110,8 @@ def _copy(target: Tensor, values: Tensor) -> None:
 
 
 class Adapters:
-    """The tables of one model, and what is in their slots 1..`max_loras`. A slot must not be written or cleared while a
-    step in flight refers to it. Slot 0 is that of tokens without an adapter."""
+    """The tables of one model, and the adapters in their slots 1..`max_loras`. A slot must not be written or cleared
+    while a step in flight refers to it. Slot 0 is that of tokens without an adapter."""
 
     def __init__(self, slots: AdapterSlots, memory: WeightMemory | None, device: torch.device | str) -> None:
         self.slots = slots
@@ -150,8 +150,7 @@ class Adapters:
         return PackedAdapter(adapter.rank, adapter.num_bytes, adapter.digest, layers)
 
     def write(self, slot: int, packed: PackedAdapter) -> Iterator[None]:
-        """Copy an adapter into a slot, where it takes the place of what is there: one layer for each item of the
-        iterator."""
+        """Copy an adapter into a slot, and replace the one in it: one layer for each item of the iterator."""
         assert 1 <= slot <= self.slots.max_loras, slot
         self.clear(slot)
         for layer in packed.layers:

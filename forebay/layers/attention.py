@@ -40,12 +40,12 @@ class AttentionSpec:
     head's output is multiplied by sigmoid(gate_proj(x)), one gate per head. `output_gate`: each entry of the output is
     multiplied by the sigmoid of its own gate, which `q_proj` has behind each head's q. The input, k and the output are
     multiplied by `input_scale`, `key_scale` and `output_scale`. `interleaved`: the checkpoint has rotary pairs as
-    neighbours. `qkv_name`: of the one tensor that holds q, k and v, where there is one. `value_norm`: each head's value
-    is normed, without a weight. `values_from_keys`: there is no v_proj, values are what k_proj gives;
-    they are normed, then. `input_size`: of what is attended to, 0 for the hidden size. `value_dim` is the size of a
-    head's values, 0 for `head_dim`; they are multiplied by `value_scale`. `softcap`: see `AttentionOps`.
-    `rope_first`: heads are rotated before they are normed. `query_scale` None where queries are not scaled by their
-    position. `bidirectional`: see `PagedAttention`.
+    neighbours. `qkv_name`: the name of the one tensor that holds q, k and v, if there is one. `value_norm`: each head's
+    value is normed, without a weight. `values_from_keys`: there is no v_proj, values are the output of k_proj; they are
+    normed, then. `input_size`: the size of the input, 0 for the hidden size. `value_dim` is the size of a head's
+    values, 0 for `head_dim`; they are multiplied by `value_scale`. `softcap`: see `AttentionOps`. `rope_first`: heads
+    are rotated before they are normed. `query_scale` None if queries are not scaled by their position. `bidirectional`:
+    see `PagedAttention`.
     """
 
     name: str
@@ -222,7 +222,8 @@ def _halves(spec: AttentionSpec) -> Rows:
 
 
 def _pair_rows(spec: AttentionSpec) -> Rows:
-    """Halves are paired here: of each head the first of each pair, then the second ones, then what has no angle."""
+    """Halves are paired here: of each head the first of each pair, then the second ones, then the rows without an
+    angle."""
     assert spec.rope is not None, "without rotary embedding there are no pairs"
     dim, size = spec.rope.dim, spec.head_dim
     return tuple(filter(len, (range(0, dim, 2), range(1, dim, 2), range(dim, size))))

@@ -17,7 +17,7 @@ from forebay.layers.norms import Norm, NormSpec, build_norm
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SublayerSpec:
-    """x += after(part(before(x))): `before` and `after` are norms, None where there is none."""
+    """x += after(part(before(x))): `before` and `after` are norms, None if there is none."""
 
     part: PartSpec
     before: NormSpec | None = None

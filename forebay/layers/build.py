@@ -26,8 +26,8 @@ from forebay.pools.cache_spec import CacheSpec
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Inputs of layer construction, passed from one layer to the next. Names of weights are those of the checkpoint
-    behind `prefix`; what the layers keep, `kept`, are the entries of the `CachePool` from number `first` on. Linear
-    layers can have `adapters`; None where none can."""
+    behind `prefix`; the caches of the layers, `kept`, are the entries of the `CachePool` from number `first` on. Linear
+    layers can have `adapters`; None if none can."""
 
     ops: Ops
     weights: Weights
@@ -79,7 +79,7 @@ class Parts:
         return self.weights.values(TensorParam(names=(self.prefix + name,), sizes=shape[:1], inner=shape[1:]))
 
     def number(self, name: str) -> float:
-        """A weight that is one number; 1 where there are only shapes."""
+        """A weight that is one number; 1 if there are only shapes."""
         return self.weights.number(TensorParam(names=(self.prefix + name,), sizes=(1,)))
 
     def bound(self, name: str) -> Tensor:

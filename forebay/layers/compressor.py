@@ -21,8 +21,8 @@ from forebay.pools.cache_spec import BlockStates, CompressedKv, OverlappingBlock
 
 
 def turned(size: int, rope_dim: int, *, count: int = 1) -> Rows:
-    """Return the rows of `count` heads of `size`, each such that what is rotated comes first. In a checkpoint these are
-    the last `rope_dim` rows, in neighbouring pairs; here the first of each pair stand before the second ones."""
+    """Return the rows of `count` heads of `size`, each with its rotated part first. In a checkpoint these are the last
+    `rope_dim` rows, in neighbouring pairs; here the first of each pair come before the second ones."""
     rows: list[range] = []
     for head in range(0, count * size, size):
         first, stop = head + size - rope_dim, head + size

@@ -42,11 +42,11 @@ class ForwardContext:
 
     A sequence's positions are contiguous and end with its length; attention is causal. `kinds` has, by the name of a
     kind of cache, the step's input for the layers that keep that kind: a `PagedKv` for kinds with pages (full KV among
-    them), else what the kind's own folder declares. `per_layer` is what each of L layers is given of each token beside
-    the residual stream, side by side, in models that have such inputs. `input_ids` are there in the model's own layers:
-    those that choose experts by them look there. `adapters` is the slot of each token's adapter, 0 for none; None where
-    no token has one. `pictures` is None where no token is of a picture. `rope_positions` are those that a model with
-    M-RoPE rotates by, None for any other model: KV and causality go by `positions`.
+    them), else the type that the kind's own folder declares. `per_layer` is the further input of each of L layers for
+    each token, side by side, in models that have such inputs. `input_ids` are for the model's own layers: those that
+    choose experts by them read them there. `adapters` is the slot of each token's adapter, 0 for none; None if no token
+    has one. `pictures` is None if no token is of a picture. `rope_positions` are those that a model with M-RoPE rotates
+    by, None for any other model: KV and causality are by `positions`.
     """
 
     positions: Tensor  # [T] int64

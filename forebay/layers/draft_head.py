@@ -16,8 +16,8 @@ from forebay.layers.context import ForwardContext
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftHeadSpec:
-    """Blocks as the model's own, and what is around them, behind the name `name`. Embedding and logits are the model's.
-    `norm_offset` is added to the weights of the norms around the blocks."""
+    """Blocks as the model's own, and the parts around them, behind the name `name`. Embedding and logits are the
+    model's. `norm_offset` is added to the weights of the norms around the blocks."""
 
     name: str
     hidden_size: int

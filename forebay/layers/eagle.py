@@ -55,8 +55,8 @@ class EagleLayers:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Eagle3Spec:
     """One layer, whose attention sees embeddings beside hidden states. It is fed with `num_taps` hidden states of the
-    model's. `draft_vocab_size` 0: the logits are the model's; else its own, of so many tokens, which are the first of
-    the vocabulary unless they are `listed`."""
+    model's. `draft_vocab_size` 0: the logits are the model's; else its own, of that number of tokens, which are the
+    first of the vocabulary unless they are `listed`."""
 
     name: str
     hidden_size: int
@@ -75,7 +75,7 @@ class Eagle3Spec:
 
 
 class Eagle3Layers:
-    """Layers of an EAGLE-3 head, with an output head over a reduced vocabulary where the checkpoint has one."""
+    """Layers of an EAGLE-3 head, with an output head over a reduced vocabulary if the checkpoint has one."""
 
     def __init__(self, spec: Eagle3Spec, parts: Parts) -> None:
         self._spec, self._ops, size = spec, parts.ops, spec.hidden_size
@@ -100,7 +100,7 @@ class Eagle3Layers:
         return ids
 
     def join(self, ctx: ForwardContext, tapped: Tensor) -> Tensor:
-        """tapped [T, F] of the model -> [T, H], what the layer is fed with where it has no hidden state of its own."""
+        """tapped [T, F] of the model -> [T, H], the input of the layer before it has a hidden state of its own."""
         return self._join(ctx, tapped)
 
     def __call__(self, ctx: ForwardContext, embedded: Tensor, hidden: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class Eagle3Layers:
         return self._ops.rms_norm(hidden, self._last_norm, self._spec.norm_eps)
 
     def token_ids(self, hidden: Tensor) -> Tensor | None:
-        """hidden [N, H] -> the tokens [N] int64 that its own logits make the most likely; None where it has none."""
+        """hidden [N, H] -> the tokens [N] int64 that its own logits make the most likely; None if it has no logits."""
         if self._head is None:
             return None
         ids, _ = self._ops.argmax_rows(self._ops.linear_f32(self.normed(hidden), self._head))

@@ -76,8 +76,8 @@ class Patches:
 def position_ids(side: int) -> Tensor:
     """Return which row of the table of positions each patch of a whole tile takes, [side * side] int64.
 
-    A patch's place is a fraction of the tile, in float32, and takes the row of the interval in which it falls: not its
-    own where the fraction was rounded down (transformers' `Idefics3VisionEmbeddings`, and Patch n' Pack, arXiv
+    A patch's place is a fraction of the tile, in float32, and takes the row of the interval in which it falls: another
+    than its own if the fraction was rounded down (transformers' `Idefics3VisionEmbeddings`, and Patch n' Pack, arXiv
     2307.06304, section 3).
     """
     boundaries = torch.arange(1 / side, 1.0, 1 / side)
@@ -263,8 +263,8 @@ class Pool:
 
 
 def square_orders(factor: int, device: torch.device | str) -> Callable[[tuple[int, int]], Tensor]:
-    """Return what gives, for a grid of patches, their order in which squares of `factor` x `factor` follow each other,
-    row by row, and so do the patches of each: [P] int32."""
+    """Return a function from a grid of patches to their order, [P] int32. Squares of `factor` x `factor` follow each
+    other row by row, and so do the patches of each."""
 
     @lru_cache(MOST_SIZES)
     def order(grid: tuple[int, int]) -> Tensor:

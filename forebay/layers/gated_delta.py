@@ -24,8 +24,8 @@ from forebay.pools.cache_spec import RecurrentState
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatedDeltaSpec:
     """`inputs` are the checkpoint's names, behind `name`, of the linear layers whose outputs are, in this order: q, k,
-    v, the gate, beta and the decay; `input_rows` where they are in another. `kernels` are the names of the convolutions
-    of q, k and v, or that of the one over all. beta goes from 0 to `most_beta`."""
+    v, the gate, beta and the decay; `input_rows` if they are in another. `kernels` are the names of the convolutions of
+    q, k and v, or that of the one over all. beta is between 0 and `most_beta`."""
 
     name: str
     hidden_size: int

@@ -184,7 +184,7 @@ def _norm(parts: Parts, name: str, width: int, eps: float, *, rms: bool) -> Call
 
 def window_order(grid: Grid, side: int) -> tuple[Tensor, list[int]]:
     """Return the patches of a grid window by window, and those of a window row by row, [P] int64; and the number of
-    patches of each window: `side` x `side`, and what is left at the right and at the bottom edge."""
+    patches of each window: `side` x `side`, and fewer at the right and at the bottom edge."""
     bands, places = (torch.arange(count) // side for count in grid)
     windows = (bands.unsqueeze(1) * (grid[1] // side + 1) + places).flatten()
     return torch.argsort(windows, stable=True), torch.unique(windows, return_counts=True)[1].tolist()

@@ -78,8 +78,8 @@ class Indexer:
 
 
 def _rotary_rows(spec: IndexerSpec) -> Rows:
-    """Halves are paired here: the first of each pair, then the second ones, then what is not rotated. No rows where the
-    checkpoint has them so."""
+    """Halves are paired here: the first of each pair, then the second ones, then the rows that are not rotated. No rows
+    if the checkpoint has them in this order."""
     if not spec.index.interleaved:
         return ()
     rotated, rest = spec.rope.dim, range(spec.rope.dim, spec.index.head_dim)

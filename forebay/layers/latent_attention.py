@@ -103,7 +103,7 @@ class LatentAttentionLayer:
         return ctx.carried.selection if self._shares_selection else None
 
     def _q_latent(self, ctx: ForwardContext, x: Tensor) -> Tensor:
-        """x [T, H] -> the queries' latent vectors; x where there are none."""
+        """x [T, H] -> the queries' latent vectors; x if there are none."""
         if self._q_norm is None:
             return x
         return self._ops.rms_norm(self._q_layers[0](ctx, x), self._q_norm, _NORM_EPS)

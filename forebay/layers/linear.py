@@ -30,5 +30,5 @@ class Linear:
         return out
 
     def of(self, x: Tensor) -> Tensor:
-        """x [T, K] -> [T, N], outside of a decoder's step, where nothing has adapters."""
+        """x [T, K] -> [T, N], outside of a decoder's step, without adapters."""
         return self._ops.linear(x, self.weight)

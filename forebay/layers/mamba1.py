@@ -72,7 +72,7 @@ class Mamba1:
         return self._output(ctx, ops.mul_silu(y, gate))
 
     def _select(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [T, I] -> dt in its rank [T, R], b and c [T, D], normed where the family does so."""
+        """x [T, I] -> dt in its rank [T, R], b and c [T, D], normed if the family norms them."""
         mixer, eps = self._spec.mixer, self._spec.norm_eps
         parts = torch.split(self._selection(ctx, x), [mixer.dt_rank, mixer.state_size, mixer.state_size], dim=-1)
         if self._norms:
@@ -82,7 +82,7 @@ class Mamba1:
 
 
 def _norms(spec: Mamba1Spec, parts: Parts, like: Tensor) -> tuple[Tensor, ...]:
-    """The weights for dt, b and c, `like` another tensor where the checkpoint has none."""
+    """The weights for dt, b and c, `like` another tensor if the checkpoint has none."""
     if spec.norm is ScanNorm.NONE:
         return ()
     sizes = {"dt": spec.mixer.dt_rank, "b": spec.mixer.state_size, "c": spec.mixer.state_size}

@@ -39,9 +39,9 @@ _UNGATED: Final = (Activation.RELU2, Activation.GELU_TANH_UNGATED)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlpSpec:
-    """`names`: what the checkpoint calls gate, up and down, or what is before the activation, in one tensor, and down.
-    The gate and the layer's output are multiplied by `gate_scale` and `scale`. With a `limit`, which is 0 for none,
-    gate and up of SiLU are cut at it as in `Ops.clamped_swiglu` with offset 0."""
+    """`names`: the checkpoint's names of gate, up and down, or of both inputs of the activation in one tensor, and
+    down. The gate and the layer's output are multiplied by `gate_scale` and `scale`. With a `limit`, which is 0 for
+    none, gate and up of SiLU are cut at it as in `Ops.clamped_swiglu` with offset 0."""
 
     name: str
     hidden_size: int
@@ -88,10 +88,10 @@ class Mlp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoeSpec:
-    """`names`: what the checkpoint calls the layers of an expert, as of an `MlpSpec`. With `latent_size`, which is 0
-    for none, experts work on a projection of their inputs to so many entries, and the sum of their outputs is projected
-    back. `limit` is that of an `MlpSpec`. `norm` is the weight of a norm of what experts are given, but not the router;
-    None for none."""
+    """`names`: the checkpoint's names of the layers of an expert, as of an `MlpSpec`. With `latent_size`, which is 0
+    for none, experts work on a projection of their inputs to that size, and the sum of their outputs is projected back.
+    `limit` is that of an `MlpSpec`. `norm` is the weight of a norm of the experts' input, but not of the router's; None
+    for none."""
 
     name: str
     router: RouterSpec

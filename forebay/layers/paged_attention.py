@@ -73,7 +73,7 @@ class PagedAttention:
         return ops.paged_attention(q, tiers.kv, pages, scale=self._scale, sinks=self._sinks, softcap=self._softcap)
 
     def read(self, ctx: ForwardContext, q: Tensor) -> Tensor:
-        """Keep nothing: q [T, Hq, D], which may change, over what is there already -> [T, Hq, Dv]."""
+        """Keep nothing: q [T, Hq, D], which may change, over the KV that is there already -> [T, Hq, Dv]."""
         if self._cos_sin is not None:
             self._ops.apply_rope(q, q[:, :0], self._positions(ctx), self._cos_sin, axes=self._axes)
         return self._over_kept(ctx, q)

@@ -1,7 +1,7 @@
 """Declarations of weights: checkpoint tensors, their shapes, and how they are joined.
 
-Layers name their weights where they are constructed and nowhere else. A dry build of a model collects what it asks for,
-which is checked against the checkpoint before a byte of that is read.
+Layers name their weights in their constructors and nowhere else. A dry build of a model collects the weights that it
+asks for, and they are checked against the checkpoint before a byte of that is read.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Rows = tuple[range, ...]
 class TensorParam:
     """Checkpoint tensors `names` joined along their first dimension, `sizes` long each; `inner` is the rest of it.
 
-    `rows` of what is so joined make up the weight: so a step finds side by side what a family interleaves. `offset` is
-    added to every entry when it is loaded: some families store norm weights as differences from 1. `scales` are runs of
-    rows, all of them or none, and what each is multiplied by when it is loaded: so a constant multiplier of a layer's
-    input or output costs nothing in a step. `min_bits` are the fewest bits that may hold it: 4 or 8 for a
+    `rows` of the joined tensor make up the weight: so a step finds side by side the rows that a family interleaves.
+    `offset` is added to every entry when it is loaded: some families store norm weights as differences from 1. `scales`
+    are runs of rows, all of them or none, and the factor of each when it is loaded: so a constant multiplier of a
+    layer's input or output costs nothing in a step. `min_bits` are the fewest bits that may hold it: 4 or 8 for a
     matrix that is only multiplied with or looked up in, 16 for the model's dtype. A `bound` is one number that values
     are held within, perhaps an infinity; files have it without a dimension.
     """
@@ -114,7 +114,7 @@ class Weights(Protocol):
         ...
 
     def values(self, param: TensorParam, *, float32: bool = False) -> Tensor:
-        """As `tensor`, for whoever packs it and keeps it not."""
+        """As `tensor`, for a caller that packs the values and does not keep them."""
         ...
 
     def number(self, param: TensorParam) -> float:
@@ -124,5 +124,5 @@ class Weights(Protocol):
         """Load a linear layer in the kernels' packed format."""
 
     def table(self, param: TensorParam) -> Tensor | LinearWeight:
-        """To look rows up in, and perhaps to multiply with as well: packed where it is held in codes."""
+        """To look rows up in, and perhaps to multiply with as well: packed if it is held in codes."""
         ...

@@ -61,7 +61,7 @@ class RopeTables:
         return placed
 
     def axes(self, spec: RopeSpec) -> Tensor | None:
-        """[dim / 2] int32, which of a token's three positions each frequency has the angle of; None where it has
+        """[dim / 2] int32, which of a token's three positions each frequency has the angle of; None if a token has
         one."""
         if spec.sections is None:
             return None

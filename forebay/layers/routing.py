@@ -52,7 +52,7 @@ class Router:
         self._table = self._lookup_table(parts) if spec.table else None
 
     def _corrections(self, parts: Parts) -> Tensor:
-        """Return what is added to each expert's score for the choice, [E] float32."""
+        """Return the addition to each expert's score for the choice, [E] float32."""
         shape = (1, self._spec.num_experts) if self._spec.correction_in_row else (self._spec.num_experts,)
         return parts.tensor(self._spec.correction, *shape, float32=True, change=torch.flatten)
 

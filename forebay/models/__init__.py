@@ -59,8 +59,7 @@ def describe(config: ModelConfig, *, draft_head: bool = False) -> DecoderSpec:
 
 
 def needs_of(config: ModelConfig, *, draft_head: bool = False, adapters: AdapterSlots | None = None) -> Needs:
-    """Return which weights the model consists of, and what its layers keep, with so much room for adapters; see
-    `describe`."""
+    """Return the weights of the model, and the caches of its layers, with this room for adapters; see `describe`."""
     return dry_build(describe(config, draft_head=draft_head), adapters)
 
 
@@ -77,11 +76,11 @@ def check_adapter(files: AdapterFiles, config: ModelConfig, *, max_rank: int) ->
 
 
 def _renamed(config: ModelConfig, layers: Mapping[str, Shape], folder: Path) -> Callable[[str], str]:
-    """Return what maps the name of a trained layer to ours, of a model with these adaptable `layers`.
+    """Return the mapping from the names of trained layers to ours, for a model with these adaptable `layers`.
 
-    As of weights, names begin in the middle if the layers alone were trained, or the language model without what is
-    around it. They begin with `OUTER_NAMES` if a model with images was trained, by PEFT of any version: of the whole,
-    or of the part without its head. The same adapter fits the language model alone.
+    As of weights, names begin in the middle if only the layers were trained, or only the language model. They begin
+    with `OUTER_NAMES` if a model with images was trained, by PEFT of any version: of the whole, or of the part without
+    its head. The same adapter fits the language model alone.
     """
     names = family(config.model_type).names
 
@@ -116,10 +115,9 @@ def load(
     fastest.
 
     Positions below `context_length` (None: all that the configuration has) can be used. `progress(done, total)` is
-    called with bytes of the result. With its `draft_head` the checkpoint was opened, too. `first_entry` and
-    `adapters`: see `Model`.
-    ModelError, before anything is read, where a weight is missing, unused or of another shape than the configuration
-    says, and where the context is longer than the model's.
+    called with bytes of the result. With its `draft_head` the checkpoint was opened, too. `first_entry` and `adapters`:
+    see `Model`. Raises ModelError, before anything is read, if a weight is missing, unused or of another shape than the
+    configuration has, and if the context is longer than the model's.
     """
     spec = describe(checkpoint.config, draft_head=draft_head)
     if draft_head and not checkpoint.num_draft_heads:

@@ -1,9 +1,9 @@
-"""A model that drafts over the KV of another: of a few layers, which have queries alone and keep nothing.
+"""A model that drafts over the KV of another: of a few layers, which have queries only and keep nothing.
 
-It is fed with the embedding of the last token and the hidden state from which that was chosen, both of the model it
-drafts for; what it makes of them is a choice of the next token, and, projected back, the hidden state to go on with.
-All tokens of a draft are made at one position, that of the last token. Multi-token prediction with frozen KV, as in
-transformers' `SinglePositionMultiTokenCandidateGenerator`.
+Its input is the embedding of the last token and the hidden state from which that was chosen, both of the target model;
+its output is a choice of the next token, and, projected back, the hidden state for the next draft. All tokens of a
+draft have one position, that of the last token. Multi-token prediction with frozen KV, as in transformers'
+`SinglePositionMultiTokenCandidateGenerator`.
 
 Shape letters: S sequences, H hidden size of the model, h of the assistant, V vocabulary, C centroids, k of them chosen.
 """
@@ -35,8 +35,8 @@ from forebay.ops import Gating, Ops, Scoring
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AssistantSpec:
-    """`decoder` without its embedding, which is the head where they are tied. `num_centroids` 0: every token is looked
-    at; else those next to the `best_centroids`, each of which has as many as the others."""
+    """`decoder` without its embedding, which is the head if they are tied. `num_centroids` 0: logits of every token;
+    else of those next to the `best_centroids`, each of which has as many tokens as the others."""
 
     decoder: DecoderSpec
     backbone_size: int
@@ -73,7 +73,7 @@ class Assistant:
         return self._norm.of_sum(x, residual)
 
     def token_ids(self, ctx: ForwardContext, x: Tensor) -> Tensor:
-        """Map the result of `forward`, [S, h], to the most likely next tokens, [S] int64; any where it is not
+        """Map the result of `forward`, [S, h], to the most likely next tokens, [S] int64; any token if it is not
         finite."""
         return self._head(ctx, x)
 
@@ -135,7 +135,7 @@ def load_assistant(
     quantization: Quantization = Quantization.NONE,
 ) -> Assistant:
     """Load the assistant of a model of configuration `target`, up to `num_positions`. As `models.load` otherwise;
-    ModelError too where the two do not belong together."""
+    ModelError too if the two do not belong together."""
     family = importlib.import_module(f"forebay.models.families.{checkpoint.config.model_type}")
     if not hasattr(family, "assistant"):
         raise ModelError(f"{checkpoint.path}: a model of type {checkpoint.config.model_type} is no assistant")

@@ -37,8 +37,8 @@ Names = tuple[str | None, str | None]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderSpec:
     """`tied`: the embedding is used for the logits too. Embeddings are multiplied by `embedding_scale`, logits by
-    `logits_scale`, and then held within +-`logits_cap`, 0 for no cap. `per_layer`: what layers are given besides.
-    `streams`: None where layers have one residual stream. `draft_head`: None where nobody wants one."""
+    `logits_scale`, and then held within +-`logits_cap`, 0 for no cap. `per_layer`: further inputs of layers. `streams`:
+    None if layers have one residual stream. `draft_head`: None if it is not used."""
 
     blocks: tuple[BlockSpec, ...]
     embedding: TensorParam
@@ -134,7 +134,7 @@ def router_spec(
 
 
 def softmax_experts(config: ModelConfig, experts: Experts, name: str, *, router: str, normalize: bool) -> MoeSpec:
-    """`name` is the checkpoint's prefix, behind which stand `router` and the experts."""
+    """`name` is the checkpoint's prefix of `router` and the experts."""
     chosen = router_spec(config, experts, f"{name}.{router}", Scoring.SOFTMAX, normalize=normalize)
     return MoeSpec(name=name, router=chosen, intermediate_size=experts.intermediate_size)
 
@@ -180,9 +180,9 @@ def draft_head_spec(
 class Model:
     """The engine's interface to a model. Its weights are read-only after loading, and it keeps nothing of a step.
 
-    Of `weight_bytes`, which is without whatever packing adds, `held_bytes` says how many are in what form: `bfloat16`,
-    `8 bits`, `4 bits`. `numbers` are weights that stand in steps as they are, in order. What it keeps are the entries
-    of the `CachePool` from number `first_entry` on. `adapters` None: no layer can have one. `mrope`: layers rotate by
+    `held_bytes` divides `weight_bytes`, which excludes the overhead of packing, by form: `bfloat16`, `8 bits`, `4
+    bits`. `numbers` are weights that recorded steps contain as constants, in order. Its caches are the entries of the
+    `CachePool` from number `first_entry` on. `adapters` None: no layer can have one. `mrope`: layers rotate by
     `ForwardContext.rope_positions`.
     """
 
@@ -235,8 +235,8 @@ class Model:
         return self.tapped(ctx, input_ids, ())[0]
 
     def tapped(self, ctx: ForwardContext, input_ids: Tensor, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """As `forward`, and besides what the layers `taps` are given, the residual stream [T, H] in front of each, side
-        by side in the order of the layers; the hidden states once more where nobody asks for any."""
+        """As `forward`, and also the inputs of the layers `taps`: the residual stream [T, H] in front of each, side by
+        side in the order of the layers. Without taps, the hidden states once more."""
         x = self.embed(input_ids)
         features: list[Tensor] = []
         if ctx.pictures is not None:
@@ -261,9 +261,9 @@ class Model:
         return hidden, ops.concat(seen) if seen else hidden
 
     def draft(self, ctx: ForwardContext, next_ids: Tensor, hidden: Tensor) -> Tensor:
-        """next_ids [T] int64, hidden [T, H] -> predicted hidden states of next_ids, [T, H]. Each next token stands
-        behind one whose position is in `ctx`, and whose hidden state, of `forward` or `draft`, is in `hidden`. The
-        logits of the result predict the tokens behind next_ids. Writes the draft head's KV."""
+        """next_ids [T] int64, hidden [T, H] -> predicted hidden states of next_ids, [T, H]. Each next token follows the
+        token whose position is in `ctx`, and whose hidden state, of `forward` or `draft`, is in `hidden`. The logits of
+        the result predict the tokens behind next_ids. Writes the draft head's KV."""
         assert self._draft_head is not None, "a model that was loaded without its draft head"
         return self._draft_head(ctx, self.embed(next_ids), hidden)
 

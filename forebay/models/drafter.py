@@ -36,7 +36,7 @@ class Drafter(Protocol):
 
     @property
     def num_layers(self) -> int:
-        """So many of the cache's last layers are its own: of all tokens' KV."""
+        """Return the number of the cache's last layers that are its own: of all tokens' KV."""
         ...
 
     def follow(self, ctx: ForwardContext, next_ids: Tensor, seen: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Drafter(Protocol):
         ...
 
     def token_ids(self, hidden: Tensor) -> Tensor:
-        """hidden [N, H] -> the most likely tokens behind, [N] int64; any of the vocabulary where it is not finite."""
+        """hidden [N, H] -> the most likely next tokens, [N] int64; any token of the vocabulary if it is not finite."""
         ...
 
 

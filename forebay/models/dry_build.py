@@ -1,8 +1,8 @@
-"""The weights that a model needs, found by building it without any: its layers ask for each weight where they would use
-it.
+"""The weights that a model needs, found by building it without any: its layers ask for each weight at its use.
 
 Tensors of the device `meta` stand for the weights: shapes, which can be viewed, split and joined. Nothing is computed
-with them (see `Change`): the first such computation would take a second, in which torch imports its compiler."""
+with them (see `Change`): the first such computation would take a second, in which torch imports its compiler.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def dry_build(spec: DecoderSpec, adapters: AdapterSlots | None = None) -> Needs:
 
 
 def asked_by(build: Callable[[Ops, Weights], object]) -> tuple[TensorParam, ...]:
-    """The weights that whatever is built asks for, each once."""
+    """Return the weights that a build asks for, each once."""
     shapes = _Shapes()
     build(make_ops("torch", 1), shapes)
     return tuple(shapes.asked)
@@ -64,7 +64,7 @@ class _Unpacked:
 
 
 class _Shapes:
-    """`Weights` without values, which remember what was asked for."""
+    """`Weights` without values, which record the requested weights."""
 
     dtype = torch.float32
     device = torch.device("meta")

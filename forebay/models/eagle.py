@@ -1,6 +1,6 @@
-"""EAGLE, EAGLE-2 and EAGLE-3 heads: from a checkpoint of their own to what drafts for a model.
+"""EAGLE, EAGLE-2 and EAGLE-3 heads: from a checkpoint of their own to the drafter of a model.
 
-Embeddings are the model's, and so are logits where a head has none of its own.
+Embeddings are the model's, and so are logits if a head has none of its own.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Eagle3:
         return self._layers(ctx, self._model.embed(next_ids), hidden)
 
     def token_ids(self, hidden: Tensor) -> Tensor:
-        """As `Drafter.token_ids`, over the head's own vocabulary where it has one."""
+        """As `Drafter.token_ids`, over the head's own vocabulary if it has one."""
         own = self._layers.token_ids(hidden)
         return self._ops.argmax_rows(self._model.logits(self._layers.normed(hidden)))[0] if own is None else own
 
@@ -93,8 +93,8 @@ def eagle_cache_specs(config: EagleConfig) -> tuple[CacheSpec, ...]:
 
 
 def taps_of(config: EagleConfig, target: ModelConfig) -> tuple[int, ...]:
-    """The layers whose inputs an EAGLE-3 head is fed with: those behind the ones that its configuration names, as
-    SGLang has it, else the three that EAGLE-3 takes. ModelError where the model has not so many."""
+    """Return the layers whose inputs an EAGLE-3 head is fed with: those behind the ones that its configuration names,
+    as SGLang has it, else the three that EAGLE-3 takes. Raises ModelError if the model has fewer layers."""
     layers = target.num_layers
     taps = tuple(layer + 1 for layer in config.tapped) or (2, layers // 2, layers - 3)
     if sorted({layer for layer in taps if 0 <= layer < layers}) != list(taps):

@@ -64,8 +64,8 @@ def load_encoder(
     progress: Progress,
 ) -> Encoder:
     """Load the encoder of a model that has one, in `dtype`: no weight of it is quantized. `progress(done, total)` is
-    called with bytes of the result. ModelError, before anything is read, where a weight is missing, unused or of
-    another shape than the configuration says."""
+    called with bytes of the result. Raises ModelError, before anything is read, if a weight is missing, unused or of
+    another shape than the configuration has."""
     params = encoder_params(checkpoint.config)
     if not checkpoint.encoder:
         count = sum(len(param.names) for param in params)

@@ -1,7 +1,7 @@
-"""A model's description as the equations that it stands for: x is the residual stream, h what a part gets.
+"""A model's description as its equations: x is the residual stream, h the input of a part.
 
-Layers that are alike are shown once. Names of weights are left out, and so is what has no effect: a window of a layer
-without one, a factor of 1.
+Layers that are alike are shown once. Names of weights are left out, and so are parts without effect: a window of a
+layer without one, a factor of 1.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _(part: AttentionSpec) -> Term:
             f"attention(h) = {by}  over {seen}",
             f"  q = {_grown(part)}{q}, k = {k}, v = {value}; {part.num_heads} heads of {sizes}, "
             f"{part.num_kv_heads} of KV",
-            *_rope(part.rope),
+            *_rope(part.rope, interleaved=part.interleaved),
         ),
     )
 
@@ -181,7 +181,7 @@ def _(part: CompressedAttentionSpec) -> Term:
             f"  q = rope(norm(Wuq norm(Wdq h))), k = rope(norm(Wk h)); {part.num_heads} heads of {part.head_dim}, "
             f"one of KV; Wo through {part.groups} groups of {part.output_rank:,}",
             *entries,
-            *_rope(part.rope),
+            *_rope(part.rope, interleaved=True),
         ),
     )
 
@@ -218,7 +218,7 @@ def _(part: LatentAttentionSpec) -> Term:
             f"  c = norm(Wdkv h) of {latent.rank}, q = Wuq {c_q}, k = [Wuk c, Wkr h], v = Wuv c",
             f"  {part.num_heads} heads of {latent.nope_dim} + {latent.rope_dim} ({rotated}), "
             f"values of {latent.value_dim}",
-            *_rope(part.rope),
+            *_rope(part.rope, interleaved=latent.interleaved),
             *_indexer(part.indexer),
         ),
     )
@@ -236,11 +236,16 @@ def _indexer(part: IndexerSpec | None) -> tuple[str, ...]:
     index = part.index
     return (
         f"  s = sum over heads of w max(0, q'·k'),  q' = rope(Wq' norm(Wdq h)), k' = rope(layernorm(Wk' h)), w = Ww h; "
-        f"{index.num_heads} heads of {index.head_dim}",
+        f"{index.num_heads} heads of {index.head_dim}, {_pairs(index.interleaved)}",
     )
 
 
-def _rope(rope: RopeSpec | None) -> tuple[str, ...]:
+def _pairs(interleaved: bool) -> str:
+    """Return which two dimensions the checkpoint rotates together."""
+    return "rotary pairs are neighbours" if interleaved else "rotary pairs are in the two halves"
+
+
+def _rope(rope: RopeSpec | None, *, interleaved: bool = False) -> tuple[str, ...]:
     if rope is None:
         return ()
     scaling = dict(rope.scaling or {})
@@ -249,7 +254,8 @@ def _rope(rope: RopeSpec | None) -> tuple[str, ...]:
         scaling["factors"] = len(factors)
     kind = scaling.pop("rope_type", "")
     scaled = "".join(f", {name} {value}" for name, value in scaling.items())
-    return (f"  rope: {rope.dim} dimensions of a head, theta {rope.theta:,.0f}{f', {kind}{scaled}' if kind else ''}",)
+    theta = f"theta {rope.theta:,.0f}{f', {kind}{scaled}' if kind else ''}"
+    return (f"  rope: {rope.dim} dimensions of a head, {_pairs(interleaved)}, {theta}",)
 
 
 @term.register

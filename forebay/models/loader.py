@@ -1,4 +1,4 @@
-"""Weights from a checkpoint to where they are used: checked by name and shape first, then converted and packed."""
+"""Weights from a checkpoint to the layers: checked by name and shape first, then converted and packed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_names(checkpoint: Checkpoint, params: Iterable[TensorParam]) -> None:
 
 def _changes_nothing(name: str, checkpoint: Checkpoint) -> bool:
     """Return whether a tensor can be ignored: it follows from others, or is a bias of zeros. The packing of layers in
-    codes gives each of them a bias, of zeros where the model has none."""
+    codes gives each of them a bias, of zeros if the model has none."""
     if checkpoint.config.packing is None or not name.endswith(".bias"):
         return name.endswith(_DERIVED)
     return not read_tensor(checkpoint.tensors[name]).any()
@@ -64,7 +64,7 @@ class Loader:
     """The `Weights` of one load: besides the result, one weight and one piece of a stored one are in memory.
 
     One thread does it all: the embedded model takes 0.13 s of one core in its own codes. One or two threads that read
-    ahead gained nothing where it was dequantized to bfloat16 (0.43 s each way on an idle machine).
+    ahead gained nothing with weights dequantized to bfloat16 (0.43 s each way on an idle machine).
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Loader:
         return self._placed(change(self.values(param, float32=float32)))
 
     def _placed(self, values: Tensor) -> Tensor:
-        """Move values to the region of the weights, where the kernels have one."""
+        """Move values to the region of the weights, if the kernels have one."""
         return values if self._ops.memory is None else self._ops.memory.placed(values)
 
     def _is_widened(self, param: TensorParam) -> bool:
@@ -164,7 +164,7 @@ class Loader:
         return self._packed(param, None) or self._placed(self._read(param, self._held_dtype(param)))
 
     def _packed(self, param: TensorParam, bias: Tensor | None) -> LinearWeight | None:
-        """None where it is not held in codes."""
+        """Return the weight packed in codes, None if it is not held in codes."""
         codes = self._codes[param]
         if codes is None:
             return None

@@ -1,4 +1,4 @@
-"""Random weights for a model that nobody has trained, sane in scale: what it computes stays finite and varied."""
+"""Random weights for an untrained model, sane in scale: its results stay finite and varied."""
 
 from __future__ import annotations
 

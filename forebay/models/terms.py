@@ -1,4 +1,4 @@
-"""The parts of equations: what each kind of part is called and defined by. Those of feed-forward layers stand here, all
+"""The parts of equations: the name and the definition of each kind of part. Those of feed-forward layers are here, all
 others in `equations.py`."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Term(NamedTuple):
 
 
 def times(factor: float) -> str:
-    """Return the factor as it stands before a term, nothing for 1."""
+    """Return the factor as written before a term, nothing for 1."""
     return "" if factor == 1.0 else f"{factor:.4g} "
 
 

@@ -32,7 +32,7 @@ def codes_of(
     quantization: Quantization,
     round_into: Round = quantize_into,
 ) -> StoredCodes | None:
-    """The codes in which a weight is held; None where it is held in the model's dtype. Reads nothing."""
+    """Return the codes in which a weight is held; None if it is held in the model's dtype. Reads nothing."""
     if len(param.inner) != 1 or param.offset:
         return None
     codes = joined_codes(

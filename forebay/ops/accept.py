@@ -1,5 +1,5 @@
-"""The one rule by which drafts are accepted: what was chosen at a position, as without drafts, is what the next one
-must be. So drafts change no token, drawn ones included.
+"""The one rule by which drafts are accepted: a draft must be the token that was chosen at its position, as without
+drafts. So drafts change no token, drawn ones included.
 
 Shape letters: T tokens, S sequences, R request rows, G most drafts of a row.
 """
@@ -28,11 +28,12 @@ class AcceptOps:
     ) -> Tensor:
         """Return how many tokens each sequence has got: its accepted drafts and the token behind them -> [S] int64.
 
-        Sequence i (rows [S] int32, q_start [S + 1] int32) computed the row's last token and its first drafts,
-        at positions [T] int64; behind each of them token_ids [T] int64 were chosen, or nothing where not
-        `finite` [T] bool. A draft is accepted if it is what was chosen before it and all drafts before it are. The last
-        of the sequence's tokens becomes last_tokens[row], and kv_lens[row] ends with the last accepted draft: said of
-        the whole step, so it may be said again with other token_ids. Nothing happens to rows without a token.
+        Sequence i (rows [S] int32, q_start [S + 1] int32) computed the row's last token and its first drafts, at
+        positions [T] int64; behind each of them token_ids [T] int64 were chosen, or nothing if not `finite` [T] bool. A
+        draft is accepted if it is the token chosen before it and all drafts before it are accepted. The last of the
+        sequence's tokens becomes last_tokens[row], and kv_lens[row] ends with the last accepted draft. Both are
+        computed from the whole step, so the call may be repeated with other token_ids. Rows without a token do not
+        change.
         """
         seqs, offsets = by_token(q_start, len(token_ids))
         drafts = drafts_at(known.draft_tokens, rows.index_select(0, seqs), offsets)
@@ -51,7 +52,7 @@ class AcceptOps:
 
 
 def by_token(q_start: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Return the sequence of each token, and how many of the sequence's tokens stand before it [T]."""
+    """Return the sequence of each token, and the number of the sequence's tokens before it [T]."""
     tokens = torch.arange(num_tokens, dtype=torch.int32, device=q_start.device)
     seqs = torch.searchsorted(q_start, tokens, right=True) - 1
     return seqs, tokens.long() - q_start.index_select(0, seqs)

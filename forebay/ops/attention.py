@@ -17,9 +17,9 @@ from torch import Tensor
 class KvCache(NamedTuple):
     """The KV cache of a layer, by location.
 
-    v may be a view into k's rows: a token's value is then what lies in its key at that place (latent attention), and v
-    has the scales of k. Entries are of the step's dtype or smaller. Scales are those of int8 caches, None otherwise: a
-    head's entries are its codes, -127..127, times its scale, the largest entry / 127.
+    v may be a view into k's rows: a token's value is then a part of its key (latent attention), and v has the scales of
+    k. Entries are of the step's dtype or smaller. Scales are those of int8 caches, None otherwise: a head's entries are
+    its codes, -127..127, times its scale, the largest entry / 127.
     """
 
     k: Tensor  # [L, Hk, D]

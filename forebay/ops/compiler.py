@@ -1,8 +1,8 @@
 """Compile the C++ kernels for this machine, once, into the user's cache.
 
 The library's name holds a hash of the sources, the flags and the compiler. A change of any of them compiles anew, and
-nothing is ever overwritten but by equal content. Objects are kept likewise, each by what it is made of: a change
-compiles what it touches. Whoever compiles drops what nobody has used for long.
+nothing is ever overwritten but by equal content. Objects are kept likewise, each by a hash of its inputs: a change
+compiles only the files that it affects. Each compilation drops libraries that have been unused for long.
 """
 
 from __future__ import annotations
@@ -186,7 +186,8 @@ def _used(library: Path) -> Path:
 
 
 def _drop_old() -> None:
-    """Safe beside other processes: who is about to open a library has touched it, and who has it open keeps it."""
+    """Safe beside other processes: a process that is about to open a library has touched it, and one that has it open
+    keeps it."""
     for age_s, path in _ages(CACHE / "objects", "*.o"):
         if age_s > KEEP_OBJECTS_S:
             path.unlink(missing_ok=True)

@@ -48,11 +48,11 @@ class Compression:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blocks:
-    """The blocks that a step ends, and where their tokens' states are: for all layers of one `Compression`.
+    """The blocks that a step ends, and the places of their tokens' states: for all layers of one `Compression`.
 
-    Token b of block m is the step's own token `tokens[m, b]` where `in_step`, else at place `places[m, b]` of the
-    rings, flattened; where not `exists` there is none. Blocks that no token ends have nothing that exists, and location
-    0."""
+    Token b of block m is the step's own token `tokens[m, b]` if `in_step`, else at place `places[m, b]` of the rings,
+    flattened; if not `exists`, there is none. Blocks that no token ends have nothing that exists, and location 0.
+    """
 
     tokens: Tensor  # [M, B] int64
     places: Tensor  # [M, B] int64
@@ -179,7 +179,7 @@ class CompressionOps:
 
 
 def most_blocks(num_tokens: int, num_seqs: int, rate: int) -> int:
-    """Return how many blocks so many tokens of so many sequences can end."""
+    """Return the largest number of blocks that this number of tokens and sequences can end."""
     return min(num_tokens, (num_tokens + num_seqs * (rate - 1)) // rate)
 
 
@@ -214,8 +214,8 @@ def _kept_at(
     paged: PagedKv,
     compression: Compression,
 ) -> Tensor:
-    """Where the states of the step's tokens are kept: one that a later token of the step would replace is not, so that
-    each place is written once. Ring 0 takes what is kept nowhere."""
+    """Return the places at which the states of the step's tokens are kept. A state that a later token of the step would
+    replace is not kept, so that each place is written once. Ring 0 takes the states that are not kept."""
     ring, behind = compression.ring, paged.q_start.diff().index_select(0, seqs).long() - 1 - offsets
     if not compression.by_row:
         behind = torch.minimum(behind, paged.page_size - 1 - positions % paged.page_size)
@@ -248,7 +248,7 @@ def _pages(rows: Tensor, positions: Tensor, paged: PagedKv) -> Tensor:
 
 
 def _read(cache: KvCache, locations: Tensor, visible: Tensor) -> Tensor:
-    """Return the entries at locations [n, N] as float32 [n, N, D], zeros where they are not visible."""
+    """Return the entries at locations [n, N] as float32 [n, N, D], zeros for those that are not visible."""
     found = cache.k[locations, 0].float()
     if cache.k_scale is not None:
         found = found * cache.k_scale[locations]

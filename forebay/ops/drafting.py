@@ -41,11 +41,12 @@ class DraftingOps:
         known: Known,
         vocab: int,
     ) -> tuple[Tensor, Tensor]:
-        """The token behind each of a step's, [T] int64, and which is the last of each sequence's that stay, [S] int32.
+        """Return the token behind each of a step's, [T] int64, and the last one of each sequence's that stay, [S]
+        int32.
 
-        input_ids [T] int64 are the step's, at positions [T]. Those stay that kv_lens counts, at least one of a
-        sequence; behind the last of them comes last_tokens[row], and so it does behind a sequence's last token. What is
-        no token of the vocabulary becomes 0. Of a sequence without tokens any is the last.
+        input_ids [T] int64 are the step's, at positions [T]. The tokens that kv_lens counts stay, at least one of a
+        sequence; behind the last of them comes last_tokens[row], and so it does behind a sequence's last token. An id
+        that is no token of the vocabulary becomes 0. Of a sequence without tokens any is the last.
         """
         count = len(input_ids)
         if not count:

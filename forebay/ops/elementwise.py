@@ -1,6 +1,7 @@
-"""The ops that work entry by entry, or move entries: what each does for every backend, and its definition in torch.
+"""The ops that work entry by entry, or move entries: each one's contract for every backend, and its definition in
+torch.
 
-Computed in float32, rounded once. Inputs may be views into wider rows; what is returned is contiguous.
+Computed in float32, rounded once. Inputs may be views into wider rows; results are contiguous.
 
 Shape letters: T tokens, H hidden size, I intermediate size, G gates per token.
 """

@@ -1,8 +1,9 @@
 """The ops of every backend, each defined in torch. The native twins are tested against the definition, which also runs
-where they cannot.
+if there is no native twin.
 
 Shape letters: T tokens, S sequences, H hidden size, I intermediate size, N and K a linear layer's outputs and inputs;
-Hq query heads, Hk KV heads, D head size, R rotary size, P pages per row, V vocabulary."""
+Hq query heads, Hk KV heads, D head size, R rotary size, P pages per row, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ class Ops(
     """The kernels of one backend: nothing in it changes once made. Not safe to call from two threads at once, nor in a
     child that was forked (its worker threads stay behind): make one per process. By itself it is the torch backend.
 
-    `name` is what runs, for the start-up report: `torch`, `native-avx2`, `native-amx`, `triton`. Inputs of weights in
-    codes are rounded to `activation_bits`; with 0 they stay as they are.
+    `name` names the kernels in the start-up report: `torch`, `native-avx2`, `native-amx`, `triton`. Inputs of weights
+    in codes are rounded to `activation_bits`; with 0 they stay as they are.
     """
 
     memory: WeightMemory | None = None  # where weights are packed; None: wherever torch puts them

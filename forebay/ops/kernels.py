@@ -235,5 +235,5 @@ def address(tensor: Tensor | None) -> int | None:
 
 
 def view(x: Tensor) -> tuple[int, int]:
-    """Where its rows are, and how far apart."""
+    """Return the address of its rows, and their distance."""
     return x.data_ptr(), x.stride(0)

@@ -11,8 +11,8 @@ from forebay.ops.kernels import Kernels, address, view
 
 
 class NativeCompression(CompressionOps):
-    """See `CompressionOps`. Every tensor is contiguous but for a step's states, and caches, whose locations may lie
-    apart. States in place 0 of the rings, which is nobody's, are not written."""
+    """See `CompressionOps`. Every tensor is contiguous but for a step's states, and caches, whose locations may be
+    apart. States in place 0 of the rings, the padding, are not written."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._pool = kernels.pool

@@ -51,7 +51,7 @@ class NativeExperts(Experts):
 
 
 def _options(gating: Gating) -> tuple[int, bool, float, float, float]:
-    """Return what the kernels are told of scores and weights."""
+    """Return the kernels' arguments for scores and weights."""
     return _SCORINGS.index(gating.scoring), gating.normalize, gating.epsilon, gating.scale, gating.least_sum
 
 

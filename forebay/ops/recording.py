@@ -1,4 +1,4 @@
-"""A recording of native kernels: what was called, on which addresses, to be done again in one call."""
+"""A recording of native kernels: the calls with their addresses, to be repeated in one call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forebay.ops.kernels import Kernels
 
 
 class Recording:
-    """Kernels in the order in which they were called. Whoever records keeps the memory alive that they were given."""
+    """Kernels in the order in which they were called. The recorder keeps the memory of their arguments alive."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels

@@ -29,11 +29,11 @@ class StateBatch:
 
     Sequence i's snapshots are entries `snap_start[i]..snap_start[i+1]`, in ascending order of `snap_ends`, each inside
     the sequence: the state after token `snap_ends[j] - 1` of the packed batch goes to row `snap_slots[j]`, too. One
-    with slot 0 is no snapshot, and its end means nothing: so a replayed step has an entry for each sequence.
-    Sequences of no token leave their state alone. Padded sequences name slot 0: it is read but never written (C14).
-    `write_slots[i]` is `slots[i]`, or 0 for a sequence that is verified: nobody knows yet which of its tokens stay, so
-    its state is written nowhere. No other slot is named twice. Nor does anybody know what comes out for the tokens from
-    `q_stop[i]` to the next sequence's first: there are some when only those are run again that stay.
+    with slot 0 is no snapshot, and its end means nothing: so a replayed step has an entry for each sequence. Sequences
+    of no token leave their state alone. Padded sequences name slot 0: it is read but never written (C14).
+    `write_slots[i]` is `slots[i]`, or 0 for a sequence that is verified: it is not known yet which of its tokens stay,
+    so its state is written nowhere. No other slot is named twice. The outputs for the tokens from `q_stop[i]` to the
+    next sequence's first are undefined: there are such tokens if only the tokens that stay are run again.
     """
 
     slots: Tensor  # [S]
@@ -46,7 +46,7 @@ class StateBatch:
 
 
 class Convolution(NamedTuple):
-    """weight [W, C], of 2 to 8 rows, and bias [C], both in the dtype of the input; `silu`: of what comes out."""
+    """weight [W, C], of 2 to 8 rows, and bias [C], both in the dtype of the input; `silu` is applied to the output."""
 
     weight: Tensor
     bias: Tensor | None
@@ -90,7 +90,7 @@ class RecurrenceOps:
         """A depthwise causal convolution: y[t] = bias + sum over j of weight[j] * x[t - W + 1 + j], then silu if asked.
 
         x [T, C], which may be a view into wider rows -> [T, C] in x's dtype. state [K, W - 1, C] in x's dtype holds the
-        last W - 1 inputs, the oldest first; zeros where there were none. Computed in float32, rounded once.
+        last W - 1 inputs, the oldest first; zeros before the first input. Computed in float32, rounded once.
         """
         x32, weight32 = x.float(), conv.weight.float()
         out = torch.zeros_like(x32, memory_format=torch.contiguous_format)

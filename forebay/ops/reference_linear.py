@@ -112,7 +112,7 @@ def _exact_linear(x: Tensor, w: TorchQuantizedWeight) -> Tensor:
 
 def rounded(x: Tensor, bits: int) -> Tensor:
     """x [T, K], K a multiple of `GROUP`, as cpu/rounded.h has it -> [T, K] float32: in each group the nearest integers
-    of so many bits, times a scale. Sums of products with it are exact only as integers."""
+    of `bits` bits, times a scale. Sums of products with it are exact only as integers."""
     largest_integer = torch.tensor({8: 127.0, 16: 127.0 * 256 + 127}[bits])  # a number would be divided in two steps
     groups = x.float().reshape(len(x), x.shape[1] // GROUP, GROUP)
     largest = groups.abs().amax(dim=-1, keepdim=True)
@@ -123,7 +123,7 @@ def rounded(x: Tensor, bits: int) -> Tensor:
 def _prepack(weight: Tensor) -> Tensor | None:
     """oneDNN re-packs a bfloat16 weight at every F.linear: doing it once is 3 times faster at 1 to 16 rows.
 
-    None where this build of torch cannot, and for float32, where it does not pay.
+    None if this build of torch cannot, and for float32, which gains nothing.
     """
     if weight.dtype != torch.bfloat16 or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return None

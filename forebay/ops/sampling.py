@@ -2,8 +2,8 @@
 
 Of softmax(logits / temperature) the top_k most likely are kept. Of those the most likely that make up top_p of their
 sum are kept, then of those all with at least min_p times the largest probability. Ties with the least likely that is
-kept are kept: the order of ids decides nothing. Chosen is the token at which the running sum of what is kept, in the
-order of ids, first exceeds `uniform` times the whole.
+kept are kept: the order of ids decides nothing. The chosen token is the one at which the running sum of the kept
+probabilities, in the order of ids, first exceeds `uniform` times the whole.
 
 Shape letters: D rows that draw at random, V vocabulary.
 """
@@ -49,14 +49,14 @@ def sample_rows(logits: Tensor, draws: Draws) -> Tensor:
 
 
 def _probabilities(logits: Tensor, top: Tensor, finite: Tensor, temperature: Tensor) -> Tensor:
-    """softmax(logits / temperature) [D, V]; a row that is not finite becomes all ones, which harms nobody."""
+    """softmax(logits / temperature) [D, V]; a row that is not finite becomes all ones, whose result is not used."""
     # The smallest temperatures are 0 in float32 or would make logits infinite: the maximum is taken off first.
     scaled = (logits - top).div_(temperature.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1))
     return scaled.softmax(dim=-1).masked_fill_(~finite, 1.0)
 
 
 def _keep_likely(p: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None) -> Tensor:
-    """Zero all of p [D, V] that top-k, then top-p of what is left, then min-p exclude. Not normalized afterwards."""
+    """Zero all of p [D, V] that top-k, then top-p of the rest, then min-p exclude. Not normalized afterwards."""
     if top_k is not None:
         least = _smallest_kept(p, torch.ones_like(p), top_k.double(), relative=False)
         p = _cut(p, torch.where(top_k > 0, least, 0.0))
@@ -71,12 +71,12 @@ def _cut(p: Tensor, least: Tensor) -> Tensor:
 
 
 def _smallest_kept(p: Tensor, weight: Tensor, target: Tensor, *, relative: bool) -> Tensor:
-    """The largest value t [D] such that the entries p >= t weigh at least `target` [D] (times the whole weight where
-    `relative`); 0 where all of them together do not.
+    """Return the largest value t [D] such that the entries p >= t weigh at least `target` [D] (times the whole weight
+    if `relative`); 0 if all of them together do not.
 
     Instead of sorting (2.5 ms per row of 49,152 on one core) the weights are added up by the upper half of the bits of
-    p. Within the bin where the target is met they are added up by the lower half: positive floats order as their bits
-    do.
+    p. Within the bin in which the target is met they are added up by the lower half: positive floats order as their
+    bits do.
     """
     bits = p.view(torch.int32)
     upper, lower = (bits >> 16).long(), (bits & 0xFFFF).long()

@@ -1,4 +1,4 @@
-"""The ops around the model: where a step's tokens stand, what they are, and how far their rows have come.
+"""The ops around the model: the places of a step's tokens, their ids, and the progress of their rows.
 
 Lengths are the device's to know: `kv_lens` says by request row how many tokens have KV, and a step computes all else
 from it.
@@ -26,7 +26,7 @@ class Pages(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where a step's tokens stand, and how long their sequences are with all of them."""
+    """The places of a step's tokens, and the lengths of their sequences with all of them."""
 
     positions: Tensor  # [T] int64
     seq_lens: Tensor  # [S] int32
@@ -64,10 +64,10 @@ class StepOps(AcceptOps):
         return (computed if given is None else torch.where(given.T < 0, computed, given.T)).contiguous()
 
     def place_tokens(self, rows: Tensor, q_start: Tensor, kv_lens: Tensor, pages: Pages, num_tokens: int) -> Placement:
-        """The `num_tokens` tokens, which are q_start's last, behind the kv_lens [R] int64 tokens of their rows.
+        """Place the `num_tokens` tokens, which are q_start's last, behind the kv_lens [R] int64 tokens of their rows.
 
-        Whatever kv_lens holds, all is inside the pools: positions end where the table does, and what lies beyond goes
-        to page 0. Of the padding row positions and locations are 0, and it has no tokens but the step's.
+        For any values of kv_lens, all results are inside the pools: positions end with the table, and locations beyond
+        it are in page 0. Of the padding row positions and locations are 0, and it has no tokens but the step's.
         """
         end = pages.table.shape[1] * pages.page_size
         seqs, offsets = by_token(q_start, num_tokens)
@@ -92,8 +92,8 @@ class StepOps(AcceptOps):
         return torch.where(pages == _PAD, _PAD, page_map[pages].long()) * page_size + inside
 
     def due(self, slots: Tensor, ends: Tensor, lens: Tensor, positions: Tensor) -> Tensor:
-        """Return which snapshots are taken: slots [N] int32 where the state behind token ends - 1 (ends [N] int32) is
-        that of lens [N] int64 tokens, PAD elsewhere; tokens stand at positions [T]."""
+        """Return which snapshots are taken: slots [N] int32 if the state behind token ends - 1 (ends [N] int32) is that
+        of lens [N] int64 tokens, PAD otherwise; positions [T] are those of the tokens."""
         at = positions.index_select(0, (ends - 1).clamp(min=0)) if len(positions) else lens - 1
         return torch.where(at + 1 == lens, slots, _PAD)
 
@@ -106,10 +106,10 @@ class StepOps(AcceptOps):
         snapshot_lens: Tensor,
         snapshot_slots: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the first num_new [S] int64 of each sequence's tokens stop, [S] int32: before the first where the state
-        is `written` [S] int32, to a slot that is not PAD. And of the wishes for a state behind snapshot_lens [S] int64
-        tokens: behind which of the T that is, exclusive, and snapshot_slots [S] int32, PAD where those that stay do not
-        come to it. Tokens stand at positions [T]."""
+        """Return the token before which the first num_new [S] int64 tokens of each sequence stop, [S] int32: the
+        sequence's first if its state is `written` [S] int32, to a slot that is not PAD. And for the requested states
+        behind snapshot_lens [S] int64 tokens: behind which of the T tokens each is, exclusive, and snapshot_slots [S]
+        int32, PAD if the tokens that stay do not reach it. positions [T] are those of the tokens."""
         first = q_start[:-1]
         if not len(positions):
             return first, first, torch.zeros_like(snapshot_slots)
@@ -123,8 +123,8 @@ class StepOps(AcceptOps):
         kv_lens.index_add_(0, rows, q_start.diff().long())
 
     def decode_ids(self, rows: Tensor, q_start: Tensor, known: Known, num_tokens: int, vocab: int) -> Tensor:
-        """Return the ids that decodes compute, [T] int64: of each row its last token, then its first drafts. What is no
-        token of the vocabulary becomes 0."""
+        """Return the ids that decodes compute, [T] int64: of each row its last token, then its first drafts. An id that
+        is no token of the vocabulary becomes 0."""
         seqs, offsets = by_token(q_start, num_tokens)
         row_of_token = rows.index_select(0, seqs)
         ids = known.last_tokens.index_select(0, row_of_token)

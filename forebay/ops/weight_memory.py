@@ -50,8 +50,8 @@ class WeightMemory:
 
     @contextmanager
     def again(self, *, filled: bool = False) -> Iterator[None]:
-        """Inside, whoever takes the same sizes in the same order is given the same places; `filled` if packed weights
-        need not be written. AssertionError where they are others, or fewer."""
+        """Inside, requests of the same sizes in the same order get the same places; `filled` if packed weights need not
+        be written. AssertionError if sizes differ, or fewer are requested."""
         assert self._keeps, "memory of torch is not had again"
         self._again, self.filled = iter(self._taken), filled
         try:
@@ -62,8 +62,8 @@ class WeightMemory:
 
     @contextmanager
     def holding(self, pieces: Sequence[Tensor]) -> Iterator[None]:
-        """Inside, `take_packed` hands out these pieces, which have their content. Raises OtherPieces if other sizes
-        are taken; nothing of what was taken inside is then had again."""
+        """Inside, `take_packed` hands out these pieces, which have their content. Raises OtherPieces if other sizes are
+        taken; nothing that was taken inside is then reused."""
         before = len(self._taken), len(self._packed)
         self._there, self.filled = iter(pieces), True
         try:

@@ -1,6 +1,6 @@
-"""The bytes of all that layers keep: KV pages, window pages and recurrent states, from the layers' specs (C5, C6).
+"""The bytes of all caches of layers: KV pages, window pages and recurrent states, from the layers' specs (C5, C6).
 
-Index 0 of each is nobody's: writes that must go nowhere go to page 0 or slot 0, and no live row reads them.
+Index 0 of each is the padding: writes without effect go to page 0 or slot 0, and no live row reads them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from forebay.pools.tiers import HotRows, HotSizes, TakeTiers, Tiers, hot_columns
 
 
 class StateLayer(NamedTuple):
-    """Per slot, `[slots + 1, ...]`: the convolution's last inputs, and the scan's state.
-    Empty where there is none."""
+    """Per slot, `[slots + 1, ...]`: the convolution's last inputs, and the scan's state. Empty for a part that the
+    layer does not have."""
 
     conv: Tensor
     ssm: Tensor
@@ -137,7 +137,7 @@ class CachePool:
         return entry
 
     def reset(self) -> None:
-        """Make the caches what they were when they were new, where all is zeros."""
+        """Reset the caches to their initial values, all zeros; their memory must contain zeros already."""
         if self.tiers is not None:  # of all other columns the pads are zeros
             self.tiers.rows.reset()
 

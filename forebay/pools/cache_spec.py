@@ -1,5 +1,5 @@
 """Declarations of the cache that a layer keeps of past tokens, as named columns. A model returns its layers' specs;
-outside of `pools` nobody asks which.
+outside of `pools` no code depends on the type of a spec.
 
 Sizing, the tables that hold the bytes, copies and snapshots are all derived from the columns. No torch: planning needs
 them too.
@@ -53,7 +53,7 @@ class CacheColumn(NamedTuple):
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     def entries(self, page_size: int) -> tuple[int, ...]:
-        """Return the leading dimension of a page's entries; () where it has one."""
+        """Return the leading dimension of a page's entries; () if it has one entry."""
         return (page_size // self.tokens,) if self.tokens else ()
 
 
@@ -245,7 +245,7 @@ class BlockStates(CacheSpec):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverlappingBlockStates(BlockStates):
     """As `BlockStates`, of a block and the one before it: in a ring per page of the window, since those of the page
-    before are read where a page begins. What is `movable` has a place for each token: another engine's pages may begin
+    before are read at the beginning of a page. If `movable`, each token has a place: another engine's pages may begin
     elsewhere."""
 
     kind: ClassVar[str] = WINDOW
@@ -270,9 +270,9 @@ class OverlappingBlockStates(BlockStates):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecurrentState(CacheSpec):
     """A state of fixed size: `conv` are the last inputs of a causal convolution, `[kernel - 1, channels]`, in the
-    model's dtype; `ssm` is what a scan carries on, of any shape, in the dtype of `--mamba-ssm-dtype`. () for none.
-    `inputs` are the entries in the model's dtype that are kept of each token where it is not certain yet whether it
-    stays (decision 34), those in float32 counted twice."""
+    model's dtype; `ssm` is the state that a scan carries on, of any shape, in the dtype of `--mamba-ssm-dtype`. () for
+    none. `inputs` counts the entries in the model's dtype that a token needs until it is certain that it stays
+    (decision 34); entries in float32 count twice."""
 
     kind: ClassVar[str] = STATE
 

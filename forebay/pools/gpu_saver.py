@@ -1,4 +1,4 @@
-"""torch-memory-saver, where it was asked for: GPU memory that can be given back and had again at its addresses."""
+"""torch-memory-saver, if it was requested: GPU memory that can be released and mapped again at its addresses."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Saver(Protocol):
     def pause(self, tag: str) -> None: ...
 
     def resume(self, tag: str) -> None:
-        """With anything in it where there is no copy."""
+        """Map the memory again, with any content if there is no copy."""
         ...
 
 
@@ -61,9 +61,9 @@ class _Mapped:
 
 
 class Regions:
-    """Hands out memory by tag, on one device. What has a tag in `shared` lies in one file without a name per tag, which
-    another process can map (`place`); on a CPU under Linux only, OSError elsewhere. On a GPU nothing is given back
-    without a `saver`; of tags that are `backed_up` it keeps copies meanwhile."""
+    """Allocates memory by tag, on one device. Regions with a tag in `shared` are in one file without a name per tag,
+    which another process can map (`place`); on a CPU under Linux only, OSError elsewhere. On a GPU no memory is
+    released without a `saver`; of tags that are `backed_up` it keeps copies meanwhile."""
 
     def __init__(
         self,
@@ -86,13 +86,13 @@ class Regions:
             os.close(fd)
 
     def take(self, tag: Tag, num_bytes: int, *, large_pages: bool = False) -> Tensor:
-        """So many bytes, zeros, [num_bytes] uint8, at the beginning of a page. On a CPU the system provides them page
-        by page when they are first written.
+        """Return `num_bytes` zeros, [num_bytes] uint8, at the beginning of a page. On a CPU the system provides them
+        page by page when they are first written.
 
         torch writes them all at once: 4 GiB then take ten seconds of start-up and are resident from the beginning.
-        Without `large_pages` the system is told to use none. A step would wait for 2 MiB of zeros in each layer
-        wherever it is the first to write. A 40-token prompt on scattered pages took 650 ms of CPU time instead of 38,
-        and decoding gained nothing.
+        Without `large_pages` the system is advised to use none. A step would wait for 2 MiB of zeros in each layer at
+        its first write to them. A 40-token prompt on scattered pages took 650 ms of CPU time instead of 38, and
+        decoding gained nothing.
         """
         if num_bytes == 0 or self.device.type != "cpu" or not _LINUX:
             with self.inside(tag):
@@ -127,7 +127,7 @@ class Regions:
 
     def take_file(self, tag: Tag, descriptor: int, num_bytes: int, progress: Callable[[int, int], None]) -> Tensor:
         """Map a file of the caller's, of which nothing is copied before it is written to: processes that map it share
-        one copy. What is written stays here, and is lost with `release`, after which the file's bytes are there.
+        one copy. Written pages stay private, and are lost with `release`, after which the file's bytes are there again.
 
         `progress` is called with the bytes that are in memory and in total. OSError if the file cannot be mapped. It
         must not become shorter meanwhile.
@@ -164,13 +164,13 @@ class Regions:
         raise KeyError(f"{address:#x} is in no region that is shared: {[*map(str, self._files)]} are")
 
     def why_kept(self, tag: Tag) -> str | None:
-        """Why memory of this tag cannot be given back; None where it can."""
+        """Return why memory of this tag cannot be released; None if it can."""
         if self.device.type != "cpu":
             return self._why_kept_on_gpu(tag)
         return None if _LINUX else f"{sys.platform} has no way to return pages and keep their addresses"
 
     def _why_kept_on_gpu(self, tag: Tag) -> str | None:
-        """Graphs are let go of and captured again: their memory is torch's."""
+        """Graphs are dropped and captured again: their memory is torch's."""
         if tag is Tag.CUDA_GRAPH:
             return None
         if self._saver is None:
@@ -183,7 +183,7 @@ class Regions:
         return None
 
     def resume(self, tag: Tag) -> None:
-        """After `release`: zeros, but where a copy was kept, whatever has been written there meanwhile."""
+        """After `release`: zeros, whatever was written meanwhile, or the copy if one was kept."""
         if self._saver and tag in self._paused - {Tag.CUDA_GRAPH}:
             self._saver.resume(tag)
             self._paused.remove(tag)
@@ -192,8 +192,8 @@ class Regions:
         self._return_pages(tag)
 
     def release(self, tag: Tag) -> None:
-        """Return the pages of all regions of this tag; of shared ones for the other processes, too. Whatever is written
-        there afterwards takes pages again, on a CPU; a GPU must not touch it before `resume`."""
+        """Return the pages of all regions of this tag; of shared ones for the other processes, too. Later writes
+        allocate pages again, on a CPU; a GPU must not touch them before `resume`."""
         if self._saver and tag not in self._paused:
             self._saver.pause(tag)
             self._paused.add(tag)

@@ -26,9 +26,9 @@ class SamplingRows(Table):
 
 
 class RequestRows(SamplingRows):
-    """R + 1 rows: the page table, how far the row has come, and the sampling columns. P is the pages per row, G the
-    most draft tokens behind the last: 0 without speculation. With `adapters` each row has the slot of its own, PAD for
-    none. With `mrope` each row has what is added to a token's position where it is rotated: at most 0."""
+    """R + 1 rows: the page table, the progress of the row, and the sampling columns. P is the pages per row, G the most
+    draft tokens behind the last: 0 without speculation. With `adapters` each row has the slot of its own, PAD for none.
+    With `mrope` each row has the addition to a token's position in its rotation: at most 0."""
 
     req_to_token = Column(torch.int32, ("P",), pad=PAD)  # one entry per page
     kv_lens = Column(torch.int64, pad=0)  # tokens with KV: the host may know no more than a bound
@@ -53,7 +53,7 @@ class RequestRows(SamplingRows):
 
     @property
     def adapter(self) -> Tensor | None:
-        """The slots of the rows' adapters; None where there are none."""
+        """The slots of the rows' adapters; None without adapters."""
         return self[ADAPTER] if ADAPTER in self.columns else None
 
     @property

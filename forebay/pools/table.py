@@ -16,7 +16,7 @@ NOTHING_MADE: Final[Mapping[str, Tensor]] = {}
 
 
 class Region(NamedTuple):
-    """Where a column lies: row i, of a `kind` of rows, starts at `address + i * bytes_per_row`."""
+    """The memory of a column: row i, of a `kind` of rows, starts at `address + i * bytes_per_row`."""
 
     name: str
     kind: str
@@ -144,7 +144,7 @@ class Table:
             self._tensors[name][PAD].fill_(self._pads[name])
 
     def reset(self) -> None:
-        """All rows hold their pads, where all are zeros."""
+        """Set all rows to their pads; their memory must contain zeros already."""
         for name, tensor in self._tensors.items():
             if self._pads[name] != 0:
                 tensor.fill_(self._pads[name])

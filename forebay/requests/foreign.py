@@ -1,5 +1,5 @@
-"""Fields of other engines' requests: those that cannot change an answer pass, and of the others it is said what there
-is instead. A client is told in a header what was passed over."""
+"""Fields of other engines' requests: those that cannot change an answer pass, and the others are refused with the
+equivalent field. A header lists the ignored fields for the client."""
 
 from __future__ import annotations
 

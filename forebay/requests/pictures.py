@@ -17,7 +17,7 @@ from forebay.requests.rope_positions import GridRun, rope_delta, rope_positions
 
 
 def digest_of(pixels: bytes, grid: tuple[int, int], sizes: Sequence[Size]) -> bytes:
-    """Return the SHA-256 of a picture's pixels, behind which its grid and the sizes of its tiles stand."""
+    """Return the SHA-256 of a picture's pixels, followed by its grid and the sizes of its tiles."""
     digest = hashlib.sha256(pixels)
     digest.update(np.array([grid, *sizes], dtype="<u4").tobytes())
     return digest.digest()
@@ -28,9 +28,9 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 
     Tiles have the `sizes` (height and width), and `pixels` are theirs one after another, each uint8 [height, width, 3],
     red first. `digest` is the SHA-256 of them, of `grid`, the tiles' rows and columns as the model's type counts them
-    (with M-RoPE those of the tokens), and of the sizes. The picture's tokens stand in the prompt in `runs`, each a
-    start and a length; there the prompt has the model's placeholder. Together they are as many as its encoding has
-    rows, and come in the same order.
+    (with M-RoPE those of the tokens), and of the sizes. The places of the picture's tokens in the prompt are `runs`,
+    each a start and a length; there the prompt has the model's placeholder. Their number is that of the encoding's
+    rows, and they come in the same order.
     """
 
     digest: bytes
@@ -53,8 +53,8 @@ class Awaited(NamedTuple):
 
 
 class PromptPictures:
-    """The pictures of a prompt that an engine knows, and where their tokens stand. A token at a picture's place takes a
-    row of its encoding; the tile of that row must be encoded before, or in the same step.
+    """The pictures of a prompt that an engine knows, and the places of their tokens. A token at a picture's place takes
+    a row of its encoding; the tile of that row must be encoded before, or in the same step.
 
     Shape letters: P tokens of pictures, in the order of the prompt.
     """
@@ -80,13 +80,13 @@ class PromptPictures:
         self._runs: Ids = np.array(sorted(run for of in runs for run in of), dtype=np.int64)  # [.., 2]
 
     def write_ids(self, tokens: array[int]) -> None:
-        """Write the pictures' ids where the prompt has placeholders."""
+        """Write the pictures' ids over the placeholders of the prompt."""
         firsts = np.array([encoding.first_id for encoding in self.encodings])
         np.frombuffer(tokens, dtype=np.int32)[self.positions] = firsts[self._of] + self._inside
 
     @property
     def rope_delta(self) -> int:
-        """Return what is added to the place of a token behind the prompt, with M-RoPE: see `rope_positions`."""
+        """Return the addition to the place of a token behind the prompt, with M-RoPE: see `rope_positions`."""
         return rope_delta(self._grid_runs)
 
     def rope_positions(self, start: int, stop: int) -> Ids:
@@ -125,7 +125,7 @@ class PromptPictures:
 
     def spans(self, start: int, stop: int) -> tuple[Ids, Ids]:
         """Return the runs of pictures' tokens in a chunk that cuts none at its end: their first tokens, counted from
-        the chunk's, and their lengths, without what stands before the chunk."""
+        the chunk's, and their lengths, without the tokens before the chunk."""
         firsts, ends = self._runs[:, 0], self._runs.sum(axis=1)
         inside = (firsts < stop) & (ends > start)
         begins = np.maximum(firsts[inside], start)

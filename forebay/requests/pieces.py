@@ -1,4 +1,4 @@
-"""Positions of a sequence as places in regions: which bytes a chunk has, where they lie, what is still missing.
+"""Positions of a sequence as places in regions: the bytes of a chunk, their places, and the missing positions.
 
 A kind of cache has places: of pages one for each token, so that pages of different sizes hold the same ones, of states
 one for each slot. All regions of a kind are counted by the same places.
@@ -30,9 +30,9 @@ Kind = Annotated[str, Meta(max_length=32)]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindShape:
-    """Shape of the places of a kind: `page_size` of them in a page, in every region so many bytes. `by_token`: each is
-    about one token of the sequence; else about all of it. The token behind the sequence reads `num_read` of them with
-    its own, and no others are sent, whatever else is in their pages; 0: it reads all."""
+    """Shape of the places of a kind: `page_size` of them in a page, and the bytes of a place in each region.
+    `by_token`: each is about one token of the sequence; else about all of it. The token behind the sequence reads
+    `num_read` of them with its own, and no others are sent, whatever else is in their pages; 0: it reads all."""
 
     by_token: bool
     page_size: int
@@ -41,7 +41,7 @@ class KindShape:
     num_read: int = 0
 
     def extent(self, span: Span, num_tokens: int) -> tuple[int, int]:
-        """The positions that a sequence of so many tokens has from the span's first on."""
+        """Return the positions that a sequence of `num_tokens` tokens has from the span's first on."""
         if not self.by_token:
             return span.start, span.start + len(span.ids)
         first = max(span.start, num_tokens - self.num_read + 1) if self.num_read else span.start
@@ -85,7 +85,7 @@ class Piece(NamedTuple):
 
 
 def pieces(kind: str, shape: KindShape, span: Span, first: int, end: int) -> Iterator[Piece]:
-    """Positions [first, end) of all regions of a kind, at most `CHUNK_BYTES` each where a place is no longer."""
+    """Yield positions [first, end) of all regions of a kind, at most `CHUNK_BYTES` each unless a place is longer."""
     sizes = shape.bytes_per_place
     if not sizes:
         return
@@ -137,8 +137,8 @@ def extents(shapes: Mapping[str, KindShape], spans: Mapping[str, Span], num_toke
 
 
 class Chunk(msgspec.Struct, frozen=True, tag="chunk", kw_only=True):
-    """Positions [first, end) of regions [region, region + num_regions) of a kind, one region after the other: so many
-    bytes with this checksum (XXH3, 64 bits)."""
+    """Positions [first, end) of regions [region, region + num_regions) of a kind, one region after the other:
+    `num_bytes` bytes with this checksum (XXH3, 64 bits)."""
 
     nonce: Nonce
     kind: Kind
@@ -151,7 +151,7 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk", kw_only=True):
 
 
 def chunk_of(nonce: bytes, piece: Piece, num_bytes: int, checksum: int) -> Chunk:
-    """Return the frame that announces a piece of so many bytes with this checksum."""
+    """Return the frame that announces a piece of `num_bytes` bytes with this checksum."""
     return Chunk(
         nonce=nonce,
         kind=piece.kind,

@@ -1,6 +1,6 @@
 """Rotary positions of prompts with pictures, for models with M-RoPE (arXiv 2409.12191, section 2.1).
 
-A token has a temporal, a vertical and a horizontal position, which are equal for text. A picture's tokens stand in the
+A token has a temporal, a vertical and a horizontal position, which are equal for text. A picture's tokens are in the
 rows and columns of its grid, all at one time. The token behind a picture continues from its largest coordinate + 1, so
 a prompt takes fewer positions than it has tokens.
 """
@@ -33,7 +33,7 @@ class GridRun(NamedTuple):
 
 
 def rope_delta(runs: Sequence[GridRun]) -> int:
-    """Return what is added to the place of a token behind all these pictures: at most 0."""
+    """Return the addition to the place of a token behind all these pictures: at most 0."""
     return sum(run.delta for run in runs)
 
 

@@ -73,7 +73,7 @@ ALIASES: Final = {"max_new_tokens": "max_tokens"}  # by the name that SGLang's a
 
 
 class _CheckedAtConstruction(msgspec.StructMeta):
-    """Calling the class checks what it is given. What is decoded, or replaced by msgspec, does not come by here."""
+    """Calling the class checks its arguments. A decoded object, or a copy made by msgspec, is not checked here."""
 
     def __call__(cls, **values: Any) -> Any:
         named: dict[str, Any] = {}
@@ -103,22 +103,22 @@ class _CheckedAtConstruction(msgspec.StructMeta):
 class SamplingParams(Numbers, metaclass=_CheckedAtConstruction, frozen=True, kw_only=True, omit_defaults=True):
     """How the output of one request is sampled, in the field's names and units.
 
-    A value that cannot be raises InvalidRequest when it is given, with the number and its limits; so does a name that
-    is none of these. None stands for the default, a list for a tuple, `max_new_tokens` for `max_tokens`.
+    An invalid value raises InvalidRequest at construction, with the number and its limits; so does an unknown name.
+    None stands for the default, a list for a tuple, `max_new_tokens` for `max_tokens`.
 
     The numbers are those of `forebay.base.sampling`; `temperature` 0 is greedy. `logprobs` is the number of
-    alternatives reported besides the chosen token (-1: none at all, not even the chosen one's). `seed` fixes
-    the request's random draws whatever the batch around it; without one, or with -1, equal prompts are continued
-    differently. A `grammar` leaves only tokens that it can go on with. With `pooling` nothing is sampled
+    alternatives reported besides the chosen token (-1: none at all, not even the chosen one's). `seed` fixes the
+    request's random draws whatever the batch around it; without one, or with -1, equal prompts are continued
+    differently. A `grammar` allows only tokens from which a match is still possible. With `pooling` nothing is sampled
     (`of_pooling`).
 
     An output ends with `max_tokens`, with an end token of the model's unless `ignore_eos`, or with one of
-    `stop_token_ids`. It also ends where its text has one of `stop` or matches one of `stop_regex`. The text of these is
+    `stop_token_ids`. It also ends if its text has one of `stop` or matches one of `stop_regex`. The text of these is
     left out unless `include_stop_str_in_output`. Before `min_tokens` no end token can come, and no stop string counts
-    that ends there. Only `allowed_token_ids` can come where there are any, and never what completes one of `bad_words`:
-    texts, as the tokenizer spells them with and without a space before, or tuples of token ids.
+    that ends there. If `allowed_token_ids` are given, only they can come, and never a token that completes one of
+    `bad_words`: texts, as the tokenizer spells them with and without a space before, or tuples of token ids.
 
-    What is about texts is for whoever makes texts of tokens: the engine itself is told what `of_tokens` leaves.
+    Parameters about texts are for the owner of a tokenizer: the engine itself gets the parameters of `of_tokens`.
     """
 
     max_tokens: int = 128
@@ -197,7 +197,7 @@ class SamplingParams(Numbers, metaclass=_CheckedAtConstruction, frozen=True, kw_
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest for the first value that is out of range; every id is checked against the vocabulary,
-        and what is about texts is refused."""
+        and parameters about texts are refused."""
         self.check_values()
         if not self._is_of_tokens:
             name = next(name for name, value in _TEXTLESS.items() if getattr(self, name) != value)

@@ -25,8 +25,8 @@ class Chunk(NamedTuple):
 
 @dataclass(eq=False)
 class ScheduleBatch:
-    """`reqs` and their rows `req_pool_indices_cpu`, entry for entry; whatever else is known of a row stands in the
-    table. Columns are int64 `[b]`; lengths are in tokens."""
+    """`reqs` and their rows `req_pool_indices_cpu`, entry for entry; all other values of a row are in the table.
+    Columns are int64 `[b]`; lengths are in tokens."""
 
     _table: RowTable
     reqs: list[Request] = field(default_factory=list, init=False)
@@ -42,7 +42,7 @@ class ScheduleBatch:
 
     @property
     def tokens_left(self) -> Ids:
-        """By how much each may still grow for certain: where there is none nothing more is launched."""
+        """By how much each row may still grow for certain: a row with 0 is not launched again."""
         rows = self.req_pool_indices_cpu
         left: Ids = self._table.max_kv_len[rows] - self._table.kv_bound[rows]
         return left

@@ -20,13 +20,13 @@ from forebay.requests.sampling_params import SamplingParams
 
 
 class Admission(Part, frozen=True, kw_only=True):
-    """A row handed out for this step, and what the sampler has to know about its tenant.
+    """A row handed out for this step, and the sampler's data of its request.
 
-    `token_ids` are the prompt and whatever was generated before a retraction (`num_prompt` of them are prompt): the
-    penalties count them. `stop_ids` end the request, and may not come before its least length; () where it has none, or
-    it is reached. `adapter` is the slot of what is added to the weights for it. With M-RoPE, tokens behind the prompt
-    are rotated by their place + `rope_delta`, at most 0. With `prebuilt` the row begins as one
-    that decodes: every token but the last has KV, and what else layers keep of it, from elsewhere.
+    `token_ids` are the prompt and the tokens generated before a retraction (`num_prompt` of them are prompt): the
+    penalties count them. `stop_ids` end the request, and may not come before its least length; () if it has none, or it
+    is reached. `adapter` is the slot of its adapter. With M-RoPE, tokens behind the prompt are rotated by their place +
+    `rope_delta`, at most 0. With `prebuilt` the row begins as one that decodes: every token but the last has KV, and
+    the other caches of its layers, from elsewhere.
     """
 
     row: int
@@ -89,8 +89,8 @@ def kind_work(columns: Mapping[str, Mapping[str, I64]]) -> KindWork:
 
 
 class HostWork(Part, frozen=True, kw_only=True):
-    """`saves` are copies of what retracted requests had, made in host memory under the request's id; `drops` those that
-    nobody will want again, if there are such; `loads` those that go back into new slots, and are gone."""
+    """`saves` are copies of retracted requests' caches, made in host memory under the request's id; `drops` those that
+    are not needed any more, if they exist; `loads` those that go back into new slots, and are then dropped."""
 
     saves: tuple[HostCopy, ...] = ()
     drops: tuple[int, ...] = ()
@@ -114,11 +114,11 @@ class Encode(Part, frozen=True, kw_only=True):
 
 
 class PictureWork(Part, frozen=True, kw_only=True):
-    """Pictures in a step, empty where the model has no encoder. Of the step's E prompt tokens, number
-    `picture_tokens[i]` takes row `picture_rows[i]` of the encodings instead of its id's embedding. Where attention
-    within pictures is in both directions, the `span_lens[i]` tokens from number `span_starts[i]` on see each other, and
-    are in one sequence. `encodes` come before the model runs; before them, unfinished work on the pictures `drops` is
-    forgotten. `rope_positions` [3, E] are there if the model has M-RoPE and a prompt of the step has pictures."""
+    """Pictures in a step, empty if the model has no encoder. Of the step's E prompt tokens, number `picture_tokens[i]`
+    takes row `picture_rows[i]` of the encodings instead of its id's embedding. If attention within pictures is in both
+    directions, the `span_lens[i]` tokens from number `span_starts[i]` on see each other, and are in one sequence.
+    `encodes` come before the model runs; before them, unfinished work on the pictures `drops` is discarded.
+    `rope_positions` [3, E] are there if the model has M-RoPE and a prompt of the step has pictures."""
 
     picture_tokens: Annotated[I64, Column("P")] = NO_IDS
     picture_rows: Annotated[I64, Column("P", "encodings", least=1)] = NO_IDS
@@ -130,19 +130,19 @@ class PictureWork(Part, frozen=True, kw_only=True):
 
 
 class StepPlan(Part, frozen=True, kw_only=True):
-    """A step: ids and lengths only, so that whoever carries it out needs nothing else. Its own columns are the step's
-    sequences; its parts say what happens besides, and those of what the model does not have are empty.
+    """A step: ids and lengths only, so that the runner needs nothing else. Its own columns are the step's sequences;
+    its parts have the other work, and are empty for features that the model does not have.
 
     It is carried out in this order: saves, drops, row writes, the changes of other kinds of cache, loads, the encoding
     of pictures, and then the model.
 
-    Sequences stand extends first, then decodes. Sequence i computes `q_lens[i]` tokens. An extend's are in `input_ids`,
-    and follow the `starts[i]` tokens that the row has KV of. A decode computes the row's last sampled token, which the
-    host may not know yet, and behind it guessed ones: those of host proposers are in `drafts`, those of others on the
-    device already. How long it is, and so where its KV goes, is the device's to know. `sample_mask[i]` says whether
-    anything is sampled from sequence i: of an extend at its last position, of a decode at each. The sequences
-    `masked` are sampled from under a grammar: which tokens may come there is found out meanwhile. From those of prompts
-    that are `pooled` nothing is ever sampled.
+    Sequences are ordered: extends first, then decodes. Sequence i computes `q_lens[i]` tokens. An extend's are in
+    `input_ids`, and follow the `starts[i]` tokens that the row has KV of. A decode computes the row's last sampled
+    token, which the host may not know yet, and behind it draft tokens: those of host proposers are in `drafts`, those
+    of others on the device already. Its length, and so the places of its KV, are computed on the device.
+    `sample_mask[i]` says whether anything is sampled from sequence i: of an extend at its last position, of a decode at
+    each. The sequences `masked` are sampled from under a grammar: its masks are computed meanwhile. From prompts that
+    are `pooled` nothing is ever sampled.
     """
 
     step: int
@@ -176,7 +176,7 @@ class StepPlan(Part, frozen=True, kw_only=True):
 
     @property
     def width(self) -> int:
-        """The most tokens that a decode computes; 1 where there is none."""
+        """The most tokens that a decode computes; 1 without decodes."""
         return int(self.q_lens[self.num_extends :].max(initial=1))
 
     @property
@@ -202,15 +202,15 @@ class TokenLogprob(msgspec.Struct, array_like=True, frozen=True, gc=False):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """Tokens that a step sampled, in the order of the plan's sampling sequences: `num_new[j]` tokens of sequence j,
-    which are the guesses that were accepted and the token behind them; None where each has one.
+    which are the accepted drafts and the token behind them; None if each has one.
 
-    `failed` holds indices (into all of the plan's sequences) for which something was not finite, logits or what else
-    the step computed: the last token of theirs is none, and whatever the step wrote for them is worth nothing (C30).
-    `logprobs` is None where nobody asked, else has an entry for each token. `prompt_logprobs` maps an extend's index to
-    one entry per position of its chunk: entry j is about token j + 1 of the chunk, and the last one about the token
-    after the chunk. That is None if the chunk ends the prompt, since the next token is sampled. `vectors` has by index
-    those of pooled extends that end their prompt, as `Update.vector`. `counts` are the totals that kinds of cache count
-    on the device, by kind.
+    `failed` holds indices (into all of the plan's sequences) for which a value was not finite, of the logits or of the
+    other results: their last token is none, and all that the step wrote for them is invalid (C30). `logprobs` is None
+    if none was requested, else has an entry for each token. `prompt_logprobs` maps an extend's index to one entry per
+    position of its chunk: entry j is about token j + 1 of the chunk, and the last one about the token after the chunk.
+    That is None if the chunk ends the prompt, since the next token is sampled. `vectors` has by index those of pooled
+    extends that end their prompt, as `Update.vector`. `counts` are the totals that kinds of cache count on the device,
+    by kind.
     """
 
     token_ids: list[int]

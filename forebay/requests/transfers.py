@@ -2,10 +2,10 @@
 sockets.
 
 A request that is computed on one engine (prefill) and generated on another (decode) has one ticket on both. Decode
-offers places for all that layers will keep of its prompt; prefill sends that as its steps commit, and with the last of
-it the tail. A ticket's events end with `Arrived` (decode), `Sent` (prefill) or `Broken`, and then `Closed`: from there
-on nobody touches the places that it named, for ever. Until then they stay out of use, however long that takes; what has
-arrived is not read before either, so `Closed` should follow `Arrived` as soon as whoever wrote has said so.
+offers places for all caches of its prompt; prefill sends these as its steps commit, and with the last of them the tail.
+A ticket's events end with `Arrived` (decode), `Sent` (prefill) or `Broken`, and then `Closed`: from then on no engine
+touches the places that it named. Until then they stay out of use, however long that takes. Data that has arrived is not
+read before either, so `Closed` should follow `Arrived` as soon as the writer has confirmed it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHECK: Final = b"a check, no request"  # the digest of offers that want a patter
 
 
 class Rendezvous(msgspec.Struct, frozen=True, array_like=True):
-    """Where the other half of a request is found: prefill listens at `host` and `port`, and whoever sent both halves
+    """The address of the other half of a request: prefill listens at `host` and `port`, and the sender of both halves
     chose the number of the room. It is a label and may come twice; an offer is known by its `nonce` (16 random bytes,
     decode's; empty on the side of prefill)."""
 
@@ -96,9 +96,9 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offer(Part, frozen=True, kw_only=True):
-    """Decode: fetch what layers keep of a prompt of `num_tokens` tokens whose ids have this `digest`, from token
-    `start` on (a multiple of the page size: what is before it is cached here), into these places by kind of cache, as
-    weights of this version compute it with this adapter."""
+    """Decode: fetch the caches of a prompt of `num_tokens` tokens whose ids have this `digest`, from token `start` on
+    (a multiple of the page size: the tokens before it are cached here), into these places by kind of cache, as weights
+    of this version compute it with this adapter."""
 
     ticket: Ticket
     host: str
@@ -112,8 +112,8 @@ class Offer(Part, frozen=True, kw_only=True):
 
 
 class Withdraw(msgspec.Struct, frozen=True):
-    """Either side: the request has ended, nothing of it is wanted or to be had any more. `failure` is what the other
-    side is told."""
+    """Either side: the request has ended, and its data is neither needed nor available any more. `failure` is sent to
+    the other side."""
 
     ticket: Ticket
     failure: Failure
@@ -151,8 +151,8 @@ Order = Offer | Decline | Withdraw | Send | Rest
 
 
 class Offered(msgspec.Struct, frozen=True):
-    """Prefill: decode has places for a prompt of so many tokens with this digest, from token `start` on, and computes
-    with weights of this version and this adapter; or why it never will have any."""
+    """Prefill: decode has places for a prompt of `num_tokens` tokens with this digest, from token `start` on, and
+    computes with weights of this version and this adapter; or the reason why it will not have any."""
 
     ticket: Ticket
     num_tokens: int
@@ -170,8 +170,8 @@ class Renewed(msgspec.Struct, frozen=True):
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """Decode: all has been written, and checked against the sender's sums. `bytes_per_s` is how fast the chunks came
-    behind the first, 0 where there was one."""
+    """Decode: all has been written, and checked against the sender's sums. `bytes_per_s` is the rate of the chunks
+    behind the first, 0 if there was one."""
 
     ticket: Ticket
     tail: Tail
@@ -192,7 +192,7 @@ class Broken(msgspec.Struct, frozen=True):
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """The last of a ticket: nobody reads or writes its places any more."""
+    """The last of a ticket: no engine reads or writes its places any more."""
 
     ticket: Ticket
 

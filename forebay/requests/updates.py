@@ -23,12 +23,12 @@ class FinishReason(StrEnum):
 
 
 class CacheReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How much of a prompt came from the prefix cache, and why not more. `miss_reason` tells about position
+    """How much of a prompt came from the prefix cache, and why not more. `miss_reason` is about position
     `cached_tokens`, the first that had to be computed.
 
     `kv_tokens` had their KV in the cache; within them, `resumable` has the last place at which each other kind of cache
-    that layers keep could be resumed. Where the prompt left a cached one of the same author, `differs_at` is the
-    position (-1: it did not), with the token here and the one there.
+    of the layers could be resumed. If the prompt left a cached one of the same author, `differs_at` is the position
+    (-1: it did not), with the token here and the one there.
     """
 
     cached_tokens: int = 0

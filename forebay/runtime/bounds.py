@@ -20,7 +20,7 @@ from forebay.requests.step_plan import StepPlan
 
 
 class IndexOutOfPool(Exception):
-    """A plan names a row, page, slot, position or token that does not exist, or one twice where it may stand once."""
+    """A plan names a row, page, slot, position or token that does not exist, or one twice that may occur once."""
 
 
 _COLUMNS: Final = paths_of(StepPlan)
@@ -103,7 +103,7 @@ class PoolBounds:
 
     @cached_property
     def _columns(self) -> list[tuple[str, Column, int | None]]:
-        """Each column's name and the size of its pool; None where it has none, or that is the plan's own business."""
+        """Yield each column's name and the size of its pool; None if it has none, or if the plan itself checks it."""
         own: set[Pool | None] = {None, "seqs"}
         return [
             (path.rpartition(".")[2], column, None if column.pool in own else self._sizes[column.pool])

@@ -29,15 +29,15 @@ from forebay.runtime.to_host import ToHost
 
 
 class Masked(NamedTuple):
-    """Positions [M] of those that are sampled from, and who has their words [M, V / 32, rounded up]."""
+    """Positions [M] of those that are sampled from, and the source of their words [M, V / 32, rounded up]."""
 
     at: Tensor
     take: Callable[[], I32]
 
     @classmethod
     def of(cls, plan: StepPlan, take: Callable[[int], I32]) -> Masked | None:
-        """None where no sequence is under a grammar. For before the model runs: behind it caches hold its weights, and
-        the interpreter takes a multiple of the time."""
+        """None if no sequence is under a grammar. Call it before the model runs: afterwards the CPU's caches hold the
+        model's weights, and the interpreter takes a multiple of the time."""
         if not len(plan.masked):
             return None
         if plan.num_seqs == plan.num_tokens and not plan.num_extends:
@@ -64,8 +64,8 @@ class Chooser:
         input_ids: Tensor | None = None,
         masked: Masked | None = None,
     ) -> tuple[GreedyTokens, Tensor | None]:
-        """Choose tokens in place of `raw`, and return them with the result of `settle`: how many of each span's tokens
-        [S] stay, or None where each span has one. lens [N] are the positions of the tokens chosen; `spans` and
+        """Choose tokens in place of `raw`, and return them with the result of `settle`: the number of each span's
+        tokens [S] that stay, or None if each span has one. lens [N] are the positions of the tokens chosen; `spans` and
         `input_ids` as for `Penalties.apply`; `masked` are the positions under a grammar."""
         (ids, finite, logits), wants = raw, sampling.wants
         if wants & Wants.ADJUST:
@@ -92,7 +92,7 @@ class Chooser:
         return ToHost(token_logprobs(raw.index_select(0, which), chosen.token_ids.index_select(0, which), k))
 
     def _mask(self, logits: Tensor, masked: Masked) -> None:
-        """Behind penalties and bias, so that nothing lifts what may not come; waits for the words."""
+        """Mask the logits after penalties and bias, so that neither allows a forbidden token; waits for the words."""
         at, words = masked.at, torch.from_numpy(masked.take())
         if words.shape != (expected := (len(at), ceil_div(logits.shape[1], 32))):
             raise IndexOutOfPool(f"masks are {list(words.shape)}, and the step's are {list(expected)}")

@@ -26,7 +26,7 @@ class DecodeInputs(Table):
 
 class DecodeStep:
     """Row i's token is read from, and its successor written to, `last_tokens`; its place comes from `kv_lens`, which
-    goes on by one."""
+    grows by one."""
 
     def __init__(self, forward: Forward, *, most: int) -> None:
         self._forward = forward

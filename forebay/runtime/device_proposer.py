@@ -21,7 +21,7 @@ DRAFTING: Final = {
 
 
 class DeviceProposer(Protocol):
-    """Nothing that it does can change a token: a draft is accepted if it is what is chosen in its place."""
+    """A drafter cannot change a token: a draft is accepted if the sampler chooses the same token."""
 
     def arrays(self, plan: StepPlan) -> dict[str, Array]:
         """Return the arrays of `DRAFTING` that this plan has."""

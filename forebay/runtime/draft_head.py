@@ -1,14 +1,14 @@
-"""Tokens drafted by a head (MTP, NextN, EAGLE): where the model computes, and never seen by the host.
+"""Tokens drafted by a head (MTP, NextN, EAGLE) on the model's device; the host never sees them.
 
-Behind each step the head runs over the step's tokens, each beside the token that follows it, at the places where these
-stand: so its KV is more layers of the same pages. It leaves one hidden state for each row, of the last token that
-stays. From there the next step begins, if it has drafts: a token is drafted, the head goes on from it, and so on. That
-is done in the step that verifies and not at the end of the one before, because a row's pages reach as far as that step.
+Behind each step the head runs over the step's tokens, each beside the token that follows it, at the same places: so its
+KV is more layers of the same pages. It leaves one hidden state for each row, of the last token that stays. If the next
+step has drafts, it begins from that state: the head drafts a token, continues from it, and so on. This happens in the
+step that verifies and not at the end of the one before, because a row's pages reach as far as that step.
 
-What the head drafts, and whatever it keeps, can cost acceptance and never a token.
+Drafts, and the values that the head keeps, can lower acceptance and change no token.
 
-Shape letters: B rows that draft, T tokens, S sequences, H hidden size of the head, F entries of what it is fed with,
-padding included.
+Shape letters: B rows that draft, T tokens, S sequences, H hidden size of the head, F entries of its input, padding
+included.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DraftInputs(Table):
 
 
 class Head:
-    """A draft head over the pools, and by request row what it goes on from: `hidden`, and the number of
+    """A draft head over the pools, and by request row the values from which it continues: `hidden`, and the number of
     tokens with KV before the next step (`starts`) and before a drafted token (`lens`)."""
 
     def __init__(self, forward: Forward, drafter: Drafter, vocab_size: int) -> None:
@@ -96,7 +96,7 @@ def clear_not_finite(ops: Ops, layers: Sequence[KvCache], ctx: ForwardContext, c
 
 class DraftStep:
     """Drafts up to `most` tokens of each row, the most likely ones, into `draft_tokens`. From each but the last the
-    head goes on, at the place where the step that follows writes its own KV."""
+    head continues, at the place at which the step that follows writes its own KV."""
 
     def __init__(self, head: Head, *, most: int) -> None:
         self.head, self._most = head, most

@@ -1,13 +1,13 @@
-"""Tokens drafted by a smaller model: where the model computes, and never seen by the host.
+"""Tokens drafted by a smaller model on the model's device; the host never sees them.
 
-Its layers stand behind the model's own, in the same pages, and a token has the same place in both. Before a step the
-draft model runs over the tokens that the step decodes, and where drafts behind them are verified it goes on from each
-draft to the next. Behind a step it runs over the prompts in it.
+Its layers follow the model's own, in the same pages, and a token has the same place in both. Before a step the draft
+model runs over the tokens that the step decodes, and if drafts behind them are verified, it continues from each draft
+to the next. Behind a step it runs over the prompts in it.
 
-What was drafted last has no KV here when it is accepted. So a draft begins with the last two tokens of its row, and
-none but the last of a row's tokens ever lacks its KV.
+The last draft has no KV of the draft model when it is accepted. So a draft begins with the last two tokens of its row,
+and only the last of a row's tokens can lack its KV.
 
-What it drafts, and whatever it keeps, can cost acceptance and never a token.
+Drafts, and the values that the draft model keeps, can lower acceptance and change no token.
 
 Shape letters: D rows that decode, T tokens, S sequences, H hidden size of the draft model, padding included.
 """

@@ -1,7 +1,7 @@
-"""Parts that steps of every shape share: where tokens stand, the model over the pools, and the most likely tokens.
+"""Parts that steps of every shape share: the places of tokens, the model over the pools, and the most likely tokens.
 
-Shape letters: T tokens, S sequences, N chosen positions, V vocabulary, H hidden size, F entries of what a
-proposer goes on from."""
+Shape letters: T tokens, S sequences, N chosen positions, V vocabulary, H hidden size, F entries of a proposer's input.
+"""
 
 from __future__ import annotations
 
@@ -59,20 +59,19 @@ class HiddenStates(NamedTuple):
 
 
 class GreedyTokens(NamedTuple):
-    """`token_ids` [N] int64 are the most likely; 0 where not `finite` [N] bool. `logits` [N, V] float32."""
+    """`token_ids` [N] int64 are the most likely; 0 for each that is not `finite` [N] bool. `logits` [N, V] float32."""
 
     token_ids: Tensor
     finite: Tensor
     logits: Tensor
 
     def or_failed(self) -> Tensor:
-        """The tokens, FAILED where they are not finite."""
+        """The tokens, FAILED for each that is not finite."""
         return torch.where(self.finite, self.token_ids, FAILED)
 
 
 class Decoded(NamedTuple):
-    """The tokens that decodes choose behind each of their tokens, as `GreedyTokens` has it, and what a proposer goes on
-    from."""
+    """The tokens that decodes choose behind each of their tokens, as in `GreedyTokens`, and the input of a proposer."""
 
     token_ids: Tensor  # [T]
     finite: Tensor  # [T]
@@ -107,7 +106,7 @@ class Forward:
         self.known = Known(rows.kv_lens, rows.last_tokens, rows.draft_tokens)
 
     def place(self, batch: Batch, num_tokens: int) -> Placement:
-        """Where the step's tokens stand: the first thing that a step does."""
+        """Compute the places of the step's tokens: the first operation of a step."""
         return self.ops.place_tokens(*batch, self.rows.kv_lens, self.pages, num_tokens)
 
     def kind_inputs(self, shape: Shape, columns: Columns, batch: Batch, placed: Placement) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class DraftInputs(Table):
 
 
 class FrozenStep:
-    """Drafts `count` tokens of each row: the first from what is kept of it, each other from the one before."""
+    """Drafts `count` tokens of each row: the first from the row's kept values, each other from the one before."""
 
     def __init__(self, forward: Forward, assistant: Assistant, kept: Table, *, count: int) -> None:
         self._forward, self._assistant, self._kept, self._count = forward, assistant, kept, count
@@ -68,8 +68,8 @@ class FrozenStep:
 
 
 class FrozenDraft:
-    """A `DeviceProposer`: drafts before steps that verify, and keeps behind every step what it goes on from. Rows of
-    such a step that bring no drafts are drafted for as well, and nobody looks at it."""
+    """A `DeviceProposer`: drafts before steps that verify, and keeps the values for the next draft behind every step.
+    Rows of such a step without drafts are drafted for as well, and the result is unused."""
 
     def __init__(self, forward: Forward, assistant: Assistant, *, sizes: Sequence[int], backend: GraphBackend) -> None:
         rows = self._rows = forward.rows

@@ -27,8 +27,8 @@ class GraphBackend(Protocol):
     captures_prompts: ClassVar[bool]  # a replay saves a step that has prompts in it some time, too
 
     def capture(self, step: Callable[[], Outputs]) -> Callable[[], Outputs]:
-        """Keep what `step` does, on the memory it does it with; it may run once, more than once, or not at all. What is
-        returned does it again, and its outputs may be overwritten by the next capture or replay of this backend."""
+        """Capture `step` with the memory that it uses; it may run once, more than once, or not at all. The result runs
+        the step again, and its outputs may be overwritten by the next capture or replay of this backend."""
         ...
 
 

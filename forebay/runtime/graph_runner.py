@@ -48,11 +48,11 @@ class Settled(Protocol):
 class GraphRunner(Generic[Inputs, Outputs]):
     """`step` maps a table of B rows to a named tuple of tensors `[B, ..]`, and may read nothing else that changes.
 
-    Live rows stand first. A padded row holds each column's declared pad, so it names row 0, page 0 and slot 0, whose
-    contents are nobody's; the captured step itself begins by resetting the padding row of every column in `writes`, so
-    that nothing drifts there however often it is replayed. `sizes` are the B that may be captured; a batch runs in the
+    Live rows come first. A padded row holds each column's declared pad, so it names row 0, page 0 and slot 0, the
+    scratch entries; the captured step itself begins by resetting the padding row of every column in `writes`, so that
+    nothing drifts there however often it is replayed. `sizes` are the B that may be captured; a batch runs in the
     smallest that holds it, a larger one as it is. A size runs eagerly until its `patience`-th use, then is captured: by
-    default at the first use where graphs are quickly made. What is `settled` behind a step is captured with it, on the
+    default at the first use if graphs are quickly made. The work `settled` behind a step is captured with it, on the
     memory that it leaves.
     """
 
@@ -92,7 +92,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
         return outputs if n == size else _cut(outputs, n)
 
     def settle(self) -> None:
-        """Do what is left to do of the latest run, whose outputs stay what they are. Nothing of the same backend may
+        """Do the remaining work of the latest run; its outputs do not change. No other step of the same backend may
         have run since."""
         if self._settled is not None:
             self._settles.get(self._latest, self._settled.settle)()
@@ -115,7 +115,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
         return True
 
     def drop_graphs(self) -> None:
-        """Let go of them, and with them of the memory that is theirs; they are captured anew as they were at first."""
+        """Free all graphs and their memory. They are captured again as at first. Call with no step in flight."""
         for kept in (self.graphs, self._settles, self._uses):
             kept.clear()
 

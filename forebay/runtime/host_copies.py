@@ -15,7 +15,7 @@ Places = Mapping[str, Tensor]
 
 
 class NoHostCopy(Exception):
-    """A plan loads what was never saved, or is gone."""
+    """A plan loads a copy that was never saved, or was dropped."""
 
 
 class HostCopies:
@@ -36,7 +36,7 @@ class HostCopies:
         self._copies[request_id] = get_cpu_copy(self._cache, places)
 
     def drop(self, request_id: int) -> None:
-        """Nothing happens where there is none: the step that was to save it may have failed."""
+        """Drop a copy. Without one, do nothing: the step that was to save it may have failed."""
         self._copies.pop(request_id, None)
 
     def load(self, request_id: int, places: Places) -> None:

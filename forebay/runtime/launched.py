@@ -71,7 +71,7 @@ class LaunchedStep:
         )
 
     def _without_counts(self, array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], dict[str, Ids]]:
-        """Return the ids, and by kind of cache the totals that stand behind them."""
+        """Return the ids, and by kind of cache the totals that follow them."""
         counts: dict[str, Ids] = {}
         for name, size in reversed([*self.counted.items()]):
             array, counts[name] = array[:-size], array[-size:]

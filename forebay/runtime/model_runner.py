@@ -158,7 +158,7 @@ class ModelRunner:
         return launched
 
     def _verify(self, plan: StepPlan) -> LaunchedStep:
-        """Something is chosen behind each token of each sequence, and what is accepted is known on the device alone."""
+        """Choose a token behind each token of each sequence; only the device knows which of them are accepted."""
         sampling = self._options.sampling(np.repeat(plan.rows, plan.q_lens))
         masked = Masked.of(plan, self._take_masks)
         inputs = self._stage(plan, Shape.DRAFTS, sampling)
@@ -316,8 +316,8 @@ class ModelRunner:
 
 def _of_all(token_ids: Tensor, finite: Tensor, inputs: Sections) -> Tensor:
     """token_ids [N] of the sequences that sample and finite [T] of all tokens -> one id for each sequence [S]: FAILED
-    where a token is not finite, anything where nothing is sampled. What a chunk leaves in the caches is finite where
-    its hidden states are (decision 0014), so those that sample nothing are looked at as well."""
+    if a token is not finite, any value if nothing is sampled. The values that a chunk leaves in the caches are finite
+    if its hidden states are (decision 0014), so chunks that sample nothing are checked as well."""
     broken = torch.zeros(len(finite) + 1, dtype=torch.int64, device=finite.device)
     torch.cumsum(~finite, 0, out=broken[1:])
     bounds = broken.index_select(0, inputs["q_start"])

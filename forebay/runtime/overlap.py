@@ -20,8 +20,8 @@ class StepBefore(Exception):
 class OverlappedRunner:
     """A `Runner` over another one, whose steps run in the order of their launch.
 
-    An error in a plan is raised by its step's `result`, and every step launched before the error was seen fails too.
-    Nobody else may use the inner runner any more.
+    An error in a plan is raised by its step's `result`, and every step launched before the error was seen fails too. No
+    other caller may use the inner runner any more.
     """
 
     def __init__(self, runner: ModelRunner) -> None:

@@ -104,7 +104,7 @@ class Penalties:
 
     def record(self, token_ids: Tensor, spans: Sequence[Span], num_new: Tensor | None = None) -> None:
         """token_ids [N], just sampled for the spans, belong to their outputs from now on; of each span the first
-        num_new [spans], where not all do."""
+        num_new [spans], if not all of them stay."""
         for i, (row, first, stop) in enumerate(spans):
             for by_row in (self._states, self._restrictions):
                 if row in by_row:

@@ -20,10 +20,10 @@ class UnfinishedTile(Exception):
 
 
 class Encodings:
-    """Rows 1..`num_rows` of encodings, row 0 is padding; and what the encoder has done of tiles that are not finished.
+    """Rows 1..`num_rows` of encodings, row 0 is padding; and the encoder's intermediate state of unfinished tiles.
 
-    The table lies in what `take` gives. Rows are written by the last slice of a tile, whole; nobody reads them before.
-    `bidirectional`: the model's attention within a picture is in both directions.
+    The table is in the memory that `take` gives. The last slice of a tile writes its rows, all at once; they are not
+    read before. `bidirectional`: the model's attention within a picture is in both directions.
     """
 
     def __init__(

@@ -21,14 +21,14 @@ _BLOCK: Final = 256  # tokens of which there are partial sums at a time
 
 
 class Vectors(NamedTuple):
-    """The vectors of the extends at these `places` of a plan, so many numbers each, one behind the other."""
+    """The vectors of the extends at these `places` of a plan, of `num` numbers each, one behind the other."""
 
     places: list[int]
     counts: list[int]
     values: ToHost  # float32
 
     def result(self) -> tuple[dict[int, bytes], list[int]]:
-        """The vectors by place, and the places where one is not finite."""
+        """Return the vectors by place, and the places whose vector is not finite."""
         parts = np.split(self.values.wait().astype("<f4"), np.cumsum(self.counts)[:-1])
         by_place = dict(zip(self.places, parts, strict=True))
         bad = [place for place, values in by_place.items() if not np.isfinite(values).all()]
@@ -78,7 +78,7 @@ def add_in_order(total: Tensor | None, hidden: Tensor) -> Tensor:
 
 
 class Pooler:
-    """By request row, what has been seen of those that are pooled; until the prompt ends, or the row has another."""
+    """Partial results of pooled prompts by request row, until the prompt ends or another request has the row."""
 
     def __init__(self, logits: Callable[[Tensor], Tensor]) -> None:
         """`logits` of hidden states: [T, H] -> [T, V] float32."""

@@ -31,7 +31,7 @@ class RaggedInputs:
         return self._tokens.num_rows
 
     def fill(self, values: Mapping[str, Tensor], n: int, padded: int) -> Self:
-        """Columns of tokens have n values, those of sequences and of others as many as there are."""
+        """Columns of tokens have n values, those of sequences and of others the number of live entries."""
         for table in (self._sequences, *self._others):
             own = {name: value for name, value in values.items() if name in table.columns}
             rows = table.num_rows if table is self._sequences else padded
@@ -47,7 +47,7 @@ class RaggedInputs:
 
 
 def from_zero(table: Table, ends: str) -> Tensor:
-    """[S + 1], 0 and then the column `ends`, which lies in it from now on."""
+    """Return [S + 1], 0 and then the column `ends`, which is a view of it from now on."""
     bounds = torch.cat([table[ends].new_zeros(1), table[ends]])
     table.replace(ends, bounds[1:])
     return bounds

@@ -1,10 +1,10 @@
-"""Records what a step does on the CPU: native kernels in recordings, torch's own work as calls in between.
+"""Records the work of a step on the CPU: native kernels in recordings, torch's own work as calls in between.
 
 While a step is recorded its native kernels go into a recording (`ops.recording`) and are not run, so that a capture
-takes no longer than the step's Python. They are run only when torch is about to look at what they compute. Torch's work
-passes through a dispatch mode. It allocates from an arena: a replay then finds its memory where the recording had it,
-and memory is used again within the step as soon as nothing refers to it. Views only name addresses, and cost nothing in
-a replay.
+takes no longer than the step's Python. They are run only when torch is about to read their results. Torch's work passes
+through a dispatch mode. It allocates from an arena: a replay then finds its memory at the addresses of the recording,
+and memory is used again within the step as soon as no reference to it is left. Views only name addresses, and cost
+nothing in a replay.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._recording.close()
 
     def finish(self, outputs: Outputs) -> RecordedGraph[Outputs]:
-        """The graph. Its outputs are good until the next graph is captured or replayed: nobody holds their memory."""
+        """Return the graph. Its outputs are valid until the next graph is captured or replayed: they share its
+        memory."""
         parts = [part for part in self._parts if not isinstance(part, Recording) or len(part)]
         return RecordedGraph(parts, type(outputs)(*map(self._arena.unowned, outputs)), self._kept)
 
@@ -184,7 +185,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return results
 
     def _catch_up(self) -> None:
-        """Run what was recorded and has not run: torch is about to read or write values."""
+        """Run the recorded calls that have not run yet: torch is about to read or write values."""
         self._recording.close()
         for recording in self._to_run:
             recording.replay()
@@ -234,7 +235,7 @@ def _plain(kwargs: dict[str, Any]) -> bool:
 
 
 def _is_view(results: Any, args: tuple[Any, ...]) -> bool:
-    """By address and not by schema: `reshape` and its like copy where they must."""
+    """By address and not by schema: `reshape` and similar calls copy if they must."""
     outputs = _tensors(results)
     sources = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, Tensor) and arg.numel()}
     return bool(outputs) and all(

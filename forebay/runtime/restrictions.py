@@ -1,5 +1,5 @@
 """Tokens that a request may not have next, whatever their logits: its ends before its least length, all but those that
-are allowed, and what would complete one of its bad words.
+are allowed, and tokens that would complete one of its bad words.
 
 Shape letters: n positions, V vocabulary, E ends, W words, L tokens of the longest but its last.
 """

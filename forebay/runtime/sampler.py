@@ -28,10 +28,10 @@ COLUMNS: Final = {number.name: Wants(1 << place) for place, number in enumerate(
 
 
 def draw(ops: Ops, logits: Tensor, rows: Tensor, lens: Tensor, table: SamplingRows, wants: Wants) -> Tensor:
-    """Draw one token per row of logits [D, V] float32 -> ids [D] int64; 0 where the logits are not finite.
+    """Draw one token per row of logits [D, V] float32 -> ids [D] int64; 0 if the logits are not finite.
 
-    `rows` [D] say where in `table` the parameters are; `lens` [D] are the positions of the tokens drawn, which together
-    with the row's seed determine the random number. `wants` is the union of what the rows want.
+    `rows` [D] are the rows of `table` with the parameters; `lens` [D] are the positions of the tokens drawn, which
+    together with the row's seed determine the random number. `wants` is the union of the rows' features.
     """
     columns = {name: table[name].index_select(0, rows) for name, wanted in COLUMNS.items() if wants & wanted}
     return ops.sample_rows(logits, Draws(**columns, uniform=uniforms(table.seed.index_select(0, rows), lens)))

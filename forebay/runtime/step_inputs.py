@@ -168,7 +168,7 @@ class StepInputs:
 
 
 def _ahead(plan: StepPlan) -> Array:
-    """Return for each token how many of its span stand behind it [T]."""
+    """Return for each token the number of later tokens in its span [T]."""
     ahead = np.zeros(plan.num_tokens, dtype=np.int64)
     for start, length in zip(plan.pictures.span_starts.tolist(), plan.pictures.span_lens.tolist(), strict=True):
         ahead[start : start + length] = np.arange(length - 1, -1, -1)

@@ -49,7 +49,7 @@ class Verified(NamedTuple):
 
 
 class VerifyStep:
-    """Row i's last token and its first drafts are read, and what is accepted of them is written, in `RequestRows`.
+    """Row i's last token and its first drafts are read, and the accepted ones of them are written, in `RequestRows`.
 
     For rows with drafts, the state of a sequence is read and not written. Once the accepted tokens are known, `settle`
     runs the recurrences again for these tokens alone. State and inputs are the same, so the written bits are those of

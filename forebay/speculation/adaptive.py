@@ -72,8 +72,8 @@ class Pace:
 
 
 class Bucket:
-    """Measurements of steps with about as many running requests, and the width that they take. It begins with what
-    was learned of `nearest`, but for steps of width 1, which come first."""
+    """Measurements of steps with about as many running requests, and the width that they take. It begins with the
+    averages of `nearest`, except for steps of width 1, which come first."""
 
     def __init__(self, widths: tuple[int, ...], nearest: Bucket | None = None) -> None:
         self.widths = widths
@@ -173,8 +173,8 @@ class Mark(NamedTuple):
 class Widths:
     """Which width the next step has, and what speculation gained until now.
 
-    `options.adaptive`: the one that pays, of 1, 2, 4, ... and `num_draft_tokens`. Otherwise that always, but for a step
-    of width 1 now and then, without which nobody could say what it gains.
+    `options.adaptive`: the one that pays, of 1, 2, 4, ... and `num_draft_tokens`. Otherwise always the latter, except
+    for a step of width 1 now and then, by which the gain is measured.
     """
 
     def __init__(self, options: SpeculationOptions) -> None:
@@ -188,7 +188,7 @@ class Widths:
         self.current = 1
 
     def width(self, num_running: int) -> int:
-        """Return the width of the next decode step, of so many requests."""
+        """Return the width of the next decode step, of `num_requests` requests."""
         self._num_asked += 1
         if self._adaptive:
             self.current = self._widths[self._bucket(num_running).next()]
@@ -197,7 +197,7 @@ class Widths:
         return self.current
 
     def ended(self, num_running: int, width: int, tokens: int, seconds: float) -> None:
-        """A step of decodes alone has taken `seconds` and brought `tokens`; `width` is what was asked for it."""
+        """Record that a step of decodes alone took `seconds` and brought `tokens`; `width` is the requested one."""
         bucket, each, now = self._bucket(num_running), tokens / num_running, self.now
         plain_s = bucket.plain_s if width > 1 and bucket.plain_s else seconds
         self.now = now._replace(
@@ -216,7 +216,7 @@ class Widths:
         self.now = self.now._replace(num_mixed=self.now.num_mixed + 1)
 
     def report(self, begin: Mark, num_tokens: int) -> SpeculationReport | None:
-        """Return the report of a request that had `num_tokens` in the steps since `begin`; None where it had none of
+        """Return the report of a request that had `num_tokens` in the steps since `begin`; None if there was no step of
         decodes alone."""
         now = self.now
         steps, seconds = now.num_steps - begin.num_steps, now.seconds - begin.seconds

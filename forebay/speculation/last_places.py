@@ -1,4 +1,4 @@
-"""Where pairs of tokens, and tokens, stood last: a hash table of fixed size without buckets."""
+"""The last places of pairs of tokens, and of tokens: a hash table of fixed size without buckets."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""NGRAM: what followed the same tokens before is the draft of what follows now. No model, no torch.
+"""NGRAM: the tokens that followed the same tokens before are the draft. No model, no torch.
 
 The end of a request is looked up in its own tokens, and in recent outputs of its namespace; the longer match wins, and
-is trusted for as many tokens as it has itself. A match goes on for as long as the tokens that it predicted are the ones
-that came; then the latest place of the last two tokens is taken or, in the request's own tokens, of the last one. On
-outputs of the embedded model and on this project's own edits that is as good as the longest match of all, which would
-take an automaton (`benchmarks/ngram.py`).
+is trusted for as many tokens as it has itself. A match is kept while the tokens that it predicted are the ones that
+came; then the latest place of the last two tokens is taken or, in the request's own tokens, of the last one. On outputs
+of the embedded model and on this project's own edits that is as good as the longest match of all, which would take an
+automaton (`benchmarks/ngram.py`).
 
 The work of a step is bounded: tokens are indexed only when a match has ended, and a long prompt in slices, over several
-steps. What is not indexed yet is not found.
+steps. Tokens that are not indexed yet are not found.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ _LEAST_TOKENS: Final = 100
 
 @dataclass(slots=True)
 class Match:
-    """The last `length` tokens of a request stood in `text` before, in front of `place`; 0 where they did not."""
+    """The last `length` tokens of a request are equal to those of `text` in front of `place`; 0 if there is no such
+    place."""
 
     text: array[int] = field(default_factory=lambda: array("i"))
     place: int = 0
     length: int = 0
 
     def follows(self, tokens: array[int], start: int, depth: int) -> bool:
-        """Return whether the match predicted `tokens[start:]`; it then goes on behind them, with at most `depth` as
+        """Return whether the match predicted `tokens[start:]`; it is then moved behind them, with at most `depth` as
         length."""
         text, place, num_new = self.text, self.place, len(tokens) - start
         if num_new == 1:
@@ -63,7 +64,7 @@ class Match:
         return True
 
     def begin(self, text: array[int], place: int, tokens: array[int], depth: int) -> None:
-        """Become the match of those tokens before `place` that also stand at the end of the request's."""
+        """Become the match of those tokens before `place` that are also at the end of the request's."""
         most = min(depth, place, len(tokens))
         length = 0
         while length < most and text[place - 1 - length] == tokens[-1 - length]:
@@ -156,7 +157,7 @@ class Ngram:
             own.begin(tokens, single, tokens, self._depth)
 
     def _places_of_last(self, reader: Reader, tokens: array[int], end: int) -> tuple[int, int]:
-        """Return where the last two tokens stood before, and where the last one did; the tokens before it are indexed
+        """Return the earlier place of the last two tokens, and that of the last one; the tokens before it are indexed
         first."""
         if reader.num_indexed == end - 2 > 0 and self._effort and end * _OWN_SLOTS <= reader.places.num_slots:
             self._effort -= 1

@@ -37,8 +37,8 @@ class Backend:
         return whole
 
     def literal(self) -> tokenizers.Tokenizer:
-        """A copy, made when it is first needed: the tokenizer's own switch waits until nobody encodes, and makes the
-        event loop wait with it."""
+        """A copy, made at its first use. The tokenizer's own switch would wait until no encoding runs, and block the
+        event loop meanwhile."""
         if (literal := self._literal) is None:
             whole = self.whole()
             with self._lock:
@@ -49,7 +49,8 @@ class Backend:
         return literal
 
     def rest(self) -> None:
-        """Let go of both. Who needs one makes it again, of what is in memory: a file may have changed."""
+        """Free both tokenizers. The next use makes one again, from the copy in memory, because the file may have
+        changed."""
         with self._lock:
             if self._whole is not None and not self._packed:
                 self._packed = zlib.compress(self._whole.to_str().encode(), level=1)

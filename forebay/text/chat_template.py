@@ -50,8 +50,8 @@ class ChatTemplate:
         self._processes = Processes(partial(self._started, compile_it))
 
     def check(self) -> None:
-        """Compile it, and keep the process for the first rendering. Raises ModelError where it does not compile, or not
-        within the limits."""
+        """Compile it, and keep the process for the first rendering. Raises ModelError if it does not compile within the
+        limits."""
         with self._processes.one():
             pass
 
@@ -132,7 +132,7 @@ class TemplateProcess(ConfinedProcess):
         super().__init__("forebay.text.template_worker", LIMITS, "the chat template")
 
     def ask(self, question: bytes, timeout_s: float) -> Answer:
-        """The answer to an encoded question; a `Failed` of ours where there is none. The process has then ended."""
+        """Return the answer to an encoded question. If the process ends without one, return a `Failed` of our own."""
         try:
             return decode_answer(self.exchange(question, timeout_s))
         except NoAnswer as error:

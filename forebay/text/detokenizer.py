@@ -106,7 +106,7 @@ class Detokenizer:
         return Delta(text, stopped, 0)
 
     def _search(self, new: str) -> tuple[str, str | None]:
-        """Add `new` to what is held; what of it may be shown, and the stop string that begins first in it."""
+        """Add `new` to the held text. Return the text that may be shown and the stop string that begins first in it."""
         text = self._held + new
         if len(self.offsets) <= self._min_tokens:
             return self._show(text, self._held_back(text))

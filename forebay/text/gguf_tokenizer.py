@@ -76,8 +76,8 @@ def from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
 
 
 def _check_harmless(metadata: Mapping[str, Any]) -> None:
-    """Raise ModelError for what would change texts and is not done here. `add_sep_token` changes none: it is for pairs
-    of texts alone, which a classifier's head reads."""
+    """Raise ModelError for a setting that would change texts and is not implemented. `add_sep_token` changes none: it
+    is for pairs of texts, which only a classifier's head reads."""
     _flag(metadata, "add_sep_token", default=False)
     for name in ("normalizer.lowercase", "normalizer.strip_accents"):
         if _flag(metadata, name, default=False) and metadata["tokenizer.ggml.model"] == "whitespace":
@@ -107,7 +107,7 @@ def _space_prefix(metadata: Mapping[str, Any]) -> bool:
 
 
 def _numbers(metadata: Mapping[str, Any], name: str, count: int, *, default: int | None = None) -> list[Any]:
-    """One for each token; `default` for all where the file has none."""
+    """Return a number for each token; `default` for all of them if the file has none."""
     values = metadata.get(f"tokenizer.ggml.{name}")
     if values is None and default is not None:
         return [default] * count

@@ -1,9 +1,9 @@
-"""Histories in the form that a chat template takes, where it refuses or drops that in which clients send them.
+"""Histories in the form that a chat template accepts, if it refuses or drops the client's form.
 
-Templates differ in what they take beyond turns of a user and an assistant. A system text that a template does not take
-where it stands joins the user's turn beside it, or the first system text. Turns of one role in a row join each other,
-and what a user says behind a tool's result joins the result. Joined texts have an empty line between them, and all stay
-in their order.
+Templates differ in the messages that they accept beyond turns of a user and an assistant. A system text that a template
+does not accept at its position joins the user's turn beside it, or the first system text. Turns of one role in a row
+join each other, and a user's text behind a tool's result joins the result. Joined texts have an empty line between
+them, and all stay in their order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Where in a conversation's text others are likely to go on from: states and windows are worth keeping there.
+"""Positions in a conversation at which later requests are likely to diverge: states and windows are worth keeping
+there.
 
-A place is found by rendering a variation of the conversation: as far as both texts agree, nothing of what varies has
-been said. These are hints: a wrong one costs a state that nobody uses, never a token.
+A position is found by rendering a variation of the conversation: the text that both have in common contains nothing of
+the varied part. These are hints: a wrong one costs an unused state, never a token.
 """
 
 from __future__ import annotations
@@ -25,25 +26,26 @@ Render = Callable[[list[Message]], str]
 
 
 class Breakpoint(NamedTuple):
-    """Where the client says that others will go on: behind `num_chars` characters of a message's content."""
+    """A position that the client names for later requests: behind `num_chars` characters of a message's content."""
 
     message: int
     num_chars: int
 
 
 class ChatPrompt(NamedTuple):
-    """The tokens of a conversation, and the numbers of them behind which others are likely to go on, ascending."""
+    """The tokens of a conversation, and the numbers of them behind which later requests are likely to continue,
+    ascending."""
 
     token_ids: list[int]
     resume_points: list[int]
 
 
 def places(text: str, messages: Sequence[Message], breakpoints: Sequence[Breakpoint], render: Render) -> list[int]:
-    """Numbers of characters of `text`, which is all of `messages` rendered; ascending, each once.
+    """Return numbers of characters of `text`, the rendering of all of `messages`; ascending, each once.
 
-    `render` renders without a generation prompt. Whatever of it is refused is no place. The number of renderings is
-    bounded, and so is their size together: of a very long conversation only the first of these are looked for:
-    breakpoints, the end of what stands before the first message of the user (tools, system prompt), the last messages.
+    `render` renders without a generation prompt. A variation that the template refuses gives no position. The number of
+    renderings and their total size are bounded, so a very long conversation has only the first of these positions: the
+    breakpoints, the end of the text before the user's first message (tools, system prompt), the last messages.
     """
     found = set()
     affordable = MAX_RENDERED_CHARS // max(1, len(text))

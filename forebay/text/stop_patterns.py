@@ -1,8 +1,8 @@
-"""Regular expressions at which an output ends, read character by character, each looked at once: whatever the pattern,
-time is by the text's length.
+"""Regular expressions at which an output ends, read character by character, each once: the time is linear in the text's
+length for every pattern.
 
-Patterns are Python's, less what looks elsewhere than at the characters themselves: anchors, groups that are referred
-to, what lies ahead or behind. Shape of the machine: K. Thompson, Regular expression search algorithm, 1968.
+Patterns are Python's, without anchors, back-references and look-around. The machine is K. Thompson's, Regular
+expression search algorithm, 1968.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Parser:
             return found
         match = _ATOM.match(self._text, self._at)
         if match is None:
-            raise self._bad("no character, class or group stands here; anchors and references are not known")
+            raise self._bad("a character, class or group is missing here; anchors and references are not supported")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", FutureWarning)  # of classes that will mean something else
@@ -178,20 +178,20 @@ class _Builder:
 
 @lru_cache(maxsize=256)
 def machine_of(pattern: str) -> Machine:
-    """Raises BadPattern for what is none, and for one that matches nothing at all."""
+    """Compile a pattern. Raises BadPattern if it is malformed, or if it matches the empty string."""
     builder = _Builder()
     start = builder.build(_Parser(pattern).whole(), END)
     first = builder.reached(start)
     if END in first:
-        raise BadPattern("it matches where nothing is: say what must be there")
+        raise BadPattern("the pattern matches the empty string: require at least one character")
     pairs = zip(builder.tests, builder.outs, strict=True)
     following = [builder.reached(outs[0]) if test else () for test, outs in pairs]
     return Machine([test or bool for test in builder.tests], following, first)
 
 
 class PatternSearch:
-    """Looks for a pattern in a text as it comes. Whoever began first stays in a place: of matches that end together
-    the longest counts."""
+    """Searches a growing text for a pattern. In each place the match that began first is kept: of matches that end
+    together the longest counts."""
 
     __slots__ = ("_live", "_machine", "position")
 

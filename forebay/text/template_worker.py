@@ -1,5 +1,5 @@
-"""A chat template's own process: jinja2 in its immutable sandbox, in little memory, ended by the kernel when it takes
-too long. Templates come with checkpoints, so this is somebody else's program.
+"""A chat template's own process: jinja2 in its immutable sandbox, with little memory, ended by the kernel after too
+much CPU time. Templates come with checkpoints, so they are untrusted code.
 
     python -m forebay.text.template_worker FD      (started by `chat_template`; FD is its end of the socket pair)
 """

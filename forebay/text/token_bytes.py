@@ -1,7 +1,7 @@
-"""Which bytes a token stands for: the table that detokenization concatenates.
+"""The bytes of each token: the table that detokenization concatenates.
 
-Text is the concatenation of the bytes of its tokens, decoded as UTF-8 with U+FFFD for what is not. That makes streaming
-exact by construction: no context, no re-decoding of a window.
+Text is the concatenation of the bytes of its tokens, decoded as UTF-8 with U+FFFD for invalid bytes. That makes
+streaming exact by construction: no context, no re-decoding of a window.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class PieceReader(Protocol):
-    """Convert a vocabulary's spelling of a token to the bytes that it stands for."""
+    """Convert a vocabulary's spelling of a token to its bytes."""
 
     def __call__(self, piece: str) -> bytes: ...
 

@@ -27,16 +27,17 @@ _MARKS: Final = range(0xF0000, 0xFFFFE)  # a private-use plane to choose a mark 
 
 
 class _Encoded(NamedTuple):
-    """Token ids, and where each one's text ends, in characters; no ends where nobody wants them."""
+    """Token ids, and the position in characters at which each token's text ends; no positions if they were not
+    requested."""
 
     ids: list[int]
     ends: list[int]
 
 
 class Tokenizer:
-    """Thread-safe, and no call waits for another one's text.
+    """Thread-safe, and no call waits for the encoding of another text.
 
-    Control tokens (`<|im_start|>`) are only ever made from text by who asks for it: a chat template's own output, or
+    Text becomes control tokens (`<|im_start|>`) only on request: in a chat template's own output, or with
     `parse_special=True`. The same spelling in a user's text is text.
     """
 
@@ -64,7 +65,7 @@ class Tokenizer:
 
     @classmethod
     def from_path(cls, path: str | Path, chat_template: str | None = None) -> Tokenizer:
-        """From a checkpoint's folder or a `.gguf` file. Raises ModelError for what is not supported, and for the
+        """Read a checkpoint's folder or a `.gguf` file. Raises ModelError for an unsupported tokenizer, and for the
         tokenizer of another model."""
         return cls(tokenizer_files.from_path(Path(path)), chat_template)
 
@@ -142,8 +143,8 @@ class Tokenizer:
         max_tokens: int | None = None,
         **variables: Any,
     ) -> list[int]:
-        """Render and encode a conversation; with `continue_final_message` up to the end of what the last message says,
-        which is the assistant's. Raises InvalidRequest where there is no template, or it refuses."""
+        """Render and encode a conversation; with `continue_final_message` up to the end of the last message, which is
+        the assistant's. Raises InvalidRequest if there is no template, or it refuses."""
         mark, guarded, variables = self._guard(messages, variables, max_tokens)
         end = mark if continue_final_message else None
         text = self._render_guarded(guarded, add_generation_prompt, max_tokens, variables, end)
@@ -173,8 +174,8 @@ class Tokenizer:
         max_tokens: int | None = None,
         **variables: Any,
     ) -> ChatPrompt:
-        """As `encode_chat`, with the lengths from which others are likely to go on. `breakpoints` are the client's own;
-        see `text.resumption`. Takes about twice the time."""
+        """As `encode_chat`, with the lengths from which later requests are likely to continue. `breakpoints` are the
+        client's own; see `text.resumption`. Takes about twice the time."""
         mark, guarded, variables = self._guard(messages, variables, max_tokens)
         end = mark if continue_final_message else None
         text = self._render_guarded(guarded, add_generation_prompt, max_tokens, variables, end)
@@ -201,7 +202,8 @@ class Tokenizer:
         variables: dict[str, Any],
         end: str | None,
     ) -> str:
-        """`end` is there where the last message is gone on with; twice it occurs nowhere."""
+        """Render the guarded messages. `end` is given if the last message is to be continued; it occurs nowhere twice
+        in a row."""
         if end is None:
             text = self.render(guarded, add_generation_prompt=add_generation_prompt, **variables)
         else:
@@ -209,7 +211,7 @@ class Tokenizer:
             text, found, _ = self.render(guarded, add_generation_prompt=False, **variables).rpartition(2 * end)
             if not found:
                 raise InvalidRequest(
-                    "the chat template does not show the last message's words: it cannot be gone on with",
+                    "the chat template does not render the last message's text: it cannot be continued",
                     code="chat_template_error",
                     param="continue_final_message",
                 )
@@ -246,8 +248,8 @@ class Tokenizer:
         return text if self._image_frame is None else text.replace(*self._image_frame)
 
     def frame_images(self, written: str, text: str) -> None:
-        """Have `text` stand wherever a chat template has `written` the spelling of a control token for an image. Its
-        tokens depend on the text around them, so it must be there before the conversation is encoded."""
+        """Replace each rendered spelling of an image's control token by `text`. Its tokens depend on the text around
+        them, so this comes before the conversation is encoded."""
         self._image_frame = written, text
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
@@ -320,7 +322,7 @@ def _texts(value: Any) -> Iterable[str]:
 
 
 def _marked(value: Any, spellings: re.Pattern[str], mark: str) -> Any:
-    """`value` with a mark in every one of `spellings`, wherever it stands in lists and objects."""
+    """Return `value` with a mark in every occurrence of `spellings`, also inside lists and objects."""
     if isinstance(value, str):
         return spellings.sub(lambda match: match[0][:1] + mark + match[0][1:], value)
     if isinstance(value, dict):
@@ -329,7 +331,7 @@ def _marked(value: Any, spellings: re.Pattern[str], mark: str) -> Any:
 
 
 def _with_marks(content: Content, mark: str, num_chars: int) -> int:
-    """Where in `content` so many characters that are no marks have passed."""
+    """Return the position in `content` behind `num_chars` characters, not counting marks."""
     at = 0
     for text in [content] if isinstance(content, str) else (part.get("text", "-" * IMAGE_CHARS) for part in content):
         for i, part in enumerate(text.split(mark)):

@@ -1,4 +1,4 @@
-"""Where a tokenizer comes from: a checkpoint's folder, or the metadata of a GGUF file."""
+"""The files of a tokenizer: a checkpoint's folder, or the metadata of a GGUF file."""
 
 from __future__ import annotations
 

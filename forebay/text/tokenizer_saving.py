@@ -17,9 +17,9 @@ from forebay.text.token_bytes import byte_level
 def save_tokenizer(
     metadata: Mapping[str, Any], folder: Path, *, more: Sequence[str] = (), template: str | None = None
 ) -> None:
-    """`tokenizer.json`, `tokenizer_config.json` and, where there is one, `chat_template.jinja`, from a GGUF file's
-    metadata. `more` are special tokens behind those of the file, `template` another chat template. ModelError where the
-    tokenizer is not a byte-level one."""
+    """Write `tokenizer.json`, `tokenizer_config.json` and, if there is a template, `chat_template.jinja`, from a GGUF
+    file's metadata. `more` are special tokens behind those of the file, `template` another chat template. ModelError if
+    the tokenizer is not a byte-level one."""
     parts = from_gguf(metadata)
     if parts.reader is not byte_level:
         raise ModelError("only byte-level tokenizers can be saved as a folder's files")

@@ -1,6 +1,6 @@
-"""A pattern through every region between two engines: whether all of it arrives where it should.
+"""A test pattern through every region between two engines, which shows whether each byte arrives at its place.
 
-Both sides make it from the position, so each knows what is to come; the places are nobody else's.
+Both sides compute it from the position, so each knows the expected bytes; no request uses the places.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Pattern:
             self._memory.scatter(piece, np.zeros(self._memory.num_bytes(piece), dtype=np.uint8))
 
     def wrong(self) -> list[str]:
-        """Describe the first regions that hold something else: where that begins, what was sent, and what is there."""
+        """Describe the first regions with other bytes: the position of the first difference, the expected and the found
+        value."""
         found: dict[str, str] = {}
         for piece in self._pieces():
             data = self._data(piece)

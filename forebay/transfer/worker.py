@@ -82,7 +82,7 @@ class Worker:
         self._loop.call(renew)
 
     def pattern(self, spans: Mapping[str, Span], num_tokens: int) -> Pattern:
-        """Through places that the caller has, and nobody else."""
+        """Return a pattern through places that only the caller uses."""
         return Pattern(self._engine.shapes, self._engine.memory, self.layout.columns, spans, num_tokens)
 
     @property
@@ -95,7 +95,7 @@ class Worker:
         return sum(sum(shape.bytes_per_place) for shape in self._engine.shapes.values() if shape.by_token)
 
     def transport(self, host: str, port: int) -> str:
-        """By what caches come from there just now; nothing where there is no session."""
+        """Return the transport by which caches arrive from this address; empty if there is no session."""
         return self._stage.transport((host, port))
 
     @property
@@ -109,7 +109,7 @@ class Worker:
         return self._stage.num_unfenced
 
     def close(self) -> None:
-        """End all connections; what was under way breaks on the other side. Events that were not taken are lost."""
+        """End all connections; transfers under way break on the other side. Events that were not taken are lost."""
         self._loop.end()
         self._stage.close()
         self._data_thread.close()
@@ -146,10 +146,10 @@ def make_transfers(
     config: EngineConfig, cache: CachePool, *, vocab_size: int, kernels: str, place: Place | None
 ) -> Worker:
     """Make the component that executes orders in the role of `config.disaggregation`; prefill listens from here on.
-    `kernels` names the variant that computes; `place` says where other processes find the cache's addresses
-    (`Regions.place`), None where they cannot. `close` ends it.
+    `kernels` names the variant that computes; `place` returns the location of the cache's addresses for other processes
+    (`Regions.place`), None if they cannot map it. `close` ends it.
 
-    Raises ConfigError for what cannot work, OSError where the port is taken.
+    Raises ConfigError for a configuration that cannot work, OSError if the port is in use.
     """
     layout = layout_of(cache, config, vocab_size=vocab_size, kernels=kernels)
     return transfers_of(config.disaggregation, cache, layout, place)
@@ -194,5 +194,5 @@ def _check(options: DisaggregationOptions) -> None:
         raise ConfigError(f"--chaos with servers on {options.host}: faults on purpose are for one machine")
     if options.is_prefill and not options.cluster_key and not is_loopback(options.host):
         raise ConfigError(
-            f"prefill would listen on {options.host} for whoever asks: give it and decode the same --cluster-key-file"
+            f"prefill would accept every peer on {options.host}: give it and decode the same --cluster-key-file"
         )

@@ -27,7 +27,7 @@ WELL_UNDER_WAY: Final = 3  # tokens: whoever has so many decodes
 
 @dataclass(slots=True)
 class Answer:
-    """The answer to a question: its tokens, their log-probabilities, and what was around it.
+    """The answer to a question: its tokens, their log-probabilities, and the engine's state around it.
 
     `cache` and `memory` are the engine's reports on it. `concurrency` is the most answers that decoded at the same
     time, itself included; `num_partly_accepted` the number of its drafts of which a token was accepted and a later one
@@ -48,7 +48,7 @@ class Answer:
 class Difference:
     """A token that differs: of prompt `number` (of `prompt_len` tokens, asked in this `way` of `adapter`, "" for the
     model) token `place` is `found` (None: there is none), and alone it was `expected`. `gap` is by how much that one
-    was likelier there, in nats; None where the other was not among the likeliest."""
+    was likelier there, in nats; None if the other was not among the likeliest."""
 
     number: int
     prompt_len: int
@@ -95,10 +95,10 @@ def _difference(question: Question, place: int, alone: Answer, found: Answer) ->
 
 
 class Engines:
-    """One engine, or a prefill and a decode engine, that are asked `questions`. With `alone`, the answers that each got
-    by itself, what they say is compared. `findings` has what was found, `answers` the last ones by question, `all` of
-    them with their question's number. `config` is that of the engine which decodes. Questions are asked in `order`.
-    `adapters` are the folders of those that questions name."""
+    """One engine, or a prefill and a decode engine, that answer `questions`. With `alone`, the answers that each
+    question got by itself, their answers are compared. `findings` has the differences, `answers` the last ones by
+    question, `all` of them with their question's number. `config` is that of the engine which decodes. Questions are
+    asked in `order`. `adapters` are the folders of those that questions name."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Engines:
         return sum(answer.interrupted for _, answer in self.all)
 
     def rotate(self) -> None:
-        """Ask the questions in another order from now on: who comes last is the first that is retracted."""
+        """Ask the questions in another order from now on: the last question is the first to be retracted."""
         step = max(1, len(self.order) // 3)
         self.order = self.order[step:] + self.order[:step]
         self.half_decode.clear()
@@ -222,7 +222,7 @@ class Engines:
                 group.create_task(self.ask(number))
 
     async def ask_beside_the_longest(self) -> None:
-        """Ask one question of each way of choosing tokens after another, each right behind the longest question: where
+        """Ask one question of each way of choosing tokens after another, each right behind the longest question: if
         there is no room for both answers, the longest keeps its memory."""
         longest = max(range(len(self.questions)), key=lambda number: len(self.questions[number].prompt))
         first = {question.way: number for number, question in reversed([*enumerate(self.questions)])}

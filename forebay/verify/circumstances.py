@@ -1,6 +1,6 @@
-"""Circumstances around a request: how the engine is set up, how it is asked, and how to tell that it came about.
+"""Circumstances around a request: the engine's settings, the order of the questions, and the proof that it came about.
 
-That is told by what the engine counts and reports: a circumstance that did not come about proves nothing, and one that
+The engine's counters and reports are the proof: a circumstance that did not come about proves nothing, and one that
 came about for greedy requests alone proves nothing about sampled, penalised or constrained ones.
 """
 
@@ -51,7 +51,7 @@ _CHUNK_PAGES: Final = 2
 @dataclass(frozen=True, slots=True)
 class Circumstance:
     """`flags` are those of the engine, or `prefill_flags` of a second one before it. `play` asks the questions. `shown`
-    says from what the engines counted how far it came about, in words; "" where it did not. `touched` says whether it
+    returns from the engines' counters how far it came about, in words; "" if it did not. `touched` returns whether it
     came about for one answer. Until that is so for each way of choosing tokens, the questions are asked again, in
     another order. With `adapted` each question is asked of an adapter, too."""
 
@@ -239,7 +239,7 @@ async def _all(engines: Engines) -> None:
 
 
 async def _reloaded(engines: Engines) -> None:
-    """Each name gets another adapter, while requests of the one before go on, and its prompts are cached."""
+    """Load another adapter under each name, while requests of the one before continue and its prompts are cached."""
     await engines.ask_as_they_come()
     engines.half_decode.clear()
     async with asyncio.TaskGroup() as group:
@@ -251,7 +251,7 @@ async def _reloaded(engines: Engines) -> None:
 
 
 async def _asleep(engines: Engines) -> None:
-    """All memory is given back while requests decode; they go on when it is there again, and come once more later."""
+    """Release all memory while requests decode; they continue after the wake, and are asked once more later."""
     async with asyncio.TaskGroup() as group:
         group.create_task(engines.ask_all())
         await engines.half_decode.wait()
@@ -371,7 +371,7 @@ def _missed_as_evicted(engines: Engines, question: Question, answer: Answer) -> 
 
 
 def _computed_again(engines: Engines, question: Question, answer: Answer) -> bool:
-    """Retracted behind its first token: what was computed again is more than its prompt."""
+    """Return whether it was retracted behind its first token: more than its prompt was computed again."""
     return answer.memory.recomputed_tokens > answer.memory.retractions * len(question.prompt)
 
 

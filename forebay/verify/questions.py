@@ -64,7 +64,7 @@ def make_questions(
     it. The first of each way of choosing tokens has three pages; then come lengths around the ends of pages, and any
     others. Every second question, but for those at the ends of pages, begins like others, up to a length of its own.
 
-    Raises ConfigError where the context has no room for them.
+    Raises ConfigError if the context has no room for them.
     """
     longest = min(max(LONGEST, 5 * page_size), context_length - max_tokens)
     if longest < 2 * page_size:

@@ -53,7 +53,7 @@ class Verification:
     """A verification of the model, compute and speculation that `given` names: settings, of which circumstances decide
     others.
 
-    Raises ConfigError and ModelError where that cannot be.
+    Raises ConfigError and ModelError if the settings cannot work.
     """
 
     def __init__(self, given: Mapping[str, Value], *, num: int, max_tokens: int, seed: int) -> None:
@@ -120,7 +120,7 @@ class Verification:
 
     @asynccontextmanager
     async def _engines(self, circumstance: Circumstance) -> AsyncIterator[Engines]:
-        """The engines of a circumstance, with adapters where it has some, whose answers alone are asked for once."""
+        """The engines of a circumstance, with adapters if it has some, whose answers alone are generated once."""
         sides = [side for side in (circumstance.flags, circumstance.prefill_flags) if side] or [{}]
         if not circumstance.adapted:
             configs = self._configs(sides, self._roomy[0], self.questions, self.alone)
@@ -164,7 +164,8 @@ class Verification:
 
     @property
     def varied(self) -> set[str]:
-        """The settings that circumstances decide, but for those that are anybody's own elsewhere, and the proposer."""
+        """Return the settings that circumstances decide, except for those that the user may set elsewhere, and the
+        proposer."""
         sides = (side for one in self.circumstances for side in (one.flags, one.prefill_flags))
         names = {*ALONE, *self._roomy[0], *SETTINGS}.union(*sides) - {"page_size", "num_threads"}
         return {name for name in names if not name.startswith((PREFIX, TIERS))}

@@ -1,11 +1,14 @@
-"""Documents for contributors agree with the tree: the numbers of decisions, and the layers of packages."""
+"""Documents agree with the tree: numbers of decisions, layers of packages, and the counts in the README."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
+import pytest
+
 from scripts.site.pages import DOCS, ROOT
+from scripts.site.readme import README, filled
 from tests.test_floors import FLOORS
 
 MOST_RECORDS = 24  # a record weighs alternatives; how something works is in the design or a docstring
@@ -56,3 +59,15 @@ def test_tour_lists_each_package_with_its_layer() -> None:
         name: layer for name, layer in FLOORS.items() if not name.endswith(".py") and not name.startswith("engine/")
     }
     assert {name: float(layer) for layer, name in rows} == packages
+
+
+def test_readme_has_the_numbers_of_types_as_counted() -> None:
+    text = README.read_text()
+    assert text == filled(text), "run `python -m scripts.site.readme`"
+
+
+def test_readme_numbers_are_replaced_and_must_be_there() -> None:
+    text = README.read_text()
+    assert filled(text.replace("[64 types]", "[3 types]")) == filled(text)
+    with pytest.raises(ValueError, match="occurs 0 times"):
+        filled(text.replace("types]", "kinds]"))

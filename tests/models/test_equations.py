@@ -68,3 +68,27 @@ def test_a_part_without_an_equation_is_an_error():
     block = models.describe(small("llama")).blocks[0]
     with pytest.raises(NotImplementedError, match="object"):
         block_lines(replace(block, sublayers=(SublayerSpec(part=object()),)))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "pairs"),
+    [
+        ("llama", {}, "in the two halves"),
+        ("cohere", {}, "neighbours"),
+        ("ernie4_5", {}, "neighbours"),
+        ("deepseek_v3", {}, "neighbours"),
+        ("deepseek_v3", {"rope_interleave": False}, "in the two halves"),
+        ("deepseek_v4", {}, "neighbours"),
+    ],
+)
+def test_rope_names_the_pairs_of_the_checkpoint(model_type: str, fields: dict[str, object], pairs: str) -> None:
+    shown = [line for line in lines(small(model_type, **fields)) if line.startswith("    rope:")]
+    assert shown
+    assert all(f"dimensions of a head, rotary pairs are {pairs}, theta" in line for line in shown), shown
+
+
+def test_rope_of_an_indexer_may_have_other_pairs_than_its_attention() -> None:
+    shown = "\n".join(lines(small("deepseek_v32")))
+    assert "dimensions of a head, rotary pairs are neighbours" in shown
+    (index,) = {line.rpartition(", ")[2] for line in shown.splitlines() if "s = sum over heads" in line}
+    assert index == "rotary pairs are in the two halves"

@@ -108,6 +108,17 @@ def test_backend_by_its_name_multiplies_as_the_reference_does(backend: Backend) 
     torch.testing.assert_close(found.cpu(), x, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_make_ops_without_a_gpu_refuses_each_backend_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(*_: object) -> Ops:
+        raise AssertionError("the backend was made")
+
+    monkeypatch.setitem(BACKENDS, "another", Backend(name="another", about="", make=make, device="cuda"))
+    for backend in (backend for backend in BACKENDS.values() if backend.device == "cuda"):
+        with pytest.raises(ConfigError, match=r"there is no NVIDIA GPU that this torch .* can use.*--device cpu"):
+            make_ops(backend.name, 1)
+
+
 def test_default_backend_is_the_first_that_suits_and_names_its_reason_or_what_is_missing() -> None:
     for cpu, has_gpu, name, why in (
         (Cpu(flags=frozenset()), False, "torch", "the CPU has neither AVX2 nor NEON"),

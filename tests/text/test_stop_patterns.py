@@ -70,9 +70,9 @@ def test_a_match_longer_than_is_looked_for_is_none() -> None:
 
 @pytest.mark.parametrize(
     ("source", "words"),
-    [("a*", "where nothing is"), ("(a", "not closed"), ("a)", "not open"), ("^a", "anchors"), (r"(a)\1", "references"),
-     ("(?=a)", r"only \(...\)"), ("a{3,1}", "ends before"), ("(a{90}){90}", "256 places"), ("[a", "no character"),
-     ("[[a]b]", "nested set"), ("[b-a]", "bad character range"), ("+", "no character"), ("(" * 99 + "a", "not closed")],
+    [("a*", "empty string"), ("(a", "not closed"), ("a)", "not open"), ("^a", "anchors"), (r"(a)\1", "references"),
+     ("(?=a)", r"only \(...\)"), ("a{3,1}", "ends before"), ("(a{90}){90}", "256 places"), ("[a", "missing here"),
+     ("[[a]b]", "nested set"), ("[b-a]", "bad character range"), ("+", "missing here"), ("(" * 99 + "a", "not closed")],
 )  # fmt: skip
 def test_what_is_no_pattern_here_is_refused_with_the_place(source: str, words: str) -> None:
     with pytest.raises(BadPattern, match=words):

@@ -54,7 +54,7 @@ class AsyncEngine(EngineLink, TextEngine):
         await engine.close(drain_s=30)
 
     As a library, `async with AsyncEngine.start(model=...) as engine` does the first and the last lines, and `generate`
-    and `chat` take and tell texts.
+    and `chat` accept and return texts.
     """
 
     @property
@@ -116,7 +116,8 @@ class AsyncEngine(EngineLink, TextEngine):
         return await self._ask(GetState)
 
     async def tree(self, *, begin: bool) -> TreePart:
-        """The next part of what is cached, or the first, answered between two steps. Raises what `state` does."""
+        """Return the next part of the cached prefixes, or the first, answered between two steps. Raises as `state`
+        does."""
         return cast(TreePart, await self._answer_to(GetTree, begin=begin))
 
     async def flush_cache(self) -> State:
@@ -124,11 +125,13 @@ class AsyncEngine(EngineLink, TextEngine):
         return await self._ask(FlushCache)
 
     async def release(self, tags: Sequence[str], *, mode: str = "wait", timeout_s: float = 300.0) -> State:
-        """Give the memory of these tags back, () to pause only; as the frame `Release` says. Raises what is wrong."""
+        """Release the memory of these tags, () to pause only; see the frame `Release`. Raises the error of a release
+        that fails."""
         return await self._ask(Release, tags=list(tags), mode=mode, timeout_s=timeout_s)
 
     async def resume(self, tags: Sequence[str]) -> State:
-        """Take the memory of these tags again, () to go on after a pause. Raises what is wrong: it sleeps as before."""
+        """Map the memory of these tags again, () to end a pause. Raises the error of a wake that fails; the engine then
+        sleeps as before."""
         if WEIGHTS in tags:
             self._loop.call_soon(self.on_wake)  # once it has been asked
         return await self._ask(Resume, tags=list(tags))
@@ -142,7 +145,8 @@ class AsyncEngine(EngineLink, TextEngine):
         return await self.resume(tags or (await self.state()).memory.released)
 
     async def update_weights(self, path: str, *, mode: str = "wait", timeout_s: float = 300.0) -> State:
-        """Take the weights of the checkpoint at `path`, on the engine's machine. Raises what is wrong."""
+        """Load the weights of the checkpoint at `path`, on the engine's machine. Raises the error of an update that
+        fails."""
         return await self._ask(UpdateWeights, path=path, mode=mode, timeout_s=timeout_s)
 
     @property
@@ -152,15 +156,15 @@ class AsyncEngine(EngineLink, TextEngine):
         return {adapter.name: adapter for adapter in told}
 
     async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> State:
-        """Load the adapter at `path`, on the engine's machine, or of that name in the hub's cache there. Raises what is
-        wrong."""
+        """Load the adapter at `path`, on the engine's machine, or of that name in the hub's cache there. Raises the
+        error of a load that fails."""
         self._check_adapters()
         check_name(name, self._process.config.served_model_name)
         return await self._ask(LoadAdapter, name=name, path=str(find_adapter(path)), replace=replace)
 
     async def unload_adapter(self, name: str, *, timeout_s: float = 300.0) -> State:
-        """Unload an adapter; returns when its slot is free. Raises what is wrong, and Conflict if requests have it
-        after `timeout_s`."""
+        """Unload an adapter; returns when its slot is free. Raises the error of an unload that fails, and Conflict if
+        requests use it after `timeout_s`."""
         self._check_adapters()
         return await self._ask(UnloadAdapter, name=name, timeout_s=timeout_s)
 
@@ -169,7 +173,8 @@ class AsyncEngine(EngineLink, TextEngine):
             raise Conflict("this server has no slots for adapters: start it with --enable-lora", code="no_adapters")
 
     async def check_transfers(self, host: str, port: int) -> Checked:
-        """Fetch a test pattern from the prefill server that listens there; for decode engines. Raises what is wrong."""
+        """Fetch a test pattern from the prefill server at this address; for decode engines. Raises the error of a check
+        that fails."""
         mode = self._process.config.disaggregation.mode
         if mode is not DisaggregationMode.DECODE:
             raise Conflict(f"the server's --disaggregation-mode is {mode}: ask a decode server", code="not_decode")

@@ -19,8 +19,8 @@ from forebay.text.token_bytes import TokenBytes
 
 
 class Reading(NamedTuple):
-    """How answers to a prompt are read: by a reader each, from the bytes in `table`, to the end of the first call where
-    there may be one alone. Thinking is told apart in any case, and told where that is wanted."""
+    """How answers to a prompt are read: by a reader each, from the bytes in `table`, to the end of the first call if
+    only one call is allowed. Thinking is always separated from the answer; `with_thinking` returns it as well."""
 
     make: Callable[[], AnswerReader]
     table: TokenBytes
@@ -30,8 +30,8 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """`text` is None where the client sent ids. Others are likely to go on from the first `resume_points` tokens. The
-    answers are what `grammar` says, or what those to all prompts of the request must be. Of the tokens,
+    """`text` is None if the client sent ids. Later requests are likely to continue from the first `resume_points`
+    tokens. `grammar` constrains the answers; None if the constraint of the whole request applies. Of the tokens,
     `num_image_tokens` stand for images; `pictures` are these, until the engine has them."""
 
     token_ids: list[int]
@@ -64,7 +64,7 @@ class Abortable(Protocol):
 
 
 def weights_changed(num_tokens: int) -> Unavailable:
-    """For whoever has been told so many tokens of an answer that begins again."""
+    """Return the error of a client that has received `num_tokens` tokens of an answer that restarts."""
     return Unavailable(
         f"the weights were updated behind the first {num_tokens} tokens of this answer: send it again",
         code="weights_changed",

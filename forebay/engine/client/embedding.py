@@ -1,4 +1,4 @@
-"""From texts to prompts that are pooled, and from what comes back to embeddings and scores: on the host, for `LLM` and
+"""From texts to prompts that are pooled, and from their results to embeddings and scores: on the host, for `LLM` and
 the server alike."""
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _ANSWERS: Final = ("yes", "no")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Texts:
-    """How texts become vectors and scores with one model: `embedding` is what its files say, `pooling` what holds."""
+    """How texts become vectors and scores with one model: `embedding` is read from its files, and `pooling` is in
+    effect."""
 
     embedding: Embedding
     pooling: PoolingKind
@@ -49,7 +50,7 @@ class Texts:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """For who asks."""
+        """Return the choices with their reasons, for /server_info."""
         named = self.embedding.judges_by
         how = "the files name its tokens" if named else "the files say nothing of vectors"
         return {
@@ -64,8 +65,8 @@ class Texts:
         }
 
     def vectors(self) -> SamplingParams:
-        """Return the parameters of a text that becomes a vector. Raises InvalidRequest where the checkpoint wants more
-        than is done here."""
+        """Return the parameters of a text that becomes a vector. Raises InvalidRequest if the checkpoint needs steps
+        that are not implemented."""
         if self.embedding.refused:
             raise InvalidRequest(f"this model's vectors cannot be had: {self.embedding.refused}", param="model")
         return SamplingParams.of_pooling(Pooling(self.pooling))
@@ -108,13 +109,13 @@ def question(query: str, document: str, instruction: str = INSTRUCTION) -> list[
 
 
 def verdict(data: bytes) -> float:
-    """How likely yes is where the answer is yes or no, by the log-probabilities of both."""
+    """Return the probability of yes among yes and no, by the log-probabilities of both."""
     yes, no = np.frombuffer(data, dtype="<f4").tolist()
     return 1.0 / (1.0 + math.exp(min(no - yes, 700.0)))
 
 
 def nearness(first: Vector, second: Vector) -> float:
-    """The cosine of the angle between two vectors; 0 where one has no length."""
+    """Return the cosine of the angle between two vectors; 0 if one has no length."""
     a, b = first.astype(np.float64), second.astype(np.float64)
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b) or 1.0))
 

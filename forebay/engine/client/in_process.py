@@ -64,7 +64,7 @@ class InProcess:
         raise_on_error: bool,
         adapter: str = "",
     ) -> list[RequestOutput]:
-        """Let `outputs`, each with the lengths from which its prompt will be gone on from, become what they become."""
+        """Generate all `outputs`, each given with the lengths from which later requests are likely to continue."""
         self._check_adapter(adapter)
         written: list[Writing] = []
 
@@ -206,7 +206,7 @@ class _Bar:
         self._progress.stop()
 
     def show(self, num_tokens: int, *, done: bool) -> None:
-        """So many tokens more; `done`: and with them a prompt's last."""
+        """Add tokens to the bar; `done`: they complete a prompt."""
         if self._progress.disable:
             return
         self._num_tokens += num_tokens

@@ -47,8 +47,8 @@ log = get_logger("engine.client")
 
 
 class EngineLink:
-    """One engine process as its client hears it. Belongs to the event loop that it was made in; `AsyncEngine` adds what
-    is asked of the engine."""
+    """The connection to one engine process. Belongs to the event loop that it was made in; `AsyncEngine` adds the
+    requests to the engine."""
 
     def __init__(self, process: EngineProcess, clock: LoopClock) -> None:
         self.dead: Failure | None = None  # the root cause, once the engine has died or was closed
@@ -250,7 +250,7 @@ class EngineLink:
 
 
 class _Protocol(asyncio.Protocol):
-    """The asyncio end of the channel; what is not a frame counts as the engine's death."""
+    """The asyncio end of the channel; bytes that are not a frame count as the engine's death."""
 
     def __init__(self, engine: EngineLink) -> None:
         self._engine = engine

@@ -67,8 +67,8 @@ class LLM(InProcess):
     """One model, run in the calling thread while a call lasts. Not for several threads at once.
 
     `flags` are those of the command line with underscores. Raises ConfigError and ModelError as the command does.
-    Time-outs and the caps of the queue do not apply: nobody else is waiting. Its memory goes with `close`, at the end
-    of a `with`, or with the last reference.
+    Time-outs and the limits of the queue do not apply: no other client is waiting. Its memory is freed by `close`, at
+    the end of a `with`, or with the last reference.
     """
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
@@ -114,15 +114,15 @@ class LLM(InProcess):
         raise_on_error: bool = True,
         lora: str = "",
     ) -> list[RequestOutput]:
-        """Generate for each prompt, of a list or whatever else can be iterated: text, token ids, or `{"prompt": ..}` or
-        `{"prompt_token_ids": ..}` with these; outputs in their order.
+        """Generate for each prompt of an iterable: text, token ids, or `{"prompt": ..}` or `{"prompt_token_ids": ..}`
+        with these; outputs in their order.
 
         `sampling_params` is for all prompts or one for each; without it, the model's own (`default_sampling_params`).
         `use_tqdm` (the field's name for it) shows on standard error how many are done, and tokens per second. `lora`
         names the loaded adapter to apply to all of them, "" for the model alone.
 
-        Raises GenerationError when all have ended and some of them failed: by themselves, the outputs of the others
-        are in the error. With `raise_on_error=False` whoever failed has its `error`, and nothing is raised.
+        Raises GenerationError when all have ended and some of them failed; the outputs of the others are in the error.
+        With `raise_on_error=False` each failed output has its `error`, and nothing is raised.
         """
         listed = _as_prompts(prompts)
         params = self._params(sampling_params, listed)
@@ -139,9 +139,9 @@ class LLM(InProcess):
         lora: str = "",
         **variables: Any,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or each of several; a text is what a user says. `variables` go to the chat template
-        (`tools`, `enable_thinking`); `continue_final_message=True` goes on with what the assistant said last. All else
-        as in `generate`."""
+        """Answer a conversation, or each of several; a text is a message of the user. `variables` go to the chat
+        template (`tools`, `enable_thinking`); `continue_final_message=True` continues the assistant's last message. All
+        else as in `generate`."""
         talks = _as_talks(messages)
         params = self._params(sampling_params, talks)
         places = self.info.wants_resume_points
@@ -201,8 +201,9 @@ class LLM(InProcess):
         return [verdict(update.vector) for update in self._pool(outputs, params, use_tqdm)]
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Load the adapter (LoRA) in the folder `path`, or of that name on the hub, for calls that name it. Raises what
-        is wrong with it, and Conflict for a name that is taken or no free slot (`max_loras`)."""
+        """Load the adapter (LoRA) in the folder `path`, or of that name on the hub, for calls that name it. Raises
+        ModelError for an adapter that does not fit, and Conflict for a name that is in use or if no slot is free
+        (`max_loras`)."""
         adapters = self._adapters
         check_name(name, self.model)
         if (of_hub := absent_adapter(path)) is not None:
@@ -220,20 +221,20 @@ class LLM(InProcess):
         return adapters
 
     def sleep(self, tags: Sequence[str] = TAGS) -> None:
-        """Give the memory of these tags back until `wake_up`: `kv_cache`, and what it had cached with it, `weights`,
-        which are read from their files again, and `cuda_graph`. Raises Conflict where that cannot be."""
+        """Release the memory of these tags until `wake_up`: `kv_cache` with all cached prefixes, `weights`, which are
+        read from their files again, and `cuda_graph`. Raises Conflict if a tag cannot be released."""
         if WEIGHTS in tags:
             self.tokenizer.rest()
         self._core.sleeper.sleep(tags)
 
     def wake_up(self, tags: Sequence[str] = ()) -> None:
-        """Take the memory of these tags, () for all that was given back. Raises Conflict or ModelError, and sleeps
-        as before, where the files have changed or memory is short."""
+        """Map the memory of these tags again, () for all released ones. Raises Conflict or ModelError, and sleeps as
+        before, if the files have changed or memory is short."""
         self._core.sleeper.wake(tags)
 
     def update_weights_from_disk(self, model_path: str) -> None:
-        """Take the weights of another checkpoint of this model; nothing that was cached is used with them. Raises what
-        is wrong, and has the old ones then."""
+        """Load the weights of another checkpoint of this model; cached prefixes of the old weights are not used with
+        them. If it raises, the old weights stay."""
         self._core.sleeper.update(model_path, {})
 
     def update_weights_from_tensor(self, named_tensors: Mapping[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ from forebay.text.token_bytes import TokenBytes
 
 
 class Logprob(NamedTuple):
-    """`rank` is the token's place among all of them, 1 the most likely; None where it is not known."""
+    """`rank` is the token's place among all of them, 1 the most likely; None if it is unknown."""
 
     logprob: float
     rank: int | None
@@ -32,8 +32,8 @@ class Scored:
 
 
 class WaitingScores:
-    """Scores of a choice's tokens go out with the text they belong to, so that those behind a stop string never do.
-    Where the answer is read they wait until it is known to what of it they belong."""
+    """Scores of a choice's tokens are sent with the text of the tokens, so that scores behind a stop string are not
+    sent. If the answer is read, scores wait until the kinds of their characters are known."""
 
     def __init__(self, detokenizer: Detokenizer, reader: Reader | None, *, with_thinking: bool) -> None:
         self._detokenizer = detokenizer
@@ -72,7 +72,7 @@ class WaitingScores:
 
 
 def token_name(table: TokenBytes, token: int) -> str:
-    """The token as text, or `bytes:\\xe2\\x80` where it is a part of a character: names stay distinct."""
+    """The token as text, or `bytes:\\xe2\\x80` if it is a part of a character: names stay distinct."""
     raw = table.spelled(token)
     try:
         return raw.decode()

@@ -24,7 +24,7 @@ from forebay.text.tokenizer import Tokenizer
 
 
 class TextEngine(ABC):
-    """Over an engine that takes token ids; there where it was made by `start`."""
+    """Texts over an engine that takes token ids; only for engines that `start` made."""
 
     _tokenizer: Tokenizer | None = None
     _formats: Findings | None = None  # since the first conversation
@@ -99,8 +99,8 @@ class TextEngine(ABC):
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, lora: str = ""
     ) -> AsyncGenerator[TextDelta, None]:
-        """Go on with a prompt: text, token ids, or `{"prompt": ..}` or `{"prompt_token_ids": ..}` with these. What
-        comes is told as it comes, of `n` outputs whichever is first.
+        """Complete a prompt: text, token ids, or `{"prompt": ..}` or `{"prompt_token_ids": ..}` with these. Yields text
+        as it is generated, of all `n` outputs in turn.
 
             async for delta in engine.generate("Once upon a time", SamplingParams(max_tokens=32)):
                 print(delta.text, end="", flush=True)
@@ -124,8 +124,8 @@ class TextEngine(ABC):
         lora: str = "",
         **variables: Any,
     ) -> AsyncGenerator[TextDelta, None]:
-        """Answer a conversation; a text is what a user says. `variables` go to the chat template (`tools`,
-        `enable_thinking`); `continue_final_message=True` goes on with what the assistant said last. All else as in
+        """Answer a conversation; a text is a message of the user. `variables` go to the chat template (`tools`,
+        `enable_thinking`); `continue_final_message=True` continues the assistant's last message. All else as in
         `generate`."""
         places = self.info.wants_resume_points
         if self._formats is None:

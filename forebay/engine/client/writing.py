@@ -47,8 +47,8 @@ class RequestOutput:
     """The result of one prompt: `SamplingParams.n` outputs. `text`, `token_ids`, `finish_reason` and `logprobs` are
     those of the first.
 
-    `error` is set where it failed, whose `finish_reason` is `error`; what was generated before is kept. `cache` says
-    how much of the prompt was reused, and why not more. `prompt_logprobs`, where asked for, are as `logprobs`, None for
+    `error` is set if it failed, with the `finish_reason` `error`; the tokens generated before are kept. `cache` says
+    how much of the prompt was reused, and why not more. `prompt_logprobs`, if requested, are as `logprobs`, None for
     the first token.
     """
 
@@ -90,8 +90,8 @@ class TextDelta:
 
 
 class Writing:
-    """A prompt's outputs while they are made, each of the updates of one request. `asked` are the parameters of these,
-    as the engine is told them."""
+    """A prompt's outputs while they are generated, each from the updates of one request. `asked` are the parameters of
+    these requests as the engine gets them."""
 
     def __init__(self, output: RequestOutput, params: SamplingParams, tokenizer: Tokenizer) -> None:
         self.output, self.params = output, params
@@ -168,7 +168,7 @@ class Writing:
 
 
 def output_of(prompt: Prompt, tokenizer: Tokenizer) -> RequestOutput:
-    """For what will come of it. Raises InvalidRequest for what is no prompt."""
+    """Return an empty output of the prompt. Raises InvalidRequest for a value that is no prompt."""
     if isinstance(prompt, Mapping):
         found = [prompt[name] for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
         if len(found) != 1 or len(prompt) > 2:
@@ -187,8 +187,10 @@ def chat_prompt(
     *,
     with_places: bool,
 ) -> ChatPrompt:
-    """A conversation as the chat template writes it, put into the form that it takes, as servers do; a text is what a
-    user says. `with_places` finds the lengths from which others are likely to go on."""
+    """Return a conversation as the chat template writes it, in the form that it accepts, as servers do.
+
+    A text is a message of the user. `with_places` finds the lengths from which later requests are likely to continue.
+    """
     talk = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(map(whole_message, messages))
     variables = dict(variables)
     if variables.get("tools") or any(message.keys() & {"tool_calls", "tool_call_id"} for message in talk):

@@ -64,8 +64,8 @@ class AdapterMemory(Protocol):
 
 @dataclass(slots=True)
 class _Load:
-    """A load under way: `found` is what the thread has read, `files` the same once the loop has it, `copying` what is
-    left to copy into the slot, None while there is none."""
+    """A load under way: the thread puts the tensors that it has read into `found`, the loop moves them to `files`, and
+    `copying` copies them into the slot, None before that."""
 
     adapter: AdapterLoad
     serial: int
@@ -77,7 +77,7 @@ class _Load:
 
 @dataclass(slots=True)
 class _Unload:
-    """Somebody waits until the slot of an adapter is free."""
+    """An unload that waits until the slot of its adapter is free."""
 
     adapter: AdapterLoad
     serial: int
@@ -112,7 +112,7 @@ class AdapterLoader:
         return bool(self._loads or self._unloads)
 
     def patience_s(self) -> float | None:
-        """Return how long `go_on` can wait where no step runs and `on_read` is not called; None for any time."""
+        """Return how long `go_on` can wait if no step runs and `on_read` is not called; None for any time."""
         if self._is_there() and any(self._can_go_on(load) for load in self._loads):
             return 0.0
         now = self._clock()
@@ -140,12 +140,12 @@ class AdapterLoader:
         ]
 
     def take_answers(self) -> list[Answer]:
-        """Return the serials of what was asked for and is done, or why it is not."""
+        """Return the serials of the loads and unloads that have ended, each with its error if it failed."""
         answers, self._answers = self._answers, []
         return answers
 
     def handle(self, frame: LoadAdapter | UnloadAdapter) -> None:
-        """Begin what is asked for."""
+        """Begin a load or an unload."""
         try:
             if isinstance(frame, LoadAdapter):
                 self._begin(frame)
@@ -176,7 +176,7 @@ class AdapterLoader:
         self._unloads.append(_Unload(adapter, frame.serial, self._clock() + frame.timeout_s))
 
     def load_now(self, name: str, path: str) -> None:
-        """Load an adapter at once, where nothing runs. Raises ModelError and Conflict."""
+        """Load an adapter at once, while nothing runs. Raises ModelError and Conflict."""
         if not self._is_there():
             raise Conflict("the weights are released: wake the engine first", code="asleep")
         adapter = self._adapters.begin(name, path)
@@ -227,7 +227,7 @@ class AdapterLoader:
     # -- between steps ------------------------------------------------------------------------------------------------
 
     def go_on(self) -> None:
-        """Do a little of what is under way: one load after the other."""
+        """Do a part of the work under way: one load after the other."""
         until = self._clock() + COPY_S
         for load in list(self._loads) if self._is_there() else ():
             try:
@@ -265,8 +265,8 @@ class AdapterLoader:
             found.put(error)
 
     def _go_on(self, load: _Load, until: float) -> bool:
-        """Return whether the load is complete. Raises what is wrong with it. Files are read before a slot is taken, so
-        that no adapter is retired for a load that fails."""
+        """Return whether the load is complete. Raises the error of a load that fails. Files are read before a slot is
+        taken, so that no adapter is retired for a load that fails."""
         if load.files is None:
             try:
                 found = load.found.get_nowait()

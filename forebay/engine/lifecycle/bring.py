@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 
 def bring(model: HubModel, resolved: Callable[[Survey], Config], say: Say) -> Path:
-    """Fetch it, where it can be served as `resolved` decides. Raises ConfigError and ModelError."""
+    """Fetch the model, if it can be served as `resolved` decides. Raises ConfigError and ModelError."""
     return _bring_model(*_look(model), resolved, say)
 
 
@@ -55,8 +55,8 @@ def pull(model: HubModel, resolved: Callable[[Survey], Config], say: Say) -> Pat
 
 
 def bring_adapters(modules: Iterable[str], resolved: Callable[[Survey], Config], say: Say) -> None:
-    """Fetch the adapters of these `NAME=org/name` that are not here, where they are adapters of the model that
-    `resolved` decides to serve, which is here. Raises ConfigError and ModelError."""
+    """Fetch the adapters of these `NAME=org/name` that are not here, if they fit the model that `resolved` decides to
+    serve, which is here. Raises ConfigError and ModelError."""
     absent = [model for text in modules if (model := absent_adapter(text.partition("=")[2].strip()))]
     if not absent:
         return

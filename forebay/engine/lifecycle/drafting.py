@@ -38,9 +38,9 @@ log = get_logger("engine")
 
 
 def by_draft_model(options: SpeculationOptions) -> SpeculationOptions:
-    """With the algorithm that the draft model is made for: an assistant makes NEXTN and EAGLE frozen-KV MTP. Which of
-    its kinds an EAGLE head is its tensors say when it is loaded.
-    ConfigError for one of another kind, ModelError for what cannot be read."""
+    """Return the options with the algorithm that the draft model is made for: an assistant turns NEXTN and EAGLE into
+    frozen-KV MTP. An EAGLE head's tensors decide its kind when it is loaded. ConfigError for a draft model of another
+    kind, ModelError for one that cannot be read."""
     path, algorithm = options.draft_model_path, options.algorithm
     if path is None:
         return options
@@ -115,7 +115,7 @@ def _check_same_tokens(draft: str, target: str) -> None:
 
 
 def _spellings(path: str) -> Sequence[str]:
-    """By token; nothing where there is no tokenizer, or none that is known: who has to do with text says so."""
+    """Return the spelling of each token; empty if there is no tokenizer, or an unknown one, which its users report."""
     from forebay.text import tokenizer_files  # brings the tokenizers, which the engine does without otherwise
 
     try:
@@ -133,7 +133,7 @@ def drafter_of(
     num_positions: int,
     progress: Callable[[int, int], None],
 ) -> Drafter | None:
-    """Loaded, where it is not in the model; None where no head drafts, or memory leaves no width to draft for."""
+    """Load the drafter if it is not in the model; None if no head drafts, or memory leaves no width to draft for."""
     options = config.speculation
     if options.num_draft_tokens == 1:
         return None
@@ -195,7 +195,7 @@ def assistant_of(
     num_positions: int,
     progress: Callable[[int, int], None],
 ) -> Assistant | None:
-    """Loaded; None where nobody asked for one, or memory leaves no width to draft for."""
+    """Load the assistant; None if none was requested, or memory leaves no width to draft for."""
     options = config.speculation
     if options.algorithm is not SpeculativeAlgorithm.FROZEN_KV_MTP or options.num_draft_tokens == 1:
         return None

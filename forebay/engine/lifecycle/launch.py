@@ -1,5 +1,5 @@
-"""Starting, watching and reaping the engine process. No torch, so that whoever starts it can do so at once and import
-its own heavy things while the engine imports its own."""
+"""Starting, watching and reaping the engine process. No torch, so that the parent can start it at once and import its
+own heavy modules while the engine imports its own."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def launch(config: EngineConfig, *, entry: Sequence[str] = ENTRY) -> EngineProce
 
 
 def configure(spawned: Spawned, config: EngineConfig) -> EngineProcess:
-    """Tell a process that was started ahead what to serve. Owns it from here on. The configuration travels over the
-    channel: nothing of it is seen in the arguments or the environment."""
+    """Send its configuration to a process that was started ahead, and own the process from here on. The configuration
+    travels over the channel: neither arguments nor environment show it."""
     encoder = FrameEncoder()
     frame = Configure(config)
     with contextlib.suppress(OSError):  # it is dead already, which end-of-file will tell with the exit code at hand

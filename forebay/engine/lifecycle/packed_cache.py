@@ -139,9 +139,9 @@ class PackedCache:
 
     @contextmanager
     def turn(self, key: Key, checkpoint_bytes: int, held_bytes: int) -> Iterator[bool]:
-        """Inside, other engines that start with this key wait for this one, as it waits here for one that is there
-        already. Yield whether the file is now another than `find` has looked at. If `held_bytes` are more than the
-        cache may have, no file will come, and nobody waits."""
+        """Hold the turn of this key: other engines that start with it wait for this one, and this one waits for an
+        earlier one. Yield whether the file is another than the one that `find` looked at. If `held_bytes` exceed the
+        cache's size, no file will be written, and no engine waits."""
         if held_bytes > self._config.weights_cache_bytes:
             yield False
             return

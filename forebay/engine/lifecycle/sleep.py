@@ -1,8 +1,8 @@
-"""Sleep and wake, and weights that change: one engine's transitions, one at a time.
+"""Sleep and wake, and weight updates: one engine's transitions, one at a time.
 
     serving -> draining -> asleep(tags) -> waking -> serving
 
-Asleep is whoever has released something or was told to pause; requests wait meanwhile. No torch in here.
+An engine is asleep if it has released memory or is paused; requests wait meanwhile. No torch in here.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Transitions:
         self._answers: list[tuple[int, Failure | None]] = []
 
     def take_answers(self) -> list[tuple[int, Failure | None]]:
-        """Serials of what was asked for, and why it was not done."""
+        """Return the serials of the transitions that have ended, each with its error if it failed."""
         answers, self._answers = self._answers, []
         return answers
 
@@ -211,7 +211,8 @@ class Sleeper(Transitions):
     # -- what the core turns ------------------------------------------------------------------------------------------
 
     def settle(self, now: float) -> None:
-        """Go on with what is under way, as far as it can: to be called whenever a step has landed, and while idle."""
+        """Continue the transition under way as far as possible. Call it whenever a step has completed, and while
+        idle."""
         its = self._transition
         if its is None:
             wakes = self._wake_on_request and not self._paused  # a pause is somebody's word
@@ -230,7 +231,7 @@ class Sleeper(Transitions):
         self.away = self._transition is not None or self.resting
 
     def handle(self, frame: ToEngine) -> None:
-        """Begin what is asked for; `take_answers` will say what came of it."""
+        """Begin a transition; `take_answers` returns its result."""
         match frame:
             case Release():
                 self._begin(
@@ -245,7 +246,7 @@ class Sleeper(Transitions):
     # -- for those in the same process --------------------------------------------------------------------------------
 
     def sleep(self, tags: Collection[str] = TAGS) -> None:
-        """At once, where nothing runs. Raises what is wrong."""
+        """Release the memory at once, while nothing runs. Raises the error of a release that fails."""
         assert not self._scheduler.num_running, "who is in the same process sleeps between its own calls"
         self._check_release(tags)
         halt = Halt(self._scheduler, Mode.WAIT)
@@ -254,7 +255,8 @@ class Sleeper(Transitions):
         self.away = True
 
     def wake(self, tags: Collection[str] = ()) -> None:
-        """() for all that is released. Raises what is wrong; it is then asleep as before."""
+        """Map the memory of these tags again, () for all released ones. Raises the error of a wake that fails; the
+        engine is then asleep as before."""
         self._resume(tags or tuple(self._released))
 
     def _wake_for_requests(self) -> None:
@@ -266,7 +268,7 @@ class Sleeper(Transitions):
             log.error(event("wake_failed", reason=str(error), effect="asleep as before", retry_s=RETRY_AFTER_S))
 
     def update(self, path: str | None, given: Mapping[str, Any]) -> None:
-        """At once, where nothing runs. Raises what is wrong."""
+        """Load other weights at once, while nothing runs. Raises the error of an update that fails."""
         Halt(self._scheduler, Mode.WAIT)
         try:
             self._update(path, given)

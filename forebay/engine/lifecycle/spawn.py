@@ -1,5 +1,5 @@
-"""The engine process's birth, before anybody knows what it will serve: it imports torch while the parent still reads
-its configuration. So nothing that takes time to import is imported here."""
+"""The start of the engine process, before its configuration is known: it imports torch while the parent still reads the
+configuration. So this module imports nothing that takes time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STDERR = 2
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """A process that waits for its `Configure`, and our end of its channel. Whoever holds it owns both, until
+    """A process that waits for its `Configure`, and our end of its channel. The holder owns both, until
     `launch.configure` takes it."""
 
     child: subprocess.Popen[bytes]

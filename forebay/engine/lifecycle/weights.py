@@ -83,7 +83,7 @@ def weight_paths(path: Path) -> list[Path]:
 
 
 class EngineWeights:
-    """The model and whoever drafts for it. What is loaded again lies where it lay: graphs recorded over it stay valid.
+    """The model and its drafter. A second load uses the same addresses: graphs recorded over the weights stay valid.
 
     `given` are tensors that came from no file, by the checkpoint's names.
     """
@@ -210,16 +210,16 @@ class EngineWeights:
         return [Seen.of(file) for path in paths for file in weight_paths(path)]
 
     def load_again(self, progress: Callable[[], None]) -> None:
-        """Raise Conflict where the files have changed; what is in memory is then worth nothing. `progress` is called
-        with each tensor."""
+        """Load the same files again. Raises Conflict if the files have changed; the weights in memory are then invalid.
+        `progress` is called with each tensor."""
         self.check_there()
         self._place(self._checkpoint(self._path, self._given), progress, filled=self._unwritten)
         self.check_there()
 
     def update(self, path: Path | None, given: Mapping[str, StoredTensor], progress: Callable[[], None]) -> None:
-        """Take the weights of the checkpoint at `path`, None for those that are loaded, and `given` ones instead of
-        some of them. InvalidRequest or Conflict, and nothing is changed, where they are not of the same names, shapes
-        and formats; whatever else is raised, the old ones are there again, or UpdateLost."""
+        """Load the weights of the checkpoint at `path` (None: the loaded one), with `given` tensors instead of some of
+        them. Raises InvalidRequest or Conflict, and changes nothing, if names, shapes or formats differ. After any
+        other error the old weights are loaded again, or UpdateLost is raised."""
         self.check_there()
         files = self._seen(path or self._path)
         checkpoint = self._checkpoint(path or self._path, given if path else {**self._given, **given})
@@ -272,13 +272,13 @@ class EngineWeights:
         if again.model.numbers != self._numbers:
             raise InvalidRequest(
                 f"{checkpoint.path}: weights that are single numbers differ, {again.model.numbers} instead of "
-                f"{self._numbers}: what was recorded has the old ones, so restart with these"
+                f"{self._numbers}: recorded steps have the old ones, so restart with these"
             )
 
 
 def adapter_slots(config: EngineConfig) -> AdapterSlots | None:
-    """Return the room for adapters; None where none is served. They are rounded to bfloat16 unless the model computes
-    in float32 by choice, as the KV cache is."""
+    """Return the room for adapters; None if none is served. They are rounded to bfloat16 unless the model computes in
+    float32 by choice, as the KV cache is."""
     options = config.adapters
     if not options.enabled:
         return None

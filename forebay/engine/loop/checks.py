@@ -1,6 +1,6 @@
-"""A check of two servers that run: decode asks for a pattern, prefill sends one, through places that are nobody's.
+"""A check of two running servers: decode asks for a pattern, prefill sends one, through slots of no request.
 
-Neither waits for the other but as requests do, and whoever is being answered goes on meanwhile.
+A check waits as requests do, and running requests continue meanwhile.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROOM: Final = 0  # a label
 
 
 class Pattern(Protocol):
-    """The test pattern that should arrive in some places. `wrong` names what holds something else."""
+    """The test pattern that should arrive in some places. `wrong` names the regions with other values."""
 
     @property
     def num_bytes(self) -> int: ...
@@ -172,7 +172,7 @@ class Checks:
                 self._fail(check, failure)
 
     def _answer(self, offered: Offered) -> None:
-        """Prefill: send what was asked for."""
+        """Prefill: send the requested pattern."""
         ticket, num_bytes = offered.ticket, offered.num_tokens * self._transfers.token_bytes
         try:
             if num_bytes > MOST_BYTES:
@@ -187,13 +187,13 @@ class Checks:
         self._transfers.submit(Send(ticket=ticket, spans=spans, tail=tail))
 
     def _fail(self, check: _Check, failure: Failure) -> None:
-        """The answer; its places wait for whoever may still write to them."""
+        """Answer with the failure; the places stay reserved while a peer may still write to them."""
         if check.asked:
             self._answers.append((check.asked.serial, failure))
         check.asked = None
 
     def _finish(self, check: _Check) -> None:
-        """Nobody writes any more, and the places are still its own."""
+        """Answer with the result, once no peer writes any more and before the places are freed."""
         if check.asked is None or check.arrived is None:
             return
         checked = Checked(

@@ -54,7 +54,8 @@ class Pace:
         self._s_per_token = max(self._s_per_token or 0.0, seconds / max(1, num_tokens))
 
     def limit_s(self, num_tokens: int) -> float:
-        """`num_tokens` 0: of the time in which nothing could be planned, which no step tells anything about."""
+        """Return the limit of a step of `num_tokens` tokens; 0 tokens: of the time in which nothing could be planned,
+        for which no step gives a measurement."""
         if self._s_per_token is None or num_tokens == 0:
             return self._most_s
         return min(self._most_s, max(STEP_LIMIT_S, num_tokens * self._s_per_token))
@@ -76,21 +77,21 @@ class InFlight(NamedTuple):
 
 @dataclass(slots=True)
 class Decoding:
-    """A request that has its first token: how many since, and where the steps stood then."""
+    """A request that has its first token: the number of tokens since, and the state of the steps at that token."""
 
     begin: Mark
     num_tokens: int = 0
 
 
 class EngineCore:
-    """A scheduler and a runner, turned by `step`. Owned by one thread. `in_idle_time` does a little that can wait, and
-    says whether there is more. `widths` says how many tokens decodes compute, and learns what came of it; None where
-    nothing is guessed. `mixed` limits the prompts of steps in which others decode, and learns what those took; None for
-    no limit by time. `adapters` are the slots of what is added to the weights, `transfers` carry out what a scheduler
-    with a role orders, `memory` is what can be released; None where there is none.
+    """A scheduler and a runner, turned by `step`. Owned by one thread. `in_idle_time` does some deferrable work, and
+    returns whether there is more. `widths` chooses how many tokens decodes compute, and measures the gain; None without
+    speculation. `mixed` limits the prompts of steps in which others decode, and measures these steps; None for no limit
+    by time. `adapters` has the slots of adapters, `transfers` executes the orders of a scheduler with a role, `memory`
+    is the memory that can be released; None for each that this engine does not have.
 
-    A failing step, and whatever else goes wrong between frames and updates, costs at most the request that is to blame,
-    which ends with a typed error; the others are run again without it and get the same tokens.
+    A failing step, or another error between frames and updates, costs at most the request that caused it, which ends
+    with a typed error; the others are run again without it and get the same tokens.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class EngineCore:
 
     @property
     def stuck(self) -> bool:
-        """The last step could do nothing for those who wait: it is of no use to call it again at once."""
+        """The last step could do nothing for the waiting requests: another call at once would not either."""
         return not self._progressed
 
     def step_age_s(self) -> float:
@@ -167,7 +168,7 @@ class EngineCore:
         return self._clock() - max(self.stats.last_step_at, self.sleeper.loaded_at)
 
     def add(self, wanted: AddRequest) -> list[Update]:
-        """Queue a request. What is wrong with it comes back as its last update."""
+        """Queue a request. A request that is refused gets the error as its last update."""
         self._progressed = True
         try:
             fault.point("engine.add")
@@ -214,7 +215,7 @@ class EngineCore:
         return self._take_updates()
 
     def hear(self) -> list[Update]:
-        """Take in what has become of transfers; of an engine that is not idle, `step` does so."""
+        """Handle the events of transfers while the engine is idle; otherwise `step` does so."""
         return self._guarded(self._hear)
 
     def step(self) -> list[Update]:
@@ -324,7 +325,7 @@ class EngineCore:
         return self._mixed.limit(len(scheduler.running.reqs), num_requests, context)
 
     def _measured(self, plan: StepPlan, width: int, work: int, num_tokens: int, seconds: float) -> None:
-        """A step has taken `seconds` for the `work` of so many tokens, and brought `num_tokens`."""
+        """Record that a step took `seconds` for `work` tokens, and brought `num_tokens`."""
         with_prompts = bool(plan.num_extends or plan.pictures.encodes)
         if self._widths and with_prompts:
             self._widths.mixed_ended()

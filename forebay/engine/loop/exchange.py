@@ -1,4 +1,4 @@
-"""Between a scheduler with a role and whoever carries its transfers out: events in, orders out."""
+"""Events from the KV transfer to a scheduler with a role, and orders from the scheduler to the transfer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class Exchange:
         return msgspec.structs.replace(wanted, nonce=secrets.token_bytes(NONCE_BYTES))
 
     def hear(self, now: float) -> bool:
-        """Tell the scheduler what has happened; whether anything has. Raises EngineError where nothing ever will."""
+        """Pass the events of the transfers to the scheduler; return whether there were any. Raises EngineError if the
+        transfers have failed for good."""
         events = self.transfers.poll()
         for happened in events:
             if not self.checks.take(happened, now):
@@ -64,7 +65,7 @@ class Exchange:
             self.transfers.submit(order)
 
     def weights_changed(self, path: str | None, version: int) -> None:
-        """Tell the transfers of other weights, after the orders that were decided with the old ones. `path` None:
+        """Inform the transfers of other weights, after the orders that were decided with the old ones. `path` None:
         tensors from memory."""
         self.submit_orders()
         self.transfers.weights_changed(path, version)

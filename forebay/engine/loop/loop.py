@@ -51,7 +51,7 @@ log = get_logger("engine")
 
 
 class EngineLoop:
-    """Turns an `EngineCore` by what comes over a channel. Borrows both."""
+    """Turns an `EngineCore` by the frames of a channel. Borrows both."""
 
     def __init__(
         self,
@@ -86,7 +86,8 @@ class EngineLoop:
 
     def run(self, arrived: Sequence[ToEngine] = ()) -> None:
         """Serve until `Shutdown` or until the peer is gone. The frames that `arrived` while the model was loaded come
-        first. Raises ChannelError for a peer that sends what is no frame, and whatever the core could not survive."""
+        first. Raises ChannelError for a peer that sends bytes that are no frame, and errors from which the core cannot
+        recover."""
         try:
             if updates := [update for frame in arrived for update in self._handle(frame)]:
                 self._send(updates)
@@ -96,7 +97,7 @@ class EngineLoop:
             log.info(event("peer_gone", reason=error.message))
 
     def turn(self) -> None:
-        """One round: what has arrived, one step, one `Updates` frame with all updates."""
+        """One round: the frames that have arrived, one step, one `Updates` frame with all updates."""
         self._turn_began = None
         frames = self._channel.receive(self._patience_s())
         self._turn_began = self._clock()
@@ -218,7 +219,7 @@ class EngineLoop:
         return []
 
     def _send(self, updates: list[Update]) -> None:
-        """All in one frame; in several where one would be over the cap."""
+        """Send all updates in one frame, or in several if one would exceed the size limit."""
         fault.point("engine.send")
         try:
             self._channel.send(Updates.pack(updates))

@@ -80,7 +80,8 @@ class MixedChunks:
             self._tokens.add(_context_class(context), added_s / num_tokens)
 
     def _decode_s(self, num_decodes: int) -> float | None:
-        """Return D; where no step of about so many was measured, from the nearest, a row for about a prompt's token."""
+        """Return D for this number of decodes. If it was not measured, return the nearest one's, adjusted by a prompt
+        token's time for each row."""
         key = _requests_class(num_decodes)
         found = self._decodes.nearest(key)
         if found is None:

@@ -1,4 +1,4 @@
-"""The check of a request's pictures, whoever sent them (C33)."""
+"""The check of a request's pictures, for every sender (C33)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ DIGEST_BYTES: Final = 32  # of SHA-256
 
 
 def check_pictures(pictures: Sequence[Picture], prompt: Sequence[int], config: SchedulerConfig) -> None:
-    """Raise InvalidRequest, with the numbers, unless the pictures are as the model takes them, and stand where the
-    prompt has its placeholder."""
+    """Raise InvalidRequest, with the numbers, unless the model accepts the pictures and each is at a placeholder of the
+    prompt."""
     its = config.pictures
     if its is None:
         raise _wrong("this model takes no pictures: leave them out")

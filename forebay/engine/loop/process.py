@@ -57,8 +57,8 @@ def our_end(words: Sequence[str]) -> socket.socket:
 
 
 def serve(sock: socket.socket, build: Build, *, ahead: Callable[[], None] = lambda: None) -> int:
-    """Be the engine at this end of `sock`; returns the process's exit code. `ahead` does what can be done before the
-    configuration is here."""
+    """Be the engine at this end of `sock`; returns the process's exit code. `ahead` does the work that needs no
+    configuration."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     _exit_with_peer(sock)

@@ -117,7 +117,8 @@ def _sizes_of_graphs(runner: ModelRunner) -> str:
 
 
 def of_process(proc: Path = PROC) -> tuple[str, str, str, str]:
-    """Return the row of the memory that the process has now, or had at most where the system does not say."""
+    """Return the row of the process's present memory, or of its maximum if the system does not report the present
+    one."""
     try:
         pages = int((proc / "self" / "statm").read_text().split()[1])
     except OSError:

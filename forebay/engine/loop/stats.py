@@ -30,7 +30,7 @@ class Stats:
         self._line_tokens = (0.0, 0.0)
 
     def frame(self, scheduler: Scheduler, now: float, *, answers: int = 0, **others: Any) -> State:
-        """Where the engine stands, as the frame that says so; `others` are what else it says."""
+        """Return the engine's state as a frame; `others` are further fields."""
         state = scheduler.state(now)
         age_s = 0.0 if scheduler.idle else now - self.last_step_at
         known = asdict(state) | {"counters": {**state.counters, **self.counters}}

@@ -1,4 +1,4 @@
-"""The prefix cache shown to whoever looks, a part for each question, so that no step waits for more than one part."""
+"""The prefix cache for viewers, a part for each question, so that no step waits for more than one part."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Surveys:
         self._times: list[float] = []
 
     def note(self, now: float) -> None:
-        """Keep the time at which the prefix cache's clock reached its value, so that ages can be told in seconds. At
+        """Keep the time at which the prefix cache's clock reached its value, so that ages can be given in seconds. At
         most `MAX_NOTES` are kept."""
         if not self._clocks or self._clocks[-1] < self._cache.clock:
             self._clocks.append(self._cache.clock)

@@ -9,7 +9,7 @@ COHERE_KEYS: Final = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_s
 
 
 def _configure(header: Header) -> None:
-    """Complete the configuration with what tensors tell alone: whether heads are normed."""
+    """Complete the configuration from the tensors: whether heads are normed."""
     header.config["use_qk_norm"] = header.has("attn_q_norm.weight")
 
 

@@ -16,8 +16,8 @@ SPARSE: Final = "sparse"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupedExperts(Experts):
-    """Chosen from the best groups of them, by the sum of so many, `summed`, of a group's best; `shared_size` is that of
-    the MLP beside them, `normalize` and `scale` are of their weights."""
+    """Experts in groups, of which the best are chosen by the sum of the `summed` best scores in a group. `shared_size`
+    is the size of the MLP beside the experts; `normalize` and `scale` apply to their weights."""
 
     groups: int
     best_groups: int
@@ -60,7 +60,7 @@ def parse(fields: Fields) -> LatentConfig:
 
 
 def latent_transformer(fields: Fields, defaults: Defaults, latent: Latent) -> dict[str, Any]:
-    """As a plain transformer, whose heads have no size of their own but that of what is rotated."""
+    """As a plain transformer; the size of a head is that of its rotated part."""
     fields = fields.replaced(head_dim=latent.rope_dim, num_key_value_heads=None)
     return transformer(fields, defaults, layer_types=[FULL] * fields.size("num_hidden_layers", most=MAX_LAYERS))
 
@@ -94,8 +94,8 @@ def grouped_experts(
     normalize: bool = True,
     summed: int = 2,
 ) -> GroupedExperts:
-    """Read experts in groups, of which only the best are chosen from. The arguments are the type's defaults, None where
-    its files have to say it. Raises ModelError for groups that do not divide the experts."""
+    """Read experts in groups, of which only the best are chosen from. The arguments are the type's defaults, None if
+    its files must have the field. Raises ModelError for groups that do not divide the experts."""
     number = fields.size("n_routed_experts", default=number)
     groups = fields.size("n_group", default=groups)
     if number % groups or (groups > 1 and number < summed * groups):
@@ -116,7 +116,8 @@ def grouped_experts(
 
 
 def mlp_layer_types(fields: Fields, num_layers: int, *, dense: int) -> tuple[str, ...]:
-    """The first layers have an MLP, the others experts, where the file does not say it of each."""
+    """Return the kind of MLP of each layer: an MLP in the first layers, experts in the others, unless the file lists
+    them."""
     if fields.get("mlp_layer_types") is not None:
         return tuple(fields.one_of_each("mlp_layer_types", num_layers, (DENSE, SPARSE)))
     name = "first_k_dense_replace"

@@ -96,7 +96,7 @@ def configure_latent(header: Header) -> None:
 
 
 def leave_out_draft(header: Header) -> None:
-    """Take the blocks that draft off the count of layers. Raises ModelError where no others would be left."""
+    """Take the blocks that draft off the count of layers. Raises ModelError if no others would be left."""
     blocks, drafting = len(header.layers), header.own.get("nextn_predict_layers", 0)
     if type(drafting) is not int or not 0 <= drafting < blocks:
         raise header.wrong(f"{brief(drafting)} of {blocks} blocks draft tokens")

@@ -74,8 +74,8 @@ def sparse_latent(
 
 
 def read_index(fields: Fields, latent: Latent, *, num_heads: int, interleaved: bool) -> Index:
-    """Read the sizes of an indexer. Raises ModelError if its heads are smaller than what is rotated of them, and
-    without a latent vector of queries."""
+    """Read the sizes of an indexer. Raises ModelError if its heads are smaller than their rotated part, and without a
+    latent vector of queries."""
     if not latent.q_rank:
         raise fields.wrong("q_lora_rank", "a size: indexers read the queries' latent vector")
     return Index(

@@ -124,7 +124,7 @@ def _hyper(fields: Fields) -> HyperConnections:
 
 
 def _rates(fields: Fields) -> dict[str, int]:
-    """Return the tokens of an entry by layer type. At least 2: position 0, where padding stands, ends no block."""
+    """Return the tokens of an entry by layer type. At least 2: position 0, the position of padding, ends no block."""
     given, limits = fields.within("compress_rates"), {"least": 2, "most": _MOST_RATE}
     by_kind = {kind: given.size(kind, default=rate, **limits) for kind, rate in _RATES.items()}
     old = {"compress_rate_csa": SPARSE, "compress_rate_hca": HEAVY}

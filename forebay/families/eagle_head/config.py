@@ -12,8 +12,8 @@ from forebay.families.transformer import Defaults, transformer
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EagleConfig(ModelConfig):
     """Settings that only EAGLE-3 has: logits of `draft_vocab_size` tokens of the vocabulary; the layers of the model
-    whose outputs it is fed with, `tapped`, () for those that everybody trains with; whether what its layer adds to is
-    the hidden state as it was normed, `norm_before_residual`."""
+    whose outputs are its input, `tapped`, () for the usual ones; whether the residual stream of its layer is the hidden
+    state after the norm, `norm_before_residual`."""
 
     draft_vocab_size: int
     tapped: tuple[int, ...]

@@ -51,7 +51,7 @@ def parse(fields: Fields) -> FalconH1Config:
 
 
 def multiplier(fields: Fields, name: str) -> float:
-    """1 where the file is silent."""
+    """Read a multiplier; 1 if the file has none."""
     given = fields.get(name)
     return _multipliers(fields, name, None if given is None else [given], 1)[0]
 

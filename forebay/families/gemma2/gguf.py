@@ -19,8 +19,8 @@ _27B_LAYERS: Final = 46
 
 
 def set_scalar(header: Header, *, largest: int) -> None:
-    """Add the size whose root divides the scores: a head's, but for the model of so many layers that is the `largest`,
-    whose heads are smaller than that."""
+    """Add the number whose root divides the scores: the size of a head. In the model of `largest` layers it is the
+    hidden size divided by the number of heads, because its heads are smaller than that."""
     config = header.config
     hidden_size, heads = config.get("hidden_size"), config.get("num_attention_heads")
     scalar = config.get("head_dim")

@@ -168,7 +168,7 @@ def _experts(fields: Fields) -> Experts | None:
 
 
 def small(shape: Shape) -> dict[str, Any]:
-    """A third of the layers read the KV of others, where there are three or more."""
+    """Let a third of the layers read the KV of others, if there are three or more."""
     return {
         "layer_types": [*shape.cycle(SLIDING, FULL)[:-1], FULL],
         "sliding_window": WINDOW,

@@ -25,7 +25,7 @@ class JambaConfig(MambaConfig):
 
 
 def parse(fields: Fields) -> JambaConfig:
-    """Read Jamba's fields: attention and experts in one layer of so many each, and no rotary embeddings."""
+    """Read Jamba's fields: attention and experts each in every n-th layer, and no rotary embeddings."""
     num_layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     attention = _every(fields, num_layers, "attn_layer", period=8, offset=4)
     layers = [FULL if layer in attention else LINEAR for layer in range(num_layers)]

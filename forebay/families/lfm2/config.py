@@ -56,7 +56,8 @@ def convolutional(
     possible: Iterable[str] = (CONV, FULL),
     width: int = 3,
 ) -> dict[str, Any]:
-    """`Lfm2Config`'s values. `computed`: the kinds of layers of a file that does not list them, None where it must."""
+    """Return `Lfm2Config`'s values. `computed`: the kinds of layers of a file that does not list them, None if it
+    must."""
     values = transformer(fields, defaults, layer_types=())
     listed = fields.replaced(layer_types=fields.get("layer_types") or computed)
     return {

@@ -52,8 +52,7 @@ def without_attention(header: Header) -> None:
 
 
 def limit_positions(config: dict[str, Any]) -> None:
-    """Set the context length that models of mixers have by default where the file names llama.cpp's stand-in for
-    none."""
+    """Set the default context length of models of mixers if the file has llama.cpp's placeholder for none."""
     if config.get("max_position_embeddings") == _NO_CONTEXT:
         config["max_position_embeddings"] = _POSITIONS
 

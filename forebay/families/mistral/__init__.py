@@ -1,1 +1,1 @@
-"""Mistral: Llama without biases, and a sliding window on every layer where the configuration has one."""
+"""Mistral: Llama without biases, and a sliding window on every layer if the configuration has one."""

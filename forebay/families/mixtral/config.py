@@ -24,7 +24,7 @@ class MixtralConfig(ModelConfig):
 
 
 def parse(fields: Fields) -> MixtralConfig:
-    """Read Mixtral's fields: eight experts of the size of an MLP, and a window on every layer where it is said."""
+    """Read Mixtral's fields: eight experts of the size of an MLP, and a window on every layer if the file has one."""
     defaults = Defaults(kv_heads=True, rms_norm_eps=1e-5, rope_theta=1e6, attention_bias=False)
     values = transformer(fields, defaults, windows=Windows(size=0, listed=False))
     return MixtralConfig(**values, experts=wide_experts(fields, values["intermediate_size"], number=8, per_token=2))

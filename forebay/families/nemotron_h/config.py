@@ -42,7 +42,7 @@ class LatentExperts(GroupedExperts):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NemotronHConfig(Mamba2Config):
-    """`draft_layers`: of the draft head, none where there is none."""
+    """`draft_layers`: the layers of the draft head, empty if there is none."""
 
     experts: LatentExperts | None
     draft_layers: tuple[str, ...]
@@ -67,7 +67,7 @@ def parse(fields: Fields) -> NemotronHConfig:
 
 
 def _draft_layers(fields: Fields) -> tuple[str, ...]:
-    """Nobody looks at what they are where there are none."""
+    """Return the layers of the draft head. Without a draft head their field is not checked."""
     if not fields.size("num_nextn_predict_layers", default=0):
         return ()
     return tuple(_layer_types(fields, ("mtp_layers_block_type",), "mtp_hybrid_override_pattern", DRAFT_LAYERS))

@@ -32,7 +32,7 @@ def parse(fields: Fields) -> Olmo3Config:
 
 
 def three_of_four(num_layers: int) -> list[int]:
-    """Return the layers with a window where a file does not list them: all but each fourth."""
+    """Return the layers with a window if a file does not list them: all but each fourth."""
     return [i for i in range(num_layers) if (i + 1) % 4]
 
 

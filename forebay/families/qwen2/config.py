@@ -15,7 +15,7 @@ def asks_for_windows(fields: Fields) -> bool:
 
 
 def late_windows(fields: Fields) -> Windows | None:
-    """Return the windows of the layers from `max_window_layers` on, or None where they are off."""
+    """Return the windows of the layers from `max_window_layers` on, or None if they are off."""
 
     def late(num_layers: int) -> range:
         return range(fields.size("max_window_layers", default=28), num_layers)

@@ -30,11 +30,12 @@ _READERS: Final[Mapping[str, Callable[[Fields, Fields, int], Vision]]] = {
     "qwen3_vl_moe": qwen3_vl,
     "smolvlm": siglip,
 }
+TYPES: Final = tuple(_READERS)  # outer types whose images are served
 
 
 def vision_of(raw: Mapping[str, Any], where: str, processor: Mapping[str, Any], vocab_size: int) -> Vision | None:
     """Read the encoder in the fields of a model around a language model of `vocab_size`, and in those of its image
-    `processor`. None where there is none, and for types whose encoders are not served. ModelError for a wrong value."""
+    `processor`. None if there is none, and for types whose encoders are not served. ModelError for a wrong value."""
     read = _READERS.get(str(raw.get("model_type")))
     if read is None or raw.get("vision_config") is None:
         return None

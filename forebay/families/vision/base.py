@@ -90,7 +90,7 @@ class VisionConfig:
 
     @property
     def longest_span(self) -> int:
-        """Return the most tokens of a prompt between which attention is in both directions, 0 where it is causal."""
+        """Return the most tokens of a prompt between which attention is in both directions, 0 if it is causal."""
         return 0
 
     @property
@@ -137,8 +137,7 @@ def check_heads(config: VisionConfig, where: str) -> None:
 def pixel_numbers(
     processor: Fields, mean: Channels = HALVES, std: Channels = HALVES
 ) -> tuple[float, Channels, Channels]:
-    """Return by what pixels are multiplied, and their mean and deviation then: `mean` and `std` where the file is
-    silent."""
+    """Return the factor of pixels, and then their mean and deviation: `mean` and `std` if the file has none."""
     rescale = processor.number("rescale_factor", default=1 / 255)
     if not processor.flag("do_rescale", default=True):
         rescale = 1.0

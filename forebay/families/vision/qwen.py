@@ -45,8 +45,8 @@ class QwenConfig(VisionConfig):
 
     @property
     def max_tokens(self) -> int:
-        """Return the most tokens of an image: a narrow one has a token's edge at least, and what is made larger is
-        rounded up."""
+        """Return the most tokens of an image: a narrow one has at least a token's edge, and an enlarged one is rounded
+        up."""
         edge = self.token_edge
         grown = math.isqrt(MAX_RATIO * self.min_pixels) // edge + 1
         return max(self.max_pixels // edge**2, self.max_edge // edge, self.min_pixels // edge**2 + 2 * grown)
@@ -138,7 +138,8 @@ def check_sizes(config: QwenConfig, processor: Fields, where: str) -> None:
 
 
 def check_output_size(vision: QwenConfig, hidden_size: int, field: str = "out_hidden_size") -> None:
-    """Raise ModelError unless tokens are of the language model's width. `field` is where the encoder has its own."""
+    """Raise ModelError unless tokens are of the language model's width. `field` is the encoder's field of its own
+    width."""
     if vision.output_size != hidden_size:
         raise ModelError(
             f"vision_config has tokens of {vision.output_size} numbers ({field}), and the language model's "

@@ -11,8 +11,8 @@ from forebay.families.shape import Shape
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmallPictures:
-    """`tokens` come behind those of the text; the first stands for a row of an encoding. `written` is what the chat
-    template writes for an image, nothing where that is the first token. `around` gives the fields around the language
+    """`tokens` come behind those of the text; the first stands for a row of an encoding. `written` is the text that the
+    chat template writes for an image, empty if that is the first token. `around` gives the fields around the language
     model, for one of that shape whose tokens are those of text, and `inside` those of its own that it has besides.
     `files` are those that say how pictures become tiles and tokens, by their names."""
 

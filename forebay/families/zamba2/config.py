@@ -66,14 +66,14 @@ def _layer_types(fields: Fields) -> list[str]:
             "hybrid_layer_ids", f"{hybrids}: the order in which the shared blocks are used is that of layers"
         )
     if len(layers) != fields.size("num_hidden_layers"):
-        raise fields.wrong("num_hidden_layers", f"{len(layers)}, as many as there are types")
+        raise fields.wrong("num_hidden_layers", f"{len(layers)}, the number of types")
     return layers
 
 
 def _mixer(fields: Fields, bias: bool) -> Mamba2Mixer:
     heads, intermediate = fields.size("n_mamba_heads", default=8), expanded(fields)
     if intermediate % heads or fields.get("mamba_headdim") not in (None, intermediate // heads):
-        raise fields.wrong("n_mamba_heads", f"a divisor of {intermediate} channels, and mamba_headdim what is left")
+        raise fields.wrong("n_mamba_heads", f"a divisor of {intermediate} channels, and mamba_headdim the quotient")
     return Mamba2Mixer(
         num_heads=heads,
         head_dim=intermediate // heads,

@@ -1,7 +1,7 @@
 """Encoders of pictures: a tile of pixels to rows of a language model's embedding.
 
-Its layers run in slices, between which the state of a tile is kept: a step that decodes may so take a few of them at a
-time. A tile's bits do not depend on how it is cut, nor on what was encoded before.
+Its layers run in slices, between which the state of a tile is kept: a step that decodes may so run a few of them at a
+time. A tile's bits do not depend on the slices, nor on tiles encoded before.
 
 Shape letters: P patches of a tile, h hidden size of the encoder, H of the language model.
 """

@@ -103,7 +103,7 @@ def with_shared(
 def grouped_router(
     config: ModelConfig, experts: GroupedExperts, name: str, *, router: str = "gate", correction: str = CORRECTION
 ) -> RouterSpec:
-    """`name` is the checkpoint's prefix of the experts; behind it stand `router` and the correction."""
+    """`name` is the checkpoint's prefix of the experts, of `router` and of the correction."""
     return router_spec(
         config,
         experts,

@@ -28,7 +28,7 @@ def assistant(config: AssistantConfig, target: ModelConfig) -> AssistantSpec:
 
 
 def _check(config: AssistantConfig, target: Gemma4Config) -> None:
-    """ModelError where it does not fit the model that it is to draft for."""
+    """Raise ModelError if the assistant does not fit its target model."""
     pairs = {
         "vocabulary": (config.vocab_size, target.vocab_size),
         "hidden size": (config.backbone_size, target.hidden_size),
@@ -43,15 +43,15 @@ def _check(config: AssistantConfig, target: Gemma4Config) -> None:
     if config.sliding_window and target.sliding_window:
         pairs["sliding window"] = config.sliding_window, target.sliding_window
         if target.sliding_window < 2:
-            raise ModelError("the assistant reads what is behind a token, and the model's window is the token itself")
+            raise ModelError("the assistant reads tokens before a token, and the model's window is the token itself")
     for what, (ours, theirs) in pairs.items():
         if ours != theirs:
             raise ModelError(f"the assistant is for a {what} of {ours}, and the model's is {theirs}")
 
 
 def _block(config: AssistantConfig, target: Gemma4Config, layer: int) -> BlockSpec:
-    """Reads what the last layer of the model keeps that is of the same kind: whatever a query behind the last token
-    would see but for its own key, which nobody has."""
+    """Read the KV of the model's last layer of the same kind: all keys that a query behind the last token would see,
+    except its own, which does not exist."""
     kind = config.layer_types[layer]
     last = max(number for number, of in enumerate(target.layer_types) if of == kind)
     own = own_attention(config, layer)

@@ -28,7 +28,7 @@ _SCALE = 1.0  # of scores: queries and keys are normed
 
 
 def describe(config: Gemma4Config) -> DecoderSpec:
-    """Describe the whole model, with an embedding for each layer where the configuration has one."""
+    """Describe the whole model, with an embedding for each layer if the configuration has one."""
     blocks = [block(config, layer, _attention(config, layer)) for layer in range(config.num_layers)]
     return replace(
         decoder_spec(config, blocks),
@@ -39,8 +39,8 @@ def describe(config: Gemma4Config) -> DecoderSpec:
 
 
 def block(config: Gemma4Config, layer: int, attention: PartSpec) -> BlockSpec:
-    """Describe a layer around `attention`: an MLP, experts beside it and a gated embedding of the layer, each where
-    there is one."""
+    """Describe a layer around `attention`: an MLP, experts beside it and a gated embedding of the layer, each if the
+    configuration has it."""
     mlp = _mlp(config, layer)
     spec = block_spec(
         config,

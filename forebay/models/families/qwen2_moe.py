@@ -9,7 +9,7 @@ from forebay.models.families.qwen3_5_moe_text import qwen_experts
 
 
 def block(config: Qwen2MoeConfig, layer: int) -> BlockSpec:
-    """Describe a layer: Qwen2's, with experts instead of an MLP where it has them."""
+    """Describe a layer: Qwen2's, with experts instead of an MLP if it has them."""
     attention = replace(attention_spec(config, layer), qkv_bias=config.qkv_bias)
     return block_spec(config, layer, attention, _mlp(config, layer))
 

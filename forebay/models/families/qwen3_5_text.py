@@ -43,7 +43,7 @@ def with_draft_layer(config: Config) -> Config:
 
 
 def separate_inputs(config: Qwen35Config) -> Sequence[tuple[str, int]]:
-    """Return the names and rows of the delta rule's input matrices where the checkpoint has four."""
+    """Return the names and rows of the delta rule's input matrices if the checkpoint has four."""
     keys, values, heads = config.delta.key_size, config.delta.value_size, config.delta.num_value_heads
     return (("in_proj_qkv", 2 * keys + values), ("in_proj_z", values), ("in_proj_b", heads), ("in_proj_a", heads))
 

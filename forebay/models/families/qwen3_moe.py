@@ -7,7 +7,7 @@ from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_s
 
 
 def block(config: Qwen3MoeConfig, layer: int) -> BlockSpec:
-    """Describe a layer: Qwen3's, with experts instead of an MLP where it has them."""
+    """Describe a layer: Qwen3's, with experts instead of an MLP if it has them."""
     return block_spec(config, layer, attention_spec(config, layer, qk_norm=QkNorm.HEAD), _mlp(config, layer))
 
 

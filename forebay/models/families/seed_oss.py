@@ -8,6 +8,6 @@ from forebay.models.decoder import attention_spec, block_spec, mlp_spec
 
 
 def block(config: SeedOssConfig, layer: int) -> BlockSpec:
-    """Describe a layer: Llama's, with a bias of attention's output only where the configuration has it."""
+    """Describe a layer: Llama's, with a bias of attention's output only if the configuration has it."""
     attention = replace(attention_spec(config, layer), o_bias=config.attention_out_bias)
     return block_spec(config, layer, attention, mlp_spec(config, layer))

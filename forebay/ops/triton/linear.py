@@ -1,4 +1,4 @@
-"""Linear layers: cuBLAS through torch where the weight is dense, and one kernel for weights in codes and for experts.
+"""Linear layers: cuBLAS through torch for dense weights, and one kernel for weights in codes and for experts.
 
 The kernel also computes dense layers of a shape for which cuBLAS has other bits by the number of rows.
 
@@ -145,7 +145,7 @@ def _matmul(
 ):
     """out[i] = x[i] @ weight.T + bias, rows starts[g]..starts[g + 1] with the weight at addresses[g].
 
-    Row i is row x_rows[i] of x and row out_rows[i] of `out` where there are such.
+    Row i is row x_rows[i] of x and row out_rows[i] of `out` if these are given.
     """
     block = tl.program_id(0)
     group = block * 0
@@ -235,10 +235,10 @@ def _matmul(
 
 
 class TritonLinear(LinearOps):
-    """See `LinearOps`. What is packed is kept as it is, not copied: on a GPU nothing reads it faster in another order,
-    and there may be no room for it twice. So whoever packs a tensor must not change it afterwards.
+    """See `LinearOps`. A packed tensor is kept as it is, not copied: on a GPU no other order is read faster, and there
+    may be no room for it twice. So the caller must not change a tensor after packing it.
 
-    Weights in codes are multiplied by x as it is, not by x in codes as on a CPU: what a GPU waits for is the weights.
+    Weights in codes are multiplied by x as it is, not by x in codes as on a CPU: a GPU waits for the weights.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -332,7 +332,7 @@ class TritonLinear(LinearOps):
 
 
 def _plane(fields: U8, bits: int) -> U8:
-    """fields [N, K] of so many bits -> [N, K * bits / 8]: of 32, i is in byte i % (4 * bits), above those before it."""
+    """fields [N, K] of `bits` bits -> [N, K * bits / 8]: of 32, i is in byte i % (4 * bits), above those before it."""
     packed = fields.reshape(len(fields), -1, 8 // bits, 4 * bits)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     plane: U8 = np.bitwise_or.reduce(packed << shifts, axis=2).reshape(len(fields), -1)

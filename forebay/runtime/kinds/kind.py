@@ -29,8 +29,8 @@ class Columns(Protocol):
 
 
 class DeviceKind:
-    """A kind of cache on the device. The module `runtime/kinds/<name>.py` defines it as `DEVICE_KIND`; it exists where
-    the cache has more of the kind than padding. The defaults are those of a kind without inputs of its own.
+    """A kind of cache on the device. The module `runtime/kinds/<name>.py` defines it as `DEVICE_KIND`; it exists if the
+    cache has more of the kind than padding. The defaults are those of a kind without inputs of its own.
 
     A step gets its inputs as columns. Those of the plan are declared by the kind's part of the plan; `derived` are
     computed from the plan on the host, in `arrays`. Captured steps have tables of columns with pads:

@@ -88,7 +88,7 @@ class HisparseCoordinator(DeviceKind):
 
         seq_lens [S] int32 count the step's tokens, out_cache_loc [T] int64 are their locations in full KV, and
         req_pool_indices [S] int32 the rows. `positions` [T] int64 and `q_start` [S + 1] int32 None: a token of each
-        row. The host mirrors of both, where the host has them, are checked: IndexOutOfPool for a row that there is not,
+        row. The host mirrors of both, if the host has them, are checked: IndexOutOfPool for a row that does not exist,
         or for a sequence without tokens.
         """
         tiers, num_seqs = self._tiers, len(req_pool_indices)

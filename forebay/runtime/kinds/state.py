@@ -147,8 +147,8 @@ def _tracked(plan: StepPlan) -> dict[str, Array]:
 
 
 def _written(plan: StepPlan) -> dict[str, Array]:
-    """Return where a step of decodes with drafts writes states: PAD where it is not certain which tokens stay, or a
-    snapshot is wished for. These are written behind the step."""
+    """Return the slots to which a step of decodes with drafts writes states: PAD if it is not certain which tokens
+    stay, or a snapshot is requested. These are written behind the step."""
     work = plan.kinds.state
     written = np.where(plan.q_lens > 1, PAD, work.state_slots)
     written[work.snap_seqs] = PAD
@@ -169,7 +169,7 @@ def _snapshots(plan: StepPlan, q_start: Array) -> dict[str, Array]:
 
 
 def _check_snapshots(plan: StepPlan) -> None:
-    """Check that the snapshots of extends lie inside what is computed, and in order; a decode has one at most."""
+    """Check that the snapshots of extends lie inside the computed tokens, and in order; a decode has one at most."""
     seqs, lens = plan.kinds.state.snap_seqs, plan.kinds.state.snap_lens
     if (np.diff(seqs * (lens.max() + 1) + lens) <= 0).any():
         raise IndexOutOfPool(f"snap_seqs {seqs} at snap_lens {lens} are not in order")
@@ -196,7 +196,7 @@ def _batch(columns: Columns, q_start: Tensor, q_stop: Tensor, *snapshots: Tensor
 
 
 def _once(name: str, *slots: Array) -> None:
-    """Raise IndexOutOfPool for a slot, other than PAD, that stands twice in all of them together."""
+    """Raise IndexOutOfPool for a slot, other than PAD, that occurs twice in all of them together."""
     counts = np.bincount(slots[0] if len(slots) == 1 else np.concatenate(slots), minlength=1)
     counts[PAD] = 0
     if counts.max() > 1:

@@ -17,10 +17,10 @@ Tools = Mapping[str, Mapping[str, Any]]
 
 @dataclass(slots=True)
 class Answer:
-    """White space around the thinking, between calls, and alone before or behind calls is layout, and no part, unless
-    `exact`. Around a call it belongs to the text that it stands beside.
+    """The parts of an answer that are read so far. White space around the thinking, between calls, and alone before or
+    behind calls is layout and belongs to no part, unless `exact`. Around a call it belongs to the text beside it.
 
-    `marks` say from which character on everything is of which kind; what is behind the first `settled` is not decided.
+    `marks` has the character at which each kind begins. The kinds of characters behind the first `settled` are open.
     """
 
     cursor: Cursor
@@ -59,7 +59,7 @@ class Answer:
         self._waits = self._drops = False
 
     def _add(self, kind: TextKind, text: str, num_behind: int) -> None:
-        """Append what has just been taken, all but the last characters of it."""
+        """Append a part of the characters taken last, except the last `num_behind` of them."""
         self.parts.append(kind(text))
         self.settled = self.cursor.taken - num_behind
         self._mark(kind, self.settled - len(text))
@@ -74,8 +74,8 @@ class Answer:
         return Said if any(kind is Said for first, kind in self.marks[at:] if first < end) else self.marks[at][1]
 
     def pass_by(self, kind: Kind, text: str) -> Part | None:
-        """The part that `text`, which is not on the cursor, is where nothing besides is to be told; it then counts as
-        told."""
+        """Return `text`, which is not on the cursor, as a part, and count it as read. None if white space is pending or
+        the kind changes."""
         if kind is not self.marks[-1][1]:
             return None
         held = self._blank or self._waits or (kind is Thought and text[-1].isspace())
@@ -115,12 +115,12 @@ class Answer:
         self.layout()
 
     def layout(self) -> None:
-        """Count what has been taken since the last call as part of calls, not as text."""
+        """Count the characters taken since the last call as part of calls, not as text."""
         self.cursor.record = []
         self.settled = self.cursor.taken
 
     def give_up(self, kind: TextKind = Said) -> None:
-        """Count what has been recorded as text of `kind`: it was no call, or stands behind one."""
+        """Count the recorded characters as text of `kind`: they were no call, or follow one."""
         recorded, self.cursor.record = self.cursor.record or [], None
         self._append_text(kind, "".join(recorded))
 

@@ -92,8 +92,8 @@ def _object(answer: Answer, known: bool, name_first: bool) -> Reading[None]:
 
 
 def _held_arguments(cursor: Cursor, held: list[str], known: bool) -> Reading[bool]:
-    """Hold arguments that come before the name, or are no object: null and JSON in a string stand for one. With
-    `known`, other values are no arguments."""
+    """Hold arguments that come before the name or are not an object. null counts as {}, and an object in a JSON string
+    as the object. With `known`, other values are not accepted as arguments."""
     value: list[str] = []
     if not (yield from json_value(cursor, value.append)):
         return False
@@ -118,7 +118,7 @@ def _close_object(answer: Answer, name: str, held: list[str], begun: bool) -> Re
 
 
 def _member(answer: Answer) -> Reading[str | None]:
-    """The name of the next member of an object, its colon taken; None where there is none."""
+    """Take the next member's name and its colon, and return the name; None if there is no member."""
     word: list[str] = []
     yield from answer.cursor.spaces()
     if not (yield from json_string(answer.cursor, word.append)):
@@ -131,7 +131,7 @@ def _member(answer: Answer) -> Reading[str | None]:
 
 
 def _word(answer: Answer) -> Reading[str]:
-    """A string of JSON that may be a tool's name; "" where there is none."""
+    """Take a JSON string, and return it if it may be a tool's name; otherwise ""."""
     word: list[str] = []
     if not (yield from json_string(answer.cursor, word.append)):
         return ""

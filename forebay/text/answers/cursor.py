@@ -1,7 +1,7 @@
-"""An answer's text as it comes, for a program that reads it as if it were all there.
+"""An answer's text as it arrives, for a program that reads it as if it were complete.
 
-A program is a generator: where the text ends for now it yields, and goes on when there is more. Nothing is looked at
-again but what may become a marker, so reading takes time by the text's length, however it comes.
+A program is a generator: at the end of the available text it yields, and it continues with more. Only the beginning of
+a possible marker is read twice, so reading takes time linear in the text's length, whatever the pieces.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _LAYOUT: Final = re.compile(r"[\s,:]+")
 
 
 class Cursor:
-    """The position in a text that still grows. `record`, while there is one, keeps what is taken: text that is not
-    known yet to be a call. `taken` characters have been. `idle`: a program waits for more of a text of which all that
-    the pattern takes goes as it is."""
+    """The position in a text that still grows. If `record` is not None, it keeps the taken characters, which may turn
+    out to be a call or text. `taken` counts the characters taken. `idle` is set while a program waits for more of a
+    text whose characters, as far as the pattern matches, go to the sink unchanged."""
 
     def __init__(self) -> None:
         self.record: list[str] | None = None
@@ -36,7 +36,7 @@ class Cursor:
         self._at = 0
 
     def feed(self, text: str) -> None:
-        """Append text, and drop what has been taken."""
+        """Append text, and drop the characters already taken."""
         self._text, self._at = self._text[self._at :] + text, 0
 
     def take(self, count: int) -> str:
@@ -93,8 +93,8 @@ class Cursor:
         return self.run(_SPACE, drop)
 
     def until(self, markers: Markers, sink: Sink, limit: int | None = None) -> Reading[str]:
-        """The first of `markers`, taken; what stands before goes to `sink`. "" at the end of the text, or behind
-        `limit` characters."""
+        """Take the first of `markers` and return it; the text before it goes to `sink`. Return "" at the end of the
+        text, or after `limit` characters."""
         room = sys.maxsize if limit is None else limit
         while True:
             found = markers.pattern.search(self._text, self._at, min(sys.maxsize, self._at + room + markers.longest))
@@ -115,7 +115,7 @@ class Cursor:
                 yield
 
     def _safe_end(self, markers: Markers) -> int:
-        """Where what may become a marker begins."""
+        """Return the position at which a possible marker begins."""
         if self.ended:
             return len(self._text)
         for at in range(max(self._at, len(self._text) - markers.longest + 1), len(self._text)):
@@ -139,7 +139,7 @@ markers_of: Final = cache(Markers)
 
 
 def drop(text: str) -> None:
-    """The `Sink` of what is no part."""
+    """Discard text that belongs to no part: a `Sink`."""
 
 
 def json_string(cursor: Cursor, sink: Sink) -> Reading[bool]:
@@ -158,8 +158,8 @@ def json_string(cursor: Cursor, sink: Sink) -> Reading[bool]:
 
 
 def json_value(cursor: Cursor, sink: Sink) -> Reading[bool]:
-    """Copies a value of JSON, character for character, up to where its brackets are closed; False where it stops being
-    one. What stands between brackets and quotes is not looked at."""
+    """Copy a JSON value, character for character, until its brackets are closed. Return False if it stops being one.
+    The content between brackets and quotes is not parsed."""
     depth = 0
     while True:
         char = yield from cursor.peek()

@@ -1,4 +1,4 @@
-"""The formats that models are trained on, by name: which markers each has, and who reads what stands behind them."""
+"""The formats that models are trained on, by name: the markers of each, and the reader of its calls."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _CALL_ID: Final = "call{:05}"  # nine letters and digits are all that some templ
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """Calls stand behind one of `begins`, anywhere; with `bare` also without one at the head of an answer, where only
-    names of tools that there are make a call of it. `before` may stand between marker and call, what is in `after`
-    behind a call; `inside` are further markers. With `own` calls also begin anywhere in text, without a marker: there
-    `in_text` reads them (or `body`), and only names of tools that there are make a call of it. `layout` is never text.
-    `call_id` are ids that the model was trained on, by a call's number. With `told` it is told of tools, where that is
-    not with one of `begins`."""
+    """Calls follow one of `begins`, anywhere; with `bare` they may also begin an answer without a marker, if they name
+    a tool of the request. `before` may come between marker and call, and `after` behind a call; `inside` are further
+    markers. With `own` calls also begin anywhere in text without a marker: `in_text` (or `body`) reads them there, and
+    they must name a tool of the request. `layout` is never text. `call_id` are the ids that the model was trained on,
+    by a call's number. `told` is the marker with which the model is instructed to call, if it is not one of `begins`.
+    """
 
     name: str
     body: Body

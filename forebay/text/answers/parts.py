@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 
 class Said(NamedTuple):
-    """Text for whoever asked."""
+    """Text for the user."""
 
     text: str
 
@@ -25,8 +25,8 @@ class CallBegun(NamedTuple):
 
 
 class CallArguments(NamedTuple):
-    """More of a call's arguments: joined they are what the model wrote, character for character where its format
-    writes JSON, and JSON that is made of it where it does not."""
+    """More of a call's arguments. Joined, they are the model's characters if its format writes JSON, and otherwise JSON
+    made from them."""
 
     call: int
     text: str
@@ -47,9 +47,9 @@ Kind: TypeAlias = TextKind | type[CallArguments]
 
 
 class Reader(Protocol):
-    """Reads one answer as it comes. Parts joined do not depend on how the text was cut into pieces, no part is empty,
-    and what turns out to be no call is said. Held back is only what may be a marker. Of the first `settled` characters
-    is known what they belong to."""
+    """Reads one answer as it arrives. The joined parts do not depend on how the text was cut into pieces, no part is
+    empty, and text that turns out to be no call is visible text. Only a possible marker is held back. The kinds of the
+    first `settled` characters are final."""
 
     @property
     def settled(self) -> int: ...
@@ -61,8 +61,8 @@ class Reader(Protocol):
         """Read more text of the answer, and return the parts that are certain by now."""
 
     def pass_by(self, text: str) -> Part | None:
-        """The part that `text` is where it is one, all of it at once, and nothing else: it is then read. Else None, and
-        `push` reads it: this is for speed alone."""
+        """Return `text` as a part if it is exactly one part; it then counts as read. Otherwise return None, and `push`
+        must read it. This is an optimisation only."""
 
     def finish(self) -> list[Part]:
-        """At the end of the text: what was held back, and the end of a call that was cut off."""
+        """End the text: return the parts that were held back, and the end of a call that was cut off."""

@@ -76,10 +76,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """`ignores_tools`: the template writes nothing of tools. If it shows calls (`calls.hidden` false), these are in the
-    format that the model is told of. `variables` are those for thinking that change what it writes. `history`: which
-    messages it takes. `wants_whole_tools`: it refuses a tool without a description or parameters. `evidence` gives the
-    reasons."""
+    """`ignores_tools`: the template renders no tools. If it shows calls (`calls.hidden` false), the model is instructed
+    to use their format. `variables` are those for thinking that change the rendering. `history`: the messages that it
+    accepts. `wants_whole_tools`: it refuses a tool without a description or parameters. `evidence` gives the reasons.
+    """
 
     formats: AnswerFormats = field(default_factory=AnswerFormats)
     ignores_tools: bool = True
@@ -95,7 +95,7 @@ class Findings:
 
     @property
     def can_switch(self) -> bool:
-        """Whether the model can be told to think or not to."""
+        """Return whether a variable of the template switches thinking on or off."""
         return bool(self.variables & {"enable_thinking", "thinking"})
 
     def opens_thinking(self, prompt: str) -> bool:

@@ -25,7 +25,7 @@ def quoted(text: str) -> str:
 
 
 def python_value(cursor: Cursor, sink: Sink) -> Reading[bool]:
-    """Copies one literal up to the comma or bracket behind it; False where none is."""
+    """Copy one literal up to the comma or bracket behind it. Return False if there is no literal."""
     depth, comma = 0, False
     while True:
         yield from cursor.run(_SPACE, drop)
@@ -56,7 +56,7 @@ def python_value(cursor: Cursor, sink: Sink) -> Reading[bool]:
 
 
 def atom(word: str) -> str:
-    """Return the JSON of a word that stands without quotes: a string if it is no number and no constant."""
+    """Return the JSON of a word without quotes: a string if it is neither a number nor a constant."""
     if word in _NAMES:
         return _NAMES[word]
     if _PADDED.fullmatch(word):

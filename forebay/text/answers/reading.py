@@ -29,8 +29,8 @@ _RECIPIENT: Final = re.compile(r"to=functions\.([\w.\-/]+?)(?=[\s<]|$)")
 
 @dataclass(frozen=True)
 class AnswerFormats:
-    """How a model spells calls and thinking, by the names of `answers.formats`; None where it has none. `marks` are
-    what its chat template writes before and behind calls that the format has no marks for."""
+    """How a model spells calls and thinking, by the names of `answers.formats`; None if it has neither. `marks` are the
+    texts around calls in its chat template for which the format has no markers."""
 
     calls: str | None = None
     thinking: str | None = None
@@ -38,7 +38,7 @@ class AnswerFormats:
 
     @cached_property
     def spellings(self) -> frozenset[str]:
-        """The markers, which must be seen in the text also where they are tokens that texts do not show."""
+        """Return the markers, which must be visible in the text even if they are tokens that texts omit."""
         found = set[str]()
         if CHANNELS in (self.calls, self.thinking):
             found |= set(CHANNEL_SPELLINGS)
@@ -83,7 +83,7 @@ class AnswerReader:
 
     @property
     def thinking(self) -> bool:
-        """Return whether what comes next belongs to the thinking."""
+        """Return whether the next text belongs to the thinking."""
         return self._in_thought and self._answer.marks[-1][1] is not CallArguments
 
     def push(self, text: str) -> list[Part]:
@@ -204,7 +204,7 @@ class AnswerReader:
         self._answer.give_up()
 
     def _call(self, calls: CallFormat, *, known: bool, in_text: bool = False) -> Reading[None]:
-        """One or more that stand in a row."""
+        """Read one or more calls in a row."""
         cursor, answer = self._cursor, self._answer
         body = calls.in_text if in_text and calls.in_text is not None else calls.body
         more = True

@@ -1,4 +1,4 @@
-"""Calls whose keys and values stand between tags, and the JSON that is made of them."""
+"""Calls with keys and values between tags, and the JSON made from them."""
 
 from __future__ import annotations
 

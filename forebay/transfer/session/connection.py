@@ -119,7 +119,8 @@ class Connection:
             raise ConnectionLost(f"it left {len(self._unsent)} bytes unread")
 
     def joined(self) -> None:
-        """From here on there are faults, where they are asked for: a greeting that is lost shows only in time."""
+        """Inject faults from here on, if they are configured: a greeting that is lost would only show after a
+        time-out."""
         self._faults = Faults(self._chaos, self._clock)
 
     @property
@@ -132,7 +133,8 @@ class Connection:
         return bool(self._unsent)
 
     def receive(self) -> Iterator[msgspec.Struct]:
-        """The frames that have come. Raises ConnectionLost, and WireError for what is no frame of this session."""
+        """Return the frames that have arrived. Raises ConnectionLost, and WireError for bytes that are no frame of this
+        session."""
         try:
             data = self.sock.recv(RECEIVE_BYTES)
         except BlockingIOError:
@@ -163,27 +165,27 @@ class Connection:
     # -- greetings -------------------------------------------------------------------------------------------------
 
     def greet(self, cluster_key: bytes, hello: Hello) -> None:
-        """Decode: begin; what comes back is a `Challenge`."""
+        """Decode: begin the session; the answer is a `Challenge`."""
         keys = Keys(cluster_key)
         self.encoder = FrameEncoder(keys.to_prefill, 0)
         self.decoder = FrameDecoder(Challenge, keys.to_decode, 0, cap=MAX_GREETING_BYTES)
         self.send(hello)
 
     def enter(self, cluster_key: bytes, hello: Hello, challenge: Challenge) -> None:
-        """Decode: go on with the session's keys."""
+        """Decode: switch to the session's keys."""
         keys = session_keys(cluster_key, hello, challenge)
         self.encoder = FrameEncoder(keys.to_prefill, hello.epoch)
         self.decoder = self.decoder.succeeded_by(FrameDecoder(ToDecode, keys.to_decode, hello.epoch))
 
     def await_greeting(self, cluster_key: bytes) -> None:
-        """Prefill: what comes first is a `Hello`."""
+        """Prefill: expect a `Hello` as the first frame."""
         keys = Keys(cluster_key)
         self.encoder = FrameEncoder(keys.to_decode, 0)
         self.decoder = FrameDecoder(Hello, keys.to_prefill, 0, cap=MAX_GREETING_BYTES)
 
     def admit(self, cluster_key: bytes, hello: Hello, instance: str) -> None:
-        """Prefill: answer, and go on with the session's keys. A recorded `Hello` comes this far and no further.
-        WireError, once it has been told, for a peer of another protocol."""
+        """Prefill: answer, and switch to the session's keys. A recorded `Hello` gets this far and no further.
+        WireError, after the answer, for a peer of another protocol."""
         challenge = Challenge(protocol=PROTOCOL, instance=instance, nonce=secrets.token_bytes(NONCE_BYTES))
         self.send(challenge)
         if hello.protocol != PROTOCOL:
@@ -239,10 +241,10 @@ class Guard:
 
 
 class Loop:
-    """Serves control connections on one thread, on which everything of sessions and tickets happens.
+    """Serves control connections on one thread, on which all work of sessions and tickets is done.
 
-    It never waits for bytes, so that heartbeats go out whatever is being copied. An exception while a peer is served
-    ends the session with this peer and nothing else (C33). `clock` has the seconds of the current tick.
+    It never waits for bytes, so that heartbeats are sent during every copy. An exception while a peer is served ends
+    the session with this peer and nothing else (C33). `clock` has the seconds of the current tick.
     """
 
     def __init__(self, engine: LocalEngine) -> None:
@@ -283,7 +285,7 @@ class Loop:
     # -- for sessions ----------------------------------------------------------------------------------------------
 
     def listen(self, listener: socket.socket, accept: Callable[[], None]) -> None:
-        """Call `accept` whenever somebody connects to `listener`."""
+        """Call `accept` for each new connection to `listener`."""
         self._accept = accept
         self._selector.register(listener, selectors.EVENT_READ)
 
@@ -344,7 +346,7 @@ class Loop:
             self.events.wake()
 
     def turn(self, timeout_s: float) -> None:
-        """Serve what is ready, after at most `timeout_s` seconds, and all calls."""
+        """Serve the ready connections, after at most `timeout_s` seconds, and all calls."""
         for key, mask in self._selector.select(timeout_s):
             if key.data is not None:
                 self._serve(key.data, mask)

@@ -1,7 +1,7 @@
 """The thread that moves bytes: it gathers, writes, receives, checks and scatters chunks, and never decides.
 
-Jobs tell it what to do, reports say what it did. A ticket that was dropped is none: what still comes for it is read and
-thrown away. Prefill's chunks are the sender's, decode's are the receiver's.
+Jobs are its input, reports its output. Bytes that still arrive for a dropped ticket are read and discarded. Prefill's
+chunks are the sender's, decode's are the receiver's.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Wrote(NamedTuple):
 
 
 class Landed(NamedTuple):
-    """All that was due has arrived; how fast, of all chunks behind the first, whose begin nobody knows."""
+    """All bytes have arrived; and the rate, of all chunks after the first, whose start time is unknown."""
 
     nonce: bytes
     bytes_per_s: float
@@ -243,14 +243,15 @@ class Receiver:
             self._land(*found)
 
     def target(self, chunk: Chunk) -> list[memoryview]:
-        """Where a chunk that begins to come lies at its end; nowhere where that is not certain, or in short runs."""
+        """Return the final location of a chunk that begins to arrive; None if it is not certain yet, or in short
+        runs."""
         piece = self._due(chunk)
         if piece is None or self._memory.num_bytes(piece) != chunk.num_bytes:
             return []
         return self._memory.parts(piece)
 
     def _land(self, chunk: Chunk, checksum: int, data: U8 | None) -> None:
-        """Check a chunk and copy it to the places of its ticket, unless it lies there already."""
+        """Check a chunk and copy it to the places of its ticket, unless it is there already."""
         piece = self._due(chunk)
         if piece is not None and self._is_whole(chunk, piece, checksum):
             if data is not None:
@@ -264,7 +265,7 @@ class Receiver:
             self._landed(chunk, piece)
 
     def _due(self, chunk: Chunk) -> Piece | None:
-        """Return where the chunk goes; None if its ticket was dropped, or if something else was due."""
+        """Return the places of the chunk; None if its ticket was dropped, or if another chunk was due."""
         arrival = self.arrivals.get(chunk.nonce)
         if arrival is None:
             return None

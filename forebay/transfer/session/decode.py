@@ -1,4 +1,5 @@
-"""Decode's role: offers of places to prefill servers, what has come into them, and when they are nobody's again."""
+"""Decode's role: offers of places to prefill servers, the chunks that have arrived in them, and when they are free
+again."""
 
 from __future__ import annotations
 
@@ -245,7 +246,7 @@ class Peer(DecodeSide):
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Send heartbeats, end what has waited too long, and connect where something waits."""
+        """Send heartbeats, end tickets that have waited too long, and connect if an offer waits."""
         limit_s = self._engine.options.bootstrap_timeout_s
         if self.session is not None:
             self._loop.guard.run(self.session.where, partial(self.session.tick, now), self.session.lose)
@@ -277,7 +278,7 @@ class DecodeStage:
 
     @property
     def num_unfenced(self) -> int:
-        """Tickets that have broken and whose places somebody may still write to; for any thread."""
+        """Return the number of broken tickets with places that a peer may still write to; for any thread."""
         return sum(receipt.state is Received.BROKEN for _, receipt in [*self._receipts.values()])
 
     def transport(self, address: Address) -> str:
@@ -359,7 +360,7 @@ class DecodeStage:
         self.end_sessions("this engine ends")
 
     def tick(self) -> None:
-        """Let every peer send heartbeats, end what has waited too long, and connect."""
+        """Let every peer send heartbeats, end tickets that have waited too long, and connect."""
         now = self._loop.clock()
         for peer in [*self._peers.values()]:
             peer.tick(now)

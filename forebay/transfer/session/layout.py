@@ -13,7 +13,7 @@ from forebay.transfer.wire.frames import Layout
 
 
 def layout_of(cache: CachePool, config: EngineConfig, *, vocab_size: int, kernels: str) -> Layout:
-    """`kernels` is the name of the variant that computes; the rest stands in the configuration."""
+    """Return the layout: `kernels` is the name of the variant that computes; the rest comes from the configuration."""
     draft = config.speculation.draft_model_path if config.speculation.algorithm.keeps_kv else None
     return Layout(
         page_size=cache.page_size,

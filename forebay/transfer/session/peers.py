@@ -271,7 +271,7 @@ class SessionWithDecode(ConnectionUser):
             case frames.Declined() | frames.Settled() | frames.Withdrawn():
                 self._user.on_session_frame(self, frame)
             case _:
-                raise WireError(f"a {type(frame).__name__} frame came where none was due")
+                raise WireError(f"a {type(frame).__name__} frame arrived while none was expected")
 
     def _invited(self, address: bytes) -> None:
         """Follow decode's invitation to its memory, beside the loop: that may take long."""
@@ -307,7 +307,7 @@ class SessionWithDecode(ConnectionUser):
         self.lose(failure)
 
     def lose(self, failure: Failure) -> None:
-        """Once. The user is told last: what it then sends goes nowhere."""
+        """End the session, once. The user is notified last: messages that it then sends are dropped."""
         if self.is_over:
             return
         self.is_over = True

@@ -1,4 +1,4 @@
-"""Prefill's role: who may connect, what they have places for, and what of it has been sent."""
+"""Prefill's role: the decode engines that may connect, the places that they offer, and the chunks sent to them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = get_logger("transfer")
 
 @dataclass(slots=True)
 class Shipment:
-    """A ticket as prefill has it. `unwritten` pieces are the data thread's; `moved_at` is when it last went on."""
+    """A ticket on prefill. `unwritten` pieces are with the data thread; `moved_at` is the time of its last progress."""
 
     ticket: Ticket
     session: SessionWithDecode
@@ -170,7 +170,7 @@ class Shipments:
         self._step(shipment, what)
 
     def on_wrote(self, report: data_thread.Wrote) -> None:
-        """Count a piece that has left, and tell decode of one that was written to its memory."""
+        """Count a piece that was sent, and notify decode of one that was written to its memory."""
         shipment = self.open.get(report.chunk.nonce)
         if shipment is None:
             return
@@ -201,7 +201,7 @@ class Shipments:
 
     def held(self, session: SessionWithDecode) -> list[bytes]:
         """Return the tickets that this engine still holds; none while it takes no events, so that a hanging engine
-        renews nothing. Decode renews only what has not come to its end there."""
+        renews nothing. Decode renews only tickets that have not ended there."""
         if self._loop.events.untaken_s > self._engine.options.lease_s:
             return []
         return [shipment.ticket.nonce for shipment in self.open.values() if shipment.session is session]
@@ -273,7 +273,7 @@ class PrefillStage(ConnectionUser, PrefillSide):
             case frames.Declined() if guest.hello is not None:  # where it was refused
                 self._shipments.decline(guest.hello, frame)
             case _:
-                raise WireError(f"a {type(frame).__name__} frame came where a greeting was due")
+                raise WireError(f"a {type(frame).__name__} frame arrived instead of a greeting")
 
     def _introduce(self, link: Connection, hello: frames.Hello, frame: frames.Introduce) -> None:
         engine = self._engine

@@ -1,1 +1,1 @@
-"""Tickets of transfers as data: what has been sent and received of each. No I/O."""
+"""Tickets of transfers as data: the sent and received parts of each. No I/O."""

@@ -169,7 +169,7 @@ PREFILL: Final[Table[Shipped, PrefillEvent, PrefillAction]] = {
 
 
 class Landing:
-    """Where a sequence goes, and what of it has come: every region's positions in order and exactly once."""
+    """The places of a sequence, and the positions that have arrived: of every region in order and exactly once."""
 
     def __init__(self, shapes: Mapping[str, KindShape], spans: Mapping[str, Span], num_tokens: int) -> None:
         self._places = Whereabouts(shapes, dict(spans))
@@ -189,7 +189,7 @@ class Landing:
             or not first < end <= self._ends[kind]
             or (upcoming[region : region + num_regions] != first).any()
         ):
-            raise OfferError(f"{kind} {first}..{end} of regions {region}+{num_regions} is not what was due")
+            raise OfferError(f"{kind} {first}..{end} of regions {region}+{num_regions} is not the expected chunk")
         return Piece(kind, region, num_regions, first, end, self._places(kind, first, end))
 
     def landed(self, piece: Piece) -> None:
@@ -203,7 +203,7 @@ class Landing:
 
 @dataclass(slots=True)
 class Arrival:
-    """A landing and its rate: bytes since the end of its first chunk, whose begin nobody knows. `now` in seconds."""
+    """A landing and its rate: bytes since the end of its first chunk, whose start time is unknown. `now` in seconds."""
 
     landing: Landing
     since: float = 0.0

@@ -40,5 +40,5 @@ def open_transports(endpoint: Endpoint, place: Place | None) -> dict[str, OneSid
 
 
 def maps_caches(backend: TransferBackend) -> bool:
-    """Return whether decode's caches must be allocated where another process can map them."""
+    """Return whether decode's caches must be allocated in memory that another process can map."""
     return any(transport.maps_caches for transport in transports_of(backend).values())

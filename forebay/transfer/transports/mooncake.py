@@ -1,8 +1,8 @@
-"""Chunks by Mooncake's transfer engine: one-sided writes, by RDMA where the machine has it, else by TCP.
+"""Chunks by Mooncake's transfer engine: one-sided writes, by RDMA if the machine has it, else by TCP.
 
-What it calls done has been written on the other side. Of what it calls failed nobody knows whether some of it still
-comes: such a chunk's ticket stays open for good. Its port has no key: whoever reaches it can write to what is
-registered, so it is for networks that are yours alone.
+A write that it reports as done is complete on the other side. A write that it reports as failed may still arrive: the
+ticket of such a chunk stays open for good. Its port has no key, and every process that reaches it can write to the
+registered memory, so it is only for networks that are yours alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class MooncakeWriter(WriterByAddress):
     _writes: list[int]  # that go on
 
     def _write(self, stretches: Stretches) -> None:
-        """One for each: of a batch nobody is told when the last of it is over, if one fails."""
+        """Submit one write for each run: for a batch with a failed write, Mooncake does not report when the last one
+        ends."""
         self._writes = []
         for ours, theirs, length in zip(*(column.tolist() for column in stretches), strict=True):
             write = self._library.transfer_submit_write(self._peer, ours, theirs, length)

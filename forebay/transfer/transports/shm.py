@@ -1,8 +1,8 @@
 """Chunks copied straight into the other engine's cache, which on one machine both processes can map.
 
-Decode's cache lies in files without names. Their descriptors go to prefill over a socket of this machine, to a process
-of the same user that knows the session's word; from then on it writes there by itself. So silence does not close what
-it may touch: its own word does, or the end of its process, which a descriptor of the process tells and no clock.
+Decode's cache is in files without names. Their descriptors are sent to prefill over a socket of this machine, to a
+process of the same user that knows the session's secret; from then on prefill writes there by itself. So a time-out
+does not close a ticket: prefill's message does, or the end of its process, which a process descriptor reports.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class _Files(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Shm(OneSided):
-    """`place` finds `regions` in files that another process can map; None where it cannot, which prefill need not."""
+    """`place` finds `regions` in files that another process can map; None if there are none, which is allowed on
+    prefill."""
 
     one_machine = True
 
@@ -88,7 +89,7 @@ class Shm(OneSided):
         self._place, self._timeout_s, self._faults = place, timeout_s, Faults(chaos, time.monotonic)
 
     def reach(self, pid: int) -> ShmReach:
-        """Open this memory to one writer. `pid` is not used: the kernel tells which process connects."""
+        """Open this memory to one writer. `pid` is not used: the kernel reports which process connects."""
         assert self._place is not None, "decode was to know where its caches are"
         return ShmReach(self._regions, self._place, self._timeout_s)
 
@@ -132,11 +133,11 @@ class ShmReach(Reach):
         return msgspec.msgpack.encode(_Address(self._name, self._word))
 
     def writer_is_dead(self) -> bool:
-        """To be asked when closed: nobody is let in any more."""
+        """Call it after `close`, when no further writer is admitted."""
         return self._process < 0 or process_has_ended(self._process)
 
     def close(self) -> None:
-        """Let nobody in any more. Who was stays known: `writer_is_dead`."""
+        """Admit no writer any more. Earlier writers are still known: `writer_is_dead`."""
         self._is_closing = True
         for sock in (self._listener, self._guest):
             if sock is not None:
@@ -161,8 +162,8 @@ class ShmReach(Reach):
             log.info(event("shm_nobody_came", why=str(error)))
 
     def _admit(self, guest: socket.socket) -> None:
-        """The descriptor of the process is had before those of the files go: what can write is always known. That the
-        number was still the process's own when that was opened, its answer afterwards proves."""
+        """Open the descriptor of the process before the files are sent: every possible writer is always known. Its
+        answer afterwards proves that the process number was still its own."""
         credentials = guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(credentials)
         if uid != os.getuid() or pid == 0:
@@ -238,7 +239,7 @@ def _regions(
         if shape is None or index >= len(shape.bytes_per_place) or not 0 <= file < len(maps):
             raise WireError(f"the peer has a region of {kind} that is not of this layout")
         if offset < 0 or num_bytes < 0 or offset + num_bytes > len(maps[file]):
-            raise WireError(f"a region of {kind} lies at {offset}, {num_bytes} bytes, of a file of {len(maps[file])}")
+            raise WireError(f"a region of {kind} is at {offset}, {num_bytes} bytes, of a file of {len(maps[file])}")
         size = page_size if shape.by_token else 1
         num_ids = num_bytes // (size * shape.bytes_per_place[index])
         data = np.frombuffer(maps[file], dtype=np.uint8, count=num_bytes, offset=offset)

@@ -75,7 +75,7 @@ class TcpReader(Reader):
         self._is_staged, self._sum = True, xxhash.xxh3_64()
 
     def advance(self, target: Callable[[Chunk], list[memoryview]]) -> tuple[Chunk, int, U8 | None] | None:
-        """See `Reader`; the end of the file is an OSError too. What comes is summed while it is in the processor's
+        """See `Reader`; the end of the file is an OSError too. Bytes are summed while they are in the processor's
         cache."""
         try:
             while self._chunk is None:
@@ -119,7 +119,7 @@ class TcpReader(Reader):
 
 
 def _take(parts: deque[memoryview], num_bytes: int) -> list[memoryview]:
-    """So many bytes off the front."""
+    """Take `count` bytes from the front."""
     taken = []
     while parts and num_bytes >= len(parts[0]):
         num_bytes -= len(parts[0])

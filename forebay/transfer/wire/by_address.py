@@ -168,7 +168,7 @@ class OneSidedByAddress(OneSided):
 
 
 class ReachByAddress(Reach):
-    """`pid` 0: a process of another machine, whose end nobody here can see; its word alone counts."""
+    """`pid` 0: a process of another machine, whose end cannot be observed here; only its own message counts."""
 
     def __init__(self, invitation: bytes, pid: int) -> None:
         self._invitation = invitation

@@ -1,7 +1,7 @@
-"""Faults on purpose: what `--chaos` makes of the frames and chunks that an engine sends.
+"""Faults on purpose: the changes that `--chaos` makes to the frames and chunks of an engine.
 
-What is lost, doubled, late or altered on a connection is found by its number or its seal: the session ends, and with it
-every ticket it had. Of the bytes of a chunk the checksum tells, and its ticket breaks alone.
+A frame that is lost, duplicated, late or altered is found by its number or its HMAC: the session ends, with all of its
+tickets. An altered chunk is found by its checksum, and only its ticket breaks.
 """
 
 from __future__ import annotations

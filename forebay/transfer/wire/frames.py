@@ -111,7 +111,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge", kw_only=True):
-    """Goes to whoever knows the cluster key, whatever protocol it speaks: every version keeps `Hello` and this."""
+    """Sent to every peer that knows the cluster key, of any protocol: every version keeps `Hello` and this."""
 
     protocol: Protocol
     instance: Instance
@@ -142,7 +142,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
-    """The first frame of a connection of chunks: who sends it has the session's key."""
+    """The first frame of a connection of chunks: its sender has the session's key."""
 
 
 class Invite(msgspec.Struct, frozen=True, tag="invite"):
@@ -156,7 +156,8 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """The sender lives. Prefill names the tickets whose requests its engine has; none where that does not take news."""
+    """The sender is alive. Prefill names the tickets that its engine has requests for; none while its engine takes no
+    events."""
 
     held: Annotated[list[Nonce], Meta(max_length=MAX_TICKETS)] = []
 
@@ -339,7 +340,7 @@ def heartbeat_timeout(where: str, seconds: float) -> Failure:
 
 
 def lease_timeout(where: str, seconds: float) -> Failure:
-    """Return the failure of a ticket with which the peer has not gone on."""
+    """Return the failure of a ticket on which the peer has made no progress."""
     return Failure.of(RequestTimeout(f"{where} has not gone on for {seconds:g} s", code="lease_timeout"))
 
 

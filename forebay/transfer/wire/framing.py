@@ -1,4 +1,4 @@
-"""Frames that nobody without the key can make, repeat, reorder or alter: bytes in, bytes out, no sockets.
+"""Frames that cannot be made, repeated, reordered or altered without the key: bytes in, bytes out, no sockets.
 
 A frame is a header, the HMAC-SHA256 of header and body, and the body. The header has the length of the body and the
 session's epoch, little-endian uint32 each, and the direction's sequence number, uint64. A frame is checked before
@@ -68,7 +68,7 @@ class FrameDecoder:
     """Bytes, cut anywhere, to frames of a union of tagged structs. Holds at most one unfinished frame.
 
     `cap` bounds the first frame, by which the peer proves that it has the key; later ones may have `MAX_FRAME_BYTES`.
-    The first fault raises WireError, and so does every later call, since what is faulty stays in front: after it
+    The first fault raises WireError, and so does every later call, since the faulty bytes stay in front: after a fault
     nothing on the stream can be trusted.
     """
 
@@ -80,7 +80,7 @@ class FrameDecoder:
         self._buffer = bytearray()
 
     def succeeded_by(self, other: FrameDecoder) -> FrameDecoder:
-        """`other`, which goes on with what follows the last frame."""
+        """Return `other`, which continues with the bytes behind the last frame."""
         other.feed(self._buffer)
         self._buffer = bytearray()
         return other

@@ -35,7 +35,7 @@ checksum: Final = xxhash.xxh3_64_intdigest
 
 
 class Memory(Protocol):
-    """One side's regions. What is in a piece lies one region after the other, each place by place."""
+    """One side's regions. A piece contains one region after the other, each place by place."""
 
     def num_bytes(self, piece: Piece) -> int:
         """Return the bytes of all places of a piece."""
@@ -54,22 +54,24 @@ class Memory(Protocol):
         ...
 
     def sum(self, piece: Piece, staging: U8) -> int:
-        """The checksum of what lies there."""
+        """Return the checksum of the bytes in these places."""
         ...
 
     def parts(self, piece: Piece) -> list[memoryview]:
-        """Where it lies, in order, in runs long enough for a copy of their own; none where it is to be gathered."""
+        """Return the memory of the piece, in order, in runs long enough for a copy of their own; none if it must be
+        gathered."""
         ...
 
     def copy(self, piece: Piece, there: HostMemory, places: I64, staging: U8) -> int:
-        """To `places` of another engine's memory; the checksum of what was read."""
+        """Copy to `places` of another engine's memory; return the checksum of the bytes read."""
         ...
 
 
 class Writer(Protocol):
-    """Prefill's end towards one decode engine. One chunk at a time: `begin`, then `advance` until it has left.
+    """Prefill's end towards one decode engine. One chunk at a time: `begin`, then `advance` until it is complete.
     `holds_places`: between the two it reads this side's places, or writes the other's; `closes_at_once`: `close` ends
-    that, where others are closed behind it alone; `is_lost`: nobody will ever know whether what it was at is over."""
+    such a write, while other writers are only closed after it; `is_lost`: it will never be known whether the last write
+    is over."""
 
     holds_places: bool
     closes_at_once: bool
@@ -96,9 +98,9 @@ class Reader(Protocol):
     """Decode's end of a connection of chunks."""
 
     def advance(self, target: Callable[[Chunk], list[memoryview]]) -> tuple[Chunk, int, U8 | None] | None:
-        """Return the next chunk when it is whole, None before: with the checksum of what came and its bytes, which are
-        valid until the next call, or None where they lie in what `target` returned for it. OSError or WireError where
-        no more can come."""
+        """Return the next chunk when it is whole, None before: with the checksum of its bytes and the bytes, which are
+        valid until the next call, or None if they are in the memory that `target` returned for it. OSError or WireError
+        if no more bytes can arrive."""
         ...
 
     def divert(self, nonce: bytes) -> None:
@@ -106,7 +108,7 @@ class Reader(Protocol):
         ...
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when `advance` can go on."""
+        """Return the descriptor that is readable when `advance` can continue."""
         ...
 
     def close(self) -> None:
@@ -140,11 +142,11 @@ class Reach(Protocol):
         ...
 
     def writer_is_dead(self) -> bool:
-        """Whether it is known for certain that whoever was let in can write no more. Never a guess."""
+        """Return whether it is certain that no admitted writer can write any more."""
         ...
 
     def close(self) -> None:
-        """Let nobody in any more; a writer that was let in may go on until it is dead."""
+        """Admit no writer any more; an admitted writer may continue until it is dead."""
         ...
 
 
@@ -162,8 +164,8 @@ class Endpoint:
 class Transport:
     """The declaration of a transport, which its module in `forebay.transfer.transports` has as `TRANSPORT`.
 
-    `maps_caches`: writers map decode's caches, so these must be allocated where another process can map them; `place`
-    then finds them, and is None where they are not.
+    `maps_caches`: writers map decode's caches, so these must be allocated in memory that other processes can map;
+    `place` then finds them, and is None otherwise.
     """
 
     maps_caches = False
@@ -214,7 +216,7 @@ def chunk_bytes(shapes: Mapping[str, KindShape]) -> int:
 
 
 def bytes_at(region: Region) -> U8:
-    """A view; whoever made the cache keeps it alive."""
+    """Return a view; the owner of the cache keeps it alive."""
     memory = memoryview((ctypes.c_ubyte * region.num_bytes).from_address(region.address))
     return np.frombuffer(memory.cast("B"), dtype=np.uint8)
 
@@ -326,14 +328,14 @@ class Runs:
 
 
 def runs(*places: I64) -> list[tuple[int, int]]:
-    """Where each of these goes on place by place: [begin, end) of neighbours merged."""
+    """Return [begin, end) of the runs in which all of these are consecutive, place by place."""
     cuts = np.flatnonzero(np.any([np.diff(some) != 1 for some in places], axis=0)) + 1
     return list(pairwise([0, *cuts.tolist(), len(places[0])]))
 
 
 class DeviceMemory(Memory):
-    """Steps that wrote what is gathered have completed, and none that will read what is scattered has been launched:
-    so the stream waits for no other, and each call for its own."""
+    """Steps that wrote the gathered bytes have completed, and no step that will read the scattered bytes has been
+    launched: so the stream waits for no other, and each call for its own."""
 
     def __init__(self, cache: CachePool, shapes: Mapping[str, KindShape]) -> None:
         self._regions = {
@@ -389,9 +391,9 @@ class DeviceMemory(Memory):
 
 
 def check_all(found: Mapping[str, Sequence[object]], shapes: Mapping[str, KindShape]) -> None:
-    """WireError where the peer has told of less than it keeps."""
+    """Raise WireError if the peer has announced fewer regions than it keeps."""
     for kind, shape in shapes.items():
         if len(found[kind]) != len(shape.bytes_per_place):
             raise WireError(
-                f"the peer has told of {len(found[kind])} regions of {kind}, not {len(shape.bytes_per_place)}"
+                f"the peer has announced {len(found[kind])} regions of {kind}, not {len(shape.bytes_per_place)}"
             )
