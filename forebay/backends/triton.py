@@ -23,6 +23,8 @@ def _fit(here: Here) -> Fit:
 
 
 def _make(num_threads: int, activation_bits: int, memory: WeightMemory | None) -> Ops:
+    import torch
+
     try:
         from forebay.ops.triton import TritonOps
     except ImportError as error:
