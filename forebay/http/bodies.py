@@ -13,11 +13,11 @@ from starlette.types import Scope
 from forebay.base import json_text
 from forebay.base.errors import InvalidRequest, Overloaded, PayloadTooLarge
 from forebay.base.proof import PROOF, digest_of
+from forebay.base.room import Room
 from forebay.http.errors import LLAMA_SERVER, OLLAMA, HttpError
 from forebay.http.lifecycle import ClientGone
 from forebay.http.preparation import Client
 from forebay.http.workers import Workers
-from forebay.scheduler.limits import Room
 
 
 class Parsed(Protocol):

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from starlette.types import Receive
 
 from forebay.base.errors import Unavailable
+from forebay.base.room import Room
 from forebay.http.security import Tenant
-from forebay.scheduler.limits import Room
 
 
 class Lifecycle:

@@ -19,8 +19,8 @@ from typing import Final
 from starlette.types import Message
 
 from forebay.base.errors import Overloaded
+from forebay.base.room import Room
 from forebay.http.lifecycle import ClientGone, Watch
-from forebay.scheduler.limits import Room
 
 MAX_WAITING: Final = 512  # turns that wait in a lane; of a tenant its share, once they are as many
 MAX_WAIT_S: Final = 30.0  # of one of them

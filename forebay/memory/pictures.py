@@ -3,18 +3,16 @@
 A picture's tokens have ids of their own in `Request.tokens`, from the vocabulary's size upward: one run of ids for each
 namespace, digest, grid and sizes of tiles. So the prefix cache compares pictures exactly, as it compares text (C34).
 
-Encodings lie in blocks of rows, which a picture's tiles share; row 0 is the padding. What a request needs is reserved
-when it arrives and kept until it ends, so nothing waits for memory in between. Steps run in the order of their launch:
-a step in flight has read or written the rows of an encoding before a later one writes another into its blocks.
+A request has the pixels of its pictures from its arrival to its end, in room that tenants share. Encodings have rows
+from the turn of a request that needs them, and lose them to others if no prompt under way does (`memory/encodings.py`).
 """
 
 from __future__ import annotations
 
+from collections import Counter as Sum
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise, starmap
-from math import ceil
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
@@ -23,15 +21,16 @@ import numpy.typing as npt
 from forebay.base.counters import Counter
 from forebay.base.errors import Overloaded, RequestTooLarge
 from forebay.base.pixels import Size, num_pixel_bytes
+from forebay.base.room import Room
 from forebay.base.units import human_bytes
 from forebay.config.engine_config import Ledger
 from forebay.config.pictures import PictureConfig
+from forebay.memory.encodings import NO_ID, Encoding, EncodingRows, Key, Tile
 from forebay.memory.holding import Steps
-from forebay.memory.slots import NO_IDS, Holder, Ids, Slots
+from forebay.memory.radix_node import Tenants
+from forebay.memory.slots import NO_IDS, Ids
 
-PICTURE: Final = "picture"
 END_OF_IDS: Final = 1 << 31  # tokens are int32
-NO_ID: Final = 0
 
 _Int = TypeVar("_Int", np.int32, np.int64)
 
@@ -41,9 +40,6 @@ COUNTERS: Final = (
     Counter("encoded_tiles", "Tiles of pictures that were encoded"),
     Counter("evicted_encodings", "Encodings of pictures dropped to make room"),
 )
-
-Key = tuple[str, bytes, tuple[int, int], tuple[Size, ...]]
-"""Of a picture: namespace, digest, grid and the sizes of its tiles."""
 
 
 class OutOfIds(Exception):
@@ -67,114 +63,69 @@ def _key(namespace: str, its: Pixels) -> Key:
     return namespace, its.digest, its.grid, its.sizes
 
 
-@dataclass(slots=True)
-class Tile:
-    """A tile of a picture: its `size` in pixels, which of the picture's `tokens` are its own, and which bytes of the
-    picture's `pixels`. Layers of the encoder are `planned` and `committed` for it, and a tenant was `charged` for
-    some. Slices in steps up to `void_through` do not count."""
-
-    size: Size
-    tokens: slice
-    pixels: slice
-    planned: int = 0
-    committed: int = 0
-    charged: int = 0
-    void_through: int = 0
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Encoding:
-    """A picture that the engine knows. Its tokens have ids from `first_id` on. With `num_users` requests it has its
-    pixels and `blocks`, in which its tokens have `rows`; without users it may have them. No other picture has its
-    `number`."""
-
-    key: Key
-    number: int
-    num_tokens: int
-    tiles: list[Tile]
-    first_id: int = NO_ID
-    num_users: int = 0
-    pixels: bytes = b""
-    blocks: Ids = field(default_factory=lambda: NO_IDS)
-    rows: Ids = field(default_factory=lambda: NO_IDS)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        return self.key[2]
-
-    @property
-    def ids(self) -> range:
-        return range(self.first_id, self.first_id + self.num_tokens)
-
-
 class Pictures:
     """The pictures of one engine. What has no users and no rows is remembered for its ids: as many tokens of them as
-    the prefix cache may have, `num_tokens`."""
+    the prefix cache may have, `num_tokens`. `tenants` are those of the prefix cache."""
 
-    def __init__(self, config: PictureConfig, num_tokens: int, steps: Steps, *, ledger: Ledger = Ledger.RAISE) -> None:
+    def __init__(
+        self, config: PictureConfig, num_tokens: int, steps: Steps, tenants: Tenants, *, ledger: Ledger = Ledger.RAISE
+    ) -> None:
         self.config, self._steps = config, steps
-        self.slots = Slots(PICTURE, config.num_rows // config.block_rows, ledger=ledger)
-        self.room = max(0, config.cache_bytes - config.num_rows * config.row_bytes)  # bytes of pixels
-        self.num_bytes = 0
+        self.rows = EncodingRows(config, tenants, ledger=ledger)
+        self.max_bytes = max(0, config.cache_bytes - config.num_rows * config.row_bytes)  # of pixels
+        self._room = Room(tenants.weights)  # for them
         self.drops: set[int] = set()  # whose unfinished work the next step forgets
         self.counters: dict[str, float] = dict.fromkeys((counter.name for counter in COUNTERS), 0.0)
         self._most_remembered, self._num_remembered = num_tokens, 0  # tokens
         self._known: dict[Key, Encoding] = {}
         self._numbers: dict[int, Encoding] = {}
-        self._cached: OrderedDict[Key, Encoding] = OrderedDict()  # without users, with rows; used last stands last
-        self._remembered: OrderedDict[Key, Encoding] = OrderedDict()  # with neither
+        self._remembered: OrderedDict[Key, Encoding] = OrderedDict()  # with neither users nor rows
         self._last_number = 0
         self._next_id = config.vocab_size
         self._taken_ids = NO_IDS  # of the numbering before, sorted
 
     # -- coming and going ---------------------------------------------------------------------------------------------
 
-    def enter(self, namespace: str, pictures: Sequence[Pixels]) -> list[Encoding]:
-        """Count a request as a user of its pictures, and return their encodings. Reserves the memory for all of them.
+    def enter(self, namespace: str, tenant: str, pictures: Sequence[Pixels]) -> list[Encoding]:
+        """Count a request as a user of its pictures, and return their encodings. Takes room for the pixels of all.
 
-        Raises RequestTooLarge if they can never fit, Overloaded if they do not fit now, OutOfIds; then nothing has
-        changed that anybody could notice.
+        Raises RequestTooLarge if they can never fit, Overloaded if their pixels do not fit now, OutOfIds; then nothing
+        has changed that anybody could notice.
         """
         keys = [_key(namespace, its) for its in pictures]
         arrived = dict(zip(keys, pictures, strict=True))
-        self._check_fits(arrived)
+        self._check_fits(tenant, arrived)
         for key, its in arrived.items():
             self._give_ids(self._known.get(key) or self._begin(key, its))
-        unused = [encoding for key in arrived if not (encoding := self._known[key]).num_users]
-        for encoding in unused:
-            self._wake(encoding, arrived[encoding.key].pixels)
-        for encoding in unused:
-            self._make_room(encoding)
         encodings = [self._known[key] for key in keys]
-        self._forget_oldest()
         for encoding in encodings:
-            encoding.num_users += 1
+            if not encoding.users:
+                self._wake(encoding, tenant, arrived[encoding.key].pixels)
+            encoding.users[tenant] += 1
             self.counters["pictures"] += 1
             self.counters["picture_hits"] += all(tile.committed == self.config.num_layers for tile in encoding.tiles)
+        self._forget_oldest()
         return encodings
 
-    def _check_fits(self, arrived: Mapping[Key, Pixels]) -> None:
-        tokens = {key: sum(map(self.config.num_tokens, its.sizes)) for key, its in arrived.items()}
-        blocks = {key: self._num_blocks(count) for key, count in tokens.items()}
+    def _check_fits(self, tenant: str, arrived: Mapping[Key, Pixels]) -> None:
+        num_tokens = [sum(map(self.config.num_tokens, its.sizes)) for its in arrived.values()]
         sizes = {key: num_pixel_bytes(its.sizes) for key, its in arrived.items()}
-        num_blocks, num_bytes, size = sum(blocks.values()), sum(sizes.values()), self.config.block_rows
-        if num_blocks > self.slots.capacity or num_bytes > self.room:
+        num_blocks, num_bytes = sum(map(self.rows.num_blocks, num_tokens)), sum(sizes.values())
+        capacity, size = self.rows.slots.capacity, self.config.block_rows
+        if num_blocks > capacity or num_bytes > self.max_bytes:
             raise RequestTooLarge(
                 f"the encodings of the pictures take {num_blocks * size} rows, and their pixels "
-                f"{human_bytes(num_bytes)}; there is room for {self.slots.capacity * size} rows and "
-                f"{human_bytes(self.room)}: send fewer or smaller pictures, or give them more memory "
+                f"{human_bytes(num_bytes)}; there is room for {capacity * size} rows and "
+                f"{human_bytes(self.max_bytes)}: send fewer or smaller pictures, or give them more memory "
                 "(--mm-cache-bytes)",
                 code="picture_capacity_exceeded",
             )
-        known = {key: self._known.get(key) for key in arrived}
-        missing = sum(blocks[key] for key, its in known.items() if its is None or not len(its.blocks))
-        evictable = sum(len(its.blocks) for key, its in self._cached.items() if key not in arrived)
-        new = sum(sizes[key] for key, its in known.items() if its is None or not its.num_users)
-        if missing > self.slots.num_free + evictable or self.num_bytes + new > self.room:
+        new = sum(sizes[key] for key in arrived if not ((its := self._known.get(key)) and its.users))
+        if new and not self._room.has_room(tenant, self.max_bytes, new):
             # No count of other tenants' pictures is told (C29).
             raise Overloaded(
-                f"the encodings of the pictures take {num_blocks * size} rows; of the room for "
-                f"{self.slots.capacity * size} (--mm-cache-bytes) less is free now: try again later",
+                f"the pixels of the pictures take {human_bytes(new)}; of the {human_bytes(self.max_bytes)} for all "
+                "requests (--mm-cache-bytes) less is free now, and this API key has its share: try again later",
                 code="pictures_full",
             )
 
@@ -193,62 +144,53 @@ class Pictures:
         self._remember(encoding)
         return encoding
 
-    def _wake(self, encoding: Encoding, pixels: bytes) -> None:
+    def _wake(self, encoding: Encoding, tenant: str, pixels: bytes) -> None:
         """A picture without users gets one: what it has stays, and it gets its pixels."""
-        if self._cached.pop(encoding.key, None) is None:
-            del self._remembered[encoding.key]
+        if self._remembered.pop(encoding.key, None) is not None:
             self._num_remembered -= encoding.num_tokens
         encoding.pixels = pixels
-        self.num_bytes += len(pixels)
+        self._room.enter(tenant, len(pixels))
 
-    def _make_room(self, encoding: Encoding) -> None:
-        if not len(encoding.blocks):
-            while self.slots.num_free < self._num_blocks(encoding.num_tokens):
-                self._evict()
-            self._take_blocks(encoding)
+    def take_rows(self, encodings: Sequence[Encoding], tenant: str, in_use: Collection[Encoding]) -> bool:
+        """Give rows to the encodings of a request that have none, and charge its tenant for all of them. Returns
+        whether there are enough beside those of `in_use`; if not, nothing changes."""
+        evicted = self.rows.take(encodings, tenant, in_use)
+        for encoding in evicted or ():
+            self.counters["evicted_encodings"] += 1
+            for tile in encoding.tiles:
+                self._begin_again(encoding, tile)
+            if not encoding.users:
+                self._remember(encoding)
+        return evicted is not None
 
-    def _take_blocks(self, encoding: Encoding) -> None:
-        size, num_blocks = self.config.block_rows, self._num_blocks(encoding.num_tokens)
-        encoding.blocks = self.slots.take_ids(num_blocks, encoding.number)
-        rows = ((encoding.blocks - 1) * size + 1).repeat(size) + np.tile(np.arange(size), num_blocks)
-        encoding.rows = rows[: encoding.num_tokens]
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return ceil(num_tokens / self.config.block_rows)
-
-    def leave(self, encodings: Iterable[Encoding]) -> None:
-        """Count a request that has ended. What nobody uses loses its pixels and its unfinished work."""
+    def leave(self, encodings: Iterable[Encoding], tenant: str) -> None:
+        """Count a request that has ended. What no request uses loses its pixels and its unfinished work."""
         for encoding in encodings:
-            encoding.num_users -= 1
-            if not encoding.num_users:
+            payer, num_bytes = encoding.payer, len(encoding.pixels)
+            encoding.users[tenant] -= 1
+            encoding.users = +encoding.users
+            if not encoding.users:
+                self._room.leave(payer, num_bytes)
                 self._let_go(encoding)
+            elif payer not in encoding.users:
+                self._room.leave(payer, num_bytes)
+                self._room.enter(encoding.payer, num_bytes)
         self._forget_oldest()
 
     def _let_go(self, encoding: Encoding) -> None:
-        self.num_bytes -= len(encoding.pixels)
         encoding.pixels = b""
         for tile in encoding.tiles:
             if tile.planned < self.config.num_layers:
                 self._begin_again(encoding, tile)
-        if any(tile.planned for tile in encoding.tiles):
-            self._cached[encoding.key] = encoding
-        else:
-            self._free(encoding)
-
-    def _evict(self) -> None:
-        """Free the rows of the encoding that has been without users for the longest time."""
-        _, encoding = self._cached.popitem(last=False)
-        self.counters["evicted_encodings"] += 1
-        for tile in encoding.tiles:
-            self._begin_again(encoding, tile)
-        self._free(encoding)
-
-    def _free(self, encoding: Encoding) -> None:
-        self.slots.return_ids(encoding.blocks, encoding.number)
-        encoding.blocks = encoding.rows = NO_IDS
-        self._remember(encoding)
+                tile.charged = 0
+        if not any(tile.planned for tile in encoding.tiles):
+            self.rows.free(encoding)
+        if not len(encoding.blocks):
+            self._remember(encoding)
 
     def _remember(self, encoding: Encoding) -> None:
+        for tile in encoding.tiles:
+            tile.charged = 0  # whoever uses it next pays for its work
         self._remembered[encoding.key] = encoding
         self._num_remembered += encoding.num_tokens
 
@@ -292,17 +234,23 @@ class Pictures:
     def restart_ids(self, in_use: Ids) -> None:
         """Number pictures anew. Those with users keep their ids, and no id of `in_use` is given to another picture:
         call it when the prefix cache has no other ids."""
-        for encoding in (*self._cached.values(), *self._remembered.values()):
-            encoding.first_id = NO_ID
+        for encoding in self._known.values():
+            if not encoding.users:
+                encoding.first_id = NO_ID
         self._taken_ids = np.unique(in_use[self.stand_for(in_use)])
         self._next_id = self.config.vocab_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the number of bytes of all pixels."""
+        return self._room.num_inside
 
     # -- progress -----------------------------------------------------------------------------------------------------
 
     @property
     def num_cached(self) -> int:
         """Blocks of encodings without users."""
-        return sum(len(encoding.blocks) for encoding in self._cached.values())
+        return sum(len(encoding.blocks) for encoding in self.rows if not encoding.users)
 
     def is_planned(self, encoding: Encoding, tile: int) -> bool:
         """Return whether a launched step, or the one that is being planned, encodes the tile to its end."""
@@ -317,10 +265,11 @@ class Pictures:
         self.counters["encoded_tiles"] += last_layer == self.config.num_layers
 
     def _begin_again(self, encoding: Encoding, tile: Tile) -> None:
-        """Nothing that was computed of a tile counts, nor what steps in flight compute."""
+        """Nothing that was computed of a tile counts, nor what steps in flight compute. While requests use the picture,
+        no work is charged twice."""
         if tile.planned and tile.committed < self.config.num_layers:
             self.drops.add(encoding.number)
-        tile.planned = tile.committed = tile.charged = 0
+        tile.planned = tile.committed = 0
         tile.void_through = self._steps.launched
 
     def forget(self, encodings: Iterable[Encoding]) -> None:
@@ -328,6 +277,7 @@ class Pictures:
         for encoding in encodings:
             for tile in encoding.tiles:
                 self._begin_again(encoding, tile)
+                tile.charged = 0
 
     def start_over(self, drops: Iterable[int]) -> None:
         """No step in flight counts: what is not encoded to its end begins again from the pixels. Those steps were to
@@ -336,22 +286,15 @@ class Pictures:
         for encoding in self._known.values():
             for tile in encoding.tiles:
                 if tile.committed < self.config.num_layers:
-                    charged = tile.charged
                     self._begin_again(encoding, tile)
-                    tile.charged = charged  # no work of a tenant's is charged twice
 
     def clear(self) -> None:
         """Nothing is encoded any more, whatever the books said; users keep their pictures."""
         self.forget(self._known.values())
-        self.slots.clear()
-        for encoding in self._known.values():
-            encoding.blocks = encoding.rows = NO_IDS
-        for encoding in self._cached.values():
+        cached = [encoding for encoding in self.rows if not encoding.users]
+        self.rows.clear()
+        for encoding in cached:
             self._remember(encoding)
-        self._cached.clear()
-        for encoding in self._known.values():
-            if encoding.num_users:
-                self._take_blocks(encoding)
         self._forget_oldest()
 
     # -- checking -----------------------------------------------------------------------------------------------------
@@ -360,15 +303,26 @@ class Pictures:
         """Raise LedgerError, or fail an assertion, unless each block has one holder and `users` by number are those
         that are counted."""
         known = [*self._known.values()]
-        self.slots.audit(Holder(encoding.number, encoding.blocks) for encoding in known if len(encoding.blocks))
-        counted = {encoding.number: encoding.num_users for encoding in known if encoding.num_users}
+        self.rows.audit()
+        counted = {encoding.number: encoding.users.total() for encoding in known if encoding.users}
         assert counted == users, f"pictures count the users {counted}; there are {users}"
-        idle = {**self._cached, **self._remembered}
-        assert all((key in idle) != bool(its.num_users) for key, its in self._known.items()), "idle pictures have users"
-        assert all(bool(len(its.blocks)) == (key not in self._remembered) for key, its in self._known.items())
-        assert self.num_bytes == sum(len(its.pixels) for its in known), "bytes of pixels are counted wrongly"
-        assert self.num_bytes <= self.room, f"{self.num_bytes} bytes of pixels, of {self.room}"
+        _audit_memory(self, known)
         assert self._num_remembered == sum(its.num_tokens for its in self._remembered.values())
         runs = sorted((its.first_id, its.num_tokens) for its in known if its.first_id != NO_ID)
         ends = [first + count for first, count in runs]
         assert all(end <= first for end, (first, _) in zip(ends, runs[1:], strict=False)), "pictures share ids"
+
+
+def _audit_memory(pictures: Pictures, known: Sequence[Encoding]) -> None:
+    """Fail an assertion unless pixels are there while they are used, and paid for by a tenant that uses them."""
+    used = [its for its in known if its.users]
+    placed = {its.key for its in pictures.rows}
+    assert all((its.key in pictures._remembered) != bool(its.users or its.key in placed) for its in known)
+    assert all(bool(its.pixels) == bool(its.users) for its in known), "pixels without users"
+    assert all(len(its.blocks) or not any(tile.planned for tile in its.tiles) for its in known), "no rows"
+    paid = Sum[str]()
+    for its in used:
+        paid[its.payer] += len(its.pixels)
+    booked = {payer: pictures._room.num_of(payer) for payer in paid}
+    assert paid == booked, f"tenants have {paid} bytes of pixels; booked {booked}"
+    assert pictures.num_bytes == paid.total(), "bytes of pixels are counted wrongly"

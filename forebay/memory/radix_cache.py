@@ -43,7 +43,7 @@ class RadixCache(RadixIndex):
 
     `slots` is the pool of pages: the cache takes pages over from requests (`extend_pin`) and returns them there
     (`evict`). Units are pages except where a name says tokens. `clock` counts the uses that are told apart. `weights`
-    are those of tenants, 1 for any other; `shares` counts the pages that are charged to each.
+    are those of tenants, 1 for any other; `shares` counts the pages that are charged to each of the `tenants`.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class RadixCache(RadixIndex):
         weights: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(page_size, kinds)
-        self._tenants = Tenants(weights or {})
-        self.shares = Shares(self._tenants)
+        self.tenants = Tenants(weights or {})
+        self.shares = Shares(self.tenants)
         for kind in kinds:
-            kind.tree, kind.shares = self, Shares(self._tenants)
+            kind.tree, kind.shares = self, Shares(self.tenants)
         self._slots = slots
         self._at_ends = tuple(kind for kind in kinds if kind.at_ends)
         self._order = _EVICTION_ORDER[policy]
@@ -104,7 +104,7 @@ class RadixCache(RadixIndex):
         num_pages = match.num_tokens // self.page_size
         for kind in self.kinds:
             kind.touch(node, num_pages)
-        self._tenants.use(tenant, at)
+        self.tenants.use(tenant, at)
         return Pin(node, num_pages, author, tenant)
 
     def unpin(self, pin: Pin) -> None:

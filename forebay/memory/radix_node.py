@@ -133,14 +133,14 @@ class Tenants:
     """The tenants of a prefix cache: their `weights`, 1 for any other, and when each used it last."""
 
     def __init__(self, weights: Mapping[str, int]) -> None:
-        self._weights = weights
+        self.weights = weights
         self._now = 0.0  # of the latest use, in seconds
         self._uses: OrderedDict[str, float] = OrderedDict()  # of those that are not idle, the latest last
         self._idle: set[str] = set()
 
     def weight(self, tenant: str) -> int:
         """Return the tenant's share weight; 1 if none is configured."""
-        return self._weights.get(tenant, 1)
+        return self.weights.get(tenant, 1)
 
     def use(self, tenant: str, at: float) -> None:
         """The tenant uses the cache for a request that came `at` so many seconds."""

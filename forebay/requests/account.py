@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+# How long a tenant whose turn it is starts nothing before others give up places for it: whichever is over first. Most
+# rows come free within so many short steps; steps with prompts of 2,048 tokens bound no time.
+PATIENCE: Final = 32  # steps
+PATIENCE_S: Final = 0.3
 
 
 @dataclass(slots=True, eq=False)
@@ -22,3 +28,7 @@ class Account:
     generated_tokens: int = 0
     num_started: int = 0
     queued_s: float = 0.0  # of all those that started, from arrival to start
+
+    def is_patient(self, step: int, now: float) -> bool:
+        """Return whether the tenant, which starts nothing, still waits for places to come free."""
+        return step - self.waits_since < PATIENCE and now - self.waits_since_s < PATIENCE_S

@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from forebay.base.pixels import Size
-from forebay.memory.pictures import Encoding, Pictures
+from forebay.memory.encodings import Encoding
+from forebay.memory.pictures import Pictures
 from forebay.memory.slots import Ids
 from forebay.requests.rope_positions import GridRun, rope_delta, rope_positions
 
@@ -103,6 +104,10 @@ class PromptPictures:
                 at = int(positions[np.searchsorted(positions, start)])
                 found = (at, encoding, tile) if found is None or at < found[0] else found
         return found
+
+    def needed(self, start: int) -> list[Encoding]:
+        """Return the encodings, each once, from which tokens from `start` on take rows."""
+        return list(dict.fromkeys(encoding for encoding, _, positions in self._tiles if positions[-1] >= start))
 
     def uncut(self, start: int, stop: int) -> int:
         """Return where a chunk [start, stop) ends so that it cuts no run of a picture's tokens: in front of the run, or

@@ -22,7 +22,7 @@ from forebay.requests.account import Account
 from forebay.requests.request import Request, RequestFault
 from forebay.requests.schedule_batch import Chunk
 from forebay.requests.updates import CacheReport
-from forebay.scheduler.encoding import plan_slices
+from forebay.scheduler.encoding import has_rows, in_use, plan_slices
 from forebay.scheduler.queues import Blocked, Queues
 
 _FIRST_RATIO: Final = 0.7
@@ -113,7 +113,8 @@ class AdmissionPass:
             self._promised += int((-(-tokens // page_size)).sum())
         self._num_startable: int | None = None  # rows, once the group is open
         self._left = self._budget = 0  # prompt tokens of this step
-        self._encoded: Request | None = None  # that waits for a picture, and for nothing else
+        self._for_pictures: Request | None = None  # waits for its pictures, and for nothing else
+        self._rows_for: Request | None = None  # no other request takes rows of encodings before this one
 
     def run(self, left: int) -> list[Admitted]:
         """Draft chunks, and admit some of those that wait, while prompt tokens (`left` of this step), rows and pages
@@ -195,7 +196,7 @@ class AdmissionPass:
             return None
         report = self._admit(req, match)
         if report is None:
-            if req is not self._encoded:
+            if req is not self._for_pictures:
                 self._does_not_fit(req, lacks_row=self._pools.scarce is not None)
             return None
         self._num_startable -= 1
@@ -271,10 +272,8 @@ class AdmissionPass:
         ):
             prefixes.unpin(pin, match)
             return None
-        if req.pictures is not None and not self._encode(
-            req, memory.host_copies.num_tokens(req.id) or match.num_tokens
-        ):
-            self._encoded = req
+        if req.pictures is not None and not self._has_pictures(req, match):
+            self._for_pictures = req
             prefixes.unpin(pin, match)
             return None
         report = self._report(req, match)  # of the tree as it was matched: admitting may evict
@@ -283,7 +282,46 @@ class AdmissionPass:
         self._promised += more
         self._alone = False
         self._leaders.append(req)
+        if self._queues.encoding.get(req.account) is req:
+            del self._queues.encoding[req.account]
         return report
+
+    def _has_pictures(self, req: Request, match: Match) -> bool:
+        """Return whether the request's pictures have rows, and its next token need not wait for an encoding."""
+        start = self._memory.host_copies.num_tokens(req.id) or match.num_tokens
+        return self._take_rows(req, start) and self._encode(req, start)
+
+    def _take_rows(self, req: Request, start: int) -> bool:
+        """Give the request rows for its pictures from `start` on, which no other request takes before it has started;
+        return whether it has them.
+
+        Rows of prompts under way stay, as do those of one request of each tenant that waits while it is encoded: no
+        other request of the tenant is encoded before it starts, so one of them can always go on. If a request has
+        waited for rows for too long, others take no new ones.
+        """
+        queues, pictures = self._queues, self._pools.pictures
+        assert pictures is not None, f"{req} has pictures in an engine without"
+        assert req.pictures is not None
+        queues.encoding = {of: first for of, first in queues.encoding.items() if first in self._candidates.get(of, ())}
+        first, needed = queues.encoding.get(req.account), req.pictures.needed(start)
+        is_next = first is req or (first is None and self._rows_for in (None, req))
+        if not is_next and (req.pictures.awaited(start, pictures) or not has_rows(needed)):
+            return False
+        if pictures.take_rows(needed, req.tenant, in_use({*self._leaders, *queues.encoding.values()} - {req})):
+            if is_next:
+                queues.encoding[req.account] = req
+            return True
+        self._lacks_rows(req)
+        return False
+
+    def _lacks_rows(self, req: Request) -> None:
+        """Pass over a request that lacks rows for its pictures, or let others wait for it."""
+        self._unfit.setdefault(req.account, []).append(req)
+        overtaken = req.overtaken >= MAX_OVERTAKES
+        if overtaken or not req.account.is_patient(self._pools.steps.launched, self._queues.now):
+            self._rows_for = self._rows_for or req
+        if overtaken and not self._queues.encoding:
+            self._starts = False
 
     def _encode(self, req: Request, start: int) -> bool:
         """Draft slices of the pictures that the request's tokens from `start` on wait for; whether the first of these

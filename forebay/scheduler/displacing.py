@@ -7,23 +7,11 @@ tenant that gains does not exceed its own: no displacement can be answered by an
 
 from __future__ import annotations
 
-from typing import Final
-
 from forebay.memory.holding import footprint
 from forebay.requests.account import Account
 from forebay.requests.request import Request
 from forebay.scheduler.admission import growth
 from forebay.scheduler.queues import Blocked, Queues, by_rank
-
-# How long a tenant whose turn it is starts nothing before a request of another tenant is displaced: whichever is over
-# first. Most rows come free within so many short steps; steps with prompts of 2,048 tokens bound no time.
-PATIENCE: Final = 32  # steps
-PATIENCE_S: Final = 0.3
-
-
-def is_patient(account: Account, step: int, now: float) -> bool:
-    """Return whether a tenant that starts nothing still waits for places to come free."""
-    return step - account.waits_since < PATIENCE and now - account.waits_since_s < PATIENCE_S
 
 
 class Places:

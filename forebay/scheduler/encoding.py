@@ -7,7 +7,8 @@ from math import ceil
 
 import numpy as np
 
-from forebay.memory.pictures import Encoding, OutOfIds, Pictures
+from forebay.memory.encodings import Encoding
+from forebay.memory.pictures import OutOfIds, Pictures
 from forebay.memory.slots import NO_IDS
 from forebay.requests.pictures import Picture, PromptPictures
 from forebay.requests.request import Request
@@ -69,16 +70,26 @@ def _slice(encoding: Encoding, tile: int, layers: range, *, ends: bool) -> Encod
     )
 
 
+def has_rows(encodings: Iterable[Encoding]) -> bool:
+    """Return whether all of these have rows."""
+    return all(len(its.blocks) for its in encodings)
+
+
+def in_use(reqs: Iterable[Request]) -> set[Encoding]:
+    """Return the encodings that these requests use."""
+    return {its for req in reqs if req.pictures for its in req.pictures.encodings}
+
+
 def take_in(queues: Queues, req: Request, pictures: Sequence[Picture]) -> None:
     """Make the request a user of its pictures, and write their ids into its tokens. Raises RequestTooLarge and
     Overloaded."""
     known = queues.pools.pictures
     assert known is not None, f"{req} has pictures in an engine without"
     try:
-        encodings = known.enter(req.namespace, pictures)
+        encodings = known.enter(req.namespace, req.tenant, pictures)
     except OutOfIds:
         restart_ids(queues, known)
-        encodings = known.enter(req.namespace, pictures)
+        encodings = known.enter(req.namespace, req.tenant, pictures)
     req.pictures = PromptPictures(encodings, [its.runs for its in pictures])
     req.pictures.write_ids(req.tokens)
 
@@ -95,7 +106,7 @@ def restart_ids(queues: Queues, pictures: Pictures) -> None:
 def release_pictures(pools: Pools, req: Request) -> None:
     """Release the encodings of a request's pictures; nothing for a request without pictures."""
     if pools.pictures is not None and req.pictures is not None:
-        pools.pictures.leave(req.pictures.encodings)
+        pools.pictures.leave(req.pictures.encodings, req.tenant)
 
 
 def forget_pictures(pools: Pools, reqs: Iterable[Request]) -> None:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from forebay.base.room import Room
 from forebay.config.engine_config import SchedulerConfig
 from forebay.requests.account import Account
 from forebay.requests.request import Request, Status
@@ -19,7 +20,6 @@ from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import CacheReport
 from forebay.scheduler.counters import OF_SCHEDULER, zeros
 from forebay.scheduler.grammars import Constraints
-from forebay.scheduler.limits import Room
 from forebay.scheduler.memory.engine_memory import EngineMemory
 from forebay.scheduler.suspects import Suspects
 
@@ -107,6 +107,7 @@ class Queues:
         self.transferring: list[Request] = []
         self.waiting = Line()
         self.blocked: Blocked | None = None  # in the last plan
+        self.encoding: dict[Account, Request] = {}  # that wait while their pictures are encoded, and have rows for them
         self.way_for: Account | None = None  # nobody starts before this one, which takes places from another tenant
         self.extending: list[Request] = []
         self.running = ScheduleBatch(self.pools.table)

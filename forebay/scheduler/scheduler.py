@@ -23,7 +23,7 @@ from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.requests.updates import Failure, FinishReason
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
 from forebay.scheduler.audit import audit
-from forebay.scheduler.displacing import Places, is_patient
+from forebay.scheduler.displacing import Places
 from forebay.scheduler.encoding import forget_pictures, release_pictures, take_in
 from forebay.scheduler.grammars import Grammars
 from forebay.scheduler.handoff import Handoff
@@ -204,7 +204,7 @@ class Scheduler(OutputProcessor):
         """Where a tenant has waited long enough for places that are within its share, take them from one that is above
         its own. Nobody else starts before; and nothing is taken while memory is on its way back."""
         req = blocked.req
-        if req.status is not Status.WAITING or is_patient(req.account, self.pools.steps.launched, self.now):
+        if req.status is not Status.WAITING or req.account.is_patient(self.pools.steps.launched, self.now):
             return
         victim = Places(self, self.ratio.value).victim(blocked)
         if victim is None:

@@ -100,7 +100,7 @@ def pool_states(pools: Pools) -> list[PoolState]:
     if pools.adapters.slots.capacity:
         found.append(pool_state(pools.adapters.slots))
     if pools.pictures is not None:
-        found.append(pool_state(pools.pictures.slots, pools.pictures.num_cached))
+        found.append(pool_state(pools.pictures.rows.slots, pools.pictures.num_cached))
     return found
 
 

@@ -127,7 +127,7 @@ def wanted(number: int, *pictures: Any) -> AddRequest:
 
 
 def test_added_pictures_reach_the_scheduler_and_what_is_wrong_comes_back() -> None:
-    engine = core(pictures=picture_config(num_blocks=1))
+    engine = core(pictures=picture_config(num_blocks=1, num_pixels=1))
     assert engine.add(wanted(1, picture(1, 2))) == []
     assert engine.scheduler.requests[1].tokens[2] == VOCAB
     codes = {1: "pictures_full", 2: "picture_capacity_exceeded", 3: "invalid_picture"}

@@ -230,7 +230,7 @@ CONTRACTS: Final = {
         "evicts from the tenant that has the most slots for its weight (decision 51). Work before admission has turns "
         "by tenant.",
         "http/preparation.py, scheduler/admission.py, scheduler/displacing.py, scheduler/queues.py, "
-        "scheduler/limits.py, memory/radix_node.py",
+        "base/room.py, scheduler/limits.py, memory/radix_node.py, memory/encodings.py",
     ),
 }
 

@@ -52,15 +52,15 @@ TENANTS = (
     ),
     Mutant(
         "C32 a full queue takes a tenant within its share",
-        "scheduler/limits.py",
+        "base/room.py",
         " or own + count <= self.share(tenant, limit)",
         "",
         f"{_TEST}full_queue_refuses_the_tenant_that_fills_it_and_takes_others",
     ),
     Mutant(
         "C32 patience ends with the time as well",
-        "scheduler/displacing.py",
-        " and now - account.waits_since_s < PATIENCE_S",
+        "requests/account.py",
+        " and now - self.waits_since_s < PATIENCE_S",
         "",
         f"{_TEST}long_steps_end_the_patience_by_time",
     ),

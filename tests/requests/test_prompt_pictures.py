@@ -6,6 +6,7 @@ import pytest
 
 from forebay.memory.holding import Steps
 from forebay.memory.pictures import Pictures
+from forebay.memory.radix_node import Tenants
 from forebay.requests.pictures import PromptPictures
 from tests.pictures import TOKENS, picture, picture_config
 
@@ -15,8 +16,8 @@ LENGTH = 9 + 2 * TOKENS
 
 @pytest.fixture(scope="module")
 def pictures() -> PromptPictures:
-    known = Pictures(picture_config(), 100, Steps())
-    return PromptPictures(known.enter("", [picture(1), picture(2)]), RUNS)
+    known = Pictures(picture_config(), 100, Steps(), Tenants({}))
+    return PromptPictures(known.enter("", "", [picture(1), picture(2)]), RUNS)
 
 
 @pytest.mark.parametrize("start", range(LENGTH - 1))

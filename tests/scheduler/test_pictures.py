@@ -15,7 +15,7 @@ from forebay.base.errors import EngineError, Overloaded
 from forebay.config.engine_config import KindConfig, SpeculationOptions, SpeculativeAlgorithm
 from forebay.memory import pictures as memory
 from forebay.requests.pictures import Picture
-from forebay.requests.request import Request
+from forebay.requests.request import Request, Status
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan, TokenLogprob
 from forebay.requests.updates import FinishReason
@@ -278,16 +278,85 @@ def test_steps_behind_a_failed_one_begin_the_tile_again_from_its_pixels() -> Non
     assert engine.finish_of(other) is FinishReason.LENGTH
 
 
-def test_retracted_request_keeps_its_encoding() -> None:
-    engine = rig(num_blocks=1, radix_cache=False)
-    req = add(engine, picture(1, 5), max_new=12)
+def test_retracted_request_keeps_its_encoding_until_another_needs_the_rows() -> None:
+    engine = rig(num_blocks=1, radix_cache=False, tenants={"a": 1, "b": 1})
+    req = add(engine, picture(1, 5), max_new=12, tenant="a")
     engine.step()
     engine.scheduler.retract(req)
-    with pytest.raises(Overloaded):
-        add(engine, picture(2, 5))
-    engine.run()
+    engine.step()
+    engine.step()
     assert sum(len(slices(plan)) for plan in engine.plans) == 1
+    engine.scheduler.retract(req)
+    other = add(engine, picture(2, 5), tenant="b")
+    engine.run()
     assert len(engine.tokens_of(req)) == 12
+    assert engine.finish_of(other) is FinishReason.LENGTH
+    assert req.account.encoded_tokens == LAYERS * 2.0, "work is charged twice"
+
+
+def test_c32_queued_pictures_of_one_tenant_leave_rows_and_pixels_to_another() -> None:
+    engine = rig(num_blocks=1, num_pixels=4, tenants={"a": 1, "b": 1}, max_running_requests=2)
+    own = [add(engine, picture(seed, 5), tenant="a") for seed in range(4)]
+    with pytest.raises(Overloaded, match="this API key has its share"):
+        add(engine, picture(9, 5), tenant="a")
+    engine.step()
+    other = add(engine, picture(10, 5), tenant="b")
+    while other.status is Status.WAITING:
+        engine.step()
+    assert sum(req.status is Status.WAITING for req in own) >= 2, "it waits for all that were there"
+    engine.run()
+    assert {engine.finish_of(req) for req in (*own, other)} == {FinishReason.LENGTH}
+
+
+def test_rows_of_a_prompt_under_way_stay_and_are_free_behind_it() -> None:
+    """The second tenant has been served less: its request is tried before the first prompt goes on."""
+    engine = rig(num_blocks=1, chunked_prefill_size=12, tenants={"a": 1, "b": 1})
+    first, second = add(engine, picture(1, 5), tenant="a", max_new=30), add(engine, picture(2, 5), tenant="b")
+    engine.step()
+    while first.status is not Status.DECODING:
+        assert second.status is Status.WAITING
+        engine.step()
+    while second.status is Status.WAITING:
+        engine.step()
+    assert first.status is Status.DECODING, "it keeps rows that it needs no more"
+    assert len(first.pictures.encodings[0].blocks) == 0
+    engine.run()
+
+
+def test_request_half_encoded_keeps_its_rows_from_others() -> None:
+    engine = rig(num_blocks=1, chunked_prefill_size=4, tenants={"a": 1, "b": 1})
+    first, second = add(engine, picture(1, 0), tenant="a"), add(engine, picture(2, 0), tenant="b")
+    engine.run()
+    assert [its.picture for plan in engine.plans for its in plan.pictures.encodes] == [1, 1, 2, 2]
+    assert {engine.finish_of(req) for req in (first, second)} == {FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize(("tenant", "most"), [("b", 64), ("a", 180)])
+def test_c27_request_that_waits_for_many_rows_gets_them_before_others_take_more(tenant: str, most: int) -> None:
+    """Small pictures of another tenant, or of its own, always leave too few for the large one."""
+    engine = rig(
+        num_blocks=3, num_pixels=500, chunked_prefill_size=16, tenants={"a": 1, "b": 1}, max_queued_requests=500
+    )
+    small = [add(engine, picture(seed, 5), tenant="a", max_new=1) for seed in range(10, 12)]
+    large = add(engine, picture(1, 2, 6, 10, num_tiles=3), tenant=tenant, max_new=1)
+    for seed in range(20, 20 + most):
+        small.append(add(engine, picture(seed, 5), tenant="a", max_new=1))
+        engine.step()
+        if large.status is Status.FINISHED:
+            break
+    assert large.status is Status.FINISHED
+    assert any(req.status is Status.WAITING for req in small)
+    engine.run()
+
+
+def test_text_starts_while_a_picture_of_its_tenant_waits_for_rows() -> None:
+    engine = rig(num_blocks=1, chunked_prefill_size=30)
+    add(engine, picture(1, 5), text=[*TEXT, *TEXT])
+    waits, text = add(engine, picture(2, 0), text=TEXT[:5]), engine.add(3)
+    engine.step()
+    engine.step()
+    assert (waits.status, text.status) == (Status.WAITING, Status.DECODING)
+    engine.run()
 
 
 def test_c30_request_whose_numbers_are_not_finite_leaves_no_encoding_behind() -> None:

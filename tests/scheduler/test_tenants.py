@@ -5,13 +5,13 @@ from collections import Counter
 import pytest
 
 from forebay.base.errors import InvalidRequest, Overloaded
+from forebay.base.room import Room
 from forebay.config.engine_config import SchedulePolicy
+from forebay.requests.account import PATIENCE
 from forebay.requests.request import Request, Status
 from forebay.requests.updates import FinishReason
 from forebay.scheduler import queues
 from forebay.scheduler.admission import MAX_OVERTAKES
-from forebay.scheduler.displacing import PATIENCE
-from forebay.scheduler.limits import Room
 from forebay.scheduler.queues import Line
 from forebay.scheduler.state import SchedulerState
 from tests.scheduler.rig import Rig

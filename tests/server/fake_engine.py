@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from forebay.base.errors import Conflict, NotFound, Unavailable
+from forebay.base.room import Room
 from forebay.engine.frames import Beat, Checked, LoadedAdapter, Ready, State, TreePart, Updates
 from forebay.engine.stream import Receiver
 from forebay.memory.radix_node import OPERATOR, Branch
@@ -27,7 +28,6 @@ from forebay.requests.updates import (
     SpeculationReport,
     Update,
 )
-from forebay.scheduler.limits import Room
 from forebay.scheduler.state import PoolState
 
 HIDDEN_SIZE = 8

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
+from forebay.requests import account as accounts
 from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Update
-from forebay.scheduler import displacing
 from forebay.scheduler.admission import growth
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.queues import by_rank
@@ -92,7 +92,7 @@ class Fairness:
         scheduler = self._scheduler
         own = [req for req in ranked if req.tenant == victim.tenant]
         waited = scheduler.pools.steps.launched - self._started_at.get(by.tenant, 0)
-        require(waited >= displacing.PATIENCE, f"{victim} is displaced after {waited} steps")
+        require(waited >= accounts.PATIENCE, f"{victim} is displaced after {waited} steps")
         require(victim.tenant != by.tenant, f"{by} displaces one of its own tenant")
         require(victim is own[-1] and len(own) > 1, f"{victim} is displaced, of {own}")
         require(any(held[victim.tenant][i] > self._shares(victim.tenant)[i] for i in (0, 1)), f"{victim} had its share")
@@ -177,7 +177,7 @@ class Fairness:
         if denied is not None and plan is not None:
             self._denied[denied] += 1
             self.longest_denial = max(self.longest_denial, self._denied[denied])
-            limit = displacing.PATIENCE + self.slack
+            limit = accounts.PATIENCE + self.slack
             require(self._denied[denied] <= limit, f"{denied} was denied its share in {self._denied[denied]} plans")
 
     # -- shares -------------------------------------------------------------------------------------------------------

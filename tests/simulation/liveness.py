@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
+from forebay.requests import account
 from forebay.requests.request import Request
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Update
-from forebay.scheduler import admission, displacing
+from forebay.scheduler import admission
 from forebay.scheduler.scheduler import NO_LIMIT, Scheduler
 from tests.simulation.fairness import Fairness
 from tests.simulation.hash_step import HashStep
@@ -214,7 +215,7 @@ class Liveness:
         scheduler, blocked = self._scheduler, self._scheduler.blocked
         if blocked is None or len(self._config.tenants) < 2:
             return False
-        return scheduler.pools.steps.launched - blocked.req.account.waits_since >= displacing.PATIENCE
+        return scheduler.pools.steps.launched - blocked.req.account.waits_since >= account.PATIENCE
 
     def _budget_left(self, plan: StepPlan | None, started: list[Request]) -> int:
         """Prompt tokens that the plan could have computed besides its own."""

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import repeat
 from math import ceil
 from random import Random
 from typing import Any, ClassVar, Final, Self
@@ -126,7 +128,7 @@ class Encoder:
             if len(rows) and (rows.min() <= PAD or rows.max() > self.config.num_rows):
                 raise RunnerError(f"step {plan.step} has rows of encodings outside 1..{self.config.num_rows}: {rows}")
         for encode in plan.pictures.encodes:
-            owners = set(self.known.slots.owner[(encode.rows - 1) // self.config.block_rows + 1].tolist())
+            owners = set(self.known.rows.slots.owner[(encode.rows - 1) // self.config.block_rows + 1].tolist())
             if owners - {encode.picture}:
                 raise RunnerError(f"step {plan.step} writes rows {encode.rows} of {owners} for {encode.picture}")
         if len(plan.pictures.picture_tokens) != len(taken):
@@ -428,7 +430,25 @@ class PictureLiveness(Liveness):
     def _may_wait(self, req: Request, under_way: list[Request]) -> bool:
         if req.pictures is not None and self._encoded & {its.number for its in req.pictures.encodings}:
             return True
-        return super()._may_wait(req, under_way)
+        return self._may_wait_for_rows(req) or super()._may_wait(req, under_way)
+
+    def _may_wait_for_rows(self, req: Request) -> bool:
+        """Whether another request of the tenant is encoded first, or prompts under way leave too few rows."""
+        scheduler = self._scheduler
+        if req.pictures is None:
+            return False
+        encoding, flights = scheduler.encoding, scheduler.flights
+        if encoding.get(req.account, req) is not req:
+            return True
+        chunks = flights[-1].chunks if flights else ()
+        others = {*scheduler.extending, *encoding.values(), *(chunk.req for chunk in chunks)} - {req}
+        if any(other.pictures and other.account is req.account for other in others):
+            return True  # it may have been encoded first until it started
+        in_use = {its for other in others if other.pictures for its in other.pictures.encodings}
+        assert scheduler.pools.pictures is not None
+        rows = scheduler.pools.pictures.rows
+        blocks = {its: rows.num_blocks(its.num_tokens) for its in {*in_use, *req.pictures.encodings}}
+        return sum(blocks.values()) > rows.slots.capacity
 
     def _budget_left(self, plan: StepPlan | None, started: list[Request]) -> int:
         left, config = super()._budget_left(plan, started), self._config.pictures
@@ -506,12 +526,11 @@ class Showing:
         self.restarts = self.dice.choice([0.0, 0.0, 0.1])  # chance in a tick that numbers of pictures start again
 
     def fits(self, shown: Collection[Shown]) -> bool:
-        """Return whether these can be in use at once."""
+        """Return whether one request may have these."""
         its = self.encoder.config
         blocks = [ceil(tokens_of(sizes) / its.block_rows) for _, _, _, sizes in shown]
-        num_bytes = sum(num_pixel_bytes(sizes) for _, _, _, sizes in shown)
         has_rows = sum(blocks) <= its.num_rows // its.block_rows
-        return has_rows and num_bytes <= its.cache_bytes - its.num_rows * its.row_bytes
+        return has_rows and pixels_of(shown) <= its.cache_bytes - its.num_rows * its.row_bytes
 
     def arrive(self) -> None:
         rng, params = self.rng, self.conversations.params()  # type: ignore[attr-defined]
@@ -573,13 +592,18 @@ class Showing:
         return rows
 
     def _no_room_for(self, req: Request, pictures: Sequence[Picture]) -> str:
-        """Everything that a living request has is in use, once for each picture; all else can be had."""
-        live = self.oracles.live  # type: ignore[attr-defined]
-        own = shown_of(req.namespace, pictures)
-        together = own.union(*(self.in_use.get(request_id, ()) for request_id in live))
-        error = "" if self.fits(own) else "RequestTooLarge"
-        if not error and own and not self.fits(together):
-            error = "Overloaded"
+        """Pixels of living requests take room, once for each picture: tenants share it by their weights."""
+        known, live = self.encoder.known, self.oracles.live  # type: ignore[attr-defined]
+        own, in_use = shown_of(req.namespace, pictures), set[Shown]().union(*map(self.in_use.get, live, repeat(set())))
+        error, new = "" if self.fits(own) else "RequestTooLarge", pixels_of(own - in_use)
+        if not error and new and pixels_of(in_use) + new > known.max_bytes:
+            paid = Counter[str]()
+            for its in known._known.values():
+                if its.users:
+                    paid[its.payer] += len(its.pixels)
+            weights = {tenant: known.rows.shares._tenants.weight(tenant) for tenant in {req.tenant, *paid}}
+            share = max(1, known.max_bytes * weights[req.tenant] // sum(weights.values()))
+            error = "Overloaded" if paid[req.tenant] + new > share else ""
         self.num_without_room += bool(error)
         return error
 
@@ -613,6 +637,10 @@ class Showing:
 
 def shown_of(namespace: str, pictures: Sequence[Picture]) -> set[Shown]:
     return {(namespace, its.digest, its.grid, its.sizes) for its in pictures}
+
+
+def pixels_of(shown: Collection[Shown]) -> int:
+    return sum(num_pixel_bytes(sizes) for _, _, _, sizes in shown)
 
 
 def tokens_of(sizes: Sequence[Size]) -> int:
@@ -712,7 +740,8 @@ def _run(seed: int) -> PictureOutcome:
     else:
         sim = PictureSimulation(config, traffic, rng, **options)
     # Few ids more than those in use can take, scattered as they may be.
-    end = traffic.vocab + 4 * sim.encoder.config.num_rows // TOKENS + 12 if sim.dice.random() < 0.6 else MAX_VOCAB
+    most = 2 * sim.encoder.known.max_bytes * TOKENS // TILE_BYTES  # tokens; tenants have up to twice the room together
+    end = traffic.vocab + 2 * most + 12 if sim.dice.random() < 0.6 else MAX_VOCAB
     with patch.object(memory, "END_OF_IDS", end):
         outcome = sim.run()
     counters = sim.scheduler.pools.pictures.counters

@@ -25,12 +25,13 @@ from forebay.engine.loop import core
 from forebay.engine.loop.core import EngineCore
 from forebay.memory import anchors, radix_cache
 from forebay.memory.adapters import AdapterLoad
+from forebay.requests import account
 from forebay.requests.pictures import Picture
 from forebay.requests.request import Request, RequestFault
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.requests.updates import Failure, FinishReason, Update
-from forebay.scheduler import admission, displacing, recovery
+from forebay.scheduler import admission, recovery
 from forebay.scheduler.grammars import Constraints
 from forebay.scheduler.proposer import Proposer
 from forebay.speculation.adaptive import Mark, Widths
@@ -505,8 +506,8 @@ def scaled_down(
         patch.object(radix_cache, "_LEAVES_PER_SLICE", FEW),
         patch.object(admission, "MAX_OVERTAKES", FEW),
         patch.object(admission, "SHARE_WORTH_WAITING", share),
-        patch.object(displacing, "PATIENCE", FEW),
-        patch.object(displacing, "PATIENCE_S", inf),
+        patch.object(account, "PATIENCE", FEW),
+        patch.object(account, "PATIENCE_S", inf),
         patch.object(core, "EXPIRE_INTERVAL_S", expire_interval_s),
         patch.object(core, "log"),
         patch.object(sleep, "log"),

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from forebay.memory.pictures import Encoding, Pictures
+from forebay.memory.encodings import Encoding, EncodingRows
+from forebay.memory.pictures import Pictures
 from forebay.requests import pictures, rope_positions
 from forebay.requests.pictures import PromptPictures
 from forebay.requests.rope_positions import GridRun
@@ -27,19 +28,19 @@ def test_c34_pictures_random_traffic_tokens_are_those_of_each_request_alone(seed
 def keys_of_placeholders(its: PromptPictures, tokens: Any) -> None: ...
 
 
-def evict_in_use(pictures: Pictures, encodings: Iterable[Encoding]) -> None:
-    for its in encodings:
-        its.num_users -= 1
-        if its.key not in pictures._cached and its.key not in pictures._remembered:
-            pictures._let_go(its)
+def evict_in_use(rows: EncodingRows, encodings: Any, tenant: str, in_use: Any) -> Any:
+    return TAKE(rows, encodings, tenant, ())
 
 
-def rows_from_0(pictures: Pictures, its: Encoding) -> None:
-    TAKE(pictures, its)
+TAKE = EncodingRows.take
+
+
+def rows_from_0(rows: EncodingRows, its: Encoding) -> None:
+    PLACE(rows, its)
     its.rows -= 1
 
 
-TAKE = Pictures._take_blocks
+PLACE = EncodingRows._place
 
 
 def count_ids(pictures: Pictures, ids: Any) -> Any:
@@ -75,7 +76,7 @@ RESTART = Pictures.restart_ids
 def clear_nothing(pictures: Pictures) -> None: ...
 
 
-def reserve_nothing(pictures: Pictures, arrived: Any) -> None: ...
+def reserve_nothing(pictures: Pictures, tenant: str, arrived: Any) -> None: ...
 
 
 def drop_nothing(pictures: Pictures, its: Encoding, tile: Any) -> None:
@@ -110,8 +111,8 @@ def cut_spans(its: PromptPictures, start: int, stop: int) -> int:
 
 MISTAKES: Sequence[tuple[object, str, object]] = [
     (PromptPictures, "write_ids", keys_of_placeholders),
-    (Pictures, "leave", evict_in_use),
-    (Pictures, "_take_blocks", rows_from_0),
+    (EncodingRows, "take", evict_in_use),
+    (EncodingRows, "_place", rows_from_0),
     (Pictures, "as_tokens", count_ids),
     (Pictures, "start_over", keep_unfinished),
     (encoding, "_plan_slice", plan_from_what_has_committed),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from forebay.base.room import Room
 from forebay.scheduler import admission, displacing
 from forebay.scheduler.admission import AdmissionPass
-from forebay.scheduler.limits import Room
 from forebay.scheduler.queues import Queues, by_rank
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.bugs import Mutations, Patch

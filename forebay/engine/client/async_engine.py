@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from forebay.base.errors import Conflict, Overloaded, PayloadTooLarge, Unavailable, from_code
+from forebay.base.room import Room
 from forebay.config.adapters import check_name
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.channel import MAX_FRAME_BYTES, FrameTooLarge
@@ -40,7 +41,6 @@ from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import Failure
-from forebay.scheduler.limits import Room
 
 
 class AsyncEngine(EngineLink, TextEngine):

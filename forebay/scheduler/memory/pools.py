@@ -50,7 +50,7 @@ class Pools:
         self.pictures: Pictures | None = None  # without an encoder
         if config.pictures is not None:
             num_tokens = config.num_pages * config.page_size
-            self.pictures = Pictures(config.pictures, num_tokens, self.steps, ledger=config.ledger)
+            self.pictures = Pictures(config.pictures, num_tokens, self.steps, self.cache.tenants, ledger=config.ledger)
         self.adapters = Adapters(config.max_loras, self.deferred.free_holding, ledger=config.ledger)
         self.draft = StepDraft(1, self.rows, pictures=self.pictures)
 

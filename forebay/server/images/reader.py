@@ -10,11 +10,11 @@ from typing import Final
 
 from forebay.base.errors import InvalidRequest, Overloaded
 from forebay.base.log import event, get_logger
+from forebay.base.room import Room
 from forebay.config.engine_config import DisaggregationMode
 from forebay.config.media import MediaOptions
 from forebay.http.lifecycle import ClientGone
 from forebay.http.preparation import Client, Preparation
-from forebay.scheduler.limits import Room
 from forebay.server.images.decoding import CutImage, ImageDecoder
 from forebay.server.images.expansion import Expanded, Expansion
 from forebay.server.images.fetching import Fetcher
