@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from forebay.text.tokenizer import Tokenizer
 from scripts.trace_request import CHAT, TracedThreads, trace_chat
 
 # Requests are read around offers of an upgrade (17), and take turns at the work before admission (20, decision 64).
@@ -31,15 +32,21 @@ ONCE = (
 )
 
 
+BODY = {**CHAT, "reasoning_effort": "none"}
+
+
 @pytest.fixture(scope="module")
 def traced(tokenizer, patience) -> TracedThreads:
-    return trace_chat(tokenizer, {**CHAT, "reasoning_effort": "none"})
+    return trace_chat(tokenizer, BODY)
 
 
-def test_chat_path_stays_within_its_functions_and_files(traced: TracedThreads) -> None:
+def test_chat_path_stays_within_its_functions_and_files(traced: TracedThreads, tokenizer: Tokenizer) -> None:
     path = "\n".join(str(call) for trace in traced.traces.values() for call in trace.calls)
-    assert len(traced.functions) <= MOST_FUNCTIONS, path
-    assert len(traced.files) <= MOST_FILES, path
+    functions, traces = traced.functions, 1
+    while len(functions) > MOST_FUNCTIONS and traces < 4:  # a timer that goes off during one trace is not in all
+        functions, traces = functions & trace_chat(tokenizer, BODY).functions, traces + 1
+    assert len(functions) <= MOST_FUNCTIONS, path
+    assert len({file for file, _ in functions}) <= MOST_FILES, path
 
 
 @pytest.mark.parametrize("check", ONCE)
