@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from forebay.server.api.core.prompts import one_call_each
 from forebay.server.api.openai.responses_items import ReasoningItem, messages_of
+from forebay.text.answers.for_template import one_call_each
 
 
 def call(number: int) -> dict[str, Any]:
