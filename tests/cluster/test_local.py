@@ -183,13 +183,20 @@ def test_command_means_the_given_cluster_or_the_one_that_runs(
     with pytest.raises(ConfigError, match="no cluster of Forebay's runs on this machine"):
         local.connect_address("", may_start=False)
     assert local.os.environ[local.TOKEN_PATH] == str(local.folder() / "token")
-    head = head_in(folder)
-    monkeypatch.setattr(local, "start", lambda: head)
-    assert local.connect_address("", may_start=True) == head.address
+    monkeypatch.setattr(local, "start", lambda: Head(address="new", folder=""))
+    assert local.connect_address("", may_start=True) == "new"
     assert capsys.readouterr().out == "starting Ray on this machine\n"
+    head = head_in(folder)
     with process_of(head, ":", "raylet"):
         assert local.connect_address("", may_start=False) == head.address
     assert capsys.readouterr().out == ""
+    with process_of(head, ":", "gcs_server"), pytest.raises(ConfigError, match=r"whole .*: 1 of its processes run"):
+        local.connect_address("", may_start=False)
+    assert local.connect_address("", may_start=True) == "new"
+    assert capsys.readouterr().out == (
+        "ending what is left of an earlier Ray: 0 processes\nstarting Ray on this machine\n"
+    )
+    assert local.started() is None
 
 
 def test_folder_of_ray_is_short_enough_for_its_sockets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,7 @@ def test_status_is_a_line_for_each_actor_and_node(rays: Logged, capsys: pytest.C
     run("status")
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
+        "no router runs: end the servers with forebay cluster down, then start again with forebay cluster up",
         "server-1     ready     http://n1:1  n1, pid 7, all cores, 1 start, weights 0",
         "  a bad word",
         "server-2     lost      gone",
