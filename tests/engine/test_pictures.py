@@ -86,7 +86,7 @@ def test_new_weights_leave_nothing_of_the_old_in_encodings(name: str, tmp_path: 
 
 def encoding_of(core: EngineCore, prompt: Prompt) -> torch.Tensor:
     tokens_of(core, [prompt])
-    (encoding,) = core.scheduler.pools.pictures._cached.values()
+    (encoding,) = core.scheduler.pools.pictures.rows
     return core._runner.encodings.rows[torch.from_numpy(encoding.rows)].clone()
 
 
