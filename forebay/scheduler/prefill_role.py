@@ -12,7 +12,7 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from forebay.base.errors import EngineError, ForebayError, InvalidRequest, RequestTimeout, Unavailable
+from forebay.base.errors import EngineError, ForebayError, InvalidRequest, NotFound, RequestTimeout, Unavailable
 from forebay.config.engine_config import DisaggregationOptions
 from forebay.requests.request import Request, Status
 from forebay.requests.transfers import (
@@ -201,7 +201,7 @@ class PrefillRole(Role):
             return
         name = offered.adapter.name
         if name and not (req or name in self.scheduler.pools.adapters):  # no request can name it here
-            self._answer(offered, _other_adapter(f"none of the name {name!a}", offered.adapter))
+            self._answer(offered, _no_adapter(name))
             return
         if req and (self.scheduler.admits or offered.declined):
             self._match(offered, req)
@@ -281,6 +281,12 @@ class PrefillRole(Role):
 def _other_weights(ours: int, theirs: int) -> Failure:
     what = f"weight_version: prefill has {ours}, decode {theirs}"
     return Failure.of(Unavailable(f"prefill and decode do not fit together: {what}", code="layout_mismatch"))
+
+
+def _no_adapter(name: str) -> Failure:
+    """Make the refusal with the code of prefill's own server, since the client gets whichever comes first."""
+    what = f"the adapter {name!a} is not loaded on the prefill server: load it on both"
+    return Failure.of(NotFound(what, code="model_not_found", param="model"))
 
 
 def _other_adapter(ours: str, theirs: AdapterIdentity) -> Failure:

@@ -99,8 +99,8 @@ def test_prefill_offer_with_another_adapter_ends_both_halves(
 def test_prefill_offer_with_an_adapter_that_nobody_can_name_is_refused_at_once() -> None:
     half = prefill(max_loras=1)
     half.hear(offered(X))
-    assert refusals(half) == ["adapter_mismatch"]
-    assert "prefill has none of the name 'x', decode 'x'" in half.orders[-1].failure.message
+    assert refusals(half) == ["model_not_found"]  # as prefill's own server refuses the name
+    assert "the adapter 'x' is not loaded on the prefill server" in half.orders[-1].failure.message
 
 
 def test_prefill_offer_waits_for_an_adapter_that_is_being_loaded() -> None:

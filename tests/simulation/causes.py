@@ -212,7 +212,7 @@ class Causes:
         if failure == _other_weights(version, heard.offered.weight_version):
             return heard.offered.weight_version != version
         theirs = heard.offered.adapter
-        if failure == _other_adapter(f"none of the name {theirs.name!a}", theirs):
+        if failure == _no_adapter(theirs.name):
             return theirs.name not in {adapter.name for adapter in self._scheduler.pools.adapters}
         limits, config = self._config.disaggregation, self._config
         most = config.max_running_requests + config.max_queued_requests
@@ -228,6 +228,11 @@ def _prompt_of(offered: Offered) -> _Prompt:
 def _other_weights(ours: int, theirs: int) -> Failure:
     what = f"prefill and decode do not fit together: weight_version: prefill has {ours}, decode {theirs}"
     return Failure("Unavailable", "layout_mismatch", what)
+
+
+def _no_adapter(name: str) -> Failure:
+    what = f"the adapter {name!a} is not loaded on the prefill server: load it on both"
+    return Failure("NotFound", "model_not_found", what)
 
 
 def _other_adapter(ours: str, theirs: AdapterIdentity) -> Failure:
