@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ from forebay.grammar.vocabulary import Vocabulary
 from forebay.http.bodies import Bodies
 from forebay.http.lifecycle import Lifecycle
 from forebay.http.preparation import Preparation, staying_client
-from forebay.http.route import Handler, Route
+from forebay.http.route import Route
 from forebay.http.security import AccessRules, Cluster, Isolation, Security
 from forebay.http.workers import TextWorkers, Workers
 from forebay.requests.end_tokens import EndTokens
@@ -50,9 +49,9 @@ from forebay.server.api.ollama import models as ollama_models
 from forebay.server.api.openai import chat, completions, embeddings, responses, stored_responses
 from forebay.server.api.openai.response_store import ResponseStore
 from forebay.server.api.sglang import generate
-from forebay.server.assets import Endpoint, application, file_endpoint, with_cors
+from forebay.server.assets import application, file_endpoint, with_cors
 from forebay.server.console import HEADERS, Asset, load_assets
-from forebay.server.context import RequestContext, ServerContext
+from forebay.server.context import ServerContext
 from forebay.server.gateway import Gateway
 from forebay.server.grammars import GrammarWorkers
 from forebay.server.images.reader import ImageReader
@@ -137,15 +136,8 @@ def create_app(server: ServerContext) -> ASGIApp:
 
 def create_routes(server: ServerContext, assets: dict[str, Asset]) -> Starlette:
     """The routes alone. Each request has the server's context with a client of its own."""
-
-    def endpoint_of(handler: Handler[ServerContext]) -> Endpoint:
-        async def endpoint(request: Request) -> Response:
-            return await handler(request, replace(server, client=RequestContext.of(request.scope).client))
-
-        return endpoint
-
     files = [Path(path, file_endpoint(asset)) for path, asset in assets.items()]
-    return application(ROUTES, endpoint_of, [*files, Path(OPENAPI, _openapi), Path(DOCS, _docs)])
+    return application(ROUTES, server.endpoint, [*files, Path(OPENAPI, _openapi), Path(DOCS, _docs)])
 
 
 async def _openapi(request: Request) -> Response:

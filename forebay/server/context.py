@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Scope, Send
 
 from forebay.base.errors import ForebayError, InvalidRequest, NotFound
@@ -17,6 +18,7 @@ from forebay.http.bodies import Bodies
 from forebay.http.lifecycle import Lifecycle, UnderWay
 from forebay.http.preparation import Client
 from forebay.http.protocol import Connection
+from forebay.http.route import Handler
 from forebay.http.security import Cluster, Isolation, Security, Sender, Tenant
 from forebay.http.workers import TextWorkers, Workers
 from forebay.requests.sampling_params import SamplingParams
@@ -64,6 +66,14 @@ class ServerContext:
     images: ImageReader | None = None  # None: the model has no encoder
     under_way: UnderWay = field(default_factory=UnderWay)
     trees: Trees = field(default_factory=Trees)
+
+    def endpoint(self, handler: Handler[ServerContext]) -> Callable[[Request], Awaitable[Response]]:
+        """Bind a route's handler to this context, with the client of each request."""
+
+        async def endpoint(request: Request) -> Response:
+            return await handler(request, replace(self, client=RequestContext.of(request.scope).client))
+
+        return endpoint
 
     @property
     def loaded_info(self) -> Ready | None:

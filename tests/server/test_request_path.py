@@ -10,9 +10,8 @@ import pytest
 from forebay.text.tokenizer import Tokenizer
 from scripts.trace_request import CHAT, TracedThreads, trace_chat
 
-# Requests are read around offers of an upgrade (17), and take turns at the work before admission (20, decision 64). The
-# `Room` of that work is in a file that the scheduler shares.
-MOST_FUNCTIONS, MOST_FILES = 221, 40
+# Requests are read around offers of an upgrade (17), and take turns at the work before admission (20, decision 64).
+MOST_FUNCTIONS, MOST_FILES = 221, 39
 ONCE = (
     "SamplingParams.check",
     "SamplingParams.check_values",
