@@ -20,7 +20,7 @@ _MAX_WIDTH: Final = 8  # the native convolution's
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Defaults:
-    """Defaults of transformers 5.23 for a type where a config.json is silent, and whether its biases count.
+    """Defaults of transformers 5.24 for a type where a config.json is silent, and whether its biases count.
 
     `head_dim` 0 stands for hidden_size / num_attention_heads; `kv_heads`: there may be no num_key_value_heads, of which
     there are then as many as attention heads.

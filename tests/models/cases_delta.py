@@ -280,7 +280,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "topk_group": 1,
         },
     ),
-    "bailing_hybrid-other-bound": ("bailing_hybrid", {**_LING, "kda_lower_bound": -1.5, "n_shared_experts": 3}),
+    "bailing_hybrid-other-bound": (
+        "bailing_hybrid",
+        {**_LING, "q_lora_rank": None, "kda_lower_bound": -1.5, "n_shared_experts": 3},
+    ),
     "olmo_hybrid": ("olmo_hybrid", _OLMO),
     "olmo_hybrid-no-rope-biases-tied": (
         "olmo_hybrid",

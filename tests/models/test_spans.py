@@ -40,7 +40,7 @@ class Case:
         with torch.no_grad():
             tokens = torch.tensor([self.ids])
             embeds = decoder.embed_tokens(tokens)
-            given = {"config": config, "attention_mask": None, "past_key_values": None, "position_ids": None}
+            given = {"config": config, "attention_mask": None, "cache": None, "position_ids": None}
             embeds = torch.where((self.rows > 0).view(1, -1, 1), self.table[self.rows.long()], embeds)
             masks = module.create_masks_for_vision_model(**given, inputs_embeds=embeds, block_sequence_ids=groups)
             own = {}

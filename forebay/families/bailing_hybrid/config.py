@@ -28,7 +28,7 @@ def parse(fields: Fields) -> KimiLinearConfig:
     fields = fields.renamed(NAMES, nulls=True)
     fields.only("tie_word_embeddings", False)
     _check_rope(fields)
-    latent = latent_attention(fields.without("q_lora_rank"), q_rank=0, interleaved=True)
+    latent = latent_attention(fields, q_rank=0, interleaved=True)
     values = latent_transformer(fields, Defaults(kv_heads=True, rope_theta=6_000_000.0), latent)
     # Where it is not a file of the model's makers, head_dim is what is rotated, and these are there as well.
     head_dim = fields.size("head_dim", default=128)
@@ -84,6 +84,6 @@ _MODULES: Final = (
 FAMILY: Final = Family(
     parse=parse,
     small=small,
-    harmless=HARMLESS | {"q_lora_rank", "short_conv_kernel_size"},
+    harmless=HARMLESS | {"short_conv_kernel_size"},
     names=TensorNames(draft_layers=True, draft_head=(_LAST_NORM, *DRAFT_HEAD), modules=_MODULES),
 )

@@ -9,7 +9,7 @@ from forebay.families.rope import rope_parameters
 from forebay.families.shape import Shape
 from forebay.families.transformer import Defaults, Windows, transformer
 
-# Where a file has no rope, as transformers 5.23 has it.
+# Where a file has no rope, as transformers 5.24 has it.
 _ROPE: Final = {
     "rope_type": "yarn",
     "rope_theta": 1e6,
