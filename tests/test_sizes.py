@@ -96,7 +96,6 @@ COMPLEX_FUNCTIONS: dict[str, int] = {
     "server/api/core/rendezvous.py:rendezvous_of": 19,
     "server/api/core/serving.py:_count": 14,
     "server/gateway.py:Gateway.__call__": 14,
-    "http/bodies.py:_announced_bytes": 14,
     "http/security.py:Cluster.sender": 14,
     "server/images/fetching.py:Fetcher._place": 13,
     "server/openapi/page.py:_bounds": 15,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Protocol, Self, TypeVar
 
@@ -14,6 +14,7 @@ from forebay.base import json_text
 from forebay.base.errors import InvalidRequest, Overloaded, PayloadTooLarge
 from forebay.base.proof import PROOF, digest_of
 from forebay.base.room import Room
+from forebay.http.encodings import coding_of, decoded
 from forebay.http.errors import LLAMA_SERVER, OLLAMA, HttpError
 from forebay.http.lifecycle import ClientGone
 from forebay.http.preparation import Client
@@ -35,6 +36,7 @@ Body = TypeVar("Body", bound=Parsed)
 BODY_DIGEST: Final = "forebay.body_digest"  # of a scope: the SHA-256 that its body must have, or ""
 JSON: Final = b"application/json"
 INLINE_BYTES: Final = 16 << 10  # parsing that much takes less than a millisecond
+STEP_BYTES: Final = 1 << 20  # of a compressed body that are decoded in one turn of a worker
 ROOM_BYTES: Final = 128 << 20  # for all large bodies together, while they arrive and wait to be parsed; see `Room`
 
 
@@ -50,8 +52,8 @@ class Bodies:
         lenient: bool = False,
         images: bool = False,
     ) -> None:
-        """`max_bytes` is the limit of one body; two of them always have room. Tenants share the room by their
-        `weights`. `lenient` and `images`: as for `Parsed`."""
+        """`max_bytes` is the limit of one body, as it was sent and decoded; two of them, or one that is compressed,
+        always have room. Tenants share the room by their `weights`. `lenient` and `images`: as for `Parsed`."""
         self._lenient, self._images = lenient, images
         self._max_bytes = max_bytes
         self._room_bytes = max(ROOM_BYTES, 2 * max_bytes)
@@ -61,13 +63,13 @@ class Bodies:
     async def read(self, kind: type[Body], scope: Scope, client: Client, max_ids: int) -> Body:
         """The request's body as `kind`, which may hold `max_ids` token ids. Raises InvalidRequest and what `content`
         raises."""
-        async with self.content(scope, client) as content:
+        async with self.content(scope, client) as sent, self.decoded(scope, client, sent) as content:
             parse = partial(_parse, kind, content, max_ids, self._lenient, self._images)
             return parse() if len(content) <= INLINE_BYTES else await self._workers.run(client, parse)
 
     @contextlib.asynccontextmanager
     async def content(self, scope: Scope, client: Client) -> AsyncIterator[bytes]:
-        """The request's body as it was sent; a large one takes room as long as it is in use.
+        """The request's body as it was sent, compressed or not; a large one takes room as long as it is in use.
 
         When the body is complete, its client is watched. Raises HttpError for another kind of body, ClientGone, and
         PayloadTooLarge as soon as too many bytes are announced or arrive. Raises Overloaded if other bodies take the
@@ -96,6 +98,28 @@ class Bodies:
         finally:
             self._room.leave(client.tenant, held)
 
+    @contextlib.asynccontextmanager
+    async def decoded(self, scope: Scope, client: Client, sent: bytes) -> AsyncIterator[bytes]:
+        """A request's body without its content coding; a large one takes room before it is decoded, and on a worker.
+        Raises InvalidRequest for a broken encoding, and as `content` for one that is too large."""
+        coding = coding_of(scope["headers"])
+        if not coding:
+            yield sent
+            return
+        pieces, whole, held = decoded(coding, sent), bytearray(), 0
+        try:
+            done = len(sent) <= INLINE_BYTES and _extend(whole, pieces, INLINE_BYTES)
+            while not done:
+                step = min(STEP_BYTES, self._max_bytes - len(whole))
+                self._take_room(client.tenant, step)
+                held += step
+                done = await self._workers.run(client, partial(_extend, whole, pieces, len(whole) + step))
+                if len(whole) > self._max_bytes:
+                    raise self._too_large(len(whole))
+            yield bytes(whole)
+        finally:
+            self._room.leave(client.tenant, held)
+
     async def _check_digest(self, scope: Scope, client: Client, content: bytes) -> None:
         """Raise HttpError 403 for another body than the one that the sender has proved."""
         expected = scope.get(BODY_DIGEST)
@@ -112,13 +136,23 @@ class Bodies:
 
     def _too_large(self, size: int) -> PayloadTooLarge:
         return PayloadTooLarge(
-            f"the body has {size} bytes or more; at most {self._max_bytes} are read: raise --max-body-bytes"
+            f"the body has {size} bytes or more, sent or decoded; at most {self._max_bytes} are read: raise "
+            "--max-body-bytes"
         )
 
     def _take_room(self, tenant: str, num_bytes: int) -> None:
         if not self._room.has_room(tenant, self._room_bytes, num_bytes):
             raise Overloaded(f"large bodies take the {self._room_bytes} bytes that all may have: try again later")
         self._room.enter(tenant, num_bytes)
+
+
+def _extend(whole: bytearray, pieces: Iterator[bytes], num_bytes: int) -> bool:
+    """Append pieces until there are more than `num_bytes`, and return whether these were all."""
+    for piece in pieces:
+        whole += piece
+        if len(whole) > num_bytes:
+            return False
+    return True
 
 
 def _parse(kind: type[Body], content: bytes, max_ids: int, lenient: bool, images: bool) -> Body:
@@ -133,8 +167,7 @@ def _announced_bytes(scope: Scope) -> int:
         kinds = [value for name, value in scope["headers"] if name == b"content-type"]
         if len(kinds) != 1 or kinds[0].split(b";")[0].strip().lower() != JSON:
             raise HttpError(415, "send the body as `Content-Type: application/json`", code="unsupported_media_type")
-    if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in scope["headers"]):
-        raise HttpError(415, "compressed bodies are not read: send it as it is", code="unsupported_content_encoding")
+    coding_of(scope["headers"])
     announced = [value for name, value in scope["headers"] if name == b"content-length"]
     return int(announced[0][:20]) if announced and announced[0].isdigit() else 0
 

@@ -21,6 +21,7 @@ DONE: Final = b"data: [DONE]\n\n"
 MAX_MESSAGE_CHARS: Final = 1000
 MESSAGES: Final = "/v1/messages"
 RESPONSES: Final = "/v1/responses"
+UNSUPPORTED_ENCODING: Final = "unsupported_content_encoding"
 OLLAMA: Final = "/api/"  # begins each of its routes
 LLAMA_SERVER: Final = frozenset({"/completion", "/apply-template", "/props", "/slots"})
 _ANTHROPIC_TYPES: Final = {

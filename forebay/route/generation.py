@@ -27,7 +27,8 @@ async def generate(request: Request, router: Router) -> Response:
 
     async def select_by(content: bytes) -> Select:
         context = RequestContext.of(request.scope)
-        blocks = await router.blocks(context.client, context.tenant, content)
+        async with router.bodies.decoded(request.scope, context.client, content) as plain:
+            blocks = await router.blocks(context.client, context.tenant, plain)
         return partial(router.members.select, blocks)
 
     return await _computed(request, router, select_by)

@@ -109,6 +109,13 @@ ROUTE = (
         "route/test_router.py::test_router_members_get_the_bytes_and_headers_of_the_client",
     ),
     Mutant(
+        "C33 a compressed body is read for the beginning of its prompt",
+        "route/generation.py",
+        "            blocks = await router.blocks(context.client, context.tenant, plain)\n",
+        "            blocks = await router.blocks(context.client, context.tenant, content)\n",
+        "route/test_router.py::test_router_compressed_prompt_goes_where_its_beginning_is_known",
+    ),
+    Mutant(
         "C33 a body of another kind is forwarded as such",
         "route/forwarding.py",
         '_PASSED_ON: Final = ("authorization", "content-encoding", "content-type", "x-api-key")\n',

@@ -7,6 +7,34 @@ _TOOLS = "server/test_tools.py::"
 
 SERVER = (
     Mutant(
+        "C33 a compressed body is decoded no further than a body may be long",
+        "http/bodies.py",
+        "                if len(whole) > self._max_bytes:\n",
+        "                if len(sent) > self._max_bytes:\n",
+        "server/test_encodings.py::test_body_that_decodes_to_more_than_the_limit_is_refused_before_it_takes_memory",
+    ),
+    Mutant(
+        "C33 a decoder makes no more than one piece at a time",
+        "http/encodings.py",
+        "                yield frame.decompress(data, PIECE_BYTES)\n",
+        "                yield frame.decompress(data, 1 << 30)\n",
+        "server/test_encodings.py::test_body_that_decodes_to_more_than_the_limit_is_refused_before_it_takes_memory",
+    ),
+    Mutant(
+        "C32 a compressed body takes room before it is decoded",
+        "http/bodies.py",
+        "                self._take_room(client.tenant, step)\n                held += step\n",
+        "",
+        "server/test_encodings.py::test_compressed_bodies_take_room_before_they_are_decoded",
+    ),
+    Mutant(
+        "C33 a compressed body that is cut off is refused",
+        "http/encodings.py",
+        "    if not frame.eof:\n",
+        "    if False:\n",
+        "server/test_encodings.py::test_body_that_is_cut_off_or_has_an_error_is_a_typed_400",
+    ),
+    Mutant(
         "C28 of two stop strings that one token completes the one that begins first ends the text",
         "text/detokenizer.py",
         "                at, end, found = place, place + len(stop), stop\n",

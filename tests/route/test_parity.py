@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from collections.abc import Iterator
@@ -244,6 +245,20 @@ def test_router_large_bodies_have_the_answer_of_a_server(both: Twins) -> None:
     fits, over = b" " * (4 << 20), b" " * ((4 << 20) + 1)
     for content in (as_json({"prompt": "a" * 3_000_000, "max_tokens": 2}), fits, over, BODY + b" " * 4_000_000):
         both.assert_same("POST", C, content)
+
+
+def test_router_compressed_bodies_have_the_answer_of_a_server(both: Twins) -> None:
+    """Members decode what the client sent; the router reads it for the beginning of its prompt."""
+    told = [
+        both.assert_same("POST", C, content, **{"content-encoding": "gzip"}).status
+        for content in (
+            gzip.compress(BODY),
+            gzip.compress(bytes(8 << 20)),
+            gzip.compress(BODY)[:-1],
+            gzip.compress(b"[]"),
+        )
+    ]
+    assert told == [200, 413, 400, 400]
 
 
 def test_router_keys_have_the_answer_of_a_server() -> None:

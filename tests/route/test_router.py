@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 from typing import Any
@@ -156,6 +157,17 @@ def test_prompts_go_where_their_beginning_is_known_and_others_where_least_is_don
     assert ask(routed, LONG).is_success
     routed.router.members.with_role(Role.PREFILL)[0].in_flight -= BALANCE_ABS_THRESHOLD
     assert num_submitted(routed)[0] == [3, 2]
+
+
+def test_router_compressed_prompt_goes_where_its_beginning_is_known(route: Route) -> None:
+    routed = route(prefill=2)
+    content = json.dumps({"prompt": LONG, "max_tokens": 3}).encode()
+    kind = {"content-type": "application/json"}
+    with routed.client(headers=kind) as http:
+        for sent, headers in ((content, {}), (gzip.compress(content), {"content-encoding": "gzip"})):
+            assert http.post("/v1/completions", content=sent, headers=headers).is_success
+            at_rest(routed)
+    assert num_submitted(routed)[0] == [2, 0]
 
 
 def test_what_a_client_must_not_choose_or_got_wrong_is_said_as_a_server_would(route: Route) -> None:
