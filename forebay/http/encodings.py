@@ -18,7 +18,7 @@ _RAW: Final = -zlib.MAX_WBITS
 
 
 class _Frame(Protocol):
-    """A decoder of one gzip member, one deflate stream or one zstd frame. `unused_data` are the bytes behind its end."""
+    """A decoder of one gzip member, deflate stream or zstd frame. `unused_data` are the bytes behind its end."""
 
     @property
     def eof(self) -> bool: ...

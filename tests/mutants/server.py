@@ -7,6 +7,13 @@ _TOOLS = "server/test_tools.py::"
 
 SERVER = (
     Mutant(
+        "C27 a stream that waits for its first token is kept alive",
+        "server/api/core/dialect.py",
+        "        if not self._has_written:\n            self._write(self.dialect.keep_alive)\n",
+        "",
+        "server/test_keep_alive.py::test_silent_stream_gets_events_without_effect_and_then_its_answer",
+    ),
+    Mutant(
         "C33 a compressed body is decoded no further than a body may be long",
         "http/bodies.py",
         "                if len(whole) > self._max_bytes:\n",

@@ -106,6 +106,7 @@ class MessagesDialect(ItemsDialect):
     prompt kept, which is done in pages of `page_size` tokens. `moved` goes into the usage."""
 
     kinds = Kinds(said="text", thought="thinking", called="tool_use")
+    keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     answer_id: str
     model: str

@@ -5,6 +5,7 @@ Chunks are put together as bytes around parts that are encoded once per request.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ class Dialect(ABC):
     """One shape of answers, whole and in a stream of events. Made for one request; nothing is validated per token."""
 
     media_type: ClassVar[str] = "text/event-stream; charset=utf-8"  # of a stream
+    keep_alive: ClassVar[bytes] = b": keep-alive\n\n"  # an event without effect; b"" if the protocol has none
 
     @abstractmethod
     def whole(
@@ -184,16 +186,21 @@ async def collect(server: ServerContext, dialect: Dialect, generation: Generatio
     return whole() if generation.num_scores <= INLINE_SCORES else await server.json_workers.run(server.client, whole)
 
 
+KEEP_ALIVE_S: Final = 15.0  # of a stream without bytes; proxies close one after 30 to 60 s
+
+
 @dataclass(slots=True)
 class EventWriter:
     """A `Sink` that writes a stream of events: one write per update, in the turn of the loop in which it arrives. What
-    comes before `finish` is kept until then."""
+    comes before `finish` is kept until then. Events that keep the connection alive are written in between."""
 
     _connection: Connection
     dialect: Dialect
     _generation: Generation
     _kept: list[bytes] | None = field(default_factory=list)
     _has_begun: bool = False
+    _has_written: bool = False  # since the last check of `_keep_alive`
+    _timer: asyncio.TimerHandle | None = None
 
     def text(self, choice: Choice, text: str) -> None:
         """Write the event of a piece that is text and nothing else."""
@@ -210,10 +217,18 @@ class EventWriter:
         """Raise `weights_changed`: tokens that were sent cannot be taken back."""
         raise weights_changed(choice.num_tokens)
 
+    async def begun(self) -> None:
+        """Wait for the first piece, for as long as the stream may be silent. Raises what ended the generation: its
+        status has not been sent yet."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KEEP_ALIVE_S if self.dialect.keep_alive else None):
+                await self._generation.begun()
+
     async def finish(self) -> bytes:
         """Write what was kept and all that comes, and return the end of the body. Call once the head has been sent."""
         kept, self._kept = self._kept or [], None
         self._write(b"".join(kept))
+        self._keep_alive()
         try:
             await self._generation.ended()
             return self.dialect.closing(self._generation)
@@ -221,12 +236,26 @@ class EventWriter:
             return self.dialect.failure(error)
         except Exception as error:
             return self.dialect.failure(internal(error, "stream"))
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _keep_alive(self) -> None:
+        """Write an event without effect if nothing was written since the last check: no two bytes are `KEEP_ALIVE_S`
+        apart."""
+        if not self._has_written:
+            self._write(self.dialect.keep_alive)
+        self._has_written = False
+        if self.dialect.keep_alive:
+            self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S / 2, self._keep_alive)
 
     def _write(self, events: bytes) -> None:
         if self._kept is not None:
             self._kept.append(events)
-        elif events and not self._connection.write_chunk(events):
-            self._generation.disconnect()
+        elif events:
+            self._has_written = True
+            if not self._connection.write_chunk(events):
+                self._generation.disconnect()
 
 
 class EventStream(Response):

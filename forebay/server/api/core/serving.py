@@ -189,7 +189,7 @@ async def _serve(
             return Response(await collect(server, dialect, generation), media_type="application/json")
         writer = EventWriter(context.connection, dialect, generation)
         generation.deliver(writer)
-        await generation.begun()
+        await writer.begun()
         if generation.disconnected:
             raise ClientGone
         return EventStream(context.send, writer, undo.pop_all())

@@ -99,6 +99,7 @@ class OllamaDialect(Dialect):
     """`model` is the name in the request. A tool call is sent when it is complete."""
 
     media_type: ClassVar[str] = "application/x-ndjson"
+    keep_alive: ClassVar[bytes] = b""  # each line is an answer: clients take none without its fields
 
     def __init__(self, table: TokenBytes, *, model: str, logprobs: bool) -> None:
         self._table = table
