@@ -55,7 +55,7 @@ class Tree:
                     self.bases[name] |= {base for node in bases for base in identifiers(node)}
 
     def add_other(self, source: str) -> None:
-        """C++, JavaScript or a configuration: its words."""
+        """Add the words of a file in C++ or JavaScript, or of a configuration."""
         self.names |= set(WORD.findall(COMMENT.sub("", source)))
 
     def _annotate(self, name: str, annotation: ast.expr | None) -> None:

@@ -60,7 +60,7 @@ def read_tree() -> Tree:
         if path.suffix == ".py":
             module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
             tree.add_python(module, path.read_text(), with_texts=not module.startswith("tests."))
-        elif path.suffix in (".cpp", ".h", ".js", ".html", ".css"):
+        elif path.suffix in (".cpp", ".h", ".js", ".html", ".css", ".toml"):
             tree.add_other(path.read_text())
     tree.files |= {
         str(path.relative_to(ROOT))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
+from forebay.base.foreign import ABSENT_VALUES
 from forebay.base.units import ceil_div
-from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_STRATEGIES
 from forebay.config.engine_config import StateStrategy
 from forebay.config.flag import BYTES, COUNT, FLOAT, TEXT, Decision, Flag, Settled, in_group
 
@@ -22,7 +22,7 @@ FLAGS: Final = in_group(
         "type of the states that scans carry on",
         aliases=("--mamba-ssm-cache-dtype",),
         choices=("float32", "bfloat16"),
-        absent=ABSENT_DTYPES,
+        absent=ABSENT_VALUES["dtype"],
     ),
     Flag(
         "mamba_scheduler_strategy",
@@ -31,7 +31,7 @@ FLAGS: Final = in_group(
         "where one is wanted",
         aliases=("--mamba-radix-cache-strategy",),
         choices=tuple(StateStrategy),
-        absent=ABSENT_STRATEGIES,
+        absent=ABSENT_VALUES["mamba_scheduler_strategy"],
     ),
     Flag(
         "mamba_track_interval",

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.backends import BACKENDS, kernels_by_description
+from forebay.base.foreign import ABSENT_VALUES, SYNONYMS
 from forebay.config import adapters, disaggregation, hisparse, kinds, media, pictures, sampling, speculation
-from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUANTIZATIONS, KV_DTYPE_SYNONYMS
 from forebay.config.engine_config import MAX_PAGE_SIZE, CacheIsolation, EvictionPolicy, Ledger, SchedulePolicy
 from forebay.config.flag import BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag, in_group
 from forebay.families.embedding import POOLINGS
@@ -69,7 +69,7 @@ _MODEL: Final = in_group(
         TEXT,
         "type of weights, activations and convolution states",
         choices=("bfloat16", "float32"),
-        absent=ABSENT_DTYPES,
+        absent=ABSENT_VALUES["dtype"],
     ),
     Flag(
         "quantization",
@@ -77,7 +77,7 @@ _MODEL: Final = in_group(
         "how matrices are held: in the file's codes, in --dtype (none), or rounded to 8 or 4 bits by groups of 32",
         aliases=("-q",),
         choices=tuple(Quantization),
-        absent=ABSENT_QUANTIZATIONS,
+        absent=ABSENT_VALUES["quantization"],
     ),
     Flag(
         "pooling",
@@ -134,8 +134,8 @@ _MEMORY: Final = in_group(
         "type of keys and values, not larger than --dtype; int8 has a scale per token and head",
         aliases=("--cache-type-k", "-ctk", "--cache-type-v", "-ctv"),
         choices=("bfloat16", "float32", "int8"),
-        synonyms=KV_DTYPE_SYNONYMS,
-        absent=ABSENT_KV_DTYPES,
+        synonyms=SYNONYMS["kv_cache_dtype"],
+        absent=ABSENT_VALUES["kv_cache_dtype"],
     ),
 )
 

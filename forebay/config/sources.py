@@ -14,7 +14,7 @@ from typing import Any, Final
 from forebay.base.cpu import CPU_VARIABLE
 from forebay.base.errors import ConfigError
 from forebay.base.fault import FAULT_VARIABLES
-from forebay.config.elsewhere import ABSENT, ACCEPTED, Accepted, as_key, why_absent
+from forebay.base.foreign import ABSENT_OPTIONS, ACCEPTED_OPTIONS, Accepted, as_key, why_option_is_absent
 from forebay.config.flag import AUTO, BOOL, SECRET, Auto, Flag, Value
 from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS, SERVER_GROUPS
 
@@ -50,7 +50,7 @@ def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag] = FLAGS) ->
 def add_accepted(parser: argparse.ArgumentParser) -> None:
     """Declare the options of other engines that change nothing here. The namespace gets a line for each in
     `accepted`."""
-    for accepted in ACCEPTED.values():
+    for accepted in ACCEPTED_OPTIONS.values():
         count = {"nargs": "?" if accepted.optional else None} if accepted.takes_value else {"nargs": 0}
         parser.add_argument(accepted.option, action=_Accept, accepted=accepted, dest="accepted", metavar="X", **count)
 
@@ -72,7 +72,7 @@ class _Accept(argparse.Action):
         value = values if isinstance(values, str) else None
         written = self._accepted.option if value is None else f"{self._accepted.option} {value}"
         if not self._accepted.accepts(value):
-            why = ABSENT.get(as_key(self._accepted.option), self._accepted.line)
+            why = ABSENT_OPTIONS.get(as_key(self._accepted.option), self._accepted.line)
             raise ConfigError(f"{written} is not supported: {why}")
         line = f"{written} changes nothing: {self._accepted.line}"
         namespace.accepted = (*getattr(namespace, "accepted", ()), line)
@@ -139,7 +139,7 @@ def from_environment(environment: Mapping[str, str]) -> tuple[dict[str, Given], 
 
 
 def _variable_hint(key: str) -> str:
-    if why := why_absent(key):
+    if why := why_option_is_absent(key):
         return f": {why}"
     variables = [PREFIX + name.upper() for name in BY_NAME]
     aliases = [PREFIX + name.upper() for name in _BY_ALIAS]
@@ -166,7 +166,7 @@ def from_file(path: Path) -> dict[str, Given]:
 def _known(key: str, problem: str) -> Flag:
     flag = BY_KEY.get(key)
     if flag is None:
-        why = why_absent(key)
+        why = why_option_is_absent(key)
         raise ConfigError(problem.format(key) + (f": {why}" if why else did_you_mean(key, BY_NAME, _BY_ALIAS)))
     return flag
 
@@ -197,7 +197,7 @@ def refuse_unknown(arguments: Sequence[str], options: Sequence[str]) -> None:
         if argument.startswith("-"):
             name = argument.partition("=")[0]
             known = {option for option in options if as_key(option) not in _BY_ALIAS}
-            why = why_absent(name) or _why_elsewhere(name)
+            why = why_option_is_absent(name) or _why_elsewhere(name)
             hint = f": {why}" if why else did_you_mean(name, known, set(options) - known)
             raise ConfigError(f"there is no flag {name}{hint}")
     if arguments:

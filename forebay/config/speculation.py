@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from forebay.config.elsewhere import ABSENT_ALGORITHMS
+from forebay.base.foreign import ABSENT_VALUES
 from forebay.config.engine_config import SpeculationOptions, SpeculativeAlgorithm
 from forebay.config.flag import COUNT, PATH, Decision, Flag, Kind, Settled, Value, in_group
 
@@ -40,7 +40,7 @@ FLAGS: Final = in_group(
         "followed before; NEXTN, by a head inside the checkpoint; EAGLE and the rest, by a draft model; auto, as far "
         "as it pays",
         choices=("auto", *(str(algorithm) for algorithm in SpeculativeAlgorithm)),
-        absent=ABSENT_ALGORITHMS,
+        absent=ABSENT_VALUES["speculative_algorithm"],
     ),
     Flag(
         "speculative_num_draft_tokens",

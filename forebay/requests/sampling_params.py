@@ -13,8 +13,8 @@ from typing import Any, Final, Self
 import msgspec
 
 from forebay.base.errors import InvalidRequest, ModelError, brief
+from forebay.base.foreign import PASSED, why_field_is_absent
 from forebay.base.sampling import ADJUSTS, NUMBERS, Numbers
-from forebay.requests.foreign import PASSED, why_absent
 from forebay.text.stop_patterns import BadPattern, machine_of
 
 MAX_TOP_LOGPROBS = 20
@@ -295,7 +295,7 @@ def check_token_ids(param: str, token_ids: Collection[int], vocab_size: int) -> 
 
 def _unknown(name: str, known: tuple[str, ...]) -> InvalidRequest:
     near = get_close_matches(name, known, n=1)
-    hint = "it changes no token: leave it out" if name in PASSED else _IN_PYTHON.get(name, why_absent(name))
+    hint = "it changes no token: leave it out" if name in PASSED else _IN_PYTHON.get(name, why_field_is_absent(name))
     hint = hint or (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}")
     return InvalidRequest(f"SamplingParams knows no {name}: {hint}", code="unknown_field", param=name)
 
@@ -310,7 +310,7 @@ def _at_most(param: str, count: int, limit: int) -> None:
         raise InvalidRequest(f"{param} has {count} entries; at most {limit} are allowed", param=param)
 
 
-_IN_PYTHON: Final = dict.fromkeys(  # what `why_absent` says there is in a body
+_IN_PYTHON: Final = dict.fromkeys(  # what `why_field_is_absent` says there is in a body
     (
         *("structured_outputs", "response_format", "guided_decoding", "structural_tag", "format"),
         *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "regex", "ebnf"),

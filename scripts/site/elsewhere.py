@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
+from forebay.base import foreign
 from forebay.cli import commands as cli
-from forebay.config import elsewhere
 from forebay.config.server_args import FLAGS
-from forebay.requests import foreign
 from forebay.server.api.fields_by_route import BODIES
 from forebay.server.api.fields_by_route import rows as fields_by_route_rows
 from scripts.site.tables import code, codes, table
@@ -22,11 +21,11 @@ def aliases() -> str:
 
 def accepted_flags() -> str:
     """Options that change nothing here, each with the line of its note."""
-    lines = {_spelled(accepted): accepted.line for accepted in elsewhere.ACCEPTED.values()}
+    lines = {_spelled(accepted): accepted.line for accepted in foreign.ACCEPTED_OPTIONS.values()}
     return table(("option", "why it changes nothing"), _by_line(lines))
 
 
-def _spelled(accepted: elsewhere.Accepted) -> str:
+def _spelled(accepted: foreign.Accepted) -> str:
     """The option with the values that are accepted, if not all are."""
     return f"{accepted.option} {','.join(accepted.values)}" if accepted.values else accepted.option
 
@@ -34,7 +33,7 @@ def _spelled(accepted: elsewhere.Accepted) -> str:
 def absent_flags() -> str:
     """Options and values, each with the line that the command line says."""
     tables = [
-        table(("option", "what is said"), _by_line(elsewhere.ABSENT)),
+        table(("option", "what is said"), _by_line(foreign.ABSENT_OPTIONS)),
         *(
             f"Values of `{flag.option}`:\n\n{table(('value', 'what is said'), _by_line(flag.absent))}"
             for flag in FLAGS
@@ -46,7 +45,7 @@ def absent_flags() -> str:
 
 def fields() -> str:
     passed = f"These cannot change an answer, and pass: {codes(sorted(foreign.PASSED))}."
-    lines = table(("field", "what is said"), _by_line({**foreign.ABSENT, **foreign.OTHER_ROUTES}))
+    lines = table(("field", "what is said"), _by_line({**foreign.ABSENT_FIELDS, **foreign.OTHER_ROUTES}))
     return f"{passed}\n\n{lines}"
 
 

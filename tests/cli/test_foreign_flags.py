@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from forebay.base.errors import ConfigError
+from forebay.base.foreign import ABSENT_OPTIONS, ACCEPTED_OPTIONS, Accepted, as_key
 from forebay.base.sampling import NUMBERS
 from forebay.cli.main import main
 from forebay.cli.serve import make_parser
-from forebay.config.elsewhere import ABSENT, ACCEPTED, Accepted, as_key
 from forebay.config.resolve import resolve
 from forebay.config.sampling import FLAGS as SAMPLING_FLAGS
 from forebay.config.server_args import FLAGS
@@ -113,7 +113,7 @@ def test_lists_of_options_have_the_ninety_that_users_use_most() -> None:
     assert len({words[0] for words in EVERY}) > 200
 
 
-@together("accepted", ACCEPTED.values())
+@together("accepted", ACCEPTED_OPTIONS.values())
 def test_serve_accepted_option_tells_its_line_and_leaves_the_model_positional(
     accepted: Accepted, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,11 +129,13 @@ def test_serve_accepted_option_tells_its_line_and_leaves_the_model_positional(
 
 
 def test_no_accepted_option_is_one_of_ours_or_refused_for_each_value() -> None:
-    assert OWN & ACCEPTED.keys() == set()
-    refused_too = {as_key(option): accepted for option, accepted in ACCEPTED.items() if as_key(option) in ABSENT}
+    assert OWN & ACCEPTED_OPTIONS.keys() == set()
+    refused_too = {
+        as_key(option): accepted for option, accepted in ACCEPTED_OPTIONS.items() if as_key(option) in ABSENT_OPTIONS
+    }
     assert [key for key, accepted in refused_too.items() if not accepted.values] == []
-    refused = {as_key(option) for option in OWN} & ABSENT.keys()
-    assert not refused, f"options of Forebay by now: remove them from config/elsewhere.py: {sorted(refused)}"
+    refused = {as_key(option) for option in OWN} & ABSENT_OPTIONS.keys()
+    assert not refused, f"options of Forebay by now: remove them from base/foreign.toml: {sorted(refused)}"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forebay.base.errors import ConfigError
-from forebay.config.elsewhere import ABSENT, as_key, why_absent
+from forebay.base.foreign import ABSENT_OPTIONS, as_key, why_option_is_absent
 from forebay.config.server_args import FLAGS
 from forebay.config.sources import BY_KEY, add_flags, from_environment, from_file, from_flags, refuse_unknown
 from tests.together import together
@@ -109,10 +109,10 @@ def test_a_callers_two_names_of_one_setting_must_agree() -> None:
 OPTIONS = [option for flag in FLAGS for option in flag.options]
 
 
-@together("key", [*ABSENT, "speculative_token_map", "disaggregation_ib_device"])
+@together("key", [*ABSENT_OPTIONS, "speculative_token_map", "disaggregation_ib_device"])
 def test_what_the_field_has_and_we_have_not_is_said_in_every_place(key: str, tmp_path: Path) -> None:
     key = key.replace("*", "x")
-    option, line = "--" + key.replace("_", "-"), why_absent(key)
+    option, line = "--" + key.replace("_", "-"), why_option_is_absent(key)
     assert line
     assert option not in OPTIONS
     with pytest.raises(ConfigError, match=re.escape(line)):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from forebay.requests.foreign import why_absent
+from forebay.base import foreign
+from forebay.base.foreign import why_field_is_absent
 from forebay.server.api.fields_by_route import BODIES, Fate, fate, fields, rows
 from forebay.server.protocol.requests import Choosing
+from forebay.server.protocol.strict import body_types
 from tests.server.conftest import Running
 from tests.server.scripted_server import ScriptedServer
 from tests.text.answers.templates import QWEN3
@@ -158,7 +162,16 @@ def test_every_route_takes_what_chooses_tokens_and_every_refusal_has_a_reason() 
     for name in Choosing.names():
         assert {fate(body, name) for body in BODIES.values()} == {Fate.TAKEN}, name
     refused = {(name, path) for name in fields() for path, body in BODIES.items() if fate(body, name) is Fate.REFUSED}
-    assert not {name for name, _ in refused if not why_absent(name)}
+    assert not {name for name, _ in refused if not why_field_is_absent(name)}
+
+
+def test_every_field_that_the_file_declares_belongs_to_a_body() -> None:
+    bodies = [*body_types()]
+    neutral = {name for body in bodies for name in body.ignored}
+    passed = {name for body in bodies for name in body.passed}
+    fields = tomllib.loads(Path(foreign.__file__).with_suffix(".toml").read_text())["fields"]
+    assert {name for values in fields["neutral"].values() for name in values} <= neutral
+    assert {name for names in fields["passed"].values() for name in names} <= passed
 
 
 @pytest.mark.parametrize("path", BODIES)

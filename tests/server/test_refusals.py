@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import InvalidRequest
-from forebay.requests.foreign import ABSENT
+from forebay.base.foreign import ABSENT_FIELDS
 from forebay.server.protocol.requests import ChatRequest, CompletionRequest, TokenizeRequest
 from forebay.server.protocol.strict import Strict
 
@@ -215,4 +215,4 @@ def test_each_field_of_another_engine_is_served_or_passed_or_answered_with_what_
 
 
 def test_no_line_is_about_a_field_that_is_served() -> None:
-    assert not set(ABSENT) & {*ChatRequest.names(), *CompletionRequest.names()}
+    assert not set(ABSENT_FIELDS) & {*ChatRequest.names(), *CompletionRequest.names()}

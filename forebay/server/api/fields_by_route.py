@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from forebay.requests.foreign import ABSENT, PASSED, why_absent
+from forebay.base.foreign import ABSENT_FIELDS, PASSED, why_field_is_absent
 from forebay.server.api.anthropic.messages_request import MessagesRequest
 from forebay.server.api.llama.request import LlamaCompletionRequest
 from forebay.server.api.openai.responses_request import ResponsesRequest
@@ -37,14 +37,14 @@ def fate(body: type[Strict], name: str) -> Fate:
         return Fate.TAKEN
     if name in body.ignored:
         return Fate.NEUTRAL
-    return Fate.PASSED if name in body.passed and not why_absent(name) else Fate.REFUSED
+    return Fate.PASSED if name in body.passed and not why_field_is_absent(name) else Fate.REFUSED
 
 
 def fields() -> list[str]:
     """Return the fields of sampling and output that some route takes, and those that are passed over."""
     of_chats = [*ChatRequest.names(), *CompletionRequest.names(), *ChatRequest.ignored, *CompletionRequest.ignored]
     left_out = _OTHERS | Bootstrap.names().keys()
-    named = dict.fromkeys([*of_chats, *sorted(PASSED), *sorted(ABSENT)])
+    named = dict.fromkeys([*of_chats, *sorted(PASSED), *sorted(ABSENT_FIELDS)])
     return [name for name in named if name not in left_out]
 
 

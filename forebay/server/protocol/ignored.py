@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from forebay.base.foreign import neutral_values
 from forebay.server.protocol.validation import INVALID_VALUE, UNSUPPORTED_FIELD, refusal
 
 MAX_METADATA_KEY: Final = 64
@@ -37,6 +38,11 @@ def one_of(*values: Any) -> Harmless:
     )
 
 
+def neutral(body: str) -> dict[str, Harmless]:
+    """Return the fields of a table of `neutral` in `base/foreign.toml`; null changes nothing either."""
+    return {name: one_of(None, *values) for name, values in neutral_values(body).items()}
+
+
 def _is_metadata(value: Any) -> bool:
     if not isinstance(value, dict):
         return value is None
@@ -57,23 +63,5 @@ _METADATA: Final = Harmless(
     f"an object of at most {MAX_METADATA} strings, their keys of at most {MAX_METADATA_KEY} characters and they of at "
     f"most {MAX_LABEL}",
 )
-_NOTHING: Final = one_of(None)
-IGNORED: Final[dict[str, Harmless]] = {
-    "metadata": _METADATA,
-    "parallel_tool_calls": one_of(None, True, False),
-    "tools": one_of(None, []),
-    "tool_choice": one_of(None, "none", "auto"),
-    "functions": one_of(None, []),
-    "function_call": one_of(None, "none", "auto"),
-    "modalities": one_of(None, ["text"]),
-    "audio": _NOTHING,
-    "reasoning_effort": one_of(None, "none"),
-    "web_search_options": _NOTHING,
-    "suffix": one_of(None, ""),
-}
-MESSAGE_IGNORED: Final[dict[str, Harmless]] = {
-    "refusal": _NOTHING,
-    "annotations": one_of(None, []),
-    "audio": _NOTHING,
-    "function_call": _NOTHING,
-}
+IGNORED: Final = {"metadata": _METADATA, **neutral("openai")}
+MESSAGE_IGNORED: Final = neutral("message")

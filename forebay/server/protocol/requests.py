@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, Tag, model_validator
 
+from forebay.base.foreign import PASSED
 from forebay.base.sampling import NUMBERS
 from forebay.config.server_args import MAX_COUNT
-from forebay.requests.foreign import PASSED
 from forebay.requests.sampling_params import (
     LOGIT_BIAS,
     MAX_ALLOWED_TOKEN_IDS,
@@ -27,7 +27,7 @@ from forebay.requests.sampling_params import (
     MAX_TOP_LOGPROBS,
 )
 from forebay.requests.transfers import MAX_ROOM
-from forebay.server.protocol.ignored import IGNORED, one_of
+from forebay.server.protocol.ignored import IGNORED, neutral, one_of
 from forebay.server.protocol.messages import Messages, Templated, Thinking, text_or_list
 from forebay.server.protocol.numbers import Numbered
 from forebay.server.protocol.strict import CacheSalt, Label, Sender, Strict, Text
@@ -260,7 +260,7 @@ class ChatRequest(Thinking, Templated, Sampling):
 
     ignored = {
         **{name: harmless for name, harmless in IGNORED.items() if name not in TOOL_FIELDS},
-        "stream_reasoning": one_of(None, True),
+        **neutral("chat"),
     }
     messages: Messages
     verbosity: Literal["low", "medium", "high"] | None = None

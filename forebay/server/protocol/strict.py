@@ -18,8 +18,8 @@ from pydantic import (
     model_validator,
 )
 
+from forebay.base.foreign import ABSENT_FIELDS, why_field_is_absent
 from forebay.http.security import Session
-from forebay.requests.foreign import ABSENT, why_absent
 from forebay.server.protocol.ignored import MAX_LABEL, Harmless
 from forebay.server.protocol.validation import UNKNOWN_FIELD, refusal, validation_error
 
@@ -70,7 +70,7 @@ class Strict(BaseModel):
         if not unknown:
             return kept
         for key in unknown:
-            if kept[key] is not None or not why_absent(key):  # null asks for nothing
+            if kept[key] is not None or not why_field_is_absent(key):  # null asks for nothing
                 cls._check_unknown(key, passing)
             passing.count(key, kept[key])
         return {key: value for key, value in kept.items() if key in cls.names()}
@@ -83,8 +83,8 @@ class Strict(BaseModel):
     @classmethod
     def _check_unknown(cls, name: str, passing: Passing) -> None:
         """Raise a refusal if an unknown field may change the answer."""
-        why = why_absent(name)
-        if name not in cls.passed and (name in ABSENT or not passing.lenient):
+        why = why_field_is_absent(name)
+        if name not in cls.passed and (name in ABSENT_FIELDS or not passing.lenient):
             raise refusal(UNKNOWN_FIELD, name[:MAX_LABEL].encode("utf-8", "backslashreplace").decode(), why)
 
     @classmethod

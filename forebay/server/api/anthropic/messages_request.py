@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 
 from forebay.base.errors import InvalidRequest
-from forebay.requests.foreign import PASSED
+from forebay.base.foreign import PASSED
 from forebay.requests.sampling_params import MAX_STOP
 from forebay.server.api.anthropic.messages_blocks import BlockText, ToolResult, Turn
 from forebay.server.api.core.renaming import renamed
-from forebay.server.protocol.ignored import one_of
+from forebay.server.protocol.ignored import neutral, one_of
 from forebay.server.protocol.messages import (
     MAX_MESSAGES,
     CacheControl,
@@ -44,7 +44,6 @@ _NAMES: Final = {
     "max_thinking_tokens": "thinking.budget_tokens",
     "stop": "stop_sequences",
 }
-_ALL_THINKING: Final = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 
 
 def _blocks(content: str | list[Any] | None) -> list[Any]:
@@ -144,12 +143,7 @@ class Metadata(Strict):
 class CountTokensRequest(WithVariables):
     """The fields of a request that become a prompt."""
 
-    ignored = {
-        "context_management": one_of(None, {"edits": []}, _ALL_THINKING),
-        "mcp_servers": one_of(None, []),
-        "thread": one_of(None),
-        "speed": one_of(None, "standard"),
-    }
+    ignored = neutral("count_tokens")
     model: Annotated[str, StringConstraints(max_length=512)]
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     system: BlockText | None = None
@@ -247,12 +241,7 @@ class CountTokensRequest(WithVariables):
 class MessagesRequest(Choosing, Bootstrap, CountTokensRequest):
     """The body of /v1/messages."""
 
-    ignored = {
-        **CountTokensRequest.ignored,
-        "container": one_of(None),
-        "diagnostics": one_of(None),
-        "inference_geo": one_of(None),
-    }
+    ignored = {**CountTokensRequest.ignored, **neutral("messages")}
     passed = PASSED
     max_tokens: Annotated[int, Field(ge=1, le=I32)]
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP, fail_fast=True)] | None = None

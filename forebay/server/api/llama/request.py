@@ -6,31 +6,16 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import Field, PrivateAttr, Tag, model_validator
 
+from forebay.base.foreign import PASSED, passed_fields
 from forebay.base.sampling import ADJUSTS, NUMBERS
-from forebay.requests.foreign import PASSED
 from forebay.requests.sampling_params import LOGIT_BIAS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS, RANDOM_SEED
 from forebay.server.api.core.renaming import renamed
-from forebay.server.protocol.ignored import Harmless, one_of
+from forebay.server.protocol.ignored import Harmless, neutral
 from forebay.server.protocol.numbers import Numbered
 from forebay.server.protocol.requests import I32, Bias, Choosing, CompletionRequest, DecimalId, PlainText, Prompts, Stop
 from forebay.server.protocol.validation import INVALID_VALUE, UNSUPPORTED_FIELD, branch, by_shape, refusal
 
 MAX_U32: Final = 2**32 - 1
-_OFF: Final = one_of(None, 0, 0.0)
-_WHOLE: Final = one_of(None, 1, 1.0)
-# Values that leave a sampler out; they are llama.cpp's defaults, and clients send them.
-NEUTRAL: Final[dict[str, Harmless]] = {
-    **dict.fromkeys(("mirostat", "dynatemp_range", "xtc_probability", "dry_multiplier"), _OFF),
-    **dict.fromkeys(("typical_p", "typ_p", "tfs_z"), _WHOLE),
-    "top_n_sigma": one_of(None, -1, -1.0),
-}
-# Values of samplers that are left out.
-IDLE: Final = frozenset(
-    {
-        *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold"),
-        *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
-    }
-)
 # A completion's or chat's field, by its name here.
 _NUMBERS: Final = {number.llama_name: name for name, number in NUMBERS.items()}
 _NAMES: Final = {**_NUMBERS, "stop": "stop"}
@@ -39,8 +24,8 @@ _NAMES: Final = {**_NUMBERS, "stop": "stop"}
 class LlamaSampling(Numbered, numbers=_NUMBERS):
     """A `seed` of -1, or of 2^32 - 1, stands for none."""
 
-    ignored: ClassVar[dict[str, Harmless]] = NEUTRAL
-    passed = PASSED | IDLE
+    ignored: ClassVar[dict[str, Harmless]] = neutral("llama")
+    passed = PASSED | passed_fields("llama_samplers")
     seed: Annotated[int, Field(ge=-1, le=MAX_U32)] | None = None
     stop: Stop | None = None
 
@@ -75,20 +60,7 @@ class LlamaCompletionRequest(PlainText, LlamaSampling, Choosing):
     """`n_predict` -1 stands for the room that is left in the context; 0 computes the prompt only. `repeat_last_n`
     matters only if there is a penalty."""
 
-    ignored: ClassVar[dict[str, Harmless]] = {
-        **NEUTRAL,
-        "min_keep": one_of(None, 0),
-        "post_sampling_probs": one_of(None, False),
-        "response_fields": one_of(None, []),
-        "lora": one_of(None, []),
-        "n_indent": one_of(None, 0),
-        "t_max_predict_ms": one_of(None, 0, -1),
-        "t_max_prompt_ms": one_of(None, 0, -1),
-        "image_data": one_of(None, []),
-        "grammar_lazy": one_of(None, False),
-        "grammar_triggers": one_of(None, []),
-        "preserved_tokens": one_of(None, []),
-    }
+    ignored: ClassVar[dict[str, Harmless]] = {**LlamaSampling.ignored, **neutral("llama_completion")}
     model: Annotated[str, Field(max_length=512)] | None = None
     prompt: Prompts
     n_predict: Annotated[int, Field(ge=-1, le=I32)] = -1

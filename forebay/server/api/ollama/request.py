@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, PrivateAttr, StringConstraints, Tag, ValidationInfo, model_validator
 
-from forebay.requests.foreign import PASSED
+from forebay.base.foreign import PASSED, passed_fields
 from forebay.requests.sampling_params import MAX_TOP_LOGPROBS
 from forebay.server.api.core.renaming import renamed
-from forebay.server.api.llama.request import IDLE, NEUTRAL, LlamaSampling
+from forebay.server.api.llama.request import LlamaSampling
 from forebay.server.api.openai.embeddings_request import EmbeddingRequest, TextOrTexts
-from forebay.server.protocol.ignored import Harmless, one_of
+from forebay.server.protocol.ignored import Harmless, neutral
 from forebay.server.protocol.images import Source, SourceText, accepts_images
 from forebay.server.protocol.messages import MAX_MESSAGES, MAX_PARTS
 from forebay.server.protocol.requests import I32, ChatRequest, CompletionRequest
@@ -31,22 +31,14 @@ from forebay.server.protocol.validation import (
 
 LATEST: Final = ":latest"  # what Ollama's clients put behind a name without a tag
 _ANY_BOOL: Final = Harmless(lambda value: value is None or isinstance(value, bool), {"type": ["boolean", "null"]})
-# Options of loading a model: the operator chooses them, and no token depends on them.
-_LOADING: Final = frozenset(
-    {
-        *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only"),
-        *("use_mmap", "use_mlock", "embedding_only", "num_thread", "numa", "draft_num_predict"),
-    }
-)
-# Options of samplers that Ollama's own engine passes over, too, and the window of penalties, which are over all tokens.
-_SAMPLERS: Final = frozenset({*NEUTRAL, *IDLE, "penalize_newline", "repeat_last_n"})
 
 
 class OllamaOptions(LlamaSampling):
     """`num_predict` below 1 is "as much as there is room for"."""
 
     ignored: ClassVar[dict[str, Harmless]] = {}
-    passed = LlamaSampling.passed | _LOADING | _SAMPLERS
+    # Ollama's own engine ignores the samplers that llama.cpp's clients switch off: their values change nothing here.
+    passed = LlamaSampling.passed | LlamaSampling.ignored.keys() | passed_fields("ollama_loading", "ollama_samplers")
     num_predict: Annotated[int, Field(ge=-2, le=I32)] | None = None
 
     def fields(self) -> dict[str, Any]:
@@ -217,11 +209,7 @@ class OllamaChatRequest(Generating):
 class OllamaGenerateRequest(Generating):
     """A prompt goes through the chat template, unless it is `raw`. Without one nothing is generated."""
 
-    ignored: ClassVar[dict[str, Harmless]] = {
-        "suffix": one_of(None, ""),
-        "template": one_of(None, ""),
-        "context": one_of(None, []),
-    }
+    ignored: ClassVar[dict[str, Harmless]] = neutral("ollama_generate")
     prompt: Text = ""
     images: Images | None = None
     system: Text | None = None
@@ -273,7 +261,7 @@ class OllamaEmbedRequest(OllamaBody):
     """An input that exceeds the context is refused, with and without `truncate`."""
 
     ignored: ClassVar[dict[str, Harmless]] = {"truncate": _ANY_BOOL}
-    passed = PASSED | {"options"}
+    passed = PASSED | passed_fields("ollama_embed")
     input: TextOrTexts
     dimensions: Annotated[int, Field(ge=1, le=I32)] | None = None
 
@@ -285,7 +273,7 @@ class OllamaEmbedRequest(OllamaBody):
 class OllamaEmbeddingsRequest(OllamaBody):
     """The body of /api/embeddings, which Ollama has replaced by /api/embed: one prompt."""
 
-    passed = PASSED | {"options"}
+    passed = PASSED | passed_fields("ollama_embed")
     prompt: Text
 
     @property
@@ -314,7 +302,7 @@ class OllamaShowRequest(NamedModel):
     """The body of /api/show."""
 
     ignored: ClassVar[dict[str, Harmless]] = {"verbose": _ANY_BOOL}
-    passed = PASSED | {"system", "template", "options"}
+    passed = PASSED | passed_fields("ollama_show")
 
 
 class OllamaPullRequest(NamedModel):

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, Tag, model_validator
 
-from forebay.server.protocol.ignored import one_of
+from forebay.base.foreign import passed_fields
+from forebay.server.protocol.ignored import neutral
 from forebay.server.protocol.requests import I32, MAX_IDS, PlainText, TokenId
 from forebay.server.protocol.strict import Sender, Strict, Text
 from forebay.server.protocol.validation import INVALID_COMBINATION, MISSING_FIELD, branch, by_shape, refusal
@@ -97,8 +98,8 @@ AnyDocument = Annotated[
 class RerankRequest(Sender):
     """Either `documents`, or in the form of text-embeddings-inference `texts` and `return_text`."""
 
-    ignored = {"raw_scores": one_of(None, False), "truncate": one_of(None, False)}
-    passed = frozenset({"truncation_direction"})
+    ignored = neutral("rerank")
+    passed = passed_fields("rerank")
     query: Text
     documents: Annotated[list[AnyDocument], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)] | None = None
     texts: Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)] | None = None

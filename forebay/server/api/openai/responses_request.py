@@ -7,12 +7,12 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, PrivateAttr, StringConstraints, Tag, model_validator
 
-from forebay.requests.foreign import PASSED
+from forebay.base.foreign import PASSED, passed_fields
 from forebay.requests.sampling_params import MAX_TOP_LOGPROBS
 from forebay.server.api.core.renaming import renamed
 from forebay.server.api.openai.responses_items import Item, MessageItem, messages_of
 from forebay.server.api.openai.responses_tools import FunctionTool, TextInputTool, Tool, ToolChoice
-from forebay.server.protocol.ignored import MAX_METADATA, MAX_METADATA_KEY, one_of
+from forebay.server.protocol.ignored import MAX_METADATA, MAX_METADATA_KEY, neutral, one_of
 from forebay.server.protocol.messages import MAX_MESSAGES, WithVariables, text_or_list, variables_as_chat
 from forebay.server.protocol.requests import I32, Bootstrap, ChatRequest, Choosing
 from forebay.server.protocol.strict import Label, Strict, Text
@@ -57,7 +57,7 @@ class TextConfig(Strict):
 class InputTokensRequest(WithVariables):
     """The fields of a request that become a prompt."""
 
-    ignored = {"truncation": one_of(None, "disabled")}
+    ignored = neutral("input_tokens")
     model: Annotated[str, StringConstraints(max_length=512)] | None = None
     input: Annotated[
         Annotated[Text, Tag(branch("text"))]
@@ -142,13 +142,8 @@ class InputTokensRequest(WithVariables):
 class ResponsesRequest(Choosing, Bootstrap, InputTokensRequest):
     """`store` and `previous_response_id` need a server that stores responses."""
 
-    ignored = {
-        **InputTokensRequest.ignored,
-        "max_tool_calls": one_of(None),
-        "prompt": one_of(None),
-        "stream_options": one_of(None, {}, {"include_obfuscation": False}),
-    }
-    passed = PASSED | {"client_metadata"}
+    ignored = {**InputTokensRequest.ignored, **neutral("responses")}
+    passed = PASSED | passed_fields("responses")
     max_output_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     stream: bool | None = None

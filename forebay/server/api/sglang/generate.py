@@ -27,7 +27,7 @@ from forebay.server.api.core.generation import Generation
 from forebay.server.api.core.renaming import renamed
 from forebay.server.api.core.serving import check_counts, serve_completion
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.protocol.ignored import Harmless, one_of
+from forebay.server.protocol.ignored import Harmless, neutral
 from forebay.server.protocol.requests import (
     I32,
     Bootstrap,
@@ -170,9 +170,7 @@ _SAMPLING: Final = {  # by what completions call it
 class NativeSampling(Sampler):
     """The `sampling_params` of /generate."""
 
-    ignored: ClassVar[dict[str, Harmless]] = {
-        "spaces_between_special_tokens": one_of(None, True),
-    }
+    ignored: ClassVar[dict[str, Harmless]] = neutral("generate_sampling")
     max_new_tokens: Annotated[int, Field(ge=1, le=I32)] = _DEFAULT_TOKENS
     min_new_tokens: Annotated[int, Field(ge=0, le=I32)] = 0
     n: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
@@ -186,7 +184,7 @@ class NativeSampling(Sampler):
 class NativeRequest(PlainText, Bootstrap):
     """Either `text` or `input_ids`, one or several; `lora_path` is the name of a loaded adapter."""
 
-    ignored: ClassVar[dict[str, Harmless]] = {"logprob_start_len": one_of(None, -1)}
+    ignored: ClassVar[dict[str, Harmless]] = neutral("generate")
     text: Prompts | None = None
     input_ids: Prompts | None = None
     sampling_params: NativeSampling = NativeSampling()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from forebay.base.foreign import ABSENT_FIELDS, OTHER_ROUTES, PASSED, _by_name, why_field_is_absent
 from forebay.base.sampling import DRAWS
-from forebay.requests.foreign import ABSENT, OTHER_ROUTES, PASSED, why_absent
 
 INSTEAD = {  # one field of each line, or more, and a word of what it says
     "typical_p": f"use {DRAWS[0].name}, ",
@@ -67,11 +67,16 @@ INSTEAD = {  # one field of each line, or more, and a word of what it says
 
 @pytest.mark.parametrize("name", INSTEAD)
 def test_foreign_field_that_is_refused_names_what_there_is_instead(name: str) -> None:
-    assert INSTEAD[name] in why_absent(name)
+    assert INSTEAD[name] in why_field_is_absent(name)
 
 
 def test_foreign_fields_are_passed_or_absent_and_each_line_has_its_sample() -> None:
-    assert not PASSED & (ABSENT.keys() | OTHER_ROUTES.keys())
-    lines = {*ABSENT.values(), *OTHER_ROUTES.values()}
-    assert lines == {why_absent(name) for name in INSTEAD}
-    assert not why_absent("temperature") + why_absent("cache_prompt")
+    assert not PASSED & (ABSENT_FIELDS.keys() | OTHER_ROUTES.keys())
+    lines = {*ABSENT_FIELDS.values(), *OTHER_ROUTES.values()}
+    assert lines == {why_field_is_absent(name) for name in INSTEAD}
+    assert not why_field_is_absent("temperature") + why_field_is_absent("cache_prompt")
+
+
+def test_foreign_name_with_two_lines_is_refused() -> None:
+    with pytest.raises(ValueError, match="two lines for seed"):
+        _by_name({"call it a": ["seed"], "call it b": ["n", "seed"]})
