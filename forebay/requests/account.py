@@ -13,9 +13,9 @@ PATIENCE_S: Final = 0.3
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """`service` orders tenants that wait for the same places: the one with the least is served next. It is the number
-    of tokens computed, encoded or generated for the tenant, divided by its weight, and is raised when the tenant joins
-    others (`scheduler/queues.py`). The other numbers only grow, but for `num_requests`."""
+    """`service` orders tenants that wait for the same places: the one with the least is served next. It is the work for
+    the tenant in tokens of prompts, divided by its weight, and is raised when the tenant joins others
+    (`scheduler/queues.py`). The other numbers only grow, but for `num_requests`."""
 
     name: str
     weight: int = 1
@@ -26,6 +26,7 @@ class Account:
     computed_tokens: int = 0  # of prompts; without those from the prefix cache, and none of them twice
     encoded_tokens: float = 0.0  # the work on pictures of prompts, in tokens of prompts
     generated_tokens: int = 0
+    step_tokens: float = 0.0  # its parts of what steps cost whatever their length, in tokens of prompts
     num_started: int = 0
     queued_s: float = 0.0  # of all those that started, from arrival to start
 

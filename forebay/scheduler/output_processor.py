@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import compress, islice
 
 import numpy as np
@@ -163,3 +163,13 @@ def by_request(flight: Flight, result: StepResult) -> list[Sampled]:
     tokens, logprobs = iter(result.token_ids), iter(result.logprobs or ())
     each = zip(reqs, counts, strict=True)
     return [(req, list(islice(tokens, count)), list(islice(logprobs, count)) or None) for req, count in each]
+
+
+def charge_step(cost: float, sampled: Sequence[Sampled], flight: Flight, result: StepResult) -> None:
+    """Charge the requests for which a step sampled or pooled with equal parts of its fixed cost (C32): a prompt's other
+    chunks fill their steps, so that the cost does not count there."""
+    accounts = [req.account for req, *_ in sampled] + [flight.reqs[i].account for i in result.vectors or ()]
+    for account in accounts:
+        part = cost / len(accounts)
+        account.step_tokens += part
+        account.service += part / account.weight

@@ -116,6 +116,7 @@ class Queues:
         self.num_waiting_tokens = 0
         self.admits = True  # whether requests start; see `scheduler.halt`
         self.now = 0.0  # when the scheduler was last called with a time
+        self.step_cost = 0.0  # tokens of prompts that take as long as a step without tokens, as measured outside
         self.weight_version = 0  # of the weights that compute whatever is computed now
         self.suspects = Suspects()
         self.counters = zeros(OF_SCHEDULER)

@@ -28,7 +28,7 @@ from forebay.scheduler.encoding import forget_pictures, release_pictures, take_i
 from forebay.scheduler.grammars import Grammars
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.limits import check_fits, check_room, nothing_may_follow, overdue
-from forebay.scheduler.output_processor import OutputProcessor, Sampled, by_request
+from forebay.scheduler.output_processor import OutputProcessor, Sampled, by_request, charge_step
 from forebay.scheduler.proposer import Proposer, draft_tokens
 from forebay.scheduler.queues import Blocked, Flight
 from forebay.scheduler.recovery import quarantine_leaks, set_back_unsuspected, start_over, stuck_requests
@@ -259,14 +259,14 @@ class Scheduler(OutputProcessor):
         if failed:
             self._end_failed(failed, sampled, now)
         self.memory.commit(plan, [chunk.stop for chunk in flight.chunks], result.num_new)
-        for req in flight.encoded_for:
-            req.last_progress = now
         self._commit_chunks(flight, result, now)
         if self.finishing:
             self._release_finished(flight, failed)
         if result.num_new:
             self._count_partly_accepted(flight, result.num_new)
         self._take_tokens(sampled, now)
+        if self.step_cost:
+            charge_step(self.step_cost, sampled, flight, result)
         if result.vectors:
             self._take_vectors(flight, result.vectors)
         if result.counts:
@@ -324,6 +324,8 @@ class Scheduler(OutputProcessor):
                 self.memory.allocator.release(req, None if req in failed else req.allocation.kv_len)
 
     def _commit_chunks(self, flight: Flight, result: StepResult, now: float) -> None:
+        for req in flight.encoded_for:
+            req.last_progress = now
         for i, (req, start, stop) in enumerate(flight.chunks):
             if req.status is Status.FINISHED:
                 continue

@@ -3,6 +3,9 @@
 from tests.mutants.mutant import Mutant
 
 _TEST = "scheduler/test_tenants.py::test_c32_"
+_WAITS = (
+    "scheduler/test_waits.py::test_c32_request_has_its_first_token_within_a_bound_beyond_what_its_tenants_share_gives"
+)
 _TURNS = "server/test_preparation.py::test_c32_"
 _SHARES = "memory/test_shares.py::test_c32_"
 _NODES = "memory/radix_node.py"
@@ -28,6 +31,34 @@ TENANTS = (
         "        account.service += end / account.weight\n",
         "",
         f"{_TEST}tenant_with_longer_outputs_starts_fewer_requests",
+    ),
+    Mutant(
+        "C32 steps are charged beside their tokens",
+        "scheduler/output_processor.py",
+        "        account.service += part / account.weight\n",
+        "",
+        f"{_WAITS}[words-images]",
+    ),
+    Mutant(
+        "C32 a step is charged once, to all that get something from it",
+        "scheduler/output_processor.py",
+        "part = cost / len(accounts)",
+        "part = cost",
+        f"{_TEST}step_is_charged_in_equal_parts_to_those_that_get_something_from_it",
+    ),
+    Mutant(
+        "C32 steps that pool are charged",
+        "scheduler/output_processor.py",
+        " + [flight.reqs[i].account for i in result.vectors or ()]",
+        "",
+        f"{_TEST}pooled_prompts_are_charged_for_their_steps",
+    ),
+    Mutant(
+        "C32 the cost of a step is measured where prompts cost least",
+        "engine/loop/step_cost.py",
+        "min(known, default=None)",
+        "max(known, default=None)",
+        "engine/test_step_cost.py::test_step_cost_settled_is_that_of_the_machine[8]",
     ),
     Mutant(
         "C32 a request waits for prompts of its own tenant alone",

@@ -9,6 +9,7 @@ from forebay.base.room import Room
 from forebay.config.engine_config import SchedulePolicy
 from forebay.requests.account import PATIENCE
 from forebay.requests.request import Request, Status
+from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.updates import FinishReason
 from forebay.scheduler import queues
 from forebay.scheduler.admission import MAX_OVERTAKES
@@ -170,6 +171,33 @@ def test_c32_tokens_computed_again_are_not_charged_again():
     for tenant in "ab":
         account = rig.scheduler.accounts[tenant]
         assert (account.computed_tokens, account.generated_tokens) == (4, 9)
+
+
+def test_c32_step_is_charged_in_equal_parts_to_those_that_get_something_from_it():
+    """And not to the first chunk of a prompt, which fills its step."""
+    rig = shared({"a": 2, "b": 1}, chunked_prefill_size=8)
+    rig.scheduler.step_cost = 6.0
+    flood(rig, "a", 2, max_new=8)
+    rig.step()
+    rig.add(12, tenant="b")
+    parts = []
+    for _ in range(3):
+        before = {name: rig.scheduler.accounts[name].step_tokens for name in "ab"}
+        rig.step()
+        parts.append([rig.scheduler.accounts[name].step_tokens - before[name] for name in "ab"])
+    assert parts == [[6.0, 0.0], [4.0, 2.0], [4.0, 2.0]]
+    account = rig.scheduler.accounts["a"]
+    assert 2 * account.service == account.step_tokens + account.computed_tokens + account.generated_tokens
+
+
+def test_c32_pooled_prompts_are_charged_for_their_steps():
+    rig = shared()
+    rig.scheduler.step_cost = 6.0
+    for tenant in "aab":
+        rig.add(4, tenant=tenant, params=SamplingParams.of_pooling(Pooling(PoolingKind.LAST)))
+    rig.launch()
+    rig.commit(vectors=dict.fromkeys(range(3), b"0000"))
+    assert [rig.scheduler.accounts[name].step_tokens for name in "ab"] == [4.0, 2.0]
 
 
 # -- places -----------------------------------------------------------------------------------------------------------

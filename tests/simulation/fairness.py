@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
 from forebay.requests import account as accounts
 from forebay.requests.request import Request, Status
-from forebay.requests.step_plan import StepPlan
+from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.requests.updates import Update
 from forebay.scheduler.admission import growth
 from forebay.scheduler.handoff import Handoff
@@ -31,7 +31,8 @@ class Fairness:
         self._charged: Counter[str] = Counter()  # by tenant
         self._service: dict[str, float] = dict.fromkeys(scheduler.accounts, 0.0)
         self._books: Counter[str] = Counter()  # what had been charged at the last look
-        self._encoded: dict[str, float] = dict.fromkeys(scheduler.accounts, 0.0)  # of pictures, in tokens
+        self._others: dict[str, float] = dict.fromkeys(scheduler.accounts, 0.0)  # of pictures and of steps, in tokens
+        self._step_costs = 0.0  # of steps that brought a token or a vector, beside their tokens
         self._tenant_of: dict[int, str] = {}
         self._in_line: set[str] = set()
         self._denied: Counter[str] = Counter()  # plans in a row
@@ -52,6 +53,9 @@ class Fairness:
 
     def heard(self, update: Update) -> None:
         self._charged[self._tenant_of[update.request_id]] += len(update.token_ids)
+
+    def completed(self, result: StepResult) -> None:
+        self._step_costs += self._scheduler.step_cost if result.token_ids or result.vectors else 0.0
 
     def launched(self, plan: StepPlan) -> Counter[str]:
         """By tenant, the tokens of prompts that this plan computes for the first time."""
@@ -108,12 +112,12 @@ class Fairness:
         for name, account in self._scheduler.accounts.items():
             mine = account.computed_tokens + account.generated_tokens
             require(mine == self._charged[name], f"{name} is charged for {mine} tokens and got {self._charged[name]}")
-            encoded = account.encoded_tokens - self._encoded[name]
-            least = self._service[name] + (mine - self._books[name] + encoded) / account.weight
+            others = account.encoded_tokens + account.step_tokens - self._others[name]
+            least = self._service[name] + (mine - self._books[name] + others) / account.weight
             require(account.service >= least - 1e-6, f"{name}: service is {account.service} and not {least}")
             level = account.service - least + self._service[name]  # to which it was raised, before its charges
-            others = (other.service for other in self._scheduler.accounts.values() if other is not account)
-            most = max(others, default=0.0)
+            services = (other.service for other in self._scheduler.accounts.values() if other is not account)
+            most = max(services, default=0.0)
             raised = account.service > least + 1e-6
             require(not raised or level <= most + 1e-6, f"{name} is raised to {level}, above {most}")
             if name in in_line - self._in_line and before:
@@ -121,7 +125,10 @@ class Fairness:
         self._in_line = in_line
         for name, account in self._scheduler.accounts.items():
             self._service[name], self._books[name] = account.service, self._charged[name]
-            self._encoded[name] = account.encoded_tokens
+            self._others[name] = account.encoded_tokens + account.step_tokens
+        charged = sum(account.step_tokens for account in self._scheduler.accounts.values())
+        costs = self._step_costs
+        require(charged >= costs - 1e-6, f"steps cost {costs} tokens beside their own, and {charged} are charged")
 
     def _check_turns(self, started: Sequence[Request], startable: Sequence[Request], new: Mapping[str, int]) -> None:
         """Whoever starts is of the tenant that has been served least, of those whose first in rank needs no more."""

@@ -352,6 +352,7 @@ class Simulation:
     def committed(self, plan: StepPlan, result: StepResult) -> None:
         self.device.num_failures = 0
         self.oracles.liveness.computed(plan, self.device.landed, self.now)
+        self.oracles.liveness.fairness.completed(result)
         for i in result.failed:
             tenant = int(self.device.landed.tenants[i])
             require(tenant not in self.scheduler.requests, f"request {tenant} was not finite and lives on")

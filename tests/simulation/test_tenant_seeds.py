@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forebay.base.room import Room
-from forebay.scheduler import admission, displacing
+from forebay.scheduler import admission, displacing, scheduler
 from forebay.scheduler.admission import AdmissionPass
 from forebay.scheduler.queues import Queues, by_rank
 from forebay.scheduler.scheduler import Scheduler
@@ -59,6 +59,11 @@ def tenant_served_most_comes_next(patch: Patch) -> None:
 @mutation
 def oldest_request_comes_next(patch: Patch) -> None:
     patch.setattr(admission, "_service", lambda account: 0.0)
+
+
+@mutation
+def steps_cost_nothing_beside_their_tokens(patch: Patch) -> None:
+    patch.setattr(scheduler, "charge_step", lambda *_: None)
 
 
 @mutation

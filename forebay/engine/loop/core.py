@@ -23,6 +23,7 @@ from forebay.engine.loop.exchange import Connected, Exchange
 from forebay.engine.loop.mixed import MixedChunks
 from forebay.engine.loop.pictures import check_pictures
 from forebay.engine.loop.stats import Stats
+from forebay.engine.loop.step_cost import StepCost
 from forebay.engine.stream import failed
 from forebay.memory.adapters import AdapterLoad
 from forebay.requests.end_tokens import EndTokens
@@ -131,6 +132,7 @@ class EngineCore:
         self._clock = clock
         self._in_flight: deque[InFlight] = deque()
         self._widths, self._mixed = widths, mixed
+        self._step_cost = StepCost(scheduler.config.chunked_prefill_size) if scheduler.config.tenants else None
         self._decoding: dict[int, Decoding] = {}  # by request, where widths are measured
         self._failures_in_a_row = 0
         self._reserve = Reserve()
@@ -331,6 +333,9 @@ class EngineCore:
             self._widths.mixed_ended()
         elif self._widths and plan.num_seqs:
             self._widths.ended(plan.num_seqs, width, num_tokens, seconds)
+        if self._step_cost and work:
+            self._step_cost.ended(work, seconds, with_prompts=with_prompts)
+            self.scheduler.step_cost = self._step_cost.tokens
         if self._mixed is None or not plan.num_decodes:
             return
         if with_prompts:
