@@ -4,12 +4,17 @@ Templates differ in the messages that they accept beyond turns of a user and an 
 does not accept at its position joins the user's turn beside it, or the first system text. Turns of one role in a row
 join each other, and a user's text behind a tool's result joins the result. Joined texts have an empty line between
 them, and all stay in their order.
+
+Messages of the assistant in a row are one answer if one of them has calls or thinking. They stay apart where the
+template writes them as the model does, without an end of a turn between them. Otherwise they are one message, which has
+the thinking first, then the texts, then the calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, groupby
 from typing import Any, Final, NamedTuple
 
 from forebay.text.resumption import IMAGE_CHARS, Breakpoint, Message
@@ -18,13 +23,15 @@ _BETWEEN: Final = "\n\n"
 _ASKED: Final[Message] = {"role": "user", "content": "Probe asked."}
 _ANSWERED: Final[Message] = {"role": "assistant", "content": "Probed."}
 Writes = Callable[[Sequence[Message]], str | None]
+Reads = Callable[[Sequence[Message]], list[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRules:
     """Which histories a template shows. `system`: a system message at the start; `more_systems`: several of them;
     `later_system`: one behind the start. `without_user`: system messages alone. `repeats`: turns of one role in a row.
-    `after_result`: a user's message behind a tool's result."""
+    `after_result`: a user's message behind a tool's result. `interleaved`: the kinds of parts that the template writes
+    in one answer behind parts of a later kind, as the model would."""
 
     system: bool = True
     more_systems: bool = True
@@ -32,14 +39,24 @@ class HistoryRules:
     without_user: bool = True
     repeats: bool = True
     after_result: bool = True
+    interleaved: frozenset[tuple[str, str]] = frozenset()
 
 
+THINKING, TEXT, CALLS = "thinking", "text", "calls"
+KINDS: Final = (THINKING, TEXT, CALLS)  # of the parts of an answer, in the order in which a message has them
 ANY_HISTORY: Final = HistoryRules()
 
 
-def rules_of(writes: Writes, called: Sequence[Message]) -> HistoryRules:
+def kinds_of(message: Message) -> list[str]:
+    """Return the kinds of parts that an assistant's message has, in their order."""
+    has = {THINKING: message.get("reasoning_content"), TEXT: message.get("content"), CALLS: message.get("tool_calls")}
+    return [kind for kind in KINDS if has[kind]]
+
+
+def rules_of(writes: Writes, called: Sequence[Message], reads: Reads) -> HistoryRules:
     """Find the rules of a template. `writes` renders messages, None if they are refused. `called` are a question, a
-    call and its result in the model's form; none if the template shows no calls."""
+    call and its result in the model's form; none if the template shows no calls. `reads` renders messages of the
+    assistant as one answer and returns the kinds of the parts that the model's reader finds in it, in order."""
 
     def shows(*messages: Message) -> bool:
         text = writes(messages) or ""
@@ -54,7 +71,20 @@ def rules_of(writes: Writes, called: Sequence[Message]) -> HistoryRules:
         without_user=shows(system),
         repeats=shows(_ASKED, more) and shows(_ASKED, _ANSWERED, _ANSWERED, more),
         after_result=not called or writes(called) is None or more["content"] in (writes([*called, more]) or ""),
+        interleaved=frozenset(
+            (later, kind)
+            for kind, later in combinations(KINDS, 2)
+            if reads([_probe(called, kind, later), _probe(called, kind, later)]) == [kind, later] * 2
+        ),
     )
+
+
+def _probe(called: Sequence[Message], *kinds: str) -> Message:
+    """Return a message of the assistant with parts of these kinds, in the form of `called`."""
+    own = called[1] if called and CALLS in kinds else _ANSWERED
+    thought = _ANSWERED["content"] if THINKING in kinds else ""
+    content = _ANSWERED["content"] if TEXT in kinds or CALLS not in kinds else own["content"]
+    return {**own, "content": content, **({"reasoning_content": thought, "thinking": thought} if thought else {})}
 
 
 class Adapted(NamedTuple):
@@ -72,9 +102,10 @@ class Adapted(NamedTuple):
 
 def adapted(messages: Sequence[Message], rules: HistoryRules) -> Adapted:
     """Return messages as the template takes them; the same ones if it takes all."""
-    if rules == ANY_HISTORY:
+    continued = _continued(messages, rules.interleaved)
+    if rules == ANY_HISTORY and not continued:
         return Adapted(list(messages), [(number, 0) for number in range(len(messages))])
-    made = _Adapting(rules)
+    made = _Adapting(rules, continued)
     for number, message in enumerate(messages):
         made.add(number, message)
     return made.finished(len(messages))
@@ -84,8 +115,8 @@ class _Adapting:
     """The messages so far. `loose` are the places of texts of the system that are a user's now: they join what the user
     says beside them. One between a call and its result waits in `held`."""
 
-    def __init__(self, rules: HistoryRules) -> None:
-        self._rules = rules
+    def __init__(self, rules: HistoryRules, continued: Mapping[int, bool]) -> None:
+        self._rules, self._continued = rules, continued
         self._messages: list[Message] = []
         self._begins: dict[int, tuple[int, int]] = {}
         self._loose: set[int] = set()
@@ -126,6 +157,7 @@ class _Adapting:
         role, before = message["role"], self._messages[-1]["role"] if self._messages else ""
         is_beside = loose or len(self._messages) - 1 in self._loose
         repeats = role == before and role in ("user", "assistant") and (is_beside or not self._rules.repeats)
+        repeats = self._continued.get(number, repeats)
         if repeats or (role == "user" and before == "tool" and not self._rules.after_result):
             self._join(number, message)
             return
@@ -150,6 +182,30 @@ class _Adapting:
         if content and joined.get("tool_calls"):
             joined.pop("thinking", None)  # templates of that name take it beside one of the two
         self._messages[-1] = joined
+
+
+def _continued(messages: Sequence[Message], interleaved: Collection[tuple[str, str]]) -> dict[int, bool]:
+    """Return the numbers of messages that continue the answer of the message before, and whether each joins it. An
+    answer is in several messages if the template writes all of its parts in their order."""
+    found: dict[int, bool] = {}
+    for role, run in groupby(enumerate(messages), lambda each: each[1]["role"]):
+        numbers, parts = zip(*run, strict=True)
+        if role == "assistant" and any(each.get("tool_calls") or each.get("reasoning_content") for each in parts):
+            joins = _joins([kinds_of(each) for each in parts], interleaved)
+            found |= dict(zip(numbers[1:], joins, strict=True))
+    return found
+
+
+def _joins(answer: Sequence[Sequence[str]], interleaved: Collection[tuple[str, str]]) -> list[bool]:
+    """Return which messages of an answer join the one before, given the kinds of their parts."""
+    joins, last = list[bool](), THINKING
+    for number, kinds in enumerate(answer):
+        if number:
+            joins.append(not kinds or KINDS.index(last) <= KINDS.index(kinds[0]))
+            if not joins[-1] and (last, kinds[0]) not in interleaved:
+                return [True] * (len(answer) - 1)
+        last = kinds[-1] if kinds else last
+    return joins
 
 
 def _joined(one: Any, other: Any) -> Any:

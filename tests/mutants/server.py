@@ -7,6 +7,27 @@ _TOOLS = "server/test_tools.py::"
 
 SERVER = (
     Mutant(
+        "C28 the parts of an answer keep their order where the template has it",
+        "server/api/anthropic/messages_blocks.py",
+        "        if end == len(blocks) or _PARTS.index(blocks[end].type) < _PARTS.index(blocks[end - 1].type):\n",
+        "        if end == len(blocks):\n",
+        "server/test_answer_order.py::test_template_without_ends_between_gets_the_order_that_the_model_wrote",
+    ),
+    Mutant(
+        "C28 an answer is one turn where the template has no other order",
+        "text/histories.py",
+        "                return [True] * (len(answer) - 1)\n",
+        "                pass\n",
+        "server/test_answer_order.py::test_answer_is_shown_the_same_by_every_dialect",
+    ),
+    Mutant(
+        "C28 results stand in the order of their calls",
+        "server/protocol/results.py",
+        'sorted(self.results, key=lambda result: self.calls.index(result.tool_call_id or ""))',
+        "self.results",
+        "server/test_answer_order.py::test_results_in_any_order_are_shown_in_that_of_the_calls",
+    ),
+    Mutant(
         "C27 a stream that waits for its first token is kept alive",
         "server/api/core/dialect.py",
         "        if not self._has_written:\n            self._write(self.dialect.keep_alive)\n",

@@ -132,14 +132,15 @@ def test_chat_tool_is_called_and_its_result_comes_back_without_ids(plain: Speake
 def test_chat_result_belongs_to_the_oldest_open_call_of_its_tool() -> None:
     calls = [{"id": None, "function": {"name": name, "arguments": {}}} for name in ("a", "b", "a")]
     said = {"role": "assistant", "tool_calls": calls}
-    results = [{"role": "tool", "content": "x", **name} for name in ({"tool_name": "b"}, {"tool_name": "a"}, {}, {})]
+    names: tuple[dict[str, str], ...] = ({"tool_name": "b"}, {"tool_name": "a"}, {}, {})
+    results = [{"role": "tool", "content": str(number), **name} for number, name in enumerate(names)]
     asked = OllamaChatRequest.parse({"model": "m", "messages": [ASK, said, *results]}).chat
     assert asked is not None
-    assert [message.tool_call_id for message in asked.messages[2:]] == [
-        "call_1_1",
-        "call_1_0",
-        "call_1_2",
-        "call_unknown",
+    assert [(message.content, message.tool_call_id) for message in asked.messages[2:]] == [
+        ("1", "call_1_0"),  # in the order of the calls
+        ("0", "call_1_1"),
+        ("2", "call_1_2"),
+        ("3", "call_unknown"),
     ]
 
 

@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from forebay.server.protocol.ignored import MESSAGE_IGNORED
 from forebay.server.protocol.images import Image, ImageUrl, accepts_images
+from forebay.server.protocol.results import in_order
 from forebay.server.protocol.strict import History, Label, Passing, Strict, Text
 from forebay.server.protocol.tools import MAX_TOOLS, AnyCall
 from forebay.server.protocol.validation import (
@@ -191,7 +192,7 @@ def _check_marks(messages: list[ChatMessage]) -> list[ChatMessage]:
     marked = (m for m in messages if m.cache_control is not None or isinstance(m.content, list))
     if count := sum(len(message.breakpoints) for message in marked):
         check_breakpoints(count)
-    return messages
+    return in_order(messages)
 
 
 Messages = Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from forebay.base.errors import InvalidRequest
@@ -59,23 +59,41 @@ def one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the conversation with a message for each call, its result behind it, as models of a template that takes
     one call of a message would have called."""
     split: list[dict[str, Any]] = []
-    place = 0
-    while place < len(messages):
-        message, place = messages[place], place + 1
-        calls = message.get("tool_calls", ())
+    for answer, results in _answers(messages):
+        calls = [call["id"] for message in answer for call in message.get("tool_calls", ())]
         if len(calls) < 2:
-            split.append(message)
+            split += [*answer, *results]
             continue
-        behind = place
-        while behind < len(messages) and messages[behind]["role"] == "tool":
-            behind += 1
-        results, place = messages[place:behind], behind
-        for number, call in enumerate(calls):
-            first = message if number == 0 else {"role": message["role"], "content": None}
-            own = [result for result in results if result.get("tool_call_id") == call["id"]]
-            split += [{**first, "tool_calls": [call]}, *own]
-        ids = {call["id"] for call in calls}
-        split += [result for result in results if result.get("tool_call_id") not in ids]
+        for message in answer:
+            split += _each_call(message, results)
+        split += [result for result in results if result.get("tool_call_id") not in calls]
+    return split
+
+
+def _answers(messages: list[dict[str, Any]]) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+    """Yield each run of messages of one role that is no tool's, with the results of tools behind it."""
+    answer: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "tool":
+            results.append(message)
+            continue
+        if results or (answer and answer[-1]["role"] != message["role"]):
+            yield answer, results
+            answer, results = [], []
+        answer.append(message)
+    yield answer, results
+
+
+def _each_call(message: dict[str, Any], results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    calls = message.get("tool_calls", ())
+    if not calls:
+        return [message]
+    split: list[dict[str, Any]] = []
+    for number, call in enumerate(calls):
+        first = message if number == 0 else {"role": message["role"], "content": None}
+        own = [result for result in results if result.get("tool_call_id") == call["id"]]
+        split += [{**first, "tool_calls": [call]}, *own]
     return split
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Final, NamedTuple
@@ -20,10 +20,10 @@ from forebay.text.answers.formats import (
     THINK_TAGS,
     call_id_of,
 )
-from forebay.text.answers.parts import CallArguments, CallBegun, Said
+from forebay.text.answers.parts import CallArguments, CallBegun, Said, Thought
 from forebay.text.answers.reading import AnswerFormats, reader_for
 from forebay.text.answers.tools_as_text import HERMES
-from forebay.text.histories import ANY_HISTORY, HistoryRules, rules_of
+from forebay.text.histories import ANY_HISTORY, CALLS, TEXT, THINKING, HistoryRules, rules_of
 from forebay.text.tokenizer import Tokenizer
 
 log = get_logger("text")
@@ -56,6 +56,7 @@ _BARE: Final = [  # without what is optional
 ]
 _RESULT: Final = "probe result"
 _SAID: Final = "Said."
+_THOUGHT: Final = "Probed."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +135,13 @@ def find_formats(tokenizer: Tokenizer, *, calls: str = AUTO, thinking: str = AUT
     if calls != AUTO:
         found, why, marks = _named(calls), f"--tool-call-parser {calls}", marks if found == calls else ("", "")
     log.info(event("answers", tool_calls=found or NONE, reasoning=thinks or NONE, why=f"{why}; {seen}"))
+    formats = AnswerFormats(found or None, thinks or None, marks)
     return Findings(
-        formats=AnswerFormats(found or None, thinks or None, marks),
+        formats=formats,
         ignores_tools=ignores,
         calls=wanted,
         variables=frozenset(name for name, values in _VARIABLES.items() if _heeds(render, name, values)),
-        history=_history(render, wanted, found, shows_calls=bool(found) and not wanted.hidden),
+        history=_history(render, wanted, formats, shows_calls=bool(found) and not wanted.hidden),
         wants_whole_tools=shown is not None and _rendered(render, [_ASKED], tools=_BARE) is None,
         evidence={"tool_calls": why, "reasoning": seen},
     )
@@ -166,10 +168,10 @@ def _rendered(render: Render, messages: Sequence[Message], **variables: Any) -> 
         return None
 
 
-def _answered(render: Render, answer: Message) -> str:
-    """Return what the template writes for an answer, which the model would have generated."""
+def _answered(render: Render, *answer: Message) -> str:
+    """Return what the template writes for an answer of one or more messages, which the model would have generated."""
     before = _rendered(render, [_ASKED], tools=_TOOLS) or ""
-    whole = _rendered(render, [_ASKED, answer], tools=_TOOLS, add_generation_prompt=False) or ""
+    whole = _rendered(render, [_ASKED, *answer], tools=_TOOLS, add_generation_prompt=False) or ""
     pairs = enumerate(zip(before, whole, strict=False))
     common = next((i for i, (one, other) in pairs if one != other), min(len(before), len(whole)))
     while common and not (whole[common - 1].isspace() or whole[common - 1] in ">]"):
@@ -210,12 +212,26 @@ def _calls(render: Render, names: Sequence[str], thinks: str) -> _Written:
                 best = _Written(wanted, name, f"a call is written {text.strip()[:_MAX_EVIDENCE]!r}", left)
     if not best.name:
         return best._replace(wanted=Wanted(hidden=hidden, content=""))
-    return best._replace(wanted=replace(best.wanted, one_call=_takes_one_call(render, best)))
+    wanted = replace(best.wanted, content=_content_beside(render, best), one_call=_takes_one_call(render, best))
+    return best._replace(wanted=wanted)
 
 
 def _call(name: str, arguments: Any, pattern: str, number: int = 0) -> Message:
     function = {"name": name, "arguments": arguments}
     return {"id": pattern.format(number, name=name), "type": "function", "function": function}
+
+
+def _content_beside(render: Render, written: _Written) -> str | None:
+    """Return the content of a message of calls: if the template shows thinking beside them with one of two, that."""
+    own = written.wanted.content
+    arguments = json.dumps(_ARGUMENTS) if written.wanted.as_text else _ARGUMENTS
+    calls = [_call(_NAME, arguments, call_id_of(written.name))]
+    for content in (own, "" if own is None else None):
+        thought = {"reasoning_content": _THOUGHT, "thinking": _THOUGHT}
+        text = _answered(render, {"role": "assistant", "content": content, "tool_calls": calls, **thought})
+        if _THOUGHT in text and _NAME in text and "None" not in text:
+            return content
+    return own
 
 
 def _takes_one_call(render: Render, written: _Written) -> bool:
@@ -234,10 +250,10 @@ def _shows_results(render: Render, wanted: Wanted) -> bool:
     return _RESULT in (_rendered(render, [_ASKED, answer, result]) or "")
 
 
-def _history(render: Render, wanted: Wanted, calls: str, *, shows_calls: bool) -> HistoryRules:
+def _history(render: Render, wanted: Wanted, formats: AnswerFormats, *, shows_calls: bool) -> HistoryRules:
     called: list[Message] = []
     if shows_calls:
-        call = _call(_NAME, json.dumps(_ARGUMENTS) if wanted.as_text else _ARGUMENTS, call_id_of(calls))
+        call = _call(_NAME, json.dumps(_ARGUMENTS) if wanted.as_text else _ARGUMENTS, call_id_of(formats.calls))
         result = {"role": "tool", "tool_call_id": call["id"], "content": _RESULT}
         called = [_ASKED, {"role": "assistant", "content": wanted.content, "tool_calls": [call]}, result]
 
@@ -245,7 +261,30 @@ def _history(render: Render, wanted: Wanted, calls: str, *, shows_calls: bool) -
         has_calls = any("tool_calls" in message for message in messages)
         return _rendered(render, messages, **({"tools": _TOOLS} if has_calls else {}))
 
-    return rules_of(writes, called)
+    ending = _answered(render, {"role": "assistant", "content": _SAID}).partition(_SAID)[2].strip()
+
+    def reads(messages: Sequence[Message]) -> list[str]:
+        said = {message["content"] for message in messages if message["content"]}
+        text = _answered(render, *messages).strip().removesuffix(ending)
+        return _kinds_read(formats, text, said)
+
+    return rules_of(writes, called, reads)
+
+
+def _kinds_read(formats: AnswerFormats, text: str, said: Collection[str]) -> list[str]:
+    """Return the kinds of parts of an answer, in their order; none if it has texts that are not in `said`."""
+    reader, kinds = reader_for(formats, {_NAME: _SCHEMA}), list[str]()
+    for part in reader.push(text) + reader.finish():
+        match part:
+            case Said(words) if words.strip() and words.strip() not in said:
+                return []
+            case Said(words):
+                kinds += [TEXT] if words.strip() else []
+            case Thought():
+                kinds.append(THINKING)
+            case CallBegun():
+                kinds.append(CALLS)
+    return kinds
 
 
 def _tools_form(shown: str) -> tuple[str, str]:
@@ -282,7 +321,7 @@ def _left_over(name: str, thinks: str, text: str, ending: str) -> tuple[str, str
 
 
 def _thinking(render: Render) -> tuple[str, str]:
-    thought: Message = {"role": "assistant", "content": _SAID, "reasoning_content": "Probed.", "thinking": "Probed."}
+    thought: Message = {"role": "assistant", "content": _SAID, "reasoning_content": _THOUGHT, "thinking": _THOUGHT}
     switches: tuple[dict[str, bool], ...] = (
         {},
         {"enable_thinking": True, "thinking": True},

@@ -33,6 +33,7 @@ from forebay.server.api.core.renaming import renamed
 from forebay.server.api.core.serving import serve_chat
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import ChatRequest
+from forebay.server.protocol.results import check_results
 from forebay.text.answers.for_template import INVALID_JSON
 from forebay.text.answers.parts import Part, Said, Thought
 
@@ -46,7 +47,7 @@ class ThinkingDetails(msgspec.Struct, kw_only=True):
 
 
 class AnthropicUsage(msgspec.Struct, kw_only=True):
-    """The prompt's tokens are in one of three numbers each. `moved`: what of the system text stands behind it now."""
+    """Each token of the prompt is in one of three numbers. `moved`: the parts of the system text that are behind it."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -255,7 +256,8 @@ async def messages(request: Request, server: ServerContext) -> Response:
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, MessagesRequest)
     server.check_model(context, body.model)
-    chat, moved = _settled(server, body)
+    with renamed(body.renamings):
+        chat, moved = _settled(server, body)
     dialect = MessagesDialect(
         answer_id=f"msg_{context.request_id}",
         model=context.model,
@@ -283,8 +285,8 @@ async def count_tokens(request: Request, server: ServerContext) -> Response:
 
 
 def _settled(server: ServerContext, body: CountTokensRequest) -> tuple[ChatRequest, list[str] | UnsetType]:
-    """The chat that the body stands for, and what has to be said about it. Clients speak of thinking with every
-    request: a model that cannot be told is not, and high effort is what who is told nothing makes."""
+    """Return the chat of the body, and the parts of the system text that were moved. Clients send fields of thinking
+    with every request: those that the template does not read are left out, and so is high effort, the default."""
     found, told = server.model.answers, dict[str, Any]()
     if found.can_switch:
         told["enable_thinking"] = body.thinks
@@ -292,6 +294,7 @@ def _settled(server: ServerContext, body: CountTokensRequest) -> tuple[ChatReque
         told["max_thinking_tokens"] = None
     if body.chat.reasoning_effort == "high" and "reasoning_effort" not in found.variables:
         told["reasoning_effort"] = None
+    check_results(body.chat.messages)
     chat = body.chat.model_copy(update=told)
     settled = chat if server.config.keep_volatile_headers else behind_the_system_text(chat)
     return settled, UNSET if settled is chat else [BILLING_HEADER.removesuffix(":")]

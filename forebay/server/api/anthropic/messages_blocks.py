@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -166,6 +166,7 @@ class ThinkingBlock(History):
     signature: Text | None = None
 
 
+_PARTS: Final = ("thinking", "text", "tool_use")  # of an answer's message, in their order
 _BLOCKS: Final = ("text", "tool_use", "tool_result", "thinking")
 _ROLES: Final = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user", "image": "user"}
 Block = Annotated[
@@ -205,7 +206,7 @@ class Turn(History):
         if isinstance(self.content, str):
             yield {"role": self.role, "content": self.content}
         elif self.role == "assistant":
-            yield _answer(self.content)
+            yield from _answers(self.content)
         else:
             yield from (block.as_chat() for block in self.content if isinstance(block, ToolResult))
             if others := [block for block in self.content if not isinstance(block, ToolResult)]:
@@ -216,7 +217,19 @@ def _parts(blocks: Iterable[Any]) -> list[Any]:
     return [block.as_chat() if isinstance(block, ImageBlock | ToolReference) else block for block in blocks]
 
 
-def _answer(blocks: list[Any]) -> dict[str, Any]:
+def _answers(blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Yield an answer as messages, each with its parts in the order thinking, texts, calls. A part that does not follow
+    this order begins another message. If the template has no such messages, `text.histories` joins them."""
+    begin = 0
+    for end in range(1, len(blocks) + 1):
+        if end == len(blocks) or _PARTS.index(blocks[end].type) < _PARTS.index(blocks[end - 1].type):
+            yield _answer(blocks[begin:end])
+            begin = end
+    if not blocks:
+        yield _answer(())
+
+
+def _answer(blocks: Sequence[Any]) -> dict[str, Any]:
     calls = [
         {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.arguments}}
         for block in blocks

@@ -191,8 +191,8 @@ KEEP_ALIVE_S: Final = 15.0  # of a stream without bytes; proxies close one after
 
 @dataclass(slots=True)
 class EventWriter:
-    """A `Sink` that writes a stream of events: one write per update, in the turn of the loop in which it arrives. What
-    comes before `finish` is kept until then. Events that keep the connection alive are written in between."""
+    """A `Sink` that writes a stream of events: one write per update, in the turn of the loop in which it arrives. Until
+    `finish` is called, events are kept. While none are written, events without effect keep the connection alive."""
 
     _connection: Connection
     dialect: Dialect
@@ -225,7 +225,7 @@ class EventWriter:
                 await self._generation.begun()
 
     async def finish(self) -> bytes:
-        """Write what was kept and all that comes, and return the end of the body. Call once the head has been sent."""
+        """Write the kept events and all later ones, and return the end of the body. Call once the head is sent."""
         kept, self._kept = self._kept or [], None
         self._write(b"".join(kept))
         self._keep_alive()

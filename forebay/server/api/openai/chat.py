@@ -23,6 +23,7 @@ from forebay.server.api.core.logprobs import ChatLogprobs, RankedLogprob, chat_l
 from forebay.server.api.core.serving import check_counts, serve_chat
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import NO_OPTIONS, ChatRequest
+from forebay.server.protocol.results import check_results
 from forebay.server.protocol.tools import input_of
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
 
@@ -223,6 +224,7 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
     body = await read_body(request, server, ChatRequest)
     server.check_model(context, body.model)
     check_counts(server, body.choices, 1)
+    check_results(body.messages, unfinished=body.continue_final_message)
     options, now = body.stream_options or NO_OPTIONS, int(time.time())
     dialect = ChatDialect(
         fields=Fields(id=f"chatcmpl-{context.request_id}", object="", created=now, model=context.model),

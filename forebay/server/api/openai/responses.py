@@ -33,6 +33,7 @@ from forebay.server.api.openai.responses_items import read, sealed, written
 from forebay.server.api.openai.responses_request import InputTokensRequest, ResponsesRequest
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import ChatRequest
+from forebay.server.protocol.results import check_results
 from forebay.server.protocol.tools import input_of
 from forebay.text.answers.parts import CallArguments, Part, Said, Thought
 from forebay.text.token_bytes import TokenBytes
@@ -351,11 +352,15 @@ def _resumed(
     server: ServerContext, context: RequestContext, body: InputTokensRequest
 ) -> tuple[ChatRequest, list[InputItem]]:
     """The chat that the body stands for, and the items before its own."""
-    if body.previous_response_id is None:
-        return body.chat, []
-    stored = server.responses.get(context.tenant, body.previous_response_id, param="previous_response_id")
-    earlier = read(msgspec.json.decode(stored.items))
-    return body.chat_after(earlier), earlier
+    earlier: list[InputItem] = []
+    chat = body.chat
+    if body.previous_response_id is not None:
+        stored = server.responses.get(context.tenant, body.previous_response_id, param="previous_response_id")
+        earlier = read(msgspec.json.decode(stored.items))
+        chat = body.chat_after(earlier)
+    with renamed(body.renamings):
+        check_results(chat.messages)
+    return chat, earlier
 
 
 async def input_tokens(request: Request, server: ServerContext) -> Response:

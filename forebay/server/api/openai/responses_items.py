@@ -159,7 +159,7 @@ class ReasoningItem(History):
 
 
 def sealed(text: str) -> str:
-    """For clients that hand thinking back only where they cannot read it."""
+    """Return thinking for clients that send it back only if they cannot read it."""
     return SEALED + base64.b64encode(text.encode()).decode()
 
 
@@ -228,7 +228,7 @@ def _add(messages: list[dict[str, Any]], item: Any) -> None:
 
 
 def _own(messages: list[dict[str, Any]], *behind: str) -> dict[str, Any]:
-    """The model's message to add to: a new one where the last is another's, or has something of `behind` already."""
+    """Return the model's message to add to: a new one if the last is another's, or has one of the fields `behind`."""
     last = messages[-1] if messages else {"role": ""}
     if last["role"] != "assistant" or any(last.get(name) for name in behind):
         messages.append({"role": "assistant", "content": None})
