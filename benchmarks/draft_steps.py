@@ -128,9 +128,9 @@ class Times:
     def __init__(self, core: EngineCore, width: int, num_requests: int) -> None:
         self.core, self.taken = core, defaultdict[str, list[float]](list)
         runner, num_tokens = core._runner, width * num_requests
-        self._time(runner.decode, {num_requests: "plain"})
-        self._time(runner.verify, {num_tokens: "verify"})
-        self._time_settling(runner.verify)
+        self._time(runner.decode.captured, {num_requests: "plain"})
+        self._time(runner.verify.captured, {num_tokens: "verify"})
+        self._time_settling(runner.verify.captured)
         drafts = getattr(runner.proposer, "drafts", None) or runner.proposer.runners
         self._time(drafts[width - 2], {num_requests: "draft"})
         if hasattr(runner.proposer, "follow"):

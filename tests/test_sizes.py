@@ -78,7 +78,6 @@ COMPLEX_FUNCTIONS: dict[str, int] = {
     "route/information.py:debug_state": 17,
     "route/membership.py:Membership.announce": 20,
     "runtime/bounds.py:PoolBounds.check": 17,
-    "runtime/launched.py:LaunchedStep.result": 14,
     "runtime/step_inputs.py:StepInputs._change": 14,
     "scheduler/admission.py:AdmissionPass._follows": 13,
     "scheduler/admission.py:AdmissionPass._line": 13,

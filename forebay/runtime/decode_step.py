@@ -9,13 +9,16 @@ from collections.abc import Sequence
 
 import torch
 
+from forebay.memory.slots import Ids
 from forebay.pools.table import Table
+from forebay.requests.step_plan import StepPlan
 from forebay.runtime.forward import Batch, Decoded, Forward, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
 from forebay.runtime.kinds.build import DECODE_COLUMNS
 from forebay.runtime.plan_columns import padded
 from forebay.runtime.shape import Shape
+from forebay.runtime.step_shape import Computed, Step, StepShape
 
 
 class DecodeInputs(Table):
@@ -42,11 +45,24 @@ class DecodeStep:
         return forward.decode(tokens, lambda chosen: forward.accept(chosen, placed.positions, batch))
 
 
-def decode_runner(
-    forward: Forward, *, sizes: Sequence[int], backend: GraphBackend
-) -> GraphRunner[DecodeInputs, Decoded]:
-    rows = forward.rows
-    most = max(rows.num_rows, *sizes)
-    inputs = DecodeInputs(most, device=rows.last_tokens.device)
-    step = DecodeStep(forward, most=most)
-    return GraphRunner(step, inputs, writes=[(rows, "last_tokens"), (rows, "kv_lens")], sizes=sizes, backend=backend)
+class DecodeShape(StepShape):
+    """Steps of decodes of one token each."""
+
+    shape = Shape.DECODES
+    padded = tuple(DecodeInputs.declared)
+    captured: GraphRunner[DecodeInputs, Decoded]
+
+    def __init__(self, forward: Forward, *, sizes: Sequence[int], backend: GraphBackend) -> None:
+        super().__init__(forward)
+        rows, most = forward.rows, max(forward.rows.num_rows, *sizes)
+        inputs = DecodeInputs(most, device=rows.last_tokens.device)
+        writes = [(rows, "last_tokens"), (rows, "kv_lens")]
+        step = DecodeStep(forward, most=most)
+        self.captured = GraphRunner(step, inputs, writes=writes, sizes=sizes, backend=backend)
+
+    def sampled_rows(self, plan: StepPlan) -> Ids:
+        return plan.rows
+
+    def run(self, step: Step) -> Computed:
+        decoded = self.captured.run(step.inputs.of(self.padded), step.plan.num_seqs)
+        return Computed(decoded.greedy, decoded.input_ids, decoded.seen, decoded.positions)

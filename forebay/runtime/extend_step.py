@@ -12,15 +12,19 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from forebay.memory.slots import PAD
+from forebay.memory.slots import PAD, Ids
+from forebay.pools.request_rows import RequestRows
 from forebay.pools.table import Column, Table
-from forebay.runtime.forward import Batch, Forward, HiddenStates, StepTokens
+from forebay.requests.step_plan import StepPlan
+from forebay.runtime.forward import FAILED, Batch, Forward, GreedyTokens, HiddenStates, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
 from forebay.runtime.kinds.build import END_COLUMNS, TOKEN_COLUMNS
 from forebay.runtime.kinds.kind import Columns
+from forebay.runtime.packing import Sections
 from forebay.runtime.ragged import RAGGED, RaggedInputs, from_zero
 from forebay.runtime.shape import Shape
+from forebay.runtime.step_shape import Computed, Step, StepShape
 
 UNSET: Final = -1  # the rotary position of a token that follows from its place and its row
 _PATIENCE: Final = 2  # steps of a size that come once only are not worth a capture, which runs the step on padding
@@ -109,9 +113,71 @@ def tokens_of(forward: Forward, batch: Batch, columns: Columns, input_ids: Tenso
     return StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds, **present)
 
 
-def extend_runner(
-    forward: Forward, *, max_num_tokens: int, backend: GraphBackend
-) -> GraphRunner[ExtendInputs, HiddenStates]:
+class ExtendShape(StepShape):
+    """Steps of any tokens, whose decodes have one each. The part that is captured ends with the hidden states: only the
+    last position of a sequence in `sample_mask` is sampled from."""
+
+    shape = Shape.TOKENS
+    padded = ExtendInputs.columns
+    captured: GraphRunner[ExtendInputs, HiddenStates] | None
+
+    def __init__(self, forward: Forward, *, max_num_tokens: int, backend: GraphBackend) -> None:
+        super().__init__(forward)
+        self.captured = _captured(forward, max_num_tokens, backend) if backend.captures_prompts else None
+
+    def sampled_rows(self, plan: StepPlan) -> Ids:
+        return plan.rows[plan.sample_mask]
+
+    def run(self, step: Step) -> Computed:
+        plan, inputs = step.plan, step.inputs
+        input_ids = input_ids_of(self._forward.rows, plan, inputs)
+        ran = self._hidden(plan, inputs, input_ids)
+        every = len(step.sampling.rows) == plan.num_tokens
+        greedy = self._forward.greedy(ran.hidden if every else ran.hidden.index_select(0, inputs["sample_tokens"]))
+        computed = Computed(greedy, input_ids, ran.seen, hidden=ran)
+        self.accept(greedy, step, computed)
+        return computed
+
+    def _hidden(self, plan: StepPlan, inputs: Sections, input_ids: Tensor) -> HiddenStates:
+        if self.captured is not None and 0 < plan.num_tokens <= self.captured.sizes[-1]:
+            return self.captured.run(self._columns(inputs, input_ids), plan.num_tokens)
+        batch = Batch(inputs["req_pool_indices"], inputs["q_start"])
+        return self._forward.hidden(tokens_of(self._forward, batch, inputs, input_ids))
+
+    def _columns(self, inputs: Sections, input_ids: Tensor) -> dict[str, Tensor]:
+        computed = {"input_ids": input_ids, "q_ends": inputs["q_start"][1:]}
+        if "rope_positions" in inputs:
+            computed["rope_positions"] = inputs["rope_positions"].view(-1, 3)
+        computed |= {ends: inputs[bounds][1:] for ends, bounds in END_COLUMNS.items() if bounds in inputs}
+        return inputs.of(self.padded) | computed
+
+    def next_positions(self, step: Step, computed: Computed) -> Tensor:
+        return self._forward.ops.gather(self._forward.rows.kv_lens, step.inputs["sample_rows"])
+
+    def outcome(self, chosen: GreedyTokens, step: Step, computed: Computed) -> list[Tensor]:
+        """Return an id of each sequence [S], any value if nothing is sampled. The values that a chunk leaves in the
+        caches are finite if its hidden states are (decision 0014), so chunks that sample nothing are checked as
+        well."""
+        assert computed.hidden is not None
+        token_ids, finite, inputs = chosen.or_failed(), computed.hidden.finite, step.inputs
+        broken = torch.zeros(len(finite) + 1, dtype=torch.int64, device=finite.device)
+        torch.cumsum(~finite, 0, out=broken[1:])
+        bounds = broken.index_select(0, inputs["q_start"])
+        if len(token_ids) < len(bounds) - 1:
+            ids = torch.zeros(len(bounds) - 1, dtype=torch.int64, device=finite.device)
+            token_ids = ids.index_copy_(0, inputs["sample_seqs"], token_ids)
+        return [token_ids.masked_fill(bounds[1:] != bounds[:-1], FAILED)]
+
+
+def input_ids_of(rows: RequestRows, plan: StepPlan, inputs: Sections) -> Tensor:
+    """Return the ids of all tokens [T]: those of prompts are in the plan, those of decodes on the device."""
+    known = inputs["input_ids"]
+    if not plan.num_decodes:
+        return known
+    return torch.cat([known, rows.last_tokens.index_select(0, inputs["req_pool_indices"][plan.num_extends :])])
+
+
+def _captured(forward: Forward, max_num_tokens: int, backend: GraphBackend) -> GraphRunner[ExtendInputs, HiddenStates]:
     rows, cache = forward.rows, forward.cache
     # A padded sequence must not be longer than a row of the page table.
     most = min(max_num_tokens, rows.req_to_token.shape[1] * cache.page_size)

@@ -17,19 +17,9 @@ from forebay.memory.slots import PAD, Ids, inside
 from forebay.requests.step_plan import StepResult, TokenLogprob
 from forebay.runtime.logprobs import unpack
 from forebay.runtime.pooling import Vectors
+from forebay.runtime.prompt_logprobs import ScoredChunk
 from forebay.runtime.row_options import Sampling
 from forebay.runtime.to_host import ToHost
-
-
-@dataclass(frozen=True, slots=True)
-class PromptChunk:
-    """The log-probabilities of one extend's positions: the tokens asked about, and the blocks they come in."""
-
-    extend: int
-    num_positions: int
-    targets: Ids
-    num_top: int
-    blocks: list[ToHost]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +32,7 @@ class LaunchedStep:
     sample_mask: npt.NDArray[np.bool_] | None  # [S]; None where all of them sample
     sampling: Sampling
     logprobs: ToHost | None
-    chunks: tuple[PromptChunk, ...] = ()
+    chunks: tuple[ScoredChunk, ...] = ()
     q_lens: Ids | None = None  # [S]
     vectors: Vectors | None = None
     counted: Mapping[str, int] = field(default_factory=dict)  # by kind of cache the number of totals behind the ids
@@ -51,13 +41,10 @@ class LaunchedStep:
         """Wait for the tokens. A sequence with an id that counts and is outside the vocabulary, for whatever reason,
         has failed."""
         array, counts = self._without_counts(self.token_ids.wait())
-        if self.q_lens is not None:
-            return self._accepted(array, self.q_lens, counts)
-        token_ids = array.tolist()
-        failed: tuple[int, ...] = ()
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
-            failed = tuple(np.flatnonzero((array < 0) | (array >= self.vocab_size)).tolist())
-            token_ids = [PAD if i in failed else token for i, token in enumerate(token_ids)]
+        return self._sampled(array, counts) if self.q_lens is None else self._accepted(array, self.q_lens, counts)
+
+    def _sampled(self, array: npt.NDArray[Any], counts: dict[str, Ids]) -> StepResult:
+        token_ids, failed = self._in_vocabulary(array)
         if self.sample_mask is not None:
             token_ids = list(compress(token_ids, self.sample_mask.tolist()))
         vectors, not_finite = self.vectors.result() if self.vectors else (None, [])
@@ -65,10 +52,18 @@ class LaunchedStep:
             token_ids=token_ids,
             failed=(*failed, *(place for place in not_finite if place not in failed)),
             vectors=vectors,
-            logprobs=None if self.logprobs is None else self._reported(token_ids, self.logprobs.wait()),
-            prompt_logprobs={chunk.extend: _prompt_entries(chunk) for chunk in self.chunks} or None,
+            logprobs=self._reported(token_ids),
+            prompt_logprobs={scored.chunk.extend: scored.entries() for scored in self.chunks} or None,
             counts=counts,
         )
+
+    def _in_vocabulary(self, array: npt.NDArray[Any]) -> tuple[list[int], tuple[int, ...]]:
+        """Return the ids, PAD for those outside the vocabulary, and the places of these."""
+        token_ids: list[int] = array.tolist()
+        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
+            return token_ids, ()
+        outside = (array < 0) | (array >= self.vocab_size)
+        return np.where(outside, PAD, array).tolist(), tuple(np.flatnonzero(outside).tolist())
 
     def _without_counts(self, array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], dict[str, Ids]]:
         """Return the ids, and by kind of cache the totals that follow them."""
@@ -84,7 +79,7 @@ class LaunchedStep:
         np.minimum.at(num_new, seqs[broken], places[broken] + 1)
         counted = places < num_new[seqs]
         token_ids = np.where(broken, PAD, ids).tolist()
-        entries = None if self.logprobs is None else self._reported(token_ids, self.logprobs.wait())
+        entries = self._reported(token_ids)
         return StepResult(
             token_ids=list(compress(token_ids, counted)),
             num_new=num_new.tolist(),
@@ -93,18 +88,11 @@ class LaunchedStep:
             counts=counts,
         )
 
-    def _reported(self, token_ids: list[int], packed: npt.NDArray[Any]) -> list[TokenLogprob | None]:
+    def _reported(self, token_ids: list[int]) -> list[TokenLogprob | None] | None:
+        if self.logprobs is None:
+            return None
         entries: list[TokenLogprob | None] = [None] * len(token_ids)
         which, num_top = self.sampling.reporting.tolist(), self.sampling.num_top.tolist()
-        for i, entry in zip(which, unpack(packed, [token_ids[i] for i in which], num_top), strict=True):
+        for i, entry in zip(which, unpack(self.logprobs.wait(), [token_ids[i] for i in which], num_top), strict=True):
             entries[i] = entry
         return entries
-
-
-def _prompt_entries(chunk: PromptChunk) -> list[TokenLogprob | None]:
-    entries: list[TokenLogprob | None] = []
-    for block in chunk.blocks:
-        packed = block.wait()
-        known = chunk.targets[len(entries) : len(entries) + len(packed)].tolist()
-        entries += unpack(packed, known, [chunk.num_top] * len(packed))
-    return entries + [None] * (chunk.num_positions - len(entries))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forebay.base.parts import I32
 from forebay.base.sampling import DRAWS
-from forebay.memory.slots import NO_IDS, PAD, Ids
+from forebay.memory.slots import PAD
 from forebay.models.decoder import Model
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
@@ -22,24 +22,25 @@ from forebay.pools.request_rows import RequestRows
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import WORK_OF, Admission, StepPlan, kind_work
 from forebay.runtime.bounds import PoolBounds
-from forebay.runtime.chooser import Chooser, Masked
-from forebay.runtime.decode_step import DecodeInputs, decode_runner
+from forebay.runtime.chooser import Chooser
+from forebay.runtime.decode_step import DecodeShape
 from forebay.runtime.device_proposer import DeviceProposer
-from forebay.runtime.extend_step import ExtendInputs, extend_runner, tokens_of
-from forebay.runtime.forward import FAILED, Batch, Decoded, Forward, GreedyTokens, HiddenStates
+from forebay.runtime.extend_step import ExtendShape
+from forebay.runtime.forward import Forward, HiddenStates
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
-from forebay.runtime.launched import LaunchedStep, PromptChunk
-from forebay.runtime.logprobs import block_size, token_logprobs
-from forebay.runtime.packing import Sections
-from forebay.runtime.penalties import Penalties, spans_of
+from forebay.runtime.launched import LaunchedStep
+from forebay.runtime.masks import Masked
+from forebay.runtime.penalties import Penalties
 from forebay.runtime.pictures import Encodings
-from forebay.runtime.pooling import Pooler
-from forebay.runtime.row_options import RowOptions, Sampling
+from forebay.runtime.pooling import Pooler, Vectors
+from forebay.runtime.prompt_logprobs import ScoredChunk, score, targets_of
+from forebay.runtime.row_options import RowOptions
 from forebay.runtime.shape import Shape
 from forebay.runtime.step_inputs import StepInputs
+from forebay.runtime.step_shape import Step, StepShape
 from forebay.runtime.to_host import ToHost
-from forebay.runtime.verify_step import VerifyInputs, verify_runner
+from forebay.runtime.verify_step import VerifyShape
 
 # More rows than the kernels for few of them take: those of AMX 16. On two cores with AVX2 32 rows of a 4B model in int4
 # took 1.9 s of CPU time of the 3.1 of a second start (benchmarks/load.py).
@@ -91,14 +92,14 @@ class ModelRunner:
         self._forward = Forward(model, ops, rows, cache, taps, encodings)
         self.proposer = None if proposer is None else proposer(self._forward)
         self.inputs = StepInputs(self._forward, max_num_tokens=max_num_tokens, proposer=self.proposer)
-        self.decode = decode_runner(self._forward, sizes=graph_sizes, backend=graphs)
-        self.verify: GraphRunner[VerifyInputs, Decoded] | None = None  # None: no decode has drafts
-        most = rows.num_rows * width
+        self.decode = DecodeShape(self._forward, sizes=graph_sizes, backend=graphs)
+        self.verify: VerifyShape | None = None  # None: no decode has drafts
         if width > 1:
-            self.verify = verify_runner(self._forward, most=most, vocab_size=vocab_size, backend=graphs)
-        self.extend: GraphRunner[ExtendInputs, HiddenStates] | None = None  # None: steps with prompts are not captured
-        if graphs.captures_prompts:
-            self.extend = extend_runner(self._forward, max_num_tokens=max_num_tokens, backend=graphs)
+            most = rows.num_rows * width
+            self.verify = VerifyShape(self._forward, most=most, vocab_size=vocab_size, backend=graphs)
+        self.extend = ExtendShape(self._forward, max_num_tokens=max_num_tokens, backend=graphs)
+        shapes = (self.decode, self.verify, self.extend)
+        self.shapes: dict[Shape, StepShape] = {shape.shape: shape for shape in shapes if shape is not None}
         self._options = RowOptions(rows.num_rows)
         self._penalties = Penalties(vocab_size, rows.last_tokens.device)
         self._take_masks = take_masks
@@ -125,103 +126,64 @@ class ModelRunner:
         """Carry the plan out in its order: copies to the host, admissions and writes, copies from the host, the model,
         the sampling. IndexOutOfPool or NoHostCopy, with nothing done, for a plan that names what there is not.
         """
+        self._check(plan)
+        for admission in plan.admissions:
+            for by_row in (self._options, self._penalties, self._pooler):
+                by_row.admit(admission)
+        shape = self.shapes[Shape.of(plan)]
+        return self._run(self._stage(plan, shape), shape)
+
+    def _check(self, plan: StepPlan) -> None:
         self._bounds.check(plan)
         for kind in self._forward.kinds:
             kind.check(plan)
         if plan.host.loads:
             self.inputs.copies.check(plan)
-        for admission in plan.admissions:
-            self._options.admit(admission)
-            self._penalties.admit(admission)
-            self._pooler.admit(admission)
-        match Shape.of(plan):
-            case Shape.DECODES:
-                return self._decode(plan)
-            case Shape.DRAFTS:
-                return self._verify(plan)
-            case Shape.TOKENS:
-                return self._extend(plan)
 
-    def _decode(self, plan: StepPlan) -> LaunchedStep:
-        sampling = self._options.sampling(plan.rows)
+    def _stage(self, plan: StepPlan, shape: StepShape) -> Step:
+        """Send the step's inputs, with the drafts that it verifies if they are made on the device, and encode."""
+        sampling = self._options.sampling(shape.sampled_rows(plan))
+        scored = self._options.prompt_chunks(plan)
         masked = Masked.of(plan, self._take_masks)
-        inputs = self._stage(plan, Shape.DECODES, sampling)
-        decoded = self.decode.run(inputs.of(DecodeInputs.declared), plan.num_seqs)
-        chosen = decoded.greedy
-        if masked or sampling.otherwise:
-            chosen = self._choose_one(chosen, inputs, sampling, decoded.positions + 1, masked)
-        logprobs = self._chooser.logprobs(decoded.logits, chosen, inputs, sampling)
-        ids = self._to_host(chosen.or_failed())
-        launched = LaunchedStep(self._vocab_size, ids, None, sampling, logprobs, counted=self._counted)
+        inputs = self.inputs.stage(plan, shape.shape, sampling, targets_of(scored))
         if self.proposer is not None:
-            self.proposer.after(plan, inputs, decoded.input_ids, decoded.seen)
-        return launched
+            self.proposer.before(plan, inputs)
+        if self.encodings is not None:
+            self.encodings.encode(plan.pictures)
+        return Step(plan, inputs, sampling, masked, scored)
 
-    def _verify(self, plan: StepPlan) -> LaunchedStep:
-        """Choose a token behind each token of each sequence; only the device knows which of them are accepted."""
-        sampling = self._options.sampling(np.repeat(plan.rows, plan.q_lens))
-        masked = Masked.of(plan, self._take_masks)
-        inputs = self._stage(plan, Shape.DRAFTS, sampling)
-        assert self.verify is not None, "its bounds let no drafts pass"
-        decoded = self.verify.run(self.inputs.verify_columns(inputs), plan.num_tokens)
-        chosen, num_new = decoded.greedy, decoded.num_new[: plan.num_seqs]
-        batch = Batch(inputs["req_pool_indices"], inputs["q_start"])
-        if masked or sampling.otherwise:
-            chosen, settled = self._chooser.choose(
-                chosen,
-                inputs,
-                sampling,
-                decoded.positions + 1,
-                settle=lambda others: self._forward.accept(others, decoded.positions, batch),
-                spans=spans_of(plan.rows, plan.q_lens),
-                input_ids=decoded.input_ids,
-                masked=masked,
-            )
-            assert settled is not None
-            num_new.copy_(settled)
-        self.verify.settle()
-        logprobs = self._chooser.logprobs(decoded.logits, chosen, inputs, sampling)
-        ids, counted = self._to_host(chosen.or_failed(), num_new), self._counted
-        launched = LaunchedStep(self._vocab_size, ids, None, sampling, logprobs, q_lens=plan.q_lens, counted=counted)
-        if self.proposer is not None:
-            self.proposer.after(plan, inputs, decoded.input_ids, decoded.seen)
-        return launched
-
-    def _extend(self, plan: StepPlan) -> LaunchedStep:
-        """A step of any shape, whose decodes have a token each."""
-        sample_rows = plan.rows[plan.sample_mask]
-        sampling = self._options.sampling(sample_rows)
-        wanted = [(i, *self._options.prompt_chunk(plan, i)) for i in plan.prompt_logprobs]
-        targets = np.concatenate([chunk[1] for chunk in wanted]) if wanted else NO_IDS
-        masked = Masked.of(plan, self._take_masks)
-        inputs = self._stage(plan, Shape.TOKENS, sampling, targets)
-        input_ids = self.inputs.input_ids(plan, inputs)
-        hidden, finite, seen = self._hidden(plan, inputs, input_ids)
-        chunks = self._prompt_chunks(plan, hidden, wanted, inputs["targets"]) if wanted else ()
-        vectors = self._pooler.pool(plan, hidden) if plan.pooled else None
-        every = len(sample_rows) == plan.num_tokens
-        chosen = raw = self._forward.greedy(hidden if every else hidden.index_select(0, inputs["sample_tokens"]))
-        if masked or sampling.otherwise:
-            lens = self._ops.gather(self.rows.kv_lens, inputs["sample_rows"])
-            chosen = self._choose_one(raw, inputs, sampling, lens, masked)
-        else:
-            self._ops.scatter(self.rows.last_tokens, inputs["sample_rows"], chosen.token_ids)
-        logprobs = self._chooser.logprobs(raw.logits, chosen, inputs, sampling)
+    def _run(self, step: Step, shape: StepShape) -> LaunchedStep:
+        """Run the model, choose tokens, and send them to the host."""
+        plan, sampling, computed = step.plan, step.sampling, shape.run(step)
+        chunks, vectors = self._of_prompts(step, computed.hidden)
+        chosen = computed.greedy
+        if step.masked or sampling.otherwise:
+            chosen = self._chooser.choose(step, shape, computed)
+        shape.settle()
         launched = LaunchedStep(
             self._vocab_size,
-            self._to_host(_of_all(chosen.or_failed(), finite, inputs)),
-            None if len(sample_rows) == plan.num_seqs else plan.sample_mask,
-            sampling,
-            logprobs,
-            chunks,
+            token_ids=self._to_host(shape.outcome(chosen, step, computed)),
+            sample_mask=plan.sample_mask if len(sampling.rows) < plan.num_seqs else None,
+            sampling=sampling,
+            logprobs=self._chooser.logprobs(computed.greedy.logits, chosen, step.inputs, sampling),
+            chunks=chunks,
+            q_lens=None if computed.num_new is None else plan.q_lens,
             vectors=vectors,
             counted=self._counted,
         )
         if self.proposer is not None:
-            self.proposer.after(plan, inputs, input_ids, seen)
+            self.proposer.after(plan, step.inputs, computed.input_ids, computed.seen)
         return launched
 
-    def _to_host(self, *ids: Tensor) -> ToHost:
+    def _of_prompts(self, step: Step, ran: HiddenStates | None) -> tuple[tuple[ScoredChunk, ...], Vectors | None]:
+        """Compute log-probabilities and vectors of prompts, which steps without prompts do not have."""
+        if ran is None:
+            return (), None
+        logits, targets = self._model.logits, step.inputs["targets"]
+        chunks = score(step.scored, ran.hidden, targets, logits, self._vocab_size) if step.scored else ()
+        return chunks, self._pooler.pool(step.plan, ran.hidden) if step.plan.pooled else None
+
+    def _to_host(self, ids: list[Tensor]) -> ToHost:
         """Send token ids to the host, and behind them the totals that kinds of cache count."""
         parts = [*ids, *(kind.counts for kind in self._forward.kinds if kind.counts is not None)]
         return ToHost(parts[0] if len(parts) == 1 else torch.cat(parts))
@@ -238,7 +200,8 @@ class ModelRunner:
 
     @property
     def _captured(self) -> Iterator[GraphRunner[Any, Any] | DeviceProposer]:
-        return (runner for runner in (self.decode, self.verify, self.extend, self.proposer) if runner is not None)
+        captured = (shape.captured for shape in self.shapes.values())
+        return (runner for runner in (*captured, self.proposer) if runner is not None)
 
     def warm_up(self) -> None:
         """Run steps of each kind on the padding row, so that the first request finds code and buffers in memory."""
@@ -271,57 +234,3 @@ class ModelRunner:
             **StepPlan.padding(lengths),
             kinds=kind_work(kinds),
         )
-
-    def _stage(self, plan: StepPlan, shape: Shape, sampling: Sampling, targets: Ids = NO_IDS) -> Sections:
-        """Send the step's inputs, with the drafts that it verifies if they are made on the device, and encode."""
-        inputs = self.inputs.stage(plan, shape, sampling, targets)
-        if self.proposer is not None:
-            self.proposer.before(plan, inputs)
-        if self.encodings is not None:
-            self.encodings.encode(plan.pictures)
-        return inputs
-
-    def _hidden(self, plan: StepPlan, inputs: Sections, input_ids: Tensor) -> HiddenStates:
-        if self.extend is not None and 0 < plan.num_tokens <= self.extend.sizes[-1]:
-            return self.extend.run(self.inputs.extend_columns(inputs, input_ids), plan.num_tokens)
-        batch = Batch(inputs["req_pool_indices"], inputs["q_start"])
-        return self._forward.hidden(tokens_of(self._forward, batch, inputs, input_ids))
-
-    def _choose_one(
-        self, raw: GreedyTokens, inputs: Sections, sampling: Sampling, lens: Tensor, masked: Masked | None
-    ) -> GreedyTokens:
-        """For each row that samples."""
-
-        def settle(chosen: GreedyTokens) -> None:
-            self._ops.scatter(self.rows.last_tokens, inputs["sample_rows"], chosen.token_ids)
-
-        spans = spans_of(sampling.rows)
-        return self._chooser.choose(raw, inputs, sampling, lens, settle=settle, spans=spans, masked=masked)[0]
-
-    def _prompt_chunks(
-        self, plan: StepPlan, hidden: Tensor, wanted: list[tuple[int, Ids, int]], targets: Tensor
-    ) -> tuple[PromptChunk, ...]:
-        starts = np.cumsum(plan.q_lens) - plan.q_lens
-        chunks, first, most = [], 0, block_size(self._vocab_size)
-        for extend, known, num_top in wanted:
-            start, blocks = int(starts[extend]), []
-            for at in range(0, len(known), most):
-                n = min(most, len(known) - at)
-                logits = self._model.logits(hidden[start + at : start + at + n])
-                blocks.append(ToHost(token_logprobs(logits, targets[first + at : first + at + n], num_top)))
-            chunks.append(PromptChunk(extend, int(plan.q_lens[extend]), known, num_top, blocks))
-            first += len(known)
-        return tuple(chunks)
-
-
-def _of_all(token_ids: Tensor, finite: Tensor, inputs: Sections) -> Tensor:
-    """token_ids [N] of the sequences that sample and finite [T] of all tokens -> one id for each sequence [S]: FAILED
-    if a token is not finite, any value if nothing is sampled. The values that a chunk leaves in the caches are finite
-    if its hidden states are (decision 0014), so chunks that sample nothing are checked as well."""
-    broken = torch.zeros(len(finite) + 1, dtype=torch.int64, device=finite.device)
-    torch.cumsum(~finite, 0, out=broken[1:])
-    bounds = broken.index_select(0, inputs["q_start"])
-    if len(token_ids) < len(bounds) - 1:
-        ids = torch.zeros(len(bounds) - 1, dtype=torch.int64, device=finite.device)
-        token_ids = ids.index_copy_(0, inputs["sample_seqs"], token_ids)
-    return token_ids.masked_fill(bounds[1:] != bounds[:-1], FAILED)

@@ -11,6 +11,7 @@ from forebay.base.sampling import DRAWS
 from forebay.memory.slots import NO_IDS, Ids
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan
+from forebay.runtime.prompt_logprobs import PromptChunk
 from forebay.runtime.sampler import COLUMNS, Wants
 
 
@@ -57,11 +58,16 @@ class RowOptions:
         reporting = np.flatnonzero(wants & Wants.LOGPROBS)
         return Sampling(rows, union, drawing, reporting, self._num_top[rows[reporting]])
 
-    def prompt_chunk(self, plan: StepPlan, extend: int) -> tuple[Ids, int]:
-        """For an extend, the known tokens after each of its positions (one less than positions where the chunk ends
-        the prompt), and the number of alternatives wanted."""
+    def prompt_chunks(self, plan: StepPlan) -> list[PromptChunk]:
+        """Return the extends whose tokens get log-probabilities."""
+        if not plan.prompt_logprobs:
+            return []
+        firsts = np.cumsum(plan.q_lens) - plan.q_lens
+        return [self._prompt_chunk(plan, extend, int(firsts[extend])) for extend in plan.prompt_logprobs]
+
+    def _prompt_chunk(self, plan: StepPlan, extend: int, first: int) -> PromptChunk:
         row, start, stop = int(plan.rows[extend]), int(plan.starts[extend]), int(plan.ends[extend])
-        return self._prompts[row][start + 1 : stop + 1], self._prompt_top[row]
+        return PromptChunk(extend, first, stop - start, self._prompts[row][start + 1 : stop + 1], self._prompt_top[row])
 
 
 def wants_of(params: SamplingParams) -> Wants:

@@ -18,15 +18,14 @@ from forebay.memory.slots import NO_IDS, PAD, Ids, inside
 from forebay.pools.request_rows import SamplingRows
 from forebay.requests.step_plan import Admission, HostCopy, StepPlan
 from forebay.runtime.device_proposer import DRAFTING, DeviceProposer
-from forebay.runtime.extend_step import UNSET, ExtendInputs
+from forebay.runtime.extend_step import UNSET
 from forebay.runtime.forward import Forward
 from forebay.runtime.host_copies import HostCopies, Places
-from forebay.runtime.kinds.build import DERIVED, END_COLUMNS
+from forebay.runtime.kinds.build import DERIVED
 from forebay.runtime.packing import Array, Packing, Sections
 from forebay.runtime.plan_columns import ON_DEVICE, arrays_of, dtype_of
 from forebay.runtime.row_options import Sampling
 from forebay.runtime.shape import Shape
-from forebay.runtime.verify_step import VerifyInputs
 
 # What the device is told besides the plan's own columns.
 _DERIVED: Final = {
@@ -145,26 +144,6 @@ class StepInputs:
         for kind in self._kinds:
             arrays |= kind.arrays(plan, shape, arrays.get("q_start", NO_IDS))
         return arrays
-
-    def verify_columns(self, sections: Sections) -> dict[str, Tensor]:
-        """Return the columns that `VerifyInputs` has a source for."""
-        return sections.of(VerifyInputs.columns) | {"q_ends": sections["q_start"][1:]}
-
-    def extend_columns(self, sections: Sections, input_ids: Tensor) -> dict[str, Tensor]:
-        """Return the columns that `ExtendInputs` has a source for."""
-        computed = {"input_ids": input_ids, "q_ends": sections["q_start"][1:]}
-        if "rope_positions" in sections:
-            computed["rope_positions"] = sections["rope_positions"].view(-1, 3)
-        computed |= {ends: sections[bounds][1:] for ends, bounds in END_COLUMNS.items() if bounds in sections}
-        return sections.of(ExtendInputs.columns) | computed
-
-    def input_ids(self, plan: StepPlan, sections: Sections) -> Tensor:
-        """Return the ids of all tokens of a step whose decodes have one each."""
-        known = sections["input_ids"]
-        if not plan.num_decodes:
-            return known
-        rows = sections["req_pool_indices"][plan.num_extends :]
-        return torch.cat([known, self._rows.last_tokens.index_select(0, rows)])
 
 
 def _ahead(plan: StepPlan) -> Array:

@@ -10,16 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from forebay.memory.slots import Ids
 from forebay.pools.table import Table
-from forebay.runtime.forward import Batch, Decoded, Forward, StepTokens
+from forebay.requests.step_plan import StepPlan
+from forebay.runtime.forward import Batch, Decoded, Forward, GreedyTokens, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner, default_sizes
 from forebay.runtime.kinds.build import VERIFY_COLUMNS
 from forebay.runtime.kinds.kind import DeviceKind
+from forebay.runtime.penalties import Span, spans_of
 from forebay.runtime.ragged import RAGGED, RaggedInputs, from_zero
 from forebay.runtime.shape import Shape
+from forebay.runtime.step_shape import Computed, Step, StepShape
 
 _MOST_LOGITS: Final = 1 << 26  # of a captured step, 256 MiB: graphs keep them
 
@@ -85,22 +91,52 @@ class VerifyStep:
         self._verified = None
 
 
-def verify_runner(
-    forward: Forward, *, most: int, vocab_size: int, backend: GraphBackend
-) -> GraphRunner[VerifyInputs, Decoded]:
-    """For steps of up to `most` tokens, which are captured as far as their logits are not too many."""
-    rows, device, step = forward.rows, forward.rows.last_tokens.device, VerifyStep(forward, vocab_size=vocab_size)
-    inputs = VerifyInputs(Table(most, device=device), VerifiedSequences(rows.num_rows, device=device))
-    # A padded sequence must not be longer than a row of the page table.
-    captured = min(most, rows.req_to_token.shape[1] * forward.cache.page_size, max(1, _MOST_LOGITS // vocab_size))
-    return GraphRunner(
-        step,
-        inputs,
-        writes=[(rows, "last_tokens"), (rows, "kv_lens")],
-        settled=step if settles(forward.kinds) else None,
-        sizes=default_sizes(captured, quickly=backend.captures_quickly),
-        backend=backend,
-    )
+class VerifyShape(StepShape):
+    """Steps of decodes with drafts. A token is chosen behind each token of each sequence; only the device knows which
+    of them are accepted."""
+
+    shape = Shape.DRAFTS
+    padded = VerifyInputs.columns
+    captured: GraphRunner[VerifyInputs, Decoded]
+
+    def __init__(self, forward: Forward, *, most: int, vocab_size: int, backend: GraphBackend) -> None:
+        """For steps of up to `most` tokens, which are captured as far as their logits are not too many."""
+        super().__init__(forward)
+        rows, step = forward.rows, VerifyStep(forward, vocab_size=vocab_size)
+        device = rows.last_tokens.device
+        # A padded sequence must not be longer than a row of the page table.
+        longest = min(most, rows.req_to_token.shape[1] * forward.cache.page_size, max(1, _MOST_LOGITS // vocab_size))
+        self.captured = GraphRunner(
+            step,
+            VerifyInputs(Table(most, device=device), VerifiedSequences(rows.num_rows, device=device)),
+            writes=[(rows, "last_tokens"), (rows, "kv_lens")],
+            settled=step if settles(forward.kinds) else None,
+            sizes=default_sizes(longest, quickly=backend.captures_quickly),
+            backend=backend,
+        )
+
+    def sampled_rows(self, plan: StepPlan) -> Ids:
+        return np.repeat(plan.rows, plan.q_lens)
+
+    def run(self, step: Step) -> Computed:
+        columns = step.inputs.of(self.padded) | {"q_ends": step.inputs["q_start"][1:]}
+        decoded = self.captured.run(columns, step.plan.num_tokens)
+        num_new = decoded.num_new[: step.plan.num_seqs]
+        return Computed(decoded.greedy, decoded.input_ids, decoded.seen, decoded.positions, num_new)
+
+    def accept(self, chosen: GreedyTokens, step: Step, computed: Computed) -> None:
+        assert computed.positions is not None
+        assert computed.num_new is not None
+        batch = Batch(step.inputs["req_pool_indices"], step.inputs["q_start"])
+        computed.num_new.copy_(self._forward.accept(chosen, computed.positions, batch))
+
+    def spans(self, step: Step) -> list[Span]:
+        return spans_of(step.plan.rows, step.plan.q_lens)
+
+    def outcome(self, chosen: GreedyTokens, step: Step, computed: Computed) -> list[Tensor]:
+        """Return an id behind each token [T], and behind these `num_new` [S]."""
+        assert computed.num_new is not None
+        return [chosen.or_failed(), computed.num_new]
 
 
 def settles(kinds: Iterable[DeviceKind]) -> bool:

@@ -234,11 +234,11 @@ def test_where_graphs_own_what_they_compute_in_they_are_dropped_and_captured_ane
     core = core_of(llama)
     right = tokens_of(core, PROMPTS)
     runner = core.sleeper._memory._runner
-    assert runner.decode.graphs
+    assert runner.decode.captured.graphs
     runner.drop_graphs()
-    assert not runner.decode.graphs
+    assert not runner.decode.captured.graphs
     assert tokens_of(core, PROMPTS) == right
-    assert runner.decode.graphs
+    assert runner.decode.captured.graphs
 
 
 def test_a_memory_saver_that_is_not_installed_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ GRAMMAR = (
     ),
     Mutant(
         "C16 each position has the mask of its own row",
-        "runtime/chooser.py",
+        "runtime/masks.py",
         "        counts[plan.num_extends :] *= plan.q_lens[plan.num_extends :]\n",
         "",
         _SAME,

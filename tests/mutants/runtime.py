@@ -158,16 +158,16 @@ RUNTIME = (
     ),
     Mutant(
         "C16 each position's draw is the one that it has without guesses",
-        "runtime/model_runner.py",
-        "                decoded.positions + 1,\n                settle",
-        "                decoded.positions,\n                settle",
+        "runtime/step_shape.py",
+        "        return computed.positions + 1",
+        "        return computed.positions + (computed.num_new is None)",
         f"{_VERIFY}::test_c16_every_wish_is_granted_as_without_drafts",
     ),
     Mutant(
         "C16 what is accepted is what was drawn",
-        "runtime/model_runner.py",
-        "            num_new.copy_(settled)\n",
-        "",
+        "runtime/verify_step.py",
+        "        computed.num_new.copy_(self._forward.accept(chosen, computed.positions, batch))\n",
+        "        self._forward.accept(chosen, computed.positions, batch)\n",
         f"{_VERIFY}::test_c16_every_wish_is_granted_as_without_drafts",
     ),
     Mutant(
@@ -194,8 +194,8 @@ RUNTIME = (
     Mutant(
         "C14 the padding row grows in no step that verifies",
         "runtime/verify_step.py",
-        '        writes=[(rows, "last_tokens"), (rows, "kv_lens")],\n',
-        "        writes=(),\n",
+        '            writes=[(rows, "last_tokens"), (rows, "kv_lens")],\n',
+        "            writes=(),\n",
         f"{_VERIFY}::test_c14_the_padding_holds_however_often_a_verify_is_replayed",
     ),
     _pad("`write_slots`", "runtime/kinds/state.py", '"write_slots": Column(torch.int32', "PAD", "1", _PADDED_VERIFY),
@@ -407,9 +407,9 @@ RUNTIME = (
     ),
     Mutant(
         "C30 a chunk that samples nothing is looked at as well",
-        "runtime/model_runner.py",
-        "    return token_ids.masked_fill(bounds[1:] != bounds[:-1], FAILED)",
-        "    return token_ids",
+        _EXTEND,
+        "        return [token_ids.masked_fill(bounds[1:] != bounds[:-1], FAILED)]",
+        "        return [token_ids]",
         "runtime/test_not_finite.py::test_a_chunk_that_samples_nothing_is_looked_at_as_well",
     ),
     Mutant(

@@ -35,7 +35,7 @@ def test_row_0_page_0_and_ring_0_are_as_before_after_many_padded_replays(native_
         plans.begin(row, prompt)
         tokens = [*plans.step(extends=[(row, PROMPT)]).token_ids]
         for _ in range(CONTEXT - PROMPT):
-            poison(runner.decode._inputs)
+            poison(runner.decode.captured._inputs)
             tokens += plans.step(decodes=[row]).token_ids
             done += 1
         plans.leave(row)

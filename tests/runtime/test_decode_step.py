@@ -77,7 +77,7 @@ def test_c14_a_captured_decode_step_begins_by_resetting_the_padding_row(spoiled,
         if spoiled:
             runner.rows.last_tokens[PAD] = VOCAB - 1
         sampled.append(plans.step(decodes=[1, 2]))
-        assert len(runner.decode.graphs) == 1
+        assert len(runner.decode.captured.graphs) == 1
         left.add(int(runner.rows.last_tokens[PAD]))
     assert len(left) == 1, "the padding row begins with the same token each time"
     alone = HybridPlanner(hybrid_runner(model, vocab_size=VOCAB, ops=native_ops))
@@ -95,14 +95,14 @@ def test_c14_the_padding_row_grows_in_no_captured_step(native_ops):
         runner.rows.kv_lens[PAD] = 7
         plans.admit(1, [1, 2, 3])
         plans.step(extends=[(1, 3)])
-        assert runner.rows.kv_lens[PAD] == runner.extend.sizes[0] - 3
+        assert runner.rows.kv_lens[PAD] == runner.extend.captured.sizes[0] - 3
         for _ in range(3):
             plans.step(decodes=[1])
         assert runner.rows.kv_lens.tolist()[:2] == [0, 6]
-        runner.decode.sizes = [PADDED]
+        runner.decode.captured.sizes = [PADDED]
         plans.step(decodes=[1])
         assert runner.rows.kv_lens.tolist()[:2] == [1, 7]
-        runner.decode.sizes = [1]
+        runner.decode.captured.sizes = [1]
 
 
 def test_a_capture_computes_nothing(native_ops):
@@ -124,6 +124,6 @@ def test_a_capture_computes_nothing(native_ops):
     while runner.capture_next():
         num_captured += 1
     assert num_captured > 1
-    assert runner.extend is not None
-    assert runner.extend.graphs
+    assert runner.extend.captured is not None
+    assert runner.extend.captured.graphs
     assert all((tensor == 5).all() for tensor in written)

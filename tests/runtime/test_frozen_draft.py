@@ -187,7 +187,7 @@ def test_c16_drafts_go_on_from_what_was_accepted_and_change_no_token(captured, p
     options = {"vocab_size": VOCAB, "ops": native_ops}
     plain = plainly(HybridPlanner(hybrid_runner(model, **options), seed=1), PROMPTS, params, STEPS)
     runner = hybrid_runner(model, width=MOST + 1, **options, **graphs)
-    forward, backend = Forward(model, native_ops, runner.rows, runner.cache), runner.decode.backend
+    forward, backend = Forward(model, native_ops, runner.rows, runner.cache), runner.decode.captured.backend
     runner.proposer = watched = Watched(forward, assistant, sizes=[1, 2, 4], backend=backend)
     plans, rng = HybridPlanner(runner, seed=2), random.Random(4)
     said = begin(plans, PROMPTS, params)

@@ -52,7 +52,7 @@ def entries(plans: HybridPlanner, seed: int) -> list[object]:
         sampled.append(plans.step(extends=[(row, 3) for row in rows[3:]], decodes=rows[:3]))
         sampled.append(plans.step(extends=[(row, row) for row in rows[3:]], decodes=rows[:3]))
         for _ in range(STEPS):
-            poison(plans.runner.decode._inputs)
+            poison(plans.runner.decode.captured._inputs)
             sampled.append(plans.step(decodes=rng.sample(rows, rng.randint(1, len(rows)))))
         for row in rows:
             plans.leave(row)
@@ -70,7 +70,7 @@ def test_padded_replays_give_the_bits_of_the_bare_step(case, dtype, native_ops, 
 
     graphed = planner(CpuGraphs(native_ops, Regions()), [2, 5, NUM_ROWS + 2])
     assert entries(graphed, seed=4) == entries(planner(Eager(), list(range(1, NUM_ROWS + 1))), seed=4)
-    extend = graphed.runner.extend
+    extend = graphed.runner.extend.captured
     assert extend is not None
     assert extend.graphs
     cache, rows = graphed.runner.cache, graphed.runner.rows

@@ -27,9 +27,9 @@ from tests.runtime.plans import ids
 
 runner = fake_runner(ops=make_ops("torch", 1))
 runner.warm_up()
-assert set(runner.decode._step.seen) == {3}, "a warm-up is padding"
+assert set(runner.decode.captured._step.seen) == {3}, "a warm-up is padding"
 
-runner.decode.sizes = [5]
+runner.decode.captured.sizes = [5]
 plans = planner(runner)
 for row in (1, 2, 4):
     plans.admit(row, [row, 5, 6])
@@ -45,7 +45,7 @@ assert arrived == plan != changed(plan, levels=ids([6, 0, 4]))
 assert arrived.levels.tolist() == [6, 0, 5] and not arrived.levels.flags.writeable
 
 runner.launch(arrived).result()
-assert runner.decode._step.seen == [6, 0, 5, 3, 3], "it is where the model runs, and padded rows have its pad"
+assert runner.decode.captured._step.seen == [6, 0, 5, 3, 3], "it is where the model runs, and padded rows have its pad"
 """
 
 

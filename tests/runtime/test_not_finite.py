@@ -60,13 +60,13 @@ def test_the_check_is_part_of_the_captured_step() -> None:
         model.poison = {BAD_TOKEN: NAN}
         plans = planner(fake_runner(model))
         if not captured:
-            plans.runner.extend = None
+            plans.runner.extend.captured = None
         for _ in range(4):
             for row in (1, 2, 3):
                 plans.admit(row, prompt(row, CONTEXT - 4), WISHES["greedy"])
                 plans.prompts[row][4] = BAD_TOKEN if row == 2 else 5
             assert plans.step(extends=[(row, 6 + row) for row in (1, 2, 3)]).failed == (1,)
-        assert not captured or plans.runner.extend.graphs
+        assert not captured or plans.runner.extend.captured.graphs
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_a_key_or_value_that_is_not_finite_shows_in_its_own_step(
 
         monkeypatch.setattr(ops, name, spoil)
 
-    plans.runner.extend = None
+    plans.runner.extend.captured = None
     spoiling("rope_and_store_kv")
     if ops.name != "torch":  # the reference's fused op calls the plain one
         spoiling("store_kv")

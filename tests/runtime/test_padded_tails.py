@@ -33,8 +33,8 @@ WIDTH, SIZES = 4, (4, 8, 16, 24)  # captured numbers of tokens: most steps pad s
 
 
 def runners(plans: HybridPlanner) -> Iterator[GraphRunner]:
-    made = plans.runner
-    return (runner for runner in (made.decode, made.verify, made.extend) if runner is not None)
+    shapes = plans.runner.shapes.values()
+    return (shape.captured for shape in shapes if shape.captured is not None)
 
 
 def poison_all(plans: HybridPlanner) -> None:
@@ -77,9 +77,9 @@ def test_replays_behind_poisoned_buffers_give_the_bits_of_steps_of_exact_size(ca
 
     def planner(backend: CpuGraphs | Eager, sizes: list[int]) -> HybridPlanner:
         runner = hybrid_runner(model, vocab_size=VOCAB, ops=native_ops, graphs=backend, graph_sizes=sizes, width=WIDTH)
-        for steps_of in (runner.verify, runner.extend):
-            if steps_of is not None:
-                steps_of.sizes = sizes
+        for shape in (runner.verify, runner.extend):
+            if shape is not None and shape.captured is not None:
+                shape.captured.sizes = sizes
         return HybridPlanner(runner)
 
     most = NUM_ROWS * WIDTH
@@ -92,7 +92,7 @@ def test_replays_behind_poisoned_buffers_give_the_bits_of_steps_of_exact_size(ca
             for row in range(1, NUM_ROWS + 1):
                 plans.leave(row)
     assert graphed.runner.verify is not None
-    assert graphed.runner.verify.graphs, "no step was replayed"
+    assert graphed.runner.verify.captured.graphs, "no step was replayed"
 
 
 @pytest.mark.parametrize("kind", ["verify", "extend"])
@@ -102,7 +102,7 @@ def test_padded_columns_say_the_same_as_a_recomputation_from_them(kind: str, nat
     runner = hybrid_runner(
         model, vocab_size=VOCAB, ops=native_ops, graphs=CpuGraphs(native_ops, Regions()), width=WIDTH
     )
-    graphs = getattr(runner, kind)
+    graphs = getattr(runner, kind).captured
     inputs, rng = graphs._inputs, random.Random(9)
     sequences = inputs._sequences
     for _ in range(50):

@@ -14,7 +14,7 @@ from forebay.pools.cache_spec import FullAttention
 from forebay.pools.request_rows import RequestRows, SamplingRows
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan
-from forebay.runtime.extend_step import tokens_of
+from forebay.runtime.extend_step import input_ids_of, tokens_of
 from forebay.runtime.forward import Batch, Forward, StepTokens
 from forebay.runtime.packing import Sections
 from forebay.runtime.row_options import Sampling
@@ -84,7 +84,7 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
 def tokens_on_device(plan: StepPlan, staging: StepInputs, inputs: Sections, forward: Forward) -> StepTokens:
     """What layers are told in a step of any shape."""
     batch = Batch(inputs["req_pool_indices"], inputs["q_start"])
-    return tokens_of(forward, batch, inputs, staging.input_ids(plan, inputs))
+    return tokens_of(forward, batch, inputs, input_ids_of(forward.rows, plan, inputs))
 
 
 def check(plan: StepPlan, step: StepTokens, inputs: Sections, rows: RequestRows, table: np.ndarray) -> None:

@@ -87,6 +87,6 @@ def test_graphs_give_the_bits_of_the_python_they_were_captured_from(
     graphed = planner(paths(case), ops, "cuda", dtype, CudaGraphs("cuda"))
     while graphed.runner.capture_next():
         pass
-    assert len(graphed.runner.decode.graphs) == len(SIZES)
+    assert len(graphed.runner.decode.captured.graphs) == len(SIZES)
     bare = planner(paths(case), ops, "cuda", dtype, Eager())
     assert sampled(graphed, decodes=12) == sampled(bare, decodes=12)

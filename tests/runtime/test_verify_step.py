@@ -64,7 +64,7 @@ def test_c16_drafts_change_no_bit_of_what_a_model_says_and_keeps(case, dtype, na
     for seed, (draft, options) in enumerate([*((name, {}) for name in DRAFTERS), ("mixed", {"graphs": Eager()})]):
         plans = make(WIDTH, **options)
         if not options:
-            plans.runner.verify.sizes = [5, 14]
+            plans.runner.verify.captured.sizes = [5, 14]
         said = with_drafts(plans, PROMPTS, params, plain, DRAFTERS[draft], seed)
         assert_same(plans, said, plain, PROMPTS)
 
@@ -82,7 +82,7 @@ def test_c16_every_wish_is_granted_as_without_drafts(wish, draft):
 
     def spoil(plans: HybridPlanner) -> None:
         plans.poison(list(prompts))
-        poison(plans.runner.verify._inputs.sequences)
+        poison(plans.runner.verify.captured._inputs.sequences)
         plans.runner.rows.last_tokens[PAD] = 5
         plans.runner.rows.kv_lens[PAD] = 9
 
@@ -213,7 +213,7 @@ def test_a_verify_reads_back_what_was_sampled_and_nothing_else(params, expected)
 
 def test_c14_the_padding_holds_however_often_a_verify_is_replayed(native_ops):
     runner = fake_runner(width=WIDTH)
-    runner.verify.sizes = [6]
+    runner.verify.captured.sizes = [6]
     runner.warm_up()
     plans = planner(runner)
     for row in (1, 2):
@@ -230,7 +230,7 @@ def test_c14_the_padding_holds_however_often_a_verify_is_replayed(native_ops):
 
 def test_c13_padded_tokens_of_a_verify_are_nobodys():
     runner = hybrid_runner(width=WIDTH)
-    inputs = runner.verify._inputs
+    inputs = runner.verify.captured._inputs
     poison(inputs.sequences)
     padded = inputs.fill({name: torch.ones(2, dtype=torch.int64) for name in inputs.columns}, 2, 5)
     assert set(padded["q_ends"][2:].tolist()) == {5}
@@ -284,8 +284,8 @@ def test_more_drafts_than_there_is_room_for_are_refused():
 
 def test_every_number_of_tokens_is_captured_in_idle_time(native_ops):
     runner = fake_runner(width=WIDTH, ops=native_ops)
-    assert isinstance(runner.verify.backend, CpuGraphs)
+    assert isinstance(runner.verify.captured.backend, CpuGraphs)
     while runner.capture_next():
         pass
-    assert sorted(runner.verify.graphs) == runner.verify.sizes
+    assert sorted(runner.verify.captured.graphs) == runner.verify.captured.sizes
     assert fake_runner(ops=native_ops).verify is None

@@ -38,7 +38,7 @@ def start_report(
         *_of_adapters(config, model),
         *_of_encoder(runner),
         ("model", "kernels", ops.name, _why_kernels(config, ops)),
-        ("model", "decode graphs", runner.decode.backend.name, _sizes_of_graphs(runner)),
+        ("model", "decode graphs", runner.decode.captured.backend.name, _sizes_of_graphs(runner)),
         ("model", "load time", human_seconds(load_seconds), "until the first step could run"),
         ("model", "weights cache", *cache.outcome),
         *(("memory", line.item, line.value, line.reason) for line in budget.lines),
@@ -112,7 +112,7 @@ def _forms(model: Model) -> str:
 
 
 def _sizes_of_graphs(runner: ModelRunner) -> str:
-    sizes = runner.decode.sizes
+    sizes = runner.decode.captured.sizes
     return f"{len(sizes)} batch sizes up to {sizes[-1]}, captured when needed or idle"
 
 

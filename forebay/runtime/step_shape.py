@@ -1,0 +1,95 @@
+"""The shapes of steps: what of a step is captured, how its columns are padded, and which positions are sampled from.
+
+| shape | captured, if at all | by the number of | sampled |
+|---|---|---|---|
+| `DecodeShape` | last tokens to their successors | sequences | one position of each sequence |
+| `VerifyShape` | last tokens and drafts to the accepted ones | tokens | every position |
+| `ExtendShape` | token ids to hidden states | tokens | last positions of the sequences in `sample_mask` |
+
+Shape letters: S sequences, T tokens, N positions that are sampled from, F entries of a proposer's input.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from forebay.memory.slots import Ids
+from forebay.requests.step_plan import StepPlan
+from forebay.runtime.forward import Forward, GreedyTokens, HiddenStates
+from forebay.runtime.graph_runner import GraphRunner
+from forebay.runtime.masks import Masked
+from forebay.runtime.packing import Sections
+from forebay.runtime.penalties import Span, spans_of
+from forebay.runtime.prompt_logprobs import PromptChunk
+from forebay.runtime.row_options import Sampling
+from forebay.runtime.shape import Shape
+
+
+class Step(NamedTuple):
+    """A plan whose inputs are on the device. `sampling` and `masked` are of its N positions; `scored` are the extends
+    whose prompt positions get log-probabilities."""
+
+    plan: StepPlan
+    inputs: Sections
+    sampling: Sampling
+    masked: Masked | None
+    scored: list[PromptChunk]
+
+
+class Computed(NamedTuple):
+    """What the model made of a step, valid until the next step of any runner. The greedy tokens are in `RequestRows`
+    already."""
+
+    greedy: GreedyTokens  # [N]
+    input_ids: Tensor  # [T]
+    seen: Tensor  # [T, F], as of `HiddenStates`
+    positions: Tensor | None = None  # [T], of decodes
+    num_new: Tensor | None = None  # [S], of decodes with drafts: the tokens that each sequence gets
+    hidden: HiddenStates | None = None  # of steps with prompts
+
+
+class StepShape(ABC):
+    """One shape of steps. `captured` runs their fixed part, None if it is never captured; it pads each of the `padded`
+    columns with the declared pad, and no other code pads."""
+
+    shape: ClassVar[Shape]
+    padded: ClassVar[Iterable[str]]
+    captured: GraphRunner[Any, Any] | None
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+
+    @abstractmethod
+    def sampled_rows(self, plan: StepPlan) -> Ids:
+        """Return the row of each position that is sampled from [N]."""
+
+    @abstractmethod
+    def run(self, step: Step) -> Computed:
+        """Run the model over the step, in the smallest captured size that holds it."""
+
+    def next_positions(self, step: Step, computed: Computed) -> Tensor:
+        """Return the positions of the sampled tokens [N]."""
+        assert computed.positions is not None
+        return computed.positions + 1
+
+    def accept(self, chosen: GreedyTokens, step: Step, computed: Computed) -> None:
+        """Write `chosen` to `RequestRows` in place of the greedy tokens, and to `computed.num_new` how many stay."""
+        rows = self._forward.rows
+        self._forward.ops.scatter(rows.last_tokens, step.inputs["sample_rows"], chosen.token_ids)
+
+    def spans(self, step: Step) -> list[Span]:
+        """Return the sampled positions of each row."""
+        return spans_of(step.sampling.rows)
+
+    def settle(self) -> None:
+        """Do the work that follows the choice of tokens, if the captured step has any."""
+        if self.captured is not None:
+            self.captured.settle()
+
+    def outcome(self, chosen: GreedyTokens, step: Step, computed: Computed) -> list[Tensor]:
+        """Return what the host is sent: a token id of each sequence [S], FAILED if a value of it is not finite."""
+        return [chosen.or_failed()]
