@@ -40,7 +40,7 @@ from forebay.formats.safetensors import SINGLE_NAME
 from forebay.formats.store import find_model
 from forebay.models.random_weights import write_random_weights
 from forebay.requests.sampling_params import SamplingParams
-from forebay.runtime.graph_runner import GraphRunner
+from forebay.runtime.graphs.runner import GraphRunner
 from tests.models.assistants import TEXT, make_assistant
 from tests.models.tiny import make_random
 

@@ -44,7 +44,7 @@ from forebay.pools.cache_spec import cache_sizes
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Launched, StepPlan, StepResult
 from forebay.runtime import ModelRunner, build_runner
-from forebay.runtime.graph_backends import Eager
+from forebay.runtime.graphs.backends import Eager
 from forebay.scheduler.scheduler import Scheduler
 
 DTYPE = torch.bfloat16

@@ -21,15 +21,15 @@ from forebay.pools.cache_spec import CacheSpec
 from forebay.pools.regions import Regions, Tag
 from forebay.pools.request_rows import RequestRows
 from forebay.pools.tiers import HotSizes
-from forebay.runtime.device_proposer import DeviceProposer
-from forebay.runtime.draft_head import DraftHead
-from forebay.runtime.draft_model import DraftModel
-from forebay.runtime.forward import Forward
-from forebay.runtime.frozen_draft import FrozenDraft
-from forebay.runtime.graph_backends import GraphBackend, graphs_for
-from forebay.runtime.graph_runner import default_sizes
+from forebay.runtime.drafts.frozen import FrozenDraft
+from forebay.runtime.drafts.head import DraftHead
+from forebay.runtime.drafts.model import DraftModel
+from forebay.runtime.graphs.backends import GraphBackend, graphs_for
+from forebay.runtime.graphs.runner import default_sizes
 from forebay.runtime.model_runner import ModelRunner, no_masks
-from forebay.runtime.pictures import Encodings
+from forebay.runtime.steps.forward import Forward
+from forebay.runtime.steps.pictures import Encodings
+from forebay.runtime.steps.proposer import DeviceProposer
 
 
 def build_runner(

@@ -21,26 +21,26 @@ from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import WORK_OF, Admission, StepPlan, kind_work
-from forebay.runtime.bounds import PoolBounds
-from forebay.runtime.chooser import Chooser
-from forebay.runtime.decode_step import DecodeShape
-from forebay.runtime.device_proposer import DeviceProposer
-from forebay.runtime.extend_step import ExtendShape
-from forebay.runtime.forward import Forward, HiddenStates
-from forebay.runtime.graph_backends import GraphBackend
-from forebay.runtime.graph_runner import GraphRunner
-from forebay.runtime.launched import LaunchedStep
-from forebay.runtime.masks import Masked
-from forebay.runtime.penalties import Penalties
-from forebay.runtime.pictures import Encodings
-from forebay.runtime.pooling import Pooler, Vectors
-from forebay.runtime.prompt_logprobs import ScoredChunk, score, targets_of
-from forebay.runtime.row_options import RowOptions
-from forebay.runtime.shape import Shape
-from forebay.runtime.step_inputs import StepInputs
-from forebay.runtime.step_shape import Step, StepShape
-from forebay.runtime.to_host import ToHost
-from forebay.runtime.verify_step import VerifyShape
+from forebay.runtime.graphs.backends import GraphBackend
+from forebay.runtime.graphs.runner import GraphRunner
+from forebay.runtime.host.bounds import PoolBounds
+from forebay.runtime.host.shape import Shape
+from forebay.runtime.host.to_host import ToHost
+from forebay.runtime.sampling.masks import Masked
+from forebay.runtime.sampling.penalties import Penalties
+from forebay.runtime.sampling.pooling import Pooler, Vectors
+from forebay.runtime.sampling.prompt_logprobs import ScoredChunk, score, targets_of
+from forebay.runtime.sampling.row_options import RowOptions
+from forebay.runtime.steps.chooser import Chooser
+from forebay.runtime.steps.decode import DecodeShape
+from forebay.runtime.steps.extend import ExtendShape
+from forebay.runtime.steps.forward import Forward, HiddenStates
+from forebay.runtime.steps.inputs import StepInputs
+from forebay.runtime.steps.launched import LaunchedStep
+from forebay.runtime.steps.pictures import Encodings
+from forebay.runtime.steps.proposer import DeviceProposer
+from forebay.runtime.steps.shape import Step, StepShape
+from forebay.runtime.steps.verify import VerifyShape
 
 # More rows than the kernels for few of them take: those of AMX 16. On two cores with AVX2 32 rows of a 4B model in int4
 # took 1.9 s of CPU time of the 3.1 of a second start (benchmarks/load.py).

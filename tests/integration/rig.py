@@ -48,7 +48,7 @@ from forebay.requests.updates import FinishReason, MissReason, Update
 from forebay.runtime import build_runner
 from forebay.runtime.model_runner import no_masks
 from forebay.runtime.overlap import OverlappedRunner
-from forebay.runtime.pictures import Encodings
+from forebay.runtime.steps.pictures import Encodings
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.scheduler import Proposer, Scheduler
 from tests.kinds_of import kind_config

@@ -16,7 +16,7 @@ from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan
 from forebay.runtime import ModelRunner
-from forebay.runtime.packing import Array, Sections
+from forebay.runtime.host.packing import Array, Sections
 from tests.integration.rig import Engine, Rig
 from tests.integration.test_hybrid_tokens import Known
 from tests.kernels import NATIVE

@@ -76,7 +76,7 @@ CONTRACTS: Final = {
     "C10": Contract(
         "The host owns the ids",
         "Rows and locations exist on the host first; the device reads one packed copy of them.",
-        "scheduler/step_draft.py, requests/step_plan.py, runtime/step_inputs.py",
+        "scheduler/step_draft.py, requests/step_plan.py, runtime/steps/inputs.py",
     ),
     "C11": Contract(
         "No copies back",
@@ -93,18 +93,18 @@ CONTRACTS: Final = {
         "Padded rows",
         "The same code pads every captured step. Each column declares its pad; a column without a source in this step "
         "is padded whole.",
-        "pools/table.py, requests/step_plan.py, runtime/decode_step.py, runtime/extend_step.py",
+        "pools/table.py, requests/step_plan.py, runtime/steps/decode.py, runtime/steps/extend.py",
     ),
     "C14": Contract(
         "Padded replays touch nothing",
         "Row 0, page 0 and slot 0 hold their pads or finite scratch after any number of replays, and no live row "
         "differs by a bit.",
-        "runtime/graph_runner.py, pools/table.py",
+        "runtime/graphs/runner.py, pools/table.py",
     ),
     "C15": Contract(
         "Graphs equal Python",
         "The outputs of a replay are those of the step's Python, for every batch that fits.",
-        "runtime/graph_runner.py",
+        "runtime/graphs/runner.py",
     ),
     "C16": Contract(
         "Speculation changes no token",
@@ -118,8 +118,8 @@ CONTRACTS: Final = {
         "For every drafter, on the host, in the model or beside it, a step verifies the draft tokens and accepts "
         "those that the sampler would have chosen. A wrong draft lowers acceptance and has no other effect. A "
         "query-only assistant reads the model's KV, writes none, and attends to a fixed prefix while it drafts.",
-        "scheduler/scheduler.py, runtime/verify_step.py, runtime/device_proposer.py, runtime/draft_head.py, "
-        "runtime/frozen_draft.py, runtime/draft_model.py, models/assistant.py, models/drafter.py, models/eagle.py, "
+        "scheduler/scheduler.py, runtime/steps/verify.py, runtime/steps/proposer.py, runtime/drafts/head.py, "
+        "runtime/drafts/frozen.py, runtime/drafts/model.py, models/assistant.py, models/drafter.py, models/eagle.py, "
         "ops/accept.py, ops/drafting.py",
     ),
     "C18": Contract(
@@ -181,7 +181,7 @@ CONTRACTS: Final = {
         "request. A retracted request restarts only with room for all that it may generate, within the stall time-out "
         "or with a typed error.",
         "scheduler/scheduler.py, scheduler/queues.py, scheduler/admission.py, scheduler/memory/host_copies.py, "
-        "scheduler/limits.py, runtime/host_copies.py",
+        "scheduler/limits.py, runtime/host/host_copies.py",
     ),
     "C27": Contract(
         "Every request ends",
@@ -192,7 +192,7 @@ CONTRACTS: Final = {
     "C28": Contract(
         "The same tokens",
         "Tokens do not depend on the batch, the chunks, the pages, the cache, the graph or a retraction.",
-        "runtime/sampler.py, runtime/penalties.py, ops/, text/detokenizer.py",
+        "runtime/sampling/sampler.py, runtime/sampling/penalties.py, ops/, text/detokenizer.py",
     ),
     "C29": Contract(
         "Nothing of another client's",

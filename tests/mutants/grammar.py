@@ -15,14 +15,14 @@ GRAMMAR = (
     ),
     Mutant(
         "C16 each position has the mask of its own row",
-        "runtime/masks.py",
+        "runtime/sampling/masks.py",
         "        counts[plan.num_extends :] *= plan.q_lens[plan.num_extends :]\n",
         "",
         _SAME,
     ),
     Mutant(
         "C16 no penalty and no bias lets in what may not come",
-        "runtime/chooser.py",
+        "runtime/steps/chooser.py",
         "        if masked is not None:\n            if logits is raw",
         "        if masked is not None and not wants & Wants.ADJUST:\n            if logits is raw",
         _TESTS + "test_finished_outputs_are_what_their_grammars_say",

@@ -283,7 +283,7 @@ PICTURES: Final = (
     ),
     Mutant(
         "C13 a row's next request has a delta of its own",
-        "runtime/step_inputs.py",
+        "runtime/steps/inputs.py",
         "self._rows.rope_delta.index_copy_(",
         "self._rows.rope_delta.index_add_(",
         _ROPE + "test_a_rows_next_request_has_its_own_positions",
@@ -340,7 +340,7 @@ PICTURES: Final = (
     ),
     Mutant(
         "C28 a token behind a prompt stands at its position plus the delta of its row",
-        "runtime/forward.py",
+        "runtime/steps/forward.py",
         "tokens.rope_positions, *tokens.batch, deltas)",
         "tokens.rope_positions, *tokens.batch, self.ops.zeros_like(deltas))",
         _ROPE + "test_log_probabilities_are_those_of_the_model_at_the_prompts_positions",

@@ -9,14 +9,14 @@ _SERVER = "server/test_embeddings.py::"
 POOLING = (
     Mutant(
         "C26 a prompt that gave way is pooled from its beginning",
-        "runtime/pooling.py",
+        "runtime/sampling/pooling.py",
         "        self._tenants.pop(admission.row, None)\n        if pooling := admission.params.pooling:\n",
         "        if (pooling := admission.params.pooling) and admission.row not in self._tenants:\n",
         "runtime/test_pooling.py::test_a_prompt_that_gave_way_is_seen_from_its_beginning",
     ),
     Mutant(
         "C28 the hidden states of a mean are added in the order of their tokens",
-        "runtime/pooling.py",
+        "runtime/sampling/pooling.py",
         "torch.cat([total.unsqueeze(0), terms])).cumsum(0)[-1]",
         "torch.cat([total.unsqueeze(0), terms])).float().sum(0).double()",
         _SAME,
@@ -37,7 +37,7 @@ POOLING = (
     ),
     Mutant(
         "C27 what a draft head is told of a prompt that is pooled is within the prompt",
-        "runtime/draft_head.py",
+        "runtime/drafts/head.py",
         "np.array([int(token[0]) if len(token) else PAD for token in following])",
         "np.array([int(token[0]) for token in following])",
         _TESTS + "test_a_head_that_drafts_is_not_disturbed_by_prompts_that_end_with_a_vector",

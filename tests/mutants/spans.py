@@ -36,7 +36,7 @@ SPANS: Final = (
     ),
     Mutant(
         "C13 spans of a plan lie inside its prompts",
-        "runtime/bounds.py",
+        "runtime/host/bounds.py",
         "    if (starts + lens > end).any():\n",
         "    if False:\n",
         "runtime/test_bounds.py::test_c13_spans_of_a_plan_lie_inside_its_prompts",

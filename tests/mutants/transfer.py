@@ -138,7 +138,7 @@ TRANSFER = (
     ),
     Mutant(
         "C17 a draft model goes on from the prompt that came from elsewhere",
-        "runtime/draft_model.py",
+        "runtime/drafts/model.py",
         '        if "built_before" in inputs:',
         "        if False:",
         "integration/test_two_engines.py::test_c21_c28_what_guesses_go_on_from_comes_with_the_prompt[STANDALONE]",

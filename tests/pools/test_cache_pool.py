@@ -19,7 +19,7 @@ from forebay.pools.cache_spec import (
     cache_sizes,
 )
 from forebay.pools.regions import Regions, Tag
-from forebay.runtime.host_copies import Places, get_cpu_copy, load_cpu_copy
+from forebay.runtime.host.host_copies import Places, get_cpu_copy, load_cpu_copy
 from tests.pools.caches import all_tensors, cache_types
 
 EVERYTHING = (

@@ -10,7 +10,7 @@ from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter
 from forebay.ops import Ops
 from forebay.pools.regions import Regions
-from forebay.runtime.graph_backends import Eager, graphs_for
+from forebay.runtime.graphs.backends import Eager, graphs_for
 from tests.kernels import NATIVE
 from tests.models.tiny import VOCAB
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner

@@ -14,7 +14,7 @@ from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.native import NativeOps
 from forebay.pools.cache_spec import FullAttention, IndexKeys, LatentAttention, SharedWindow, SlidingWindow
 from forebay.pools.regions import Regions
-from forebay.runtime.graph_backends import CpuGraphs
+from forebay.runtime.graphs.backends import CpuGraphs
 from tests.models.drive import Driver
 from tests.models.tiny import CASES, by_tier, shared_tiny
 from tests.ops.helpers import normal

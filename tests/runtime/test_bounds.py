@@ -15,7 +15,7 @@ from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import RecurrentState
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, HostCopy, StepPlan
-from forebay.runtime.bounds import IndexOutOfPool, PoolBounds
+from forebay.runtime.host.bounds import IndexOutOfPool, PoolBounds
 from forebay.runtime.kinds.state import RecurrentStates
 from tests.plans import changed, column, plan_of
 from tests.runtime.plans import ids

@@ -19,10 +19,10 @@ from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow
 from forebay.pools.request_rows import RequestRows
 from forebay.requests.step_plan import HostCopy, StepPlan
-from forebay.runtime.forward import Forward, StepTokens
-from forebay.runtime.row_options import Sampling
-from forebay.runtime.sampler import Wants
-from forebay.runtime.step_inputs import Shape, StepInputs
+from forebay.runtime.sampling.row_options import Sampling
+from forebay.runtime.sampling.sampler import Wants
+from forebay.runtime.steps.forward import Forward, StepTokens
+from forebay.runtime.steps.inputs import Shape, StepInputs
 from tests.plans import changed
 from tests.runtime.fake_model import FakeModel
 from tests.runtime.plans import ids

@@ -10,7 +10,7 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.memory.slots import PAD
 from forebay.ops.native import NativeOps
 from forebay.pools.regions import Regions
-from forebay.runtime.graph_backends import CpuGraphs
+from forebay.runtime.graphs.backends import CpuGraphs
 from tests.models.tiny import VOCAB, random_ids, shared_tiny
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 from tests.runtime.fake_model import CONTEXT, NUM_ROWS

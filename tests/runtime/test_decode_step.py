@@ -13,9 +13,9 @@ from forebay.memory.slots import PAD
 from forebay.pools.regions import Regions
 from forebay.requests.step_plan import StepResult
 from forebay.runtime.build import build_runner
-from forebay.runtime.decode_step import DecodeInputs
-from forebay.runtime.extend_step import ExtendInputs, KindTokens, Sequences, Tokens
-from forebay.runtime.graph_backends import CpuGraphs
+from forebay.runtime.graphs.backends import CpuGraphs
+from forebay.runtime.steps.decode import DecodeInputs
+from forebay.runtime.steps.extend import ExtendInputs, KindTokens, Sequences, Tokens
 from tests.models.tiny import VOCAB, random_ids, shared_tiny
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 from tests.runtime.fake_model import fake_runner, planner

@@ -12,7 +12,7 @@ from forebay import models
 from forebay.families.checkpoint import open_checkpoint
 from forebay.models.drafter import OwnHead
 from forebay.ops import Ops
-from forebay.runtime.graph_backends import Eager
+from forebay.runtime.graphs.backends import Eager
 from tests.kernels import NATIVE
 from tests.models.heads import Headed, make_headed
 from tests.models.tiny import VOCAB, random_ids

@@ -11,7 +11,7 @@ import torch
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
 from forebay.pools.regions import Regions
-from forebay.runtime.graph_backends import Eager, graphs_for
+from forebay.runtime.graphs.backends import Eager, graphs_for
 from tests.engine.conftest import greedy
 from tests.kernels import NATIVE
 from tests.models.tiny import VOCAB, Tiny, make_oracle, random_ids, shared_tiny

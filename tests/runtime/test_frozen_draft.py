@@ -18,10 +18,10 @@ from forebay.ops import Ops
 from forebay.pools.regions import Regions
 from forebay.pools.request_rows import RequestRows
 from forebay.requests.step_plan import StepPlan
-from forebay.runtime.forward import Forward
-from forebay.runtime.frozen_draft import FrozenDraft
-from forebay.runtime.graph_backends import Eager, GraphBackend, graphs_for
-from forebay.runtime.packing import Sections
+from forebay.runtime.drafts.frozen import FrozenDraft
+from forebay.runtime.graphs.backends import Eager, GraphBackend, graphs_for
+from forebay.runtime.host.packing import Sections
+from forebay.runtime.steps.forward import Forward
 from tests.models.assistants import CENTROIDS, load_for, make_assistant, our_drafts
 from tests.models.drive import NUM_ROWS, Driver
 from tests.models.tiny import VOCAB, random_ids, shared_tiny

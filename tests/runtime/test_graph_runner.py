@@ -9,8 +9,8 @@ from forebay.backends import make_ops
 from forebay.ops import Ops
 from forebay.pools.regions import Regions
 from forebay.pools.table import Column, Table
-from forebay.runtime.graph_backends import CpuGraphs, CudaGraphs, Eager, GraphBackend, graphs_for
-from forebay.runtime.graph_runner import GraphRunner, default_sizes
+from forebay.runtime.graphs.backends import CpuGraphs, CudaGraphs, Eager, GraphBackend, graphs_for
+from forebay.runtime.graphs.runner import GraphRunner, default_sizes
 from tests.kernels import NATIVE
 from tests.runtime.graph_steps import Engine, StepInputs, StepOutputs, poison, random_values
 

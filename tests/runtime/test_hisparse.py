@@ -17,7 +17,7 @@ from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import IndexKeys, LatentAttention
 from forebay.pools.tiers import HotSizes
 from forebay.requests.step_plan import KindWork, StepPlan
-from forebay.runtime.bounds import IndexOutOfPool
+from forebay.runtime.host.bounds import IndexOutOfPool
 from forebay.runtime.kinds.resident import HisparseCoordinator
 from tests.kernels import VARIANTS, native_ops
 from tests.runtime.readbacks import readbacks

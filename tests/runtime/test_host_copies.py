@@ -9,7 +9,7 @@ from forebay.config.engine_config import CacheTypes
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention
 from forebay.requests.step_plan import HostCopy, HostWork
-from forebay.runtime.host_copies import HostCopies, NoHostCopy, Places
+from forebay.runtime.host.host_copies import HostCopies, NoHostCopy, Places
 
 
 def places(*pages: int) -> Places:

@@ -7,8 +7,8 @@ import torch
 
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepResult
-from forebay.runtime.bounds import IndexOutOfPool
-from forebay.runtime.host_copies import NoHostCopy
+from forebay.runtime.host.bounds import IndexOutOfPool
+from forebay.runtime.host.host_copies import NoHostCopy
 from tests.pools.caches import all_tensors
 from tests.runtime.fake_hybrid import NUM_SLOTS, FakeHybrid, HybridPlanner, hybrid_runner
 from tests.runtime.fake_model import NUM_ROWS, PAGE_SIZE

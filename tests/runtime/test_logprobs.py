@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.requests.step_plan import TokenLogprob
-from forebay.runtime.logprobs import block_size, token_logprobs, unpack
+from forebay.runtime.sampling.logprobs import block_size, token_logprobs, unpack
 
 
 def entries(logits: torch.Tensor, tokens: list[int], k: int, num_top: list[int]) -> list[TokenLogprob | None]:

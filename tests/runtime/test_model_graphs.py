@@ -14,7 +14,7 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.memory.slots import PAD
 from forebay.pools.regions import Regions
 from forebay.requests.step_plan import StepResult
-from forebay.runtime.graph_backends import CpuGraphs, Eager
+from forebay.runtime.graphs.backends import CpuGraphs, Eager
 from tests.models.tiny import CASE_OF, CASES, VOCAB, page_size_of, random_ids, shared_tiny
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 from tests.runtime.fake_model import NUM_ROWS, PAGE_SIZE

@@ -20,7 +20,7 @@ import pytest
 
 from forebay.backends import make_ops
 from forebay.requests.step_plan import StepPlan
-from forebay.runtime.bounds import IndexOutOfPool
+from forebay.runtime.host.bounds import IndexOutOfPool
 from tests.plans import changed
 from tests.runtime.fake_model import PAGES_PER_ROW, fake_runner, planner
 from tests.runtime.plans import ids
@@ -64,7 +64,7 @@ def test_a_column_is_one_declaration_and_one_reader(tmp_path):
         DECLARATION,
         behind='    sample_mask: Annotated[Mask, Column("S")]\n',
     )
-    insert(tmp_path / "forebay/runtime/decode_step.py", READER, behind="        n = inputs.num_rows\n")
+    insert(tmp_path / "forebay/runtime/steps/decode.py", READER, behind="        n = inputs.num_rows\n")
     path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
     done = subprocess.run([sys.executable, "-c", USED], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0

@@ -10,7 +10,7 @@ import pytest
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.runtime import LaunchedStep
-from forebay.runtime.bounds import IndexOutOfPool
+from forebay.runtime.host.bounds import IndexOutOfPool
 from forebay.runtime.overlap import OverlappedRunner, StepBefore
 from tests.deadlines import HANGS_S
 from tests.plans import changed

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.runtime.packing import Packing, Sections
+from forebay.runtime.host.packing import Packing, Sections
 
 SECTIONS = {"a": torch.int64, "b": torch.int32, "c": torch.float64, "d": torch.int32}
 CPU = torch.device("cpu")

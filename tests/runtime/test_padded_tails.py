@@ -20,9 +20,9 @@ from forebay.ops.native import NativeOps
 from forebay.pools.regions import Regions
 from forebay.pools.table import Table
 from forebay.requests.step_plan import StepResult
-from forebay.runtime.graph_backends import CpuGraphs, Eager
-from forebay.runtime.graph_runner import GraphRunner
-from forebay.runtime.ragged import RaggedInputs
+from forebay.runtime.graphs.backends import CpuGraphs, Eager
+from forebay.runtime.graphs.runner import GraphRunner
+from forebay.runtime.steps.ragged import RaggedInputs
 from tests.models.tiny import VOCAB, random_ids, shared_tiny
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 from tests.runtime.fake_model import NUM_ROWS

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission
-from forebay.runtime.penalties import Penalties, Span, spans_of
+from forebay.runtime.sampling.penalties import Penalties, Span, spans_of
 from tests.runtime.plans import known
 
 V = 23

@@ -13,7 +13,7 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.models.encoder import load_encoder
 from forebay.models.encoders.encoder import Encoder
 from forebay.requests.step_plan import Encode, PictureWork
-from forebay.runtime.pictures import Encodings, UnfinishedTile
+from forebay.runtime.steps.pictures import Encodings, UnfinishedTile
 from tests.models.visual import NUM_LAYERS, VisualModel, shared_visual
 from tests.runtime.plans import ids
 

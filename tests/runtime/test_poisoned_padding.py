@@ -17,7 +17,7 @@ from forebay.ops import Ops
 from forebay.ops.native import NativeOps
 from forebay.pools.regions import Regions
 from forebay.requests.step_plan import StepResult
-from forebay.runtime.graph_backends import CpuGraphs, Eager
+from forebay.runtime.graphs.backends import CpuGraphs, Eager
 from tests.models.tiny import VOCAB, random_ids, shared_tiny
 from tests.ops.triton_device import INTERPRETER_ALONE, TritonOps, attention
 from tests.pools.caches import all_tensors

@@ -8,8 +8,8 @@ import torch
 
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.step_plan import Admission
-from forebay.runtime.pooling import Pooler, Vectors
-from forebay.runtime.to_host import ToHost
+from forebay.runtime.host.to_host import ToHost
+from forebay.runtime.sampling.pooling import Pooler, Vectors
 
 ROW = 3
 

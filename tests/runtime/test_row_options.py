@@ -4,7 +4,7 @@ import numpy as np
 
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission
-from forebay.runtime.row_options import RowOptions
+from forebay.runtime.sampling.row_options import RowOptions
 
 
 def admitted(options: RowOptions, params: SamplingParams) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor
 from forebay.ops import Draws, Ops
 from forebay.pools.request_rows import RequestRows
 from forebay.requests.sampling_params import SamplingParams
-from forebay.runtime.row_options import wants_of
-from forebay.runtime.sampler import COLUMNS, Wants, draw, uniforms
+from forebay.runtime.sampling.row_options import wants_of
+from forebay.runtime.sampling.sampler import COLUMNS, Wants, draw, uniforms
 
 VOCABS = [1, 97, 8193]
 SLACK = 1e-5  # of a probability: float32 weights against the oracle's float64

@@ -14,12 +14,12 @@ from forebay.pools.cache_spec import FullAttention
 from forebay.pools.request_rows import RequestRows, SamplingRows
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan
-from forebay.runtime.extend_step import input_ids_of, tokens_of
-from forebay.runtime.forward import Batch, Forward, StepTokens
-from forebay.runtime.packing import Sections
-from forebay.runtime.row_options import Sampling
-from forebay.runtime.sampler import Wants
-from forebay.runtime.step_inputs import Shape, StepInputs
+from forebay.runtime.host.packing import Sections
+from forebay.runtime.sampling.row_options import Sampling
+from forebay.runtime.sampling.sampler import Wants
+from forebay.runtime.steps.extend import input_ids_of, tokens_of
+from forebay.runtime.steps.forward import Batch, Forward, StepTokens
+from forebay.runtime.steps.inputs import Shape, StepInputs
 from tests.plans import plan_of
 from tests.runtime.fake_model import FakeModel
 from tests.runtime.plans import known

@@ -13,7 +13,7 @@ from forebay import models
 from forebay.families.checkpoint import open_checkpoint
 from forebay.ops import Ops
 from forebay.requests.step_plan import StepResult
-from forebay.runtime.graph_backends import CudaGraphs, Eager
+from forebay.runtime.graphs.backends import CudaGraphs, Eager
 from tests.models.tiny import CASES, VOCAB, page_size_of, random_ids, shared_tiny
 from tests.ops.triton_device import HAS_GPU, INTERPRETER_ALONE, TritonOps, attention
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner

@@ -13,8 +13,8 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.memory.slots import PAD
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepResult
-from forebay.runtime.bounds import IndexOutOfPool
-from forebay.runtime.graph_backends import CpuGraphs, Eager
+from forebay.runtime.graphs.backends import CpuGraphs, Eager
+from forebay.runtime.host.bounds import IndexOutOfPool
 from tests.models.tiny import VOCAB, random_ids, shared_tiny
 from tests.runtime import fake_model
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner

@@ -13,7 +13,7 @@ from forebay.engine.loop.build import max_step_tokens
 from forebay.families.checkpoint import open_checkpoint
 from forebay.models.drafter import OwnHead
 from forebay.pools.regions import Regions
-from forebay.runtime.graph_backends import Eager, graphs_for
+from forebay.runtime.graphs.backends import Eager, graphs_for
 from forebay.runtime.model_runner import warm_up_steps
 from tests.kernels import NATIVE
 from tests.models.heads import make_headed

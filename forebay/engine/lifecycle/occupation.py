@@ -15,7 +15,7 @@ from forebay.formats.stored_tensor import StoredTensor
 from forebay.memory.slots import Ids
 from forebay.pools.regions import Regions, Tag
 from forebay.runtime import ModelRunner
-from forebay.runtime.host_copies import Places, get_cpu_copy, load_cpu_copy
+from forebay.runtime.host.host_copies import Places, get_cpu_copy, load_cpu_copy
 
 
 class Occupation(Memory):

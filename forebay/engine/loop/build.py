@@ -60,10 +60,10 @@ from forebay.pools.cache_spec import cache_sizes
 from forebay.pools.regions import Regions, Tag
 from forebay.requests.end_tokens import EndTokens
 from forebay.runtime import ModelRunner, build_runner
-from forebay.runtime.graph_backends import Eager, graphs_for
-from forebay.runtime.graph_runner import default_sizes
+from forebay.runtime.graphs.backends import Eager, graphs_for
+from forebay.runtime.graphs.runner import default_sizes
 from forebay.runtime.overlap import OverlappedRunner
-from forebay.runtime.pictures import Encodings
+from forebay.runtime.steps.pictures import Encodings
 from forebay.scheduler.limits import most_requests
 from forebay.scheduler.proposer import Proposer
 from forebay.scheduler.scheduler import Scheduler

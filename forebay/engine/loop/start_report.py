@@ -16,7 +16,7 @@ from forebay.models.decoder import Model
 from forebay.ops import Ops
 from forebay.pools.cache_spec import cache_sizes
 from forebay.runtime import ModelRunner
-from forebay.runtime.draft_model import DraftModel
+from forebay.runtime.drafts.model import DraftModel
 
 Report = list[tuple[str, str, str, str]]
 """Rows (section, item, value, reason)."""

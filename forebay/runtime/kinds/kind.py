@@ -16,8 +16,8 @@ from forebay.ops.attention import PagedKv
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.table import Column
 from forebay.requests.step_plan import StepPlan
-from forebay.runtime.packing import Array
-from forebay.runtime.shape import Shape
+from forebay.runtime.host.packing import Array
+from forebay.runtime.host.shape import Shape
 
 NO_COLUMNS: Final[Mapping[str, Column]] = {}
 

@@ -19,9 +19,9 @@ from forebay.ops.attention import PagedKv
 from forebay.ops.tiers import TierStep
 from forebay.pools.cache_pool import CachePool
 from forebay.requests.step_plan import StepPlan
-from forebay.runtime.bounds import IndexOutOfPool
+from forebay.runtime.host.bounds import IndexOutOfPool
+from forebay.runtime.host.shape import Shape
 from forebay.runtime.kinds.kind import Columns, DeviceKind
-from forebay.runtime.shape import Shape
 
 
 class HostMirrors(NamedTuple):

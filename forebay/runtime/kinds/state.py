@@ -22,10 +22,10 @@ from forebay.ops.recurrence import StateBatch
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.table import Column
 from forebay.requests.step_plan import StepPlan
-from forebay.runtime.bounds import IndexOutOfPool
+from forebay.runtime.host.bounds import IndexOutOfPool
+from forebay.runtime.host.packing import Array
+from forebay.runtime.host.shape import Shape
 from forebay.runtime.kinds.kind import Columns, DeviceKind
-from forebay.runtime.packing import Array
-from forebay.runtime.shape import Shape
 
 # Where a decode also leaves its state, PAD for nowhere, once it is that of so many tokens. The field's
 # `mamba_track_mask` is where the two meet.

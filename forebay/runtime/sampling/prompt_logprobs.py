@@ -13,8 +13,8 @@ from torch import Tensor
 
 from forebay.memory.slots import NO_IDS, Ids
 from forebay.requests.step_plan import TokenLogprob
-from forebay.runtime.logprobs import block_size, token_logprobs, unpack
-from forebay.runtime.to_host import ToHost
+from forebay.runtime.host.to_host import ToHost
+from forebay.runtime.sampling.logprobs import block_size, token_logprobs, unpack
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from forebay.base.sampling import DRAWS
 from forebay.memory.slots import NO_IDS, Ids
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan
-from forebay.runtime.prompt_logprobs import PromptChunk
-from forebay.runtime.sampler import COLUMNS, Wants
+from forebay.runtime.sampling.prompt_logprobs import PromptChunk
+from forebay.runtime.sampling.sampler import COLUMNS, Wants
 
 
 class Sampling(NamedTuple):

@@ -17,15 +17,15 @@ from torch import Tensor
 from forebay.memory.slots import Ids
 from forebay.pools.table import Table
 from forebay.requests.step_plan import StepPlan
-from forebay.runtime.forward import Batch, Decoded, Forward, GreedyTokens, StepTokens
-from forebay.runtime.graph_backends import GraphBackend
-from forebay.runtime.graph_runner import GraphRunner, default_sizes
+from forebay.runtime.graphs.backends import GraphBackend
+from forebay.runtime.graphs.runner import GraphRunner, default_sizes
+from forebay.runtime.host.shape import Shape
 from forebay.runtime.kinds.build import VERIFY_COLUMNS
 from forebay.runtime.kinds.kind import DeviceKind
-from forebay.runtime.penalties import Span, spans_of
-from forebay.runtime.ragged import RAGGED, RaggedInputs, from_zero
-from forebay.runtime.shape import Shape
-from forebay.runtime.step_shape import Computed, Step, StepShape
+from forebay.runtime.sampling.penalties import Span, spans_of
+from forebay.runtime.steps.forward import Batch, Decoded, Forward, GreedyTokens, StepTokens
+from forebay.runtime.steps.ragged import RAGGED, RaggedInputs, from_zero
+from forebay.runtime.steps.shape import Computed, Step, StepShape
 
 _MOST_LOGITS: Final = 1 << 26  # of a captured step, 256 MiB: graphs keep them
 

@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from forebay.memory.slots import PAD, Ids, inside
 from forebay.requests.step_plan import StepResult, TokenLogprob
-from forebay.runtime.logprobs import unpack
-from forebay.runtime.pooling import Vectors
-from forebay.runtime.prompt_logprobs import ScoredChunk
-from forebay.runtime.row_options import Sampling
-from forebay.runtime.to_host import ToHost
+from forebay.runtime.host.to_host import ToHost
+from forebay.runtime.sampling.logprobs import unpack
+from forebay.runtime.sampling.pooling import Vectors
+from forebay.runtime.sampling.prompt_logprobs import ScoredChunk
+from forebay.runtime.sampling.row_options import Sampling
 
 
 @dataclass(frozen=True, slots=True)

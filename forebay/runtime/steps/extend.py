@@ -16,15 +16,15 @@ from forebay.memory.slots import PAD, Ids
 from forebay.pools.request_rows import RequestRows
 from forebay.pools.table import Column, Table
 from forebay.requests.step_plan import StepPlan
-from forebay.runtime.forward import FAILED, Batch, Forward, GreedyTokens, HiddenStates, StepTokens
-from forebay.runtime.graph_backends import GraphBackend
-from forebay.runtime.graph_runner import GraphRunner
+from forebay.runtime.graphs.backends import GraphBackend
+from forebay.runtime.graphs.runner import GraphRunner
+from forebay.runtime.host.packing import Sections
+from forebay.runtime.host.shape import Shape
 from forebay.runtime.kinds.build import END_COLUMNS, TOKEN_COLUMNS
 from forebay.runtime.kinds.kind import Columns
-from forebay.runtime.packing import Sections
-from forebay.runtime.ragged import RAGGED, RaggedInputs, from_zero
-from forebay.runtime.shape import Shape
-from forebay.runtime.step_shape import Computed, Step, StepShape
+from forebay.runtime.steps.forward import FAILED, Batch, Forward, GreedyTokens, HiddenStates, StepTokens
+from forebay.runtime.steps.ragged import RAGGED, RaggedInputs, from_zero
+from forebay.runtime.steps.shape import Computed, Step, StepShape
 
 UNSET: Final = -1  # the rotary position of a token that follows from its place and its row
 _PATIENCE: Final = 2  # steps of a size that come once only are not worth a capture, which runs the step on padding

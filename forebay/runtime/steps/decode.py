@@ -12,13 +12,13 @@ import torch
 from forebay.memory.slots import Ids
 from forebay.pools.table import Table
 from forebay.requests.step_plan import StepPlan
-from forebay.runtime.forward import Batch, Decoded, Forward, StepTokens
-from forebay.runtime.graph_backends import GraphBackend
-from forebay.runtime.graph_runner import GraphRunner
+from forebay.runtime.graphs.backends import GraphBackend
+from forebay.runtime.graphs.runner import GraphRunner
+from forebay.runtime.host.plan_columns import padded
+from forebay.runtime.host.shape import Shape
 from forebay.runtime.kinds.build import DECODE_COLUMNS
-from forebay.runtime.plan_columns import padded
-from forebay.runtime.shape import Shape
-from forebay.runtime.step_shape import Computed, Step, StepShape
+from forebay.runtime.steps.forward import Batch, Decoded, Forward, StepTokens
+from forebay.runtime.steps.shape import Computed, Step, StepShape
 
 
 class DecodeInputs(Table):

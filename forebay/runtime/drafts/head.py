@@ -28,12 +28,12 @@ from forebay.ops import Ops
 from forebay.ops.attention import KvCache
 from forebay.pools.table import Column, Table
 from forebay.requests.step_plan import StepPlan
-from forebay.runtime.extend_step import GridTokens, Tokens, token_counts
-from forebay.runtime.forward import Batch, Forward, StepTokens
-from forebay.runtime.graph_backends import GraphBackend
-from forebay.runtime.graph_runner import GraphRunner, default_sizes
-from forebay.runtime.packing import Array, Sections
-from forebay.runtime.ragged import RAGGED, RaggedInputs, from_zero
+from forebay.runtime.graphs.backends import GraphBackend
+from forebay.runtime.graphs.runner import GraphRunner, default_sizes
+from forebay.runtime.host.packing import Array, Sections
+from forebay.runtime.steps.extend import GridTokens, Tokens, token_counts
+from forebay.runtime.steps.forward import Batch, Forward, StepTokens
+from forebay.runtime.steps.ragged import RAGGED, RaggedInputs, from_zero
 
 
 class Drafted(NamedTuple):

@@ -10,16 +10,16 @@ from torch import Tensor
 from forebay.base.units import ceil_div
 from forebay.ops import Ops
 from forebay.pools.request_rows import RequestRows
-from forebay.runtime.bounds import IndexOutOfPool
-from forebay.runtime.forward import GreedyTokens
-from forebay.runtime.logprobs import token_logprobs
-from forebay.runtime.masks import Masked
-from forebay.runtime.packing import Sections
-from forebay.runtime.penalties import Penalties
-from forebay.runtime.row_options import Sampling
-from forebay.runtime.sampler import Wants, draw
-from forebay.runtime.step_shape import Computed, Step, StepShape
-from forebay.runtime.to_host import ToHost
+from forebay.runtime.host.bounds import IndexOutOfPool
+from forebay.runtime.host.packing import Sections
+from forebay.runtime.host.to_host import ToHost
+from forebay.runtime.sampling.logprobs import token_logprobs
+from forebay.runtime.sampling.masks import Masked
+from forebay.runtime.sampling.penalties import Penalties
+from forebay.runtime.sampling.row_options import Sampling
+from forebay.runtime.sampling.sampler import Wants, draw
+from forebay.runtime.steps.forward import GreedyTokens
+from forebay.runtime.steps.shape import Computed, Step, StepShape
 
 
 class Chooser:

@@ -25,12 +25,12 @@ from forebay.models.decoder import Model
 from forebay.ops.accept import Known
 from forebay.pools.table import Column, Table
 from forebay.requests.step_plan import StepPlan
-from forebay.runtime.draft_head import DraftInputs, FollowedSequences, FollowInputs, clear_not_finite
-from forebay.runtime.extend_step import Tokens, token_counts
-from forebay.runtime.forward import Batch, Forward, StepTokens
-from forebay.runtime.graph_backends import GraphBackend
-from forebay.runtime.graph_runner import GraphRunner
-from forebay.runtime.packing import Array, Sections
+from forebay.runtime.drafts.head import DraftInputs, FollowedSequences, FollowInputs, clear_not_finite
+from forebay.runtime.graphs.backends import GraphBackend
+from forebay.runtime.graphs.runner import GraphRunner
+from forebay.runtime.host.packing import Array, Sections
+from forebay.runtime.steps.extend import Tokens, token_counts
+from forebay.runtime.steps.forward import Batch, Forward, StepTokens
 
 
 class Ran(NamedTuple):

@@ -22,10 +22,10 @@ from forebay.memory.slots import PAD
 from forebay.models.assistant import Assistant
 from forebay.pools.table import Column, Table
 from forebay.requests.step_plan import StepPlan
-from forebay.runtime.forward import Batch, Forward, StepTokens
-from forebay.runtime.graph_backends import GraphBackend
-from forebay.runtime.graph_runner import GraphRunner
-from forebay.runtime.packing import Array, Sections
+from forebay.runtime.graphs.backends import GraphBackend
+from forebay.runtime.graphs.runner import GraphRunner
+from forebay.runtime.host.packing import Array, Sections
+from forebay.runtime.steps.forward import Batch, Forward, StepTokens
 
 _HIDDEN: Final = "hidden"
 

@@ -1,10 +1,9 @@
 """The shapes of steps: what of a step is captured, how its columns are padded, and which positions are sampled from.
 
-| shape | captured, if at all | by the number of | sampled |
-|---|---|---|---|
-| `DecodeShape` | last tokens to their successors | sequences | one position of each sequence |
-| `VerifyShape` | last tokens and drafts to the accepted ones | tokens | every position |
-| `ExtendShape` | token ids to hidden states | tokens | last positions of the sequences in `sample_mask` |
+- `DecodeShape` captures last tokens to their successors, by the number of sequences. It samples each position.
+- `VerifyShape` captures last tokens and drafts to the accepted ones, by the number of tokens. It samples each position.
+- `ExtendShape` captures token ids to hidden states, by the number of tokens. It samples the last position of each
+  sequence in `sample_mask`.
 
 Shape letters: S sequences, T tokens, N positions that are sampled from, F entries of a proposer's input.
 """
@@ -19,14 +18,14 @@ from torch import Tensor
 
 from forebay.memory.slots import Ids
 from forebay.requests.step_plan import StepPlan
-from forebay.runtime.forward import Forward, GreedyTokens, HiddenStates
-from forebay.runtime.graph_runner import GraphRunner
-from forebay.runtime.masks import Masked
-from forebay.runtime.packing import Sections
-from forebay.runtime.penalties import Span, spans_of
-from forebay.runtime.prompt_logprobs import PromptChunk
-from forebay.runtime.row_options import Sampling
-from forebay.runtime.shape import Shape
+from forebay.runtime.graphs.runner import GraphRunner
+from forebay.runtime.host.packing import Sections
+from forebay.runtime.host.shape import Shape
+from forebay.runtime.sampling.masks import Masked
+from forebay.runtime.sampling.penalties import Span, spans_of
+from forebay.runtime.sampling.prompt_logprobs import PromptChunk
+from forebay.runtime.sampling.row_options import Sampling
+from forebay.runtime.steps.forward import Forward, GreedyTokens, HiddenStates
 
 
 class Step(NamedTuple):
@@ -41,7 +40,7 @@ class Step(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What the model made of a step, valid until the next step of any runner. The greedy tokens are in `RequestRows`
+    """Results of the model for a step, valid until the next step of any runner. The greedy tokens are in `RequestRows`
     already."""
 
     greedy: GreedyTokens  # [N]

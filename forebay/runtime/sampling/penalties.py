@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forebay.memory.slots import Ids
 from forebay.requests.step_plan import Admission
-from forebay.runtime.restrictions import Restrictions
+from forebay.runtime.sampling.restrictions import Restrictions
 
 
 class _RowState:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from forebay.base.log import event, get_logger
 from forebay.pools.table import Table
-from forebay.runtime.graph_backends import GraphBackend
-from forebay.runtime.recorder import Uncapturable
+from forebay.runtime.graphs.backends import GraphBackend
+from forebay.runtime.graphs.recorder import Uncapturable
 
 Inputs = TypeVar("Inputs", bound="Padded")
 Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])  # named tuples

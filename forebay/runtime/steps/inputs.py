@@ -17,15 +17,15 @@ from torch import Tensor
 from forebay.memory.slots import NO_IDS, PAD, Ids, inside
 from forebay.pools.request_rows import SamplingRows
 from forebay.requests.step_plan import Admission, HostCopy, StepPlan
-from forebay.runtime.device_proposer import DRAFTING, DeviceProposer
-from forebay.runtime.extend_step import UNSET
-from forebay.runtime.forward import Forward
-from forebay.runtime.host_copies import HostCopies, Places
+from forebay.runtime.host.host_copies import HostCopies, Places
+from forebay.runtime.host.packing import Array, Packing, Sections
+from forebay.runtime.host.plan_columns import ON_DEVICE, arrays_of, dtype_of
+from forebay.runtime.host.shape import Shape
 from forebay.runtime.kinds.build import DERIVED
-from forebay.runtime.packing import Array, Packing, Sections
-from forebay.runtime.plan_columns import ON_DEVICE, arrays_of, dtype_of
-from forebay.runtime.row_options import Sampling
-from forebay.runtime.shape import Shape
+from forebay.runtime.sampling.row_options import Sampling
+from forebay.runtime.steps.extend import UNSET
+from forebay.runtime.steps.forward import Forward
+from forebay.runtime.steps.proposer import DRAFTING, DeviceProposer
 
 # What the device is told besides the plan's own columns.
 _DERIVED: Final = {

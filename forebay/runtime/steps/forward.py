@@ -21,10 +21,10 @@ from forebay.ops.attention import PagedKv
 from forebay.ops.steps import Pages, Placement
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
+from forebay.runtime.host.shape import Shape
 from forebay.runtime.kinds.build import make_device_kinds
 from forebay.runtime.kinds.kind import Columns
-from forebay.runtime.pictures import Encodings
-from forebay.runtime.shape import Shape
+from forebay.runtime.steps.pictures import Encodings
 
 FAILED: Final = -1  # instead of a token id, where the logits were not finite
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from forebay.pools.table import Column, Table
-from forebay.runtime.plan_columns import padded
+from forebay.runtime.host.plan_columns import padded
 
 # Of sequences; `q_ends` is the token after each one's last, T of a padded one: so the first of those has all padded
 # tokens, the others have none.

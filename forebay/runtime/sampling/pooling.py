@@ -15,7 +15,7 @@ from torch import Tensor
 
 from forebay.requests.sampling_params import Pooling, PoolingKind
 from forebay.requests.step_plan import Admission, StepPlan
-from forebay.runtime.to_host import ToHost
+from forebay.runtime.host.to_host import ToHost
 
 _BLOCK: Final = 256  # tokens of which there are partial sums at a time
 

@@ -14,7 +14,7 @@ from forebay.base.log import event, get_logger
 from forebay.ops import Ops
 from forebay.ops.native import NativeOps
 from forebay.pools.regions import Regions, Tag
-from forebay.runtime.recorder import Arena, RecordedGraph, Recorder
+from forebay.runtime.graphs.recorder import Arena, RecordedGraph, Recorder
 
 Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])  # of named tuples
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forebay.requests.step_plan import StepPlan
-from forebay.runtime.packing import Array, Sections
+from forebay.runtime.host.packing import Array, Sections
 
 DRAFTING: Final = {
     "drafting_rows": torch.int32,  # of decodes with drafts

@@ -1,0 +1,1 @@
+"""Captured steps, which are padded, recorded for one size, and replayed."""

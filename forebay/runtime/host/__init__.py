@@ -1,0 +1,1 @@
+"""Transfers between host and device: checked and packed columns of a plan, results, and copies of slots."""
