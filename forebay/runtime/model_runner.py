@@ -155,7 +155,7 @@ class ModelRunner:
     def _run(self, step: Step, shape: StepShape) -> LaunchedStep:
         """Run the model, choose tokens, and send them to the host."""
         plan, sampling, computed = step.plan, step.sampling, shape.run(step)
-        chunks, vectors = self._of_prompts(step, computed.hidden)
+        chunks, vectors = self._of_prompts(step, computed.hidden) if computed.hidden else ((), None)
         chosen = computed.greedy
         if step.masked or sampling.otherwise:
             chosen = self._chooser.choose(step, shape, computed)
@@ -175,10 +175,8 @@ class ModelRunner:
             self.proposer.after(plan, step.inputs, computed.input_ids, computed.seen)
         return launched
 
-    def _of_prompts(self, step: Step, ran: HiddenStates | None) -> tuple[tuple[ScoredChunk, ...], Vectors | None]:
-        """Compute log-probabilities and vectors of prompts, which steps without prompts do not have."""
-        if ran is None:
-            return (), None
+    def _of_prompts(self, step: Step, ran: HiddenStates) -> tuple[tuple[ScoredChunk, ...], Vectors | None]:
+        """Compute the log-probabilities and vectors of prompts."""
         logits, targets = self._model.logits, step.inputs["targets"]
         chunks = score(step.scored, ran.hidden, targets, logits, self._vocab_size) if step.scored else ()
         return chunks, self._pooler.pool(step.plan, ran.hidden) if step.plan.pooled else None
