@@ -92,7 +92,7 @@ def tokens_per_second(llm: LLM, adapters: Sequence[str], streams: int, count: in
         prompt = rng.integers(100, 1000, PROMPT_TOKENS).tolist()
         adapter = adapters[number % len(adapters)]
         refused = core.add(
-            AddRequest(request_id=next(llm._ids), prompt_token_ids=prompt, params=params, adapter=adapter)
+            AddRequest(request_id=next(llm._engine.ids), prompt_token_ids=prompt, params=params, adapter=adapter)
         )
         assert not refused, refused
     begun: set[int] = set()

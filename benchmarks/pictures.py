@@ -122,7 +122,7 @@ class Bench:
 
     def add(self, prompt: list[int], *pictures: Picture, count: int = 1) -> int:
         params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True).with_seed()
-        request_id = next(self.llm._ids)
+        request_id = next(self.llm._engine.ids)
         add = AddRequest(request_id=request_id, prompt_token_ids=prompt, params=params, pictures=pictures)
         refused = self.core.add(add)
         assert not refused, refused

@@ -38,13 +38,6 @@ COMPLEX_FUNCTIONS: dict[str, int] = {
     "config/flag.py:Flag._typed": 15,
     "config/resolve.py:_refuse_contradictions": 16,
     "config/resolve.py:_what_cannot_work": 13,
-    "engine/client/choice.py:Choice._advance": 17,
-    "engine/client/in_process.py:InProcess._run": 16,
-    "engine/client/link.py:EngineLink._on_data": 13,
-    "engine/lifecycle/bring.py:_described": 13,
-    "engine/loop/core.py:EngineCore._turn": 19,
-    "engine/loop/loop.py:EngineLoop.turn": 20,
-    "engine/loop/pictures.py:_check_runs": 15,
     "families/checkpoint.py:_open_folder": 16,
     "families/gemma4_text/config.py:_heads_by_kind": 13,
     "families/model_config.py:config_of": 18,
@@ -72,13 +65,10 @@ COMPLEX_FUNCTIONS: dict[str, int] = {
     "memory/division.py:_kv_pages": 13,
     "models/random_weights.py:_stored": 19,
     "models/random_weights.py:random_tensor": 13,
-    "ops/tiers.py:TierOps.swap_in": 13,
     "pools/cache_pool.py:CachePool.__init__": 22,
     "requests/sampling_params.py:_CheckedAtConstruction.__call__": 14,
     "route/information.py:debug_state": 17,
     "route/membership.py:Membership.announce": 20,
-    "runtime/host/bounds.py:PoolBounds.check": 17,
-    "runtime/steps/inputs.py:StepInputs._change": 14,
     "scheduler/admission.py:AdmissionPass._follows": 13,
     "scheduler/admission.py:AdmissionPass._line": 13,
     "scheduler/admission.py:AdmissionPass._try": 18,
@@ -115,14 +105,10 @@ COMPLEX_FUNCTIONS: dict[str, int] = {
     "text/gguf_tokenizer.py:from_gguf": 27,
     "text/tokenizer.py:Tokenizer.__init__": 14,
     "text/tokenizer_files.py:from_folder": 15,
-    "transfer/session/decode.py:Peer._act": 14,
-    "transfer/session/decode.py:Peer.on_session_frame": 13,
-    "transfer/session/decode.py:Peer.tick": 13,
     "verify/asking.py:Engines.ask": 14,
 }
 LARGE_OBJECTS: dict[str, int] = {
-    "engine/client/async_engine.py:AsyncEngine": 45,
-    "engine/client/llm.py:LLM": 26,
+    "engine/client/async_engine.py:AsyncEngine": 47,
     "memory/kinds/kind.py:Kind": 36,
     "memory/kinds/resident/residents.py:Residents": 43,
     "memory/kinds/ring/rings.py:Rings": 37,
@@ -145,10 +131,8 @@ LARGE_OBJECTS: dict[str, int] = {
 }
 CHAINS: set[str] = {
     "cluster/replica.py:Replica",
-    "engine/client/in_process.py:InProcess",
     "engine/client/link.py:EngineLink",
     "engine/client/texts.py:TextEngine",
-    "engine/lifecycle/sleep.py:Transitions",
     "memory/kinds/state/cached_states.py:CachedStates",
     "ops/accept.py:AcceptOps",
     "ops/native_adapters.py:NativeAdapters",
@@ -162,7 +146,6 @@ CHAINS: set[str] = {
     "ops/native_steps.py:NativeSteps",
     "ops/native_streams.py:NativeStreams",
     "ops/native_tiers.py:NativeTiers",
-    "runtime/kinds/kind.py:PagedKind",
 }
 
 

@@ -96,7 +96,6 @@ class TierOps:
         replaced: if no other is left, the position is read from the host tier. The positions of other rows are read
         from the resident copy of their page, without one from the host tier.
         """
-        layout, page_size = step.layout, paged.page_size
         locations = torch.full(positions.shape, -1, dtype=torch.int32)
         starts, lens = paged.q_start.tolist(), paged.seq_lens.tolist()
         for i, row in enumerate(paged.rows.tolist()):
@@ -109,18 +108,22 @@ class TierOps:
                 hot.touch({position for own in chosen.values() for position in own})
             for token, own in chosen.items():
                 for j, position in enumerate(own):
-                    page, inside = int(paged.page_table[row, position // page_size]), position % page_size
-                    on_host = layout.host_base + page * page_size + inside
-                    if hot is not None:
-                        locations[token, j] = hot.location(position, on_host)
-                    else:
-                        copy = int(step.page_map[page])
-                        locations[token, j] = copy * page_size + inside if copy else on_host
+                    locations[token, j] = _location(position, paged, row, hot, step)
             if hot is not None:
                 step.counts[0] += sum(map(len, chosen.values()))
                 step.counts[1] += hot.num_loaded
         numbers = torch.arange(len(positions) + 1, dtype=torch.int32, device=positions.device)
         return token_sequences(locations, numbers[:-1], numbers, counts, paged)
+
+
+def _location(position: int, paged: PagedKv, row: int, hot: _HotRow | None, step: TierStep) -> int:
+    """Return the location from which a position of a row is read; `hot` is the hot buffer of an active row."""
+    page, inside = int(paged.page_table[row, position // paged.page_size]), position % paged.page_size
+    on_host = step.layout.host_base + page * paged.page_size + inside
+    if hot is not None:
+        return hot.location(position, on_host)
+    copy = int(step.page_map[page])
+    return copy * paged.page_size + inside if copy else on_host
 
 
 class _HotRow:

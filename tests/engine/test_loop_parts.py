@@ -375,7 +375,9 @@ def test_report_has_a_row_for_each_part_that_there_is(monkeypatch: pytest.Monkey
         ("model", "adapters", human_bytes(5 << 20), "2 slots of rank 8, 3 loaded at the start")
     ]
     encoder = SimpleNamespace(num_layers=4, weight_bytes=6 << 20)
-    full: Any = SimpleNamespace(encodings=SimpleNamespace(encoder=encoder), decode=SimpleNamespace(sizes=(1, 2, 8)))
+    full: Any = SimpleNamespace(
+        encodings=SimpleNamespace(encoder=encoder), decode=SimpleNamespace(captured=SimpleNamespace(sizes=(1, 2, 8)))
+    )
     assert start_report._of_encoder(full) == [
         ("model", "encoder", human_bytes(6 << 20), "4 layers of the images' encoder")
     ]
@@ -396,8 +398,8 @@ def test_report_has_a_row_for_each_part_that_there_is(monkeypatch: pytest.Monkey
 def test_report_of_a_start_is_planned_beside_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = SimpleNamespace(adapters=None, weight_bytes=7, held_bytes={"float32": 7})
     cache = SimpleNamespace(num_bytes={"kv": 9, "state": 0})
-    decode = SimpleNamespace(sizes=(1,), backend=SimpleNamespace(name="eager"))
-    runner: Any = SimpleNamespace(encodings=None, proposer=None, cache=cache, decode=decode)
+    graphs = SimpleNamespace(sizes=(1,), backend=SimpleNamespace(name="eager"))
+    runner: Any = SimpleNamespace(encodings=None, proposer=None, cache=cache, decode=SimpleNamespace(captured=graphs))
     line = SimpleNamespace(item="an item", value="a value", reason="a reason")
     budget: Any = SimpleNamespace(lines=[line], num_bytes={"kv": 8, "state": 0})
     packed: Any = SimpleNamespace(outcome=("hit", "why"))

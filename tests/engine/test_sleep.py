@@ -389,7 +389,7 @@ def test_what_cannot_be_had_again_is_not_released_and_a_failed_wake_stays_asleep
 
 def told(core: EngineCore, frame: Release | Resume) -> str:
     core.sleeper.handle(frame)
-    while not (answers := core.sleeper.take_answers()):
+    while not (answers := core.sleeper.transitions.take_answers()):
         core.step()
     ((serial, failure),) = answers
     assert serial == frame.serial
@@ -435,10 +435,10 @@ def test_requests_that_run_finish_go_on_later_or_end_as_the_mode_says(llama: Pat
     core.sleeper.handle(Release(serial=1, tags=list(TAGS), mode=mode))
     assert core.sleeper.phase == "draining"
     core.sleeper.handle(Release(serial=2, tags=["weights"]))
-    assert [failure.code for _, failure in core.sleeper.take_answers() if failure] == ["in_transition"]
+    assert [failure.code for _, failure in core.sleeper.transitions.take_answers() if failure] == ["in_transition"]
     while core.sleeper.phase == "draining":
         hear(core.step())
-    assert core.sleeper.take_answers() == [(1, None)]
+    assert core.sleeper.transitions.take_answers() == [(1, None)]
     assert set(ended.values()) == {"wait": {"length"}, "retract": set(), "abort": {"aborted"}}[mode]
     hear(core.step())
     poison(core)

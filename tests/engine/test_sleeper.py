@@ -72,7 +72,7 @@ class Rig:
         return self.answer()
 
     def answer(self) -> str:
-        answers = self.sleeper.take_answers()
+        answers = self.sleeper.transitions.take_answers()
         return "pending" if not answers else (answers[0][1].code if answers[0][1] else "")
 
     def release(self, *tags: str, mode: str = "wait", timeout_s: float = 5.0) -> str:

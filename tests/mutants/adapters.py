@@ -175,8 +175,8 @@ ADAPTERS: Final = (
     Mutant(
         "C14 a row has the adapter of its request, not of the one before",
         "runtime/steps/inputs.py",
-        "            if self._rows.adapter is not None:",
-        "            if False:",
+        "        if self._rows.adapter is not None:",
+        "        if False:",
         _ENGINE + "test_each_adapter_gives_the_tokens_of_its_merged_checkpoint_and_the_base_its_own",
     ),
     Mutant(

@@ -114,8 +114,8 @@ CORE = (
     Mutant(
         "C27 an engine with a step in flight is not stuck",
         "engine/loop/core.py",
-        "or bool(self._in_flight) or told or flushing",
-        "or told or flushing",
+        "or bool(self._in_flight) or has_output or flushing",
+        "or has_output or flushing",
         _SEEDS,
     ),
     Mutant(
@@ -135,7 +135,7 @@ CORE = (
     Mutant(
         "C25 an engine that is away plans nothing but its way to a halt",
         "engine/loop/core.py",
-        "(self.sleeper if self.sleeper.away else self.scheduler).plan",
+        "(self.sleeper.transitions if self.sleeper.away else self.scheduler).plan",
         "self.scheduler.plan",
         _SLEEPS,
     ),

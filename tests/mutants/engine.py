@@ -146,8 +146,8 @@ ENGINE = (
     Mutant(
         "C25 what memory takes is no step's time",
         "engine/loop/core.py",
-        "                self.stats.last_step_at = self._clock()  # what memory takes is no step's time\n",
-        "                pass\n",
+        "            self.stats.last_step_at = self._clock()  # what memory takes is no step's time\n",
+        "            pass\n",
         "engine/test_loop.py::test_c25_a_load_is_no_hang_however_long_it_takes_but_one_tensor_may_be",
     ),
     Mutant(
@@ -188,7 +188,7 @@ ENGINE = (
     Mutant(
         "C26 a drain that takes too long ends, and everything goes on",
         "engine/lifecycle/sleep.py",
-        "        elif now >= its.deadline:",
+        "        elif now >= transition.deadline:",
         "        elif False:",
         "engine/test_sleep.py::test_a_drain_that_takes_too_long_changes_nothing",
     ),

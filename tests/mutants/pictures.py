@@ -277,8 +277,8 @@ PICTURES: Final = (
     Mutant(
         "C33 runs of pictures stand on placeholders",
         "engine/loop/pictures.py",
-        "        if (prompt[start : start + length] != its.placeholder).any():\n",
-        "        if False:\n",
+        "    if (prompt[start : start + length] != limits.placeholder).any():\n",
+        "    if False:\n",
         "engine/test_picture_checks.py::test_c33_runs_on_other_tokens_than_placeholders_are_refused",
     ),
     Mutant(

@@ -55,8 +55,8 @@ SIMULATED = (
     Mutant(
         "C22 a withdrawn offer breaks on decode",
         "transfer/session/decode.py",
-        "                    self.end(self.receipts[nonce], failure)",
-        "                    pass",
+        "                self.end(receipt, frame.failure)",
+        "                pass",
         "transfer/test_simulation.py::test_c22_c33_transfers_random_faults_each_ticket_ends_once_with_its_data_or_a_cause[0]",
     ),
     Mutant(
@@ -210,7 +210,7 @@ SIMULATED = (
     Mutant(
         "C25 a drain ends with its time",
         "engine/lifecycle/sleep.py",
-        "        elif now >= its.deadline:\n",
+        "        elif now >= transition.deadline:\n",
         "        elif False:\n",
         "engine/test_sleeper.py::test_sleeper_drain_over_its_time_goes_on_as_before",
     ),
@@ -230,8 +230,8 @@ SIMULATED = (
     ),
     Mutant(
         "C25 one transition at a time",
-        "engine/lifecycle/sleep.py",
-        '            if self._transition is not None:\n                raise Conflict("another',
+        "engine/lifecycle/transitions.py",
+        '            if self.current is not None:\n                raise Conflict("another',
         '            if False:\n                raise Conflict("another',
         "engine/test_sleeper.py::test_sleeper_drain_over_its_time_goes_on_as_before",
     ),
@@ -252,7 +252,7 @@ SIMULATED = (
     Mutant(
         "C25 nothing is resumed in a transition",
         "engine/lifecycle/sleep.py",
-        "        if self._transition is not None:\n"
+        "        if self.transitions.current is not None:\n"
         '            raise Conflict("another transition is under way: wait for its answer", code="in_transition")\n'
         "        missing",
         "        missing",
@@ -317,8 +317,8 @@ SIMULATED = (
     Mutant(
         "C25 a drain that is given up goes on",
         "engine/lifecycle/sleep.py",
-        "its.began)))\n            self._go_on()",
-        "its.began)))",
+        "transition.began)))\n            self._go_on()",
+        "transition.began)))",
         "engine/test_sleeper.py::test_sleeper_drain_over_its_time_goes_on_as_before",
     ),
     Mutant(

@@ -44,8 +44,8 @@ SPANS: Final = (
     Mutant(
         "C33 a run that no step can hold is refused",
         "engine/loop/pictures.py",
-        "        if its.longest_span and length > its.longest_span:\n",
-        "        if False:\n",
+        "    if limits.longest_span and length > limits.longest_span:\n",
+        "    if False:\n",
         "engine/test_picture_checks.py::test_c33_run_that_no_step_can_hold_is_refused_with_both_numbers",
     ),
     Mutant(

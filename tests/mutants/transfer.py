@@ -76,7 +76,7 @@ TRANSFER = (
     Mutant(
         "C22 another process on the same port cannot say so for it",
         "transfer/session/decode.py",
-        " and _is_of(receipt, session)",
+        " if _is_of(receipt, session)",
         "",
         "transfer/test_losses.py::test_places_that_a_peer_writes_to_are_closed_by_its_own_word_alone",
     ),

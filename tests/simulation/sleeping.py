@@ -77,10 +77,10 @@ class Sleeping:
         was_away = self.was_away = sleeper.away
         if sleeper.phase is Phase.SERVING and rng.random() < self.chance:
             self._halt(rng.choice(MODES))
-        elif sleeper.resting and not sleeper.draining and (rng.random() < 0.3 or not self.chance):
+        elif sleeper.resting and not sleeper.transitions.draining and (rng.random() < 0.3 or not self.chance):
             self._go_on(sleeper.state.released)
         moved = super().tick()
-        for serial, failure in sleeper.take_answers():
+        for serial, failure in sleeper.transitions.take_answers():
             require(failure is None, f"transition {serial} failed with {failure}")
         self._note_going_on()
         return moved or was_away or sleeper.away or self.num_asked > num_asked

@@ -173,13 +173,13 @@ class Choice:
         reader = self._reader
         text, stopped, used = self._detokenizer.push(shown) if reader is None else self._push(reader, shown, parts)
         self.num_tokens += used
-        if used and self._waiting is not None and update.logprobs is not None:
-            self._waiting.add(tokens[:used], update.logprobs[:used])
+        self._add_scores(update, used)
         if stopped is None:
             self.num_tokens += ending
             if update.finish is not None:
                 tail = self._detokenizer.finish()
-                text, stopped = text + tail.text, tail.stopped
+                text += tail.text
+                stopped = tail.stopped
                 self.finish = str(update.finish.value)
         if self._keep_token_ids:
             self.token_ids += tokens[: used + (ending and stopped is None)]
@@ -187,13 +187,24 @@ class Choice:
             self.finish, self.stopped = "stop", stopped
             self.stream.abort()
         if reader is not None:
-            parts += reader.push(text) if text else []
-            parts += reader.finish() if self.finish is not None else []
-            text, parts = "", self._up_to_first_call(parts)
-        everything = self.finish is not None and stopped is None
+            parts = self._read(reader, text, parts)
+            text = ""
         ended, waiting = self.finish is not None, self._waiting
-        scores = waiting.released(everything=everything, ended=ended) if waiting is not None else []
+        scores = waiting.released(everything=ended and stopped is None, ended=ended) if waiting is not None else []
         return Piece(text, scores, self.finish, parts)
+
+    def _add_scores(self, update: Update, used: int) -> None:
+        """Keep the log-probabilities of the first `used` tokens until their text is released."""
+        if used and self._waiting is not None and update.logprobs is not None:
+            self._waiting.add(update.token_ids[:used], update.logprobs[:used])
+
+    def _read(self, reader: AnswerReader, text: str, parts: list[Part]) -> list[Part]:
+        """Return `parts` with those of a remaining text; at the end of the answer with all that the reader has."""
+        if text:
+            parts += reader.push(text)
+        if self.finish is not None:
+            parts += reader.finish()
+        return self._up_to_first_call(parts)
 
     def _push(self, reader: AnswerReader, token_ids: list[int], parts: list[Part]) -> Delta:
         """Read one token after the other: each is of the thinking or is not, and none is looked at behind the one call

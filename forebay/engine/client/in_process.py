@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,38 +24,30 @@ from forebay.text.tokenizer import Tokenizer
 
 
 class InProcess:
-    """An engine in this process, until `close`: each call feeds it with requests and collects their updates.
+    """An engine in this process, until `close`: each call feeds it with requests and collects their updates."""
 
-    A subclass sets `_engine` and `info`, as `build_engine` returns them, and `tokenizer` and `_ids`, of requests.
-    """
-
-    _engine: EngineCore | None = None
-    info: Ready
-    tokenizer: Tokenizer
-    _ids: Iterator[int]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self.close()
+    def __init__(self, core: EngineCore, info: Ready, tokenizer: Tokenizer) -> None:
+        self._open: EngineCore | None = core
+        self.info, self._tokenizer = info, tokenizer
+        self.ids = itertools.count(1)  # of requests
 
     def close(self) -> None:
-        """Give back all memory. Idempotent; nothing can be generated afterwards."""
-        self._engine = None
+        """Free all memory. Idempotent; nothing can be generated afterwards."""
+        self._open = None
         trim()
 
     @property
-    def _core(self) -> EngineCore:
-        if self._engine is None:
-            raise Conflict("this LLM is closed: make another", code="closed")
-        return self._engine
+    def is_closed(self) -> bool:
+        return self._open is None
 
-    def _write(
+    @property
+    def core(self) -> EngineCore:
+        """The engine. Raises Conflict once it is closed."""
+        if self._open is None:
+            raise Conflict("this LLM is closed: make another", code="closed")
+        return self._open
+
+    def write(
         self,
         outputs: Iterable[tuple[RequestOutput, list[int]]],
         params: Iterator[SamplingParams],
@@ -70,13 +62,13 @@ class InProcess:
 
         def requests() -> Iterator[_Asked]:
             for output, places in outputs:
-                writing = Writing(output, next(params), self.tokenizer)
+                writing = Writing(output, next(params), self._tokenizer)
                 written.append(writing)
                 asked = [
                     _Asked(self._request(output, how, places, adapter), writing, i)
                     for i, how in enumerate(writing.asked)
                 ]
-                writing.begin([_Source(self._core, one.request.request_id) for one in asked])
+                writing.begin([_Source(self.core, one.request.request_id) for one in asked])
                 yield from asked
 
         total = len(prompts) if isinstance(prompts, Sequence) else None
@@ -90,7 +82,7 @@ class InProcess:
         _raise_failures(found, raise_on_error)
         return found
 
-    def _pool(
+    def pool(
         self, outputs: list[RequestOutput], params: SamplingParams, shown: bool, adapter: str = ""
     ) -> list[Update]:
         """Return the results of pooled prompts; their `outputs` report the cache. Raises as `generate`."""
@@ -110,11 +102,11 @@ class InProcess:
     def _check_adapter(self, name: str) -> None:
         """Raise NotFound for an adapter that is not loaded."""
         if name:
-            self._core.scheduler.pools.adapters.named(name)
+            self.core.scheduler.pools.adapters.named(name)
 
     def _request(self, output: RequestOutput, params: SamplingParams, places: list[int], adapter: str) -> AddRequest:
         return AddRequest(
-            request_id=next(self._ids),
+            request_id=next(self.ids),
             prompt_token_ids=output.prompt_token_ids,
             params=params,
             resume_points=places,
@@ -124,39 +116,62 @@ class InProcess:
     def _run(self, wanted: Iterator[_Asked]) -> Generator[tuple[_Asked, Update], None, None]:
         """Yield the updates of each request: all at once when it ends, or as they come for streams. The engine is fed
         as rows come free, so that its queue, made for servers, never overflows."""
-        if self._core.sleeper.resting:
+        core = self.core
+        if core.sleeper.resting:
             raise Conflict("the engine is asleep: call wake_up", code="asleep")
-        live: dict[int, _Asked] = {}
-        kept: dict[int, Update] = {}
-        more = True
+        feed = _Feed(wanted, self.info.max_running_requests)
         try:
-            while more or live:
-                updates: list[Update] = []
-                while more and len(live) < self.info.max_running_requests:
-                    if (one := next(wanted, None)) is None:
-                        more = False
-                        break
-                    live[one.request.request_id] = one
-                    updates += self._core.add(one.request)
-                updates += self._core.step()
-                if (contents := self._core.sleeper.contents) is not None:
+            while not feed.is_done:
+                updates = [update for request in feed.new_ones() for update in core.add(request)]
+                updates += core.step()
+                if (contents := core.sleeper.contents) is not None:
                     contents.heard(updates)
-                if self._core.stuck:
-                    self._core.scheduler.constraints.wait(STUCK_WAIT_S)
-                for update in updates:
-                    if (request_id := update.request_id) not in live:
-                        continue  # of a call that was interrupted
-                    one = live[request_id]
-                    if update.finish is not None:
-                        del live[request_id]
-                    elif not one.wants_each:
-                        kept[request_id] = merge(kept[request_id], update) if request_id in kept else update
-                        continue
-                    yield one, merge(kept.pop(request_id), update) if request_id in kept else update
+                if core.stuck:
+                    core.scheduler.constraints.wait(STUCK_WAIT_S)
+                yield from feed.collected(updates)
         finally:
-            # Interrupted: whoever still runs would go on in the next call.
-            for request_id in live:
-                self._core.abort(request_id)
+            # Interrupted: requests that still run would continue in the next call.
+            for request_id in feed.live:
+                core.abort(request_id)
+
+
+class _Feed:
+    """The requests of one call, of which at most `most` are in the engine (`live`), and their updates so far."""
+
+    def __init__(self, wanted: Iterator[_Asked], most: int) -> None:
+        self._wanted, self._most = wanted, most
+        self._is_empty = False
+        self._kept: dict[int, Update] = {}
+        self.live: dict[int, _Asked] = {}
+
+    @property
+    def is_done(self) -> bool:
+        return self._is_empty and not self.live
+
+    def new_ones(self) -> Iterator[AddRequest]:
+        """Yield the requests that the engine may take now."""
+        while not self._is_empty and len(self.live) < self._most:
+            one = next(self._wanted, None)
+            if one is None:
+                self._is_empty = True
+                return
+            self.live[one.request.request_id] = one
+            yield one.request
+
+    def collected(self, updates: list[Update]) -> Iterator[tuple[_Asked, Update]]:
+        """Yield the updates of streams as they come, and those of other requests merged once they end."""
+        for update in updates:
+            request_id = update.request_id
+            if request_id not in self.live:
+                continue  # of a call that was interrupted
+            one, earlier = self.live[request_id], self._kept.pop(request_id, None)
+            merged = update if earlier is None else merge(earlier, update)
+            if update.finish is not None:
+                del self.live[request_id]
+            elif not one.wants_each:
+                self._kept[request_id] = merged
+                continue
+            yield one, merged
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,14 +176,11 @@ class EngineLink:
             match frame:
                 case Updates():
                     self._deliver(frame)
-                case State() | TreePart():
-                    if isinstance(frame, State):
-                        rested, self.last_state = self._rests, frame
-                        if self._rests and not rested:
-                            self.on_rest()
-                    answer = self._answers.get(frame.answers)
-                    if answer is not None and not answer.done():
-                        answer.set_result(frame)
+                case State():
+                    self._note(frame)
+                    self._answer(frame)
+                case TreePart():
+                    self._answer(frame)
                 case Beat():
                     self.last_beat = frame
                 case Ready():
@@ -191,6 +188,17 @@ class EngineLink:
                         self._ready.set_result(frame)
                 case Dead():
                     self._died_of(frame.failure)
+
+    def _note(self, state: State) -> None:
+        """Keep the latest state, and call `on_rest` once the weights are released."""
+        rested, self.last_state = self._rests, state
+        if self._rests and not rested:
+            self.on_rest()
+
+    def _answer(self, frame: State | TreePart) -> None:
+        answer = self._answers.get(frame.answers)
+        if answer is not None and not answer.done():
+            answer.set_result(frame)
 
     def _deliver(self, frame: Updates) -> None:
         mailboxes = self._mailboxes

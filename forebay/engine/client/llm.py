@@ -7,13 +7,12 @@ for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=32)):
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from torch import Tensor
@@ -41,6 +40,7 @@ from forebay.engine.lifecycle.adapters import AdapterLoader
 from forebay.engine.lifecycle.bring import bring, bring_adapter, bring_adapters
 from forebay.engine.lifecycle.weights import GivenTensor
 from forebay.engine.loop.build import build_engine
+from forebay.engine.loop.core import EngineCore
 from forebay.formats.hub_names import absent_adapter, find_adapter
 from forebay.formats.store import absent_model
 from forebay.requests.sampling_params import SamplingParams
@@ -63,7 +63,7 @@ class EmbeddingOutput:
     cache: CacheReport
 
 
-class LLM(InProcess):
+class LLM:
     """One model, run in the calling thread while a call lasts. Not for several threads at once.
 
     `flags` are those of the command line with underscores. Raises ConfigError and ModelError as the command does.
@@ -96,12 +96,30 @@ class LLM(InProcess):
         sampling = config.server.sampling
         self.default_sampling_params = SamplingParams.defaults(sampling.values, sampling.source)
         self.model = patient.served_model_name
-        self._engine, self.info = build_engine(patient)
-        self._engine.end_tokens.add(end_tokens(self.tokenizer))
-        self._ids = itertools.count(1)
+        core, self.info = build_engine(patient)
+        core.end_tokens.add(end_tokens(self.tokenizer))
+        self._engine = InProcess(core, self.info, self.tokenizer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing() and hasattr(self, "_engine"):  # else the constructor raised
+            self.close()
+
+    def close(self) -> None:
+        """Free all memory. Idempotent; nothing can be generated afterwards."""
+        self._engine.close()
+
+    @property
+    def _core(self) -> EngineCore:
+        return self._engine.core
 
     def __repr__(self) -> str:
-        if self._engine is None:
+        if self._engine.is_closed:
             return "LLM(closed)"
         return f"LLM({self.model!r}, context_length={self.info.context_length})"
 
@@ -127,7 +145,7 @@ class LLM(InProcess):
         listed = _as_prompts(prompts)
         params = self._params(sampling_params, listed)
         outputs = (output_of(prompt, self.tokenizer) for prompt in listed)
-        return self._write(((output, []) for output in outputs), params, listed, use_tqdm, raise_on_error, lora)
+        return self._engine.write(((output, []) for output in outputs), params, listed, use_tqdm, raise_on_error, lora)
 
     def chat(
         self,
@@ -148,7 +166,7 @@ class LLM(InProcess):
         found = self._formats = self._formats or find_formats(self.tokenizer)
         prompts = (chat_prompt(talk, self.tokenizer, found, variables, with_places=places) for talk in talks)
         outputs = ((output_of(prompt.token_ids, self.tokenizer), prompt.resume_points) for prompt in prompts)
-        return self._write(outputs, params, talks, use_tqdm, raise_on_error, lora)
+        return self._engine.write(outputs, params, talks, use_tqdm, raise_on_error, lora)
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the tokenizer: `encode`, `decode`, `encode_chat`."""
@@ -167,7 +185,7 @@ class LLM(InProcess):
         """
         check_dimensions(dimensions, self.info.hidden_size)
         outputs = [output_of(prompt, self.tokenizer) for prompt in _as_prompts(prompts)]
-        told = self._pool(outputs, self.texts.vectors(), use_tqdm, lora)
+        told = self._engine.pool(outputs, self.texts.vectors(), use_tqdm, lora)
         return [
             EmbeddingOutput(
                 prompt=output.prompt,
@@ -198,7 +216,7 @@ class LLM(InProcess):
         asked = [question(query, document, instruction) for query, document in pairs]
         chats = (self.tokenizer.encode_chat(talk, enable_thinking=False) for talk in asked)
         outputs = [output_of(chat, self.tokenizer) for chat in chats]
-        return [verdict(update.vector) for update in self._pool(outputs, params, use_tqdm)]
+        return [verdict(update.vector) for update in self._engine.pool(outputs, params, use_tqdm)]
 
     def load_adapter(self, name: str, path: str) -> None:
         """Load the adapter (LoRA) in the folder `path`, or of that name on the hub, for calls that name it. Raises

@@ -165,15 +165,8 @@ def _look(model: HubModel) -> tuple[Hub, Repository]:
 
 @contextmanager
 def _described(hub: Hub, repository: Repository, gguf: str | None) -> Iterator[Path]:
-    names, model = repository.files.keys(), repository.model
-    if gguf is None and (model.file or model.codes or not names & {SINGLE_NAME, INDEX_NAME}):
-        asked = f"it has no {model.file or model.codes}: " if model.file or model.codes else ""
-        raise ModelError(f"{model} cannot be served: {asked}{why_no_weights(names)}")
-    if gguf is None and CONFIG_NAME not in names:
-        raise ModelError(
-            f"{model} cannot be served: it has no {CONFIG_NAME}, which names the architecture and the sizes"
-        )
     if gguf is None:
+        _check_files(repository)
         yield hub.fetch(repository, repository.descriptions, lambda done, total: None)
         return
     with tempfile.TemporaryDirectory(prefix="forebay-") as scratch:
@@ -181,3 +174,15 @@ def _described(hub: Hub, repository: Repository, gguf: str | None) -> Iterator[P
             num_bytes = HEADER_BYTES if name == gguf else LATER_HEADER_BYTES
             hub.begin(repository, name, num_bytes, Path(scratch) / Path(name).name)
         yield Path(scratch) / Path(gguf).name
+
+
+def _check_files(repository: Repository) -> None:
+    """Raise ModelError for a repository without weights or a configuration."""
+    names, model = repository.files.keys(), repository.model
+    if model.file or model.codes or not names & {SINGLE_NAME, INDEX_NAME}:
+        asked = f"it has no {model.file or model.codes}: " if model.file or model.codes else ""
+        raise ModelError(f"{model} cannot be served: {asked}{why_no_weights(names)}")
+    if CONFIG_NAME not in names:
+        raise ModelError(
+            f"{model} cannot be served: it has no {CONFIG_NAME}, which names the architecture and the sizes"
+        )

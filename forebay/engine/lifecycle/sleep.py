@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from typing import Any, Final, Protocol
 
-from forebay.base.errors import Conflict, EngineError, ForebayError, InvalidRequest, ModelError
+from forebay.base.errors import Conflict, InvalidRequest, ModelError
 from forebay.base.log import event, get_logger
 from forebay.engine.frames import KV_CACHE, TAGS, WEIGHTS, Occupied, Release, Resume, ToEngine, UpdateWeights
 from forebay.engine.lifecycle.contents import ContentsCheck
+from forebay.engine.lifecycle.transitions import Transitions
 from forebay.memory.kv_allocator import KV
 from forebay.memory.slots import Ids
-from forebay.requests.step_plan import StepPlan
-from forebay.requests.updates import Failure
 from forebay.scheduler.halt import Halt, Mode, forget_caches, go_on, keep_cached, weights_changed
 from forebay.scheduler.scheduler import Scheduler
 
@@ -88,68 +85,9 @@ class NoMemory(Memory):
     def update(self, path: str | None, given: Mapping[str, Any], progress: Callable[[], None]) -> None: ...
 
 
-@dataclass(slots=True)
-class _Transition:
-    """A transition under way: the action at the halt, the serial of its frame (0: none), and its deadline."""
-
-    act: Callable[[float], None]
-    serial: int
-    halt: Halt
-    deadline: float
-    began: float
-
-
-class Transitions:
-    """The transition of one engine that is under way, at most one, and the answers to the frames that asked for one."""
-
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
-        self._scheduler, self._clock = scheduler, clock
-        self._transition: _Transition | None = None
-        self._answers: list[tuple[int, Failure | None]] = []
-
-    def take_answers(self) -> list[tuple[int, Failure | None]]:
-        """Return the serials of the transitions that have ended, each with its error if it failed."""
-        answers, self._answers = self._answers, []
-        return answers
-
-    @property
-    def draining(self) -> bool:
-        return self._transition is not None
-
-    def plan(self, now: float, width: int, mixed_limit: int) -> StepPlan | None:
-        """Return the next step before the halt, or None if no transition is under way or nothing is left to run."""
-        return None if self._transition is None else self._transition.halt.plan(now, width, mixed_limit)
-
-    def _begin(self, frame: Release | UpdateWeights, check: Callable[[], None], act: Callable[[float], None]) -> None:
-        def begin() -> None:
-            if self._transition is not None:
-                raise Conflict("another transition is under way: wait for its answer", code="in_transition")
-            if frame.mode not in list(Mode):
-                raise InvalidRequest(f"mode {frame.mode!r}: use {', '.join(Mode)}", param="mode")
-            check()
-            now = self._clock()
-            halt = Halt(self._scheduler, Mode(frame.mode))
-            self._transition = _Transition(act, frame.serial, halt, now + frame.timeout_s, now)
-
-        try:
-            begin()
-        except ForebayError as error:
-            self._answer(frame.serial, partial(_raise, error))
-
-    def _answer(self, serial: int, act: Callable[[], None]) -> None:
-        failure = None
-        try:
-            act()
-        except Exception as error:
-            typed = error if isinstance(error, ForebayError) else EngineError(f"{type(error).__name__}: {error}")
-            log.error(event("transition_failed", reason=typed.message))
-            failure = Failure.of(typed)
-        if serial:
-            self._answers.append((serial, failure))
-
-
-class Sleeper(Transitions):
-    """Turned by an `EngineCore` while it is `away`: `plan` in place of the scheduler's, `settle` behind each turn."""
+class Sleeper:
+    """The memory of an engine, released and resumed, and its weights. An `EngineCore` calls it while it is `away`: it
+    plans by `transitions` instead of the scheduler, and calls `settle` after each turn."""
 
     def __init__(
         self,
@@ -160,7 +98,8 @@ class Sleeper(Transitions):
         wake_on_request: bool = False,
         keep_prefix_cache: bool = False,
     ) -> None:
-        super().__init__(scheduler, clock)
+        self._scheduler, self._clock = scheduler, clock
+        self.transitions = Transitions(scheduler, clock)
         self._memory = memory
         self._wake_on_request = scheduler.handoff.wakes = wake_on_request
         self.keep_prefix_cache = keep_prefix_cache
@@ -190,7 +129,7 @@ class Sleeper(Transitions):
     @property
     def phase(self) -> Phase:
         """Return the phase that the engine reports."""
-        if self._transition is not None:
+        if self.transitions.current is not None:
             return Phase.DRAINING
         return Phase.WAKING if self._waking else Phase.ASLEEP if self.resting else Phase.SERVING
 
@@ -213,34 +152,32 @@ class Sleeper(Transitions):
     def settle(self, now: float) -> None:
         """Continue the transition under way as far as possible. Call it whenever a step has completed, and while
         idle."""
-        its = self._transition
-        if its is None:
-            wakes = self._wake_on_request and not self._paused  # a pause is somebody's word
+        transition = self.transitions.current
+        if transition is None:
+            wakes = self._wake_on_request and not self._paused  # a pause ends by a command alone
             wanted = self._scheduler.waiting or self._scheduler.pending
             if self._released and wakes and wanted and now >= self._retry_at:
                 self._wake_for_requests()
-        elif its.halt.done:
-            self._transition = None
-            self._answer(its.serial, lambda: its.act(its.began))
+        elif transition.halt.done:
+            self.transitions.end(lambda: transition.act(transition.began))
             self._go_on()
-        elif now >= its.deadline:
-            self._transition = None
+        elif now >= transition.deadline:
             num, num_open = self._scheduler.num_running, self._scheduler.handoff.num_open
-            self._answer(its.serial, lambda: _raise(_too_long(num, num_open, now - its.began)))
+            self.transitions.end(lambda: _raise(_too_long(num, num_open, now - transition.began)))
             self._go_on()
-        self.away = self._transition is not None or self.resting
+        self.away = self.transitions.current is not None or self.resting
 
     def handle(self, frame: ToEngine) -> None:
         """Begin a transition; `take_answers` returns its result."""
         match frame:
             case Release():
-                self._begin(
+                self.transitions.begin(
                     frame, lambda: self._check_release(frame.tags), lambda began: self._release(frame.tags, began)
                 )
             case UpdateWeights():
-                self._begin(frame, lambda: None, lambda began: self._update(frame.path, {}))
+                self.transitions.begin(frame, lambda: None, lambda began: self._update(frame.path, {}))
             case Resume():
-                self._answer(frame.serial, lambda: self._resume(frame.tags))
+                self.transitions.answer(frame.serial, lambda: self._resume(frame.tags))
         self.settle(self._clock())
 
     # -- for those in the same process --------------------------------------------------------------------------------
@@ -314,7 +251,7 @@ class Sleeper(Transitions):
         unknown = sorted(set(tags) - set(TAGS))
         if unknown:
             raise InvalidRequest(f"tags {unknown}: there are {', '.join(TAGS)}", param="tags")
-        if self._transition is not None:
+        if self.transitions.current is not None:
             raise Conflict("another transition is under way: wait for its answer", code="in_transition")
         missing = sorted(set(tags) - set(self._released))
         if missing or not self.resting:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
@@ -156,7 +156,7 @@ class EngineCore:
 
     @property
     def _without_requests(self) -> bool:
-        return self.scheduler.idle and not self.sleeper.draining
+        return self.scheduler.idle and not self.sleeper.transitions.draining
 
     @property
     def stuck(self) -> bool:
@@ -262,27 +262,33 @@ class EngineCore:
         now = self._clock()
         flushing = self.scheduler.go_on_flushing()
         fault.point("engine.plan")
-        num_running = len(self.scheduler.running)
-        width = self._widths.width(num_running) if self._widths and num_running else 1
-        plan = (self.sleeper if self.sleeper.away else self.scheduler).plan(now, width, self._mixed_limit())
+        width = self._width()
+        plan = (self.sleeper.transitions if self.sleeper.away else self.scheduler).plan(now, width, self._mixed_limit())
         self.stats.counters["engine.host_seconds"] += self._clock() - now
-        ahead = [plan, *(step.plan for step in self._in_flight)]
-        self.step_limit_s = self._pace.limit_s(
-            max(work_of(step, self.scheduler.config.pictures) if step else 0 for step in ahead)
-        )
+        self.step_limit_s = self._pace.limit_s(most_work(plan, self._in_flight, self.scheduler.config.pictures))
         if plan is not None:
             if not (self._in_flight or self._progressed):
                 self.stats.last_step_at = now  # the time in which nothing could be done is no step's
             self._launch(plan, width)
         if self._in_flight and (len(self._in_flight) > self._depth or plan is None):
             self._land()
-        if self.sleeper.away:
-            self.sleeper.settle(now)
-            if not self.sleeper.away:
-                self.stats.last_step_at = self._clock()  # what memory takes is no step's time
-        told = bool(self.scheduler.updates) or self.scheduler.handoff.has_orders
-        self._progressed = plan is not None or bool(self._in_flight) or told or flushing
+        self._settle_sleeper(now)
+        has_output = bool(self.scheduler.updates) or self.scheduler.handoff.has_orders
+        self._progressed = plan is not None or bool(self._in_flight) or has_output or flushing
         self.stats.counters["engine.busy_seconds"] += self._clock() - now
+
+    def _width(self) -> int:
+        """Return the number of tokens that decodes compute in the next step."""
+        num_running = len(self.scheduler.running)
+        return self._widths.width(num_running) if self._widths and num_running else 1
+
+    def _settle_sleeper(self, now: float) -> None:
+        """Let a sleep, a wake or an update continue, once a step is committed."""
+        if not self.sleeper.away:
+            return
+        self.sleeper.settle(now)
+        if not self.sleeper.away:
+            self.stats.last_step_at = self._clock()  # what memory takes is no step's time
 
     def _launch(self, plan: StepPlan, width: int) -> None:
         try:
@@ -384,6 +390,12 @@ class EngineCore:
             raise EngineBroken(
                 f"{self._failures_in_a_row} steps in a row failed, the last with {type(error).__name__}: {error}"
             ) from error
+
+
+def most_work(plan: StepPlan | None, in_flight: Iterable[InFlight], pictures: PictureConfig | None) -> int:
+    """Return the work of the largest of the steps in flight and of the next one, as `work_of` counts it."""
+    plans = [plan, *(step.plan for step in in_flight)]
+    return max(work_of(each, pictures) if each else 0 for each in plans)
 
 
 def work_of(plan: StepPlan, pictures: PictureConfig | None) -> int:

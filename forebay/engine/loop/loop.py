@@ -101,39 +101,49 @@ class EngineLoop:
         self._turn_began = None
         frames = self._channel.receive(self._patience_s())
         self._turn_began = self._clock()
-        updates: list[Update] = []
-        if self._nods_off(any(isinstance(frame, AddRequest) for frame in frames)):
+        if self._is_sleep_due(any(isinstance(frame, AddRequest) for frame in frames)):
             self._core.sleeper.handle(Release(serial=0, tags=list(TAGS)))
+        updates: list[Update] = []
         for frame in frames:
             fault.point("engine.receive")
             updates += self._handle(frame)
-        if not self._core.idle:
-            updates += self._core.step()
-            self._report()
-        else:
-            updates += self._core.hear()
-            if not frames and self._idle_work:
-                self._idle_work = self._core.in_idle_time()
+        updates += self._work(without_frames=not frames)
         if updates:
             self._send(updates)
         if (contents := self._core.sleeper.contents) is not None:
             contents.heard(updates)
-        if self._flushes and not self._core.scheduler.flushing:
+        self._answer()
+        if self._phase != self._core.sleeper.phase:
+            self._send_state(0)
+
+    def _work(self, *, without_frames: bool) -> list[Update]:
+        """Run one step, or without requests take the events of transfers and do idle work."""
+        if not self._core.idle:
+            updates = self._core.step()
+            self._report()
+            return updates
+        updates = self._core.hear()
+        if without_frames and self._idle_work:
+            self._idle_work = self._core.in_idle_time()
+        return updates
+
+    def _answer(self) -> None:
+        """Send a state for each question whose work has ended."""
+        core = self._core
+        if self._flushes and not core.scheduler.flushing:
             serials, self._flushes = self._flushes, []
             for serial in serials:
                 self._send_state(serial)
-        for serial, failure in self._core.sleeper.take_answers():
+        for serial, failure in core.sleeper.transitions.take_answers():
             self._send_state(serial, failure)
-        if self._core.adapters and self._files_read:
+        if core.adapters and self._files_read:
             self._files_read.clear()
-            self._core.adapters.go_on()
-            for serial, failure in self._core.adapters.take_answers():
+            core.adapters.go_on()
+            for serial, failure in core.adapters.take_answers():
                 self._send_state(serial, failure)
-        for serial, found in self._core.exchange.checks.take_answers() if self._core.exchange else ():
+        for serial, found in core.exchange.checks.take_answers() if core.exchange else ():
             refused, checked = (found, None) if isinstance(found, Failure) else (None, found)
             self._send_state(serial, refused, checked)
-        if self._phase != self._core.sleeper.phase:
-            self._send_state(0)
 
     def start_beating(self, clock: RunClock) -> None:
         """The engine's sign of life, from a thread of its own until the channel is closed: `clock` is ticked and a
@@ -179,8 +189,8 @@ class EngineLoop:
             waits.append(max(0.0, self._sleep_at - self._clock()))
         return min((wait for wait in waits if wait is not None), default=None)
 
-    def _nods_off(self, disturbed: bool) -> bool:
-        """Return whether nothing came for as long as it takes to sleep."""
+    def _is_sleep_due(self, disturbed: bool) -> bool:
+        """Return True if no request came for `sleep_idle_s` seconds."""
         after_s, now = self._sleep_idle_s, self._clock()
         if not after_s or self._core.sleeper.resting:
             self._sleep_at = None

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from forebay.base.parts import I64, Column, Pool, paths_of
-from forebay.requests.step_plan import StepPlan
+from forebay.requests.step_plan import Admission, StepPlan
 
 
 class IndexOutOfPool(Exception):
@@ -53,13 +53,22 @@ class PoolBounds:
                 _inside(name, values, plan.num_seqs if size is None else size, column.least)
         self._check_tokens(plan)
         for admission in plan.admissions:
-            if not 0 <= admission.adapter <= self.num_adapters:
-                pool = f"the pool has 0..{self.num_adapters}"
-                raise IndexOutOfPool(f"the adapter of a plan's row {admission.row} is {admission.adapter}; {pool}")
-            _inside("-rope_delta", np.array([-admission.rope_delta]), self.pages_per_row * self.page_size)
-            if admission.prebuilt:  # what is known of it came from another engine
-                _inside("token_ids", admission.token_ids[-1:].astype(np.int64), self.vocab_size)
-                _inside("kv_len", np.array([admission.kv_len]), self.pages_per_row * self.page_size)
+            self._check_admission(admission)
+        self._check_pictures(plan)
+        for copy in (*plan.host.saves, *plan.host.loads):
+            for kind, slots in copy.slots.items():
+                _inside(f"{kind} slots of a copy", slots, self._sizes.get(kind, 0), least=1)
+
+    def _check_admission(self, admission: Admission) -> None:
+        if not 0 <= admission.adapter <= self.num_adapters:
+            pool = f"the pool has 0..{self.num_adapters}"
+            raise IndexOutOfPool(f"the adapter of a plan's row {admission.row} is {admission.adapter}; {pool}")
+        _inside("-rope_delta", np.array([-admission.rope_delta]), self.pages_per_row * self.page_size)
+        if admission.prebuilt:  # what is known of it came from another engine
+            _inside("token_ids", admission.token_ids[-1:].astype(np.int64), self.vocab_size)
+            _inside("kv_len", np.array([admission.kv_len]), self.pages_per_row * self.page_size)
+
+    def _check_pictures(self, plan: StepPlan) -> None:
         for encode in plan.pictures.encodes:
             _inside("rows of an encoding", encode.rows, self._sizes["encodings"], least=1)
         if len(plan.pictures.picture_tokens):
@@ -69,9 +78,6 @@ class PoolBounds:
         if len(plan.pictures.rope_positions) not in (0, 3 * len(plan.input_ids)):
             given = f"{len(plan.pictures.rope_positions)} rope_positions"
             raise IndexOutOfPool(f"a plan has {given} for {len(plan.input_ids)} tokens of prompts")
-        for copy in (*plan.host.saves, *plan.host.loads):
-            for kind, slots in copy.slots.items():
-                _inside(f"{kind} slots of a copy", slots, self._sizes.get(kind, 0), least=1)
 
     def _check_tokens(self, plan: StepPlan) -> None:
         """As many as the sequences compute, and in a step with prompts one of each decode."""

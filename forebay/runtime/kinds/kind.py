@@ -81,18 +81,19 @@ class DeviceKind:
         step."""
 
 
-class PagedKind(DeviceKind):
-    """A kind with pages of its own. The page map of the cache translates pages of full KV; the plan's columns
-    `changed` are the pages whose entries change, and the new entries."""
+class PageMap:
+    """The pages of a kind in a pool of its own: a map of the cache translates pages of full KV. The columns `pages` and
+    `entries` of a plan are the pages whose entries change, and the new entries."""
 
-    changed: ClassVar[tuple[str, str]]
+    def __init__(self, cache: CachePool, ops: Ops, name: str, *, pages: str, entries: str) -> None:
+        self._ops, self._map = ops, cache.page_maps[name]
+        self._pages, self._entries = pages, entries
 
     def change(self, columns: Mapping[str, Tensor]) -> None:
-        pages, entries = self.changed
-        if pages in columns:
-            self._cache.page_maps[self.name].index_copy_(0, columns[pages], columns[entries])
+        """Apply the plan's changes, before the model runs."""
+        if self._pages in columns:
+            self._map.index_copy_(0, columns[self._pages], columns[self._entries])
 
-    def layer_input(self, full: PagedKv, inputs: Any) -> PagedKv:
-        page_map = self._cache.page_maps[self.name]
-        loc = self._ops.map_locations(full.out_cache_loc, page_map, full.page_size)
-        return full.mapped(page_map, loc)
+    def paged(self, full: PagedKv) -> PagedKv:
+        """Return the pages and locations of this kind for the step of `full`."""
+        return full.mapped(self._map, self._ops.map_locations(full.out_cache_loc, self._map, full.page_size))

@@ -101,13 +101,7 @@ class StepInputs:
             at = sections["write_rows"], sections["write_columns"]
             self._rows.req_to_token.index_put_(at, sections["write_pages"])
         if plan.admissions:
-            for name in SamplingRows.declared:
-                column = self._rows[name]
-                column.index_copy_(0, sections["admit_rows"], sections[name].to(column.dtype))
-            if self._rows.adapter is not None:
-                self._rows.adapter.index_copy_(0, sections["admit_rows"], sections["admit_adapters"].int())
-            if self._rows.rope_delta is not None:
-                self._rows.rope_delta.index_copy_(0, sections["admit_rows"], sections["admit_rope_deltas"])
+            self._admit(sections)
         if "built_rows" in sections:
             for name in ("kv_lens", "last_tokens"):
                 self._rows[name].index_copy_(0, sections["built_rows"], sections[_BUILT[name]])
@@ -121,6 +115,17 @@ class StepInputs:
             kind.change(sections)
         for copy, place in zip(plan.host.loads, places[len(plan.host.saves) :], strict=True):
             self.copies.load(copy.request_id, place)
+
+    def _admit(self, sections: Sections) -> None:
+        """Write the parameters of the requests that the plan admits to their rows."""
+        rows = sections["admit_rows"]
+        for name in SamplingRows.declared:
+            column = self._rows[name]
+            column.index_copy_(0, rows, sections[name].to(column.dtype))
+        if self._rows.adapter is not None:
+            self._rows.adapter.index_copy_(0, rows, sections["admit_adapters"].int())
+        if self._rows.rope_delta is not None:
+            self._rows.rope_delta.index_copy_(0, rows, sections["admit_rope_deltas"])
 
     def _derived(self, plan: StepPlan, shape: Shape) -> dict[str, Array]:
         arrays: dict[str, Array] = {}

@@ -143,13 +143,11 @@ class Peer(DecodeSide):
             case DecodeAction.RENEW:
                 self._loop.emit(Renewed(ticket))
             case DecodeAction.WITHDRAW if failure is not None:
-                if session is not None:
-                    session.send(frames.Withdrawn(ticket.nonce, failure))
+                self._send(frames.Withdrawn(ticket.nonce, failure))
             case DecodeAction.DECLINE if failure is not None:
                 self.decline(receipt.offer, failure, receipt.since)
             case DecodeAction.SETTLE:
-                if session is not None:
-                    session.send(frames.Settled(ticket.nonce))
+                self._send(frames.Settled(ticket.nonce))
             case DecodeAction.DROP:
                 self._chunks.submit(data_thread.Drop(ticket.nonce))
             case DecodeAction.REPORT_ARRIVED if tail is not None:
@@ -160,6 +158,11 @@ class Peer(DecodeSide):
                 self._loop.emit(Closed(ticket))
             case _:
                 raise AssertionError(f"{action} has nothing to act on: {receipt}")
+
+    def _send(self, frame: frames.Withdrawn | frames.Settled) -> None:
+        """Send a frame of the session; nothing without one, whose tickets prefill ends by itself."""
+        if self.session is not None:
+            self.session.send(frame)
 
     def _make(self, receipt: Receipt, session: SessionWithPrefill) -> None:
         """The offer goes out: from here on it is not ours alone to close."""
@@ -194,16 +197,22 @@ class Peer(DecodeSide):
                         self.step(self.receipts[nonce], DecodeEvent.RENEWED)
             case frames.Resting(asleep):
                 self.rests = asleep
-            case frames.Completed(nonce, tail):
+            case frames.Completed(nonce) | frames.Withdrawn(nonce) | frames.Fenced(nonce):
                 if nonce in self.receipts:
-                    self._complete(self.receipts[nonce], tail)
-            case frames.Withdrawn(nonce, failure):
-                if nonce in self.receipts:
-                    self.end(self.receipts[nonce], failure)
-            case frames.Fenced(nonce):
-                receipt = self.receipts.get(nonce)
-                if receipt is not None and _is_of(receipt, session):  # a successor on the port cannot speak for it
-                    self.step(receipt, DecodeEvent.UNTOUCHED)
+                    self._on_ticket_frame(session, self.receipts[nonce], frame)
+
+    def _on_ticket_frame(
+        self, session: SessionWithPrefill, receipt: Receipt, frame: frames.Completed | frames.Withdrawn | frames.Fenced
+    ) -> None:
+        match frame:
+            case frames.Completed():
+                self._complete(receipt, frame.tail)
+            case frames.Withdrawn():
+                self.end(receipt, frame.failure)
+            case frames.Fenced() if _is_of(receipt, session):  # a successor on the port cannot speak for it
+                self.step(receipt, DecodeEvent.UNTOUCHED)
+            case _:
+                pass
 
     def _complete(self, receipt: Receipt, tail: Tail) -> None:
         if tail.num_tokens != receipt.offer.num_tokens:
@@ -251,15 +260,18 @@ class Peer(DecodeSide):
         if self.session is not None:
             self._loop.guard.run(self.session.where, partial(self.session.tick, now), self.session.lose)
         for receipt in [*self.receipts.values()]:
-            if receipt.is_waiting and now - receipt.since > limit_s:
-                self.end(receipt, frames.bootstrap_timeout(f"{self.address[0]}:{self.address[1]}", limit_s))
-            elif receipt.state is Received.BROKEN and receipt.writer_is_dead:
-                self.step(receipt, DecodeEvent.UNTOUCHED)
+            self._end_overdue(receipt, now, limit_s)
         self.unsent = [(since, frame) for since, frame in self.unsent if now - since <= limit_s]
         unheard = (one.is_waiting or one.state is Received.BROKEN for one in self.receipts.values())
         if self.unsent or any(unheard):
             self._connect()
         self.forget()
+
+    def _end_overdue(self, receipt: Receipt, now: float, limit_s: float) -> None:
+        if receipt.is_waiting and now - receipt.since > limit_s:
+            self.end(receipt, frames.bootstrap_timeout(f"{self.address[0]}:{self.address[1]}", limit_s))
+        elif receipt.state is Received.BROKEN and receipt.writer_is_dead:
+            self.step(receipt, DecodeEvent.UNTOUCHED)
 
 
 def _is_of(receipt: Receipt, session: SessionWithPrefill) -> bool:
