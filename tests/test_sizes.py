@@ -32,7 +32,7 @@ COMPLEX_FUNCTIONS: dict[str, int] = {
     "cli/arguments.py:Parser.help_text": 18,
     "cli/generate.py:_prompt": 13,
     "cli/pd.py:_check": 15,
-    "cli/verify.py:run": 16,
+    "cli/verify_engine.py:run": 16,
     "cluster/group.py:Group.wait_ready": 16,
     "config/disaggregation.py:clashes": 13,
     "config/flag.py:Flag._typed": 15,

@@ -17,7 +17,7 @@ import pytest
 
 from forebay.base.errors import ConfigError, Conflict
 from forebay.cli.main import main
-from forebay.cli.verify import summary_of
+from forebay.cli.verify_engine import summary_of
 from forebay.config.engine_config import EngineConfig
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.requests.sampling_params import SamplingParams

@@ -1,0 +1,173 @@
+"""`forebay verify MODEL`: whether anything around a request changes its tokens, on this machine and with this model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from forebay.base.errors import ConfigError
+from forebay.base.log import setup_logging
+from forebay.base.package import __version__
+from forebay.cli.arguments import Parser, whole
+from forebay.config.machine import cpu_model
+from forebay.config.server_args import BY_NAME
+from forebay.verify.asking import Difference
+from forebay.verify.circumstances import Circumstance
+from forebay.verify.run import TIERS, Outcome, Verdict, Verification
+
+_COLUMNS: Final = 80
+_NAME: Final = 32  # columns of a circumstance's name
+_MAX_SHOWN: Final = 3  # answers that differ
+_STYLES: Final = {
+    Verdict.SAME: "green",
+    Verdict.NOT_SHOWN: "yellow",
+    Verdict.DIFFERENT: "bold red",
+    Verdict.FAILED: "bold red",
+}
+
+
+def run(words: Sequence[str]) -> int:
+    """Print the outcome of each circumstance; return 1 unless all answers are the same."""
+    summary = (
+        "Ask a model the same things alone and in all that an engine does around a request (load, chunks, cached, "
+        "evicted and retracted memory, drafts, sleep, prefill and decode apart), and compare token by token. Exit "
+        "code 1 if an answer differs, a request fails, or a circumstance did not come about for each way of choosing "
+        "tokens."
+    )
+    examples = ["", "./my-model --quantization int8", "--only cache --requests 64"]
+    parser = Parser("verify", summary, "[MODEL] [options]", examples)
+    parser.option("--url", metavar="URL", help="ask a running server instead; see `forebay verify --url= --help`")
+    parser.option("--requests", type=whole(2, 256), default=16, metavar="N", help="how many are asked")
+    parser.option("--max-tokens", "-n", type=whole(8, 4096), default=32, metavar="N", help="tokens of each answer")
+    parser.option("--seed", type=whole(0), default=0, metavar="N", help="of the prompts and the draws")
+    parser.option("--only", metavar="WORD", help="circumstances with this word in their names")
+    parser.option("--report", metavar="FILE", help="write what was found there, in Markdown")
+    parser.option("--json", action="store_true", help="for programs")
+    parser.engine_flags(server=False, model_is_positional=True)
+    parsed = parser.parse(words)
+    tiers = {"enable_hisparse": True} if any(name.startswith(TIERS) for name in parsed.values) else {}
+    parsed.resolve(log_level="error", **tiers)  # fetches the model, and refuses what cannot be
+    setup_logging("error", process="client")
+    own = parsed.own
+    verification = Verification(parsed.values, num=own.requests, max_tokens=own.max_tokens, seed=own.seed)
+    for name in parsed.flags:
+        if name in verification.varied:
+            raise ConfigError(f"{BY_NAME[name].option} is among what is varied here: leave it out")
+    chosen = [one for one in verification.circumstances if (own.only or "").lower() in one.name.lower()]
+    if not chosen:
+        known = ", ".join(one.name for one in verification.circumstances)
+        raise ConfigError(f"--only {own.only}: no circumstance has that in its name; there are: {known}")
+    if own.report:
+        try:  # before minutes are spent
+            Path(own.report).touch()
+        except OSError as error:
+            raise ConfigError(f"--report {own.report} cannot be written: {error.strerror}") from error
+    console = Console(quiet=own.json, highlight=False, markup=False, soft_wrap=True)
+    outcomes = asyncio.run(_verify(verification, chosen, console))
+    if own.json:
+        print(json.dumps([asdict(outcome) for outcome in outcomes], indent=2))
+    if own.report:
+        Path(own.report).write_text(_markdown(outcomes, verification, shlex.join(["forebay", "verify", *words])))
+    return int(any(outcome.verdict not in (Verdict.SAME, Verdict.LEFT_OUT) for outcome in outcomes))
+
+
+async def _verify(verification: Verification, chosen: Sequence[Circumstance], console: Console) -> list[Outcome]:
+    """Report each circumstance as it ends, and all of them at the end."""
+    began = time.monotonic()
+    console.print(f"{_asked(verification)}\n")
+    outcomes = []
+    with console.status("alone, one at a time") as status:
+        await verification.ask_alone()
+        for circumstance in chosen:
+            status.update(circumstance.name)
+            outcome = await verification.outcome(circumstance)
+            outcomes.append(outcome)
+            console.print("\n".join(_lines(outcome, verification)), style=_STYLES.get(outcome.verdict))
+    verdict = f"{summary_of(outcomes)} ({time.monotonic() - began:.0f} s)"
+    console.print(f"\n{textwrap.fill(verdict, _COLUMNS - 1)}")
+    return outcomes
+
+
+def _asked(verification: Verification) -> str:
+    lengths = [len(question.prompt) for question in verification.questions]
+    return (
+        f"{verification.config.served_model_name}: {len(lengths)} prompts of {min(lengths)} to {max(lengths)} tokens, "
+        f"up to {verification.max_tokens} more behind each"
+    )
+
+
+def _lines(outcome: Outcome, verification: Verification) -> Iterator[str]:
+    first = f"{outcome.verdict:<10}{outcome.name:<{_NAME}}"
+    wrapper = textwrap.TextWrapper(_COLUMNS - 1, first, " " * len(first), break_long_words=False)
+    yield from wrapper.wrap(outcome.what) or [first]
+    differences = outcome.findings.differences
+    for difference in differences[:_MAX_SHOWN]:
+        yield f"{'':10}{_difference_text(difference, verification)}"
+    if len(differences) > _MAX_SHOWN:
+        yield f"{'':10}and {len(differences) - _MAX_SHOWN} more"
+
+
+def _difference_text(difference: Difference, verification: Verification) -> str:
+    expected, found = (
+        "an end" if token is None else repr(verification.tokenizer.decode([token]))
+        for token in (difference.expected, difference.found)
+    )
+    gap = "" if difference.gap is None else f", which alone was {difference.gap:.3g} nats likelier"
+    adapter = f", adapter {difference.adapter}" if difference.adapter else ""
+    where = f"prompt {difference.number} ({difference.prompt_len} tokens, {difference.way}{adapter})"
+    return f"{where}, token {difference.place}: {found} instead of {expected}{gap}"
+
+
+def summary_of(outcomes: Sequence[Outcome]) -> str:
+    """One sentence about all of them."""
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    others = "".join(f", {number} {verdict}" for verdict, number in counts.items() if verdict is not Verdict.SAME)
+    found = [outcome.findings for outcome in outcomes]
+    num_tokens, num_answers = sum(one.num_tokens for one in found), sum(one.num_answers for one in found)
+    gap = max((one.largest_logprob_gap for one in found), default=0.0)
+    bits = "equal to the bit" if gap == 0.0 else f"up to {gap:.2g} apart"
+    return (
+        f"{counts[Verdict.SAME]} of {len(outcomes)} circumstances change no token{others}. Compared: {num_tokens:,} "
+        f"tokens of {num_answers:,} answers; the log-probabilities of equal ones are {bits}."
+    )
+
+
+def _markdown(outcomes: Sequence[Outcome], verification: Verification, command: str) -> str:
+    config = verification.config
+    rows = [
+        f"| {outcome.verdict} | {outcome.name} | {outcome.what.replace('|', '/')} | {outcome.findings.num_answers} | "
+        f"{outcome.findings.num_tokens} | {outcome.seconds:.1f} |"
+        for outcome in outcomes
+    ]
+    told = [
+        f"- {outcome.name}: {_difference_text(one, verification)}"
+        for outcome in outcomes
+        for one in outcome.findings.differences
+    ]
+    return "\n".join(
+        [
+            f"# {config.served_model_name}: do the same requests get the same tokens?",
+            "",
+            f"`{command}` with Forebay {__version__} on {cpu_model()}: {config.device}, {config.kernels} kernels, "
+            f"{config.num_threads} threads, {config.types.dtype}, KV in {config.types.kv_cache_dtype}, quantization "
+            f"{config.quantization}. {_asked(verification)}.",
+            "",
+            summary_of(outcomes),
+            "",
+            "| | circumstance | how far it came about | answers | tokens | seconds |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            "",
+            *told,
+        ]
+    )

@@ -1,0 +1,336 @@
+"""`forebay verify --url`: a server whose answers depend on something is found, and what they depend on is named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.base.errors import ConfigError, EngineError, ForebayError, Unauthorized, Unavailable
+from forebay.cli.commands import run as forebay
+from forebay.cli.verify_url import exit_code
+from forebay.verify.remote.circumstances import Group
+from forebay.verify.remote.questions import make_questions, read_questions, sibling
+from forebay.verify.remote.replies import Reply, first_difference
+from forebay.verify.remote.report import as_html, as_json
+from forebay.verify.remote.run import Comparison, Outcome, Verdict, verdict_text
+from forebay.verify.remote.server import RateLimited, Refused, Server
+from tests.deadlines import HANGS_S
+from tests.verify.fake_server import FakeServer
+
+MAX_TOKENS = 6
+
+
+async def _compared(
+    fake: FakeServer, *, context: int = 600, budget_s: float = HANGS_S
+) -> tuple[Comparison, list[Outcome]]:
+    async with fake.listening():
+        server = await Server.find(fake.url, None, "")
+        try:
+            questions = make_questions(1, context, MAX_TOKENS)
+            comparison = Comparison([server], questions, max_tokens=MAX_TOKENS, seed=1, budget_s=budget_s)
+            await comparison.ask_alone()
+            outcomes = []
+            for circumstance in comparison.circumstances:
+                fake.gather, fake.awaits_long = circumstance.size + 1, circumstance.group is Group.ARRIVALS
+                outcomes.append(await comparison.outcome(circumstance))
+                fake.gather = 1
+            return comparison, outcomes
+        finally:
+            await server.aclose()
+
+
+def _verdicts(outcomes: list[Outcome]) -> dict[str, Verdict]:
+    return {outcome.name: outcome.verdict for outcome in outcomes}
+
+
+def test_server_with_the_same_answers_everywhere_is_shown_in_each_circumstance() -> None:
+    comparison, outcomes = asyncio.run(_compared(FakeServer()))
+    assert set(_verdicts(outcomes).values()) == {Verdict.SAME}
+    assert all(outcome.findings.num_answers == len(comparison.alone) == 7 for outcome in outcomes)
+    assert verdict_text(outcomes) == f"no answer differs in the {len(outcomes)} circumstances that were shown"
+    assert exit_code(outcomes, len(outcomes)) == 0
+    assert exit_code(outcomes, len(outcomes) + 1) == 2
+
+
+@pytest.mark.parametrize(
+    ("fake", "different", "verdict"),
+    [
+        (FakeServer(batch_from=5), {"beside 4", "beside 16", "beside 64"}, "the batch, from 4 requests beside it on"),
+        (FakeServer(batch_from=2), None, "the batch, from 1 request beside it on"),
+        (FakeServer(wrong_from_cache=True), {"from the prefix cache", "after a similar prompt", "after an abort"},
+         "answers depend on the prefix cache"),
+        (FakeServer(wrong_in_stream=True), None, "the form in which they are asked for"),
+        (FakeServer(wrong_without_logprobs=True), {"without log-probabilities"}, "the form"),
+        (FakeServer(wrong_after_abort=True), None, "an aborted request before them"),
+        (FakeServer(wrong_beside_long=True), None, "prompts that arrive meanwhile"),
+    ],
+    ids=["batch", "pair", "cache", "stream", "logprobs", "abort", "arrivals"],
+)  # fmt: skip
+def test_fault_of_a_server_is_found_and_named(fake: FakeServer, different: set[str] | None, verdict: str) -> None:
+    outcomes = asyncio.run(_compared(fake))[1]
+    found = {name for name, verdict in _verdicts(outcomes).items() if verdict is Verdict.DIFFERENT}
+    assert found == different if different is not None else found
+    assert verdict in verdict_text(outcomes)
+    assert exit_code(outcomes, 1) == 1
+
+
+def test_difference_names_tokens_and_the_gap_that_the_expected_one_had_alone() -> None:
+    outcomes = asyncio.run(_compared(FakeServer(batch_from=17)))[1]
+    difference = next(outcome for outcome in outcomes if outcome.name == "beside 16").findings.differences[0]
+    assert (difference.unit, difference.place, difference.found, difference.gap) == ("token", 5, "wrong", 1.0)
+    assert difference.texts[0] != difference.texts[1]
+
+
+def test_server_without_log_probabilities_is_compared_by_text() -> None:
+    outcomes = asyncio.run(_compared(FakeServer(batch_from=5, gives_logprobs=False)))[1]
+    verdicts = _verdicts(outcomes)
+    assert verdicts["without log-probabilities"] is Verdict.NOT_SHOWN
+    difference = next(outcome for outcome in outcomes if outcome.name == "beside 4").findings.differences[0]
+    assert (difference.unit, difference.gap) == ("text", None)
+    assert difference.found.startswith("wrong")
+
+
+def test_requests_that_differ_when_repeated_are_named_and_asked_no_further() -> None:
+    comparison, outcomes = asyncio.run(_compared(FakeServer(unsteady=frozenset({"seed"}))))
+    assert verdict_text(outcomes) == "2 of 7 requests (sampled by seed) are answered differently when repeated"
+    assert len(comparison.alone) == 5
+
+
+def test_server_that_never_repeats_itself_leaves_nothing_to_compare() -> None:
+    outcomes = asyncio.run(_compared(FakeServer(unsteady=frozenset({"seed", "greedy"}))))[1]
+    assert outcomes[0].verdict is Verdict.DIFFERENT
+    assert {outcome.verdict for outcome in outcomes[1:]} == {Verdict.LEFT_OUT}
+
+
+def test_cache_that_nothing_reports_is_not_shown() -> None:
+    outcomes = asyncio.run(_compared(FakeServer(reports_cached=False)))[1]
+    cached = [outcome for outcome in outcomes if outcome.group is Group.CACHE]
+    assert {outcome.verdict for outcome in cached} == {Verdict.NOT_SHOWN}
+    assert {outcome.what for outcome in cached} == {"the server does not report cached tokens"}
+
+
+def test_requests_are_salted_where_the_server_has_salts_unless_the_cache_is_compared() -> None:
+    fake = FakeServer()
+    asyncio.run(_compared(fake))
+    salts = [body["cache_salt"] for body in fake.bodies if "cache_salt" in body]
+    assert len(set(salts)) == len(salts)
+    llama = FakeServer(owner="llamacpp")
+    asyncio.run(_compared(llama))
+    assert {body.get("cache_prompt") for body in llama.bodies} == {False, None}
+    other = FakeServer(owner="library")
+    asyncio.run(_compared(other))
+    assert not any({"cache_salt", "cache_prompt"} & body.keys() for body in other.bodies)
+
+
+def test_question_that_the_server_refuses_is_left_out_with_the_reason() -> None:
+    comparison, outcomes = asyncio.run(_compared(FakeServer(refuses="tools")))
+    assert [question.way for question, _ in comparison.refused] == ["tools", "tools"]
+    assert "tools is unknown" in comparison.refused[0][1]
+    assert set(_verdicts(outcomes).values()) == {Verdict.SAME}
+
+
+def test_budget_that_is_spent_leaves_the_rest_out_and_shows_nothing() -> None:
+    comparison, outcomes = asyncio.run(_compared(FakeServer(), budget_s=1e-9))
+    assert len(comparison.alone) == 1
+    assert {outcome.verdict for outcome in outcomes} == {Verdict.LEFT_OUT}
+    assert exit_code(outcomes, 1) == 2
+
+
+@pytest.mark.parametrize(
+    ("fake", "error", "message"),
+    [
+        (FakeServer(status=401), Unauthorized, "--api-key-file"),
+        (FakeServer(status=429), RateLimited, "limits the rate"),
+        (FakeServer(status=500), EngineError, "answered 500: no"),
+        (FakeServer(status=400), Refused, "no question was answered"),
+        (FakeServer(body=b"<html>"), EngineError, "not of the OpenAI API"),
+        (FakeServer(body=b"[]"), EngineError, "not of the OpenAI API"),
+        (FakeServer(body=b'{"choices": [{"message": 5}]}'), EngineError, "not of the OpenAI API"),
+        (FakeServer(body=b'{"choices": []}'), EngineError, "without `choices`"),
+        (FakeServer(models=()), EngineError, "lists no model"),
+    ],
+)  # fmt: skip
+def test_server_that_cannot_be_compared_is_one_error(fake: FakeServer, error: type[ForebayError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        asyncio.run(_compared(fake))
+
+
+def test_failure_in_a_circumstance_is_its_outcome_and_the_others_are_asked() -> None:
+    async def failing() -> list[Outcome]:
+        fake = FakeServer()
+        async with fake.listening():
+            server = await Server.find(fake.url, None, "")
+            questions = make_questions(1, 600, MAX_TOKENS)
+            comparison = Comparison([server], questions, max_tokens=MAX_TOKENS, seed=1, budget_s=HANGS_S)
+            await comparison.ask_alone()
+            fake.status = 429
+            first = await comparison.outcome(comparison.circumstances[3])
+            fake.status = 200
+            second = await comparison.outcome(comparison.circumstances[0])
+            await server.aclose()
+            return [first, second]
+
+    first, second = asyncio.run(failing())
+    assert (first.verdict, second.verdict) == (Verdict.FAILED, Verdict.SAME)
+    assert "limits the rate" in first.what
+    assert exit_code([first, second], 1) == 1
+
+
+def test_address_model_and_prompts_that_are_wrong_name_what_is_there(tmp_path: Path) -> None:
+    async def find(url: str, model: str | None) -> None:
+        fake = FakeServer(models=("small", "large"))
+        async with fake.listening():
+            await Server.find(url or fake.url, model, "")
+
+    with pytest.raises(ConfigError, match="small, large"):
+        asyncio.run(find("", "medium"))
+    with pytest.raises(ConfigError, match="http://HOST:PORT"):
+        asyncio.run(find("ftp://x", None))
+    with pytest.raises(Unavailable, match="no server answers"):
+        asyncio.run(find("http://127.0.0.1:9", None))
+    file = tmp_path / "prompts.jsonl"
+    for text, message in (
+        ("", "no lines"),
+        ("{", "line 1 is no JSON"),
+        ("[1]", "line 1 must be"),
+        ('{"messages": 3}', "must be"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            read_questions(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_questions(tmp_path / "nothing")
+
+
+def test_own_prompts_are_greedy_or_have_a_seed(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    sampled = {"prompt": "Once", "temperature": 1, "model": "other", "stream": True}
+    file.write_text(json.dumps(sampled) + '\n\n"Hello"\n')
+    questions = sorted(read_questions(file), key=lambda question: question.number)
+    assert questions[0].fields == {"prompt": "Once", "temperature": 1, "seed": 1}
+    assert questions[1].fields == {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0.0}
+    assert [question.way for question in questions] == ["sampled by seed", "greedy"]
+
+
+def test_sibling_begins_like_the_question_and_continues_differently() -> None:
+    import random
+
+    question = make_questions(1, None, MAX_TOKENS)[7]
+    own, other = (fields["messages"][0]["content"] for fields in (question.fields, sibling(question, random.Random(2))))
+    shared = len(own) * 3 // 4
+    assert own[:shared] == other[:shared]
+    assert own[shared:] != other[shared:]
+    assert len(own) == len(other)
+
+
+def test_reply_of_calls_in_pieces_equals_that_of_the_whole() -> None:
+    call = {"function": {"name": "look_up", "arguments": '{"word": "oak"}'}}
+    whole = Reply.of_body(
+        {"choices": [{"message": {"content": None, "tool_calls": [call]}, "finish_reason": "tool_calls"}]}
+    )
+    streamed = Reply()
+    for delta in (
+        {"tool_calls": [{"index": 0, "function": {"name": "look_up", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"word": '}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '"oak"}'}}]},
+    ):
+        assert streamed.add_event({"choices": [{"delta": delta}]})
+    assert not streamed.add_event({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
+    assert first_difference(whole, streamed) is None
+    streamed.calls[0][1] += " "
+    assert first_difference(whole, streamed) == ("calls", 17, '"oak"})', '"oak"} )', None)
+
+
+def test_page_shows_both_texts_and_escapes_them() -> None:
+    comparison, outcomes = asyncio.run(_compared(FakeServer(batch_from=5)))
+    outcomes[0].what = "<script>"
+    page = as_html(comparison, outcomes, "forebay verify --url 'x'")
+    assert "<script>" not in page
+    assert page.count('<div class="pair">') == sum(len(outcome.findings.differences) for outcome in outcomes)
+    assert "<mark>wrong" in page
+    value: Any = json.loads(as_json(comparison, outcomes))
+    assert value["verdict"] == verdict_text(outcomes)
+    assert len(value["outcomes"]) == len(outcomes)
+
+
+@contextmanager
+def _running(fake: FakeServer) -> Iterator[str]:
+    """A fake server in a thread of its own, for a command that has the main one."""
+    ready, loop = threading.Event(), asyncio.new_event_loop()
+    stopped = asyncio.Event()
+
+    async def serve() -> None:
+        async with fake.listening():
+            ready.set()
+            await stopped.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(HANGS_S)
+        yield fake.url
+    finally:
+        loop.call_soon_threadsafe(stopped.set)
+        thread.join(HANGS_S)
+        loop.close()
+
+
+def test_command_compares_two_servers_and_prints_how_to_repeat_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = [
+        "verify",
+        "--budget",
+        f"{HANGS_S}s",
+        "--max-tokens",
+        "6",
+        "--only",
+        "at http",
+        "--html",
+        str(tmp_path / "page.html"),
+    ]
+    with _running(FakeServer()) as one, _running(FakeServer(wrong_without_logprobs=True, gives_logprobs=True)) as other:
+        assert forebay([*words, "--url", one, "--url", other]) == 0
+    printed = capsys.readouterr().out
+    assert f"at {other}" in printed
+    assert "--seed=" in printed.splitlines()[-1]
+    assert "Does anything around a request" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--budget", "soon"], "--budget soon is no time"),
+        (["--html", "/nowhere/page.html"], "cannot be written"),
+        (["--api-key-file", "/nowhere"], "cannot be read"),
+        (["--model", "other"], "has no model of this name; it lists: fake"),
+        (["--only", "moon"], "no circumstance has this in its name"),
+    ],
+)
+def test_command_refuses_words_that_cannot_work(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _running(FakeServer()) as url:
+        assert forebay(["verify", "--url", url, *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_comparison_of_a_server_imports_no_engine_and_few_packages() -> None:
+    code = (
+        "import sys; from forebay.cli.commands import run; code = run(['verify', '--url', 'http://127.0.0.1:9']); "
+        "import json; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules}))); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    assert not loaded & {"torch", "numpy", "tokenizers", "transformers", "starlette", "uvicorn", "jinja2", "pydantic"}
+    assert {"httpx2", "rich"} <= loaded
