@@ -24,6 +24,7 @@ from forebay.http.workers import TextWorkers, Workers
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.admin.metrics import Metrics
 from forebay.server.admin.prefix_tree import Trees
+from forebay.server.api.core.answered import Answered
 from forebay.server.api.openai.response_store import ResponseStore
 from forebay.server.grammars import GrammarWorkers
 from forebay.server.images.reader import ImageReader
@@ -66,6 +67,7 @@ class ServerContext:
     images: ImageReader | None = None  # None: the model has no encoder
     under_way: UnderWay = field(default_factory=UnderWay)
     trees: Trees = field(default_factory=Trees)
+    answered: Answered = field(default_factory=Answered)
 
     def endpoint(self, handler: Handler[ServerContext]) -> Callable[[Request], Awaitable[Response]]:
         """Bind a route's handler to this context, with the client of each request."""

@@ -7,6 +7,20 @@ _TOOLS = "server/test_tools.py::"
 
 SERVER = (
     Mutant(
+        "C20 the reason of a difference is that of the part of the answer at its place",
+        "server/api/core/answered.py",
+        "            offset -= run.num_tokens\n",
+        "",
+        "server/test_round_trips.py::test_reason_is_that_of_the_part_at_the_place",
+    ),
+    Mutant(
+        "C29 the reason of a difference is read from answers of the same session alone",
+        "server/api/core/answered.py",
+        "        known = self._sessions.get(session, OrderedDict[bytes, _Answer]()).values()\n",
+        "        known = [each for answers in self._sessions.values() for each in answers.values()]\n",
+        "server/test_round_trips.py::test_reason_is_not_that_of_another_session_or_another_prompt",
+    ),
+    Mutant(
         "C28 the parts of an answer keep their order where the template has it",
         "server/api/anthropic/messages_blocks.py",
         "        if end == len(blocks) or _PARTS.index(blocks[end].type) < _PARTS.index(blocks[end - 1].type):\n",

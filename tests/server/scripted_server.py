@@ -14,7 +14,7 @@ from tests.text.tiny_tokenizer import tiny_tokenizer
 class ScriptedServer:
     """A server whose model says `answer`."""
 
-    def __init__(self, template: str) -> None:
+    def __init__(self, template: str, engine: type[FakeEngine] = FakeEngine) -> None:
         self.answer = ""
         tokenizer = tiny_tokenizer(template=template)
 
@@ -22,7 +22,7 @@ class ScriptedServer:
             return tokenizer.encode(self.answer)
 
         model = replace(MODEL, answers=find_formats(tokenizer))
-        self.server = start(tokenizer, lambda: FakeEngine(script, width=3), model=model)
+        self.server = start(tokenizer, lambda: engine(script, width=3), model=model)
 
     def prompt(self) -> str:
         stream = self.server.engine.submitted[-1]

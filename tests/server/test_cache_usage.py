@@ -67,7 +67,7 @@ def test_usage_shows_the_first_token_that_differs_in_text(launch: Launch) -> Non
     (here,), (there,) = server.tokenizer.encode(" world"), server.tokenizer.encode("hello")
     report = CacheReport(16, MissReason.DIVERGED, 16, differs_at=17, token_here=here, token_there=there)
     found = cached(server, report, "/v1/chat/completions", **CHAT)
-    assert found["differs"] == {"position": 17, "here": " world", "there": "hello"}
+    assert found["differs"] == {"position": 17, "here": " world", "there": "hello", "reason": "text_changed"}
 
 
 def test_control_tokens_and_half_characters_have_a_spelling_too(launch: Launch) -> None:
@@ -78,6 +78,7 @@ def test_control_tokens_and_half_characters_have_a_spelling_too(launch: Launch) 
         "position": 16,
         "here": "<|im_start|>",
         "there": "\ufffd",
+        "reason": "text_changed",
     }
 
 

@@ -86,7 +86,7 @@ def test_a_session_is_told_of_its_own_prompts_and_of_no_others(launch: Launch, l
     assert differs(server, asked, BOB, **{label: "one"}) is None
     assert differs(server, asked, ALICE) is None
     own = differs(server, asked, ALICE, **{label: "one"})
-    assert own == {"position": PAGE + 1, "here": here, "there": there}
+    assert own == {"position": PAGE + 1, "here": here, "there": there, "reason": "text_changed"}
 
 
 def test_an_admin_is_told_of_everybodys(launch: Launch) -> None:

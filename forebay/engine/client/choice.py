@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from forebay.base.errors import Unavailable
 from forebay.engine.client.scores import Scored, WaitingScores
@@ -12,7 +12,7 @@ from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import Grammar, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, FinishReason, MemoryReport, SpeculationReport, Update
-from forebay.text.answers.parts import CallEnded, Part, Said, Thought
+from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Kind, Part, Said, Thought
 from forebay.text.answers.reading import AnswerReader
 from forebay.text.detokenizer import Delta, Detokenizer
 from forebay.text.token_bytes import TokenBytes
@@ -20,12 +20,14 @@ from forebay.text.token_bytes import TokenBytes
 
 class Reading(NamedTuple):
     """How answers to a prompt are read: by a reader each, from the bytes in `table`, to the end of the first call if
-    only one call is allowed. Thinking is always separated from the answer; `with_thinking` returns it as well."""
+    only one call is allowed. Thinking is always separated from the answer; `with_thinking` returns it as well. If
+    `opened`, the prompt ends within the thinking."""
 
     make: Callable[[], AnswerReader]
     table: TokenBytes
     one_call: bool
     with_thinking: bool = True
+    opened: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,23 @@ class Prompt:
     grammar: Grammar | None = None
     pictures: tuple[Picture, ...] = ()
     num_image_tokens: int = 0
+
+
+_KINDS: Final[Mapping[type[Part], Kind]] = {
+    Said: Said,
+    Thought: Thought,
+    CallBegun: CallArguments,
+    CallArguments: CallArguments,
+    CallEnded: CallArguments,
+}
+
+
+@dataclass(slots=True)
+class Run:
+    """Tokens in a row of an answer that belong to one kind of part, or to none: to markers and layout."""
+
+    kind: Kind | None
+    num_tokens: int = 0
 
 
 class Piece(NamedTuple):
@@ -113,6 +132,7 @@ class Choice:
         self.num_tokens = 0
         self.token_ids: list[int] = []  # of the output, if they are kept
         self.num_calls = self.num_reasoning_tokens = 0
+        self.runs: list[Run] = []  # of the output, if it is read
         reading = self.prompt.reading
         self._reader = None if reading is None else reading.make()
         table = self._table if reading is None else reading.table
@@ -222,10 +242,19 @@ class Choice:
         if part is not None:
             parts.append(part)
             self.num_reasoning_tokens += reader.thinking
+            self._count_in_run(Thought if reader.thinking else _KINDS[type(part)])
             return
         thinks = reader.thinking
-        parts += reader.push(text)
-        self.num_reasoning_tokens += thinks or reader.thinking
+        found = reader.push(text)
+        parts += found
+        thinks = thinks or reader.thinking
+        self.num_reasoning_tokens += thinks
+        self._count_in_run(Thought if thinks else _KINDS[type(found[-1])] if found else None)
+
+    def _count_in_run(self, kind: Kind | None) -> None:
+        if not self.runs or self.runs[-1].kind is not kind:
+            self.runs.append(Run(kind))
+        self.runs[-1].num_tokens += 1
 
     def _is_enough(self, parts: list[Part]) -> bool:
         return self._one_call and any(isinstance(part, CallEnded) for part in parts)

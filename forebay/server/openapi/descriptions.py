@@ -81,7 +81,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "decoded_token": "The token's text.",
     "description": "What it is for, in words that the model reads.",
     "detail": "How closely the model looks at the image: `low` makes one tile of it.",
-    "differs": "Where the prompt left a cached one of its own session: position, and the tokens here and there.",
+    "differs": "Where the prompt left a cached one of its own session: place, tokens here and there, and the reason.",
     "dimensions": "So many numbers of each vector are kept.",
     "disable_parallel_tool_use": "End the answer behind its first call.",
     "disaggregation_bootstrap_port": "Where a prefill server listens for decode servers.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, NamedTuple, Protocol
@@ -89,6 +89,9 @@ class Generation:
         self.error: Exception | None = None
         self.over = False  # all choices have finished, or one has failed
         self.adapter = adapter  # the LoRA adapter that is applied
+        self.why_differs: Callable[[int], str] | None = (
+            None  # the reason for a position at which the prompt left another
+        )
         self._table = table
         self._has_pieces = False
         self._begun = asyncio.Event()
@@ -182,11 +185,16 @@ class Generation:
     def num_scores(self) -> int:
         return sum(choice.num_scores for choice in self.choices)
 
+    def _name_reason(self, differs: dict[str, Any] | None) -> None:
+        if differs is not None and self.why_differs is not None:
+            differs["reason"] = self.why_differs(differs["position"])
+
     def usage(self) -> Usage:
         """OpenAI's usage, with what the prefix cache did. Choices of one prompt count it once."""
         completion = sum(choice.num_tokens for choice in self.choices)
         reports = {id(choice.prompt): choice.cache for choice in reversed(self.choices)}
         cache = cache_usage(list(reports.values())[::-1], self._table, [choice.memory for choice in self.choices])
+        self._name_reason(cache.differs)
         num_images = sum({id(choice.prompt): choice.prompt.num_image_tokens for choice in self.choices}.values())
         is_read = any(choice.prompt.reading is not None for choice in self.choices)
         reasoning = ReasoningDetails(reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self.choices))

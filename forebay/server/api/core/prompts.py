@@ -124,7 +124,7 @@ def reading_of(body: ChatRequest, found: Findings, tokenizer: Tokenizer, prompt:
     make = partial(reader_for, formats, tools, opened=opened and body.separate_reasoning)
     table = _shown(tokenizer.table, found.formats.spellings)
     one_call = body.parallel_tool_calls is False
-    return Reading(make, table, one_call=one_call, with_thinking=body.include_reasoning)
+    return Reading(make, table, one_call=one_call, with_thinking=body.include_reasoning, opened=opened)
 
 
 @lru_cache(maxsize=8)

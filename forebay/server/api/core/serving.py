@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
@@ -178,9 +178,13 @@ async def _serve(
             params = with_room(params, made, body.wanted, server.engine.info, cut=cut_to_room)
         order = replace(order, params=params, discard_output=body.wanted == 0)
         generation = Generation.submit(server.engine, server.table(body), made, order)
-        made.clear()  # the engine has their pictures
         generation.started_at = context.arrived_at
+        made.clear()  # the engine has their pictures
+        first, session = generation.choices[0].prompt, f"{order.namespace} {order.author}"
+        generation.why_differs = lru_cache(partial(server.answered.reason, session, first.token_ids))
         undo.callback(_count, server, context, generation)
+        if first.reading is not None and any(body.session):
+            undo.callback(_note_answer, server, session, generation)
         undo.callback(generation.abort)
         names = (context.request_id, known_as or body.request_id)
         undo.enter_context(server.under_way.known(context.tenant, names, generation.abort))
@@ -201,6 +205,14 @@ def _gained(reports: Sequence[SpeculationReport]) -> dict[str, float]:
         "spec_net_speedup": sum(report.net_speedup for report in reports) / len(reports),
         "accepted_per_step": sum(report.accepted_per_step for report in reports) / len(reports),
     }
+
+
+def _note_answer(server: ServerContext, session: str, generation: Generation) -> None:
+    """Keep the kinds of tokens of a chat's first choice."""
+    choice = generation.choices[0]
+    reading = choice.prompt.reading
+    opened = reading is not None and reading.opened
+    server.answered.note(session, choice.prompt.token_ids, choice.runs, opened=opened)
 
 
 def _count(server: ServerContext, context: RequestContext, generation: Generation) -> None:
