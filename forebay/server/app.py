@@ -46,8 +46,9 @@ from forebay.server.api.llama import completion as llama_completion
 from forebay.server.api.ollama import chat as ollama_chat
 from forebay.server.api.ollama import embeddings as ollama_embeddings
 from forebay.server.api.ollama import models as ollama_models
-from forebay.server.api.openai import chat, completions, embeddings, responses, stored_responses
+from forebay.server.api.openai import chat, compaction, completions, embeddings, responses, stored_responses
 from forebay.server.api.openai.response_store import ResponseStore
+from forebay.server.api.openai.seals import Seals
 from forebay.server.api.sglang import generate
 from forebay.server.assets import application, file_endpoint, with_cors
 from forebay.server.console import HEADERS, Asset, load_assets
@@ -74,6 +75,7 @@ ROUTES: Final[tuple[Route[ServerContext], ...]] = (
     *aborting.ROUTES,
     *messages.ROUTES,
     *responses.ROUTES,
+    *compaction.ROUTES,
     *stored_responses.ROUTES,
     *embeddings.ROUTES,
     *models.ROUTES,
@@ -123,6 +125,7 @@ def create_context(
         started_at=time.time(),
         images=None if model.tiling is None else ImageReader(model.tiling, tokenizer, config, preparation, model.mode),
         client=staying_client(),
+        seals=Seals(config.cluster_key),
     )
 
 

@@ -26,6 +26,7 @@ from forebay.server.admin.metrics import Metrics
 from forebay.server.admin.prefix_tree import Trees
 from forebay.server.api.core.answered import Answered
 from forebay.server.api.openai.response_store import ResponseStore
+from forebay.server.api.openai.seals import Seals
 from forebay.server.grammars import GrammarWorkers
 from forebay.server.images.reader import ImageReader
 from forebay.server.protocol.requests import Sampling
@@ -68,6 +69,7 @@ class ServerContext:
     under_way: UnderWay = field(default_factory=UnderWay)
     trees: Trees = field(default_factory=Trees)
     answered: Answered = field(default_factory=Answered)
+    seals: Seals = field(default_factory=Seals)
 
     def endpoint(self, handler: Handler[ServerContext]) -> Callable[[Request], Awaitable[Response]]:
         """Bind a route's handler to this context, with the client of each request."""

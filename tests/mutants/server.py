@@ -7,6 +7,34 @@ _TOOLS = "server/test_tools.py::"
 
 SERVER = (
     Mutant(
+        "C29 a compaction of another API key does not open",
+        "server/api/openai/seals.py",
+        'hmac.digest(self._secret, b"seal" + owner, "sha256")',
+        'hmac.digest(self._secret, b"seal", "sha256")',
+        "server/test_compaction.py::test_seal_opens_for_its_owner_until_it_expires_and_for_no_change",
+    ),
+    Mutant(
+        "C33 the expiry of a compaction is authenticated with it",
+        "server/api/openai/seals.py",
+        "    return PREFIX.encode() + expiry\n",
+        "    return PREFIX.encode()\n",
+        "server/test_compaction.py::test_seal_opens_for_its_owner_until_it_expires_and_for_no_change",
+    ),
+    Mutant(
+        "C33 a compaction has a most of bytes",
+        "server/api/openai/seals.py",
+        "        if len(content) > MAX_BYTES:\n",
+        "        if False:\n",
+        "server/test_compaction.py::test_seal_is_bounded",
+    ),
+    Mutant(
+        "C28 a compaction replaces what the model and its tools said before it",
+        "server/api/openai/compaction.py",
+        "if place >= last or _stays(item)]",
+        "]",
+        "server/test_compaction.py::test_item_is_expanded_to_its_summary_and_replaces_what_the_model_said",
+    ),
+    Mutant(
         "C20 the reason of a difference is that of the part of the answer at its place",
         "server/api/core/answered.py",
         "            offset -= run.num_tokens\n",
@@ -155,7 +183,7 @@ SERVER = (
     ),
     Mutant(
         "C27 an event of an item carries that item's index",
-        "server/api/openai/responses.py",
+        "server/api/openai/responses_dialect.py",
         "        self._count += 1\n",
         "",
         "server/test_responses.py::test_functions_are_called_over_three_turns",

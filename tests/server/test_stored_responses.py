@@ -143,3 +143,26 @@ def test_response_that_fails_is_not_stored(launch: Callable[..., Running]) -> No
             assert "response.failed" in "".join(lines)
         name = begun.partition('"id":"')[2].partition('"')[0]
         assert http.get(f"/v1/responses/{name}").status_code == 404
+
+
+def test_input_items_of_a_stored_response_come_page_by_page(launch: Callable[..., Running]) -> None:
+    server = launch(responses_store_bytes=1 << 20, api_keys=("one", "two"))
+    with connect(server, "one") as api, connect(server, "two") as other:
+        said = [{"role": "user", "content": f"Text {number}."} for number in range(5)]
+        kept = api.responses.create(model="tiny", input=said, max_output_tokens=4)
+        following = api.responses.create(
+            model="tiny", input="And now?", previous_response_id=kept.id, max_output_tokens=4
+        )
+        listed = [
+            [item.content for item in api.responses.input_items.list(kept.id, order=order, limit=2)]
+            for order in ("asc", "desc")
+        ]
+        texts = [message["content"] for message in said]
+        assert listed == [texts, texts[::-1]]
+        kinds = [item.role for item in api.responses.input_items.list(following.id, order="asc")]
+        assert kinds == ["user"] * 5 + ["assistant", "user"]
+        with pytest.raises(openai.NotFoundError):
+            other.responses.input_items.list(kept.id)
+        for wrong in ({"limit": 0}, {"limit": 101}, {"after": "x"}):
+            with pytest.raises(openai.BadRequestError):
+                api.responses.input_items.list(kept.id, **wrong)

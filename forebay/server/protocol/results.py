@@ -1,4 +1,4 @@
-"""Calls of a history and their results: each call has one result, which stands behind the answer with the call."""
+"""Calls of a history and their results: each call has one result, behind the answer with the call."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MOST_NAMED: Final = 3  # ids in an error
 @dataclass(slots=True)
 class _Round(Generic[M]):
     """Messages of the assistant in a row, the ids of their calls, and the messages behind them up to the next answer.
-    `results` are the results of these calls, also those that stood further on."""
+    `results` are the results of these calls, also those from behind later messages."""
 
     calls: list[str] = field(default_factory=list)
     messages: list[M] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The last answers of each session, which say why a later prompt goes on differently within one of them."""
+"""The last answers of each session: the reasons for which a later prompt leaves one of them."""
 
 from __future__ import annotations
 

@@ -7,9 +7,10 @@ import binascii
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from pydantic import Field, StringConstraints, Tag, model_validator
+from pydantic import Field, PrivateAttr, StringConstraints, Tag, model_validator
 
 from forebay.server.api.core.renaming import by_type, only
+from forebay.server.api.openai.seals import MAX_SEALED_CHARS
 from forebay.server.protocol.ignored import Harmless, one_of
 from forebay.server.protocol.images import Detail, Image, SourceText
 from forebay.server.protocol.messages import MAX_PARTS, text_or_list
@@ -17,6 +18,16 @@ from forebay.server.protocol.strict import History, Label, Strict, Text
 from forebay.server.protocol.tools import CalledFunction
 from forebay.server.protocol.validation import INVALID_COMBINATION, INVALID_VALUE, branch, by_shape, refusal
 
+SUMMARY_PROMPT: Final = """\
+Stop here and write a summary of this conversation. It replaces the conversation: you, or another model, will go on
+from it alone. Call no tool and do not answer anything else. Write, as far as there is any of it:
+
+- what the user wants, with all rules and preferences that were given
+- what was done and found out so far, with the names of files, functions and commands, and exact values
+- what was decided, and why
+- which errors came up, and how they were dealt with
+- what remains to be done, and the next step"""
+SUMMARY_BEFORE: Final = "The conversation so far was summed up, and this summary stands for it. Go on from it:"
 SEALED: Final = "forebay:"  # begins what stands for thinking that a client hands back without looking at it
 _LABEL: Final = Harmless(lambda value: value is None or isinstance(value, str), {"type": ["string", "null"]})
 _STATUS: Final = one_of(None, "in_progress", "completed", "incomplete")
@@ -118,6 +129,10 @@ class FunctionOutputItem(History):
     call_id: Label
     output: _Texts
 
+    def as_message(self) -> dict[str, Any]:
+        """Return the message of a chat."""
+        return {"role": "tool", "content": _content(self.output), "tool_call_id": self.call_id}
+
 
 class TextCallItem(History):
     """The call of a tool that takes one text."""
@@ -158,6 +173,35 @@ class ReasoningItem(History):
         return self
 
 
+class CompactionItem(History):
+    """A summary that stands for the conversation before it. It is sealed: `with_summary` adds its text."""
+
+    ignored = {"id": _LABEL, "created_by": _LABEL}
+    type: Literal["compaction", "compaction_summary"]
+    encrypted_content: Annotated[str, StringConstraints(max_length=MAX_SEALED_CHARS)]
+    _summary: str = PrivateAttr("")
+
+    def as_message(self) -> dict[str, Any]:
+        """Return the message of a chat; without a text if the item has not been opened."""
+        return {"role": "user", "content": f"{SUMMARY_BEFORE}\n\n{self._summary}"}
+
+    def with_summary(self, summary: str) -> CompactionItem:
+        """Return the item with its text."""
+        opened = self.model_copy()
+        opened._summary = summary
+        return opened
+
+
+class CompactionTrigger(History):
+    """The last item of a request for a summary."""
+
+    type: Literal["compaction_trigger"]
+
+    def as_message(self) -> dict[str, Any]:
+        """Return the message of a chat."""
+        return {"role": "user", "content": SUMMARY_PROMPT}
+
+
 def sealed(text: str) -> str:
     """Return thinking for clients that send it back only if they cannot read it."""
     return SEALED + base64.b64encode(text.encode()).decode()
@@ -173,6 +217,7 @@ def unsealed(text: str) -> str:
         raise ValueError(str(error)) from error
 
 
+_SERVED: Final = "messages, reasoning, compactions, and calls of functions and custom tools with their outputs"
 _ITEMS: Final = (
     "message",
     "function_call",
@@ -180,6 +225,9 @@ _ITEMS: Final = (
     "custom_tool_call",
     "custom_tool_call_output",
     "reasoning",
+    "compaction",
+    "compaction_summary",
+    "compaction_trigger",
 )
 Item: TypeAlias = Annotated[
     Annotated[MessageItem, Tag(branch("message"))]
@@ -187,9 +235,12 @@ Item: TypeAlias = Annotated[
     | Annotated[FunctionOutputItem, Tag(branch("function_call_output"))]
     | Annotated[TextCallItem, Tag(branch("custom_tool_call"))]
     | Annotated[TextOutputItem, Tag(branch("custom_tool_call_output"))]
-    | Annotated[ReasoningItem, Tag(branch("reasoning"))],
+    | Annotated[ReasoningItem, Tag(branch("reasoning"))]
+    | Annotated[CompactionItem, Tag(branch("compaction"))]
+    | Annotated[CompactionItem, Tag(branch("compaction_summary"))]
+    | Annotated[CompactionTrigger, Tag(branch("compaction_trigger"))],
     by_type(*_ITEMS, default="message"),
-    only(*_ITEMS, served="messages, reasoning, and calls of functions and custom tools with their outputs are served"),
+    only(*_ITEMS, served=f"{_SERVED} are served"),
 ]
 
 
@@ -205,8 +256,8 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[st
 def _add(messages: list[dict[str, Any]], item: Any) -> None:
     last = messages[-1] if messages else {"role": ""}
     match item:
-        case FunctionOutputItem():
-            messages.append({"role": "tool", "content": _content(item.output), "tool_call_id": item.call_id})
+        case FunctionOutputItem() | CompactionItem() | CompactionTrigger():
+            messages.append(item.as_message())
         case MessageItem(role="assistant"):
             _own(messages, "content", "tool_calls")["content"] = _joined(item.content)
         case MessageItem(role="system" | "developer") if len(messages) == 1 and last["role"] == "system":

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, PrivateAttr, StringConstraints, Tag, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints, Tag, model_validator
 
 from forebay.base.foreign import PASSED, passed_fields
 from forebay.requests.sampling_params import MAX_TOP_LOGPROBS
 from forebay.server.api.core.renaming import renamed
-from forebay.server.api.openai.responses_items import Item, MessageItem, messages_of
+from forebay.server.api.openai.responses_items import CompactionTrigger, Item, MessageItem, messages_of
 from forebay.server.api.openai.responses_tools import FunctionTool, TextInputTool, Tool, ToolChoice
 from forebay.server.protocol.ignored import MAX_METADATA, MAX_METADATA_KEY, neutral, one_of
 from forebay.server.protocol.messages import MAX_MESSAGES, WithVariables, text_or_list, variables_as_chat
@@ -54,6 +54,24 @@ class TextConfig(Strict):
         return {**said, "response_format": {"type": kind, **({"json_schema": schema} if schema else {})}}
 
 
+TRIGGER: Final = CompactionTrigger(type="compaction_trigger")
+
+
+def _check_trigger(items: list[Item]) -> list[Item]:
+    for place, item in enumerate(items[:-1]):
+        if isinstance(item, CompactionTrigger):
+            what = f"{place}.type is compaction_trigger: only the last item may be one"
+            raise refusal(INVALID_COMBINATION, f"{place}.type", what)
+    return items
+
+
+class ContextManagement(Strict):
+    """The conversation is compacted before the answer if its prompt has more than `compact_threshold` tokens."""
+
+    type: Literal["compaction"]
+    compact_threshold: Annotated[int, Field(ge=1, le=I32)] | None = None
+
+
 class InputTokensRequest(WithVariables):
     """The fields of a request that become a prompt."""
 
@@ -61,7 +79,12 @@ class InputTokensRequest(WithVariables):
     model: Annotated[str, StringConstraints(max_length=512)] | None = None
     input: Annotated[
         Annotated[Text, Tag(branch("text"))]
-        | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True), Tag(branch("list"))],
+        | Annotated[
+            list[Item],
+            Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+            AfterValidator(_check_trigger),
+            Tag(branch("list")),
+        ],
         by_shape(text_or_list, "a string or a list of items"),
     ]
     instructions: Text | None = None
@@ -77,7 +100,7 @@ class InputTokensRequest(WithVariables):
     @classmethod
     def parse(cls, data: dict[str, Any], *, lenient: bool = False, images: bool = False) -> Self:
         body = super().parse(data, lenient=lenient, images=images)
-        body._chat = body.chat_after(())
+        body._chat = body.chat_of(body.items)
         return body
 
     @model_validator(mode="after")
@@ -119,12 +142,12 @@ class InputTokensRequest(WithVariables):
         kinds = (str(tool["type"])[:64] for tool in self.tools or () if isinstance(tool, dict))
         return list(dict.fromkeys(kinds))
 
-    def chat_after(self, earlier: Sequence[Item]) -> ChatRequest:
-        """The chat of `earlier` items and the input. Raises InvalidRequest that names this body's fields."""
+    def chat_of(self, items: Sequence[Item]) -> ChatRequest:
+        """Return the chat of these items. Raises InvalidRequest that names this body's fields."""
         with renamed(self.renamings):
-            return ChatRequest.parse(self._as_chat(earlier), images=True)  # those of the items were checked
+            return ChatRequest.parse(self._as_chat(items), images=True)  # those of the items were checked
 
-    def _as_chat(self, earlier: Sequence[Item]) -> dict[str, Any]:
+    def _as_chat(self, items: Sequence[Item]) -> dict[str, Any]:
         choice = self.tool_choice
         own = {
             "model": self.model,
@@ -134,9 +157,29 @@ class InputTokensRequest(WithVariables):
             "tool_choice": choice if choice is None or isinstance(choice, str) else choice.as_chat(),
         }
         kept = {name: value for name, value in own.items() if value is not None}
-        messages = messages_of([*earlier, *self.items], self.instructions)
+        messages = messages_of(items, self.instructions)
         text = self.text.as_chat() if self.text else {}
         return {"messages": messages, **kept, **text, **variables_as_chat(self)}
+
+
+class CompactRequest(Bootstrap, InputTokensRequest):
+    """The body of /v1/responses/compact: as of a response, whose fields for sampling change no summary."""
+
+    ignored = {**InputTokensRequest.ignored, **neutral("responses")}
+    passed = PASSED | passed_fields("responses", "compact")
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+
+    @property
+    def items(self) -> Sequence[Item]:
+        """The input, and the trigger behind it."""
+        return [*super().items, TRIGGER]
+
+    def _as_chat(self, items: Sequence[Item]) -> dict[str, Any]:
+        names = ("user", "safety_identifier", "prompt_cache_key", *Bootstrap.model_fields)
+        kept = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {**super()._as_chat(items), **kept}
 
 
 class ResponsesRequest(Choosing, Bootstrap, InputTokensRequest):
@@ -166,6 +209,8 @@ class ResponsesRequest(Choosing, Bootstrap, InputTokensRequest):
     prompt_cache_key: Label | None = None
     store: bool | None = None
     background: bool | None = None
+    context_management: Annotated[list[ContextManagement], Field(max_length=1, fail_fast=True)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1, le=I32)] | None = None
 
     @model_validator(mode="after")
     def _waits(self) -> Self:
@@ -190,12 +235,12 @@ class ResponsesRequest(Choosing, Bootstrap, InputTokensRequest):
         """Number of alternatives with log-probabilities beside the chosen token; -1 for none at all."""
         return self.top_logprobs or (0 if LOGPROBS in (self.include or ()) else -1)
 
-    def _as_chat(self, earlier: Sequence[Item]) -> dict[str, Any]:
+    def _as_chat(self, items: Sequence[Item]) -> dict[str, Any]:
         names = ("stream", "user", "safety_identifier", "prompt_cache_key")
         own = {name: getattr(self, name) for name in (*names, *Bootstrap.model_fields)}
         own["max_completion_tokens"] = self.max_output_tokens
         kept = {name: value for name, value in own.items() if value is not None}
-        return {**super()._as_chat(earlier), **self.chosen, **kept}
+        return {**super()._as_chat(items), **self.chosen, **kept}
 
     def echo(self, *, stored: bool) -> dict[str, Any]:
         """Return the fields that the answer repeats, without those that may be long."""
@@ -205,6 +250,7 @@ class ResponsesRequest(Choosing, Bootstrap, InputTokensRequest):
             "background": False,
             "instructions": None,
             "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": self.max_tool_calls,
             "metadata": {**(self.metadata or {}), **ignored},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "previous_response_id": self.previous_response_id,

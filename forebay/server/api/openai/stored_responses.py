@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypedDict
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypedDict
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from forebay.base.errors import InvalidRequest
 from forebay.http.answers import json_response
 from forebay.http.errors import RESPONSES
 from forebay.http.route import JSON, Access, Forward, Route
-from forebay.server.api.openai.responses import ModelResponse
+from forebay.server.api.openai.responses_dialect import ModelResponse
 from forebay.server.context import RequestContext, ServerContext
 
 _PATH: Final = f"{RESPONSES}/{{response_id}}"
 _TEXT: Final = "A stored response of one's own, to read (GET) or to drop (DELETE)."
+
+
+MAX_PAGE: Final = 100  # items
+
+
+class InputItems(TypedDict):
+    """A page of the items that led to a response."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class DeletedResponse(TypedDict):
@@ -32,6 +48,39 @@ async def stored_response(request: Request, server: ServerContext) -> Response:
     return Response(stored.response, media_type=JSON)
 
 
+async def input_items(request: Request, server: ServerContext) -> Response:
+    """Return the items that led to a stored response of the caller's API key, the last one first unless `order` is
+    `asc`. An unknown id is answered with 404."""
+    tenant, response_id = RequestContext.of(request.scope).tenant, request.path_params["response_id"]
+    stored = server.responses.get(tenant, response_id)
+    num_own = len(msgspec.json.decode(stored.response)["output"])
+    items = msgspec.json.decode(stored.items)
+    items = [{"id": f"item_{place}", **item} for place, item in enumerate(items[: len(items) - num_own])]
+    return json_response(_page(items, request.query_params))
+
+
+def _page(items: list[dict[str, Any]], query: Mapping[str, str]) -> InputItems:
+    """Return the items behind the one that `after` names, as many as `limit` says."""
+    limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= MAX_PAGE):
+        raise InvalidRequest(f"limit is {limit[:20]!a}: give a number from 1 to {MAX_PAGE}", param="limit")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"order is {order[:20]!a}: give asc or desc", param="order")
+    ordered = items if order == "asc" else items[::-1]
+    ids = [item["id"] for item in ordered]
+    if after is not None and after not in ids:
+        raise InvalidRequest(f"after names no item of this response: {after[:64]!a}", param="after")
+    begin = 0 if after is None else ids.index(after) + 1
+    page = ordered[begin : begin + int(limit)]
+    return InputItems(
+        object="list",
+        data=page,
+        first_id=page[0]["id"] if page else None,
+        last_id=page[-1]["id"] if page else None,
+        has_more=begin + len(page) < len(ordered),
+    )
+
+
 async def delete_response(request: Request, server: ServerContext) -> Response:
     """Delete a stored response of the caller's API key; an unknown id is answered with 404."""
     tenant, response_id = RequestContext.of(request.scope).tenant, request.path_params["response_id"]
@@ -46,6 +95,15 @@ ROUTES: Final[tuple[Route[ServerContext], ...]] = (
         stored_response,
         answer=ModelResponse,
         text=_TEXT,
+        access=Access.USER,
+        forward=Forward.OWN,
+    ),
+    Route(
+        "GET",
+        f"{_PATH}/input_items",
+        input_items,
+        answer=InputItems,
+        text="The items that led to a stored response: `limit`, `order` and `after` choose a page.",
         access=Access.USER,
         forward=Forward.OWN,
     ),
