@@ -8,6 +8,10 @@ from tests.mutants.mutant import Mutant
 
 _ATTENTION = "ops/triton/attention.py"
 _EVERY_STEP = "ops/test_triton_segments.py::test_c31_attention_of_a_position_is_the_same_in_every_step"
+_PRODUCTS = "ops/triton/products.py"
+_ANY_ROWS = "ops/test_triton_linear.py::test_c31_a_row_of_a_product_has_the_same_bits_among_any_number_of_rows"
+_IN_CODES = "ops/test_triton_linear.py::test_linear_in_codes_is_linear_of_the_values"
+_COMPILED = "ops/test_triton_ptx.py::test_products_load_wide_pieces_into_wgmma_without_spills"
 _CUT_UP = "ops/test_triton_segments.py::test_c31_bits_of_attention_do_not_depend_on_how_it_is_cut_up"
 
 GPU: Final[tuple[Mutant, ...]] = (
@@ -59,5 +63,40 @@ GPU: Final[tuple[Mutant, ...]] = (
         "for at in (0, count - 1)",
         "for at in (0,)",
         "ops/test_triton_linear.py::test_c31_a_product_whose_bits_depend_on_the_number_of_rows_is_found",
+    ),
+    Mutant(
+        "C31 the sum of a product is not divided by the number of rows",
+        _PRODUCTS,
+        "    depth = depth_of(x.dtype, form)\n",
+        "    depth = depth_of(x.dtype, form) * (1 + (num_rows > 64))\n",
+        _ANY_ROWS,
+    ),
+    Mutant(
+        "the last step of a product in codes may be a part of one",
+        _PRODUCTS,
+        "low = tl.load(low_at + word, mask=live_col[:, None] & (word < low_pitch), other=0)",
+        "low = tl.load(low_at + word, mask=live_col[:, None] & (start + DEPTH <= k), other=0)",
+        _IN_CODES,
+    ),
+    Mutant(
+        "codes are multiplied by the scale of their own group",
+        "ops/triton/codes.py",
+        "at = (start + tl.arange(0, DEPTH // UNIT) * UNIT)[None, :]",
+        "at = (start + tl.arange(0, DEPTH // UNIT) * UNIT + 32)[None, :]",
+        _IN_CODES,
+    ),
+    Mutant(
+        "a thread loads 16 bytes of codes at once",
+        _PRODUCTS,
+        "tl.int32 if BITS >= 4 else tl.uint8)), 16)",
+        "tl.int32 if BITS >= 4 else tl.uint8)), 1)",
+        _COMPILED,
+    ),
+    Mutant(
+        "a thread loads 16 bytes of dense weights at once",
+        _PRODUCTS,
+        "weight = tl.multiple_of(tl.load(here).to(tl.pointer_type(dtype)), 16)",
+        "weight = tl.multiple_of(tl.load(here).to(tl.pointer_type(dtype)), 2)",
+        _COMPILED,
     ),
 )

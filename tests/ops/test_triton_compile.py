@@ -22,7 +22,7 @@ def test_every_kernel_compiles_for_a_gpu_that_need_not_be_there(arch: int) -> No
     assert {
         "_attend",
         "_combine",
-        "_matmul",
+        "_product",
         "_shrink",
         "_expand",
         "_mamba2",

@@ -11,7 +11,7 @@ import torch
 from forebay.ops.experts import ExpertActivation
 from forebay.ops.interface import Ops
 from tests.formats.coded import FORMATS, random_codes, stored
-from tests.ops.helpers import normal
+from tests.ops.helpers import assert_same_bits, normal
 from tests.ops.test_triton import device, ops, reference
 from tests.ops.triton_device import TritonOps, assert_close, linear
 
@@ -79,6 +79,23 @@ def test_c31_a_product_whose_bits_depend_on_the_number_of_rows_is_found(bad_from
     rows = normal((linear.PROBED_ROWS[-1], 3), torch.float32, seed=1)
     assert linear.rows_agree(same, rows)
     assert not linear.rows_agree(differs, rows)
+
+
+@pytest.mark.quick(6)
+@pytest.mark.parametrize("name", ["dense", "4 bits by 128", "Q4_0", "Q8_0", "MXFP4", "FP8", "Q3_K", "Q6_K", "IQ4_XS"])
+def test_c31_a_row_of_a_product_has_the_same_bits_among_any_number_of_rows(
+    device: str, dtype: torch.dtype, name: str
+) -> None:
+    """In every tile of the table."""
+    width, most = 256, 257
+    if name == "dense":
+        packed = replace(TritonOps(device, 1).pack_linear(normal((40, width), dtype, seed=1).to(device)), by_rows=True)
+    else:
+        packed = TritonOps(device, 1).pack_quantized(stored(random_codes(FORMATS[name], 40, width, seed=5)))
+    x = normal((most, width), dtype, seed=4).to(device)
+    whole = TritonOps(device, 1).linear(x, packed)
+    for count in (1, 2, 16, 17, 33, 64, 65, 128, 129):
+        assert_same_bits(TritonOps(device, 1).linear(x[most - count :], packed), whole[most - count :])
 
 
 EXPERTS, HIDDEN, INTERMEDIATE = 5, 40, 24

@@ -50,3 +50,11 @@ def dot(a, b):
     if INTERPRETED:
         return tl.dot(a.to(tl.float64), b.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
     return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def dot_add(a, b, acc):
+    """acc + a @ b: a matrix unit adds the products to `acc` one block of inputs after the other."""
+    if INTERPRETED:
+        return acc + dot(a, b)
+    return tl.dot(a, b, acc, input_precision="ieee")

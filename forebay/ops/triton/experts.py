@@ -16,14 +16,15 @@ from torch import Tensor
 
 from forebay.ops.experts import ExpertActivation, ExpertOps, Experts, HeadWeights
 from forebay.ops.linear import LinearWeight
-from forebay.ops.triton.linear import TritonLinearWeight, matmul
+from forebay.ops.triton.linear import TritonLinearWeight
+from forebay.ops.triton.products import Runs, product
 
 _BLOCK: Final = 1024  # entries of a row that one program sums up
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TritonExperts(Experts):
-    """`gate_up` and `down` keep the tensors that `gate_up_at` and `down_at` [E, 8] are the addresses of."""
+    """`gate_up` and `down` keep the tensors that `gate_up_at` and `down_at` [E, 7] are the addresses of."""
 
     gate_up: tuple[TritonLinearWeight, ...]
     down: tuple[TritonLinearWeight, ...]
@@ -85,9 +86,12 @@ class TritonExpertOps(ExpertOps):
         starts = torch.searchsorted(ids, edges, out_int32=True)
         inner, outer = experts.gate_up[0], experts.down[0]
         hidden = torch.empty(len(ids), inner.out_features, dtype=x.dtype, device=x.device)
-        matmul(x, order // choices, hidden, None, starts, experts.gate_up_at, inner, len(ids))
+        product(
+            x, hidden, experts.gate_up_at, inner, len(ids), Runs(starts, experts.num_experts, x_rows=order // choices)
+        )
         per_choice = torch.empty(len(ids), n, dtype=x.dtype, device=x.device)
-        matmul(experts.activate(hidden), None, per_choice, order, starts, experts.down_at, outer, len(ids))
+        found = Runs(starts, experts.num_experts, out_rows=order)
+        product(experts.activate(hidden), per_choice, experts.down_at, outer, len(ids), found)
         _sum_choices[(len(x), triton.cdiv(n, _BLOCK))](per_choice, topk_weights, out, choices, n, BLOCK=_BLOCK)
         return out
 

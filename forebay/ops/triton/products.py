@@ -1,0 +1,321 @@
+"""One kernel for products by weights: of few rows and of many, dense, in codes, and of experts.
+
+Its weights are the left operand, so that few rows of x are a matrix unit's columns. The sum over the inputs is never
+divided: one program adds up an output in the order of the inputs. So the bits of a row do not depend on the tile, and
+the tile may depend on the number of rows.
+
+Shape letters: N and K a layer's outputs and inputs, G groups of rows with a weight each.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.runtime import driver
+
+from forebay.formats.quantized import GROUP, CodeFormat
+from forebay.ops.triton.codes import fields, load_numbers, numbers, steps
+from forebay.ops.triton.common import INTERPRETED, dot_add, owner
+
+LOW_BITS: Final = {2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 8: 8, 16: 16}  # by the bits of a code: of its first plane
+_TOGETHER = tl.constexpr(8)  # blocks of rows whose programs run side by side: they read the same weights
+
+
+@triton.jit
+def _place(tile, row_blocks, col_blocks):
+    """The block of rows and that of outputs of a program."""
+    per = _TOGETHER * col_blocks
+    first = tile // per * _TOGETHER
+    size = tl.minimum(row_blocks - first, _TOGETHER)
+    inside = tile % per
+    return first + inside % size, inside // size
+
+
+@triton.jit(do_not_specialize=["num_groups", "num_rows", "row_blocks"])
+def _product(
+    x,
+    x_rows,
+    out,
+    out_rows,
+    starts,
+    addresses,
+    num_groups,
+    num_rows,
+    row_blocks,
+    x_stride,
+    n,
+    k,
+    low_pitch,
+    high_pitch,
+    BITS: tl.constexpr,
+    HIGH: tl.constexpr,
+    ZERO: tl.constexpr,
+    SPAN: tl.constexpr,
+    UNIT: tl.constexpr,
+    FACTORS: tl.constexpr,
+    LEVELS: tl.constexpr,
+    SCALES: tl.constexpr,
+    GROUPED: tl.constexpr,
+    HAS_X_ROWS: tl.constexpr,
+    HAS_OUT_ROWS: tl.constexpr,
+    HAS_MINIMUMS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """out[i] = x[i] @ weight.T + bias, rows starts[g]..starts[g + 1] with the weight at addresses[g].
+
+    Row i is row x_rows[i] of x and row out_rows[i] of `out` if these are given. The planes of codes have rows of
+    `low_pitch` and `high_pitch` words.
+    """
+    block, col_block = _place(tl.program_id(0), row_blocks, tl.cdiv(n, COLS))
+    group = block * 0
+    first = group
+    count = group + num_rows
+    if GROUPED:
+        group = owner(starts, num_groups, block, ROWS)
+        first = tl.load(starts + group)
+        count = tl.load(starts + group + 1) - first
+    begin = (block - first // ROWS - group) * ROWS
+    if begin >= count:
+        return
+    row = begin + tl.arange(0, ROWS)
+    live = row < count
+    source = (first + row).to(tl.int64)
+    target = source
+    if HAS_X_ROWS:
+        source = tl.load(x_rows + source, mask=live, other=0).to(tl.int64)
+    if HAS_OUT_ROWS:
+        target = tl.load(out_rows + target, mask=live, other=0).to(tl.int64)
+    x_at = x + source[:, None] * x_stride
+    col = col_block * COLS + tl.arange(0, COLS)
+    live_col = col < n
+    col_at = col.to(tl.int64)[:, None]
+    dtype = x.dtype.element_ty
+    here = addresses + group * 7
+    inner = tl.arange(0, DEPTH)
+    acc = tl.zeros([COLS, ROWS], tl.float32)
+    if BITS == 16:
+        weight = tl.multiple_of(tl.load(here).to(tl.pointer_type(dtype)), 16) + col_at * k
+        for start in range(0, k, DEPTH):
+            at = (start + inner)[None, :]
+            values = tl.load(x_at + at, mask=live[:, None] & (at < k), other=0.0)
+            tile = tl.load(weight + at, mask=live_col[:, None] & (at < k), other=0.0)
+            acc = dot_add(tile, tl.trans(values), acc)
+    else:
+        scale_type = tl.float16 if SCALES == 0 else tl.uint8 if SCALES == 1 else tl.float32
+        low_at = (
+            tl.multiple_of(tl.load(here).to(tl.pointer_type(tl.int32 if BITS >= 4 else tl.uint8)), 16)
+            + col_at * low_pitch
+        )
+        scales_at = tl.multiple_of(tl.load(here + 1).to(tl.pointer_type(scale_type)), 16)
+        minimums_at = tl.multiple_of(tl.load(here + 2).to(tl.pointer_type(tl.float16)), 16)
+        high_at = tl.multiple_of(tl.load(here + 4).to(tl.pointer_type(tl.uint8)), 16) + col_at * high_pitch
+        factors_at = tl.multiple_of(tl.load(here + 5).to(tl.pointer_type(tl.uint8 if SCALES == 2 else tl.int8)), 16)
+        minimum_factors_at = tl.multiple_of(tl.load(here + 6).to(tl.pointer_type(tl.int8)), 16)
+        LOW_WORD: tl.constexpr = 32 // BITS if BITS >= 4 else 8 // BITS
+        PER: tl.constexpr = FACTORS if FACTORS > 0 else UNIT
+        scale, factor = load_numbers(scales_at, factors_at, col, live_col, 0, n, k, DEPTH, SPAN, UNIT, FACTORS)
+        least, least_factor = scale, factor
+        if HAS_MINIMUMS:
+            least, least_factor = load_numbers(
+                minimums_at, minimum_factors_at, col, live_col, 0, n, k, DEPTH, SPAN, UNIT, FACTORS
+            )
+        for start in range(0, k, DEPTH):
+            at = (start + inner)[None, :]
+            values = tl.load(x_at + at, mask=live[:, None] & (at < k), other=0.0)
+            word = start // LOW_WORD + tl.arange(0, DEPTH // LOW_WORD)[None, :]
+            low = tl.load(low_at + word, mask=live_col[:, None] & (word < low_pitch), other=0)
+            code = fields(low, COLS, DEPTH, BITS)
+            if HIGH > 0:
+                word = start // (8 // HIGH) + tl.arange(0, DEPTH // 8 * HIGH)[None, :]
+                high = tl.load(high_at + word, mask=live_col[:, None] & (word < high_pitch), other=0)
+                code += fields(high, COLS, DEPTH, HIGH) << BITS
+            number = tl.reshape(numbers(code, ZERO, LEVELS), (COLS, DEPTH // PER, PER))
+            step = steps(scale, factor, COLS, DEPTH, UNIT, FACTORS, SCALES)[:, :, None]
+            # Too narrow to be copied ahead by the compiler: this step's are in registers, the next one's under way.
+            next_at = start + DEPTH
+            scale, factor = load_numbers(
+                scales_at, factors_at, col, live_col, next_at, n, k, DEPTH, SPAN, UNIT, FACTORS
+            )
+            if HAS_MINIMUMS:
+                # One rounding in every tile: a compiler may join a product and a sum, or not.
+                base = steps(least, least_factor, COLS, DEPTH, UNIT, FACTORS, 0)[:, :, None]
+                number = tl.fma(number, step, tl.broadcast_to(base, number.shape))
+                least, least_factor = load_numbers(
+                    minimums_at, minimum_factors_at, col, live_col, next_at, n, k, DEPTH, SPAN, UNIT, FACTORS
+                )
+            else:
+                number *= step
+            acc = dot_add(tl.reshape(number, (COLS, DEPTH)).to(dtype), tl.trans(values), acc)
+    if HAS_BIAS:
+        bias_at = tl.load(here + 3).to(tl.pointer_type(dtype if BITS == 16 else tl.float32))
+        acc += tl.load(bias_at + col, mask=live_col, other=0.0).to(tl.float32)[:, None]
+    place = out + target[None, :] * n + col_at
+    tl.store(place, acc.to(out.dtype.element_ty), mask=live[None, :] & live_col[:, None])
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows of x and outputs that one program computes together, and its warps."""
+
+    rows: int
+    cols: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """Limits of tiles: the shared memory of one program, in bytes, and whether matrix units read operands from there
+    (from sm_90 on)."""
+
+    shared_memory: int
+    wide: bool
+
+
+# For up to so many rows of one group; their bits are the same. Without codes 16 x 64 and 64 x 64 were the fastest of
+# such a kernel on an H100 up to so many rows, and 256 x 128 beyond. With codes no tile is measured.
+_TILES: Final = (Tile(16, 64, 4), Tile(32, 64, 4), Tile(64, 64, 4), Tile(128, 128, 8), Tile(256, 128, 8))
+_NARROW: Final = (Tile(16, 32, 4), Tile(64, 64, 4))  # in float32, which no matrix unit multiplies exactly
+# Before sm_90 a program holds its operands in registers: larger tiles do not fit.
+_MOST_ROWS: Final = {"dense": 128, "codes": 64}
+_STAGES: Final = 4  # steps whose loads are under way together, at most
+_MEMORY_LEFT: Final = 16 << 10  # of a program's shared memory, for what else the compiler keeps there
+
+
+def tiles_of(dtype: torch.dtype, form: CodeFormat | None, chip: Chip) -> tuple[Tile, ...]:
+    """The tiles for rows in `dtype`, the smallest first."""
+    if dtype == torch.float32:
+        return _NARROW
+    most = _TILES[-1].rows if chip.wide else _MOST_ROWS["dense" if form is None else "codes"]
+    return tuple(tile for tile in _TILES if tile.rows <= most)
+
+
+def tile_of(num_rows: int, dtype: torch.dtype, form: CodeFormat | None, chip: Chip) -> Tile:
+    """The smallest tile that takes `num_rows` rows at once, or the largest."""
+    tiles = tiles_of(dtype, form, chip)
+    return next((tile for tile in tiles if num_rows <= tile.rows), tiles[-1])
+
+
+def depth_of(dtype: torch.dtype, form: CodeFormat | None) -> int:
+    """Inputs of one step: whole lines of memory. The same for all tiles of a weight."""
+    if dtype == torch.float32:
+        return 32 if form is None else 64
+    return 64 if form is None else 128
+
+
+def stages_of(tile: Tile, depth: int, dtype: torch.dtype, bits: int, chip: Chip) -> int:
+    """Steps whose loads are under way together, of weights of `bits` each and rows in `dtype`."""
+    one = depth * (tile.rows * dtype.itemsize * 8 + tile.cols * bits) // 8
+    return max(1, min(_STAGES, (chip.shared_memory - _MEMORY_LEFT) // one))
+
+
+@functools.cache
+def chip_of(device: torch.device) -> Chip:
+    """The chip of a device; in the interpreter an H100."""
+    if INTERPRETED:
+        return Chip(227 << 10, wide=True)
+    active = driver.active
+    found = active.utils.get_device_properties(device.index or 0)
+    return Chip(found["max_shared_mem"], wide=active.get_current_target().arch >= 90)
+
+
+class ProductWeight(Protocol):
+    """A weight of a call, of which all have these in common."""
+
+    @property
+    def form(self) -> CodeFormat | None: ...
+
+    @property
+    def bias(self) -> Tensor | None: ...
+
+    @property
+    def minimums(self) -> Tensor | None: ...
+
+    @property
+    def in_features(self) -> int: ...
+
+    @property
+    def out_features(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Rows of x by weight: rows `starts[g]..starts[g + 1]` (int32) have the g-th of `num_groups`.
+
+    Row i is row `x_rows[i]` of x and row `out_rows[i]` of the result; None: they lie in order.
+    """
+
+    starts: Tensor
+    num_groups: int
+    x_rows: Tensor | None = None
+    out_rows: Tensor | None = None
+
+
+def product(x: Tensor, out: Tensor, addresses: Tensor, like: ProductWeight, num_rows: int, runs: Runs | None) -> None:
+    """out[i] = x[i] @ weight.T + bias for `num_rows` rows, on the weights at `addresses` [G, 7]; `runs` None: on one.
+
+    `like` is any of the weights.
+    """
+    num_groups = 1 if runs is None else runs.num_groups
+    # No host has counted the rows of each group: their mean decides.
+    form, chip = like.form, chip_of(x.device)
+    tile = tile_of(num_rows // num_groups, x.dtype, form, chip)
+    row_blocks = triton.cdiv(num_rows, tile.rows) if runs is None else num_rows // tile.rows + num_groups
+    bits = 16 if form is None else form.bits
+    low = LOW_BITS[bits]
+    depth = depth_of(x.dtype, form)
+    group = GROUP if form is None else form.group
+    _product[(row_blocks * triton.cdiv(like.out_features, tile.cols),)](
+        x,
+        None if runs is None else runs.x_rows,
+        out,
+        None if runs is None else runs.out_rows,
+        None if runs is None else runs.starts,
+        addresses,
+        num_groups,
+        num_rows,
+        row_blocks,
+        x.stride(0),
+        like.out_features,
+        like.in_features,
+        like.in_features // (32 // low if low >= 4 else 8 // low),
+        like.in_features // 8 * (bits - low),
+        BITS=low,
+        HIGH=bits - low,
+        ZERO=0 if form is None else form.zero,
+        SPAN=group,
+        UNIT=unit_of(group, depth),
+        FACTORS=0 if form is None else form.factors,
+        LEVELS=0 if form is None else int(form.levels),
+        SCALES=0 if form is None else int(form.scales),
+        GROUPED=runs is not None,
+        HAS_X_ROWS=runs is not None and runs.x_rows is not None,
+        HAS_OUT_ROWS=runs is not None and runs.out_rows is not None,
+        HAS_MINIMUMS=like.minimums is not None,
+        HAS_BIAS=like.bias is not None,
+        ROWS=tile.rows,
+        COLS=tile.cols,
+        DEPTH=depth,
+        num_warps=tile.warps,
+        num_stages=stages_of(tile, depth, x.dtype, 8 * x.element_size() if form is None else bits, chip),
+    )
+
+
+def unit_of(span: int, depth: int) -> int:
+    """Inputs of a step for which one number is loaded, of groups of `span` inputs that share it.
+
+    At most half of a step: of one number for a whole step Triton 3.7 brings the opened weights, not the codes, into
+    the layout of the matrix unit, through shared memory.
+    """
+    most = depth // 2
+    if most % span == 0:
+        return span
+    return most if span % most == 0 else GROUP

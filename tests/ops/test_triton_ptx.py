@@ -1,0 +1,52 @@
+"""What a GPU's compiler makes of the kernels: wide loads, matrix units, no spills. Found without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
+from tests.ops.ptx import CASES, Code, compiled, widths
+
+PRODUCTS = [name for name in CASES if name.endswith("rows")]
+SOME_PRODUCTS = ["dense, 1 rows", "dense, 300 rows", "int4 by 128, 1 rows", "int4 by 128, 300 rows", "MXFP4, 64 rows"]
+
+
+def _assert_wide(name: str, code: Code) -> None:
+    """Weights come in pieces of 16 bytes, numbers of groups once: before the first step, and one step ahead."""
+    narrow = sum(count for size, count in code.loads.items() if size < 8)
+    assert code.loads[16] >= 8, (name, code.loads)
+    assert narrow <= (12 if "_K" in name else 4), (name, code.loads)
+
+
+def test_widths_of_loads_are_those_of_one_thread() -> None:
+    text = """
+        @%p1 ld.global.b8 { %rs1 }, [ %rd1 + 0 ];
+        ld.global.L1::evict_last.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd2 + 0 ];
+        cp.async.cg.shared.global [ %r1 + 0 ], [ %rd3 + 0 ], 0x10, %r2;
+        ld.global.v2.b64 { %rd1, %rd2 }, [ %rd3 ];
+        ld.shared.b8 %rs1, [%r1];
+    """
+    assert widths(text) == {1: 1, 16: 3}
+
+
+@pytest.mark.long
+def test_products_load_wide_pieces_into_wgmma_without_spills() -> None:
+    for name, code in compiled(90, *SOME_PRODUCTS).items():
+        _assert_wide(name, code)
+        assert code.matrix_units.keys() == {"wgmma.mma_async"}, name
+        assert code.local_bytes == 0, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_products_of_every_format_and_tile_fit_a_chip(arch: int) -> None:
+    found = compiled(arch, *PRODUCTS)
+    units = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}[arch]
+    for name, code in found.items():
+        _assert_wide(name, code)
+        assert code.matrix_units.keys() == {units}, name
+        # Of sm_100 the assembler keeps some addresses in memory; no loop reads them more than once.
+        assert code.local_bytes <= (16 if arch == 100 else 0), name
+    # In one order of inputs for all rows of a weight: it is a part of what their bits are.
+    for form in {name.split(", ")[0] for name in found}:
+        assert len({tuple(code.k_orders) for name, code in found.items() if name.startswith(f"{form},")}) == 1, form
