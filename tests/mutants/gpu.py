@@ -11,7 +11,7 @@ _EVERY_STEP = "ops/test_triton_segments.py::test_c31_attention_of_a_position_is_
 _PRODUCTS = "ops/triton/products.py"
 _ANY_ROWS = "ops/test_triton_linear.py::test_c31_a_row_of_a_product_has_the_same_bits_among_any_number_of_rows"
 _IN_CODES = "ops/test_triton_linear.py::test_linear_in_codes_is_linear_of_the_values"
-_COMPILED = "ops/test_triton_ptx.py::test_products_load_wide_pieces_into_wgmma_without_spills"
+_ANY_STEP = "ops/test_triton_linear.py::test_c31_a_token_s_experts_give_it_the_same_bits_in_every_step"
 _CUT_UP = "ops/test_triton_segments.py::test_c31_bits_of_attention_do_not_depend_on_how_it_is_cut_up"
 
 GPU: Final[tuple[Mutant, ...]] = (
@@ -65,6 +65,30 @@ GPU: Final[tuple[Mutant, ...]] = (
         "ops/test_triton_linear.py::test_c31_a_product_whose_bits_depend_on_the_number_of_rows_is_found",
     ),
     Mutant(
+        "C31 a token's experts are added up in the token's own order",
+        "ops/triton/experts.py",
+        "row = token * choices + j\n",
+        "row = token * choices + (j + token) % choices\n",
+        _ANY_STEP,
+    ),
+    Mutant(
+        "C31 a state is rounded after each token, wherever a step ends",
+        "ops/triton/recurrence.py",
+        "        tl.store(out + (token * HEADS + head) * P + p, y.to(out.dtype.element_ty), mask=live_p)\n"
+        "        rounded = h.to(state.dtype.element_ty)\n"
+        "        h = rounded.to(tl.float32)\n",
+        "        tl.store(out + (token * HEADS + head) * P + p, y.to(out.dtype.element_ty), mask=live_p)\n"
+        "        rounded = h.to(state.dtype.element_ty)\n",
+        "ops/test_triton.py::test_c31_a_recurrence_has_the_same_bits_however_its_tokens_come",
+    ),
+    Mutant(
+        "C31 a scan loads the inputs of the next token, however few a step has",
+        "ops/triton/recurrence.py",
+        "        next_b = tl.load(b_at + (token + 1) * b_token, mask=live_n & some, other=0.0)\n",
+        "        next_b = tl.load(b_at + (token + (stop - first > 2)) * b_token, mask=live_n & some, other=0.0)\n",
+        "ops/test_triton.py::test_c31_a_recurrence_has_the_same_bits_however_its_tokens_come",
+    ),
+    Mutant(
         "C31 the sum of a product is not divided by the number of rows",
         _PRODUCTS,
         "    depth = depth_of(x.dtype, form)\n",
@@ -72,31 +96,17 @@ GPU: Final[tuple[Mutant, ...]] = (
         _ANY_ROWS,
     ),
     Mutant(
-        "the last step of a product in codes may be a part of one",
+        "C31 the last step of a product in codes may be a part of one",
         _PRODUCTS,
         "low = tl.load(low_at + word, mask=live_col[:, None] & (word < low_pitch), other=0)",
         "low = tl.load(low_at + word, mask=live_col[:, None] & (start + DEPTH <= k), other=0)",
         _IN_CODES,
     ),
     Mutant(
-        "codes are multiplied by the scale of their own group",
+        "C31 codes are multiplied by the scale of their own group",
         "ops/triton/codes.py",
         "at = (start + tl.arange(0, DEPTH // UNIT) * UNIT)[None, :]",
         "at = (start + tl.arange(0, DEPTH // UNIT) * UNIT + 32)[None, :]",
         _IN_CODES,
-    ),
-    Mutant(
-        "a thread loads 16 bytes of codes at once",
-        _PRODUCTS,
-        "tl.int32 if BITS >= 4 else tl.uint8)), 16)",
-        "tl.int32 if BITS >= 4 else tl.uint8)), 1)",
-        _COMPILED,
-    ),
-    Mutant(
-        "a thread loads 16 bytes of dense weights at once",
-        _PRODUCTS,
-        "weight = tl.multiple_of(tl.load(here).to(tl.pointer_type(dtype)), 16)",
-        "weight = tl.multiple_of(tl.load(here).to(tl.pointer_type(dtype)), 2)",
-        _COMPILED,
     ),
 )

@@ -36,7 +36,7 @@ def compiled(arch: int, *names: str) -> dict[str, Code]:
     """The kernels of `CASES`."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.ops.ptx", str(arch), *names]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     return {
@@ -61,9 +61,7 @@ def _code(kernel: Any, cubin: Path) -> Code:
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     cubin.write_bytes(kernel.asm["cubin"])
-    shown = subprocess.run(
-        [tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True, timeout=60
-    ).stdout
+    shown = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
     ptx = kernel.asm["ptx"]
     units = ("wgmma.mma_async", "mma.sync", "tcgen05.mma")
     return Code(
@@ -75,7 +73,15 @@ def _code(kernel: Any, cubin: Path) -> Code:
     )
 
 
-def _product(rows: int, form: str | None) -> Callable[[Any], None]:
+@dataclass(frozen=True)
+class Case:
+    """A call of ops that compiles the kernel of that name, among others."""
+
+    kernel: str
+    call: Callable[[Any], None]
+
+
+def _product(rows: int, form: str | None) -> Case:
     def call(ops: Any) -> None:
         import torch
 
@@ -90,14 +96,85 @@ def _product(rows: int, form: str | None) -> Callable[[Any], None]:
             weight = ops.pack_quantized(stored(random_codes(forms[form], 256, 1024, seed=0)))
         own_product(torch.zeros(rows, 1024, dtype=torch.bfloat16), weight, torch.bfloat16)
 
-    return call
+    return Case("_product", call)
 
 
-CASES: dict[str, Callable[[Any], None]] = {
+def _experts(tokens: int) -> Case:
+    def call(ops: Any) -> None:
+        import torch
+
+        inner, outer = (
+            [ops.pack_linear(torch.zeros(rows, width, dtype=torch.bfloat16)) for _ in range(4)]
+            for rows, width in ((512, 256), (256, 256))
+        )
+        ids, x = torch.zeros(tokens, 2, dtype=torch.int64), torch.zeros(tokens, 256, dtype=torch.bfloat16)
+        ops.fused_experts(x, ops.pack_experts(inner, outer), ids, torch.zeros(tokens, 2))
+
+    return Case("_product", call)
+
+
+def _bytewise() -> Case:
+    """A kernel that opens codes of four bits as the one before `_product` did: byte by byte, with a scale for each."""
+    import triton
+    import triton.language as tl
+
+    def bytewise(x, codes, scales, out, k, DEPTH: tl.constexpr):  # type: ignore[no-untyped-def]
+        col, row = tl.arange(0, 32), tl.arange(0, 16)
+        acc = tl.zeros([16, 32], tl.float32)
+        for start in range(0, k // 2, DEPTH):
+            byte = start + tl.arange(0, DEPTH)
+            packed = tl.load(codes + col[None, :] * (k // 2) + byte[:, None])
+            scale = tl.load(scales + col[None, :] * (k // 32) + (byte // 16)[:, None]).to(tl.float32)
+            tile = ((packed & 15).to(tl.float32) * scale).to(x.dtype.element_ty)
+            acc += tl.dot(tl.load(x + row[:, None] * k + byte[None, :]), tile)
+        tl.store(out + row[:, None] * 32 + col[None, :], acc)
+
+    def call(ops: Any) -> None:
+        import torch
+
+        x, codes = torch.zeros(16, 1024, dtype=torch.bfloat16), torch.zeros(32, 512, dtype=torch.uint8)
+        scales, out = torch.zeros(32, 32, dtype=torch.float16), torch.zeros(16, 32)
+        triton.jit(bytewise)[(1,)](x, codes, scales, out, 1024, DEPTH=64)
+
+    return Case("bytewise", call)
+
+
+def _scan(kernel: str, tokens: int = 1) -> Case:
+    """Of states in float32, inputs in bfloat16: a decode of two sequences, or more tokens of the first."""
+
+    def call(ops: Any) -> None:
+        import torch
+
+        from forebay.ops.recurrence import Scan
+        from tests.ops.recurrences import state_batch
+
+        def zeros(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.bfloat16)
+
+        batch, total = state_batch([tokens, 1], [1, 2]), tokens + 1
+        eight, state = torch.zeros(8), torch.zeros(4, 8, 128, 128)
+        if kernel == "_mamba2":
+            b = zeros(total, 1, 128)
+            ops.mamba2_scan(zeros(total, 8, 128), zeros(total, 8), b, b, Scan(eight, eight, eight), state, batch)
+        elif kernel == "_mamba1":
+            rates, wide, x = torch.zeros(4096, 16), torch.zeros(4096), zeros(total, 4096)
+            scan = Scan(rates, wide, wide)
+            ops.mamba1_scan(x, x, x[:, :16], x[:, 16:32], scan, torch.zeros(4, 4096, 16), batch)
+        else:
+            key, decays = zeros(total, 4, 128), torch.zeros(total, 8)
+            ops.gated_delta_rule(key, key, zeros(total, 8, 128), decays, decays, state, batch)
+
+    return Case(kernel, call)
+
+
+SCANS = ("_mamba2", "_mamba1", "_delta_rule")
+CASES: dict[str, Case] = {
     f"{form or 'dense'}, {rows} rows": _product(rows, form)
     for form in (None, "int4 by 128", "Q4_0", "Q8_0", "MXFP4", "FP8 by 128", "Q4_K", "Q6_K", "NVFP4")
     for rows in (1, 64, 128, 300)
-}
+} | {f"experts, {tokens} tokens": _experts(tokens) for tokens in (1, 900)}
+CASES |= {f"{kernel}, {tokens} tokens": _scan(kernel, tokens) for kernel in SCANS for tokens in (1, 300)}
+CASES["bytewise"] = _bytewise()
 
 
 def main(arch: int, *names: str) -> None:
@@ -109,15 +186,19 @@ def main(arch: int, *names: str) -> None:
     from forebay.ops.triton import TritonOps
     from tests.ops.triton_compile import CompilesOnly
 
-    compiled_last: list[Any] = []
+    functions: dict[str, Any] = {}
+
+    def remember(**hook: Any) -> None:
+        functions[hook["fn"].name.rpartition(".")[2]] = hook["fn"].jit_function
+
     driver.set_active(CompilesOnly(arch))
-    triton.knobs.runtime.jit_post_compile_hook = lambda **hook: compiled_last.append(hook["fn"].jit_function)
+    triton.knobs.runtime.jit_post_compile_hook = remember
     ops = TritonOps("cpu", 1)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
-            CASES[name](ops)
-            kernel = list(compiled_last[-1].device_caches[0][0].values())[-1]
+            CASES[name].call(ops)
+            kernel = list(functions[CASES[name].kernel].device_caches[0][0].values())[-1]
             found[name] = asdict(_code(kernel, Path(folder, "kernel.cubin")))
     print(json.dumps(found))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from forebay.ops.interface import Ops
 from forebay.ops.recurrence import GatedNorm
 from forebay.ops.sampling import Draws
 from tests.ops.helpers import PagedCase, assert_same_bits, no_sequences, normal
-from tests.ops.recurrences import CASES, Conv, joined, state_batch, state_table
+from tests.ops.recurrences import CASES, Conv, cut, joined, state_batch, state_table
 from tests.ops.test_steps import VOCAB, step_of
 from tests.ops.triton_device import HAS_GPU, ON_EACH_DEVICE, OnDevice, TritonOps, assert_close, attention
 from tests.ops.verifying import NUM_SLOTS, RAGGED, decode, verify
@@ -335,6 +337,22 @@ def test_c16_after_a_verify_every_slot_is_as_plain_decode_steps_leave_it(ops: Op
     decode(ops, case, inputs, decoded, RAGGED)
     assert verified[0].isnan().all()
     assert_same_bits(verified[1:], decoded[1:])
+
+
+@pytest.mark.parametrize("name", ["conv", "mamba2", "mamba1", "delta", "kda"])
+def test_c31_a_recurrence_has_the_same_bits_however_its_tokens_come(ops: Ops, name: str) -> None:
+    """At once, token by token, in parts that begin anywhere, beside other sequences. States are bfloat16."""
+    case, length = CASES[name], 7
+    inputs, other = (case.inputs(length, torch.bfloat16, seed=seed) for seed in (3, 4))
+    table = state_table(case, 3, torch.bfloat16, seed=7)
+    whole = table.clone()
+    out = case.call(ops, inputs, whole, state_batch([length], [1]))
+    state, parts = table.clone(), []
+    for start, end in pairwise([0, 1, 3, length]):
+        both = joined([cut(other, start, end), cut(inputs, start, end)])
+        parts.append(case.call(ops, both, state, state_batch([end - start] * 2, [2, 1]))[end - start :])
+    assert_same_bits(torch.cat(parts), out)
+    assert_same_bits(state[1], whole[1])
 
 
 @pytest.mark.parametrize("lens", [[], [0, 0]], ids=str)

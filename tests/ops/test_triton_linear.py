@@ -13,7 +13,7 @@ from forebay.ops.interface import Ops
 from tests.formats.coded import FORMATS, random_codes, stored
 from tests.ops.helpers import assert_same_bits, normal
 from tests.ops.test_triton import device, ops, reference
-from tests.ops.triton_device import TritonOps, assert_close, linear
+from tests.ops.triton_device import TritonOps, assert_close, experts, linear
 
 __all__ = ["device", "ops", "reference"]  # fixtures
 
@@ -127,6 +127,23 @@ def _experts(device: str, tokens: int, choices: int, dtype: torch.dtype, activat
 @pytest.mark.parametrize(("tokens", "choices"), [(0, 2), (1, 1), (1, 3), (7, 2), (24, 4)])
 def test_experts_equal_the_reference(device: str, dtype: torch.dtype, tokens: int, choices: int) -> None:
     _experts(device, tokens, choices, dtype, ExpertActivation.SILU_AND_MUL)
+
+
+def test_c31_a_token_s_experts_give_it_the_same_bits_in_every_step(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experts, "_BLOCK", 16)
+    ops, tokens = TritonOps(device, 1), 10
+    packed = ops.pack_experts(
+        [ops.pack_linear(normal((2 * INTERMEDIATE, HIDDEN), torch.float32, seed=e).to(device)) for e in range(EXPERTS)],
+        [ops.pack_linear(normal((HIDDEN, INTERMEDIATE), torch.float32, seed=9 + e).to(device)) for e in range(EXPERTS)],
+    )
+    weights, ids = normal((tokens, EXPERTS), torch.float32, seed=7).softmax(dim=-1).topk(4, dim=-1)
+    x = normal((tokens, HIDDEN), torch.float32, seed=1)
+    whole = ops.fused_experts(x.to(device), packed, ids.to(device), weights.to(device))
+    for step in ([5], list(range(tokens - 1, -1, -1))):
+        own = (part[step].to(device) for part in (x, ids, weights))
+        assert_same_bits(ops.fused_experts(next(own), packed, *own), whole[step])
 
 
 @pytest.mark.parametrize("activation", [ExpertActivation.RELU2, ExpertActivation.CLAMPED_SWIGLU])

@@ -7,8 +7,16 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
 from tests.ops.ptx import CASES, Code, compiled, widths
 
-PRODUCTS = [name for name in CASES if name.endswith("rows")]
-SOME_PRODUCTS = ["dense, 1 rows", "dense, 300 rows", "int4 by 128, 1 rows", "int4 by 128, 300 rows", "MXFP4, 64 rows"]
+PRODUCTS = [name for name, case in CASES.items() if case.kernel == "_product"]
+SOME_PRODUCTS = [
+    "dense, 300 rows",
+    "int4 by 128, 1 rows",
+    "int4 by 128, 300 rows",
+    "MXFP4, 64 rows",
+    "experts, 1 tokens",
+]
+
+SOME_SCANS = ["_mamba2, 1 tokens", "_delta_rule, 1 tokens"]
 
 
 def _assert_wide(name: str, code: Code) -> None:
@@ -30,10 +38,16 @@ def test_widths_of_loads_are_those_of_one_thread() -> None:
 
 
 @pytest.mark.long
-def test_products_load_wide_pieces_into_wgmma_without_spills() -> None:
-    for name, code in compiled(90, *SOME_PRODUCTS).items():
-        _assert_wide(name, code)
-        assert code.matrix_units.keys() == {"wgmma.mma_async"}, name
+def test_kernels_load_wide_pieces_and_products_fill_matrix_units_without_spills() -> None:
+    found = compiled(90, *SOME_PRODUCTS, *SOME_SCANS, "bytewise")
+    with pytest.raises(AssertionError):
+        _assert_wide("bytewise", found.pop("bytewise"))
+    for name, code in found.items():
+        if name in SOME_SCANS:  # 128 x 32 numbers of a state among 128 threads
+            assert code.loads[16] == 8, (name, code.loads)
+        else:
+            _assert_wide(name, code)
+            assert code.matrix_units.keys() == {"wgmma.mma_async"}, name
         assert code.local_bytes == 0, name
 
 

@@ -21,7 +21,7 @@ from tests.conftest import HAS_GPU
 from tests.ops import helpers
 
 pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
-from forebay.ops.triton import TritonOps, attention, linear
+from forebay.ops.triton import TritonOps, attention, experts, linear
 
 __all__ = [
     "HAS_GPU",
@@ -31,6 +31,7 @@ __all__ = [
     "TritonOps",
     "assert_close",
     "attention",
+    "experts",
     "linear",
 ]
 

@@ -6,7 +6,7 @@ Shape letters: T tokens, E experts, k experts per token, Hq heads, N and K a lay
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor
 from forebay.ops.experts import ExpertActivation, ExpertOps, Experts, HeadWeights
 from forebay.ops.linear import LinearWeight
 from forebay.ops.triton.linear import TritonLinearWeight
-from forebay.ops.triton.products import Runs, product
+from forebay.ops.triton.products import Runs, chip_of, num_blocks, product, tile_of
 
-_BLOCK: Final = 1024  # entries of a row that one program sums up
+_BLOCK: Final = 1024  # entries that one program takes at a time: of a row's sum, of the ids of all choices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +57,58 @@ def _sum_choices(per_choice, weights, out, choices, n, BLOCK: tl.constexpr):
     tl.store(out + token * n + at, acc.to(out.dtype.element_ty), mask=live)
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def _order(ids, starts, owners, order, num_rows, ROWS: tl.constexpr, BLOCK_BY_ROW: tl.constexpr, BLOCK: tl.constexpr):
+    """Order rows by expert, those of one expert as they came: a program for each expert, which reads all ids."""
+    expert = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    before = tl.zeros([BLOCK], tl.int32)
+    mine = tl.zeros([BLOCK], tl.int32)
+    for begin in range(0, num_rows, BLOCK):
+        chosen = tl.load(ids + begin + lane, mask=begin + lane < num_rows, other=1 << 30)
+        before += (chosen < expert).to(tl.int32)
+        mine += (chosen == expert).to(tl.int32)
+    first = tl.sum(before, 0)
+    count = tl.sum(mine, 0)
+    tl.store(starts + expert, first)
+    if expert == tl.num_programs(0) - 1:
+        tl.store(starts + expert + 1, num_rows)
+    if not BLOCK_BY_ROW:
+        stop = (first + count) // ROWS + expert + 1
+        for block in range(first // ROWS + expert, stop, BLOCK):
+            tl.store(owners + block + lane, expert, mask=block + lane < stop)
+    if count > 0:
+        place = first
+        for begin in range(0, num_rows, BLOCK):
+            here = tl.load(ids + begin + lane, mask=begin + lane < num_rows, other=1 << 30) == expert
+            at = place + tl.cumsum(here.to(tl.int32), 0) - 1
+            tl.store(order + at, begin + lane, mask=here)
+            if BLOCK_BY_ROW:
+                tl.store(owners + at, expert, mask=here)
+            place += tl.sum(here.to(tl.int32), 0)
+
+
+def _runs(topk_ids: Tensor, experts: TritonExperts, x: Tensor) -> Runs:
+    """The rows that tokens gave to experts, with the tokens as rows of x and the choices as rows of the result."""
+    num_rows, num_groups = topk_ids.numel(), experts.num_experts
+    forms = {experts.gate_up[0].form, experts.down[0].form}
+    # How many rows an expert has is known on the device alone: their mean decides.
+    block_rows = min(tile_of(num_rows // num_groups, x.dtype, form, chip_of(x.device)).rows for form in forms)
+    sizes = num_groups + 1, num_blocks(num_rows, num_groups, block_rows), num_rows
+    starts, owners, order = (torch.empty(size, dtype=torch.int32, device=x.device) for size in sizes)
+    _order[(num_groups,)](
+        topk_ids.contiguous(),
+        starts,
+        owners,
+        order,
+        num_rows,
+        ROWS=block_rows,
+        BLOCK_BY_ROW=num_rows <= num_groups,
+        BLOCK=_BLOCK,
+    )
+    return Runs(starts, owners, num_groups, block_rows, order, topk_ids.shape[1], order)
+
+
 class TritonExpertOps(ExpertOps):
     """See `ExpertOps`. What decides for a token's experts is the reference's own torch."""
 
@@ -75,23 +127,18 @@ class TritonExpertOps(ExpertOps):
         return TritonExperts(inner, outer, inner_at, outer_at, activate)
 
     def fused_experts(self, x: Tensor, experts: Experts, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        """The rows of each expert are brought together by a sort; the host never learns how many there are."""
+        """One kernel orders the rows by expert; the host never learns how many each has."""
         assert isinstance(experts, TritonExperts), type(experts)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if len(x) == 0:
             return out
         choices, n = topk_ids.shape[1], x.shape[1]
-        ids, order = topk_ids.flatten().sort(stable=True)
-        edges = torch.arange(experts.num_experts + 1, device=ids.device)
-        starts = torch.searchsorted(ids, edges, out_int32=True)
-        inner, outer = experts.gate_up[0], experts.down[0]
-        hidden = torch.empty(len(ids), inner.out_features, dtype=x.dtype, device=x.device)
-        product(
-            x, hidden, experts.gate_up_at, inner, len(ids), Runs(starts, experts.num_experts, x_rows=order // choices)
-        )
-        per_choice = torch.empty(len(ids), n, dtype=x.dtype, device=x.device)
-        found = Runs(starts, experts.num_experts, out_rows=order)
-        product(experts.activate(hidden), per_choice, experts.down_at, outer, len(ids), found)
+        num_rows, inner, outer = len(x) * choices, experts.gate_up[0], experts.down[0]
+        runs = _runs(topk_ids, experts, x)
+        hidden = torch.empty(num_rows, inner.out_features, dtype=x.dtype, device=x.device)
+        product(x, hidden, experts.gate_up_at, inner, num_rows, replace(runs, out_rows=None))
+        per_choice = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
+        product(experts.activate(hidden), per_choice, experts.down_at, outer, num_rows, replace(runs, x_rows=None))
         _sum_choices[(len(x), triton.cdiv(n, _BLOCK))](per_choice, topk_weights, out, choices, n, BLOCK=_BLOCK)
         return out
 

@@ -21,7 +21,7 @@ from triton.runtime import driver
 
 from forebay.formats.quantized import GROUP, CodeFormat
 from forebay.ops.triton.codes import fields, load_numbers, numbers, steps
-from forebay.ops.triton.common import INTERPRETED, dot_add, owner
+from forebay.ops.triton.common import INTERPRETED, dot_add
 
 LOW_BITS: Final = {2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 8: 8, 16: 16}  # by the bits of a code: of its first plane
 _TOGETHER = tl.constexpr(8)  # blocks of rows whose programs run side by side: they read the same weights
@@ -37,16 +37,17 @@ def _place(tile, row_blocks, col_blocks):
     return first + inside % size, inside // size
 
 
-@triton.jit(do_not_specialize=["num_groups", "num_rows", "row_blocks"])
+@triton.jit(do_not_specialize=["num_rows", "x_shares", "row_blocks"])
 def _product(
     x,
     x_rows,
     out,
     out_rows,
     starts,
+    owners,
     addresses,
-    num_groups,
     num_rows,
+    x_shares,
     row_blocks,
     x_stride,
     n,
@@ -62,6 +63,7 @@ def _product(
     LEVELS: tl.constexpr,
     SCALES: tl.constexpr,
     GROUPED: tl.constexpr,
+    BLOCK_BY_ROW: tl.constexpr,
     HAS_X_ROWS: tl.constexpr,
     HAS_OUT_ROWS: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr,
@@ -72,7 +74,8 @@ def _product(
 ):
     """out[i] = x[i] @ weight.T + bias, rows starts[g]..starts[g + 1] with the weight at addresses[g].
 
-    Row i is row x_rows[i] of x and row out_rows[i] of `out` if these are given. The planes of codes have rows of
+    Row i is row x_rows[i] // x_shares of x and row out_rows[i] of `out` if these are given. owners[block] is the group
+    of a block of rows, as `Runs` says. The planes of codes have rows of
     `low_pitch` and `high_pitch` words.
     """
     block, col_block = _place(tl.program_id(0), row_blocks, tl.cdiv(n, COLS))
@@ -80,18 +83,23 @@ def _product(
     first = group
     count = group + num_rows
     if GROUPED:
-        group = owner(starts, num_groups, block, ROWS)
+        group = tl.load(owners + block)
         first = tl.load(starts + group)
         count = tl.load(starts + group + 1) - first
-    begin = (block - first // ROWS - group) * ROWS
-    if begin >= count:
-        return
+    if BLOCK_BY_ROW:
+        begin = block - first
+        if begin % ROWS != 0:
+            return
+    else:
+        begin = (block - first // ROWS - group) * ROWS
+        if begin >= count:
+            return
     row = begin + tl.arange(0, ROWS)
     live = row < count
     source = (first + row).to(tl.int64)
     target = source
     if HAS_X_ROWS:
-        source = tl.load(x_rows + source, mask=live, other=0).to(tl.int64)
+        source = (tl.load(x_rows + source, mask=live, other=0) // x_shares).to(tl.int64)
     if HAS_OUT_ROWS:
         target = tl.load(out_rows + target, mask=live, other=0).to(tl.int64)
     x_at = x + source[:, None] * x_stride
@@ -248,15 +256,26 @@ class ProductWeight(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Rows of x by weight: rows `starts[g]..starts[g + 1]` (int32) have the g-th of `num_groups`.
+    """Rows of x by weight: rows `starts[g]..starts[g + 1]` have the g-th of `num_groups`. All int32.
 
-    Row i is row `x_rows[i]` of x and row `out_rows[i]` of the result; None: they lie in order.
+    Row i is row `x_rows[i] // x_shares` of x, and row `out_rows[i]` of the result; None: they lie in order.
+
+    `owners`: the group of each block of `block_rows` rows. If there are fewer rows than groups, one begins at each row,
+    and those within another's rows do nothing. Else group g has those from starts[g] // block_rows + g on.
     """
 
     starts: Tensor
+    owners: Tensor
     num_groups: int
+    block_rows: int
     x_rows: Tensor | None = None
+    x_shares: int = 1
     out_rows: Tensor | None = None
+
+
+def num_blocks(num_rows: int, num_groups: int, block_rows: int) -> int:
+    """Enough blocks of rows, however the rows are divided among the groups."""
+    return num_rows if num_rows <= num_groups else num_rows // block_rows + num_groups
 
 
 def product(x: Tensor, out: Tensor, addresses: Tensor, like: ProductWeight, num_rows: int, runs: Runs | None) -> None:
@@ -264,11 +283,9 @@ def product(x: Tensor, out: Tensor, addresses: Tensor, like: ProductWeight, num_
 
     `like` is any of the weights.
     """
-    num_groups = 1 if runs is None else runs.num_groups
-    # No host has counted the rows of each group: their mean decides.
     form, chip = like.form, chip_of(x.device)
-    tile = tile_of(num_rows // num_groups, x.dtype, form, chip)
-    row_blocks = triton.cdiv(num_rows, tile.rows) if runs is None else num_rows // tile.rows + num_groups
+    tile = tile_of(num_rows if runs is None else runs.block_rows, x.dtype, form, chip)
+    row_blocks = triton.cdiv(num_rows, tile.rows) if runs is None else len(runs.owners)
     bits = 16 if form is None else form.bits
     low = LOW_BITS[bits]
     depth = depth_of(x.dtype, form)
@@ -279,9 +296,10 @@ def product(x: Tensor, out: Tensor, addresses: Tensor, like: ProductWeight, num_
         out,
         None if runs is None else runs.out_rows,
         None if runs is None else runs.starts,
+        None if runs is None else runs.owners,
         addresses,
-        num_groups,
         num_rows,
+        1 if runs is None else runs.x_shares,
         row_blocks,
         x.stride(0),
         like.out_features,
@@ -297,6 +315,7 @@ def product(x: Tensor, out: Tensor, addresses: Tensor, like: ProductWeight, num_
         LEVELS=0 if form is None else int(form.levels),
         SCALES=0 if form is None else int(form.scales),
         GROUPED=runs is not None,
+        BLOCK_BY_ROW=runs is not None and num_rows <= runs.num_groups,
         HAS_X_ROWS=runs is not None and runs.x_rows is not None,
         HAS_OUT_ROWS=runs is not None and runs.out_rows is not None,
         HAS_MINIMUMS=like.minimums is not None,

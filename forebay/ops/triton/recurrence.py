@@ -1,7 +1,8 @@
 """Convolutions, and the recurrences that have no parallel form whose results would not depend on how a prompt was cut.
 
-A scan is one program per sequence, head and part of its state, which takes the sequence's tokens in turn with its part
-of the state in registers. Shape letters as in ops/recurrence.py.
+A scan is one program per sequence, head and part of its state. It takes the sequence's tokens in turn, with its part of
+the state in registers, and loads the next token's inputs meanwhile. A part is as large for a prompt as for a decode:
+its sums have one order in both. Shape letters as in ops/recurrence.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from forebay.ops.recurrence import Convolution, RecurrenceOps, Scan, StateBatch
 from forebay.ops.triton.common import owner, softplus
 
 _CHANNELS: Final = 256  # of a convolution, in one program
-_SCAN_ELEMENTS: Final = 2048  # of a state, in one program
+_SCAN_COLUMNS: Final = 32  # of a state, in one program: a row of them in float32 is a line of memory
+_SCAN_ELEMENTS: Final = 2048  # of a state of Mamba 1, in one program: its rows are short
 
 
 @triton.jit
@@ -164,12 +166,20 @@ def _mamba2(
     group = head // PER_GROUP
     snap_stop = tl.load(snap_start + seq + 1)
     snap = _next_snapshot(tl.load(snap_start + seq), snap_stop, snap_slots)
+    dt_at, x_at, b_at, c_at = dt + head, x + head * x_head + p, b + group * b_group + n, c + group * c_group + n
+    some = stop > first
+    next_dt = tl.load(dt_at + first * dt_token, mask=some, other=0.0)
+    next_x = tl.load(x_at + first * x_token, mask=live_p & some, other=0.0)
+    next_b = tl.load(b_at + first * b_token, mask=live_n & some, other=0.0)
+    next_c = tl.load(c_at + first * c_token, mask=live_n & some, other=0.0)
     for token in range(first, stop):
-        step = softplus(tl.load(dt + token * dt_token + head).to(tl.float32) + bias)
-        step = tl.minimum(tl.maximum(step, dt_min), dt_max)
-        xs = tl.load(x + token * x_token + head * x_head + p, mask=live_p, other=0.0).to(tl.float32)
-        bs = tl.load(b + token * b_token + group * b_group + n, mask=live_n, other=0.0).to(tl.float32)
-        cs = tl.load(c + token * c_token + group * c_group + n, mask=live_n, other=0.0).to(tl.float32)
+        raw, xs, bs, cs = next_dt.to(tl.float32), next_x.to(tl.float32), next_b.to(tl.float32), next_c.to(tl.float32)
+        some = token + 1 < stop
+        next_dt = tl.load(dt_at + (token + 1) * dt_token, mask=some, other=0.0)
+        next_x = tl.load(x_at + (token + 1) * x_token, mask=live_p & some, other=0.0)
+        next_b = tl.load(b_at + (token + 1) * b_token, mask=live_n & some, other=0.0)
+        next_c = tl.load(c_at + (token + 1) * c_token, mask=live_n & some, other=0.0)
+        step = tl.minimum(tl.maximum(softplus(raw + bias), dt_min), dt_max)
         h = h * tl.exp(step * rate) + bs[:, None] * (step * xs)[None, :]
         y = tl.sum(cs[:, None] * h, 0) + skip * xs
         tl.store(out + (token * HEADS + head) * P + p, y.to(out.dtype.element_ty), mask=live_p)
@@ -225,11 +235,19 @@ def _mamba1(
     bias = tl.load(dt_bias + i, mask=live_i, other=0.0)
     snap_stop = tl.load(snap_start + seq + 1)
     snap = _next_snapshot(tl.load(snap_start + seq), snap_stop, snap_slots)
+    some = stop > first
+    next_dt = tl.load(dt + first * dt_token + i, mask=live_i & some, other=0.0)
+    next_x = tl.load(x + first * x_token + i, mask=live_i & some, other=0.0)
+    next_b = tl.load(b + first * b_token + n, mask=live_n & some, other=0.0)
+    next_c = tl.load(c + first * c_token + n, mask=live_n & some, other=0.0)
     for token in range(first, stop):
-        step = softplus(tl.load(dt + token * dt_token + i, mask=live_i, other=0.0).to(tl.float32) + bias)
-        xs = tl.load(x + token * x_token + i, mask=live_i, other=0.0).to(tl.float32)
-        bs = tl.load(b + token * b_token + n, mask=live_n, other=0.0).to(tl.float32)
-        cs = tl.load(c + token * c_token + n, mask=live_n, other=0.0).to(tl.float32)
+        raw, xs, bs, cs = next_dt.to(tl.float32), next_x.to(tl.float32), next_b.to(tl.float32), next_c.to(tl.float32)
+        some = token + 1 < stop
+        next_dt = tl.load(dt + (token + 1) * dt_token + i, mask=live_i & some, other=0.0)
+        next_x = tl.load(x + (token + 1) * x_token + i, mask=live_i & some, other=0.0)
+        next_b = tl.load(b + (token + 1) * b_token + n, mask=live_n & some, other=0.0)
+        next_c = tl.load(c + (token + 1) * c_token + n, mask=live_n & some, other=0.0)
+        step = softplus(raw + bias)
         h = h * tl.exp(step[:, None] * rate) + (step * xs)[:, None] * bs[None, :]
         y = tl.sum(h * cs[None, :], 1) + skip * xs
         tl.store(out + token * channels + i, y.to(out.dtype.element_ty), mask=live_i)
@@ -288,18 +306,31 @@ def _delta_rule(
     key_head = head // PER_KEY_HEAD
     snap_stop = tl.load(snap_start + seq + 1)
     snap = _next_snapshot(tl.load(snap_start + seq), snap_stop, snap_slots)
+    q_at, k_at, v_at = q + key_head * q_head + i, k + key_head * k_head + i, v + head * v_head + j
+    # A decay for each key channel, or one.
+    some = stop > first
+    decay_token: tl.constexpr = HEADS * DK if PER_CHANNEL else HEADS
+    decay_at = log_decay + (head * DK + i if PER_CHANNEL else head)
+    live_decay = live_i if PER_CHANNEL else some | True
+    next_q = tl.load(q_at + first * q_token, mask=live_i & some, other=0.0)
+    next_k = tl.load(k_at + first * k_token, mask=live_i & some, other=0.0)
+    next_v = tl.load(v_at + first * v_token, mask=live_j & some, other=0.0)
+    next_decay = tl.load(decay_at + first * decay_token, mask=live_decay & some, other=0.0)
+    next_beta = tl.load(beta + first * HEADS + head, mask=some, other=0.0)
     for token in range(first, stop):
-        query = tl.load(q + token * q_token + key_head * q_head + i, mask=live_i, other=0.0).to(tl.float32)
-        key = tl.load(k + token * k_token + key_head * k_head + i, mask=live_i, other=0.0).to(tl.float32)
-        value = tl.load(v + token * v_token + head * v_head + j, mask=live_j, other=0.0).to(tl.float32)
+        query, key, value = next_q.to(tl.float32), next_k.to(tl.float32), next_v.to(tl.float32)
+        decay, share = next_decay, next_beta
+        some = token + 1 < stop
+        next_q = tl.load(q_at + (token + 1) * q_token, mask=live_i & some, other=0.0)
+        next_k = tl.load(k_at + (token + 1) * k_token, mask=live_i & some, other=0.0)
+        next_v = tl.load(v_at + (token + 1) * v_token, mask=live_j & some, other=0.0)
+        next_decay = tl.load(decay_at + (token + 1) * decay_token, mask=live_decay & some, other=0.0)
+        next_beta = tl.load(beta + (token + 1) * HEADS + head, mask=some, other=0.0)
         query = query / tl.sqrt(tl.sum(query * query, 0) + 1e-6)
         key = key / tl.sqrt(tl.sum(key * key, 0) + 1e-6)
         at = token * HEADS + head
-        if PER_CHANNEL:
-            h *= tl.exp(tl.load(log_decay + at * DK + i, mask=live_i, other=0.0))[:, None]
-        else:
-            h *= tl.exp(tl.load(log_decay + at))
-        written = tl.load(beta + at) * (value - tl.sum(key[:, None] * h, 0))
+        h *= tl.exp(decay)[:, None] if PER_CHANNEL else tl.exp(decay)
+        written = share * (value - tl.sum(key[:, None] * h, 0))
         h += key[:, None] * written[None, :]
         y = tl.sum((query * scale)[:, None] * h, 0)
         tl.store(out + at * DV + j, y.to(out.dtype.element_ty), mask=live_j)
@@ -350,7 +381,7 @@ class TritonRecurrence(RecurrenceOps):
         state_size = state.shape[2]
         out = torch.empty(tokens, heads, p, dtype=x.dtype, device=x.device)
         n_block = triton.next_power_of_2(state_size)
-        p_block = min(triton.next_power_of_2(p), max(1, _SCAN_ELEMENTS // n_block))
+        p_block = min(triton.next_power_of_2(p), _SCAN_COLUMNS)
         _mamba2[(len(batch.slots) if tokens else 0, heads, triton.cdiv(p, p_block))](
             x,
             dt,
@@ -416,7 +447,7 @@ class TritonRecurrence(RecurrenceOps):
         dk = q.shape[2]
         out = torch.empty(tokens, heads, dv, dtype=v.dtype, device=v.device)
         k_block = triton.next_power_of_2(dk)
-        v_block = min(triton.next_power_of_2(dv), max(1, _SCAN_ELEMENTS // k_block))
+        v_block = min(triton.next_power_of_2(dv), _SCAN_COLUMNS)
         _delta_rule[(len(batch.slots) if tokens else 0, heads, triton.cdiv(dv, v_block))](
             q,
             k,
