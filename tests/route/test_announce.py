@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -10,9 +11,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import msgspec
 import pytest
 
+from forebay.base.http_client import Origin
 from forebay.base.proof import PROOF, Message, Proofs, digest_of
+from forebay.route import announce
 from forebay.route.announce import Announcer
-from forebay.route.announcement import Announcement, Role, State
+from forebay.route.announcement import (
+    ANNOUNCE_INTERVAL_S,
+    LEASE_S,
+    MEMBERS_PATH,
+    Announcement,
+    Role,
+    State,
+)
 from tests.deadlines import HANGS_S, NEVER_S
 
 KEY = b"cluster-canary-0123456789"
@@ -126,3 +136,71 @@ def test_announcer_router_that_refuses_or_is_away_delays_no_other_and_is_tried_a
             refusing.next()
     finally:
         refusing.close()
+
+
+def test_announcement_lease_outlives_two_lost_announcements_and_not_three() -> None:
+    """Docs: every 3 s, for 10 s."""
+    assert (ANNOUNCE_INTERVAL_S, LEASE_S) == (3.0, 10.0)
+    assert 3 * ANNOUNCE_INTERVAL_S < LEASE_S < 4 * ANNOUNCE_INTERVAL_S
+
+
+@pytest.mark.parametrize(("field", "most"), [("url", 512), ("weight_version", 128)])
+def test_announcement_text_above_its_length_is_refused(field: str, most: int) -> None:
+    said = {"url": URL, "role": "both", "instance": "0" * 32, "weight_version": "", "state": "ready", "sequence": 0}
+    assert msgspec.convert(said | {field: "a" * most}, Announcement)
+    for wrong in ({field: "a" * (most + 1)}, {"sequence": -1}, {"instance": "0" * 31}, {"unknown": 1}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(said | wrong, Announcement)
+
+
+class Connection:
+    """A connection of a library: `fails` when it sends, or answers 503 with more text than is read."""
+
+    made: list[Connection]
+
+    def __init__(self, host: str, port: int, timeout: float) -> None:
+        self.peer, self.timeout, self.is_closed = (host, port), timeout, False
+        self.made.append(self)
+
+    def request(self, method: str, target: str, body: bytes, headers: dict[str, str]) -> None:
+        assert (method, target, body) == ("POST", f"/below{MEMBERS_PATH}", b"{}")
+        assert headers["Connection"] == "close"
+        if len(self.made) == 2:
+            raise ConnectionResetError
+
+    def getresponse(self) -> Connection:
+        self.status = 503
+        return self
+
+    def read(self, most: int) -> bytes:
+        return b"x" * most
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize(("scheme", "kind"), [("http", "HTTPConnection"), ("https", "HTTPSConnection")])
+def test_announcer_closes_its_connection_to_a_router_that_refuses_or_fails(
+    scheme: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "made", [], raising=False)
+    monkeypatch.setattr(http.client, kind, Connection)
+    line = announce._Line(Announcer([], URL, Role.BOTH), Origin(f"{scheme}://router:7/below"), b"", 1.0)
+    assert line._post(b"{}") == "HTTP 503: " + "x" * 1000
+    assert line._post(b"{}") == "ConnectionResetError"
+    assert [(one.peer, one.timeout, one.is_closed) for one in Connection.made] == [(("router", 7), 2.0, True)] * 2
+
+
+def test_announcer_of_a_router_that_stays_away_logs_one_line_and_one_when_it_is_back(
+    announcer: Make, router: FakeRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    router.status = 503
+    with caplog.at_level("WARNING", "forebay"):
+        one = announcer(interval_s=0.01)
+        for _ in range(4):
+            router.next()
+        router.status = 200
+        assert one.announce(State.READY, wait_s=HANGS_S) == []
+        one.close(HANGS_S)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [f'not_announced to={router.url} why="HTTP 503: "', f"announced_again to={router.url} why="]

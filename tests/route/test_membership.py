@@ -176,6 +176,34 @@ def test_membership_announcements_are_bounded_and_named(monkeypatch: pytest.Monk
     assert list(found._gone) == list(found._sequences) == INSTANCES[-2:]
 
 
+def test_membership_remembers_4096_ended_instances_and_refuses_each_of_them() -> None:
+    found = membership()
+    for number in range(4097):
+        found.announce(announcement(number, State.GONE, instance=f"{number:032x}"), 0.0)
+    assert len(found._gone) == len(found._sequences) == 4096
+    with pytest.raises(Conflict, match="is gone"):
+        found.announce(announcement(9000, instance=f"{1:032x}"), 0.0)
+    assert found.announce(announcement(9000, instance=f"{0:032x}"), 0.0) is not None  # forgotten
+
+
+def test_membership_admits_1024_members() -> None:
+    found = membership()
+    for number in range(1025):
+        said = announcement(1, url=f"http://a:{number + 1}", instance=f"{number:032x}")
+        if number < 1024:
+            assert found.announce(said, 0.0) is not None
+    with pytest.raises(Overloaded, match="1024 members"):
+        found.announce(said, 0.0)
+
+
+def test_membership_without_a_lease_is_listed_for_a_minute() -> None:
+    found, one = announced()
+    found.expire(LEASE_S + 59.9)
+    assert found.all == [one]
+    found.expire(LEASE_S + 60.0)
+    assert found.all == []
+
+
 def test_membership_role_of_the_command_line_is_not_announced_away() -> None:
     found = membership(prefill=URL)
     with pytest.raises(Conflict) as refused:
