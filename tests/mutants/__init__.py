@@ -2,6 +2,7 @@
 
     python -m tests.mutants                     all of them, and the score
     python -m tests.mutants memory/ overtak     those whose file or rule has one of these words in it
+    python -m tests.mutants halt --jobs 2       two copies of the package at a time
     python -m tests.mutants --write             docs/contracts.md anew
     python -m tests.mutants draw AREA --seed N  changes drawn at random, see `draw.py`
 

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import argparse
 import random
-import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Final
 
-from tests.mutants.mutant import REPOSITORY, Overlay
+from tests.mutants.mutant import REPOSITORY, Overlay, tried
 from tests.mutants.sites import Site, sites
 
 
@@ -33,14 +30,21 @@ class Area:
         """Return the sources, relative to `forebay/`. Raises AssertionError if a glob matches nothing."""
         return _matching(REPOSITORY / "forebay", self.sources)
 
-    def tests_of(self, file: str) -> list[str]:
-        """Return the area's tests, relative to the repository, those that name the module of `file` first.
+    def tests_of(self, file: str, root: Path = REPOSITORY) -> list[str]:
+        """Return the area's tests in a copy of the repository, relative to it. Those named like the module of `file`
+        are first, then those that import it.
 
         The first failure ends a run: a test of the module itself finds most changes within seconds.
         """
-        module = Path(file).stem
-        found = _matching(REPOSITORY / "tests", self.tests)
-        found.sort(key=lambda test: module not in Path(test).stem)
+        path = Path(file).with_suffix("")
+        imported, module = ".".join(("forebay", *path.parts)), path.name
+        found = _matching(root / "tests", self.tests)
+        found.sort(
+            key=lambda test: (
+                module not in Path(test).stem,
+                imported not in (root / "tests" / test).read_text(),
+            )
+        )
         return [f"tests/{test}" for test in found]
 
 
@@ -108,10 +112,10 @@ class Drawn:
 
     file: str
     site: Site
+    before: str  # the text that it replaces
 
     def __str__(self) -> str:
-        before = self.site.quote((REPOSITORY / "forebay" / self.file).read_text())
-        return f"{self.file}:{self.site.line}: {self.site.operator}\n    - {before}\n    + {self.site.replacement}"
+        return f"{self.file}:{self.site.line}: {self.site.operator}\n    - {self.before}\n    + {self.site.replacement}"
 
 
 def draw(files: Sequence[str], count: int, seed: int) -> list[Drawn]:
@@ -120,14 +124,15 @@ def draw(files: Sequence[str], count: int, seed: int) -> list[Drawn]:
     A seed draws the same changes from the same sources. There are fewer if the files have no more.
     """
     chance = random.Random(seed)
-    left: dict[str, list[Site]] = {}
+    left: dict[str, list[Drawn]] = {}
     for file in files:
-        left[file] = sites((REPOSITORY / "forebay" / file).read_text())
+        source = (REPOSITORY / "forebay" / file).read_text()
+        left[file] = [Drawn(file=file, site=site, before=site.quote(source)) for site in sites(source)]
         chance.shuffle(left[file])
     drawn: list[Drawn] = []
     while len(drawn) < count and (turn := [file for file in files if left[file]]):
         chance.shuffle(turn)
-        drawn += [Drawn(file=file, site=left[file].pop()) for file in turn[: count - len(drawn)]]
+        drawn += [left[file].pop() for file in turn[: count - len(drawn)]]
     return drawn
 
 
@@ -136,23 +141,18 @@ def outcomes(area: Area, drawn: Sequence[Drawn], jobs: int) -> Iterator[tuple[Dr
 
     Raises AssertionError if the tests fail without any change: then they prove nothing.
     """
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as threads:
-        overlays: SimpleQueue[Overlay] = SimpleQueue()
-        for i in range(jobs):
-            overlays.put(Overlay(Path(folder) / str(i)))
-        unchanged = overlays.get()
-        assert not unchanged.fails(area.tests_of("")), "the area's tests fail without a change"
-        overlays.put(unchanged)
 
-        def try_one(change: Drawn) -> bool:
-            overlay = overlays.get()
-            try:
-                with overlay.changed(change.file, change.site.apply):
-                    return overlay.fails(area.tests_of(change.file))
-            finally:
-                overlays.put(overlay)
+    def fails(overlay: Overlay, change: Drawn | None) -> bool:
+        if change is None:
+            return overlay.fails(area.tests_of("", overlay.root))
+        with overlay.changed(change.file, change.site.apply):
+            return overlay.fails(area.tests_of(change.file, overlay.root))
 
-        yield from zip(drawn, threads.map(try_one, drawn), strict=True)
+    for change, found in tried([None, *drawn], fails, jobs):
+        if change is not None:
+            yield change, found
+        else:
+            assert not found, "the area's tests fail without a change"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -6,17 +6,23 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Final
+from queue import SimpleQueue
+from typing import Final, TypeVar
 
 import pytest
 
 REPOSITORY: Final = Path(__file__).parents[2]
 _HANGS_S: Final = 600
+
+_Change = TypeVar("_Change")
+_Outcome = TypeVar("_Outcome")
 
 
 class Stale(Exception):
@@ -122,3 +128,23 @@ class Overlay:
             text=True,
             timeout=_HANGS_S,
         )
+
+
+def tried(
+    changes: Sequence[_Change], attempt: Callable[[Overlay, _Change], _Outcome], jobs: int
+) -> Iterator[tuple[_Change, _Outcome]]:
+    """Yield each change and the result of `attempt` with it in a copy of the package, in the given order; `jobs` run
+    at a time, each in a copy of its own."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as threads:
+        overlays: SimpleQueue[Overlay] = SimpleQueue()
+        for number in range(jobs):
+            overlays.put(Overlay(Path(folder) / str(number)))
+
+        def try_one(change: _Change) -> _Outcome:
+            overlay = overlays.get()
+            try:
+                return attempt(overlay, change)
+            finally:
+                overlays.put(overlay)
+
+        yield from zip(changes, threads.map(try_one, changes), strict=True)

@@ -34,6 +34,7 @@ _OPERATORS: Final[dict[type[ast.operator], type[ast.operator]]] = {
     ast.RShift: ast.LShift,
 }
 _FUNCTIONS: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
+_OF_TYPES: Final = {"TypeVar", "ParamSpec", "NewType"}
 _SYMMETRIC: Final = {"min", "max"}  # their arguments exchanged say the same
 _Node = TypeVar("_Node", ast.Compare, ast.BoolOp, ast.BinOp, ast.AugAssign, ast.BinOp | ast.AugAssign)
 _LOGS: Final = {"debug", "info", "warning", "error", "exception"}
@@ -65,6 +66,7 @@ def sites(source: str) -> list[Site]:
     """Return all changes of `source`, in the order of its lines.
 
     Texts that only people read are left alone: docstrings, annotations, messages of errors and logs, and assertions.
+    So is the order of a tuple that is a set: the types of `except` and `isinstance`, and what `in` looks through.
     """
     finder = _Finder(source)
     finder.visit(ast.parse(source))
@@ -74,6 +76,7 @@ def sites(source: str) -> list[Site]:
 class _Finder(ast.NodeVisitor):
     def __init__(self, source: str) -> None:
         self.found: list[Site] = []
+        self._unordered: set[ast.expr] = set()  # tuples whose order says nothing
         self._source = source.encode()
         self._starts = [0, *itertools.accumulate(len(line) for line in self._source.splitlines(keepends=True))]
 
@@ -130,6 +133,11 @@ class _Finder(ast.NodeVisitor):
     def visit_Delete(self, node: ast.Delete) -> None:
         self._delete(node)
 
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+        if node.type is not None:
+            self._unordered.add(node.type)
+        self.generic_visit(node)
+
     def visit_Break(self, node: ast.Break) -> None:
         self._put(node, "continue instead of break", "continue")
 
@@ -151,6 +159,9 @@ class _Finder(ast.NodeVisitor):
             changed.ops[0] = _COMPARISONS[type(changed.ops[0])]()
 
         self._change(node, "another comparison", other)
+        self._unordered.update(
+            right for op, right in zip(node.ops, node.comparators, strict=True) if isinstance(op, ast.In | ast.NotIn)
+        )
         self.generic_visit(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
@@ -183,6 +194,10 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         function = node.func.id if isinstance(node.func, ast.Name) else ""
+        if function in _OF_TYPES:
+            return
+        if function == "isinstance":
+            self._unordered.add(node.args[1])
         if function in _FUNCTIONS:
             self._put(node.func, "another function", _FUNCTIONS[function])
         plain = [argument for argument in node.args if not isinstance(argument, ast.Starred)]
@@ -200,7 +215,7 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Tuple(self, node: ast.Tuple) -> None:
-        if isinstance(node.ctx, ast.Load) and len(node.elts) > 1:
+        if isinstance(node.ctx, ast.Load) and len(node.elts) > 1 and node not in self._unordered:
             self._exchange(node.elts[0], node.elts[1], "places exchanged")
         self.generic_visit(node)
 

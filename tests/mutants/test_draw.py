@@ -1,9 +1,12 @@
 """Changes that the generator draws: which there are, what they leave alone, and that a seed repeats them."""
 
+from pathlib import Path
+
 import pytest
 
+from tests.mutants.__main__ import chosen, main
 from tests.mutants.draw import AREAS, draw
-from tests.mutants.mutant import REPOSITORY
+from tests.mutants.mutant import REPOSITORY, tried
 from tests.mutants.sites import sites
 
 
@@ -34,6 +37,24 @@ def test_sites_leave_alone_texts_annotations_and_assertions() -> None:
     assert sites(source) == []
 
 
+def test_sites_leave_alone_the_order_of_tuples_that_are_sets() -> None:
+    for source in (
+        "x = a in (b, c)",
+        "try: x = a\nexcept (A, B): x = b",
+        "x = isinstance(a, (b, c))",
+        "T = TypeVar('T', a, b)",
+    ):
+        assert not [site for site in sites(source) if site.operator == "places exchanged"]
+    assert sites("x = isinstance(a, (b, c))")[0].operator == "arguments exchanged"
+
+
+def test_area_runs_tests_named_like_the_module_first_then_those_that_import_it() -> None:
+    tests = AREAS["scheduler"].tests_of("scheduler/halt.py")
+    assert tests[0] == "tests/scheduler/test_halt.py"
+    imports = ["forebay.scheduler.halt" in (REPOSITORY / test).read_text() for test in tests[1:]]
+    assert imports == sorted(imports, reverse=True)
+
+
 @pytest.mark.parametrize("area", AREAS)
 def test_draw_is_even_by_file_repeats_with_its_seed_and_is_python(area: str) -> None:
     files = AREAS[area].files()
@@ -46,3 +67,33 @@ def test_draw_is_even_by_file_repeats_with_its_seed_and_is_python(area: str) -> 
         source = (REPOSITORY / "forebay" / change.file).read_text()
         assert change.site.apply(source) != source
     assert AREAS[area].tests_of(files[0])
+
+
+def test_command_line_refuses_an_option_that_it_lacks_and_words_of_no_rule(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for arguments, why in ((["halt", "--jbos", "1"], "--jbos"), (["xyzzy"], "no rule has one of these words: xyzzy")):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2
+        assert why in capsys.readouterr().err
+
+
+def test_command_line_words_choose_by_file_or_rule() -> None:
+    found = chosen(["halt.py", "C5 "])
+    assert 0 < len(found) < len(chosen([]))
+    assert all("halt.py" in mutant.file or "C5 " in mutant.rule for mutant in found)
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_tried_yields_outcomes_in_order_with_as_many_copies_as_jobs(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: set[str] = set()
+
+    class Copy:
+        def __init__(self, root: Path) -> None:
+            self.root = root
+            copies.add(root.name)
+
+    monkeypatch.setattr("tests.mutants.mutant.Overlay", Copy)
+    assert list(tried(range(7), lambda _, number: 2 * number, jobs)) == [(number, 2 * number) for number in range(7)]
+    assert len(copies) == jobs

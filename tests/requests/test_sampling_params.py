@@ -1,14 +1,16 @@
 """Limits of sampling parameters."""
 
 import math
+from functools import partial
 
 import msgspec
 import pytest
 
 from forebay.base.errors import InvalidRequest
+from forebay.base.sampling import NUMBERS
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 
-NUMERIC = [f.name for f in msgspec.structs.fields(SamplingParams) if f.type in (int, float)]
+NUMERIC = [*NUMBERS, *(f.name for f in msgspec.structs.fields(SamplingParams) if f.type in (int, float))]
 
 
 def test_the_defaults_are_valid():
@@ -167,3 +169,23 @@ def test_fields_about_texts_are_refused_for_token_ids_by_their_names():
         with pytest.raises(InvalidRequest, match="about texts") as caught:
             params.check(vocab_size=10)
         assert caught.value.param == field
+
+
+def test_bad_words_that_are_texts_are_refused_for_token_ids():
+    for words in (("x",), ((5,), "x")):
+        with pytest.raises(InvalidRequest, match="bad_words has the text 'x': only token ids") as caught:
+            SamplingParams(bad_words=words).check(vocab_size=10)
+        assert caught.value.param == "bad_words"
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_number_just_beyond_its_bounds_is_refused_wherever_it_comes_from(name):
+    number, step = NUMBERS[name], 1 if NUMBERS[name].is_whole else 1e-3
+    kind = type(number.default)
+    lowest, below = (1e-9, 0.0) if number.above_low else (number.low, number.low - 2 * step)  # -1 of top_k is off
+    for fits, beyond in ((lowest, below), (number.high, number.high + step)):
+        msgspec.structs.replace(SamplingParams(), **{name: kind(fits)}).check(vocab_size=10)
+        for make in (SamplingParams, partial(msgspec.structs.replace, SamplingParams())):
+            with pytest.raises(InvalidRequest) as caught:
+                make(**{name: beyond}).check(vocab_size=10)
+            assert caught.value.param == name
