@@ -297,6 +297,27 @@ def test_ids_restart_behind_the_vocabulary_and_skip_those_in_use(monkeypatch: py
     assert used.ids == range(VOCAB + TOKENS, VOCAB + 2 * TOKENS)
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_ids_of_pictures_end_with_those_of_32_bits(fits: bool) -> None:
+    pictures = pool()
+    pictures._next_id = 2**31 - TOKENS + (not fits)
+    if fits:
+        (last,) = enter(pictures, picture(1))
+        assert last.ids[-1] == np.iinfo(np.int32).max
+    else:
+        with pytest.raises(OutOfIds):
+            enter(pictures, picture(1))
+
+
+def test_counters_of_pictures_are_declared_with_their_texts() -> None:
+    texts = {counter.name: counter.text for counter in memory.COUNTERS}
+    assert texts["pictures"] == "Pictures of prompts"
+    assert "was there" in texts["picture_hits"]
+    assert "encoded" in texts["encoded_tiles"]
+    assert "dropped" in texts["evicted_encodings"]
+    assert pool().counters == dict.fromkeys(texts, 0.0)
+
+
 def test_ids_that_stand_for_pictures_are_shown_as_the_placeholder() -> None:
     pictures = pool()
     assert pictures.as_tokens(np.array([1, VOCAB - 1, VOCAB, 1 << 30])).tolist() == [1, VOCAB - 1, 9, 9]

@@ -36,8 +36,7 @@ class Area:
 
         The first failure ends a run: a test of the module itself finds most changes within seconds.
         """
-        path = Path(file).with_suffix("")
-        imported, module = ".".join(("forebay", *path.parts)), path.name
+        module, imported = Path(file).stem, f"forebay.{file.removesuffix('.py').replace('/', '.')}"
         found = _matching(root / "tests", self.tests)
         found.sort(
             key=lambda test: (
@@ -142,17 +141,13 @@ def outcomes(area: Area, drawn: Sequence[Drawn], jobs: int) -> Iterator[tuple[Dr
     Raises AssertionError if the tests fail without any change: then they prove nothing.
     """
 
-    def fails(overlay: Overlay, change: Drawn | None) -> bool:
-        if change is None:
-            return overlay.fails(area.tests_of("", overlay.root))
+    def fails(overlay: Overlay, change: Drawn) -> bool:
         with overlay.changed(change.file, change.site.apply):
             return overlay.fails(area.tests_of(change.file, overlay.root))
 
-    for change, found in tried([None, *drawn], fails, jobs):
-        if change is not None:
-            yield change, found
-        else:
-            assert not found, "the area's tests fail without a change"
+    for _, found in tried([area.tests_of("")], Overlay.fails, 1):
+        assert not found, "the area's tests fail without a change"
+    yield from tried(drawn, fails, jobs)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import blake2b
 from typing import Any
 
 import pytest
@@ -45,6 +46,22 @@ def test_what_parts_early_has_nothing_in_common_behind() -> None:
 
 def test_long_prompts_cost_no_more_than_their_beginning() -> None:
     assert len(blocks_of({"prompt": "a" * (BLOCK_BYTES * MOST_BLOCKS * 3)})) == MOST_BLOCKS
+
+
+def test_blocks_of_a_prompt_are_chained_hashes_that_all_routers_compute() -> None:
+    """An active router of another version sends its keys to the standby."""
+    text = json.dumps("a" * 600).encode()
+    first = blake2b(b"" + text[:256], digest_size=16).digest()
+    assert blocks_of({"prompt": "a" * 600}) == [first, blake2b(first + text[256:512], digest_size=16).digest()]
+    assert blocks_of({"prompt": "a" * 600}, b"x")[0] == blake2b(b"x" + text[:256], digest_size=16).digest()
+    assert len(blocks_of({"prompt": "a" * (256 * 600)})) == 512
+
+
+def test_prefixes_table_of_a_router_has_65536_blocks() -> None:
+    known = Prefixes()
+    for start in range(0, 65_600, 512):
+        known.learn([(start + i).to_bytes(16, "big") for i in range(512)], "one")
+    assert len(known) == known.size("one") == 65_536
 
 
 def test_prefixes_match_is_what_a_member_has_of_a_prompt() -> None:

@@ -71,6 +71,26 @@ class Run:
             runner.run(main())
 
 
+def test_standby_that_is_found_or_lost_is_one_log_line_with_its_entries(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run()
+    run.table.learn([block(1), block(2)], A)
+
+    async def script() -> None:
+        await asyncio.sleep(5.0)
+        run.receiver.is_away = True
+        run.table.learn([block(3)], A)
+        await asyncio.sleep(20.0)
+        run.receiver.is_away = False
+        await asyncio.sleep(20.0)
+
+    with caplog.at_level("INFO", "forebay"):
+        run.play(script())
+    found, lost, again = [record.getMessage() for record in caplog.records]
+    assert found == "standby_found at=http://standby:1 entries=2"
+    assert "nobody listens" in lost
+    assert again == "standby_found at=http://standby:1 entries=3"
+
+
 def test_standby_gets_all_changes_in_order_and_a_heartbeat() -> None:
     run = Run()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
 import zlib
 from base64 import b64encode, urlsafe_b64encode
@@ -14,11 +15,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from forebay.base.confined import ConfinedProcess
 from forebay.http.preparation import Preparation, staying_client
 from forebay.server.images.decoding import CutImage, ImageDecoder
-from forebay.server.images.frames import LIMITS
+from forebay.server.images.frames import LIMITS, Decode, encode
 from forebay.server.images.headers import webp_size
 from forebay.server.images.sources import Unreadable, data_of
+from tests.deadlines import HANGS_S
 from tests.server.images.smolvlm import TILE, TILING, file_of, noise
 
 pytestmark = pytest.mark.usefixtures("patience")
@@ -243,3 +246,13 @@ def test_data_url_that_is_wrong_is_refused(url: str, why: str) -> None:
 
 def test_limits_of_a_decoding_process_are_a_gibibyte_and_an_answer_of_128_mebibytes() -> None:
     assert (LIMITS.cpu_s, LIMITS.memory_bytes, LIMITS.answer_bytes) == (10.0, 1024 * 1024**2, 128 * 1024**2)
+
+
+def test_decoding_process_runs_behind_the_others() -> None:
+    process = ConfinedProcess("forebay.server.images.worker", LIMITS, "images")
+    try:
+        process.exchange(encode(Decode(b"no image", "", MAX_BYTES, TILING, splits=False)), HANGS_S)
+        ours = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, process._child.pid) == min(19, ours + 10)
+    finally:
+        process.end()
