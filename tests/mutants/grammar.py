@@ -67,7 +67,7 @@ GRAMMAR = (
         "scheduler/halt.py",
         "            if req.params.grammar:\n                scheduler.constraints.begin(req)\n",
         "",
-        "simulation/test_grammar_seeds.py::test_c16_outputs_are_the_references_under_grammars_too",
+        "scheduler/test_constraints.py::test_c25_output_that_begins_again_with_other_weights_begins_its_grammar_again",
     ),
     Mutant(
         "C30 what a grammar takes to compile it takes in a process of its own",

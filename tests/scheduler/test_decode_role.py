@@ -362,6 +362,24 @@ def test_c22_with_wrong_books_the_row_of_an_offered_ring_is_nobody_s_until_its_t
     assert rows.num_free == 2
 
 
+def test_c18_windows_of_a_hit_that_a_prompt_from_elsewhere_has_left_behind_may_be_evicted():
+    """The request's own window begins behind the hit: it reads none of the hit's windows."""
+    half = decode(kinds=kind_config(num_window_pages=40, window=6), radix_cache=True, page_size=4)
+    half.add(list(range(20)), 1)
+    half.run()
+    (windows,) = half.scheduler.pools.kinds
+    assert windows.num_cached == windows.num_evictable > 0
+    req = half.meet([*range(20), *range(50, 90)])
+    half.step()
+    offer = half.orders[-1]
+    assert offer.start == 20, "the prompt has a hit"
+    assert req.held.pin.num_pages == 5
+    assert windows.num_evictable == windows.num_cached
+    arrive(half, offer)
+    half.run()
+    assert windows.num_locked == 0
+
+
 def test_c22_windows_left_to_a_ticket_are_promised_to_no_row_until_it_is_closed(monkeypatch):
     """With the fewest windows that two rows need: a chunk of the second row once found none."""
     windows = kind_config(num_window_pages=2 * window_pages_per_request(6, 1, 0) + 4, window=6)

@@ -1,5 +1,7 @@
 """What the scheduler decides, one behaviour at a time; the simulator covers what they do together."""
 
+from array import array
+
 import pytest
 
 from forebay.base.errors import EngineError, InvalidRequest, Overloaded, RequestTooLarge
@@ -333,3 +335,18 @@ def test_the_last_update_says_how_often_a_request_was_retracted_and_what_was_com
     assert (told.retractions, told.recomputed_tokens) == (1, rig.scheduler.counters["recomputed_tokens"])
     assert told.recomputed_tokens > 0
     assert [update.memory for update in rig.updates if update.request_id == other.id and update.finish] == [None]
+
+
+def test_tokens_that_find_no_memory_are_neither_appended_nor_sent():
+    class Full(array):
+        def fromlist(self, values):
+            raise MemoryError
+
+    rig = Rig()
+    req = rig.add(3)
+    rig.scheduler.take_updates()
+    req.tokens = Full("i", req.tokens)
+    with pytest.raises(MemoryError):
+        rig.scheduler.append(req, [5, 6], None, 1.0)
+    assert rig.scheduler.take_updates() == []
+    assert (req.num_output, req.account.generated_tokens, req.account.service) == (0, 0, 0)
