@@ -13,7 +13,7 @@ from forebay.base.errors import ModelError, brief
 from forebay.families import ASSISTANTS, HEADS, TYPES
 from forebay.families.fields import Fields
 from forebay.families.gguf_names import hf_config
-from forebay.families.options import unknown_options
+from forebay.families.options import unknown_options, unused_of_generation
 from forebay.families.outer import OTHER_NAMES, OUTERS, Outer, rope_sections, text_config
 from forebay.families.rope import RopeSections
 from forebay.families.sampling import NEUTRAL, SamplingDefaults, of_generation_config, of_gguf
@@ -30,6 +30,7 @@ from forebay.formats.safetensors import weight_files
 
 MAX_EXPERTS: Final = 1 << 17
 """Of all layers together, each with weights of its own: 23,000 is the most that a published model has."""
+_SUPPRESSED: Final = "tokenizer.ggml.suppress_tokens"  # generation_config.json has a field of this name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,10 +49,10 @@ class ModelConfig:
     `layer_types` are `full_attention`, `sliding_attention` or another mixer of the family. `in_bfloat16`: whether
     tensors that are not in codes count as stored in bfloat16: as config.json has it, or if it names no type, which most
     published models without one are. Pages must hold a multiple of `page_multiple` tokens. `unknown_options` are names
-    of fields in the file that no reader knows: they may change the computation elsewhere. `packing` describes how
-    safetensors have the layers in codes, if they do. `outer`: the place of the language model in the files of a larger
-    one, None for a model of its own. `vision`: the encoder of pictures, None if none is served. `rope_sections`: None
-    if a token has one rotary position, or three equal ones.
+    of fields in the files that no reader knows or applies: they may change the computation elsewhere. `packing`
+    describes how safetensors have the layers in codes, if they do. `outer`: the place of the language model in the
+    files of a larger one, None for a model of its own. `vision`: the encoder of pictures, None if none is served.
+    `rope_sections`: None if a token has one rotary position, or three equal ones.
     """
 
     model_type: str
@@ -131,7 +132,9 @@ def family_title(model_type: str) -> str:
 def config_from_gguf(file: GgufFile) -> ModelConfig:
     """Read the configuration from a GGUF file's metadata. Raises ModelError for an architecture or a value that is not
     served."""
-    return replace(config_of(hf_config(file), str(file.path)), sampling=of_gguf(file))
+    config = config_of(hf_config(file), str(file.path))
+    unused = (_SUPPRESSED,) if _SUPPRESSED in file.metadata else ()
+    return replace(config, sampling=of_gguf(file), unknown_options=(*config.unknown_options, *unused))
 
 
 def config_from_folder(folder: Path) -> ModelConfig:
@@ -188,9 +191,10 @@ def config_of(
     if config.num_layers * config.num_experts > MAX_EXPERTS:
         layers = f"{config.num_layers} layers of {config.num_experts} experts"
         raise ModelError(f"{where}: {layers}; at most {MAX_EXPERTS} experts in all are possible")
-    ends = config.eos_token_ids
+    ends, unused = config.eos_token_ids, unused_of_generation(fields)
     if generation is not None:
         ends += generation.token_ids("eos_token_id", config.vocab_size)
+        unused += tuple(f"generation_config.{name}" for name in unused_of_generation(generation))
     packed = "quantization_config" in fields.unread  # by the family
     aliases = () if outer is None else outer.aliases
     packing = packing_of(fields.get("quantization_config"), where, aliases) if packed else in_blocks or config.packing
@@ -200,7 +204,7 @@ def config_of(
     return replace(
         config,
         eos_token_ids=tuple(dict.fromkeys(ends)),
-        unknown_options=(*unknown, *not_known),
+        unknown_options=(*unknown, *not_known, *unused),
         packing=packing,
         sampling=sampling,
         in_bfloat16=(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16") == "bfloat16",

@@ -51,6 +51,33 @@ _GENERATION: Final = frozenset({
     "return_dict_in_generate", "suppress_tokens", "temperature", "top_k", "top_p", "typical_p",
 })  # fmt: skip
 
+# Those that change answers, with the values that change none.
+_CHANGES_ANSWERS: Final[dict[str, tuple[Any, ...]]] = {
+    "bad_words_ids": ([],),
+    "begin_suppress_tokens": ([],),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "exponential_decay_length_penalty": (),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "guidance_scale": (1,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "no_repeat_ngram_size": (0,),
+    "num_beams": (1,),
+    "sequence_bias": ([], {}),
+    "stop_strings": ([],),
+    "suppress_tokens": ([],),
+    "typical_p": (1,),
+    "watermarking_config": (),
+}
+
+
+def unused_of_generation(fields: Fields) -> tuple[str, ...]:
+    """Return the names of the fields about generation that would change answers: requests are not given them."""
+    given = ((name, fields.get(name)) for name in _CHANGES_ANSWERS)
+    return tuple(name for name, value in given if value is not None and value not in _CHANGES_ANSWERS[name])
+
 
 def unknown_options(fields: Fields, harmless: Collection[str]) -> tuple[str, ...]:
     """Return the unknown names among the fields that no reader used.

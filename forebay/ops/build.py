@@ -6,13 +6,18 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections.abc import Sequence
+from typing import Final
 
 from forebay.base.cpu import this_cpu
 from forebay.base.log import setup_logging
 from forebay.base.toolchain import HERE
-from forebay.base.variants import PREBUILT, VARIANTS
+from forebay.base.variants import PREBUILT, VARIANTS, Variant
 from forebay.ops.compiler import BuildError, library, prebuild
+
+_FIRST_ERROR: Final = re.compile(r"[^/\s]+ (?:fatal )?error: .*")  # with the name of the file
 
 
 def main() -> int:
@@ -35,13 +40,27 @@ def main() -> int:
         variants = this_cpu().variants
         if not variants:
             raise BuildError("this is not Linux on an x86-64 CPU with AVX2, or on an aarch64 CPU")
-        for variant in variants if arguments.every else variants[:1]:
-            print(f"native ops ready: {library(variant)}")
+        if arguments.every:
+            return _compile_each(variants)
+        print(f"native ops ready: {library(variants[0])}")
     except BuildError as error:
         outcome = "the wheel cannot be built" if arguments.wheel else "the slower torch ops will be used"
         print(f"native ops cannot be built, {outcome}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _compile_each(variants: Sequence[Variant]) -> int:
+    """Compile all variants, those behind one that fails, too. Print one line for each; 1 if one has failed."""
+    outcome = 0
+    for variant in variants:
+        try:
+            print(f"native ops ready: {library(variant)}")
+        except BuildError as error:
+            outcome, found = 1, _FIRST_ERROR.search(str(error))
+            why = found[0] if found else str(error).partition("\n")[0]
+            print(f"the kernel variant {variant.name} cannot be compiled: {why}", file=sys.stderr)
+    return outcome
 
 
 if __name__ == "__main__":

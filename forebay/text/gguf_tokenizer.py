@@ -10,13 +10,10 @@ import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from forebay.base.errors import ModelError, brief
-from forebay.base.log import event, get_logger
 from forebay.formats.strings import Strings
 from forebay.text.pre_tokenizers import Words, pre_tokenizer, words_of
 from forebay.text.token_bytes import byte_level, sentencepiece
 from forebay.text.tokenizer_parts import MAX_TOKENS, TokenizerParts
-
-log = get_logger("text")
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # ggml's token types
 _NAMED: Final = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator"}  # llama.cpp's
@@ -82,8 +79,6 @@ def _check_harmless(metadata: Mapping[str, Any]) -> None:
     for name in ("normalizer.lowercase", "normalizer.strip_accents"):
         if _flag(metadata, name, default=False) and metadata["tokenizer.ggml.model"] == "whitespace":
             raise ModelError(f"tokenizer.ggml.{name} is true, and texts are not normalized so: it is not supported")
-    if "tokenizer.ggml.suppress_tokens" in metadata:  # as of the field of this name in generation_config.json
-        log.warning(event("suppress_tokens_ignored", effect="answers may have tokens that the file wants suppressed"))
 
 
 def _adds(metadata: Mapping[str, Any], name: str, ids: Mapping[str, int], *, default: bool) -> bool:

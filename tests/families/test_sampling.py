@@ -33,6 +33,52 @@ def test_generation_config_is_taken_as_far_as_it_goes(tmp_path: Path) -> None:
         of_folder(tmp_path, temperature="hot")
 
 
+NEUTRAL_FIELDS = {
+    "suppress_tokens": None,
+    "begin_suppress_tokens": [],
+    "bad_words_ids": None,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "typical_p": 1.0,
+    "min_length": 0,
+    "guidance_scale": 1,
+    "max_length": 4096,
+    "pad_token_id": 0,
+}
+UNUSED_FIELDS = {
+    "suppress_tokens": [5, 6],
+    "begin_suppress_tokens": [5],
+    "bad_words_ids": [[5]],
+    "no_repeat_ngram_size": 3,
+    "num_beams": 4,
+    "typical_p": 0.9,
+    "min_length": 8,
+    "guidance_scale": 1.5,
+    "stop_strings": ["x"],
+}
+
+
+def test_generation_fields_that_are_not_applied_are_named_with_their_file(tmp_path: Path) -> None:
+    def unused(of_config: dict[str, Any], of_generation: dict[str, Any]) -> set[str]:
+        config = small_config("llama", hidden_size=32, num_layers=1, vocab_size=64)
+        (tmp_path / "config.json").write_text(json.dumps(config | of_config))
+        (tmp_path / "generation_config.json").write_text(json.dumps(of_generation))
+        return set(config_from_folder(tmp_path).unknown_options)
+
+    assert unused(NEUTRAL_FIELDS, NEUTRAL_FIELDS) == set()
+    for name, value in UNUSED_FIELDS.items():
+        assert unused({}, {name: value}) == {f"generation_config.{name}"}
+    old = {name: value for name, value in UNUSED_FIELDS.items() if name in ("suppress_tokens", "num_beams")}
+    assert unused(old, {}) == old.keys()
+
+
+def test_gguf_file_that_suppresses_tokens_is_named_as_a_folder_that_does(embedded_model: Path) -> None:
+    file = GgufFile(embedded_model)
+    assert config_from_gguf(file).unknown_options == ()
+    file.metadata |= {"tokenizer.ggml.suppress_tokens": [5, 6]}
+    assert config_from_gguf(file).unknown_options == ("tokenizer.ggml.suppress_tokens",)
+
+
 def test_gguf_metadata_are_taken_and_the_embedded_models_card(embedded_model: Path) -> None:
     file = GgufFile(embedded_model)
     assert config_from_gguf(file).sampling.values == {"temperature": 0.2, "top_p": 0.9}

@@ -143,10 +143,10 @@ def outcomes(area: Area, drawn: Sequence[Drawn], jobs: int) -> Iterator[tuple[Dr
 
     def fails(overlay: Overlay, change: Drawn) -> bool:
         with overlay.changed(change.file, change.site.apply):
-            return overlay.fails(area.tests_of(change.file, overlay.root))
+            return bool(overlay.failure(area.tests_of(change.file, overlay.root)))
 
-    for _, found in tried([area.tests_of("")], Overlay.fails, 1):
-        assert not found, "the area's tests fail without a change"
+    for _, failure in tried([area.tests_of("")], Overlay.failure, 1):
+        assert not failure, f"the area's tests fail without a change: {failure}"
     yield from tried(drawn, fails, jobs)
 
 

@@ -92,12 +92,13 @@ class Overlay:
         finally:
             path.write_text(right)
 
-    def fails(self, tests: Sequence[str]) -> bool:
-        """Whether any of the quick tests of `tests` fails, cannot be imported or hangs here."""
+    def failure(self, tests: Sequence[str]) -> str:
+        """Return how the quick tests of `tests` fail, cannot be imported or hang here; "" if they pass."""
         try:
-            return self._run(["-m", "not slow", *tests]).returncode != 0
+            done = self._run(["-m", "not slow", *tests])
         except subprocess.TimeoutExpired:
-            return True
+            return f"they take more than {_HANGS_S} s"
+        return done.stdout[-3000:] or "no output" if done.returncode else ""
 
     def _fails_itself(self, test: str) -> bool:
         """Whether a test fails here: not its module, its fixtures or its name, which would prove nothing.

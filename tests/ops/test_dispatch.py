@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from forebay.backends.backend import Backend, Here
 from forebay.base.cpu import Cpu, this_cpu
 from forebay.base.errors import ConfigError
 from forebay.base.variants import VARIANTS, X86_VARIANTS, Variant
-from forebay.ops import compiler
+from forebay.ops import build, compiler
 from forebay.ops.compiler import BuildError, library
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
@@ -136,6 +137,25 @@ def test_a_compile_error_names_the_command_and_leaves_nothing_behind(
     with pytest.raises(BuildError, match=r"pool\.cpp .*failed with"):
         library(variant)
     assert [path.name for path in (tmp_path / "cache").rglob("*")] == ["objects"]
+
+
+@needs_native
+def test_build_of_every_variant_names_the_one_that_fails_and_compiles_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources(monkeypatch, tmp_path, pool="#ifdef BROKEN\n#error no such thing\n#endif\nint answer() { return 42; }")
+    broken, right = (
+        Variant(name=name, needs=frozenset(), flags=flags) for name, flags in (("a", ("-DBROKEN",)), ("b", ()))
+    )
+    monkeypatch.setattr(build, "this_cpu", lambda: SimpleNamespace(variants=[broken, right]))
+    monkeypatch.setattr(build, "setup_logging", lambda *_, **__: None)
+    monkeypatch.setattr(sys, "argv", ["build", "--every"])
+    assert build.main() == 1
+    out, err = capsys.readouterr()
+    assert out == f"native ops ready: {library(right)}\n"
+    [line] = [line for line in err.splitlines() if "variant a " in line]
+    assert line.startswith("the kernel variant a cannot be compiled: pool.cpp:2:")
+    assert line.endswith("#error no such thing")
 
 
 @needs_native
