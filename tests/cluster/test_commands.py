@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 import subprocess
 import sys
@@ -104,6 +105,13 @@ def test_standby_router_is_on_another_node_and_known_to_the_active_one() -> None
     assert "--standby=http://a:30000" in active.words
     standby, active = up.routers_of(options("--standby"), nodes("a"), "a", one_machine=True)
     assert (up.url_of(active), up.url_of(standby)) == ("http://127.0.0.1:30000", "http://127.0.0.1:30001")
+
+
+def test_report_of_progress_is_written_at_once_to_a_pipe_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe))
+    up.report("waiting")
+    assert pipe.getvalue() == b"waiting\n"
 
 
 def test_status_lines_name_what_is_wrong() -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.mutants.mutant import REPOSITORY, Overlay, tried
+from tests.mutants.mutant import REPOSITORY, Overlay, Stale, tried
 from tests.mutants.sites import Site, sites
 
 
@@ -135,19 +136,17 @@ def draw(files: Sequence[str], count: int, seed: int) -> list[Drawn]:
     return drawn
 
 
-def outcomes(area: Area, drawn: Sequence[Drawn], jobs: int) -> Iterator[tuple[Drawn, bool]]:
-    """Yield each change and whether a test of the area failed with it, in the given order; `jobs` run at a time.
-
-    Raises AssertionError if the tests fail without any change: then they prove nothing.
-    """
-
-    def fails(overlay: Overlay, change: Drawn) -> bool:
+def outcome(overlay: Overlay, area: Area, change: Drawn) -> str:
+    """Try a change: `found`, `SURVIVED`, or `UNSURE` with the reason. The test that fails with the change must pass
+    without it: else it proves nothing."""
+    try:
         with overlay.changed(change.file, change.site.apply):
-            return bool(overlay.failure(area.tests_of(change.file, overlay.root)))
-
-    for _, failure in tried([area.tests_of("")], Overlay.failure, 1):
-        assert not failure, f"the area's tests fail without a change: {failure}"
-    yield from tried(drawn, fails, jobs)
+            failed = overlay.first_failure(area.tests_of(change.file, overlay.root))
+        if not failed:
+            return "SURVIVED"
+        return f"UNSURE {failed} fails without the change, too" if overlay.first_failure([failed]) else "found"
+    except Stale as stale:
+        return f"UNSURE {stale}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -159,12 +158,10 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     area = AREAS[options.area]
     drawn = draw(area.files(), options.count, options.seed)
-    num_found = 0
-    for change, found in outcomes(area, drawn, options.jobs):
-        num_found += found
-        print(
-            f"{'found   ' if found else 'SURVIVED'} {change if not found else str(change).partition(chr(10))[0]}",
-            flush=True,
-        )
-    print(f"{options.area}, seed {options.seed}: {num_found} of {len(drawn)} found")
+    counts: Counter[str] = Counter()
+    for change, result in tried(drawn, lambda overlay, change: outcome(overlay, area, change), options.jobs):
+        counts[result.partition(" ")[0]] += 1
+        print(f"{result:<8} {str(change).partition(chr(10))[0] if result == 'found' else change}", flush=True)
+    unsure = f", {counts['UNSURE']} unsure" if counts["UNSURE"] else ""
+    print(f"{options.area}, seed {options.seed}: {counts['found']} of {len(drawn)} found{unsure}")
     return 0

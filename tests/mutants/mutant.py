@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ _Outcome = TypeVar("_Outcome")
 
 
 class Stale(Exception):
-    """The mutant no longer fits the code, or its test is not there: it proves nothing."""
+    """The mutant no longer fits the code, or its tests are not there or do not end: it proves nothing."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,18 @@ class Overlay:
         finally:
             path.write_text(right)
 
-    def failure(self, tests: Sequence[str]) -> str:
-        """Return how the quick tests of `tests` fail, cannot be imported or hang here; "" if they pass."""
+    def first_failure(self, tests: Sequence[str]) -> str:
+        """Return the first of the quick tests of `tests` that fails here, or the file that cannot be imported; "" if
+        all pass. Raises Stale if they hang, or if pytest cannot run them."""
         try:
             done = self._run(["-m", "not slow", *tests])
-        except subprocess.TimeoutExpired:
-            return f"they take more than {_HANGS_S} s"
-        return done.stdout[-3000:] or "no output" if done.returncode else ""
+        except subprocess.TimeoutExpired as hangs:
+            raise Stale(f"the tests take more than {_HANGS_S} s") from hangs
+        if done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return ""
+        if found := re.search(r"^(?:FAILED|ERROR) (\S+?)(?:\[| - |$)", done.stdout, re.MULTILINE):
+            return found[1]
+        raise Stale(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-1000:]}")
 
     def _fails_itself(self, test: str) -> bool:
         """Whether a test fails here: not its module, its fixtures or its name, which would prove nothing.

@@ -1,12 +1,14 @@
 """Changes that the generator draws: which there are, what they leave alone, and that a seed repeats them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.mutants.__main__ import chosen, main
-from tests.mutants.draw import AREAS, draw
-from tests.mutants.mutant import REPOSITORY, tried
+from tests.mutants.draw import AREAS, draw, outcome
+from tests.mutants.mutant import REPOSITORY, Overlay, Stale, tried
 from tests.mutants.sites import sites
 
 
@@ -97,3 +99,53 @@ def test_tried_yields_outcomes_in_order_with_as_many_copies_as_jobs(jobs: int, m
     monkeypatch.setattr("tests.mutants.mutant.Overlay", Copy)
     assert list(tried(range(7), lambda _, number: 2 * number, jobs)) == [(number, 2 * number) for number in range(7)]
     assert len(copies) == jobs
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "result"),
+    [
+        ("", "", "SURVIVED"),
+        ("tests/a.py::test_x", "", "found"),
+        ("tests/a.py::test_x", "tests/a.py::test_x", "UNSURE tests/a.py::test_x fails without the change, too"),
+        (Stale("it hangs"), "", "UNSURE it hangs"),
+    ],
+)
+def test_change_is_found_by_a_test_that_passes_without_it(first: str | Stale, again: str, result: str) -> None:
+    changed: list[bool] = []
+
+    class Copy:
+        root = REPOSITORY
+
+        @contextmanager
+        def changed(self, file: str, change: object) -> Iterator[None]:
+            changed.append(True)
+            yield
+            changed.pop()
+
+        def first_failure(self, tests: list[str]) -> str:
+            if not changed:
+                assert tests == [first]
+                return again
+            if isinstance(first, Stale):
+                raise first
+            return first
+
+    [change] = draw(["scheduler/halt.py"], 1, seed=1)
+    assert outcome(Copy(), AREAS["scheduler"], change) == result  # type: ignore[arg-type]
+
+
+def test_first_failure_is_named_without_its_parameters(tmp_path: Path) -> None:
+    overlay = object.__new__(Overlay)
+    overlay.root = tmp_path
+    (tmp_path / "tests").mkdir()
+    text = "import pytest\n@pytest.mark.parametrize('a', ['b - c'])\ndef test_x(a): assert not a\n"
+    (tmp_path / "tests" / "test_y.py").write_text(text)
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\nmarkers = ['slow']\n")
+    assert overlay.first_failure(["tests/test_y.py"]) == "tests/test_y.py::test_x"
+
+
+def test_first_failure_of_tests_that_are_not_there_is_none_of_the_change(tmp_path: Path) -> None:
+    overlay = object.__new__(Overlay)
+    overlay.root = tmp_path
+    with pytest.raises(Stale, match="not found"):
+        overlay.first_failure(["tests/test_y.py"])
