@@ -144,6 +144,22 @@ def test_layer_input_gives_the_plan_s_host_values_and_reads_nothing_back(
     assert (lens.tolist(), rows.tolist()) == ([1, 6, 1], [1, 2, 3])
 
 
+def test_layer_input_before_the_first_plan_has_no_host_values(cache: CachePool, ops: Ops) -> None:
+    """As a graph is captured before any step."""
+    full = PagedKv(
+        page_table=torch.zeros(ROWS + 1, 4, dtype=torch.int32),
+        rows=ids(1, dtype=torch.int32),
+        q_start=ids(0, 1, dtype=torch.int32),
+        seq_lens=ids(1, dtype=torch.int32),
+        page_size=PAGE,
+        out_cache_loc=ids(PAGE),
+    )
+    step = coordinator(cache, ops).layer_input(full, ids(0))
+    assert step is not None
+    assert step.device_loc.shape == (1,)
+    assert coordinator(cache, ops).layer_input(full, None) is None
+
+
 def test_a_row_that_is_given_out_has_an_empty_hot_buffer(cache: CachePool, ops: Ops) -> None:
     found, tiers = coordinator(cache, ops), cache.tiers
     assert tiers is not None
