@@ -15,6 +15,7 @@ from forebay.requests.request import Request
 from forebay.requests.sampling_params import Grammar, GrammarKind, SamplingParams
 from forebay.scheduler.grammars import Constraints
 from forebay.scheduler.halt import weights_changed
+from tests.deadlines import HANGS_S, NEVER_S
 from tests.scheduler.rig import Rig
 
 REGEX = SamplingParams(max_tokens=8, grammar=Grammar(GrammarKind.REGEX, "a*"))
@@ -100,11 +101,11 @@ def test_constraints_block_rows_whose_token_is_in_flight_or_whose_grammar_is_not
     blocked = constraints.blocked_rows(reqs, [[reqs[0], reqs[2]]])
     assert blocked.tolist() == [True, True, False, False]
     assert blocked.dtype == np.bool_
-    constraints.wait(0.25)
+    constraints.wait(NEVER_S)
     asked.unready.clear()
     assert [*constraints.refused()] == []
-    constraints.wait(0.5)
-    assert asked.calls == [("wait", 0.25)], "nothing is compiled any more"
+    constraints.wait(HANGS_S)
+    assert asked.calls == [("wait", NEVER_S)], "nothing is compiled any more"
 
 
 def test_constraints_refused_grammar_is_named_with_its_request_and_others_go_on() -> None:
