@@ -79,13 +79,14 @@ def _without_effect(schema: dict[str, Any]) -> Iterator[str]:
 def _require_members(schema: dict[str, Any]) -> None:
     """Write `required: true` of a property, as drafts 1 to 3 have it, as `required` of the object."""
     properties = schema.get("properties")
-    own = properties.items() if isinstance(properties, dict) else ()
-    said = {name: each["required"] for name, each in own if isinstance(each, dict) and _is_flag(each.get("required"))}
-    if not said or not isinstance(properties, dict):
+    own = properties if isinstance(properties, dict) else {}
+    flags = {name: each.get("required") for name, each in own.items() if isinstance(each, dict)}
+    said = {name: flag for name, flag in flags.items() if _is_flag(flag)}
+    if not said:
         return
     schema["properties"] = {
         name: {key: value for key, value in each.items() if key != "required"} if name in said else each
-        for name, each in properties.items()
+        for name, each in own.items()
     }
     listed = schema.get("required", [])
     if isinstance(listed, list):

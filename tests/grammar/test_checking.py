@@ -11,7 +11,6 @@ import pytest
 from forebay.base.confined import Late, NoAnswer
 from forebay.base.errors import InvalidRequest, Overloaded
 from forebay.grammar import checking, latest
-from forebay.grammar.check_worker import NICENESS
 from forebay.grammar.checking import LIMITS, GrammarChecks
 from forebay.grammar.compiler import MAX_BYTES
 from forebay.requests.sampling_params import Grammar, GrammarKind
@@ -59,7 +58,8 @@ def test_a_process_with_little_of_everything_says_what_is_wrong_and_where() -> N
     assert checks.recall(GOOD)
     pid = process._child.pid
     assert str(LIMITS.memory_bytes) in Path(f"/proc/{pid}/limits").read_text()
-    assert os.getpriority(os.PRIO_PROCESS, pid) >= NICENESS
+    ours = os.getpriority(os.PRIO_PROCESS, 0)  # not 0 where the tests themselves run behind others
+    assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, ours + 10)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: process.has_ended)
     with pytest.raises(InvalidRequest, match="strin"):

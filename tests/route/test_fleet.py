@@ -19,7 +19,7 @@ from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.route import fleet
 from forebay.route.announcement import Role
 from forebay.route.fleet import Fleet, Server
-from forebay.route.restarts import EXIT_REFUSED, LONGEST_WAIT_S
+from forebay.route.restarts import EXIT_REFUSED
 
 
 class Ends:
@@ -74,20 +74,20 @@ def test_fleet_process_that_ends_young_again_and_again_waits_longer_each_time(mo
     ends = Ends(monkeypatch, times=7)
     with caplog.at_level(logging.WARNING, "forebay"):
         ends.run()
-    assert ends.waits == [0.5, 1.0, 2.0, 4.0, 8.0, LONGEST_WAIT_S, LONGEST_WAIT_S]
+    assert ends.waits == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert ends.lost == ["its process ended with code 1"] * 7
     assert messages(caplog) == [f"server_ended role=decode at={ends.member.url} code=1"] * 7
     assert (ends.server.num_starts, ends.dead) == (8, [])
 
 
 def test_fleet_process_that_ends_old_is_started_at_once(monkeypatch):
-    ends = Ends(monkeypatch, times=3, life_s=fleet.LONG_LIFE_S)
+    ends = Ends(monkeypatch, times=3, life_s=10.0)
     ends.run()
     assert (ends.waits, ends.server.num_starts) == ([], 4)
 
 
 def test_fleet_process_that_ends_young_after_a_long_life_waits_no_longer_than_at_first(monkeypatch):
-    lives = [0.0, 0.0, fleet.LONG_LIFE_S, 0.0, 0.0]
+    lives = [9.9, 0.0, 10.0, 0.0, 9.9]
     ends = Ends(monkeypatch, times=5)
     start = ends.start
 
@@ -114,8 +114,9 @@ def test_fleet_process_that_ends_with_the_fleet_is_not_started_again(monkeypatch
     assert (ends.server.num_starts, ends.lost) == (1, [])
 
 
-def test_fleet_process_that_does_not_end_in_time_is_killed():
+def test_fleet_process_that_does_not_end_in_5_s_is_killed(monkeypatch):
     seen: list[str] = []
+    monkeypatch.setattr(fleet, "time", SimpleNamespace(monotonic=lambda: 100.0))
 
     class Stubborn:
         def terminate(self) -> None:
@@ -126,6 +127,7 @@ def test_fleet_process_that_does_not_end_in_time_is_killed():
 
         def wait(self, timeout: float | None = None) -> int:
             if "kill" not in seen:
+                assert timeout == 5.0
                 raise subprocess.TimeoutExpired("it", timeout or 0.0)
             seen.append("waited for")
             return -9
