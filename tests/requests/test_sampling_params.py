@@ -189,3 +189,8 @@ def test_number_just_beyond_its_bounds_is_refused_wherever_it_comes_from(name):
             with pytest.raises(InvalidRequest) as caught:
                 make(**{name: beyond}).check(vocab_size=10)
             assert caught.value.param == name
+
+
+def test_of_several_token_ids_out_of_range_the_lowest_is_named():
+    with pytest.raises(InvalidRequest, match=r"stop_token_ids: token id -1 is not in 0\.\.9"):
+        SamplingParams(stop_token_ids=(99, -1, 5)).check(vocab_size=10)

@@ -14,6 +14,7 @@ from forebay.route.exchange import Exchange, RoutedRequest, SentRequest, _outcom
 from forebay.route.generation import _end
 from forebay.route.router import Router
 from forebay.route.selection import Reason, Selected
+from forebay.route.upstream import Head
 from tests.server.conftest import CONFIG
 
 REQUEST = RoutedRequest(path="/v1/completions", headers={}, content=b"{}", select=Any, on_selected=Any)
@@ -35,6 +36,14 @@ class Upstream:
         raise Unavailable("closed the connection before its answer was complete")
 
 
+class Heads(Upstream):
+    """An upstream whose answer begins once `come` has a result."""
+
+    async def head(self) -> Any:
+        self.come: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
+        return await self.come
+
+
 class Pool:
     origin = Origin("http://127.0.0.1:1")
 
@@ -53,6 +62,12 @@ class Pool:
 def member(error: Unavailable | None = None, obstacle: str = "") -> Any:
     facts = {"bootstrap_port": 0, "in_flight": 0, "num_requests": 0, "obstacle": lambda now: obstacle}
     return SimpleNamespace(url="http://m", pool=Pool(error), proof=lambda *message: dict(message[2]), **facts)
+
+
+async def settled() -> None:
+    """Let all tasks run as far as they can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 def sent(of: Any) -> SentRequest:
@@ -104,6 +119,37 @@ def test_halves_are_drained_only_behind_a_whole_answer_of_a_client_that_waits(
     assert (prefill.in_flight, decode.in_flight, len(spawned)) == (drained, 0, drained)
     for work in spawned:
         work.close()
+
+
+def test_halves_prefill_that_refuses_first_is_the_answer_and_decode_s_is_awaited_no_longer() -> None:
+    refusal = Head(503, {})
+    prefill, decode = (SentRequest(member(), Heads()) for _ in range(2))  # type: ignore[arg-type]
+
+    async def answer() -> None:
+        waiting = asyncio.create_task(Exchange([prefill, decode]).answer())
+        await settled()
+        prefill.upstream.come.set_result(refusal)  # type: ignore[attr-defined]
+        assert await waiting == (prefill, refusal)
+        await settled()
+        assert decode.upstream.come.cancelled()  # type: ignore[attr-defined]
+
+    asyncio.run(answer())
+
+
+def test_halves_answer_is_decode_s_whatever_a_prefill_that_accepts_answers() -> None:
+    prefill, decode = (SentRequest(member(), Heads()) for _ in range(2))  # type: ignore[arg-type]
+    accepted = Head(200, {})
+
+    async def answer() -> None:
+        waiting = asyncio.create_task(Exchange([prefill, decode]).answer())
+        await settled()
+        prefill.upstream.come.set_result(accepted)  # type: ignore[attr-defined]
+        await settled()
+        assert not waiting.done()
+        decode.upstream.come.set_result(Head(400, {}))  # type: ignore[attr-defined]
+        assert await waiting == (decode, Head(400, {}))
+
+    asyncio.run(answer())
 
 
 def test_c27_halves_whose_answer_nobody_waits_for_any_more_end() -> None:
