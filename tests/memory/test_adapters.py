@@ -103,6 +103,17 @@ def test_without_a_free_slot_the_error_names_who_holds_them() -> None:
     assert refused.value.code == "adapter_slots_taken"
 
 
+def test_unknown_adapter_is_refused_with_the_first_20_names() -> None:
+    rig = Rig(num_slots=30)
+    for number in range(25):
+        rig.load(f"adapter-{number:02}")
+    with pytest.raises(NotFound) as refused:
+        rig.adapters.named("x" * 300)
+    assert refused.value.message == (
+        f"the adapter {'x' * 200!a} is not loaded; loaded are: " + ", ".join(f"adapter-{i:02}" for i in range(20))
+    )
+
+
 def test_replacing_without_a_free_slot_waits_for_the_users_of_the_old_one() -> None:
     """C8."""
     rig = Rig(num_slots=1)
